@@ -13,7 +13,7 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from revela.settings import OBJECTIVES, SECTIONS, described, flag_of, is_rare, presets
+from revela.settings import OBJECTIVES, SECTIONS, descriptions, flag_of, is_rare, presets
 
 DOCS = Path(__file__).parents[1] / "docs"
 HEAD = """# Settings
@@ -93,7 +93,7 @@ def objective_page(name: str) -> str:
 def table(section: str, kind: Any) -> list[str]:
     """Rows of Markdown: flag, default, what it does."""
     rows = ["| flag | default | |", "|---|---|---|"]
-    texts, hints = described(kind), get_type_hints(kind)
+    texts, hints = descriptions(kind), get_type_hints(kind)
     for item in dataclasses.fields(kind):
         flag = flag_of(section, item.name).replace("_", "-")
         key = f" (`{item.name}`)" if flag_of(section, item.name) != item.name else ""

@@ -21,9 +21,9 @@ from revela.groups.dataset import TrainingSet, default_queries_file
 from revela.settings import (
     OBJECTIVES,
     Recipe,
+    build_recipe,
     fields_of,
     flag_of,
-    merged,
     objective_class,
     presets,
     read_recipe,
@@ -593,6 +593,7 @@ def test_one_of_several_processes_is_refused(
 
 def test_compare_deletes_nothing_that_it_did_not_make(tmp_path):
     from revela.evaluation.compare import compare
+    from revela.training.record import UNKNOWN
 
     mine = tmp_path / "gated-0" / "notes.md"
     mine.parent.mkdir()
@@ -606,8 +607,7 @@ def test_compare_deletes_nothing_that_it_did_not_make(tmp_path):
             tmp_path,
             seeds=[0],
             points=1,
-            corpus="",
-            command="",
+            provenance=UNKNOWN,
         )
     assert mine.read_text() == "mine"
 
@@ -708,7 +708,7 @@ def test_a_recipe_of_odd_values_is_refused(tmp_path, toml, message):
     file.write_text(toml)
     with pytest.raises(RevelaError, match=message):
         settings, _ = read_recipe(file)
-        merged("", settings, {})
+        build_recipe("", settings, {})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")

@@ -13,7 +13,7 @@ from conftest import make_rows
 from revela import Retriever, RevelaError
 from revela.retriever.fit import WORDS_TO_VECTORS
 from revela.retriever.load import load_encoder
-from revela.training import train_table as training
+from revela.training import word_table as training
 from tests.collection_folder import write_lines
 
 SMALL = ("--layers", "2", "--precision", "fp32")

@@ -42,7 +42,7 @@ from revela.model_files import resolve
 from revela.retriever.build import untrained_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.settings import Recipe
-from revela.training.train_table import tables
+from revela.training.word_table import tables
 from revela.types import Document, Encoder, evenly_spaced
 
 LM, MINILM = "embedded:smollm2-135m", "embedded:minilm-l6"

@@ -84,7 +84,7 @@ def save_untrained(
     from revela.retriever.save import save_retriever
     from revela.settings import Recipe
     from revela.silence import silence_libraries
-    from revela.training.train_table import row_trainer
+    from revela.training.word_table import row_trainer
 
     silence_libraries()
     fit = settings.get("fit", False)

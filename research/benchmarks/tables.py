@@ -25,7 +25,7 @@ from revela.evaluation.evaluate import load_collection, outcomes
 from revela.index.language import Analyzer
 from revela.model_files import resolve
 from revela.retriever.static_from_words import build_word_table
-from revela.training.train_table import texts_of, train_table
+from revela.training.word_table import texts_of, train_table
 from revela.types import Document
 
 COLUMNS = ["BM25", "begun", "+ BM25", "trained", "+ BM25"]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from revela.evaluation.choose_model import Kind
     from revela.evaluation.label_free import HeldOutCheck
     from revela.groups.dataset import TrainingSet
-    from revela.training.train import Outcome
+    from revela.training.outcome import Outcome
 
 log = logging.getLogger(__name__)
 TRAINABLE: tuple[Kind, ...] = ("embedder", "fit")
@@ -200,9 +200,10 @@ def train(
     from revela.distributed import from_rank_zero, is_rank_zero, joined
     from revela.evaluation.choose_model import candidates_of, choose_model
     from revela.groups.dataset import TrainingSet
-    from revela.training.record import model_of_run
+    from revela.training.check_settings import check_recipe
+    from revela.training.checks import NO_CHECKS, CheckPlan
+    from revela.training.record import Provenance, model_of_run
     from revela.training.train import train as run
-    from revela.training.validate import check_recipe
 
     with joined():
         check_recipe(recipe, out, resume)  # before a language model writes questions
@@ -211,20 +212,21 @@ def train(
             recipe, names = recipe.replace(model=model_of_run(out)), None
         if names is not None:
             candidates_of(names, TRAINABLE)
+        plan = NO_CHECKS
         if is_rank_zero():
             data, check = read_training_set(recipe, corpus)
-            checked: dict[str, Any] = dict(check=check if check.tasks else None, bm25=check.bm25())
+            plan = CheckPlan(check if check.tasks else None, check.bm25())
         else:
-            data, checked = TrainingSet.read(recipe, corpus), {}
+            data = TrainingSet.read(recipe, corpus)
         if names is not None:
             how: dict[str, Any] = dict(kinds=TRAINABLE, recipe=recipe)
             chosen = from_rank_zero(
                 lambda: choose_model(data.documents, names, **how).candidate.model
             )
             recipe = recipe.replace(model=chosen)
-        checked |= dict(corpus=", ".join(map(str, corpus)), command=command)
-        outcome = run(recipe, data, out, resume=resume, **checked)
-        bm25 = from_rank_zero(lambda: checked["bm25"])
+        provenance = Provenance(", ".join(map(str, corpus)), command)
+        outcome = run(recipe, data, out, plan=plan, provenance=provenance, resume=resume)
+        bm25 = from_rank_zero(lambda: plan.bm25)
     systems = {
         "BM25": bm25,
         "untrained": outcome.untrained,

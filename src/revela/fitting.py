@@ -154,7 +154,7 @@ def _fit_layers(
     from revela.retriever.encode import RetrieverEncoder
     from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
     from revela.retriever.prune import prune as drop_unused_tokens
-    from revela.training.train_table import row_trainer
+    from revela.training.word_table import row_trainer
 
     recipe, scores = data.recipe, dict[str, dict[str, float]]()
     model = untrained_retriever(recipe, folder, data.documents).to(compute_device())
@@ -183,7 +183,7 @@ def _fit_table(
     """A table of the words of all documents, trained on those that are not held out; or as it was
     before training, if the check finds that better.
     """
-    from revela.training import train_table as training
+    from revela.training import word_table as training
 
     recipe, scores = data.recipe, dict[str, dict[str, float]]()
     start = time.monotonic()

@@ -97,17 +97,18 @@ def test_mteb_draws_from_the_tasks_corpus(contextual, collections, read, tmp_pat
 
 def test_a_judge_reads_each_collection(contextual, collections, read, tmp_path, monkeypatch):
     from revela.evaluation import compare as comparison
+    from revela.training.record import UNKNOWN
 
     encoder, judged = load_encoder(contextual, "fp32"), []
 
-    def stop(*_, judge, **__):
-        judged.append(judge(encoder))
+    def stop(*_, plan, **__):
+        judged.append(plan.judge(encoder))
         raise RevelaError("stop")
 
     monkeypatch.setattr(comparison, "train", stop)
     recipe = Recipe.of("gated", max_minutes=0, max_steps=1)
     data = SimpleNamespace(replace=lambda recipe, lazy_queries: None)
-    rest = dict(seeds=[0], points=1, corpus="", command="")
+    rest = dict(seeds=[0], points=1, provenance=UNKNOWN)
     with pytest.raises(RevelaError, match="stop"):
         comparison.compare(
             {"a": recipe},

@@ -15,7 +15,7 @@ from revela.lm.heads import candidate_scores
 from revela.lm.language_model import LanguageModel
 from revela.lm.prompts import QUESTION
 from revela.objectives.attention_distillation import AttentionLoss
-from revela.objectives.distillation import Start, zscore
+from revela.objectives.distillation import InitialRetriever, zscore
 
 DOCUMENTS = [-1, 0, 0, 0, -1, 1, 1, -1, 2, 2, 2, 2, -1]  # of each group's text
 HEADS = [(2, 3), (0, 1), (2, 0)]
@@ -28,7 +28,9 @@ def first(side, count):
 
 def build_loss(model, start=contextlib.nullcontext, **changes):
     settings = dict(tau=0.2, group_size=3) | changes
-    return AttentionLoss(model, LanguageModel(build("sdpa")), HEADS, Start(start), **settings)
+    return AttentionLoss(
+        model, LanguageModel(build("sdpa")), HEADS, InitialRetriever(start), **settings
+    )
 
 
 def build(attention: str) -> LlamaForCausalLM:
@@ -121,8 +123,8 @@ def test_loss_and_gradient_equal_the_naive_loop(retriever_batch):
     for group, questions in ((0, [(0, 0), (1, 1)]), (1, [(2, 3)])):
         found = []
         for q, row in questions:
-            attended = sum(z(scores) for scores in naive_scores(prompt, tail, group, row))
-            target = (2.0 * z(z(attended) + z(cosines(began, q, group).detach()))).softmax(0)
+            head_scores = sum(z(scores) for scores in naive_scores(prompt, tail, group, row))
+            target = (2.0 * z(z(head_scores) + z(cosines(began, q, group).detach()))).softmax(0)
             predicted = (cosines(model, q, group) / 0.2).softmax(0)
             found.append(sum(t * (t / p).log() for t, p in zip(target, predicted, strict=True)))
         by_group.append(torch.stack(found).mean())

@@ -11,7 +11,7 @@ import torch
 from conftest import Embed, tiny_retriever
 from revela.objectives import distillation
 from revela.objectives.base import BuildContext, ChunkBatches, RetrieverLoss
-from revela.objectives.distillation import Start
+from revela.objectives.distillation import InitialRetriever
 from revela.retriever.tokens import halves
 from revela.settings import Recipe
 
@@ -99,7 +99,7 @@ def tokenized(*texts):
 
 def test_the_start_has_no_dropout_and_training_goes_on_with_it():
     objective, texts = RetrieverLoss(Noisy(), tau=1.0), tokenized([5, 6], [7, 8])
-    start = Start(contextlib.nullcontext)
+    start = InitialRetriever(contextlib.nullcontext)
     found = [start.unit(objective, texts) for _ in range(2)]
     want = torch.nn.functional.normalize(Embed()(texts)["sentence_embedding"], dim=1)
     assert torch.equal(found[0], want) and torch.equal(found[1], want)
@@ -109,7 +109,10 @@ def test_the_start_has_no_dropout_and_training_goes_on_with_it():
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_text_is_read_once_for_the_start_whatever_is_beside_it(keep):
-    objective, start = RetrieverLoss(Embed(), tau=1.0), Start(contextlib.nullcontext, keep)
+    objective, start = (
+        RetrieverLoss(Embed(), tau=1.0),
+        InitialRetriever(contextlib.nullcontext, keep),
+    )
     first = start.unit(objective, tokenized([5, 6], [7, 8], [9, 10]))
     objective.model.table.weight.data.neg_()  # so that reading again shows
     again = start.unit(objective, tokenized([9, 10], [5, 6]))
@@ -119,8 +122,11 @@ def test_a_text_is_read_once_for_the_start_whatever_is_beside_it(keep):
 
 
 def test_no_more_vectors_of_the_start_are_kept_than_there_is_room_for(monkeypatch):
-    monkeypatch.setattr(distillation, "KEPT", 8 * 2)
-    objective, start = RetrieverLoss(Embed(), tau=1.0), Start(contextlib.nullcontext, keep=True)
+    monkeypatch.setattr(distillation, "MAX_CACHED", 8 * 2)
+    objective, start = (
+        RetrieverLoss(Embed(), tau=1.0),
+        InitialRetriever(contextlib.nullcontext, cache=True),
+    )
     for i in range(3, 9):
         start.unit(objective, tokenized([i, i + 1]))
-    assert len(start.kept) == 2
+    assert len(start.cached) == 2

@@ -153,7 +153,7 @@ def test_null_contexts(tiny_lm_folder):
         assert contextual(sides).item() != pytest.approx(losses[-1], abs=1e-9)
     with torch.no_grad():
         retriever = ContextualRetriever(model)
-        retriever.read_context(first.null_JD, first.null_JD)
+        retriever.set_context(first.null_JD, first.null_JD)
         expected = ContrastiveLoss(retriever, tau=TAU)(sides[:2]).item()
     assert losses == pytest.approx([expected] * 2, abs=1e-12)
     with torch.no_grad():

@@ -10,9 +10,9 @@ import torch
 from conftest import Embed
 from revela.objectives.contrastive import (
     ContrastiveLoss,
-    compared,
+    comparison_mask,
     info_nce,
-    true_negatives,
+    true_negative_mask,
 )
 from revela.objectives.gradcache import detached_backward
 from revela.queries.from_text import query_hash
@@ -32,7 +32,7 @@ def unit(model, *sides):
 def allowed(target, group_size, number=None):
     """What 6 passages let a query be compared with; a group_size of 0: all are one group."""
     group = torch.arange(6) // (group_size or 6)
-    return compared(target, group, torch.arange(6) if number is None else number)
+    return comparison_mask(target, group, torch.arange(6) if number is None else number)
 
 
 def test_info_nce_by_hand():
@@ -91,7 +91,7 @@ def test_false_negatives_leave_the_denominator(group_size):
 
 def test_a_copy_of_the_own_passage_is_no_negative_and_the_own_one_stays():
     near = torch.eye(3)[[0, 0, 1, 2]]
-    kept = true_negatives(torch.eye(3)[[0, 1]], near, torch.tensor([0, 2]))
+    kept = true_negative_mask(torch.eye(3)[[0, 1]], near, torch.tensor([0, 2]))
     assert kept.tolist() == [[True, False, True, True], [True, True, True, True]]
 
 

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 from conftest import Embed, moved_since_it_began, tiny_config, train_by_sgd
 from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
-from revela.objectives.distillation import Start
+from revela.objectives.distillation import InitialRetriever
 from revela.objectives.gains import GainsLoss
 from revela.objectives.revela import gates_in_upper_layers
 
@@ -47,8 +47,8 @@ def build(lm, model=None, start=None, **changes):
         gates_LH=gates_in_upper_layers(lm, 0.5, 2),
         group_size=SIZE,
     )
-    start = start or Start(contextlib.nullcontext)
-    return GainsLoss(model or Embed().double(), lm, start=start, **(settings | changes))
+    start = start or InitialRetriever(contextlib.nullcontext)
+    return GainsLoss(model or Embed().double(), lm, initial=start, **(settings | changes))
 
 
 def test_gains_are_finite_differences_of_the_loss_at_equal_weights(lm):
@@ -84,7 +84,7 @@ def test_gains_are_finite_differences_of_the_loss_at_equal_weights(lm):
 def test_loss_and_gradient_equal_the_naive_loop(lm, retriever_batch):
     query, passage, chunk = sides()
     model, began, at_start = moved_since_it_began()
-    objective = build(lm, model, Start(at_start), retriever_batch=retriever_batch)
+    objective = build(lm, model, InitialRetriever(at_start), retriever_batch=retriever_batch)
     loss = objective([query, passage, chunk])
     fast = torch.autograd.grad(loss, model.table.weight)[0]
     gains = objective.gains(lm.pack(chunk["input_ids"], chunk["attention_mask"])).double()

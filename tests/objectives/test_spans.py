@@ -18,7 +18,7 @@ from conftest import make_rows, tiny_retriever
 from revela.errors import RevelaError
 from revela.lm.encoder_decoder import new_encoder_decoder
 from revela.objectives.base import BuildContext
-from revela.objectives.spans import NO_TARGET, corrupt, num_noise_spans, random_parts
+from revela.objectives.spans import IGNORED, corrupt, num_noise_spans, random_parts
 from revela.retriever.encode import without_padding
 from revela.retriever.lora import add_lora
 from revela.settings import Recipe
@@ -122,7 +122,7 @@ def test_a_batch_is_a_run_of_each_row_and_the_same_for_the_same_epoch(folder):
     names = ("text_input_ids", "target_ids", "text_attention_mask")
     for given_row, ids, target, mask in zip(rows, *(batch[n] for n in names), strict=True):
         read = ids[mask.bool()].tolist()
-        wanted = target[target != NO_TARGET].tolist()
+        wanted = target[target != IGNORED].tolist()
         assert read.pop() == wanted.pop() == tokenizer.eos_token_id
         signed = ([sentinels.get(i, i) for i in some] for some in (read, wanted))
         run, _ = put_back(*signed)
@@ -144,7 +144,7 @@ def test_the_loss_is_that_of_the_stock_model(folder):
     stock = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
     total, count = 0.0, 0
     for ids, mask, target in zip(*batch.values(), strict=True):
-        target = target[target != NO_TARGET][None]
+        target = target[target != IGNORED][None]
         logits = stock(input_ids=ids[mask.bool()][None], labels=target).logits
         total += F.cross_entropy(logits[0], target[0], reduction="sum").item()
         count += target.numel()

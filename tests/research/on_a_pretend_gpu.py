@@ -24,7 +24,7 @@ from revela.device import autocast, sent
 from revela.lm.heads import probe_heads, score_query_heads
 from revela.lm.language_model import LanguageModel
 from revela.objectives.attention_distillation import AttentionLoss
-from revela.objectives.distillation import Start
+from revela.objectives.distillation import InitialRetriever
 from revela.objectives.dream import DreamLoss
 from revela.objectives.gains import GainsLoss
 from revela.objectives.replug import ReplugLoss
@@ -85,11 +85,11 @@ def objective(name: str, device: torch.device) -> dict[str, Any]:
     prompt["document"] = torch.tensor([document] * 2)
     tail["role"] = torch.tensor([[0, 1, 1, 1, 1, 1]] * 5)
     tail["group"] = torch.tensor([0, 0, 0, 1, 1])
-    start, shared = Start(nullcontext, keep=True), dict(tau=0.2, group_size=3)
+    start, shared = InitialRetriever(nullcontext, cache=True), dict(tau=0.2, group_size=3)
     gated = dict(gates_LH=gates_in_upper_layers(lm, 0.5, 2))
     heads = [(2, 3), (0, 1), (2, 0)]
     if name == "gains":
-        more: Any = dict(start=start)
+        more: Any = dict(initial=start)
         # Standard scores of two candidates say only which is greater, if equal by rounding.
         more["group_size"] = 6
         loss_of: Any = GainsLoss(Embed(), lm, **gated, **{**shared, **more})

@@ -29,6 +29,7 @@ from revela.objectives import find_heads
 from revela.settings import Recipe
 from revela.settings.objectives import InBatch
 from revela.training import train as run
+from revela.training.checks import CheckPlan
 from revela.training.loop import BatchReader
 from revela.training.metrics import Progress
 from tests import test_records
@@ -92,7 +93,7 @@ def trained(name: str, lm: Path, out: Path) -> dict[str, Any]:
     first = 0.3 if "gate_heads" in RUNS[name] else InBatch.gate_first_layer  # as for the records
     with watched(counted), mock.patch.object(InBatch, "gate_first_layer", first):
         for resume in (False, True):
-            run.train(recipe, documents, out / "run", check=check, resume=resume)
+            run.train(recipe, documents, out / "run", plan=CheckPlan(check), resume=resume)
     rows = list(map(json.loads, (out / "run" / "metrics.jsonl").read_text().splitlines()))
     steps = [row for row in rows if "loss" in row]
     found = {what: [row[what] for row in steps] for what in ("loss", "grad_norm")}

@@ -33,6 +33,7 @@ from revela.errors import RevelaError
 from revela.groups.store import GroupFolder
 from revela.settings import Recipe
 from revela.training.checkpoint import trainable_state
+from revela.training.checks import CheckPlan
 from revela.training.loop import BatchReader
 from revela.training.metrics import Progress
 
@@ -102,7 +103,8 @@ def run(case: dict[str, Any]) -> None:
                 groups = case["groups"]
                 source = GroupFolder(Path(groups[rank] if isinstance(groups, list) else groups))
                 recipe, resume = Recipe.of(**case["settings"]), case.get("resume", False)
-                training.train(recipe, source, out, check=checked(case), resume=resume)
+                plan = CheckPlan(checked(case))
+                training.train(recipe, source, out, plan=plan, resume=resume)
         except (RevelaError, ZeroDivisionError) as error:
             seen["error"] = str(error)
     save_file(seen.pop("tensors"), out.with_name(f"{out.name}-{rank}.safetensors"))

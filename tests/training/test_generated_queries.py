@@ -23,6 +23,7 @@ from revela.queries import generated as query_lm
 from revela.queries.generated import GeneratedQueries, QueryFile, QueryLM
 from revela.settings import Recipe, presets
 from revela.training.metrics import Progress
+from revela.training.record import UNKNOWN
 from revela.training.train import train
 from revela.types import Document
 
@@ -205,7 +206,7 @@ def test_runs_that_are_compared_for_the_same_time_find_their_queries(
     recipe = recipe.replace(max_minutes=minutes)
     data = TrainingSet(recipe.replace(**presets()["crop"]), DOCUMENTS, queries_file=tmp_path / "q")
     check = SimpleNamespace(tasks=[None], bm25=dict)
-    given = dict(seeds=[0], points=1, corpus="", command="")
+    given = dict(seeds=[0], points=1, provenance=UNKNOWN)
     with pytest.raises(ZeroDivisionError):
         comparison.compare({"one": recipe}, lambda _: (data, check), [], tmp_path / "out", **given)
     assert bool(asked) != late

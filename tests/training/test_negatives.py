@@ -23,6 +23,7 @@ from revela.objectives.contrastive import ContrastiveLoss, QueryBatches
 from revela.queries.from_text import query_hash
 from revela.retriever.build import load_retriever
 from revela.settings import InfoNCE, Recipe, presets
+from revela.training.checks import CheckPlan
 from revela.training.loop import sides
 from revela.training.metrics import Progress
 from revela.training.negatives import Negatives
@@ -322,7 +323,7 @@ def test_training_on_judged_pairs(recipe, tmp_path, rounds):
         assert encoder.model.max_seq_length == 40
         return {"task": 0.0}
 
-    train(recipe, DOCUMENTS, tmp_path / "out", check=check)
+    train(recipe, DOCUMENTS, tmp_path / "out", plan=CheckPlan(check))
     assert len(losses(tmp_path / "out")) == 6
     mined = [(row, i) for _, drawn in rounds for row, *some in drawn.tolist() for i in some]
     assert any(chunks[i].document >= 12 for _, i in mined if i >= 0)

@@ -26,7 +26,7 @@ from revela.errors import RevelaError
 from revela.groups.build import build_groups
 from revela.retriever.build import load_retriever
 from revela.settings import OBJECTIVES, Recipe, presets
-from revela.training.validate import check_recipe
+from revela.training.check_settings import check_recipe
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="two processes need two GPUs")
 

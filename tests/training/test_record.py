@@ -15,17 +15,16 @@ from revela.settings import Recipe
 from revela.training.record import (
     FREE_WHEN_DONE,
     RUN_FILE,
-    check_another,
+    check_same_run,
     checkpoint_to_resume,
-    remove_begun,
-    settings_of,
+    remove_unstarted,
     write_record,
 )
 from revela.types import Chunk, Document
 
 
 def settings(**changes):
-    return settings_of(Recipe.of(**{"matryoshka": (8,), **changes}))
+    return Recipe.of(**{"matryoshka": (8,), **changes}).to_dict()
 
 
 @pytest.fixture
@@ -56,27 +55,27 @@ def test_something_else_is_refused(begun, changes, digest, message):
 
 
 def test_a_finished_run_is_done_with_its_own_limits_only(begun):
-    check_another(settings(save_every=1), "one", begun, FREE_WHEN_DONE)
+    check_same_run(settings(save_every=1), "one", begun, FREE_WHEN_DONE)
     message = r"other settings \(max_minutes\): give the same, or another --out"
     with pytest.raises(RevelaError, match=message):
-        check_another(settings(max_minutes=1.0), "one", begun, FREE_WHEN_DONE)
+        check_same_run(settings(max_minutes=1.0), "one", begun, FREE_WHEN_DONE)
 
 
 def test_only_what_a_run_began_is_removed(begun):
     (begun / "notes.md").write_text("mine")
     with pytest.raises(RevelaError, match=r"has a notes\.md that no run wrote"):
-        remove_begun(begun)
+        remove_unstarted(begun)
     (begun / "notes.md").unlink()
-    remove_begun(begun)
+    remove_unstarted(begun)
     assert not begun.exists()
-    remove_begun(begun)
+    remove_unstarted(begun)
     for content in (None, "[]", '{"name": "another tool"}', "no JSON"):
         begun.mkdir(exist_ok=True)
         (begun / "metrics.jsonl").write_text("")
         if content is not None:
             (begun / RUN_FILE).write_text(content)
         with pytest.raises(RevelaError, match=r"holds no run of revela"):
-            remove_begun(begun)
+            remove_unstarted(begun)
 
 
 def test_a_corpus_is_known_by_its_texts():

@@ -32,9 +32,10 @@ from revela.retriever.load import load_encoder
 from revela.settings import OBJECTIVES as NAMES
 from revela.settings import InBatch, Recipe, objective_class, presets
 from revela.training.checkpoint import load_checkpoint, save_checkpoint, saved_checkpoints
+from revela.training.checks import CheckPlan
 from revela.training.loop import BatchReader
 from revela.training.metrics import Budget, Progress
-from revela.training.record import output_folder, settings_of
+from revela.training.record import Provenance, output_folder
 from revela.training.train import train
 from revela.types import Document
 
@@ -180,9 +181,8 @@ def test_only_the_transformer_is_under_bf16_autocast(recipe, documents, tmp_path
 
     hook = torch.nn.modules.module.register_module_forward_pre_hook(note)
     try:
-        train(
-            recipe.replace(precision="bf16", max_steps=1), documents, tmp_path / "out", check=check
-        )
+        recipe = recipe.replace(precision="bf16", max_steps=1)
+        train(recipe, documents, tmp_path / "out", plan=CheckPlan(check))
     finally:
         hook.remove()
     rest = [modules.Pooling, modules.Dense, modules.WordWeights, modules.WordEmbeddings]
@@ -273,7 +273,7 @@ def test_the_state_with_the_best_check_is_saved(recipe, documents, tmp_path):
     ]
     for keep, scores, kept in cases:
         out = tmp_path / f"{keep}-{kept}"
-        outcome = train(recipe.replace(keep=keep), documents, out, check=Scripted(scores))
+        outcome = train(recipe.replace(keep=keep), documents, out, plan=CheckPlan(Scripted(scores)))
         assert (outcome.kept, outcome.steps) == (kept, 6)
         assert outcome.after == {"task": scores[1 + kept // 3]}
         saved, start, end = (
@@ -308,18 +308,18 @@ def test_a_resumed_run_remembers_the_best_state_and_what_it_was_begun_with(
     """And run.json says so."""
     recipe = recipe.replace(check_every=2, save_every=1, learning_rate=1e-2)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    train(recipe, documents, whole, check=Scripted([0, 0.1, 0.5, 0.3, 0.2]))
-    told = {"corpus": "a folder", "bm25": {"task": 0.4}}
-    first, second = (dict(told, command=f"revela train {which}") for which in ("once", "twice"))
+    train(recipe, documents, whole, plan=CheckPlan(Scripted([0, 0.1, 0.5, 0.3, 0.2])))
+    first, second = (Provenance("a folder", f"revela train {which}") for which in ("once", "twice"))
+    plan, later = (CheckPlan(Scripted(s), {"task": 0.4}) for s in ([0, 0.1, 0.5], [0, 0.3, 0.2]))
     with pytest.raises(ZeroDivisionError), pytest.MonkeyPatch.context() as patch:
         patch.setattr(ChunkBatches, "__call__", dying_after(3, ChunkBatches.__call__))
-        train(recipe, documents, broken, check=Scripted([0, 0.1, 0.5]), **first)
-    check = Scripted([0, 0.3, 0.2])
-    assert train(recipe, documents, broken, check=check, resume=True, **second).kept == 2
+        train(recipe, documents, broken, plan=plan, provenance=first)
+    again = train(recipe, documents, broken, plan=later, provenance=second, resume=True)
+    assert again.kept == 2
     assert_same_tensors(whole, broken)
     run = json.loads((broken / "run.json").read_text())
     about = run.pop("about")
-    assert run == settings_of(recipe)
+    assert run == recipe.to_dict()
     assert about["command"] == "revela train once" and about["corpus"] == "a folder"
     assert (about["documents"], about["bm25"]) == (len(documents), {"task": 0.4})
     assert about["chunks"] > about["groups"] > 0
@@ -527,7 +527,8 @@ def test_metrics_go_to_a_tracker(recipe, documents, tmp_path, monkeypatch):
     monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "tensorboard", Tracker)
     recipe = recipe.replace(max_steps=2, track="tensorboard", matryoshka=(8,))
     out = tmp_path / "out"
-    train(recipe, documents, out, check=Scripted([0, 0.1, 0.5]), judge=Scripted([0.2, 0.3]))
+    plan = CheckPlan(Scripted([0, 0.1, 0.5]), judge=Scripted([0.2, 0.3]))
+    train(recipe, documents, out, plan=plan)
     name, settings, *lines, end = tracked
     assert name == ("revela", str(out / "tracker")) and (settings, end) == (8, "finished")
     steps = losses(out)
@@ -628,7 +629,7 @@ def test_two_runs_do_not_write_to_one_folder(recipe, documents, tmp_path):
             train(recipe, documents, out)
         return {"task": 0.0}
 
-    train(recipe.replace(max_steps=1), documents, out, check=check)
+    train(recipe.replace(max_steps=1), documents, out, plan=CheckPlan(check))
     assert (out / "modules.json").is_file() and not list(out.glob(".*"))
 
 

@@ -49,18 +49,19 @@ def compare(
     from revela.api import read_training_set
     from revela.distributed import check_single_process
     from revela.evaluation.compare import compare as run
+    from revela.training.record import Provenance
 
     check_single_process()
-    found = run(
+    comparison = run(
         recipes_of(presets, recipe_file, given),
         partial(read_training_set, corpus=corpus),
         on,
         out,
         seeds=seeds,
         points=points,
-        corpus=", ".join(map(str, corpus)),
-        command=command_line(),
+        provenance=Provenance(", ".join(map(str, corpus)), command_line()),
     )
-    start = next(iter(found.curves.values()))[0].judged
-    ends = {label: curve[-1].judged for label, curve in found.curves.items()}
-    print_scores("nDCG@10 at the end", found.bm25, {"BM25": found.bm25, "start": start, **ends})
+    bm25, curves = comparison.bm25, comparison.curves
+    start = next(iter(curves.values()))[0].judged
+    ends = {label: curve[-1].judged for label, curve in curves.items()}
+    print_scores("nDCG@10 at the end", bm25, {"BM25": bm25, "start": start, **ends})

@@ -20,13 +20,13 @@ from revela.settings import (
     SECTIONS,
     Objective,
     Recipe,
+    build_recipe,
     check_unread,
-    described,
+    descriptions,
     fields_of,
     flag_of,
     is_rare,
-    merge,
-    merged,
+    merge_settings,
     presets,
     read_recipe,
 )
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Corpus = Annotated[list[Path], Parameter(negative=())]
 
 
-def check_addresses(_type: object, path: Path | None) -> None:
+def check_out(_type: object, path: Path | None) -> None:
     """Folders are locked, renamed and synchronised, which object stores cannot do.
 
     Raises:
@@ -53,7 +53,7 @@ def check_addresses(_type: object, path: Path | None) -> None:
         )
 
 
-Out = Annotated[Path, Parameter(validator=check_addresses)]
+Out = Annotated[Path, Parameter(validator=check_out)]
 Several = Parameter(negative=(), consume_multiple=True)
 Preset = Annotated[str, Parameter(show_default=False)]
 RecipeFile = Annotated[Path | None, Parameter(name="--recipe")]
@@ -143,7 +143,7 @@ def _flag(section: str, kind: Any, item: dataclasses.Field[Any], is_shown: bool)
     default = getattr(kind, item.name)
     default = " ".join(map(str, default)) if isinstance(default, tuple) else default
     about = Parameter(
-        help=f"{described(kind).get(item.name, '')} [default: {default}]".replace(
+        help=f"{descriptions(kind).get(item.name, '')} [default: {default}]".replace(
             " [default: ]", ""
         ),
         show=is_shown,
@@ -160,7 +160,7 @@ def _group(section: str) -> Group:
     return Group(title, sort_key=order.index(section) + 10)
 
 
-def check_recipe(corpus: Sequence[Path], out: Path | None) -> None:
+def check_paths(corpus: Sequence[Path], out: Path | None) -> None:
     """Refuse a corpus that does not exist, and a folder that is taken, before torch is imported."""
     if out is not None:
         check_free(out)
@@ -186,7 +186,7 @@ def recipe_of(preset: str, recipe_file: Path | None, given: Any) -> Recipe:
             f"{recipe_file} holds {len(variants)} variants ({', '.join(variants)}): "
             "train them by revela compare"
         )
-    return merged(preset, settings, given_settings(given))
+    return build_recipe(preset, settings, given_settings(given))
 
 
 def recipes_of(names: Sequence[str], recipe_file: Path | None, given: Any) -> dict[str, Recipe]:
@@ -200,7 +200,7 @@ def recipes_of(names: Sequence[str], recipe_file: Path | None, given: Any) -> di
     made = []
     for preset in names:
         for variant, changes in (variants or {"": {}}).items():
-            recipe, unread = merge(preset, {**settings, **changes}, given_settings(given))
+            recipe, unread = merge_settings(preset, {**settings, **changes}, given_settings(given))
             parts = (preset if len(names) > 1 or not variant else "", variant)
             name = "-".join(part for part in parts if part)
             if same := next((other for other, known in recipes.items() if known == recipe), None):

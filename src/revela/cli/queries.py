@@ -13,7 +13,7 @@ from revela.cli.flags import (
     Out,
     Preset,
     RecipeFile,
-    check_recipe,
+    check_paths,
     given_settings,
     recipe_of,
 )
@@ -73,7 +73,7 @@ def queries(
     recipe = recipe_of(preset if named else "infonce", recipe_file, given)
     if recipe.objective.reads != "queries":
         recipe = recipe.replace(objective="infonce")
-    check_recipe(corpus, None)
+    check_paths(corpus, None)
     from revela.groups.dataset import TrainingSet
     from revela.silence import silence_libraries
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from revela.cli.flags import Corpus, Given, Out, Preset, RecipeFile, check_recipe, recipe_of
+from revela.cli.flags import Corpus, Given, Out, Preset, RecipeFile, check_paths, recipe_of
 from revela.cli.main import app
 from revela.cli.printing import command_line, print_scores
 from revela.silence import duration
@@ -49,7 +49,7 @@ def train(
     """
     if "RANK" not in os.environ:  # under torchrun one of the processes says it later
         recipe_of(preset, recipe_file, given)
-        check_recipe(corpus, None if resume else out)
+        check_paths(corpus, None if resume else out)
     from revela.api import train as run
     from revela.distributed import joined
 

@@ -284,7 +284,7 @@ def encoder_of(candidate: Candidate, data: TrainingSet) -> Encoder:
     from revela.retriever.encode import RetrieverEncoder
     from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
     from revela.retriever.load import load_encoder
-    from revela.training.train_table import row_trainer, tables
+    from revela.training.word_table import row_trainer, tables
 
     recipe, folder = data.recipe, resolve(candidate.model)
     if candidate.kind == "embedder":

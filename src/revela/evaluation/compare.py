@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from revela.errors import RevelaError
 from revela.evaluation.collection import load_collection
@@ -16,7 +17,13 @@ from revela.evaluation.results import COMPARISON, LINES, Comparison, CurvePoint,
 from revela.groups.dataset import TrainingSet
 from revela.index.contexts import Context
 from revela.settings import Corpus, Recipe
-from revela.training.record import FREE_WHEN_DONE, check_another, remove_begun, settings_of
+from revela.training.checks import CheckPlan
+from revela.training.record import (
+    FREE_WHEN_DONE,
+    Provenance,
+    check_same_run,
+    remove_unstarted,
+)
 from revela.training.train import train
 from revela.types import Encoder
 
@@ -33,20 +40,23 @@ def compare(
     *,
     seeds: Sequence[int],
     points: int,
-    corpus: str,
-    command: str,
+    provenance: Provenance,
 ) -> Comparison:
-    """Train each recipe with each seed, and score it at its start and after each of ``points``
-    equal parts.
+    """Train each recipe with each seed; score it at its start and after each of ``points`` parts.
 
-    A finished run of the same settings and documents is kept, and an interrupted one is resumed.
+    A finished run with the same settings and documents is kept, an interrupted one is resumed.
     compare.json is written after each run.
 
     Args:
-        read: gives the training set of a recipe and the label-free check beside it.
-        on: BEIR-layout folders to score on; nothing is selected by these scores.
+        recipes: by the name of the run.
+        read: recipe -> its training set and label-free check.
+        on: folders in BEIR layout to score on; these scores select nothing.
+        out: folder of the runs.
+        seeds: of each recipe.
+        points: scores after the start.
+        provenance: corpus and command, for the model cards.
     """
-    readings = _read_each(recipes, read)
+    data_by_corpus = _read_each(recipes, read)
     collections = [load_collection(folder) for folder in on]
 
     def judge(encoder: Encoder) -> dict[str, float]:
@@ -61,28 +71,19 @@ def compare(
     for seed, (name, recipe) in product(seeds, recipes.items()):
         folder = out / f"{name}-{seed}"
         recipe = recipe.replace(seed=seed)
-        begun = any((folder / "checkpoints").glob("checkpoint-*"))
-        data, check = readings[recipe.corpus]
-        # A run that is limited by time would spend it on queries, which later runs find written.
+        has_checkpoint = any((folder / "checkpoints").glob("checkpoint-*"))
+        data, check = data_by_corpus[recipe.corpus]
+        # Under a time limit the first run would pay for queries that later runs find written.
         own = data.replace(recipe, lazy_queries=not recipe.training.max_minutes)
-        if (folder / "modules.json").is_file() and not begun:
-            check_another(settings_of(recipe), own.fingerprint, folder, FREE_WHEN_DONE)
+        if (folder / "modules.json").is_file() and not has_checkpoint:
+            check_same_run(recipe.to_dict(), own.fingerprint, folder, FREE_WHEN_DONE)
         else:
             log.info(f"== {name}, seed {seed}")
-            if not begun:
-                remove_begun(folder)
-            outcome = train(
-                recipe,
-                own,
-                folder,
-                check=check,
-                bm25=check.bm25(),
-                corpus=corpus,
-                command=command,
-                resume=begun,
-                judge=judge,
-                points=points,
-            )
+            if not has_checkpoint:
+                remove_unstarted(folder)
+            plan = CheckPlan(check, check.bm25(), judge, points)
+            given: Any = dict(plan=plan, provenance=provenance, resume=has_checkpoint)
+            outcome = train(recipe, own, folder, **given)
             if outcome.interrupted:
                 raise RevelaError(f"stopped in {folder}: run the same command again to resume")
         comparison.curves[f"{name}, seed {seed}"] = _curve(folder)
@@ -91,21 +92,21 @@ def compare(
 
 
 def _read_each(recipes: Mapping[str, Recipe], read: Callable[[Recipe], Data]) -> dict[Corpus, Data]:
-    """The data of every way in which the recipes read the corpus."""
-    readings: dict[Corpus, Data] = {}
+    """The data of each distinct [corpus] section."""
+    data: dict[Corpus, Data] = {}
     for name, recipe in recipes.items():
-        if recipe.corpus not in readings:
-            readings[recipe.corpus] = read(recipe)
-        if not readings[recipe.corpus][1].tasks:
+        if recipe.corpus not in data:
+            data[recipe.corpus] = read(recipe)
+        if not data[recipe.corpus][1].tasks:
             raise RevelaError(
                 f"{name}: runs are compared beside the label-free check, and too few documents are "
                 "held out for one: raise --held-out, or add text"
             )
-    return readings
+    return data
 
 
 def _curve(folder: Path) -> list[CurvePoint]:
-    """The judged scores of a run, from its metrics.jsonl."""
+    """The judged scores in a run's metrics.jsonl."""
     rows = [json.loads(line) for line in (folder / LINES).read_text().splitlines()]
     judged = [row for row in rows if "judged" in row]
     return [CurvePoint(row["minutes"], row["tokens_read"], row["judged"]) for row in judged]

@@ -1,1 +1,1 @@
-"""What a retriever learns from, a file each; settings/objectives.py has the list."""
+"""The objectives, one per file; settings/objectives.py lists them."""

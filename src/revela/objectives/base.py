@@ -1,8 +1,7 @@
-"""What objectives share: the parts they are built from, the retriever's two sides of a batch, and
-cosines per group with a temperature.
+"""What objectives share: what they are built from, batches of chunks, cosines per group.
 
-An objective is one file: its settings (a frozen dataclass, ``settings.Objective``), its batches and
-its loss. docs/objectives.md shows how to write one.
+An objective is one file with its batches and its loss; its settings are a frozen dataclass,
+``settings.Objective``. docs/objectives.md shows how to write one.
 
 Shapes: N texts of a batch, n of one of its groups, D width of a vector.
 """
@@ -42,33 +41,33 @@ class BuildContext:
     "The retriever, a SentenceTransformer."
     documents: Sequence[Document]
     rows: ArrowList[Chunk]
-    "What groups are made of; without their queries where ``written`` has these."
+    "What groups are made of; without queries if ``written`` has them."
     device: torch.device
     bf16: bool
     count: Callable[[int], None] = lambda tokens: None
-    "Called with the number of tokens that the retriever reads, per side of a batch."
+    "Called with the number of tokens that the retriever reads, for each side of a batch."
     context_encoder: ContextEncoder | None = None
-    "Of a retriever with slots for a context."
+    "Only for a retriever that reads a context."
     corpora: Sequence[int] = ()
-    "Where corpora but the first begin: numbers of documents; a row's document counts on."
+    "First document of each corpus but the first; documents are numbered across corpora."
     relevant: Mapping[int, Collection[int]] = field(default_factory=dict)
-    "Documents that answer a query, by its number, where queries are judged."
+    "Documents that answer a judged query, by the query's hash."
     mined: Callable[[Sequence[Row]], Sequence[Sequence[int]]] | None = None
-    "For each row of a batch, other rows that are mined as negatives of its query."
+    "Rows of a batch -> mined negatives of each, as row indices."
     folder: Path = Path()
-    "What the retriever was opened from."
+    "Where the retriever was loaded from."
     written: GeneratedQueries | None = None
-    "Queries that are written as training comes to their chunks."
+    "Queries that a language model writes during training."
 
     @property
     def batching(self) -> dict[str, Any]:
-        """``group_size`` and ``retriever_batch``, as RetrieverLoss takes them."""
+        """``group_size`` and ``retriever_batch`` for RetrieverLoss."""
         recipe = self.recipe
         size, batch = recipe.groups.group_size, recipe.training.retriever_batch
         return {"group_size": size, "retriever_batch": batch}
 
     def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
-        """Both sides as the retriever reads them: query_input_ids, passage_input_ids and so on."""
+        """Tokenized queries and passages: query_input_ids, passage_input_ids and so on."""
         from revela.retriever.encode import passage_prompt_of, query_prompt_of
 
         batch: Batch = {}
@@ -84,13 +83,13 @@ class BuildContext:
 
 
 class RetrieverLoss(nn.Module):
-    """Base class of the losses: embeds texts, and compares those of a group by cosine.
+    """Base class of losses: embeds texts, and compares those of a group by cosine.
 
     Args:
-        model: the retriever; called on tokenized texts, gives ``sentence_embedding``.
+        model: the retriever; gives ``sentence_embedding`` of tokenized texts.
         tau: temperature of the cosines.
-        group_size: texts per group; a batch may hold several groups. 0: a batch is one group.
-        retriever_batch: texts per forward pass of the retriever; see gradcache.embed.
+        group_size: texts per group; a batch has one or more groups. 0: a batch is one group.
+        retriever_batch: texts per forward pass; see gradcache.embed.
     """
 
     def __init__(
@@ -110,46 +109,46 @@ class RetrieverLoss(nn.Module):
         return embed(self.model, side, self.retriever_batch)
 
     def unit(self, side: Side) -> Tensor:
-        """(N, D) vectors of tokenized texts, of length one."""
+        """(N, D) unit vectors of tokenized texts."""
         return F.normalize(self.embed(side), dim=-1)
 
     def groups(self, rows_N: Tensor) -> tuple[Tensor, ...]:
-        """The rows of each group of the batch."""
+        """The rows of a batch, split by group."""
         return torch.split(rows_N, self.group_size or len(rows_N))
 
     def places(self, count: int) -> list[slice]:
-        """Where each group is among the rows of the batch."""
+        """The slice of each group in a batch of ``count`` rows."""
         size = self.group_size or count
         return [slice(start, start + size) for start in range(0, count, size)]
 
     def cosines(self, query: Side, passage: Side) -> list[Tensor]:
-        """(n, n) cosines of each group's queries, in rows, and passages."""
+        """(n, n) cosines of each group: queries in rows, passages in columns."""
         return self.cosines_of(self.unit(query), self.unit(passage))
 
     def cosines_of(self, query_ND: Tensor, passage_ND: Tensor) -> list[Tensor]:
-        """``cosines`` of vectors of length one."""
+        """``cosines`` of unit vectors."""
         with torch.autocast(query_ND.device.type, enabled=False):
             pairs = zip(self.groups(query_ND), self.groups(passage_ND), strict=True)
             return [query_nD @ passage_nD.T for query_nD, passage_nD in pairs]
 
 
-def softmax_of_others(scores_nn: Tensor) -> Tensor:
-    """The softmax of each row over j != i; 0 on the diagonal, rows sum to 1."""
+def off_diagonal_softmax(scores_nn: Tensor) -> Tensor:
+    """Softmax of each row over j != i; 0 on the diagonal."""
     diagonal_nn = torch.eye(len(scores_nn), dtype=torch.bool, device=scores_nn.device)
     return scores_nn.masked_fill(diagonal_nn, -torch.inf).softmax(dim=-1)
 
 
 def off_diagonal(scores_nn: Tensor) -> Tensor:
-    """(n, n - 1): the rows without the diagonal; a GPU is not asked how many numbers there are."""
+    """(n, n - 1) rows without the diagonal, without a boolean mask, which a GPU would wait for."""
     size = len(scores_nn)
     rows = scores_nn.flatten()[1:].view(size - 1, size + 1)[:, :-1]
     return rows.reshape(size, size - 1)
 
 
-def language_model(parts: BuildContext, trained: bool = False) -> tuple[Any, Any, Path]:
+def load_lm(parts: BuildContext, trained: bool = False) -> tuple[Any, Any, Path]:
     """The recipe's LM on the device, its tokenizer and its folder.
 
-    ``trained`` puts LoRA on it, of the retriever's rank; otherwise it is frozen.
+    The LM is frozen, or has LoRA of the retriever's rank if ``trained``.
     """
     from revela.lm.load import load_language_model, load_tokenizer
     from revela.model_files import find_weights
@@ -166,14 +165,14 @@ def language_model(parts: BuildContext, trained: bool = False) -> tuple[Any, Any
         lm.shard()
     lm, tokenizer = lm.to(parts.device), load_tokenizer(folder)
     if recipe.lm.loss_tokens == "corpus":
-        some = [parts.rows[i].text for i in evenly_spaced(len(parts.rows), COUNTED).tolist()]
-        lm.score_only(torch.tensor([i for ids in token_ids(tokenizer, some) for i in ids]))
+        texts = [parts.rows[i].text for i in evenly_spaced(len(parts.rows), COUNTED).tolist()]
+        lm.score_only(torch.tensor([i for ids in token_ids(tokenizer, texts) for i in ids]))
     return lm, tokenizer, folder
 
 
-def padded(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> Mapping[str, Tensor]:
-    """``input_ids`` and ``attention_mask`` of texts as the LM reads them, padded on the right."""
-    found: Mapping[str, Tensor] = tokenizer(
+def tokenize(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> Mapping[str, Tensor]:
+    """``input_ids`` and ``attention_mask`` for the LM, padded on the right."""
+    tokens: Mapping[str, Tensor] = tokenizer(
         texts,
         truncation=True,
         max_length=max_tokens,
@@ -181,15 +180,15 @@ def padded(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> Mapping[str
         padding_side="right",
         return_tensors="pt",
     )
-    return found
+    return tokens
 
 
 @dataclass(frozen=True)
 class ChunkBatches:
-    """A group's chunks as queries, as passages, and as the LM reads them (revela, gains, replug).
+    """Collates chunks as queries, passages and LM input (revela, gains, replug).
 
-    A query is the first half of the chunk's tokens (Revela, section 4), as many of them from a
-    random place on ("random-span"), or the whole chunk.
+    ``query_side`` says what of a chunk is its query: the first half of its tokens (Revela, section
+    4), as many from a random place on ("random-span"), or all ("whole").
     """
 
     parts: BuildContext
@@ -198,10 +197,10 @@ class ChunkBatches:
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
         texts = [row["text"] for row in rows]
-        read = padded(self.tokenizer, texts, self.parts.recipe.lm.lm_tokens)
+        tokens = tokenize(self.tokenizer, texts, self.parts.recipe.lm.lm_tokens)
         return {
             **self.parts.sides(self._queries(rows, texts), texts),
-            **{f"chunk_{name}": read[name] for name in ("input_ids", "attention_mask")},
+            **{f"chunk_{name}": tokens[name] for name in ("input_ids", "attention_mask")},
             "chunk_document": torch.tensor([row["document"] for row in rows]),
         }
 
@@ -211,11 +210,11 @@ class ChunkBatches:
         if self.query_side == "whole":
             return texts
         recipe, seed = self.parts.recipe, self.parts.recipe.training.seed
-        anywhere = self.query_side == "random-span"
-        draws = [row_random(row, seed) for row in rows] if anywhere else None
-        return halves(texts, self.parts.model.tokenizer, recipe.lm.lm_tokens, draws)
+        is_random = self.query_side == "random-span"
+        rngs = [row_random(row, seed) for row in rows] if is_random else None
+        return halves(texts, self.parts.model.tokenizer, recipe.lm.lm_tokens, rngs)
 
 
 def row_random(row: Row, seed: int) -> random.Random:
-    """Random numbers of a row in an epoch; they do not depend on what else is in its batch."""
+    """The random numbers of a row in an epoch, whatever else is in its batch."""
     return random.Random(f"{seed}/{row['epoch']}/{row['row']}")

@@ -1,21 +1,24 @@
 """Any objective with a retriever that reads a context (CDE; Morris & Rush, ICLR 2025, section 4.2).
 
-    c   = a + head(M1(y_1)), ..., a + head(M1(y_J))      of the batch; see ContextEncoder
+    c_j = a_j + head(M1(y_j)),  j = 1 .. J
     L   = the objective's loss, with M2(c, text) in place of every vector
 
-Both stages learn from the same loss: d L / d c sums over all texts of the batch, queries and
-passages, and goes on to M1. Where ``embed`` computes texts in parts (GradCache), autograd sums over
-the parts before it comes to M1, so the two stages need no cache of their own; the context documents
-are embedded in parts as well.
+- y_j: the context documents of the batch.
+- M1, head: the first stage (``ContextEncoder``); a_j are its anchors, learned rows.
+- M2: the second stage, the retriever. It reads c before the text.
+
+Both stages learn from L: d L / d c sums over all texts of the batch, queries and passages, and goes
+on to M1. If ``embed`` computes texts in parts (GradCache), autograd sums over the parts before it
+reaches M1, so two stages need no cache of their own. Context documents are embedded in parts too.
 
 ``--context-from`` says which documents a batch reads: texts of the batch itself (the paper), any of
-its corpus, or none (constant: the anchors alone are learned, the control for what more tokens of
-computation give).
+its corpus, or none. Without documents (constant) the anchors alone are learned, as a control for
+the effect of more tokens.
 
-Objectives that compare with the retriever before training (gains, attention) turn its LoRA off; it
-reads the batch's context then, too.
+Objectives that compare with the retriever before training (gains, attention) turn off its LoRA; it
+then reads the context of the batch too.
 
-Cost: a text is read with J more tokens, and J documents per batch by the first stage.
+Cost: J more tokens per text, and J documents per batch for the first stage.
 
 Shapes: J slots, N <= J documents, D width of the embedding table.
 """
@@ -39,8 +42,9 @@ from revela.retriever.context import ContextEncoder, filled
 
 
 class ContextualRetriever(nn.Module):
-    """A retriever with slots that reads the context it was given last; ``dropout`` is the chance of
-    each slot of a text to be null while it trains.
+    """A retriever that reads the context of the last ``set_context``.
+
+    In training each slot of a text is null with probability ``dropout``.
     """
 
     def __init__(self, model: nn.Module, dropout: float = 0.0) -> None:
@@ -48,9 +52,9 @@ class ContextualRetriever(nn.Module):
         self.model, self.dropout = model, dropout
         self._rows: tuple[Tensor, Tensor] | None = None
 
-    def read_context(self, rows_JD: Tensor, null_JD: Tensor) -> None:
-        """Read these rows before every text until the next call, as a backward pass may compute
-        the texts again. A slot that is dropped reads its row of ``null_JD``.
+    def set_context(self, rows_JD: Tensor, null_JD: Tensor) -> None:
+        """Read these rows before every text until the next call; a dropped slot reads its row of
+        ``null_JD``. A backward pass may run the retriever again.
         """
         self._rows = rows_JD, null_JD
 
@@ -66,10 +70,12 @@ class Contextual(nn.Module):
     """An objective whose retriever reads a context per batch.
 
     Args:
-        objective: its ``model`` is ``retriever``, the second stage.
-        context_encoder: unless it is constant, the last side of a batch holds its documents.
-        null: chance of a batch to have the context of no documents.
-        retriever_batch: documents per forward pass, as in gradcache.embed.
+        objective: its ``model`` is ``retriever``, perhaps wrapped.
+        retriever: the second stage.
+        context_encoder: the first stage. Unless it is constant, its documents are the last side of
+            a batch.
+        null: probability of a batch without documents.
+        retriever_batch: documents per forward pass; see gradcache.embed.
         bf16: run the first stage under bf16 autocast.
     """
 
@@ -87,19 +93,19 @@ class Contextual(nn.Module):
         self.objective, self.context_encoder = objective, context_encoder
         self.null, self.bf16 = null, bf16
         self.retriever_batch = retriever_batch
-        # A part of the objective already, so its parameters must not be registered again.
-        self._read_context = retriever.read_context
+        # The bound method alone: the objective already registers the retriever's parameters.
+        self._set_context = retriever.set_context
 
     def forward(self, features: Sequence[Side]) -> Tensor:
-        """The objective's loss with the context of this batch."""
-        sides, first = list(features), self.context_encoder
-        if first.constant:
-            rows_JD = first.anchors_JD
+        """The objective's loss in the context of this batch."""
+        sides, encoder = list(features), self.context_encoder
+        if encoder.constant:
+            rows_JD = encoder.anchors_JD
         else:
-            rows_JD = first.of_vectors(self._embed(sides.pop()))
+            rows_JD = encoder.of_vectors(self._embed(sides.pop()))
             if self.training and self.null and torch.rand(()) < self.null:
-                rows_JD = first.null_JD
-        self._read_context(rows_JD, first.null_JD)
+                rows_JD = encoder.null_JD
+        self._set_context(rows_JD, encoder.null_JD)
         loss: Tensor = self.objective(sides)
         return loss
 
@@ -110,7 +116,7 @@ class Contextual(nn.Module):
 
 @dataclass(frozen=True)
 class ContextBatches:
-    """The batches of an objective, with the documents of their context as the last side."""
+    """Adds the context documents of a batch to another collator's batch, as the last side."""
 
     parts: BuildContext
     collate: Collate
@@ -124,14 +130,14 @@ class ContextBatches:
         return {**batch, **{f"context_{name}": tensor for name, tensor in features.items()}}
 
     def choose(self, rows: Sequence[Row]) -> list[int]:
-        """The rows of the corpus that are a batch's context, J or as many as there are."""
+        """Rows of the corpus that are the context of a batch: J, or all there are."""
         recipe, slots = self.parts.recipe, self.context_encoder.slots
         own = [int(row["row"]) for row in rows]
-        draw = row_random(rows[0], recipe.training.seed)
+        rng = row_random(rows[0], recipe.training.seed)
         if recipe.context.context_from == "batch":
-            return draw.sample(own, min(slots, len(own)))
+            return rng.sample(own, min(slots, len(own)))
         corpus = self._rows_by_corpus[self._corpus_of(int(rows[0]["document"]))]
-        drawn = draw.sample(range(len(corpus)), min(slots + len(own), len(corpus)))
+        drawn = rng.sample(range(len(corpus)), min(slots + len(own), len(corpus)))
         others = [row for row in corpus[drawn].tolist() if row not in set(own)]
         return (others or own)[:slots]
 

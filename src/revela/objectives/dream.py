@@ -1,25 +1,28 @@
-"""DREAM: a retriever's scores replace an LM's own attention where the LM looks for an answer.
+"""DREAM: a retriever's scores steer an LM's attention where the LM looks for an answer.
 
-A frozen LM reads candidate chunks, then a question, then the chunk that answers it; the loss is
-that of the answer's tokens. In some heads, those that look from a question to its answer
-(heads.py), and in the question's rows only, the attention A becomes
+    w   = softmax_i( cos(q, d_i) / tau )
+    A~  = w_i * (A within D_i, normalised to sum to 1) on the tokens of D_i; 0 outside candidates
+    A'  = (1 - g) A + g A~
+    L   = mean over answer tokens of -log p(token | what precedes it)
 
-    A' = (1 - g) A + g A~
-    A~ = w_i * (A within D_i, made to sum to 1) over the tokens of D_i, 0 outside the candidates
-    w  = softmax_i( cos(q, d_i) / tau )
+- q, d_i: the retriever's vectors of the question and of candidate chunk D_i.
+- A: the LM's attention in the rows of the question and in the query-focused heads, those that look
+  from a question to its answer (lm/heads.py). A' replaces it.
+- g, tau: the gate and the temperature, both trained.
 
-so a retriever that gives the answer more weight lowers the loss. A~ times the values is document
-attention.
+A frozen LM reads the candidates, then a question, then the chunk that answers it. A retriever that
+gives the answer more weight lowers the loss. A~ times the values is document attention.
 
-Ours: the candidates are read once, without a graph, for the questions to all of them, which
-continue that one reading; nothing before a question depends on w. What the paper leaves open and
-we chose stands in presets/dream.toml and docs/papers.md.
+Ours: the candidates are read once, without a graph, and all questions continue that reading. This
+is exact, because nothing before a question depends on w. docs/papers.md lists what the paper leaves
+open.
 
 Cost: one reading of all candidates, and one forward and backward pass over questions and answers.
 When to use it: with written queries, and an LM that answers by its query-focused heads.
 
-Shapes: Q questions, B candidates of a group, P tokens of the candidates' text, T tokens of the
-questions and answers, R of them question rows; H heads, D head width.
+Shapes: Q questions, B candidates of a group, S tokens of the candidates' texts, T tokens of the
+questions and answers, R of them question rows; N candidates of a batch, K of H heads, G key-value
+heads, D width of a head or of a vector.
 """
 
 from __future__ import annotations
@@ -61,40 +64,41 @@ from revela.objectives.base import (
     RetrieverLoss,
     Row,
     Side,
-    language_model,
+    load_lm,
 )
 from revela.objectives.gradcache import detached_backward
 from revela.settings import Dream, QueryFocused
 
 log = logging.getLogger(__name__)
 MakePrompts = Callable[[Sequence[str], Sequence[tuple[str, int]]], tuple[Batch, Batch]]
+"""Texts and (question, index of its answer) pairs -> (prompt, tail); see lm/prompts.py."""
 
 
 def build(settings: Dream, parts: BuildContext) -> tuple[nn.Module, Collate]:
-    """The loss of ``dream``, and what makes its batches."""
-    lm, heads, make = focused(settings, parts, answers=1)
-    how: dict[str, Any] = dict(tau=settings.tau, kernel=settings.kernel, **parts.batching)
-    loss = DreamLoss(parts.model, lm, heads, gate=settings.gate, **how)
-    return loss, PromptBatches(parts, make.with_answers)
+    """The loss of ``dream`` and its collator."""
+    lm, heads, prompts = load_query_focused_lm(settings, parts, answers=1)
+    options: dict[str, Any] = dict(tau=settings.tau, kernel=settings.kernel, **parts.batching)
+    loss = DreamLoss(parts.model, lm, heads, gate=settings.gate, **options)
+    return loss, PromptBatches(parts, prompts.with_answers)
 
 
-def focused(
+def load_query_focused_lm(
     settings: QueryFocused, parts: BuildContext, answers: int
 ) -> tuple[LanguageModel, list[tuple[int, int]], PromptMaker]:
-    """The LM, its query-focused heads, and what makes its prompts; ``answers`` is the number of
-    passages that follow a question.
+    """The LM, its query-focused heads, and the maker of its prompts, with this many ``answers``
+    after a question.
     """
     from revela.lm.heads import heads_from_file
     from revela.objectives.find_heads import query_heads
 
-    lm, tokenizer, folder = language_model(parts)
+    lm, tokenizer, folder = load_lm(parts)
     recipe, size = parts.recipe, parts.recipe.groups.group_size
     tokens = recipe.lm.lm_tokens
     context = getattr(lm.model.config.get_text_config(), "max_position_embeddings", None)
-    longest = (size + answers) * (tokens + 8) + QUESTION_TOKENS
-    if context is not None and longest > context:
+    max_length = (size + answers) * (tokens + 8) + QUESTION_TOKENS
+    if context is not None and max_length > context:
         raise RevelaError(
-            f"{size} candidates of {tokens} tokens may take {longest:,} tokens, more than the "
+            f"{size} candidates of {tokens} tokens may take {max_length:,} tokens, more than the "
             f"{context:,} that {recipe.lm.model} reads: lower --lm-tokens or --group-size"
         )
     if settings.heads:
@@ -102,16 +106,14 @@ def focused(
     else:
         ranking = query_heads(recipe, lm, tokenizer, folder, parts.rows, parts.written)
     heads = [(layer, head) for layer, head, _ in ranking[: settings.query_heads]]
-    named = " ".join(f"{layer}-{head}" for layer, head in heads)
-    log.info(f"{len(heads)} heads that look from questions to answers: {named}")
+    names = " ".join(f"{layer}-{head}" for layer, head in heads)
+    log.info(f"{len(heads)} heads that look from questions to answers: {names}")
     return lm, heads, PromptMaker(tokenizer, tokens, size)
 
 
 @dataclass(frozen=True)
 class PromptBatches:
-    """Queries and candidates for the retriever, and all of it for the LM; ``make`` is a method of a
-    PromptMaker.
-    """
+    """Collates queries and candidates for the retriever, and prompts for the LM."""
 
     parts: BuildContext
     make: MakePrompts
@@ -128,20 +130,27 @@ class PromptBatches:
 
 
 class Injection:
-    """Puts document attention with the weights w into the question rows of these (layer, head)
-    pairs: the ``Mix`` (streams.py) of DREAM.
+    """The ``Mix`` (streams.py) of DREAM: A' in the question rows of the selected heads.
+
+    Args:
+        weights_QB: w.
+        questions: the tails, and the key-value cache of the candidates.
+        heads: (layer, head) pairs.
+        gate: g.
+        kernel: see document_attention.
     """
 
     def __init__(
         self,
         weights_QB: Tensor,
-        asked: Questions,
+        questions: Questions,
         heads: Sequence[tuple[int, int]],
         gate: Tensor,
         kernel: Kernel = "torch",
     ) -> None:
-        self.documents = DocumentWeights(weights_QB, asked.lengths, asked.counts, EPSILON)
-        self.asked, self.gate, self.kernel = asked, gate, kernel
+        lengths, counts = questions.lengths, questions.counts
+        self.documents = DocumentWeights(weights_QB, lengths, counts, EPSILON)
+        self.questions, self.gate, self.kernel = questions, gate, kernel
         self.heads = by_layer(sorted(heads))
 
     def __call__(
@@ -155,18 +164,18 @@ class Injection:
     ) -> Tensor:
         if layer not in self.heads:
             return own_HTD
-        asked = self.asked
+        questions = self.questions
         heads_K = sent(torch.tensor(self.heads[layer]), own_HTD.device)
         query_KRD, key_KSD, value_KSD = select_heads(
             heads_K,
-            query_HTD[:, asked.rows_R],
-            asked.memory.keys[layer][:, asked.places_S],
-            asked.memory.values[layer][:, asked.places_S],
+            query_HTD[:, questions.rows_R],
+            questions.memory.keys[layer][:, questions.places_S],
+            questions.memory.values[layer][:, questions.places_S],
         )
         cross_KRD = document_attention(
             query_KRD, key_KSD, value_KSD, self.documents, scale=scale, kernel=self.kernel
         )
-        cells = heads_K[:, None], asked.rows_R[None]
+        cells = heads_K[:, None], questions.rows_R[None]
         own_KRD = own_HTD[cells]
         mixed_KRD = own_KRD + self.gate.to(own_HTD.dtype) * (cross_KRD.to(own_HTD.dtype) - own_KRD)
         return own_HTD.index_put(cells, mixed_KRD)
@@ -177,10 +186,10 @@ class DreamLoss(RetrieverLoss):
 
     Args:
         model: the retriever.
-        lm: the language model, frozen.
+        lm: the frozen language model.
         heads: (layer, head) pairs to inject into.
-        tau: the temperature at the start; its logarithm is trained, so it stays positive.
-        gate: g at the start; its logit is trained, so it stays in (0, 1).
+        tau: initial temperature; its logarithm is trained, so it stays positive.
+        gate: initial g; its logit is trained, so it stays in (0, 1).
         kernel: see document_attention.
         shared: see RetrieverLoss.
     """
@@ -202,11 +211,12 @@ class DreamLoss(RetrieverLoss):
         self.gate_logit = nn.Parameter(torch.tensor(math.log(gate / (1 - gate))))
 
     def forward(self, features: Sequence[Side]) -> Tensor:
-        """Loss in nats per token of an answer; a group that asks nothing is left out.
+        """Loss in nats per token of an answer.
 
-        ``features`` are questions and candidates as the retriever reads them; ``prompt``, each
-        group's candidates as the LM reads them; and ``tail``, the questions and answers that follow
-        (see lm/prompts.py).
+        Args:
+            features: questions and candidates for the retriever; prompt and tail for the LM, which
+                are each group's candidates, and the questions and answers that follow (see
+                lm/prompts.py). Groups without a question are skipped.
         """
         question, passage, prompt, tail = features
         question_QD, passage_ND = self.unit(question), self.unit(passage)
@@ -214,11 +224,11 @@ class DreamLoss(RetrieverLoss):
         counts = on_cpu(tail["group"]).bincount(minlength=len(passages)).tolist()
         pairs = zip(torch.split(question_QD, counts), passages, strict=True)
         losses = []
-        for i, (mine_QD, passage_BD) in enumerate(pairs):
-            if not len(mine_QD):
+        for i, (own_QD, passage_BD) in enumerate(pairs):
+            if not len(own_QD):
                 continue
             with torch.autocast(question_QD.device.type, enabled=False):
-                weights_QB = (mine_QD @ passage_BD.T / self.log_tau.exp()).softmax(dim=-1)
+                weights_QB = (own_QD @ passage_BD.T / self.log_tau.exp()).softmax(dim=-1)
             loss_of = partial(self.answer_loss, *of_group(prompt, tail, i))
             losses.append(detached_backward(loss_of, weights_QB, self.gate_logit))
         return torch.stack(losses).mean()
@@ -230,13 +240,11 @@ class DreamLoss(RetrieverLoss):
         weights_QB: Tensor,
         gate_logit: Tensor,
     ) -> Tensor:
-        """Mean cross-entropy (nats) of the answers' tokens under these weights, the candidates read
-        first.
-        """
-        asked = read_candidates(self.lm, prompt, tail, range(self.lm.n_layers))
-        inject = Injection(weights_QB, asked, self.heads, gate_logit.sigmoid(), self.kernel)
-        rows_R = on_cpu(asked.tails.layout.with_next_R)
-        before_answer_R = sent(rows_R[asked.role_T[rows_R + 1] == ANSWER], weights_QB.device)
+        """L of one group in nats, with the weights w and the logit of g."""
+        questions = read_candidates(self.lm, prompt, tail, range(self.lm.n_layers))
+        inject = Injection(weights_QB, questions, self.heads, gate_logit.sigmoid(), self.kernel)
+        rows_R = on_cpu(questions.tails.layout.with_next_R)
+        before_answer_R = sent(rows_R[questions.role_T[rows_R + 1] == ANSWER], weights_QB.device)
         return self.lm.token_losses(
-            asked.tails, before_answer_R, mix=inject, prefix=asked.memory
+            questions.tails, before_answer_R, mix=inject, prefix=questions.memory
         ).mean()

@@ -1,6 +1,6 @@
-"""Which heads of an LM an objective uses: found by a probe, best first, once per LM, and kept.
+"""Find the heads of an LM that an objective uses, by a probe; the ranking is cached per LM.
 
-Revela gates the heads that look to a related document, DREAM injects into those that look from a
+Revela gates heads that look to a related document. DREAM injects into heads that look from a
 question to its answer.
 """
 
@@ -27,20 +27,21 @@ from revela.lm.language_model import LanguageModel
 from revela.lm.load import load_language_model, load_tokenizer
 from revela.lm.prompts import Batch, PromptMaker
 from revela.model_files import find_weights
-from revela.objectives.base import padded
+from revela.objectives.base import tokenize
 from revela.queries.generated import GeneratedQueries
 from revela.settings import QueryFocused, Recipe
 from revela.types import Chunk, Document
 
-# Groups; documents per group, and pieces per document; fewest and most words of a piece.
-PROBE_GROUPS, PROBE_PIECES, PROBE_WORDS = 5, 4, (6, 48)
-PROBE_QUESTIONS = 64  # of the search for query-focused heads
+PROBE_GROUPS = 5
+PROBE_PIECES = 4  # documents per group, and pieces per document
+MIN_WORDS, MAX_WORDS = 6, 48  # of a piece
+PROBE_QUESTIONS = 64  # for query-focused heads
 
 
 def rank_heads(
     recipe: Recipe, documents: Sequence[Document], queries_file: Path | None
 ) -> tuple[Path, list[Head]]:
-    """The LM's folder, and the ranking of its heads that this objective goes by."""
+    """The LM's folder, and the ranking of its heads for the recipe's objective."""
     folder = find_weights(recipe.lm.model, recipe.retriever.offline_model)
     device = compute_device()
     bf16 = uses_bf16(recipe.training.precision, device)
@@ -59,18 +60,19 @@ def sibling_heads(
     folder: Path,
     documents: Sequence[Document],
 ) -> list[Head]:
-    """Heads that look to a related document, by Revela's label-free probe. Empty if no document is
-    long enough.
+    """Rank heads by how they look to a related document, by Revela's label-free probe.
+
+    Empty if no document is long enough.
     """
 
     def probe() -> list[Head]:
         groups = []
         for texts, owners in _probe_groups(documents, recipe.training.seed):
-            tokens = padded(tokenizer, texts, recipe.lm.lm_tokens)
+            tokens = tokenize(tokenizer, texts, recipe.lm.lm_tokens)
             packed = lm.pack(tokens["input_ids"], tokens["attention_mask"])
             groups.append((packed, torch.tensor(owners)))
-        shown = tqdm(groups, unit="group", disable=not is_rank_zero())
-        return ranked_heads(probe_heads(lm, shown)) if groups else []
+        progress = tqdm(groups, unit="group", disable=not is_rank_zero())
+        return ranked_heads(probe_heads(lm, progress)) if groups else []
 
     return cached_ranking("siblings", lm, folder, probe)
 
@@ -83,14 +85,14 @@ def query_heads(
     rows: ArrowList[Chunk],
     written: GeneratedQueries | None = None,
 ) -> list[Head]:
-    """Heads that look from a question to its answer; their score is nDCG@10.
+    """Rank heads by how they look from a question to its answer, in nDCG@10.
 
-    ``written`` has the queries of ``rows`` where they are written as they are needed.
+    ``written`` has the queries of ``rows`` if they are written during training.
     """
-    make = PromptMaker(tokenizer, recipe.lm.lm_tokens, recipe.groups.group_size)
+    prompts = PromptMaker(tokenizer, recipe.lm.lm_tokens, recipe.groups.group_size)
 
     def probe() -> list[Head]:
-        return ranked_heads(score_query_heads(lm, _questions(recipe, rows, written, make)))
+        return ranked_heads(score_query_heads(lm, _questions(recipe, rows, written, prompts)))
 
     return cached_ranking("questions", lm, folder, probe)
 
@@ -98,15 +100,17 @@ def query_heads(
 def _probe_groups(
     documents: Sequence[Document], seed: int
 ) -> Iterator[tuple[list[str], list[int]]]:
-    """Groups of four documents cut in four, so that every piece has siblings and others; none if
-    all documents are too short.
+    """(pieces, document of each) of groups of four documents cut in four.
+
+    Every piece has siblings and others. No group if all documents are too short.
     """
     pieces: list[list[str]] = []
     for i in random.Random(seed).sample(range(len(documents)), len(documents)):
-        some = words(documents[i].text)
-        size = min(PROBE_WORDS[1], len(some) // PROBE_PIECES)
-        if size >= PROBE_WORDS[0]:
-            pieces.append([joined(some[k * size : (k + 1) * size]) for k in range(PROBE_PIECES)])
+        all_words = words(documents[i].text)
+        size = min(MAX_WORDS, len(all_words) // PROBE_PIECES)
+        if size >= MIN_WORDS:
+            starts = range(0, PROBE_PIECES * size, size)
+            pieces.append([joined(all_words[start : start + size]) for start in starts])
         if len(pieces) == PROBE_GROUPS * PROBE_PIECES:
             break
     for start in range(0, len(pieces), PROBE_PIECES):
@@ -119,25 +123,23 @@ def _probe_groups(
 
 
 def _questions(
-    recipe: Recipe, rows: ArrowList[Chunk], written: GeneratedQueries | None, make: PromptMaker
+    recipe: Recipe, rows: ArrowList[Chunk], written: GeneratedQueries | None, prompts: PromptMaker
 ) -> Iterator[tuple[Batch, Batch, Tensor]]:
-    """Prompt, tail with "N/A" as its last question, and the candidate that answers each of the
-    others.
-    """
-    # Groups of a folder lie in another order.
+    """(prompt, tail with "N/A" as its last question, candidates that answer the others)."""
+    # Stored groups are in another order.
     rows = rows.select(np.argsort(rows.column("document"), kind="stable"))
     by_document = recipe.replace(groups="document")
     groups = epoch_groups(by_document, rows, without_queries=written is not None)
     row: Callable[[int], Chunk] = rows.__getitem__
-    if written is not None:  # what training reads does not depend on what is asked here
+    if written is not None:  # a copy: training must not depend on the questions asked here
         probed = GeneratedQueries(written.lm, rows)
         groups, row = probed.groups(groups), probed.row
-    asked = 0
+    n_questions = 0
     with tqdm(total=PROBE_QUESTIONS, unit="question", disable=not is_rank_zero()) as bar:
         for group in groups(0):
-            prompt, tail, answers = make.head_example([row(i) for i in group])
+            prompt, tail, answers = prompts.head_example([row(i) for i in group])
             yield prompt, tail, answers
-            bar.update(min(len(answers), PROBE_QUESTIONS - asked))
-            asked += len(answers)
-            if asked >= PROBE_QUESTIONS:
+            bar.update(min(len(answers), PROBE_QUESTIONS - n_questions))
+            n_questions += len(answers)
+            if n_questions >= PROBE_QUESTIONS:
                 return

@@ -1,10 +1,10 @@
-"""GradCache (Gao et al., 2021): the backward pass of a step in parts, with the same gradient.
+"""GradCache (Gao et al., 2021): a step's backward pass in parts, with the same gradient.
 
-- ``embed`` runs the retriever on a few texts at a time and stores no activations; the backward pass
-  runs it again.
-- ``detached_backward`` takes the gradient of a loss with respect to a few small tensors at once, so
-  that the graph of the loss is freed before the backward pass of what made those tensors begins.
-  Memory is the larger of the two graphs, not their sum.
+- ``embed`` runs the retriever on a few texts at a time without storing activations. The backward
+  pass runs it again.
+- ``detached_backward`` differentiates a loss at once by a few small tensors. This frees the graph
+  of the loss before the backward pass through what made those tensors. Memory is the larger of the
+  two graphs, not their sum.
 
 Shapes: N texts, D width of a vector.
 """
@@ -23,10 +23,10 @@ def embed(model: nn.Module, features: dict[str, Any], batch: int) -> Tensor:
     """(N, D) vectors of tokenized texts, in fp32 or better.
 
     Args:
-        model: the retriever; its output has ``sentence_embedding``.
+        model: gives ``sentence_embedding``.
         features: of N texts.
-        batch: texts per forward pass, which the backward pass repeats with the same dropout; 0: all
-            at once, without repetition.
+        batch: texts per forward pass; the backward pass repeats it with the same dropout. 0: all at
+            once, without repetition.
     """
 
     def vectors(part: dict[str, Any]) -> Tensor:
@@ -35,19 +35,19 @@ def embed(model: nn.Module, features: dict[str, Any], batch: int) -> Tensor:
 
     if not batch or not torch.is_grad_enabled():
         return vectors(features)
-    found = []
+    parts = []
     for i in range(0, len(features["input_ids"]), batch):
         rows = slice(i, i + batch)
         part = {k: v[rows] if isinstance(v, Tensor) and v.dim() else v for k, v in features.items()}
-        found.append(checkpoint(vectors, part, use_reentrant=False))
-    return torch.cat(found)
+        parts.append(checkpoint(vectors, part, use_reentrant=False))
+    return torch.cat(parts)
 
 
 def detached_backward(loss_of: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """``loss_of(*inputs)``, the same scalar with the same gradient, but its graph is already freed.
+    """``loss_of(*inputs)``, a scalar, with the same gradient but its graph already freed.
 
-    The result is linear in the inputs: loss + sum_i g_i (x_i - detached x_i), with g_i = d loss /
-    d x_i. ``loss_of`` must depend on nothing else that is trained; it may not need all inputs.
+    The result is linear in the inputs: loss + sum_i g_i (x_i - detached x_i), where g_i = d loss /
+    d x_i. ``loss_of`` must depend on no other trained tensor. It need not use all inputs.
     """
     leaves = [t.detach().requires_grad_(t.requires_grad) for t in inputs]
     loss = loss_of(*leaves)

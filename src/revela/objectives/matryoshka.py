@@ -1,10 +1,14 @@
-"""Vectors whose first numbers are vectors as well (matryoshka representations; Kusupati et al.,
-NeurIPS 2022), for any objective here.
+"""Matryoshka representations (Kusupati et al., NeurIPS 2022), for any objective: vectors that may
+be truncated.
 
-Each batch trains one width, drawn from those that are wanted and the whole one: the objective reads
-vectors that end there. Kusupati et al. add the losses at all widths. What is drawn has that sum's
-gradient on average, up to a factor, and costs nothing, where the sum would have the LM read
-everything once per width. The price is a loss that jumps from step to step.
+    L = L_m( first m numbers of each vector ),   m drawn uniformly from the widths per batch
+
+- L_m: the objective's loss.
+- widths: those requested, and the full one.
+
+Kusupati et al. sum the losses at all widths. The drawn loss has the gradient of that sum on
+average, divided by the number of widths. It costs nothing, whereas the sum has the LM read
+everything once per width. In return the loss jumps from step to step.
 """
 
 from __future__ import annotations
@@ -17,26 +21,27 @@ from torch import Tensor, nn
 
 
 class Matryoshka(nn.Module):
-    """An objective on vectors cut to one of these widths, drawn anew per batch. The whole width
-    should be among them; the objective brings vectors to unit length itself, as all here do.
+    """An objective on vectors truncated to one of ``widths``, drawn per batch.
+
+    The widths include the full one. The objective normalises the vectors itself.
     """
 
     def __init__(self, objective: nn.Module, widths: Sequence[int]) -> None:
         super().__init__()
         self.objective, self.widths = objective, list(widths)
-        objective.model = Shortened(objective.model)  # type: ignore[arg-type]
+        objective.model = Truncated(objective.model)  # type: ignore[arg-type]
 
     def forward(self, features: Sequence[dict[str, Any]]) -> Tensor:
-        """The objective's loss of this batch at one width."""
+        """The objective's loss at one width."""
         model: Any = self.objective.model
-        # Until the next batch: a backward pass may read again.
+        # Kept until the next batch: a backward pass may run the retriever again.
         model.width = self.widths[int(torch.randint(len(self.widths), ()))]
         loss: Tensor = self.objective(features)
         return loss
 
 
-class Shortened(nn.Module):
-    """A retriever whose vectors end after ``width`` numbers."""
+class Truncated(nn.Module):
+    """A retriever with vectors truncated to ``width``."""
 
     width: int
 

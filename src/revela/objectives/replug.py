@@ -1,14 +1,15 @@
-"""REPLUG's batch form (Revela, appendix A.3): the retriever learns to rank chunks as an LM's
-likelihood does.
+"""REPLUG's batch form (Revela, appendix A.3): the retriever learns an LM's ranking by likelihood.
 
-    P_LM(j | i)        = softmax over j != i of log P(D_i | D_j) / tau_lm
-    P_retriever(j | i) = softmax over j != i of cos(q_i, d_j) / tau_r
-    L                  = mean_i KL(P_LM || P_retriever)
+    P_LM(j | i)        = softmax_{j != i}( log P(D_i | D_j) / tau_lm )
+    P_retriever(j | i) = softmax_{j != i}( cos(q_i, d_j) / tau )
+    L                  = mean_i KL( P_LM(. | i) || P_retriever(. | i) )
 
-A chunk in front of itself would win trivially, so j = i is left out.
+- log P(D_i | D_j): the LM's mean log-likelihood of the tokens of chunk i after chunk j.
+- q_i, d_j: the retriever's vectors of chunk i as query and chunk j as passage.
+- j = i is excluded: a chunk after itself would win trivially.
 
-Cost: the frozen LM reads every D_i after every D_j: B^2 readings, where Revela needs two. D_j is
-read once, and what it leaves is continued by all D_i, some at a time.
+Cost: the frozen LM reads every D_i after every D_j, B^2 readings where Revela needs two. D_j is
+read once, and all D_i continue its key-value cache.
 When to use it: as a reference; ``gains`` gives nearly the same signal for two readings.
 
 Shapes: B chunks of a group, T tokens in all.
@@ -31,20 +32,20 @@ from revela.objectives.base import (
     Collate,
     RetrieverLoss,
     Side,
-    language_model,
+    load_lm,
     off_diagonal,
 )
 from revela.settings import Replug
 
 
 def build(settings: Replug, parts: BuildContext) -> tuple[nn.Module, Collate]:
-    """The loss of ``replug``, and what makes its batches."""
-    lm, tokenizer, _ = language_model(parts)
+    """The loss of ``replug`` and its collator."""
+    lm, tokenizer, _ = load_lm(parts)
     plain, full = (
         tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True)
     )
-    how: dict[str, Any] = dict(tau=settings.tau, tau_lm=settings.tau_lm, **parts.batching)
-    loss = ReplugLoss(parts.model, lm, lead=full.index(plain[0]), **how)
+    options: dict[str, Any] = dict(tau=settings.tau, tau_lm=settings.tau_lm, **parts.batching)
+    loss = ReplugLoss(parts.model, lm, lead=full.index(plain[0]), **options)
     return loss, ChunkBatches(parts, tokenizer, settings.query_side)
 
 
@@ -53,9 +54,10 @@ class ReplugLoss(RetrieverLoss):
 
     Args:
         model: the retriever.
-        lm: the language model, frozen.
-        tau_lm: temperature of the mean log-likelihoods of a chunk's tokens, in nats.
-        lead: special tokens that begin every chunk; they are not repeated when it follows another.
+        lm: the frozen language model.
+        tau_lm: temperature of the log-likelihoods, in nats per token.
+        lead: number of special tokens at the start of a chunk, which is read without them after
+            another chunk.
         shared: see RetrieverLoss.
     """
 
@@ -72,9 +74,7 @@ class ReplugLoss(RetrieverLoss):
         self.lm, self.tau_lm, self.lead = lm, tau_lm, lead
 
     def forward(self, features: Sequence[Side]) -> Tensor:
-        """Loss in nats per chunk; ``features`` are the chunks as queries, as passages, and as the
-        LM reads them.
-        """
+        """Loss in nats per chunk; ``features`` are the chunks as queries, passages and LM input."""
         query, passage, chunk = features
         losses = []
         ids, masks = (self.groups(on_cpu(chunk[k])) for k in ("input_ids", "attention_mask"))
@@ -87,7 +87,7 @@ class ReplugLoss(RetrieverLoss):
 
 
 def ranking_divergence(teacher_BB: Tensor, student_BB: Tensor) -> Tensor:
-    """Mean over rows of KL(softmax(teacher) || softmax(student)) over j != i (Revela, A.3)."""
+    """Mean over rows i of KL(softmax(teacher) || softmax(student)) over j != i (Revela, A.3)."""
     student, teacher = (
         off_diagonal(scores).log_softmax(dim=-1) for scores in (student_BB, teacher_BB)
     )
@@ -96,27 +96,26 @@ def ranking_divergence(teacher_BB: Tensor, student_BB: Tensor) -> Tensor:
 
 @torch.no_grad()
 def likelihoods(lm: LanguageModel, ids_BL: Tensor, mask_BL: Tensor, lead: int = 0) -> Tensor:
-    """log P(D_i | D_j) in nats per token, row i, column j, (B, B); the diagonal is 0 and means
-    nothing.
+    """(B, B) log P(D_i | D_j), row i, column j, in nats per token; 0 on the diagonal.
 
-    Padding is at the right; ``lead`` as for ReplugLoss.
+    Padding is on the right; ``lead`` as for ReplugLoss.
     """
     lengths = mask_BL.sum(dim=1).tolist()
     packed = lm.pack(ids_BL, mask_BL)
     memory = lm.prefill(packed, range(lm.n_layers))
-    found_BB = torch.zeros(len(lengths), len(lengths), device=packed.ids_1T.device)
+    logprob_BB = torch.zeros(len(lengths), len(lengths), device=packed.ids_1T.device)
     start = 0
     for j, length in enumerate(lengths):
-        # The last token of D_j stands in front of each D_i, whose first token it has to predict.
+        # The last token of D_j predicts the first token of each D_i, so the tails begin with it.
         last = ids_BL[j, length - 1]
         before = memory.part(start, start + length - 1) if length > 1 else None
         start += length
-        some = torch.tensor([i for i in range(len(lengths)) if i != j])
-        tails_BL = torch.cat([last.expand(len(some), 1), ids_BL[some, lead:]], dim=1)
-        tail_mask_BL = torch.cat([mask_BL.new_ones(len(some), 1), mask_BL[some, lead:]], dim=1)
+        others = torch.tensor([i for i in range(len(lengths)) if i != j])
+        tails_BL = torch.cat([last.expand(len(others), 1), ids_BL[others, lead:]], dim=1)
+        tail_mask_BL = torch.cat([mask_BL.new_ones(len(others), 1), mask_BL[others, lead:]], dim=1)
         tails = lm.pack(tails_BL, tail_mask_BL)
         losses_R = lm.token_losses(tails, tails.layout.with_next_R, prefix=before)
         parts = torch.split(losses_R, [n - 1 for n in tails.lengths])
         means = torch.stack([part.mean() for part in parts])
-        found_BB[:, j].index_copy_(0, sent(some, means.device), -means.to(found_BB.dtype))
-    return found_BB
+        logprob_BB[:, j].index_copy_(0, sent(others, means.device), -means.to(logprob_BB.dtype))
+    return logprob_BB

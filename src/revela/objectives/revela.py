@@ -1,21 +1,23 @@
-"""Revela: a retriever learns which chunk helps to predict which, from an LM's next-token loss alone
-(ICLR 2026).
-
-The retriever gives the similarity of chunk i (as query) to each other chunk j (as passage) of its
-group. An LM predicts chunk i while its attention also reads the other chunks, weighted by it:
+"""Revela (ICLR 2026): a retriever learns from an LM's next-token loss which chunks help to predict
+which.
 
     Sim_ij = softmax_{j != i}( cos(q_i, p_j) / tau )                       (eq. 4)
     b_i    = sum_j Sim_ij * attention(Q_i, K_j, V_j)                       (eqs. 5-7)
-    h_i    = (1 - g) s_i + g b_i    gated: per head, the LM frozen (ours)
+    h_i    = (1 - g) s_i + g b_i    gated: a gate per head, the LM frozen (ours)
     h_i    = s_i + b_i              sum: V-normalised b, all heads, the LM trained by LoRA
     L      = mean over tokens of -log p(token | what precedes it)          (eq. 8)
 
-s is the LM's own attention output in its document. A chunk that helps lowers the loss, so its
-weight grows. A frozen LM survives the gated form, and gives a signal from the first step.
+- q_i, p_j: the retriever's vectors of chunk i as query and chunk j as passage, in one group.
+- Q_i, K_j, V_j: the LM's attention queries of chunk i, keys and values of chunk j.
+- s_i: the LM's own attention output within chunk i.
+- h_i: the mixed output, from which the LM predicts chunk i.
 
-Cost: the LM reads each chunk once below the first gated layer and twice above it. With a frozen LM
-only d L / d Sim (B x B numbers) leaves the LM; it is computed at once (gradcache.py), so memory is
-the larger of the LM's and the retriever's, not the sum.
+A chunk that helps lowers the loss, so its weight grows. The gated form gives a frozen LM a signal
+from the first step.
+
+Cost: the LM reads each chunk once below the first gated layer and twice above it. Only d L / d Sim
+(B x B numbers) leaves a frozen LM. It is computed at once (gradcache.py), so memory is the larger
+of the LM's and the retriever's, not the sum.
 When to use it: to adapt an existing embedder to prose without any queries.
 
 Shapes: B chunks of a batch, T tokens in all, L layers, H heads, G key-value heads, D width.
@@ -43,30 +45,30 @@ from revela.objectives.base import (
     Collate,
     RetrieverLoss,
     Side,
-    language_model,
+    load_lm,
     off_diagonal,
-    softmax_of_others,
+    off_diagonal_softmax,
 )
 from revela.objectives.gradcache import detached_backward
 from revela.settings import InBatch, Revela
 
 log = logging.getLogger(__name__)
 
-TINY = 1e-12  # added to a variance of cosines: equal cosines stay equal, with a finite gradient
+TINY = 1e-12  # added to the variance of cosines: the gradient at equal cosines is finite
 
 
 def build(settings: Revela, parts: BuildContext) -> tuple[nn.Module, Collate]:
-    """The loss of ``revela``, and what makes its batches."""
-    lm, tokenizer, folder = language_model(parts, settings.lm_lora)
+    """The loss of ``revela`` and its collator."""
+    lm, tokenizer, folder = load_lm(parts, settings.lm_lora)
     gated = settings.mix == "gated"
     gates_LH = gates(settings, parts, lm, tokenizer, folder) if gated else None
-    how: dict[str, Any] = dict(tau=settings.tau, kernel=settings.kernel, **parts.batching)
-    loss = RevelaLoss(parts.model, lm, gates_LH=gates_LH, **how)
+    options: dict[str, Any] = dict(tau=settings.tau, kernel=settings.kernel, **parts.batching)
+    loss = RevelaLoss(parts.model, lm, gates_LH=gates_LH, **options)
     return loss, ChunkBatches(parts, tokenizer, settings.query_side)
 
 
 def gates(settings: InBatch, parts: BuildContext, lm: Any, tokenizer: Any, folder: Path) -> Tensor:
-    """The gates of the heads that are gated, 0 of the others; (L, H)."""
+    """(L, H) gates; 0 for heads that are not gated."""
     from revela.lm.heads import heads_from_file
     from revela.objectives.find_heads import sibling_heads
 
@@ -83,8 +85,8 @@ def gates(settings: InBatch, parts: BuildContext, lm: Any, tokenizer: Any, folde
         log.info(f"{why}gate {gate} on every head of layers {first} to {lm.n_layers - 1}")
         return gates_in_upper_layers(lm, gate, first)
     best = [(layer, head) for layer, head, _ in ranking if layer >= first][: settings.gate_heads]
-    named = " ".join(f"{layer}-{head}" for layer, head in best[:12])
-    log.info(f"gate {gate} on {len(best)} heads: {named}{' ...' if len(best) > 12 else ''}")
+    names = " ".join(f"{layer}-{head}" for layer, head in best[:12])
+    log.info(f"gate {gate} on {len(best)} heads: {names}{' ...' if len(best) > 12 else ''}")
     return gates_on_heads(lm, gate, best)
 
 
@@ -94,8 +96,8 @@ class RevelaLoss(RetrieverLoss):
     Args:
         model: the retriever.
         lm: the language model.
-        gates_LH: gates of the gated form. None: the paper's sum, with V-normalised b, and Sim of
-            bf16 cosines as they are.
+        gates_LH: gates of the gated form. None: the paper's sum, with V-normalised b and with Sim
+            from bf16 cosines that are not standardised.
         kernel: see document_attention.
         shared: see RetrieverLoss.
     """
@@ -118,9 +120,7 @@ class RevelaLoss(RetrieverLoss):
         self.layers = list(range(lm.n_layers) if self.heads is None else self.heads)
 
     def forward(self, features: Sequence[Side]) -> Tensor:
-        """Loss in nats per token of a group, mean over the groups. ``features`` are the chunks as
-        queries, as passages, and as the LM reads them.
-        """
+        """Loss in nats per token; ``features`` are the chunks as queries, passages and LM input."""
         query, passage, chunk = features
         weights_BB = self.weights(self.embed(query), self.embed(passage))
         packed = self.lm.pack(chunk["input_ids"], chunk["attention_mask"])
@@ -129,7 +129,7 @@ class RevelaLoss(RetrieverLoss):
         return detached_backward(partial(self.lm_loss, packed), weights_BB)
 
     def weights(self, query_BD: Tensor, passage_BD: Tensor) -> Tensor:
-        """Sim within each group of the batch, 0 between groups; (B, B)."""
+        """(B, B) Sim within each group, 0 between groups."""
         gated = self.gates_LH is not None
         dtype = None if gated else torch.bfloat16
         sim = partial(in_batch_weights, tau=self.tau, standardise=gated, dtype=dtype)
@@ -137,9 +137,7 @@ class RevelaLoss(RetrieverLoss):
         return block_diagonal(sim(query, passage).float() for query, passage in pairs)
 
     def lm_loss(self, packed: Packed, weights_BB: Tensor) -> Tensor:
-        """Next-token loss of stream h with these weights (Revela, eqs. 5-8): of each group the mean
-        over its tokens, and of these the mean, as of groups that are read one by one.
-        """
+        """L with Sim = ``weights_BB`` (eqs. 5-8): the mean over groups of the mean over tokens."""
         gated = self.gates_LH is not None
         mix = InBatchAttention(
             weights_BB,
@@ -153,7 +151,7 @@ class RevelaLoss(RetrieverLoss):
         memory = self.lm.prefill(packed, self.layers)
         losses_R = self.lm.token_losses(packed, packed.layout.with_next_R, memory, mix)
         lengths = [packed.lengths[group] for group in self.places(len(packed.lengths))]
-        counts = [sum(some) - len(some) for some in lengths]
+        counts = [sum(group) - len(group) for group in lengths]
         return torch.stack([losses.mean() for losses in torch.split(losses_R, counts)]).mean()
 
 
@@ -165,21 +163,21 @@ def in_batch_weights(
     standardise: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Sim (Revela, eq. 4): softmax over j != i of cos(query_i, passage_j) / tau. Asymmetric, zero
-    diagonal, rows sum to 1.
+    """(B, B) Sim (eq. 4): softmax over j != i of cos(query_i, passage_j) / tau.
 
-    Standardised, a row's cosines are divided by their standard deviation first. Otherwise the
-    cheapest way to a lower loss is a sharper softmax, and the way to that is vectors that run
-    together along a few directions, where cosines differ most: the loss falls, and retrieval among
-    thousands falls with it (research/notebook.md). Standardised, only the order and the shape of a
-    row count.
+    Asymmetric; the diagonal is 0, rows sum to 1.
+
+    ``standardise`` (ours) divides a row's cosines by their standard deviation first, so that only
+    their order and relative distances count. Without it the cheapest way to a lower loss is a
+    sharper softmax: vectors collapse onto a few directions, where cosines differ most. The loss
+    falls, and so does retrieval among thousands (research/notebook.md).
 
     Args:
         query_BD, passage_BD: vectors of the chunks as queries and passages; any norm.
-        tau: temperature of the cosines, or of their standard scores.
-        standardise: as above (ours, not the paper's).
-        dtype: compute in this precision (the published run's bf16 ties act as a smoother); None
-            keeps the input's.
+        tau: temperature of the cosines, or of the standardised cosines.
+        standardise: see above.
+        dtype: compute in this precision (rounding ties of the published run's bf16 smooth Sim).
+            None: that of the input.
     """
     query_BD, passage_BD = F.normalize(query_BD, dim=-1), F.normalize(passage_BD, dim=-1)
     if dtype is not None:
@@ -187,33 +185,31 @@ def in_batch_weights(
     with torch.autocast(query_BD.device.type, enabled=False):
         scores_BB = query_BD @ passage_BD.T
         if standardise:
-            scores_BB = (
-                scores_BB
-                / (off_diagonal(scores_BB).var(dim=1, correction=0, keepdim=True) + TINY).sqrt()
-            )
-        return softmax_of_others(scores_BB / tau)
+            variance_B1 = off_diagonal(scores_BB).var(dim=1, correction=0, keepdim=True)
+            scores_BB = scores_BB / (variance_B1 + TINY).sqrt()
+        return off_diagonal_softmax(scores_BB / tau)
 
 
 def block_diagonal(blocks: Iterable[Tensor]) -> Tensor:
-    """One matrix of square blocks, 0 between them."""
-    whole: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
-    return whole
+    """One matrix of square blocks on its diagonal."""
+    matrix: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
+    return matrix
 
 
 def gated_heads(gates_LH: Tensor) -> dict[int, list[int]]:
-    """The heads of each layer whose gate is not 0, of the layers that have some."""
+    """Layer -> its heads whose gate is not 0."""
     return by_layer(gates_LH.nonzero().tolist())
 
 
 def gates_in_upper_layers(lm: LanguageModel, gate: float, first: int) -> Tensor:
-    """The same gate on every head from layer ``first`` (0-based) up; (L, H)."""
+    """(L, H) the same gate on every head from layer ``first`` (0-based) up."""
     gates_LH = torch.zeros(lm.n_layers, lm.n_heads)
     gates_LH[first:] = gate
     return gates_LH
 
 
 def gates_on_heads(lm: LanguageModel, gate: float, heads: Sequence[tuple[int, int]]) -> Tensor:
-    """The same gate on these (layer, head) pairs; (L, H)."""
+    """(L, H) the same gate on these (layer, head) pairs."""
     gates_LH = torch.zeros(lm.n_layers, lm.n_heads)
     for layer, head in heads:
         gates_LH[layer, head] = gate

@@ -1,20 +1,22 @@
-"""Span corruption (T5; Raffel et al., JMLR 2020): an encoder-decoder writes what is hidden from it.
+"""Span corruption (T5; Raffel et al., JMLR 2020): an encoder-decoder writes spans that are hidden
+from it.
+
+    L = -mean_t log P(target_t | target_<t, input)
 
     x = x_1 .. x_n    ->    input   x_1 <0> x_4 x_5 <1> x_8 ..
                             target  <0> x_2 x_3 <1> x_6 x_7 .. END
-    L = -mean_t log P(target_t | target_<t, input)        nats per token of the target
 
-Each span gives way to one sentinel <k>; ``span_share`` of the tokens are hidden, in spans of
-``span_length`` on average. It is the first stage of "Dwell in the Beginning" (Coelho et al., ACL
-2024): nothing in it favours the beginning of a text.
+- <k>: the sentinel that replaces span k.
+- ``span_share`` of the tokens are hidden, in spans of ``span_length`` tokens on average.
 
-The retriever is the encoder with mean pooling, and both are trained by this loss alone; the decoder
-is saved beside it (``encoder-decoder/``), so that training can go on.
+The retriever is the encoder with mean pooling. The decoder is saved beside it
+(``encoder-decoder/``), so that training can go on. This is the first stage of "Dwell in the
+Beginning" (Coelho et al., ACL 2024); nothing in it favours the beginning of a text.
 
 Cost: one reading of each text by the encoder, and of a fifth as many tokens by the decoder.
 When to use it: to train an encoder from nothing, before crops or pairs (preset ``spans``).
 
-Shapes: B texts of L tokens, T tokens of a target, D width.
+Shapes: B texts of L tokens, D width.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ from revela.errors import RevelaError
 from revela.objectives.base import Batch, BuildContext, Collate, Row, Side, row_random
 from revela.settings import Spans
 
-NO_TARGET = -100  # the label of padding
+IGNORED = -100  # label of padding
 
 
 def build(settings: Spans, parts: BuildContext) -> tuple[nn.Module, Collate]:
-    """The loss of ``spans``, and what makes its batches."""
+    """The loss of ``spans`` and its collator."""
     from revela.lm.encoder_decoder import load_encoder_decoder
 
     tokens = parts.recipe.lm.lm_tokens
@@ -63,10 +65,10 @@ def save(loss: SpanLoss, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class SpanBatches:
-    """A run of ``lm_tokens`` tokens of each row, with spans hidden, and what is hidden.
+    """Collates texts with hidden spans, and the spans as targets.
 
-    A row has as many words as a run has tokens, or a few more, so a run is most of it: which part
-    differs by epoch. A shorter row is read whole.
+    At most ``lm_tokens`` tokens of a row are read, a run that differs by epoch. A row has about as
+    many words, so a run is most of it.
     """
 
     parts: BuildContext
@@ -74,8 +76,8 @@ class SpanBatches:
     settings: Spans
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
-        given = self.lm.tokenizer([row["text"] for row in rows], add_special_tokens=False)
-        pairs = [self._pair(row, ids) for row, ids in zip(rows, given["input_ids"], strict=True)]
+        tokens = self.lm.tokenizer([row["text"] for row in rows], add_special_tokens=False)
+        pairs = [self._pair(row, ids) for row, ids in zip(rows, tokens["input_ids"], strict=True)]
         inputs, targets = zip(*pairs, strict=True)
         padding = int(self.lm.tokenizer.pad_token_id)
         mask_BL = _padded([[1] * len(ids) for ids in inputs], 0)
@@ -83,18 +85,18 @@ class SpanBatches:
         return {
             "text_input_ids": _padded(inputs, padding),
             "text_attention_mask": mask_BL,
-            "target_ids": _padded(targets, NO_TARGET),
+            "target_ids": _padded(targets, IGNORED),
         }
 
     def _pair(self, row: Row, ids: list[int]) -> tuple[list[int], list[int]]:
-        """What the encoder reads, and what the decoder is to write."""
-        lm, longest = self.lm, self.parts.recipe.lm.lm_tokens
-        draw = row_random(row, self.parts.recipe.training.seed)
-        start = draw.randint(0, max(0, len(ids) - longest))
-        run = ids[start : start + longest]
-        of_spans = self.settings.span_share, self.settings.span_length
-        read, target = corrupt(run, *of_spans, lm.sentinels, draw)
-        return lm.around(read), [*target, lm.tokenizer.eos_token_id]
+        """Token ids of the encoder's input and of the target."""
+        lm, max_tokens = self.lm, self.parts.recipe.lm.lm_tokens
+        rng = row_random(row, self.parts.recipe.training.seed)
+        start = rng.randint(0, max(0, len(ids) - max_tokens))
+        run = ids[start : start + max_tokens]
+        share, mean_length = self.settings.span_share, self.settings.span_length
+        kept, target = corrupt(run, share, mean_length, lm.sentinels, rng)
+        return lm.around(kept), [*target, lm.tokenizer.eos_token_id]
 
 
 def _padded(rows: Sequence[list[int]], value: int) -> Tensor:
@@ -102,12 +104,12 @@ def _padded(rows: Sequence[list[int]], value: int) -> Tensor:
 
 
 def num_noise_tokens(length: int, share: float) -> int:
-    """How many tokens of a text are hidden: one at least, and never all."""
+    """How many tokens of a text are hidden: at least one, and never all."""
     return min(max(1, round(length * share)), length - 1)
 
 
 def num_noise_spans(length: int, share: float, mean_span: float) -> int:
-    """In how many spans they are; any two have a token between them."""
+    """How many spans the hidden tokens form; any two have a token between them."""
     hidden = num_noise_tokens(length, share)
     return min(max(1, round(hidden / mean_span)), hidden, length - hidden + 1)
 
@@ -119,39 +121,40 @@ def corrupt(
     sentinels: Sequence[int],
     rng: random.Random,
 ) -> tuple[list[int], list[int]]:
-    """Hide spans of a text. Gives what is left, with a sentinel for each, and the target: each span
-    after its sentinel, without the token that ends a target.
+    """Hide spans of a text; returns the input and the target, without END.
 
-    The lengths of the spans, and of the runs between them, are random compositions of their sums,
-    as in T5. But T5's texts always begin with a run and end with a span; here both ends may be
-    either, so that the hidden tokens lie alike in a text and in its reverse. A text of one token
-    stays as it is.
+    As in T5, the lengths of spans and of the runs between them are random compositions of their
+    sums. T5's texts begin with a run and end with a span. Here either end may be either, so that
+    hiding treats a text and its reverse alike. A text of one token stays as it is.
     """
     if len(ids) < 2:
         return list(ids), []
     hidden, spans = num_noise_tokens(len(ids), share), num_noise_spans(len(ids), share, mean_span)
     lengths = random_parts(hidden, spans, rng)
-    # One token more at each end, so that the first and the last run may have none of the text's.
+    # One extra token at each end, taken away below: the first and the last run may be empty.
     runs = random_parts(len(ids) - hidden + 2, spans + 1, rng)
     runs[0], runs[-1] = runs[0] - 1, runs[-1] - 1
-    read, target, at = list(ids[: runs[0]]), list[int](), runs[0]
+    kept, target, at = list(ids[: runs[0]]), list[int](), runs[0]
     for sentinel, length, run in zip(sentinels, lengths, runs[1:], strict=False):
         target += [sentinel, *ids[at : at + length]]
         at += length
-        read += [sentinel, *ids[at : at + run]]
+        kept += [sentinel, *ids[at : at + run]]
         at += run
-    return read, target
+    return kept, target
 
 
 def random_parts(total: int, count: int, rng: random.Random) -> list[int]:
-    """Positive whole numbers with this sum; all compositions are as likely."""
+    """Positive integers with this sum; all compositions are equally likely."""
     cuts = sorted(rng.sample(range(1, total), count - 1))
     return [b - a for a, b in pairwise([0, *cuts, total])]
 
 
 class SpanLoss(nn.Module):
-    """The loss of a batch of texts with hidden spans. ``lm``, an ``EncoderDecoder``, shares its
-    encoder with ``model``, whose first module gives ``token_embeddings``.
+    """The loss of a batch of texts with hidden spans.
+
+    Args:
+        model: the retriever; its first module gives ``token_embeddings``.
+        lm: an ``EncoderDecoder`` that has the retriever's encoder.
     """
 
     def __init__(self, model: nn.Module, lm: Any) -> None:
@@ -159,10 +162,10 @@ class SpanLoss(nn.Module):
         self.model, self.lm = model, lm
 
     def forward(self, features: Sequence[Side]) -> Tensor:
-        """Loss in nats per token of the targets; ``features`` are the texts and the targets."""
+        """L in nats per token of the targets; ``features`` are the texts and the targets."""
         text, target = features
         model: Any = self.model
-        # Through the retriever the encoder computes nothing on padding.
+        # Called through the retriever, the encoder skips padding.
         with autocast(text["input_ids"].device, self.lm.bf16):
             hidden_BLD = model[0](dict(text))["token_embeddings"]
         loss: Tensor = self.lm.loss(hidden_BLD, text["attention_mask"], target["ids"])

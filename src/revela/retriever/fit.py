@@ -11,7 +11,7 @@
    and too alike to find them.
 3. Lexical half: the mean of the tokens' input embeddings, whitened over the corpus's tokens and
    each of unit length, so that a rare word is found by itself. ``revela fit`` also trains it
-   (training/train_table.py).
+   (training/word_table.py).
 4. Rotation of the whole vector to its principal axes over the corpus, so that the first numbers
    carry most and a vector can be truncated. It changes no cosine of whole vectors.
 5. Insertion of all this into the model.

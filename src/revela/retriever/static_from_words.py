@@ -6,7 +6,7 @@ E are the LM's input embeddings. The words of the corpus become the tokens of a 
 of one stem share a row. Whitening over the corpus (lexical.py) makes unlike words nearly
 orthogonal, so that a word that query and passage share adds its idf to their dot product, as in
 BM25. Where words are not spaced, and in Hangul, the LM's pieces are the words; they also stand in
-for words that the corpus does not have. training/train_table.py trains the rows.
+for words that the corpus does not have. training/word_table.py trains the rows.
 
 Shapes: N texts, T tokens of a text, V tokens, S stems, P pieces of the LM, U pieces in use, D
 numbers of a row.

@@ -77,7 +77,7 @@ class Recipe:
         Raises:
             RevelaError: there is no such preset or setting, or it is out of bounds.
         """
-        return merged(preset, {}, settings)
+        return build_recipe(preset, {}, settings)
 
     def replace(self, **settings: Any) -> Recipe:
         """The same with other settings, by flag name; those of another objective stay with it."""
@@ -125,7 +125,7 @@ def presets() -> dict[str, dict[str, Any]]:
     return {name: _flattened(tomllib.loads(texts[name]), name)[0] for name in names}
 
 
-def merged(preset: str, file: Mapping[str, Any], given: Mapping[str, Any]) -> Recipe:
+def build_recipe(preset: str, file: Mapping[str, Any], given: Mapping[str, Any]) -> Recipe:
     """The recipe of a preset, a recipe file's settings over it, and what is given by hand over
     both.
 
@@ -137,15 +137,15 @@ def merged(preset: str, file: Mapping[str, Any], given: Mapping[str, Any]) -> Re
         RevelaError: there is no such preset or setting, a value is out of bounds, or the objective
             does not have a setting that the file or the hand gives.
     """
-    recipe, unread = merge(preset, file, given)
+    recipe, unread = merge_settings(preset, file, given)
     check_unread([(recipe, unread)])
     return recipe
 
 
-def merge(
+def merge_settings(
     preset: str, file: Mapping[str, Any], given: Mapping[str, Any]
 ) -> tuple[Recipe, set[str]]:
-    """``merged``, with the names that are given and that the objective does not read."""
+    """``build_recipe``, with the names that are given and that the objective does not read."""
     wanted = given.get("objective") or file.get("objective") or ""
     implied = preset or (wanted if isinstance(wanted, str) else "")
     if preset and preset not in presets():
@@ -203,7 +203,7 @@ def _flattened(
     return flat, {name: _flattened(table, where)[0] for name, table in variants.items()}
 
 
-def readers_of(name: str) -> list[str]:
+def objectives_with(name: str) -> list[str]:
     """The objectives that have this setting, as a flag name."""
     return [
         objective
@@ -220,7 +220,7 @@ def _with(
     places = {flag_of(s, item.name): (s, item.name) for s, item in fields_of(recipe.objective)}
     unread = {name for name in by_hand if name not in places}
     for name in unread:
-        if not readers_of(name):
+        if not objectives_with(name):
             raise RevelaError(f"there is no setting {name}: docs/settings.md lists all of them")
     changes: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
@@ -260,7 +260,9 @@ def check_unread(made: Sequence[tuple[Recipe, set[str]]]) -> None:
         return
     name = min(names)
     ours = " and ".join(dict.fromkeys(recipe.objective.name for recipe, _ in made))
-    others = readers_of(name) or [o for o, kind in OBJECTIVES.items() if kind.reads == "queries"]
+    others = objectives_with(name) or [
+        o for o, kind in OBJECTIVES.items() if kind.reads == "queries"
+    ]
     raise RevelaError(
         f"--{name.replace('_', '-')} has no effect on --objective {ours}: "
         f"leave it out, or train {' or '.join(others)}"

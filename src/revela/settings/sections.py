@@ -244,7 +244,7 @@ class Indexing:
     milliseconds: about 8 kB more per chunk."""
 
 
-def described(kind: Any) -> dict[str, str]:
+def descriptions(kind: Any) -> dict[str, str]:
     """The sentence below each field of a section or an objective, and of those it extends."""
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):

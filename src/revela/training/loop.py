@@ -1,11 +1,11 @@
-"""The parts of the training loop: the batches of a step, the step, and what ends the run.
+"""Parts of the training loop: the batches of a step, the step, and signals that end the run.
 
-A step reads one or more batches one after another, sums their gradients, clips these by their joint
-norm, and moves all trained parameters by AdamW.
+A step reads one or more batches in turn, sums their gradients, clips them by their joint norm, and
+updates all trained parameters by AdamW.
 
-Several processes deal a step's batches out, add their gradients up before the clipping, and so have
-the same weights after every step as one process that reads all batches. What a batch draws at
-random depends on its number alone.
+Several processes share the batches of a step and add up their gradients before clipping. So they
+have the same weights after every step as one process that reads all batches. The random numbers of
+a batch depend on its number alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import random
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import count, groupby, islice
 from types import FrameType
@@ -26,9 +26,11 @@ from tqdm.auto import tqdm
 from revela import distributed as distributed
 from revela.device import sent
 from revela.errors import RevelaError
+from revela.groups.dataset import TrainingSet
 from revela.groups.strategies import Groups
+from revela.objectives.base import Collate
 from revela.retriever.static_trainable import TwoHalves
-from revela.settings import Recipe
+from revela.settings import Crop, InfoNCE, Recipe
 from revela.training.metrics import Budget
 
 MAX_GRAD_NORM = 1.0
@@ -36,48 +38,46 @@ MAX_GRAD_NORM = 1.0
 Tensors = dict[str, Tensor]
 Rows = Sequence[tuple[int, int]]
 """(epoch, row) of each row of a batch."""
-Collate = Callable[[Rows], Tensors]
-"""Rows -> their tensors, named SIDE_NAME."""
 
 
 class Batch(NamedTuple):
-    """What a process reads of a batch.
+    """A process's part of a batch.
 
     Attributes:
         number: of the batch in the run.
-        tensors: of the rows that this process reads.
-        share: what their mean loss is divided by.
+        tensors: named SIDE_NAME.
+        divisor: of the mean loss.
     """
 
     number: int
     tensors: Tensors
-    share: int
+    divisor: int
 
 
 class BatchReader:
-    """Makes the batches of one step after another.
+    """Makes the batches of every step, in order.
 
     Args:
         recipe: groups per step and per batch.
         groups: epoch -> groups of row indices.
-        collate: makes the tensors of a batch.
+        read: (epoch, row) pairs -> tensors of a batch.
         budget: counts the tokens that the retriever reads.
-        ahead: make the batches of a step in a thread during the one before. Neither groups nor
-            batches may then depend on a model, or draw from torch's generator.
-        step: steps that are done; their batches are skipped.
+        ahead: make the batches of a step in a thread during the previous step. Then neither groups
+            nor batches may depend on a model or draw from torch's generator.
+        step: steps already done, whose batches are skipped.
     """
 
     def __init__(
         self,
         recipe: Recipe,
         groups: Groups,
-        collate: Collate,
+        read: Callable[[Rows], Tensors],
         budget: Budget,
         *,
         ahead: bool,
         step: int = 0,
     ) -> None:
-        self.collate, self.budget, self.ahead, self.step = collate, budget, ahead, step
+        self.read, self.budget, self.ahead, self.step = read, budget, ahead, step
         self.across_groups = recipe.objective.across_groups
         self.batches_per_step = recipe.training.groups_per_step // recipe.training.groups_per_batch
         self._batches = row_batches(groups, recipe.training.groups_per_batch)
@@ -93,26 +93,24 @@ class BatchReader:
         self._thread.shutdown()
 
     def next_step(self) -> tuple[list[Batch], int]:
-        """The batches of this step and the tokens that the retriever reads in them; those of the
-        next are begun.
-        """
-        found = self._future.result() if self._future else self._read(self.step)
+        """The batches of this step, and how many tokens the retriever reads in them."""
+        made = self._future.result() if self._future else self._make(self.step)
         self.step, self._future = self.step + 1, None
         if self.ahead and self.budget.done(self.step) < 1.0:
-            self._future = self._thread.submit(self._read, self.step)
-        return found
+            self._future = self._thread.submit(self._make, self.step)
+        return made
 
     def wait(self) -> None:
-        """Wait for the thread: a tokenizer serves one at a time."""
+        """Wait for the thread: a tokenizer is not thread-safe."""
         wait([self._future] if self._future else [])
 
-    def _read(self, step: int) -> tuple[list[Batch], int]:
+    def _make(self, step: int) -> tuple[list[Batch], int]:
         mine = self.my_rows(step)
-        batches = [Batch(number, self.collate(rows), share) for number, rows, share in mine]
-        return batches, self.budget.counted()
+        batches = [Batch(number, self.read(rows), divisor) for number, rows, divisor in mine]
+        return batches, self.budget.take_count()
 
     def my_rows(self, step: int) -> Iterator[tuple[int, Rows, int]]:
-        """The number, rows and share of what this process reads in a step."""
+        """(batch number, rows, divisor) of this process in a step."""
         first, world_size = step * self.batches_per_step, distributed.world_size()
         numbered = list(enumerate(islice(self._batches, self.batches_per_step), first))
         if self.across_groups:
@@ -125,13 +123,13 @@ class BatchReader:
 
 
 def row_batches(groups: Groups, groups_per_batch: int) -> Iterator[list[tuple[int, int]]]:
-    """Batches without end, epoch after epoch, each the (epoch, row) of its rows.
+    """Endless batches of (epoch, row) pairs, epoch after epoch.
 
-    The order is the same for the same groups, so that skipping the first n batches resumes exactly.
+    The order depends on the groups alone, so skipping the first n batches resumes exactly.
 
     Args:
-        groups: epoch -> that epoch's groups of row indices; every epoch has one at least.
-        groups_per_batch: these are read together, one after another.
+        groups: epoch -> its groups of row indices, at least one.
+        groups_per_batch: consecutive groups in a batch.
     """
     endless = ((epoch, group) for epoch in count() for group in groups(epoch))
     while True:
@@ -139,20 +137,41 @@ def row_batches(groups: Groups, groups_per_batch: int) -> Iterator[list[tuple[in
         yield [(epoch, row) for epoch, group in batch for row in group]
 
 
-def sides(tensors: Tensors) -> list[Tensors]:
-    """The tensors of each side (query, passage, chunk, ...), which their names begin with, in the
-    order of the sides.
+def read_rows(data: TrainingSet, collate: Collate, batch: Rows) -> Tensors:
+    """The tensors of a batch, by an objective's collator."""
+    rows: list[Mapping[str, Any]] = []
+    for epoch, index in batch:
+        c = data.row(index)
+        rows.append(dict(document=c.document, text=c.text, query=c.query, row=index, epoch=epoch))
+    return collate(rows)
+
+
+def reads_ahead(recipe: Recipe, data: TrainingSet) -> bool:
+    """Whether batches need no model: neither the retriever in training, nor an LM that writes
+    queries, nor a surrogate.
     """
-    found: dict[str, Tensors] = {}
+    objective = recipe.objective
+    mines = isinstance(objective, InfoNCE) and objective.negatives
+    has_surrogate = isinstance(objective, InfoNCE | Crop) and recipe.groups.surrogate
+    is_iterative = recipe.groups.kind == "iterative"
+    return not (mines or has_surrogate or is_iterative) and data.generated_queries is None
+
+
+def sides(tensors: Tensors) -> list[Tensors]:
+    """The tensors of each side (query, passage, chunk, ...), from names SIDE_NAME; keeps the order
+    of the sides.
+    """
+    by_side: dict[str, Tensors] = {}
     for name, tensor in tensors.items():
         side, _, rest = name.partition("_")
-        found.setdefault(side, {})[rest] = tensor
-    return list(found.values())
+        by_side.setdefault(side, {})[rest] = tensor
+    return list(by_side.values())
 
 
 def make_optimizer(objective: nn.Module, learning_rate: float) -> torch.optim.AdamW:
-    """AdamW over the trained parameters in their order; the rows of a table take "times" the
-    learning rate of a transformer's weights.
+    """AdamW over the trained parameters, in their order.
+
+    "times" is a group's factor on the learning rate; it is above 1 for a table of words.
     """
     times = {
         parameter: factor
@@ -174,7 +193,7 @@ def take_step(
     learning_rate: float,
     seed: int,
 ) -> tuple[Tensor, Tensor]:
-    """The mean loss of this process's batches, and the gradient's norm before clipping."""
+    """Update the weights; returns this process's part of the loss, and the norm of the gradient."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group["times"]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -182,8 +201,8 @@ def take_step(
     total = torch.zeros((), device=device)
     for batch in batches:
         torch.manual_seed(batch_seed(seed, batch.number))
-        there = {name: sent(tensor, device) for name, tensor in batch.tensors.items()}
-        loss = objective(sides(there)) / batch.share
+        on_device = {name: sent(tensor, device) for name, tensor in batch.tensors.items()}
+        loss = objective(sides(on_device)) / batch.divisor
         loss.backward()
         total += loss.detach()
     distributed.add_gradients(parameters)
@@ -194,29 +213,28 @@ def take_step(
 
 
 def batch_seed(seed: int, number: int) -> int:
-    """What torch's generator begins with at a batch, whichever process reads it."""
+    """Seed of torch's generator for a batch, the same in every process."""
     return random.Random(f"{seed}/{number}").getrandbits(63)
 
 
 def agree(budget: Budget, seconds: float, tokens: int, stop: bool) -> bool:
-    """Add to the budget what a step took in each process; whether one of them is to stop."""
-    shared = distributed.all_gather((seconds, tokens, stop))
-    all_seconds, all_tokens, all_stops = zip(*shared, strict=True)
+    """Spend what a step took in each process; returns whether any of them is to stop."""
+    gathered = distributed.all_gather((seconds, tokens, stop))
+    all_seconds, all_tokens, all_stops = zip(*gathered, strict=True)
     budget.spend(all_seconds, all_tokens)
     return any(all_stops)
 
 
 def check_finite(step: int, sums: Tensor, grad_norm: Tensor) -> tuple[float, float]:
-    """The summed loss of all processes and the last gradient's norm, for which the device is waited
-    for once.
+    """The loss summed over all processes, and the last gradient norm, with one wait for the device.
 
     Args:
         step: steps done.
-        sums: of this process's losses and of the gradients' norms since the last line.
+        sums: this process's losses and gradient norms, each summed since the last line.
         grad_norm: of the last step.
 
     Raises:
-        RevelaError: a loss or a gradient since the last line was not finite.
+        RevelaError: a loss or gradient since the last line was not finite.
     """
     numbers = torch.stack([distributed.all_reduce_sum(sums[0]), sums[1], grad_norm]).tolist()
     if not all(map(math.isfinite, numbers)):
@@ -228,25 +246,25 @@ def check_finite(step: int, sums: Tensor, grad_norm: Tensor) -> tuple[float, flo
 
 
 class Stop:
-    """While open, the first Ctrl-C or SIGTERM asks the run to end after its step, the second ends
-    it at once.
+    """While open, the first Ctrl-C or SIGTERM requests a stop after the step; the second stops at
+    once.
     """
 
     SIGNALS = signal.SIGINT, signal.SIGTERM
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
 
     def __enter__(self) -> Stop:
-        self._before = [signal.signal(number, self._ask) for number in self.SIGNALS]
+        self._handlers = [signal.signal(number, self._request) for number in self.SIGNALS]
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in zip(self.SIGNALS, self._before, strict=True):
+        for number, handler in zip(self.SIGNALS, self._handlers, strict=True):
             signal.signal(number, handler)
 
-    def _ask(self, _number: int, _frame: FrameType | None) -> None:
-        if self.asked:
+    def _request(self, _number: int, _frame: FrameType | None) -> None:
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
         tqdm.write("stopping after this step and saving; press Ctrl-C again to stop at once")

@@ -1,11 +1,10 @@
-"""What a run measures and reports: its budget, metrics.jsonl, a progress bar, a tracker."""
+"""The budget of a run, and what it reports: metrics.jsonl, a progress bar, a tracker."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,6 @@ from revela.errors import RevelaError
 from revela.files import atomic_write, disk_errors
 from revela.settings import Recipe
 from revela.silence import duration
-from revela.types import Encoder
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -25,15 +23,15 @@ if TYPE_CHECKING:
 TRACKER_FOLDER = "tracker"
 
 Scores = dict[str, float]
-Check = Callable[[Encoder], Scores]
+"""Task -> nDCG@10."""
 
 
 class Budget:
-    """Training time in seconds (without checks and saves) and tokens read, of all processes and
-    kept over a resume; and how much of the run is done.
+    """Seconds trained (without checks and saves) and tokens read, by all processes and since before
+    any resume.
 
     Args:
-        max_steps, max_minutes, max_million_tokens: limits of the run; 0: no such limit.
+        max_steps, max_minutes, max_million_tokens: limits of the run. 0: no limit.
     """
 
     def __init__(
@@ -47,13 +45,13 @@ class Budget:
         """Count tokens that the retriever reads."""
         self._counted += tokens
 
-    def counted(self) -> int:
-        """What was counted since this was asked last."""
+    def take_count(self) -> int:
+        """Tokens counted since the last call."""
         tokens, self._counted = self._counted, 0
         return tokens
 
     def spend(self, seconds: Sequence[float], tokens: Sequence[int]) -> None:
-        """Add a step, which each process has measured for itself."""
+        """Add a step: seconds and tokens of each process."""
         self.seconds += max(seconds)
         self.tokens += sum(tokens)
 
@@ -62,14 +60,14 @@ class Budget:
         return self.seconds / 60
 
     def done(self, step: int) -> float:
-        """0 at the start, 1 when the nearest of the limits is reached."""
+        """Fraction of the run that is done: 1 once a limit is reached."""
         by_step = step / self.max_steps if self.max_steps else 0.0
         by_time = self.seconds / self.max_seconds if self.max_seconds else 0.0
         by_tokens = self.tokens / self.max_tokens if self.max_tokens else 0.0
         return min(1.0, max(by_step, by_time, by_tokens))
 
     def learning_rate_factor(self, step: int, warmup_steps: int) -> float:
-        """Linear warm-up by step, linear decay to zero over the run."""
+        """Linear warm-up by step, linear decay to 0 over the run."""
         return min(1.0, (step + 1) / max(1, warmup_steps)) * (1.0 - self.done(step))
 
 
@@ -78,9 +76,9 @@ class Metrics:
 
     Args:
         path: the file.
-        keep_until: for a resumed run, the step of its checkpoint; later lines, and a line that was
-            cut short, are dropped. None: a new file.
-        tracker: also gets the numbers of each line by name, and its step.
+        keep_until: step of the checkpoint of a resumed run; later lines and an incomplete last line
+            are dropped. None: keep the file as it is.
+        tracker: gets every line too.
 
     Raises:
         RevelaError: a line cannot be read.
@@ -92,7 +90,7 @@ class Metrics:
         self.path, self.tracker = path, tracker
         self.rows: list[dict[str, Any]] = []
         if keep_until is not None and path.exists():
-            self.rows = list(_rows(path, keep_until))
+            self.rows = list(_read_rows(path, keep_until))
             with atomic_write(path) as temporary:
                 temporary.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
 
@@ -106,7 +104,7 @@ class Metrics:
             self.tracker.log(dict(_named_numbers(values)), step)
 
     def close(self) -> None:
-        """Tell the tracker that the run is over."""
+        """Finish the tracker."""
         for tracker in self.tracker.trackers if self.tracker else ():
             tracker.finish()
 
@@ -115,7 +113,7 @@ class Metrics:
         return [(row["step"], row["check"]) for row in self.rows if "check" in row]
 
 
-def _rows(path: Path, keep_until: int) -> Iterator[dict[str, Any]]:
+def _read_rows(path: Path, keep_until: int) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
             row = json.loads(line)
@@ -128,7 +126,7 @@ def _rows(path: Path, keep_until: int) -> Iterator[dict[str, Any]]:
 
 
 def _named_numbers(values: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """A tracker's names: "loss", "check/TASK"."""
+    """Numbers by a tracker's names: "loss", "check/TASK"."""
     for name, value in values.items():
         if isinstance(value, dict):
             yield from ((f"{name}/{inside}", number) for inside, number in value.items())
@@ -137,7 +135,7 @@ def _named_numbers(values: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def start_tracker(recipe: Recipe, out: Path) -> Accelerator | None:
-    """accelerate with the recipe's tracker, for which alone it is used."""
+    """accelerate's interface to the recipe's tracker."""
     if not (recipe.training.track and is_rank_zero()):
         return None
     from accelerate import Accelerator
@@ -155,7 +153,7 @@ def start_tracker(recipe: Recipe, out: Path) -> Accelerator | None:
 
 
 class Progress:
-    """The progress bar, and the line of metrics.jsonl of every few steps; in the first process."""
+    """The progress bar, and the losses in metrics.jsonl; the first process only."""
 
     def __init__(self, budget: Budget, metrics: Metrics) -> None:
         self.budget, self.metrics = budget, metrics
@@ -164,20 +162,20 @@ class Progress:
 
     @contextmanager
     def bar(self, step: int) -> Iterator[None]:
-        """While open, a bar is shown that begins at this step."""
+        """Show the bar, beginning at this step."""
         total = self.budget.max_steps or None
         shape = "{desc} {n_fmt}" + ("/{total_fmt} |{bar}|" if total else "") + "{postfix}"
         self._last = (self.budget.seconds, self.budget.tokens)
-        given: Any = dict(total=total, initial=step, desc="step", bar_format=shape)
-        with tqdm(**given, disable=not is_rank_zero()) as self._bar:
+        options: Any = dict(total=total, initial=step, desc="step", bar_format=shape)
+        with tqdm(**options, disable=not is_rank_zero()) as self._bar:
             yield
 
     def advance(self) -> None:
-        """One more step is done."""
+        """Count one step."""
         self._bar.update(1)
 
     def log(self, step: int, loss: float, grad_norm: float, learning_rate: float) -> None:
-        """Write and show the mean loss since the last line, and the last step's numbers."""
+        """Write and show the mean loss since the last line, and numbers of the last step."""
         if not is_rank_zero():
             return
         budget = self.budget
@@ -195,42 +193,3 @@ class Progress:
         done = budget.done(step)
         left = budget.minutes * (1 - done) / done if done > 0 else 0.0
         self._bar.set_postfix_str(f"loss {loss:.3f}, {rate:,.0f} tokens/s, {duration(left)} left")
-
-
-@dataclass(frozen=True)
-class Checks:
-    """The label-free checks of a run: their time is not in its budget.
-
-    Args:
-        encoder: the retriever as it is at a check.
-        check: gives scores by task.
-        judge: gives scores that are recorded with every check and decide nothing.
-        bm25: BM25's scores on the same tasks, to be shown beside.
-        budget, metrics: of the run.
-        offer: called with the step and the scores of every check.
-    """
-
-    encoder: Encoder
-    check: Check
-    judge: Check | None
-    bm25: Scores
-    budget: Budget
-    metrics: Metrics
-    offer: Callable[[int, Scores], None] | None
-
-    def run(self, step: int) -> Scores:
-        """Check, record the scores and show them."""
-        scores = self.check(self.encoder)
-        judged = {"judged": self.judge(self.encoder)} if self.judge is not None else {}
-        minutes, tokens = round(self.budget.minutes, 3), self.budget.tokens
-        self.metrics.write(step, minutes=minutes, tokens_read=tokens, check=scores, **judged)
-        tqdm.write(f"step {step}: {describe(scores, self.bm25)}")
-        if self.offer is not None:
-            self.offer(step, scores)
-        return scores
-
-
-def describe(scores: Scores, bm25: Scores) -> str:
-    """Scores in one line, each with BM25's where there is one."""
-    beside = {task: f" (BM25 {score:.3f})" for task, score in bm25.items()}
-    return ", ".join(f"{task} {v:.3f}{beside.get(task, '')}" for task, v in scores.items())

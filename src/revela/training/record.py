@@ -1,5 +1,6 @@
-"""The output folder of a run, and run.json in it: the settings, corpus and environment of the run,
-so that it is resumed, or taken for finished, with the same only.
+"""The output folder of a run, and its run.json: settings, corpus and environment.
+
+A run is resumed, or counts as finished, only with the same settings and corpus.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import platform
 import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,16 +22,15 @@ from revela import __version__, distributed
 from revela.errors import RevelaError
 from revela.files import LOCK, atomic_write, check_free, hidden_prefix, remove_unfinished, writing
 from revela.model_files import commits
-from revela.settings import Recipe
 from revela.training.checkpoint import saved_checkpoints
 from revela.training.metrics import TRACKER_FOLDER
 
 RUN_FILE, METRICS, CHECKPOINTS = "run.json", "metrics.jsonl", "checkpoints"
-# All that a run may have written before its first checkpoint.
-BEFORE_A_CHECKPOINT = frozenset({LOCK, RUN_FILE, METRICS, CHECKPOINTS, TRACKER_FOLDER})
-# Settings that may differ when a finished run is not repeated, and when a run is resumed.
+# All that a run may write before its first checkpoint.
+BEFORE_CHECKPOINT = frozenset({LOCK, RUN_FILE, METRICS, CHECKPOINTS, TRACKER_FOLDER})
+# Settings that may differ from those of a finished run that is kept, and of a run that is resumed.
 FREE_WHEN_DONE = frozenset({"save_every", "log_every", "track"})
-FREE = FREE_WHEN_DONE | {
+FREE_ON_RESUME = FREE_WHEN_DONE | {
     *("max_steps", "max_minutes", "max_tokens_read", "check_every", "threads", "shard_lm")
 }
 LIBRARIES = (
@@ -38,10 +39,22 @@ LIBRARIES = (
 )
 
 
+@dataclass(frozen=True)
+class Provenance:
+    """Where a retriever comes from, for run.json and the model card."""
+
+    corpus: str = "a corpus"
+    command: str = ""
+
+
+UNKNOWN = Provenance()
+
+
 @contextmanager
 def output_folder(out: Path, resume: bool) -> Iterator[None]:
-    """While open, the first process holds the lock of the output folder. A run that is refused
-    before its first step leaves nothing behind.
+    """While open, the first process holds the lock of the output folder.
+
+    A run that is refused before its first step leaves nothing behind.
 
     Raises:
         RevelaError: the folder is in the way, or another process writes to it.
@@ -50,14 +63,14 @@ def output_folder(out: Path, resume: bool) -> Iterator[None]:
         yield
         return
     if resume:
-        _record(out)
+        _read_record(out)
     else:
         check_free(out)
     with writing(out):
         try:
             if not resume:
-                check_free(out)  # another run may have been faster
-            remove_unfinished(out, [*BEFORE_A_CHECKPOINT, "model"])
+                check_free(out)  # another run may have taken it
+            remove_unfinished(out, [*BEFORE_CHECKPOINT, "model"])
             names = "checkpoint", "best", "fit", "groups", "negatives"
             remove_unfinished(out / CHECKPOINTS, names)
             try:
@@ -78,17 +91,8 @@ def _has_steps(out: Path) -> bool:
     return has_losses or bool(saved_checkpoints(out / CHECKPOINTS))
 
 
-def settings_of(recipe: Recipe) -> dict[str, Any]:
-    """The settings of a run, as run.json gives them back (a tuple as a list)."""
-    settings: dict[str, Any] = json.loads(json.dumps(recipe.to_dict()))
-    return settings
-
-
 def write_record(settings: dict[str, Any], about: dict[str, Any], out: Path) -> None:
-    """Write run.json: every setting, and under ``about`` the run's corpus, command, environment.
-
-    A resumed run keeps the ``about`` of its first part.
-    """
+    """Write run.json: all settings, and ``about``, which a resumed run keeps as it is."""
     path = out / RUN_FILE
     if path.is_file():
         about = json.loads(path.read_text()).get("about", about)
@@ -96,19 +100,18 @@ def write_record(settings: dict[str, Any], about: dict[str, Any], out: Path) -> 
         temporary.write_text(json.dumps({**settings, "about": about}, indent=1))
 
 
-def check_another(settings: dict[str, Any], digest: str, out: Path, free: Collection[str]) -> None:
-    """Check that the run in ``out`` has these settings, but for ``free``, and a corpus of this
-    digest.
+def check_same_run(settings: dict[str, Any], digest: str, out: Path, free: Collection[str]) -> None:
+    """Check that the run in ``out`` has these settings, except ``free`` ones, and this corpus.
 
     Raises:
-        RevelaError: the run has others, or there is no run.
+        RevelaError: they differ, or there is no run.
     """
-    begun = _record(out)
-    if begun["about"]["corpus_digest"] != digest:
+    record = _read_record(out)
+    if record["about"]["corpus_digest"] != digest:
         raise RevelaError(
             f"{out} was begun on another corpus: give that one, as it was, or another --out"
         )
-    changed = sorted(k for k in settings if k not in free and begun.get(k) != settings[k])
+    changed = sorted(k for k in settings if k not in free and record.get(k) != settings[k])
     if changed:
         raise RevelaError(
             f"{out} was begun with other settings ({', '.join(changed)}): give the same, or "
@@ -117,23 +120,24 @@ def check_another(settings: dict[str, Any], digest: str, out: Path, free: Collec
 
 
 def model_of_run(out: Path) -> str:
-    """The model that the run in ``out`` began with.
+    """The model that the run in ``out`` started from.
 
     Raises:
         RevelaError: there is no run.
     """
-    return str(_record(out)["model"])
+    return str(_read_record(out)["model"])
 
 
 def checkpoint_to_resume(settings: dict[str, Any], digest: str, out: Path) -> Path | None:
-    """The last checkpoint of the run in ``out``; None if it was stopped before the first. Models of
-    the hub are read as they were when it began.
+    """The last checkpoint of the run in ``out``; None if it was stopped before the first.
+
+    Hub models are pinned to the revisions of the first part of the run.
 
     Raises:
         RevelaError: the run is finished, or has other settings or another corpus.
     """
-    check_another(settings, digest, out, FREE)
-    commits.update(_record(out)["about"].get("revisions", {}))
+    check_same_run(settings, digest, out, FREE_ON_RESUME)
+    commits.update(_read_record(out)["about"].get("revisions", {}))
     checkpoints = saved_checkpoints(out / CHECKPOINTS)
     if not checkpoints and (out / "modules.json").exists():
         remove_unfinished(out, [CHECKPOINTS])
@@ -144,8 +148,8 @@ def checkpoint_to_resume(settings: dict[str, Any], digest: str, out: Path) -> Pa
     return checkpoints[-1] if checkpoints else None
 
 
-def remove_begun(out: Path) -> None:
-    """Remove a run that was stopped before its first checkpoint, if there is one.
+def remove_unstarted(out: Path) -> None:
+    """Remove a run that was stopped before its first checkpoint.
 
     Raises:
         RevelaError: ``out`` holds something else.
@@ -153,9 +157,9 @@ def remove_begun(out: Path) -> None:
     inside = [path.name for path in out.iterdir()] if out.is_dir() else []
     if not inside:
         return
-    _record(out)
-    half_written = tuple(map(hidden_prefix, BEFORE_A_CHECKPOINT))
-    others = {name for name in inside if not name.startswith(half_written)} - BEFORE_A_CHECKPOINT
+    _read_record(out)
+    temporary = tuple(map(hidden_prefix, BEFORE_CHECKPOINT))
+    others = {name for name in inside if not name.startswith(temporary)} - BEFORE_CHECKPOINT
     if others:
         raise RevelaError(
             f"{out} has a {min(others)} that no run wrote: move it away, or give another --out"
@@ -164,7 +168,7 @@ def remove_begun(out: Path) -> None:
 
 
 def environment() -> dict[str, Any]:
-    """{"versions": {name: version}, "hardware": {...}}, with torch's present number of threads."""
+    """{"versions": {name: version}, "hardware": {...}} of this process."""
     versions = {"python": platform.python_version(), "revela": __version__}
     versions |= {name: version(name) for name in LIBRARIES}
     system = f"{platform.system()} {platform.machine()}"
@@ -180,7 +184,7 @@ def environment() -> dict[str, Any]:
     return {"versions": versions, "hardware": hardware}
 
 
-def _record(out: Path) -> dict[str, Any]:
+def _read_record(out: Path) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads((out / RUN_FILE).read_text())
         if "objective" in record and "corpus_digest" in record["about"]:
@@ -191,7 +195,7 @@ def _record(out: Path) -> dict[str, Any]:
 
 
 def _cpu() -> str:
-    """Model name, where /proc/cpuinfo has it (Linux), and number of cores."""
+    """Model name (from /proc/cpuinfo on Linux) and number of cores."""
     table = Path("/proc/cpuinfo")
     lines = table.read_text(errors="replace").splitlines() if table.is_file() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 
 from revela.index.language import Analyzer
 from revela.retriever.static_from_words import WordTable, build_word_table, idf_weights
-from revela.training import train_table as training
-from revela.training.train_table import crop_loss, crops, train_pieces, train_table
+from revela.training import word_table as training
+from revela.training.word_table import crop_loss, crops, train_pieces, train_table
 from revela.types import Document
 
 
@@ -42,7 +42,7 @@ def test_a_crop_and_the_rest_are_the_text():
     queries, passages = next(crops(texts, len(texts), np.random.default_rng(0)))
     whole = {tuple(text.tolist()) for text in texts}
     for query, passage in zip(queries, passages, strict=True):
-        assert training.SHORTEST <= len(query) <= training.LONGEST
+        assert training.MIN_WORDS <= len(query) <= training.MAX_WORDS
         assert (np.diff(query) == 1).all()
         whole.remove(tuple(sorted([*query.tolist(), *passage.tolist()])))
     assert not whole
@@ -75,7 +75,7 @@ def test_texts_are_windows_after_their_titles_and_a_sample_of_many(monkeypatch):
     texts = training.texts_of(documents)
     assert [len(text.split()) for text in texts] == [242, 242, 22, 1]
     assert all(text.startswith("A title w") for text in texts[:3]) and texts[3] == "Short."
-    monkeypatch.setattr(training, "MOST_TEXTS", 3)
+    monkeypatch.setattr(training, "MAX_TEXTS", 3)
     assert training.texts_of(documents) == [texts[0], texts[1], texts[3]]
 
 

@@ -2,13 +2,13 @@
 
     L = mean over tau of -mean_i log softmax_j( cos(q_i, d_j) / tau )  at j = i
 
-A query q_i is a run of 5 to 20 words of a text, its passage d_i the text without them, and the
-other passages of the batch are what it is told from (random crops; Izacard et al., TMLR 2022). The
-low temperature weighs a query's nearest rivals, the high one all of them.
+- q_i: a query, 5 to 20 consecutive words of a text (random crops; Izacard et al., TMLR 2022).
+- d_i: its passage, the text without those words. The other d_j of the batch are negatives.
+- tau: a low temperature weighs the nearest negatives, a high one all of them.
 
-What is trained is a half of each row, and the weight of both (retriever/static_trainable.py).
+Training moves one half of each row, and the weight of both halves (retriever/static_trainable.py).
 
-Shapes: N texts, B texts of a batch, T words, S stems, D numbers of a row, W of a text's vector.
+Shapes: N texts, B texts of a batch, T words, S stems, V tokens, D width of a row, W of a vector.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ if TYPE_CHECKING:
 
     from revela.retriever.fit import TrainRows
 
-WINDOW_WORDS, MOST_TEXTS = 240, 100_000
+WINDOW_WORDS, MAX_TEXTS = 240, 100_000
 TAUS = (0.05, 0.2)
 BATCH = 512  # texts
-EPOCHS, MOST_STEPS = 35, 500
-LEARNING_RATE = 1e-4  # of Adam, times what the halves take of it
+EPOCHS, MAX_STEPS = 35, 500
+LEARNING_RATE = 1e-4  # of Adam, times a factor per parameter
 WARMUP = 10  # steps
-SHORTEST, LONGEST = 5, 20  # words of a query
+MIN_WORDS, MAX_WORDS = 5, 20  # of a query
 
 Stems = NDArray[np.int64]
 
 
 def texts_of(documents: Sequence[Document]) -> list[str]:
-    """Windows of the documents, each after its title; an even sample of very many."""
-    some = [(i, documents[i]) for i in evenly_spaced(len(documents), MOST_TEXTS).tolist()]
+    """Windows of the documents, each after its title; at most ``MAX_TEXTS``, evenly spaced."""
+    sample = [(i, documents[i]) for i in evenly_spaced(len(documents), MAX_TEXTS).tolist()]
     windows = [
         f"{document.title} {window.text}".strip()
-        for i, document in some
+        for i, document in sample
         for window in chunk(document, i, WINDOW_WORDS)
     ]
-    return [windows[i] for i in evenly_spaced(len(windows), MOST_TEXTS)]
+    return [windows[i] for i in evenly_spaced(len(windows), MAX_TEXTS)]
 
 
 def tables(
@@ -74,31 +74,32 @@ def tables(
     steps: int | None = None,
     seed: int = 0,
 ) -> tuple[WordTable, WordTable]:
-    """The table of the words of all documents, and the same trained on those not held out."""
+    """The table of all documents' words, and the same trained on those not held out."""
     texts = texts_of(documents)
     terms = Analyzer(detect(texts) if language == "auto" else language)
     table = build_word_table(lm, [*texts, *texts_of(held_out)], terms)
     return table, train_table(table, texts, steps=steps, seed=seed)
 
 
-@torch.enable_grad()  # also within a fit, which needs no gradients
+@torch.enable_grad()  # a fit runs without gradients
 def train_table(
     table: WordTable, texts: Sequence[str], *, steps: int | None = None, seed: int = 0
 ) -> WordTable:
-    """A table of twice the width, trained for ``steps`` (by default ``EPOCHS``, ``MOST_STEPS`` at
-    most); the same table if there are not two texts of ten words to learn from.
+    """A trained table of twice the width; the same table if fewer than two texts have ten words.
+
+    ``steps`` defaults to ``EPOCHS`` epochs, at most ``MAX_STEPS``.
     """
-    known = [stems_T for stems_T in table.stems(texts) if len(stems_T) >= 2 * SHORTEST]
+    usable = [stems_T for stems_T in table.stems(texts) if len(stems_T) >= 2 * MIN_WORDS]
     if steps is None:
-        steps = min(MOST_STEPS, math.ceil(EPOCHS * len(known) / BATCH))
-    if len(known) < 2 or not steps:
+        steps = min(MAX_STEPS, math.ceil(EPOCHS * len(usable) / BATCH))
+    if len(usable) < 2 or not steps:
         return table
     halves = TwoHalves(table.rows_SD, table.weight_S)
     multipliers = halves.learning_rate_multipliers()
     rates = [dict(params=[p], lr=factor * LEARNING_RATE) for p, factor in multipliers.items()]
     optimizer = torch.optim.Adam(rates, fused=True)
     warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: min(1.0, (s + 1) / WARMUP))
-    batches = crops(known, min(BATCH, len(known)), np.random.default_rng(seed))
+    batches = crops(usable, min(BATCH, len(usable)), np.random.default_rng(seed))
     for _ in progress_bar("training", "step", range(steps)):
         queries, passages = next(batches)
         both = [*queries, *passages]
@@ -118,7 +119,7 @@ def row_trainer(
     steps: int | None = None,
     seed: int = 0,
 ) -> TrainRows:
-    """What trains the lexical half of a fit (retriever/fit.py) on documents."""
+    """``train_pieces`` on documents, for the lexical half of a fit (retriever/fit.py)."""
     texts, tokenizer = texts_of(documents), model.tokenizer.backend_tokenizer
     return partial(train_pieces, tokenizer, texts=texts, steps=steps, seed=seed)
 
@@ -131,15 +132,15 @@ def train_pieces(
     steps: int | None = None,
     seed: int = 0,
 ) -> Tensor:
-    """Train a table of a language model's own tokens, as ``train_table`` does.
+    """Train a table of a language model's tokens by ``train_table``.
 
     Args:
         tokenizer: of the ``tokenizers`` library.
         rows_VD: whitened rows of the tokens; 0 for a token that does not count.
 
     Returns:
-        (V, 2D): the rows times their trained weights; those of tokens that no text has weigh as one
-        that a single text has. (V, D), the same rows, if there is nothing to learn from.
+        (V, 2D): the rows times their trained weights. A token in no text gets the weight of one in
+        a single text. (V, D), the same rows, if there is nothing to learn from.
     """
     norm_V = rows_VD.norm(dim=1)
     each_V = np.where(norm_V > 0, np.arange(len(rows_VD)), -1)
@@ -152,7 +153,7 @@ def train_pieces(
     trained = train_table(table, texts, steps=steps, seed=seed)
     if trained is table:
         return rows_VD
-    # Of 262,144 tokens each copy would be most of a gigabyte.
+    # In place: with 262,144 tokens each copy takes most of a gigabyte.
     norm_V1 = norm_V.clamp(min=1e-12)[:, None]
     both_VW = rows_VD.repeat(1, 2).div_(norm_V1).mul_(weight_S.max())
     both_VW[seen_S] = trained.rows_SD * trained.weight_S[:, None]
@@ -160,7 +161,7 @@ def train_pieces(
 
 
 def crop_loss(query_BW: Tensor, passage_BW: Tensor) -> Tensor:
-    """L of the module's head, in nats; query i belongs to passage i."""
+    """L in nats; query i belongs to passage i."""
     target_B = torch.arange(len(query_BW))
     losses = [info_nce(query_BW, passage_BW, target_B, tau) for tau in TAUS]
     return torch.stack(losses).mean()
@@ -169,7 +170,7 @@ def crop_loss(query_BW: Tensor, passage_BW: Tensor) -> Tensor:
 def crops(
     texts: Sequence[Stems], size: int, rng: np.random.Generator
 ) -> Iterator[tuple[list[Stems], list[Stems]]]:
-    """Batches without end: a run of each text's words, and the text without it."""
+    """Endless batches: a run of each text's words, and the text without it."""
     order = list[int]()
     while True:
         while len(order) < size:
@@ -177,7 +178,7 @@ def crops(
         batch, order = [texts[i] for i in order[:size]], order[size:]
         queries, passages = list[Stems](), list[Stems]()
         for text_T in batch:
-            length = min(int(rng.integers(SHORTEST, LONGEST + 1)), len(text_T) // 2)
+            length = min(int(rng.integers(MIN_WORDS, MAX_WORDS + 1)), len(text_T) // 2)
             start = int(rng.integers(0, len(text_T) - length + 1))
             queries.append(text_T[start : start + length])
             passages.append(np.delete(text_T, slice(start, start + length)))

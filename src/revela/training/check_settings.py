@@ -1,8 +1,7 @@
-"""Settings that cannot work together, refused before a corpus is read or a model is loaded."""
+"""Refuse settings that cannot work together, before a corpus is read or a model loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from revela import distributed as distributed
@@ -16,15 +15,12 @@ from revela.settings import Recipe
 
 
 def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
-    """Refuse a run that cannot start.
-
-    Args:
-        recipe, out, resume: as for ``train``.
+    """Refuse a run that cannot start; arguments as for ``train``.
 
     Raises:
-        RevelaError: the output folder is in the way, the run would have no end, a tracker is not
-            installed, judgements cannot be read, the groups of a step cannot be dealt out to the
-            processes.
+        RevelaError: the output folder is in the way, the run has no limit, a tracker is not
+            installed, judgements cannot be read, or the processes cannot share the groups of a
+            step.
     """
     training = recipe.training
     _check_tracker(training.track)
@@ -55,7 +51,7 @@ def _check_tracker(track: str) -> None:
 
 
 def _check_trained_weights(recipe: Recipe) -> None:
-    """Refuse what does not go with training all weights, or with a model that is new."""
+    """Refuse settings that conflict with a new model, or with training all weights."""
     name, rank = recipe.retriever.model, recipe.retriever.lora_rank
     if name.startswith(NEW):
         size_of(name)
@@ -72,7 +68,7 @@ def _check_trained_weights(recipe: Recipe) -> None:
 
 
 def _check_processes(recipe: Recipe) -> None:
-    """Refuse a number of processes for which the result would be another."""
+    """Refuse a number of processes that would change the result."""
     n, training = distributed.world_size(), recipe.training
     if n == 1:
         if recipe.lm.shard_lm:
@@ -98,18 +94,4 @@ def _check_processes(recipe: Recipe) -> None:
         raise RevelaError(
             f"--groups-per-step {training.groups_per_step} cannot be dealt out to {n} processes, "
             f"{training.groups_per_batch} at a time: give a multiple of {whole}"
-        )
-
-
-def check_matryoshka(widths: Sequence[int], width: int, is_table: bool) -> None:
-    """Check that vectors of so many numbers can be truncated to these widths."""
-    if widths and is_table:
-        raise RevelaError(
-            "--matryoshka has no use for a static retriever, whose vectors begin with the rows "
-            "that are not trained: leave it out"
-        )
-    if bad := [narrow for narrow in widths if not 0 < narrow < width]:
-        raise RevelaError(
-            f"--matryoshka {bad[0]}: the vectors of this retriever have {width} numbers, "
-            f"give widths from 1 to {width - 1}"
         )

@@ -1,0 +1,146 @@
+"""Label-free checks during a run, and the best state by their scores."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+from safetensors.torch import save_file
+from torch import nn
+from tqdm.auto import tqdm
+
+from revela.files import atomic_write
+from revela.training.checkpoint import load_trainable, trainable_state
+from revela.training.metrics import Budget, Metrics, Scores
+from revela.types import Encoder
+
+log = logging.getLogger(__name__)
+
+MIN_GAIN = 0.005  # nDCG@10: checks of equally good states differ by this (research/notebook.md)
+
+Check = Callable[[Encoder], Scores]
+"""Encoder -> scores by task."""
+
+
+@dataclass(frozen=True)
+class CheckPlan:
+    """What is checked during a run.
+
+    Attributes:
+        check: the label-free check. None: nothing is checked.
+        bm25: BM25's scores on the same tasks, for comparison.
+        judge: scores that are recorded at every check but select nothing.
+        points: check after each of this many equal parts of the run. 0: by ``check_every``.
+    """
+
+    check: Check | None = None
+    bm25: Scores = field(default_factory=dict)
+    judge: Check | None = None
+    points: int = 0
+
+    def score_untrained(self, encoder: Encoder) -> Scores:
+        """The scores before the fit; none without a check."""
+        if self.check is None:
+            return {}
+        scores = self.check(encoder)
+        log.info(f"untrained: {format_scores(scores, {})}")
+        return scores
+
+    def is_due(self, check_every: int, step: int, before: float, done: float) -> bool:
+        """Whether to check after a step.
+
+        Args:
+            check_every: steps between checks without ``points``. 0: no checks.
+            step: steps done.
+            before, done: fraction of the run done before and after the step.
+        """
+        if self.points:
+            return int(done * self.points) > int(before * self.points)
+        return bool(check_every) and step % check_every == 0
+
+
+NO_CHECKS = CheckPlan()
+
+
+@dataclass(frozen=True)
+class Checks:
+    """Runs the checks of a plan; their time does not count towards the budget.
+
+    Args:
+        plan: has a check.
+        encoder: the retriever in training.
+        budget, metrics: of the run.
+        offer: called with the step and scores of every check.
+    """
+
+    plan: CheckPlan
+    encoder: Encoder
+    budget: Budget
+    metrics: Metrics
+    offer: Callable[[int, Scores], None] | None
+
+    def run(self, step: int) -> Scores:
+        """Check, then record, print and offer the scores."""
+        plan = self.plan
+        assert plan.check is not None
+        scores = plan.check(self.encoder)
+        judged = {"judged": plan.judge(self.encoder)} if plan.judge is not None else {}
+        minutes, tokens = round(self.budget.minutes, 3), self.budget.tokens
+        self.metrics.write(step, minutes=minutes, tokens_read=tokens, check=scores, **judged)
+        tqdm.write(f"step {step}: {format_scores(scores, plan.bm25)}")
+        if self.offer is not None:
+            self.offer(step, scores)
+        return scores
+
+
+def format_scores(scores: Scores, bm25: Scores) -> str:
+    """Scores in one line, each followed by BM25's if known."""
+    known = {task: f" (BM25 {score:.3f})" for task, score in bm25.items()}
+    return ", ".join(f"{task} {v:.3f}{known.get(task, '')}" for task, v in scores.items())
+
+
+class BestState:
+    """Keeps the trainable state with the best mean score, so that a run ends no worse than it
+    began.
+
+    A later state must win by more than ``MIN_GAIN``: the maximum of many noisy checks is luck.
+    Every state that was the best so far stays in ``folder`` until the run ends, because a killed
+    run may resume from before the latest one.
+
+    Args:
+        module: has the trainable tensors.
+        folder: of the run's checkpoints.
+        scored: (step, scores by task) of earlier checks of a resumed run.
+    """
+
+    def __init__(
+        self, module: nn.Module, folder: Path, scored: Iterable[tuple[int, Scores]] = ()
+    ) -> None:
+        self.module, self.folder = module, folder
+        self.step, self.scores = -1, dict[str, float]()
+        for step, scores in scored:
+            if self._is_better(scores):
+                self.step, self.scores = step, scores
+
+    def offer(self, step: int, scores: Scores) -> None:
+        """Keep the module's state if its scores are the best so far."""
+        if not self._is_better(scores):
+            return
+        with atomic_write(self._file(step)) as temporary:
+            save_file(trainable_state(self.module), temporary)
+        self.step, self.scores = step, scores
+
+    def restore(self) -> tuple[int, Scores]:
+        """Load the best state into the module; returns its step and scores."""
+        load_trainable(self.module, self._file(self.step))
+        log.info(f"the state after {self.step} steps had the best label-free check: it is saved")
+        return self.step, self.scores
+
+    def _is_better(self, scores: Scores) -> bool:
+        return self.step < 0 or fmean(scores.values()) > fmean(self.scores.values()) + MIN_GAIN
+
+    def _file(self, step: int) -> Path:
+        return self.folder / f"best-{step}.safetensors"

@@ -1,0 +1,84 @@
+"""The outcome of a run, and the saved retriever with its model card."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from revela.corpus.judgements import judgements_dir
+from revela.groups.dataset import TrainingSet
+from revela.retriever.card import Card, without_folders
+from revela.retriever.context import SavedContext
+from revela.retriever.encode import RetrieverEncoder
+from revela.retriever.save import save_retriever
+from revela.training.metrics import Scores
+from revela.training.record import Provenance
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of a run.
+
+    Attributes:
+        untrained: label-free scores before the fit.
+        before: scores before the first step.
+        after: scores of the saved state.
+        steps: optimiser steps done.
+        kept: step of the saved state.
+        minutes: training time.
+        interrupted: whether Ctrl-C ended the run.
+    """
+
+    untrained: Scores
+    before: Scores
+    after: Scores
+    steps: int
+    kept: int
+    minutes: float
+    interrupted: bool
+
+
+def save_outcome(
+    data: TrainingSet,
+    encoder: RetrieverEncoder,
+    context_texts: Sequence[str],
+    outcome: Outcome,
+    bm25: Scores,
+    provenance: Provenance,
+    out: Path,
+) -> None:
+    """Save the retriever in its present state, with its card and these texts as its context."""
+    recipe, steps = data.recipe, outcome.steps
+    retriever, settings = recipe.retriever, recipe.to_dict()
+    of_steps = "" if outcome.kept == steps else f"{outcome.kept} of "
+    scores = {
+        "BM25": bm25,
+        "untrained": outcome.untrained,
+        "before training": outcome.before,
+        f"after {of_steps}{steps} steps": outcome.after,
+    }
+    pairs = judgements_dir(recipe)
+    if pairs:
+        settings["queries"] = f"judged, of {without_folders(str(pairs))}"
+    card = Card(
+        name=out.name,
+        learned_from=recipe.objective.learned_from,
+        corpus=provenance.corpus,
+        documents=data.n_documents,
+        command=provenance.command,
+        settings=settings,
+        scores=scores if outcome.after else {},
+        minutes=outcome.minutes,
+        steps=steps,
+        matryoshka=retriever.matryoshka,
+        slots=recipe.context.slots,
+        short_names=bool(pairs),
+    ).text()
+    context, context_encoder = None, encoder.context_encoder
+    if context_encoder is not None:
+        source = f"{len(context_texts)} chunks of {without_folders(provenance.corpus)}"
+        rows = context_encoder.of_texts(context_texts)
+        context = SavedContext(context_encoder, rows, {"drawn from": source})
+    weight = encoder.words_to_vectors
+    save_retriever(encoder.model, out, card, retriever.matryoshka, context, weight)
