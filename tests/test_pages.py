@@ -241,7 +241,7 @@ class Reader:
 
 def write_text(folder: Path) -> None:
     folder.mkdir()
-    for i, row in enumerate(make_rows(40, sentences=60)):  # a probe of position needs length
+    for i, row in enumerate(make_rows(40, sentences=32)):  # a probe of position needs length
         (folder / f"{i}.md").write_text(f"# {row['title']}\n\n{row['text']}\n")
 
 
@@ -259,7 +259,7 @@ def tiny_embedder(tiny_lm_folder, tmp_path_factory) -> Path:
 
     folder = tmp_path_factory.mktemp("tiny-embedder")
     prompts = dict(query_prompt="query: ", passage_prompt="passage: ")
-    settings = dict(layers=2, pooling="mean", max_tokens=512, lower_case=False)
+    settings = dict(layers=2, pooling="mean", max_tokens=256, lower_case=False)
     build_retriever(tiny_lm_folder, **settings, **prompts).save_pretrained(str(folder))
     return folder
 
