@@ -25,7 +25,7 @@ from revela.evaluation.evaluate import load_collection, outcomes
 from revela.index.language import Analyzer
 from revela.model_files import resolve
 from revela.retriever.static_from_words import build_word_table
-from revela.training.word_table import texts_of, train_table
+from revela.training.word_table import Examples, train_table
 from revela.types import Document
 
 COLUMNS = ["BM25", "begun", "+ BM25", "trained", "+ BM25"]
@@ -39,10 +39,10 @@ def scores_of(folder: Path, model: Path, seed: int) -> dict[str, float]:
         for name, text in zip(collection.document_ids, collection.documents, strict=True)
     ]
     begun = time.perf_counter(), time.process_time()
-    texts = texts_of(documents)
-    table = build_word_table(model, texts, Analyzer(collection.bm25.terms.language))
+    examples = Examples.of(documents)
+    table = build_word_table(model, examples.texts, Analyzer(collection.bm25.terms.language))
     made = time.perf_counter()
-    trained = train_table(table, texts, seed=seed)
+    trained = train_table(table, examples, seed=seed)
     done = time.perf_counter(), time.process_time()
     encoders = {"begun": table.encoder(), "trained": trained.encoder()}
     found = {

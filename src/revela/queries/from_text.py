@@ -101,12 +101,21 @@ def with_authors_words(chunks: Sequence[Chunk], documents: Sequence[Document]) -
     In code with docstrings, documented functions without their docstrings replace the chunks.
     """
     zipped = zip(chunks, with_telling_sentences(chunks), strict=True)
-    for document, pairs in groupby(zipped, key=lambda pair: pair[0].document):
+    for _, pairs in groupby(zipped, key=lambda pair: pair[0].document):
+        plain, telling = zip(*pairs, strict=True)
+        yield from list(with_docstrings_or_titles(plain, documents)) or telling
+
+
+def with_docstrings_or_titles(
+    chunks: Iterable[Chunk], documents: Sequence[Document]
+) -> Iterator[Chunk]:
+    """``with_authors_words`` without telling sentences: documents of no title and no docstring are
+    left out.
+    """
+    for document, part in groupby(chunks, key=lambda chunk: chunk.document):
         source = documents[document]
         functions = list(documented_functions(source.text)) if source.kind == "code" else []
         if functions:
             yield from (Chunk(document, function, docstring) for docstring, function in functions)
         elif source.title:
-            yield from with_titles((chunk for chunk, _ in pairs), documents)
-        else:
-            yield from (telling for _, telling in pairs)
+            yield from with_titles(part, documents)

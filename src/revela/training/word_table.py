@@ -1,9 +1,11 @@
-"""Train a table of words on raw text: a few words of a text should find the rest of it.
+"""Train a table of words on raw text: titles, docstrings and runs of words should find their text.
 
     L = mean over tau of -mean_i log softmax_j( cos(q_i, d_j) / tau )  at j = i
 
-- q_i: a query, 5 to 20 consecutive words of a text (random crops; Izacard et al., TMLR 2022).
-- d_i: its passage, the text without those words. The other d_j of the batch are negatives.
+- q_i: a query. In half of a batch, where the corpus has such, the title or a docstring of a text;
+  in the rest 5 to 20 consecutive words of it (random crops; Izacard et al., TMLR 2022).
+- d_i: its passage, the text without the query. The other d_j of the batch are negatives, but for
+  those of the same title or docstring.
 - tau: a low temperature weighs the nearest negatives, a high one all of them.
 
 Training moves one half of each row, and the weight of both halves (retriever/static_trainable.py).
@@ -18,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +30,7 @@ from torch import Tensor
 from revela.corpus.chunk import chunk
 from revela.index.language import Analyzer, detect
 from revela.objectives.contrastive import info_nce
+from revela.queries.from_text import with_docstrings_or_titles
 from revela.retriever.static_from_words import (
     WordTable,
     build_word_table,
@@ -36,7 +39,7 @@ from revela.retriever.static_from_words import (
 )
 from revela.retriever.static_trainable import TwoHalves
 from revela.silence import progress_bar
-from revela.types import Document, evenly_spaced
+from revela.types import Chunk, Document, evenly_spaced
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 WINDOW_WORDS, MAX_TEXTS = 240, 100_000
 TAUS = (0.05, 0.2)
 BATCH = 512  # texts
+MAX_AUTHORED = 0.5  # of a batch; crops are the rest
 EPOCHS, MAX_STEPS = 35, 500
 LEARNING_RATE = 1e-4  # of Adam, times a factor per parameter
 WARMUP = 10  # steps
@@ -54,15 +58,36 @@ MIN_WORDS, MAX_WORDS = 5, 20  # of a query
 Stems = NDArray[np.int64]
 
 
-def texts_of(documents: Sequence[Document]) -> list[str]:
-    """Windows of the documents, each after its title; at most ``MAX_TEXTS``, evenly spaced."""
-    sample = [(i, documents[i]) for i in evenly_spaced(len(documents), MAX_TEXTS).tolist()]
-    windows = [
-        f"{document.title} {window.text}".strip()
-        for i, document in sample
-        for window in chunk(document, i, WINDOW_WORDS)
-    ]
-    return [windows[i] for i in evenly_spaced(len(windows), MAX_TEXTS)]
+class Examples(NamedTuple):
+    """What a table learns from: texts, and passages with a query that their author wrote."""
+
+    texts: Sequence[str]
+    authored: Sequence[Chunk] = ()
+
+    @classmethod
+    def of(cls, documents: Sequence[Document]) -> Examples:
+        """Windows of the documents, each text after its title; at most ``MAX_TEXTS`` of each kind,
+        evenly spaced.
+        """
+        windows = [
+            window
+            for i in evenly_spaced(len(documents), MAX_TEXTS).tolist()
+            for window in chunk(documents[i], i, WINDOW_WORDS)
+        ]
+        authored = list(with_docstrings_or_titles(windows, documents))
+        texts = [f"{documents[window.document].title} {window.text}".strip() for window in windows]
+        return cls(
+            [texts[i] for i in evenly_spaced(len(texts), MAX_TEXTS)],
+            [authored[i] for i in evenly_spaced(len(authored), MAX_TEXTS)],
+        )
+
+
+class Batch(NamedTuple):
+    """B queries and their passages, and which passages a query is compared with, (B, B)."""
+
+    queries: Sequence[Stems]
+    passages: Sequence[Stems]
+    allowed_BB: Tensor
 
 
 def tables(
@@ -75,21 +100,21 @@ def tables(
     seed: int = 0,
 ) -> tuple[WordTable, WordTable]:
     """The table of all documents' words, and the same trained on those not held out."""
-    texts = texts_of(documents)
-    terms = Analyzer(detect(texts) if language == "auto" else language)
-    table = build_word_table(lm, [*texts, *texts_of(held_out)], terms)
-    return table, train_table(table, texts, steps=steps, seed=seed)
+    examples = Examples.of(documents)
+    terms = Analyzer(detect(examples.texts) if language == "auto" else language)
+    table = build_word_table(lm, [*examples.texts, *Examples.of(held_out).texts], terms)
+    return table, train_table(table, examples, steps=steps, seed=seed)
 
 
 @torch.enable_grad()  # a fit runs without gradients
 def train_table(
-    table: WordTable, texts: Sequence[str], *, steps: int | None = None, seed: int = 0
+    table: WordTable, examples: Examples, *, steps: int | None = None, seed: int = 0
 ) -> WordTable:
     """A trained table of twice the width; the same table if fewer than two texts have ten words.
 
     ``steps`` defaults to ``EPOCHS`` epochs, at most ``MAX_STEPS``.
     """
-    usable = [stems_T for stems_T in table.stems(texts) if len(stems_T) >= 2 * MIN_WORDS]
+    usable = [stems for stems in table.stems(examples.texts) if len(stems) >= 2 * MIN_WORDS]
     if steps is None:
         steps = min(MAX_STEPS, math.ceil(EPOCHS * len(usable) / BATCH))
     if len(usable) < 2 or not steps:
@@ -99,14 +124,16 @@ def train_table(
     rates = [dict(params=[p], lr=factor * LEARNING_RATE) for p, factor in multipliers.items()]
     optimizer = torch.optim.Adam(rates, fused=True)
     warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: min(1.0, (s + 1) / WARMUP))
-    batches = crops(usable, min(BATCH, len(usable)), np.random.default_rng(seed))
+    batches = batches_of(usable, authored_pairs(table, examples.authored), seed)
     for _ in progress_bar("training", "step", range(steps)):
-        queries, passages = next(batches)
-        both = [*queries, *passages]
+        batch = next(batches)
+        both = [*batch.queries, *batch.passages]
         starts = np.cumsum([0, *map(len, both[:-1])])
         texts_BW = halves(torch.from_numpy(np.concatenate(both)), torch.from_numpy(starts))
         optimizer.zero_grad()
-        crop_loss(*texts_BW.chunk(2)).backward()  # type: ignore[no-untyped-call]
+        query_BW, passage_BW = texts_BW.chunk(2)
+        loss = table_loss(query_BW, passage_BW, batch.allowed_BB)
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         warm_up.step()
     return replace(table, rows_SD=halves.rows_SW(), weight_S=halves.weight_S().detach())
@@ -120,14 +147,14 @@ def row_trainer(
     seed: int = 0,
 ) -> TrainRows:
     """``train_pieces`` on documents, for the lexical half of a fit (retriever/fit.py)."""
-    texts, tokenizer = texts_of(documents), model.tokenizer.backend_tokenizer
-    return partial(train_pieces, tokenizer, texts=texts, steps=steps, seed=seed)
+    examples, tokenizer = Examples.of(documents), model.tokenizer.backend_tokenizer
+    return partial(train_pieces, tokenizer, examples=examples, steps=steps, seed=seed)
 
 
 def train_pieces(
     tokenizer: Any,
     rows_VD: Tensor,
-    texts: Sequence[str],
+    examples: Examples,
     *,
     steps: int | None = None,
     seed: int = 0,
@@ -144,13 +171,13 @@ def train_pieces(
     """
     norm_V = rows_VD.norm(dim=1)
     each_V = np.where(norm_V > 0, np.arange(len(rows_VD)), -1)
-    _, texts_V = stem_frequencies(WordTable(tokenizer, each_V, rows_VD, norm_V), texts)
+    _, texts_V = stem_frequencies(WordTable(tokenizer, each_V, rows_VD, norm_V), examples.texts)
     seen_S = np.flatnonzero(texts_V)
     stem_V = np.full(len(rows_VD), -1)
     stem_V[seen_S] = np.arange(len(seen_S))
-    weight_S = idf_weights(texts_V[seen_S], len(texts))
+    weight_S = idf_weights(texts_V[seen_S], len(examples.texts))
     table = WordTable(tokenizer, stem_V, rows_VD[seen_S] / norm_V[seen_S, None], weight_S)
-    trained = train_table(table, texts, steps=steps, seed=seed)
+    trained = train_table(table, examples, steps=steps, seed=seed)
     if trained is table:
         return rows_VD
     # In place: with 262,144 tokens each copy takes most of a gigabyte.
@@ -160,26 +187,67 @@ def train_pieces(
     return both_VW
 
 
-def crop_loss(query_BW: Tensor, passage_BW: Tensor) -> Tensor:
-    """L in nats; query i belongs to passage i."""
+def table_loss(query_BW: Tensor, passage_BW: Tensor, allowed_BB: Tensor) -> Tensor:
+    """L in nats; query i belongs to passage i and is compared with those allowed."""
     target_B = torch.arange(len(query_BW))
-    losses = [info_nce(query_BW, passage_BW, target_B, tau) for tau in TAUS]
+    losses = [info_nce(query_BW, passage_BW, target_B, tau, allowed_BB) for tau in TAUS]
     return torch.stack(losses).mean()
+
+
+def authored_pairs(table: WordTable, authored: Sequence[Chunk]) -> list[tuple[int, Stems, Stems]]:
+    """Each query's number, which equal queries share, its words, and those of its passage; without
+    those of which the table knows no word.
+    """
+    numbers = {query: i for i, query in enumerate(dict.fromkeys(c.query for c in authored))}
+    queries = table.stems([c.query for c in authored])
+    passages = table.stems([c.text for c in authored])
+    return [
+        (numbers[c.query], query, passage)
+        for c, query, passage in zip(authored, queries, passages, strict=True)
+        if len(query) and len(passage)
+    ]
+
+
+def batches_of(
+    texts: Sequence[Stems], authored: Sequence[tuple[int, Stems, Stems]], seed: int
+) -> Iterator[Batch]:
+    """Endless batches of ``BATCH`` or as many as there are texts: of authored pairs by their share
+    of all, at most ``MAX_AUTHORED``, and of crops.
+    """
+    size = min(BATCH, len(texts))
+    share = min(MAX_AUTHORED, len(authored) / (len(authored) + len(texts)))
+    n_authored = round(share * size)
+    drawn = index_batches(len(authored), n_authored, np.random.default_rng([seed, 1]))
+    for queries, passages in crops(texts, size - n_authored, np.random.default_rng(seed)):
+        # Crops are numbered from -1 down: each is of no other query.
+        number_B = -1 - torch.arange(size)
+        for i in next(drawn):
+            number_B[len(queries)] = authored[i][0]
+            queries.append(authored[i][1])
+            passages.append(authored[i][2])
+        differ_BB = number_B[:, None] != number_B
+        yield Batch(queries, passages, differ_BB | torch.eye(size, dtype=torch.bool))
 
 
 def crops(
     texts: Sequence[Stems], size: int, rng: np.random.Generator
 ) -> Iterator[tuple[list[Stems], list[Stems]]]:
     """Endless batches: a run of each text's words, and the text without it."""
-    order = list[int]()
-    while True:
-        while len(order) < size:
-            order += rng.permutation(len(texts)).tolist()
-        batch, order = [texts[i] for i in order[:size]], order[size:]
+    for indices in index_batches(len(texts), size, rng):
         queries, passages = list[Stems](), list[Stems]()
-        for text_T in batch:
+        for text_T in (texts[i] for i in indices):
             length = min(int(rng.integers(MIN_WORDS, MAX_WORDS + 1)), len(text_T) // 2)
             start = int(rng.integers(0, len(text_T) - length + 1))
             queries.append(text_T[start : start + length])
             passages.append(np.delete(text_T, slice(start, start + length)))
         yield queries, passages
+
+
+def index_batches(count: int, size: int, rng: np.random.Generator) -> Iterator[list[int]]:
+    """Endless batches of indices below ``count``, each index once an epoch."""
+    order = list[int]()
+    while True:
+        while len(order) < size:
+            order += rng.permutation(count).tolist()
+        batch, order = order[:size], order[size:]
+        yield batch
