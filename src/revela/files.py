@@ -1,6 +1,5 @@
-"""Atomic writes: files and folders are written under a temporary name and renamed at the end, when
-the disk has them, so that a power cut too leaves the old or the new. A folder that many files are
-written into is locked meanwhile.
+"""Atomic writes: files and folders are written under a temporary name, flushed and renamed, so that
+even a power cut leaves the old or the new; and locks of folders.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from revela.errors import RevelaError
 
 log = logging.getLogger(__name__)
 LOCK = ".lock"
-# What a disk or a folder can lack; libraries in Rust raise errors of their own, with the number.
+# Errors of a full disk, and of a place without access.
 ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 FULL_OR_CLOSED = ROOM | {
     *(errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST),
     *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
 }
-OS_ERROR = re.compile(r"\(os error (\d+)\)")
+OS_ERROR = re.compile(r"\(os error (\d+)\)")  # in the errors of Rust libraries
 
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """While open, an error of the disk is a RevelaError that names ``path``."""
+    """Turn errors of the disk into a RevelaError that names ``path``."""
     try:
         yield
     except RevelaError:
@@ -67,8 +66,8 @@ def disk_error(error: Exception, path: Path | str = "") -> str:
 
 @contextmanager
 def writing(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of a folder, which is made if it is missing; if another process holds it, raise
-    RevelaError, or ``wait`` for it.
+    """Hold the lock of a folder, which is created; if another process holds it, raise RevelaError,
+    or ``wait``.
     """
     from filelock import FileLock, Timeout
 
@@ -90,11 +89,7 @@ def writing(folder: Path, wait: bool = False) -> Iterator[None]:
 
 
 def check_free(out: Path) -> None:
-    """Check that ``out`` holds no more than a run leaves that is killed when it begins.
-
-    Raises:
-        RevelaError: there is something else.
-    """
+    """Raise RevelaError if ``out`` has more than what a run that was killed at its start leaves."""
     early = hidden_prefix("run.json"), LOCK
     if out.exists() and (
         not out.is_dir() or any(not entry.name.startswith(early) for entry in out.iterdir())
@@ -107,8 +102,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary path that replaces ``path`` at the end; on an error ``path`` stays as it was.
 
     The temporary path has the same name, in a hidden folder beside ``path``; missing parent folders
-    are created. Of a link the target is replaced, a file keeps its mode, and a pipe or a device is
-    written to directly.
+    are created. A link's target is replaced, a file keeps its mode, and a pipe or device is written
+    to directly.
 
     Args:
         path: a file, which may exist, or a folder, which must be missing or empty.
@@ -148,7 +143,7 @@ def hidden_prefix(name: str) -> str:
 
 
 def remove_whole(folder: Path) -> None:
-    """Remove a folder so that a kill leaves all of it or nothing by its name."""
+    """Remove a folder atomically: rename it first."""
     removed = folder.with_name(f"{hidden_prefix(folder.name)}removed")
     shutil.rmtree(removed, ignore_errors=True)
     if folder.exists():
@@ -156,14 +151,14 @@ def remove_whole(folder: Path) -> None:
 
 
 def remove_unfinished(folder: Path, names: Iterable[str]) -> None:
-    """Remove what a killed process has left of ``atomic_write`` and ``remove_whole``."""
+    """Remove what ``atomic_write`` and ``remove_whole`` left in a process that was killed."""
     for name in names:
         for hidden in folder.glob(f"{glob.escape(hidden_prefix(name))}*"):
             shutil.rmtree(hidden, ignore_errors=True)
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or a folder with all that is in it, is on the disk."""
+    """Wait until a file, or a folder with its contents, is on the disk."""
     for inside in path.rglob("*"):
         _flush_one(inside)
     _flush_one(path)
@@ -180,7 +175,7 @@ def _flush_one(path: Path) -> None:
 
 
 def make_readable(folder: Path) -> None:
-    """Give what is in a folder the modes of new files: safetensors writes for the owner only."""
+    """Give a folder's contents the modes of new files: safetensors writes for the owner only."""
     new = folder / ".new"
     new.mkdir()
     mode = stat.S_IMODE(new.stat().st_mode)

@@ -1,6 +1,4 @@
-"""Turn off the progress bars and warnings of libraries, so that revela's own log stays
-readable; and show its own bars, and times, where one has to wait.
-"""
+"""Silence the progress bars and warnings of libraries, and show revela's own bars and times."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 SHOWN_AFTER = 5.0  # seconds
-LARGE_MODEL = 2_000_000_000  # bytes of weights; fewer are read in less than that
+LARGE_MODEL = 2_000_000_000  # bytes of weights that take longer to load
 
 
 def silence_libraries() -> None:
@@ -35,9 +33,7 @@ def silence_libraries() -> None:
 def progress_bar(
     what: str, unit: str, items: Iterable[Any] | None = None, total: int | None = None
 ) -> tqdm[Any]:
-    """A bar of work that is seldom long: shown after ``SHOWN_AFTER``, by the first process, and
-    gone when the work is done.
-    """
+    """A bar that the first process shows after ``SHOWN_AFTER``, and removes at the end."""
     from tqdm.auto import tqdm
 
     return tqdm(
@@ -56,7 +52,7 @@ def duration(minutes: float) -> str:
 
 @contextmanager
 def loading_bar(folder: Path) -> Iterator[None]:
-    """While open, transformers shows its bar of weights if they are so large that one waits."""
+    """While open, transformers shows its bar if the weights are large."""
     from transformers.utils import logging as bars
 
     size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))

@@ -21,22 +21,22 @@ Value = str | int | float | bool
 
 
 def is_missing(value: object) -> bool:
-    """Whether a field has no value: null, or NaN or infinity, which JSON does not have."""
+    """Whether a value is null, NaN or infinite; JSON has neither of the last two."""
     return value is None or (isinstance(value, float) and not math.isfinite(value))
 
 
 def hash64(text: str) -> int:
-    """64 bits, from 0, the same in every process and version."""
+    """An unsigned hash of 64 bits, the same in every process and version."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def evenly_spaced(count: int, most: int = 1000) -> NDArray[np.int64]:
-    """Indices of at most so many of ``count`` things, evenly spaced."""
+    """At most ``most`` evenly spaced indices of ``count`` items."""
     return np.unique(np.linspace(0, count - 1, min(most, count)).astype(np.int64))
 
 
 def check_vectors_finite(vectors_ND: Vectors, name: str) -> None:
-    """Refuse NaN and infinity: the one check, which all who take vectors rely on."""
+    """Raise RevelaError for NaN and infinity, on behalf of all code that takes vectors."""
     finite_N = np.isfinite(vectors_ND).all(axis=1)
     if not finite_N.all():
         raise RevelaError(

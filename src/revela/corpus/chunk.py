@@ -62,11 +62,11 @@ def chunk_all(documents: Iterable[Document], max_words: int, workers: int = 1) -
     waiting: deque[list[tuple[int, Document]]] = deque()
 
     def numbered() -> Iterator[list[tuple[int, Document]]]:
-        for some in batches(enumerate(documents), lambda pair: len(pair[1].text), BATCH):
-            for _, document in some:
+        for batch in batches(enumerate(documents), lambda pair: len(pair[1].text), BATCH):
+            for _, document in batch:
                 warn_if_no_grammar(document)
-            waiting.append(some)
-            yield some
+            waiting.append(batch)
+            yield batch
 
     # Workers return the pieces' lengths, not their text.
     measure = functools.partial(_measure, max_words=max_words)
@@ -136,17 +136,17 @@ def _fit(pieces: Iterable[str], max_words: int) -> Iterator[tuple[str, int]]:
             yield from _runs(words(piece), max_words)
 
 
-def _runs(some: Sequence[str], max_words: int) -> Iterator[tuple[str, int]]:
-    """Cut after white space, else after a comma or the like, else after any word."""
+def _runs(units: Sequence[str], max_words: int) -> Iterator[tuple[str, int]]:
+    """Cut words after white space, else after a comma or the like, else anywhere."""
     start = 0
-    while start < len(some):
-        end = past = min(start + max_words, len(some))
-        if end < len(some):
+    while start < len(units):
+        end = limit = min(start + max_words, len(units))
+        if end < len(units):
             places = range(end, start, -1)
-            end = next((i for i in places if some[i - 1][-1].isspace()), None) or next(
-                (i for i in places if some[i - 1][-1] in _PAUSES), past
+            end = next((i for i in places if units[i - 1][-1].isspace()), None) or next(
+                (i for i in places if units[i - 1][-1] in _PAUSES), limit
             )
-        yield "".join(some[start:end]), end - start
+        yield "".join(units[start:end]), end - start
         start = end
 
 

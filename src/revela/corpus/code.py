@@ -213,8 +213,7 @@ def _parser(module: str, function: str) -> Any:
 
 
 def documented_functions(source: str) -> Iterator[tuple[str, str]]:
-    r"""The first paragraph of a docstring and the function without it, for each that has one; of
-    anything but Python, nothing.
+    r"""The first paragraph of each docstring, and its function without it; Python only.
 
     >>> source = "def area(r):\n    'The area of a circle.'\n    return 3.14 * r ** 2"
     >>> list(documented_functions(source))

@@ -1,10 +1,10 @@
-"""Near-duplicate documents: which ones share most of their word sequences with an earlier one.
+"""Near-duplicate documents: those that share most word sequences with an earlier one.
 
-Every run of five words of a document is hashed (a shingle). rensa's R-MinHash turns the set of
-hashes into a sketch of 64 numbers; the share of equal numbers in two sketches estimates the
-Jaccard similarity of the sets. Documents whose sketches agree in a whole band of numbers are
-compared, first by sketch, then by their shingles, which decide. So no document is dropped that is
-less similar than the threshold, and at least 95 % of those above it are found.
+Every run of five words is hashed (a shingle). rensa's R-MinHash turns a document's set of hashes
+into a sketch of 64 numbers; the share of equal numbers in two sketches estimates the Jaccard
+similarity of the sets. Documents whose sketches agree in a whole band of numbers are compared, by
+sketch and then by their shingles, which decide. So no document below the threshold is dropped, and
+at least 95 % of those above it are found.
 
 Memory: one byte per number and four per band, about 100 bytes per document.
 """
@@ -24,14 +24,14 @@ from revela.silence import progress_bar
 from revela.types import Document
 
 RUN = 5  # words that are hashed together
-# Shingles; shorter texts, such as lines of code, can share their words and still differ in meaning.
+# Minimum shingles: short texts, such as lines of code, can share words and differ in meaning.
 SHORTEST = 16
 SKETCH = 64  # numbers per document
 SEED = 42
 FOUND = 0.95  # probability that two documents of the given similarity share a band
 SLACK = 0.15  # error of a sketch: four standard deviations
-KEPT = 4  # documents remembered per band; further ones are about as similar to these
-CHECKED = 3  # exact comparisons per document, the most similar sketches first
+MEMBERS = 4  # documents remembered per band; further ones are similar to these
+MAX_COMPARED = 3  # exact comparisons per document, the most similar sketches first
 LONGEST = 2**20  # bytes that are read per text
 BATCH = 2**16  # shingles that are sketched at a time
 
@@ -56,8 +56,8 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 def near_duplicates(documents: ArrowList[Document], similarity: float) -> dict[int, int]:
     """Rows of the documents to drop -> the row of the earlier, kept document that is similar.
 
-    ``similarity`` is that of Jaccard between the runs of five words of two texts, 0 to 1. Titles
-    are ignored; texts of fewer than ``SHORTEST`` different runs are never duplicates.
+    ``similarity`` is the Jaccard similarity of two texts' shingles, 0 to 1. Titles are ignored;
+    texts with fewer than ``SHORTEST`` shingles are never duplicates.
 
     >>> from revela.corpus.spool import arrow_list
     >>> text = " ".join(f"word{i}" for i in range(100))
@@ -69,7 +69,7 @@ def near_duplicates(documents: ArrowList[Document], similarity: float) -> dict[i
     rows, groups = _shared(bands)
     del bands
     hashed = functools.lru_cache(maxsize=64)(lambda row: shingles(documents.value(row, "text")))
-    members = np.full((int(groups.max(initial=-1)) + 1, KEPT), -1, dtype=np.int64)
+    members = np.full((int(groups.max(initial=-1)) + 1, MEMBERS), -1, dtype=np.int64)
     dropped: dict[int, int] = {}
     pairs = zip(rows.tolist(), groups, strict=True)
     for row, mine in progress_bar("near-duplicates", "document", pairs, len(rows)):
@@ -77,10 +77,10 @@ def near_duplicates(documents: ArrowList[Document], similarity: float) -> dict[i
         near = np.unique(members[mine])
         near = near[near >= 0]
         agreement = (sketches[near] == sketches[row]).mean(axis=1)
-        count = min(CHECKED, int((agreement >= similarity - SLACK).sum()))
+        count = min(MAX_COMPARED, int((agreement >= similarity - SLACK).sum()))
         likely = near[np.argsort(-agreement, kind="stable")][:count].tolist()
-        same = (other for other in likely if jaccard(hashed(row), hashed(other)) >= similarity)
-        if (kept := next(same, None)) is not None:
+        similar = (other for other in likely if jaccard(hashed(row), hashed(other)) >= similarity)
+        if (kept := next(similar, None)) is not None:
             dropped[row] = kept
             continue
         free = members[mine] < 0
@@ -105,27 +105,27 @@ def shingles(text: str) -> Hashes:
 
 def jaccard(one: Hashes, other: Hashes) -> float:
     """Size of the intersection by size of the union; 0 if both sets are empty."""
-    both = len(np.intersect1d(one, other, assume_unique=True))
-    return both / max(1, len(one) + len(other) - both)
+    shared = len(np.intersect1d(one, other, assume_unique=True))
+    return shared / max(1, len(one) + len(other) - shared)
 
 
 def rows_of_band(similarity: float) -> int:
     """The longest band that documents of this similarity share with probability ``FOUND``.
 
-    1 - (1 - s^r)^b for b bands of r rows (Broder, 1997; Indyk & Motwani, 1998); longer bands make
+    1 - (1 - s^r)^b for b bands of r rows (Broder, 1997; Indyk & Motwani, 1998). Longer bands give
     fewer pairs to compare.
     """
 
-    def found(rows: int) -> float:
+    def probability(rows: int) -> float:
         return 1 - (1 - similarity**rows) ** (SKETCH // rows)
 
-    return max((rows for rows in range(1, SKETCH + 1) if found(rows) >= FOUND), default=1)
+    return max((rows for rows in range(1, SKETCH + 1) if probability(rows) >= FOUND), default=1)
 
 
 def _sketches(documents: ArrowList[Document], rows: int) -> tuple[Bytes, NDArray[np.uint32]]:
     """Sketches, one byte per number, (N, SKETCH), and hashes of the bands, (N, bands).
 
-    A document of fewer than ``SHORTEST`` shingles has hashes of 0 and is not compared.
+    The hashes of a document with fewer than ``SHORTEST`` shingles are 0; it is not compared.
     """
     from rensa import RMinHash
 
@@ -138,16 +138,16 @@ def _sketches(documents: ArrowList[Document], rows: int) -> tuple[Bytes, NDArray
     texts = progress_bar("near-duplicates", "document", read, len(documents))
     hashed = ((row, shingles(text)) for row, text in enumerate(texts))
     long = ((row, found) for row, found in hashed if len(found) >= SHORTEST)
-    for some in batches(long, lambda pair: len(pair[1]), BATCH):
-        numbers_of, sets = zip(*some, strict=True)
-        places, offsets = list(numbers_of), np.cumsum([0, *map(len, sets)]).astype(np.uint64)
+    for batch in batches(long, lambda pair: len(pair[1]), BATCH):
+        indices, sets = zip(*batch, strict=True)
+        offsets = np.cumsum([0, *map(len, sets)]).astype(np.uint64)
         matrix = RMinHash.digest_matrix_from_flat_token_hashes(
             np.concatenate(sets), offsets, SKETCH, SEED
         )
         numbers = np.array(matrix.to_rows(), dtype=np.uint64)
         mixed = _mix((numbers[:, : count * rows].reshape(-1, count, rows) * weights).sum(axis=2))
-        sketches[places] = numbers & np.uint64(255)
-        bands[places] = np.maximum(mixed >> np.uint64(32), 1)
+        sketches[list(indices)] = numbers & np.uint64(255)
+        bands[list(indices)] = np.maximum(mixed >> np.uint64(32), 1)
     return sketches, bands
 
 
@@ -159,16 +159,16 @@ def _mix(values: Hashes) -> Hashes:
 
 
 def _shared(bands: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Rows of documents that share a band, and the number of each such band or -1, (R, bands)."""
+    """Rows of documents that share a band, and the number of each shared band or -1, (R, bands)."""
     groups = np.full(bands.shape, -1, dtype=np.int32)
-    known = 0
+    n_groups = 0
     for i in range(bands.shape[1]):
         _, inverse, counts = np.unique(bands[:, i], return_inverse=True, return_counts=True)
         several = counts > 1
         if len(several) and bands[:, i].min() == 0:
             several[0] = False
-        numbers = np.where(several, known + np.cumsum(several) - 1, -1)
+        numbers = np.where(several, n_groups + np.cumsum(several) - 1, -1)
         groups[:, i] = numbers[inverse]
-        known += int(several.sum())
+        n_groups += int(several.sum())
     rows = np.flatnonzero((groups >= 0).any(axis=1))
     return rows, groups[rows]

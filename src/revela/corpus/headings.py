@@ -1,4 +1,4 @@
-"""The headings above each chunk of a Markdown document: context that costs nothing."""
+"""The headings above each chunk of a Markdown document, as its title."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from revela.corpus.readers.common import suffix
 from revela.types import Document
 
-# Formats that are Markdown, or that their reader turns into it.
+# Formats that are Markdown, or are read as it.
 MARKDOWN = frozenset({".md", ".markdown", ".ipynb", ".docx", ".pptx", ".xlsx", ".epub"})
 LONGEST = 200  # characters of a heading that a chunk repeats
 _LINE = re.compile(r"^ {0,3}(?:(`{3,}|~{3,})(.*)|(#{1,6})[ \t]+(\S.*))$", re.MULTILINE)
@@ -19,7 +19,7 @@ _CLOSING = re.compile(r"\s+#*$")
 
 
 class Heading(NamedTuple):
-    """``place``: of its first # in the text; ``level``: from 1."""
+    """A heading: the place of its first # in the text, its level from 1, and its words."""
 
     place: int
     level: int
@@ -35,8 +35,8 @@ def has_headings(name: str) -> bool:
 
 
 def titles(document: Document, chunks: Sequence[str]) -> list[str]:
-    """The title of each chunk: the document's, and, in Markdown, the headings above the chunk but
-    for one that it begins with. Joined, ``chunks`` are the text but for blank pieces.
+    """The title of each chunk: the document's and, in Markdown, the headings above the chunk,
+    except one that it begins with. ``chunks`` are the text without blank pieces.
 
     >>> text = "# Guide\\nFirst.\\n\\n## Install\\nRun pip.\\n\\nThen this."
     >>> chunks = ["# Guide\\nFirst.\\n\\n", "## Install\\nRun pip.\\n\\n", "Then this."]
@@ -63,7 +63,7 @@ def titles(document: Document, chunks: Sequence[str]) -> list[str]:
 
 
 def _headings(text: str) -> Iterator[Heading]:
-    """In order; a # in fenced code is a comment."""
+    """Headings in order; a # in fenced code is a comment."""
     fence = ""
     for line in _LINE.finditer(text):
         mark, info, level, heading = line.groups()

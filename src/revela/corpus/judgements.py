@@ -30,7 +30,7 @@ def judgements_dir(recipe: Recipe) -> str:
 
 
 def read_judgements(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
-    """The text of each query that has a relevant document, by its id; and all scores."""
+    """The text of each query with a relevant document, by id; and all scores."""
     queries = {str(row["_id"]): str(row["text"]) for row in read_rows(folder, "queries.jsonl")}
     path = folder / "qrels" / f"{split}.tsv"
     qrels = _read_qrels(path)
@@ -51,9 +51,9 @@ def read_judgements(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
     return {q: queries[q] for q in judged}, qrels
 
 
-def check_unknown(path: Path, kind: str, named: Iterable[str], known: Mapping[str, Any]) -> None:
-    """Refuse qrels that name an id that is not known; ``kind`` is corpus-id or query-id."""
-    if unknown := sorted(set(named) - known.keys()):
+def check_unknown(path: Path, kind: str, ids: Iterable[str], existing: Mapping[str, Any]) -> None:
+    """Raise RevelaError if qrels have unknown ids; ``kind`` is corpus-id or query-id."""
+    if unknown := sorted(set(ids) - existing.keys()):
         where = "corpus.jsonl" if kind == "corpus-id" else "queries.jsonl"
         raise RevelaError(
             f"{path} names {len(unknown)} {kind}s that {where} lacks (first: {unknown[0]}): "
@@ -62,7 +62,7 @@ def check_unknown(path: Path, kind: str, named: Iterable[str], known: Mapping[st
 
 
 def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
-    """The rows of a JSONL file of the folder, or of its .gz; each has _id and text."""
+    """The rows of a JSONL file of the folder, or of its .gz, with _id and text."""
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
     if path is None:
         raise RevelaError(f"{folder} is not a BEIR-layout folder: it has no {name} (nor {name}.gz)")
@@ -70,8 +70,8 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def read_queries(path: Path) -> dict[str, str]:
-    """The text of each query by its id, of a file with a query a line: JSON with _id and text, id
-    and text with a tab between, or text alone, which gets its line's number as its id.
+    """The text of each query by id, from a file with a query a line: JSON with _id and text; id,
+    tab and text; or text alone, whose id is the line number.
     """
     if not path.is_file():
         raise RevelaError(f"{path} does not exist: give a file with a query a line")
@@ -102,7 +102,7 @@ def _rows_of(path: Path) -> list[dict[str, Any]]:
         if line.strip():
             try:
                 row = json.loads(line)
-                # Both are required, and of characters only: an error below if not.
+                # Raises if one is missing, or has surrogates.
                 f"{row['_id']}{row['text']}{row.get('title')}".encode()
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise RevelaError(
@@ -141,33 +141,33 @@ def _read_qrels(path: Path) -> Qrels:
 
 
 def pair_rows(documents: Sequence[Document], folder: Path, others: bool) -> ArrowList[Chunk]:
-    """Whole documents (title and text), each once with every query that it answers; ``others``
-    appends the documents that answer none.
+    """Whole documents (title and text), once with each query that they answer; ``others`` appends
+    the documents that answer none.
     """
     texts, qrels = read_judgements(folder, "train")
-    asking: dict[str, dict[str, None]] = {}  # queries by document, each text once
+    queries_of: dict[str, dict[str, None]] = {}  # by document, each text once
     for query, text in texts.items():
         for document, score in qrels[query].items():
             if score > 0:
-                asking.setdefault(document, {})[text] = None
-    missing = dict(asking)
+                queries_of.setdefault(document, {})[text] = None
+    missing = dict(queries_of)
 
     def rows() -> Iterator[Chunk]:
         for number, document in enumerate(documents):
             missing.pop(document.id, None)
-            for query in asking.get(document.id, ()):
+            for query in queries_of.get(document.id, ()):
                 yield Chunk(number, document.full_text, query)
         for number, document in enumerate(documents if others else ()):
-            if document.id not in asking:
+            if document.id not in queries_of:
                 yield Chunk(number, document.full_text)
 
-    made = arrow_list(Chunk, rows())
-    if missing == asking:
+    pairs = arrow_list(Chunk, rows())
+    if missing == queries_of:
         raise RevelaError(
             f"{folder}: no relevant document of qrels/train.tsv is trained on (first: "
             f"{next(iter(missing))}): give the corpus that it names, with its ids as _id"
         )
-    total, left = (sum(map(len, found.values())) for found in (asking, missing))
-    without = f"; {left:,} left out, whose documents are not in the corpus or held out"
-    log.info(f"{total - left:,} pairs of {folder}{without if left else ''}")
-    return made
+    total, left_out = (sum(map(len, queries.values())) for queries in (queries_of, missing))
+    note = f"; {left_out:,} left out, whose documents are not in the corpus or held out"
+    log.info(f"{total - left_out:,} pairs of {folder}{note if left_out else ''}")
+    return pairs

@@ -49,14 +49,13 @@ def read_corpus(
     min_words: int = MIN_WORDS,
     metadata: Sequence[str] = (),
 ) -> tuple[ArrowList[Document], ReadReport]:
-    """Read every document of every source into a temporary file, in order of source, path and row.
+    """Read all documents into a temporary file, in order of source, path and row.
 
     Args:
         sources: folders, files of any format in ``readers.READERS``, and hub:owner/name.
         reading: names of fields, and what may be bad.
-        distinct: drop documents whose title and text were read before: for training.
-        near: drop documents at least this similar to an earlier one (see ``near_duplicates``);
-            0 keeps them.
+        distinct: drop documents with the title and text of an earlier one.
+        near: drop documents at least this similar to an earlier one (``near_duplicates``); 0: none.
         min_words: skip documents with fewer words, title included.
         metadata: other fields or columns to keep with each document.
 
@@ -76,8 +75,8 @@ def read_corpus(
     read = read_sources(sources, fields, report)
     if reading.join_titles:
         read = joined_by_title(read, report)
-    shown = progress_bar("reading", "document", read)
-    documents = arrow_list(Document, filter_documents(shown, distinct, min_words, report))
+    read = progress_bar("reading", "document", read)
+    documents = arrow_list(Document, filter_documents(read, distinct, min_words, report))
     check_report(len(documents), report, sources, reading.max_bad_share)
     if near:
         dropped = near_duplicates(documents, near)
@@ -122,7 +121,7 @@ def check_report(
 def filter_documents(
     documents: Iterable[Document], distinct: bool, min_words: int, report: ReadReport
 ) -> Iterator[Document]:
-    """The documents with so many words, each text once if they are to be ``distinct``."""
+    """Documents with at least ``min_words`` words, each text once if ``distinct``."""
     seen = set[bytes]()
     for document in documents:
         words = count_words(document.full_text)
@@ -139,10 +138,9 @@ def filter_documents(
 
 
 def joined_by_title(documents: Iterable[Document], report: ReadReport) -> Iterator[Document]:
-    """Join neighbours that share a title into articles; documents without a title stay alone.
+    """Join neighbours that share a title into articles, with the id of the first passage.
 
-    Passages are joined by a space, as files of 100-word passages are cut within sentences. An
-    article has the id of its first passage.
+    A space joins them, as files of 100-word passages cut sentences.
     """
     for title, group in groupby(documents, key=lambda document: document.title):
         if not title:

@@ -1,4 +1,4 @@
-"""Iterables in batches, and work on them in several processes."""
+"""Batches, and a map over processes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-AHEAD = 3  # batches per worker that may be finished before the reader asks for them
+AHEAD = 3  # results per worker that may wait for the reader
 
 
 def batches(items: Iterable[Item], size: Callable[[Item], int], limit: int) -> Iterator[list[Item]]:
-    """Group neighbours until their sizes reach ``limit``; every batch has at least one item.
+    """Batches of neighbours whose sizes sum to ``limit`` or more, except the last.
 
     >>> list(batches(["a", "bb", "ccc", "d"], len, limit=3))
     [['a', 'bb'], ['ccc'], ['d']]
@@ -35,9 +35,9 @@ def batches(items: Iterable[Item], size: Callable[[Item], int], limit: int) -> I
 def ordered_map(
     work: Callable[[Item], Result], items: Iterable[Item], workers: int
 ) -> Iterator[Result]:
-    """``map`` over processes: results in the order of the items, a few items ahead of the reader.
+    """``map`` over processes, with results in order and a few items read ahead.
 
-    With one worker, or with fewer items than workers, all work is done in this process.
+    With one worker, or fewer items than workers, it runs in this process.
     """
     stream = iter(items)
     first = list(islice(stream, workers))
@@ -45,8 +45,8 @@ def ordered_map(
         yield from map(work, chain(first, stream))
         return
     methods = multiprocessing.get_all_start_methods()
-    # A forked worker starts at once and runs Python only; a spawned one would import the caller's
-    # script again, and run it if it has no `if __name__ == "__main__"`.
+    # A forked worker starts at once; a spawned one would import the caller's script, and run it
+    # if it has no `if __name__ == "__main__"`.
     context = multiprocessing.get_context("fork" if "fork" in methods else None)
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         waiting: deque[Future[Result]] = deque(pool.submit(work, item) for item in first)

@@ -1,6 +1,6 @@
-"""Documents and chunks on disk, read as a sequence: a corpus may be larger than memory.
+"""Documents and chunks on disk, as a sequence that may be larger than memory.
 
-Items are written batch by batch to a temporary Arrow file, which is memory-mapped.
+Items are written in batches to a temporary Arrow file, which is memory-mapped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ArrowList(Sequence[Kept], Generic[Kept]):
     """A list of dataclass instances in Arrow files; made by ``arrow_list`` or ``read``.
 
     Fields may be strings, integers and mappings of strings and numbers. ``folder`` is deleted with
-    the last view of the list; ``rows`` are the items of this view.
+    the last view of the list; ``rows`` are this view's items.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ArrowList(Sequence[Kept], Generic[Kept]):
         return values if self._rows is None else values[self._rows]
 
     def arrays(self, name: str) -> Iterator[Any]:
-        """One field of every item as Arrow arrays, one per batch, without a copy; not of views."""
+        """One field of every item as Arrow arrays, one per batch, without a copy; not for views."""
         assert self._rows is None
         yield from (batch.column(name) for batch in self._batches)
 
@@ -107,16 +107,16 @@ class ArrowList(Sequence[Kept], Generic[Kept]):
         bounds = np.searchsorted(rows[order], [0, *self._ends])
         parts = []
         for i, batch in enumerate(self._batches):
-            some = rows[order[bounds[i] : bounds[i + 1]]] - (self._ends[i] - batch.num_rows)
-            parts.append(batch.select(names).take(pa.array(some)))
+            in_batch = rows[order[bounds[i] : bounds[i + 1]]] - (self._ends[i] - batch.num_rows)
+            parts.append(batch.select(names).take(pa.array(in_batch)))
         return pa.Table.from_batches(parts).combine_chunks().take(pa.array(np.argsort(order)))
 
     def select(self, rows: Iterable[int]) -> ArrowList[Kept]:
         """A view of these items, in this order."""
-        chosen = np.fromiter(rows, dtype=np.int64)
+        selected = np.fromiter(rows, dtype=np.int64)
         if self._rows is not None:
-            chosen = self._rows[chosen]
-        return ArrowList(self._kind, self._batches, self._folder, chosen)
+            selected = self._rows[selected]
+        return ArrowList(self._kind, self._batches, self._folder, selected)
 
 
 class LazyTexts(Sequence[str]):
@@ -135,17 +135,17 @@ class LazyTexts(Sequence[str]):
 
 
 def vectors_on_disk(count: int, width: int) -> Vectors:
-    """(count, width) zeros, memory-mapped from a temporary file that is deleted with the array."""
+    """Zeros (count, width), memory-mapped from a temporary file that is deleted with the array."""
     if count * width == 0:
         return np.zeros((count, width), dtype=np.float32)
     with _disk_errors(), tempfile.TemporaryFile(prefix="revela-") as file:
-        if hasattr(os, "posix_fallocate"):  # a disk that is full later ends the process
+        if hasattr(os, "posix_fallocate"):  # a disk that fills up later would kill the process
             os.posix_fallocate(file.fileno(), 0, 4 * count * width)
         return np.memmap(file, dtype=np.float32, mode="w+", shape=(count, width))
 
 
 def arrow_list(kind: type[Item], items: Iterable[Item]) -> ArrowList[Item]:
-    """Write items, in order, to a temporary file, and return the list that reads it.
+    """Write items to a temporary file, and return the list that reads it.
 
     >>> from revela.types import Document
     >>> documents = arrow_list(Document, (Document(str(i), "a text") for i in range(1000)))
@@ -173,10 +173,10 @@ def write(kind: type[Item], items: Iterable[Item], path: Path) -> None:
     with _disk_errors(path.parent):
         sink = pa.OSFile(os.fsencode(path), "wb")
     with sink:
-        for some in batches(items, characters, BATCH):
-            columns = {name: [_flat(getattr(item, name)) for item in some] for name in names}
+        for part in batches(items, characters, BATCH):
+            columns = {name: [_flat(getattr(item, name)) for item in part] for name in names}
             batch = pa.RecordBatch.from_pydict(columns)
-            with _disk_errors(path.parent):  # not a fault of the items, which may be read here
+            with _disk_errors(path.parent):  # errors of ``items`` pass
                 writer = writer or pa.ipc.new_stream(sink, batch.schema)
                 writer.write_batch(batch)
         if writer is not None:
@@ -186,11 +186,11 @@ def write(kind: type[Item], items: Iterable[Item], path: Path) -> None:
 
 @contextmanager
 def _disk_errors(folder: Path | None = None) -> Iterator[None]:
-    """While open, an error of the disk is one sentence; None: of the temporary folder's disk."""
+    """Turn errors of a disk into one sentence; None: of the temporary folder's."""
     try:
         yield
     except OSError as error:
-        where = folder or tempfile.tempdir or "the temporary folder"  # before one is found
+        where = folder or tempfile.tempdir or "the temporary folder"
         raise RevelaError(
             f"{where} cannot be written ({error.strerror or error}): make room there, or set "
             "TMPDIR to a folder on another disk"
@@ -198,7 +198,7 @@ def _disk_errors(folder: Path | None = None) -> Iterator[None]:
 
 
 def _flat(value: Any) -> Any:
-    """A mapping as JSON, as its keys and types differ between rows."""
+    """A mapping as JSON: its keys and types differ between rows."""
     return json.dumps(value) if isinstance(value, Mapping) else value
 
 

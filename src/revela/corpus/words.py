@@ -17,7 +17,7 @@ from itertools import pairwise
 HAN, THAI = 2, 5  # characters of a word
 LONGEST, PIECE = 100, 6  # of 2.6 million words of Python's documentation, 124 are longer
 
-# Where Unicode has combining marks, so that a start does not ask for every character.
+# Unicode's blocks with combining marks, to save time at start.
 _BLOCKS = ((0x300, 0x3100), (0xA600, 0xAC00), (0xFB1E, 0xFB1F), (0xFE00, 0xFE30),
            (0x10000, 0x12000), (0x13400, 0x13500), (0x16000, 0x17000), (0x1BC00, 0x1BD00),
            (0x1CF00, 0x1D300), (0x1DA00, 0x1DB00), (0x1E000, 0x1EA00))  # fmt: skip
@@ -76,15 +76,14 @@ def words(text: str) -> list[str]:
 
 
 def split_evenly(text: str, parts: int) -> list[str]:
-    """Cut a text into so many runs of words, one word into characters; joined, they are the text.
-
-    Runs are empty if there are too few words.
+    """Split a text into ``parts`` runs of words, or a word into runs of characters; some may be
+    empty.
     """
-    some = words(text)
-    if len(some) < 2:
-        some = _CLUSTER.findall(text)
-    bounds = [round(part * len(some) / parts) for part in range(parts + 1)]
-    return ["".join(some[a:b]) for a, b in pairwise(bounds)]
+    units = words(text)
+    if len(units) < 2:
+        units = _CLUSTER.findall(text)
+    bounds = [round(part * len(units) / parts) for part in range(parts + 1)]
+    return ["".join(units[a:b]) for a, b in pairwise(bounds)]
 
 
 def count_words(text: str) -> int:
@@ -101,8 +100,8 @@ def joined(some: Iterable[str]) -> str:
 
 
 def terms(text: str) -> list[str]:
-    """What texts are compared by: words without punctuation, and single characters where words are
-    not spaced.
+    """The units by which texts are compared: words without punctuation, and single characters of
+    scripts without spaces.
 
     >>> terms("It's 花丛。")
     ['It', 's', '花', '丛']
@@ -111,7 +110,7 @@ def terms(text: str) -> list[str]:
 
 
 def splits_word(text: str, place: int) -> bool:
-    """Whether a text that is cut before this character is cut within one of its ``terms``.
+    """Whether a cut before this character splits one of a text's ``terms``.
 
     >>> splits_word("Article 5", 3), splits_word("Art 5", 3), splits_word("花丛", 1)
     (True, False, False)
@@ -120,27 +119,27 @@ def splits_word(text: str, place: int) -> bool:
     return 0 < place < len(text) and terms(pair) == [pair]
 
 
-def count_terms(some: Sequence[str]) -> int:
-    """How many words so many ``terms`` are, rounded up."""
-    if not _UNSPACED.search("".join(some)):
-        return len(some)
+def count_terms(terms: Sequence[str]) -> int:
+    """The length of ``terms`` in words, rounded up."""
+    if not _UNSPACED.search("".join(terms)):
+        return len(terms)
     shares = (
         1 / HAN if _IS_HAN.match(term) else 1 / THAI if _UNSPACED.match(term) else 1
-        for term in some
+        for term in terms
     )
     return math.ceil(math.fsum(shares))
 
 
 def runs(text: str) -> list[str]:
-    """Every run of a word's characters, overlapping, where words are not spaced; without those in
-    hiragana, which is grammar for the most part.
+    """All overlapping runs of a word's length in scripts without spaces, except runs with hiragana,
+    which is mostly grammar.
 
     >>> runs("花丛之间 in 花")
     ['花丛', '丛之', '之间']
     """
-    found = []
+    all_runs = []
     for match in _STRETCH.finditer(text):
-        some = terms(match.group())
+        chars = terms(match.group())
         size = HAN if match.lastgroup == "han" else THAI
-        found += ["".join(some[i : i + size]) for i in range(len(some) - size + 1)]
-    return [run for run in found if not _HIRAGANA.search(run)]
+        all_runs += ["".join(chars[i : i + size]) for i in range(len(chars) - size + 1)]
+    return [run for run in all_runs if not _HIRAGANA.search(run)]
