@@ -75,8 +75,8 @@ def read_corpus(
     read = read_sources(sources, fields, report)
     if reading.join_titles:
         read = joined_by_title(read, report)
-    read = progress_bar("reading", "document", read)
-    documents = arrow_list(Document, filter_documents(read, distinct, min_words, report))
+    bar = progress_bar("reading", "document", read)
+    documents = arrow_list(Document, filter_documents(bar, distinct, min_words, report))
     check_report(len(documents), report, sources, reading.max_bad_share)
     if near:
         dropped = near_duplicates(documents, near)
