@@ -1,9 +1,9 @@
 """Several processes that train one retriever together, each on its own GPU or cores.
 
-torchrun (or ``accelerate launch``) starts them, and ends the others when one fails. They add up
-their gradients and agree on everything else by torch.distributed: gloo for what is on the CPU, nccl
-for what is on a GPU. All processes call a function of this module at the same place of the program;
-in a run of one process it does nothing.
+torchrun (or ``accelerate launch``) starts them, and ends the others when one fails. They add their
+gradients and agree on everything else by torch.distributed: gloo for CPU tensors, nccl for GPU
+tensors. All processes call a function of this module at the same place of the program; in a run of
+one process it does nothing.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 LAUNCHED = {"WORLD_SIZE", "ACCELERATE_MIXED_PRECISION"}  # set by torchrun and accelerate
-# The others wait while the first checks the retriever, writes questions or saves.
+# The other ranks wait while rank 0 checks the retriever, writes questions or saves.
 TIMEOUT = timedelta(hours=4)
 JOINED = itertools.count()  # groups of this process, each with its own keys in torchrun's store
 LOST = "closed by peer", "reset by peer", "Broken pipe"  # what gloo says of a connection
 
 
 def started() -> int:
-    """How many processes were started together."""
+    """The number of processes that were started together."""
     return int(os.environ.get("WORLD_SIZE") or 1)
 
 
 def world_size() -> int:
-    """How many processes train together, inside ``joined``; 1 outside."""
+    """The number of processes that train together inside ``joined``; 1 outside."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
@@ -55,7 +55,7 @@ def is_rank_zero() -> bool:
 
 
 def cores(threads: int) -> int:
-    """Threads for this process: as many as given; 0: its share of the machine's cores."""
+    """Threads for this process; 0: its share of the machine's cores."""
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     return threads or max(1, (os.cpu_count() or 1) // local_world_size)
 
@@ -128,7 +128,7 @@ def _take_own_gpu() -> None:
 
 
 def from_rank_zero(make: Callable[[], Value]) -> Value:
-    """What ``make`` gives in the first process, which alone calls it."""
+    """What ``make`` returns in rank 0, which alone calls it."""
     if world_size() == 1:
         return make()
     made: list[Any] = [make() if is_rank_zero() else None]
@@ -195,7 +195,7 @@ def add_gradients(parameters: Sequence[nn.Parameter]) -> None:
 
 
 def copy_first(tensors: Iterable[Tensor]) -> None:
-    """Give every process the first one's numbers."""
+    """Copy rank 0's numbers into every process's tensors."""
     if world_size() > 1:
         for tensor in tensors:
             sent = tensor.detach().contiguous()
@@ -204,7 +204,7 @@ def copy_first(tensors: Iterable[Tensor]) -> None:
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
-    """Tells tensors from others, to the bit."""
+    """A hash of tensors' bits."""
     found = hashlib.blake2b(digest_size=8)
     for tensor in tensors:
         found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

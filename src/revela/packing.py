@@ -1,14 +1,14 @@
 """Texts of different lengths in one row without padding, with attention within each text.
 
 Every layer but attention treats tokens independently, so a packed row costs only its own tokens.
-Attention needs the texts side by side: they are padded on the right to the longest, where causal
-rows never look and others are masked. On a CPU, which takes as long for padding as for tokens, long
-texts are read one by one instead.
+Attention pads the texts on the right to the longest; causal rows never look there, and others are
+masked. On a CPU, which takes as long for padding as for tokens, long texts are read one by one.
 
-Registered with transformers' ``AttentionInterface`` for any model that uses it: the LM, to which
-lm/language_model.py adds its streams, and the retriever in training and encoding (``packed``).
+Used by the LM, to which lm/language_model.py adds its streams, and by the retriever in training and
+encoding (``packed``), through transformers' ``AttentionInterface``.
 
-Shapes: B texts of up to L tokens, T tokens in all, H query heads, G key-value heads, D head width.
+Shapes: B texts of up to L tokens, T tokens in all, P tokens of a prefix, H query heads, G key-value
+heads, D head width.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EXPLICIT_SCORES = 512
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each text is in a packed row of T tokens. A GPU is told, not asked."""
+    """Where each text is in a packed row of T tokens. Nothing here waits for a GPU."""
 
     lengths: tuple[int, ...]
     device: torch.device

@@ -1,6 +1,4 @@
-"""LoRA on a retriever: add it. LoRA, or a table in training: turn it off for a while, merge it into
-stock weights.
-"""
+"""Add LoRA to a retriever; turn LoRA or a trainable table off for a while, or merge it."""
 
 from __future__ import annotations
 
@@ -19,9 +17,8 @@ from revela.retriever.static_trainable import TrainableTable
 def add_lora(model: SentenceTransformer, rank: int, alpha: int, dropout: float) -> None:
     """Freeze the model and add LoRA to the linear layers of the transformer's blocks, in place.
 
-    W becomes W + (alpha / rank) B A (Hu et al., ICLR 2022), where A has ``rank`` rows; B starts at
-    0, so the model's vectors do not change yet. With a rank of 0 there is no LoRA, and all weights
-    of the transformer are trained.
+    W becomes W + (alpha / rank) B A (Hu et al., ICLR 2022). A has ``rank`` rows. B starts at 0, so
+    the model's vectors do not change yet. With rank 0 all weights of the transformer are trained.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -45,7 +42,7 @@ def needs_merging(model: SentenceTransformer) -> bool:
 
 @contextlib.contextmanager
 def without_adapters(model: SentenceTransformer) -> Iterator[None]:
-    """While open, a model with LoRA, or a table, gives the cosines it had before training."""
+    """While open, the model gives the cosines that it had before training."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
@@ -66,8 +63,9 @@ def without_adapters(model: SentenceTransformer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def frozen_in_bf16(model: SentenceTransformer, bf16: bool) -> Iterator[None]:
-    """While open, the transformer's frozen linear layers hold bf16 weights, if ``bf16``, which
-    autocast makes in every forward pass otherwise. The weights themselves wait on the CPU.
+    """While open, the transformer's frozen linear layers hold bf16 weights, if ``bf16``.
+
+    Autocast would cast them in every forward pass. The fp32 weights wait on the CPU.
     """
     linear = [m for m in model[0].modules() if isinstance(m, nn.Linear)] if bf16 else []
     frozen = [p for m in linear for p in m.parameters(recurse=False) if not p.requires_grad]
@@ -82,10 +80,10 @@ def frozen_in_bf16(model: SentenceTransformer, bf16: bool) -> Iterator[None]:
 
 
 def merged(model: SentenceTransformer) -> SentenceTransformer:
-    """A frozen copy on the CPU, of stock modules only, with what was learned in its weights."""
+    """A frozen copy on the CPU, of stock modules only, with LoRA or the trained table merged."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    # A copy of a GPU's tensors is made on the CPU, not beside them.
+    # Tensors of a GPU are copied to the CPU, not beside themselves.
     copies: dict[int, object] = {
         id(tensor): nn.Parameter(tensor.detach().to("cpu", copy=True), tensor.requires_grad)
         if isinstance(tensor, nn.Parameter)

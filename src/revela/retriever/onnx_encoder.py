@@ -1,4 +1,4 @@
-"""Encode by onnxruntime, without torch: what onnx.py has exported, or keeps in the cache.
+"""Encode by onnxruntime, without torch: what onnx_export.py exports, or keeps in the cache.
 
 Shapes: N texts, B texts of a batch, L tokens, D width of the vectors; T tokens of a text without
 prompt and special ones, W numbers of a token's vector.
@@ -25,12 +25,12 @@ from revela.types import QueryTokens, TokenEncoder, Vectors, check_vectors_finit
 MODEL, TOKENIZER, CONFIG = "model.onnx", "tokenizer.json", "retriever.json"
 INPUTS = ("input_ids", "attention_mask")
 OUTPUT, TOKENS = "sentence_embedding", "token_embeddings"
-VERSION = 2  # of the copies: since 2 with the vectors of tokens
+VERSION = 2  # of the copies: since 2 with token vectors
 BATCH = 32  # texts
 
 
 def copy_folder(digest: str) -> Path:
-    """Where the copy of a retriever with this fingerprint is kept."""
+    """The cache folder for the copy of a retriever with this fingerprint."""
     return cache_folder() / "onnx" / f"{digest}-{VERSION}"
 
 
@@ -54,10 +54,9 @@ def cached_copy(model: Path) -> OnnxEncoder | None:
 
 
 class OnnxEncoder:
-    """The ``Encoder`` of an exported folder; of a copy in the cache the ``TokenEncoder``, as its
-    graph gives the vectors of tokens. Threads may share it.
+    """The ``Encoder`` of an exported folder; a ``TokenEncoder`` of a copy in the cache.
 
-    ``threads`` of 0 are all cores.
+    Threads may share it. ``threads`` of 0 are all cores.
     """
 
     name, words_to_vectors, slots = "the model", 1.0, 0
@@ -69,7 +68,7 @@ class OnnxEncoder:
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = threads, 3
-        # A query takes half the processor if threads do not spin while they wait.
+        # Threads that do not spin while they wait halve the CPU time of a query.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self.session = onnxruntime.InferenceSession(
             str(folder / MODEL), options, providers=["CPUExecutionProvider"]
@@ -99,11 +98,11 @@ class OnnxEncoder:
         tokens: list[Tokens] = [(np.empty(0, np.float32), [])] * len(queries)
         prompt = self.prompts["query"]
         vectors_ND = self._encode(queries, prompt, False, tokens)
-        found = []
+        encoded = []
         for vector_D, (vectors_TW, spans) in zip(vectors_ND, tokens, strict=True):
-            own = [(max(0, a - len(prompt)), b - len(prompt)) for a, b in spans]
-            found.append(QueryTokens(vector_D, vectors_TW, own))
-        return found
+            in_query = [(max(0, a - len(prompt)), b - len(prompt)) for a, b in spans]
+            encoded.append(QueryTokens(vector_D, vectors_TW, in_query))
+        return encoded
 
     def fitted(self, heads: Sequence[str], texts: Sequence[str], part: int = 1) -> list[list[str]]:
         """``LimitedEncoder.fitted``."""
@@ -111,14 +110,14 @@ class OnnxEncoder:
 
     @functools.cached_property
     def counter(self) -> TokenCounter:
-        """Counts tokens as this reads them."""
+        """Counts tokens as this encoder reads them."""
         prompts = self.prompts["query"], self.prompts["passage"]
         return TokenCounter(self.tokenizer, *prompts, self.config["max_tokens"])
 
     def _encode(
         self, texts: Sequence[str], prompt: str, progress: bool, tokens: list[Tokens] | None = None
     ) -> Vectors:
-        """The vectors (N, D); those of tokens are written into ``tokens`` if it is given."""
+        """The texts' vectors (N, D); writes token vectors into ``tokens``."""
         vectors_ND = np.empty((len(texts), self.config["dimension"]), dtype=np.float32)
         if "<|" in prompt:  # maybe the slots of a context
             from revela.retriever.context import STEM, read_as_text
@@ -143,7 +142,8 @@ class OnnxEncoder:
         return vectors_ND
 
     def _tokens_of_text(self, prompt: str, encoding: Any, vectors_LW: Vectors) -> Tokens:
-        """Without padding, special tokens and prompt; the space at its end belongs to the text."""
+        """A text's tokens, without padding, special tokens and prompt."""
+        # The space at the end of a prompt belongs to the text.
         special, begin = self.config["special_tokens"], prompt.rstrip()
         kept_L = np.array(encoding.attention_mask, bool) & ~np.isin(encoding.ids, special)
         kept_T = kept_L.nonzero()[0]
@@ -152,8 +152,10 @@ class OnnxEncoder:
 
 
 class OnnxForQueries:
-    """The encoder of a service: an ONNX copy, which reads one query in half of torch's time, and
-    for passages the retriever itself, which reads many in half of the copy's: ``load`` gives it.
+    """The encoder of a service: queries by an ONNX copy, passages by the retriever itself.
+
+    One query takes the copy half of torch's time; many passages take torch half of the copy's.
+    ``load`` gives the retriever.
     """
 
     def __init__(self, copy: OnnxEncoder, load: Callable[[], TokenEncoder]) -> None:

@@ -1,11 +1,9 @@
-"""Export a retriever to ONNX: token ids in, unit vectors out, for runtimes without torch and
-sentence-transformers (onnx_encoder.py reads it here). This and that are the only files that import
-ONNX.
+"""Export a retriever to ONNX: token ids in, unit vectors out, without torch.
 
 The graph holds all modules of a saved folder. Beside it lie tokenizer.json, which truncates, pads
 and lowers case as the model does, and retriever.json with the prompts, which the caller puts before
-a text. An export is kept only if onnxruntime's vectors are torch's. That of the cache gives the
-vectors of tokens too.
+a text. An export is kept only if onnxruntime's vectors equal torch's. The copy in the cache also
+gives token vectors. onnx_encoder.py reads both.
 
 Shapes: N texts, B texts of a batch, L tokens, D width of the vectors.
 """
@@ -50,7 +48,7 @@ from revela.types import Encoder, Vectors
 log = logging.getLogger(__name__)
 TOLERANCE = 1e-5  # between onnxruntime's vectors and torch's, in any component
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
-MOST_COPIED = 150_000_000  # parameters of a model that is copied into the cache
+MAX_CACHED = 150_000_000  # parameters of a model that is copied into the cache
 SAMPLE = (
     "kidneys",
     "How are invoices archived?",
@@ -64,19 +62,16 @@ SAMPLE = (
 
 
 def export_onnx(model: SentenceTransformer, out: Path, tokens: bool = False) -> float:
-    """Export a retriever, which is moved to the CPU, in fp32, into a new folder.
+    """Export a retriever into a new folder; moves it to the CPU, in fp32.
 
-    Args:
-        model: begins with a transformer.
-        out: the folder.
-        tokens: give the vectors of tokens too, as a second output.
+    With ``tokens`` the graph also gives token vectors, as a second output.
 
     Returns:
         The largest difference between a number of onnxruntime's vectors and torch's.
 
     Raises:
         RevelaError: the extra is not installed, ``out`` exists, the model cannot be exported, or
-            its vectors are others in ONNX.
+            its vectors differ in ONNX.
     """
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         raise RevelaError(
@@ -102,19 +97,19 @@ def export_onnx(model: SentenceTransformer, out: Path, tokens: bool = False) -> 
 
 
 def cache_copy(encoder: Encoder, fingerprint: str) -> None:
-    """Export a small retriever on a CPU into the cache, once; the log says what came of it."""
+    """Export a small retriever on a CPU into the cache, once; failures are only logged."""
     folder = copy_folder(fingerprint)
     if folder.exists() or not isinstance(encoder, RetrieverEncoder) or encoder.slots:
         return
-    model, begun = encoder.model, time.monotonic()
+    model, started = encoder.model, time.monotonic()
     parameters = sum(weight.numel() for weight in model.parameters())
-    if model.device.type != "cpu" or parameters > MOST_COPIED:
+    if model.device.type != "cpu" or parameters > MAX_CACHED:
         return
     if not all(map(importlib.util.find_spec, NEEDED)):
         return
     try:
         export_onnx(model, folder, tokens=True)
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - started
         log.info(f"an ONNX copy of the retriever is kept for revela search ({seconds:.0f} s)")
     except Exception as error:  # of the exporter; the index is whole
         log.info(f"revela search will load torch ({first_line(error)})")
@@ -195,7 +190,7 @@ def _write_tokenizer(model: SentenceTransformer, file: Path) -> None:
 
 
 def _difference(model: SentenceTransformer, folder: Path, tokens: bool) -> float:
-    """Between the vectors of ``SAMPLE`` by onnxruntime and by torch, tokenizers included."""
+    """The largest difference between vectors of ``SAMPLE`` by onnxruntime and by torch."""
     encoder, pairs = OnnxEncoder(folder, threads=1), list[tuple[Vectors, Vectors]]()
     how: dict[str, Any] = dict(normalize_embeddings=True, show_progress_bar=False)
     for encode, prompt in (
@@ -205,7 +200,7 @@ def _difference(model: SentenceTransformer, folder: Path, tokens: bool) -> float
         for texts in (SAMPLE, SAMPLE[:1]):
             pairs.append((encode(texts), model.encode(list(texts), prompt=prompt, **how)))
     if tokens:
-        torchs = RetrieverEncoder(model, bf16=False)
-        found = zip(encoder.query_tokens(SAMPLE), torchs.query_tokens(SAMPLE), strict=True)
-        pairs += [(ours.tokens, wanted.tokens) for ours, wanted in found]
-    return max(float(np.abs(ours - wanted).max()) for ours, wanted in pairs)
+        reference = RetrieverEncoder(model, bf16=False)
+        queries = zip(encoder.query_tokens(SAMPLE), reference.query_tokens(SAMPLE), strict=True)
+        pairs += [(actual.tokens, expected.tokens) for actual, expected in queries]
+    return max(float(np.abs(actual - expected).max()) for actual, expected in pairs)

@@ -1,12 +1,13 @@
-"""Cut the vocabulary of a language model to the tokens of a corpus, before it is fitted: of the
-262,144 tokens of a multilingual model a corpus has some ten thousand.
+"""Cut a language model's vocabulary to the tokens of a corpus, before it is fitted.
 
-Kept are the tokens of the texts, those they are merged of, special tokens, those of the prompts,
-and single bytes, or single characters where the tokenizer does not fall back to bytes: other texts
-are read in smaller pieces. Tokens keep their order and get new ids.
+Of the 262,144 tokens of a multilingual model a corpus has some ten thousand.
 
-The texts are read as before: BPE takes the first merge of its list that fits, and Unigram the most
-likely pieces, and what was taken among more is still there to be taken among fewer.
+It keeps the tokens of the texts and those that they are merged from, special tokens, the tokens of
+the prompts, and single bytes, or single characters where the tokenizer does not fall back to bytes.
+Other texts are read in smaller pieces. Tokens keep their order and get new ids.
+
+The texts are tokenized as before: BPE takes the first merge of its list that fits, and Unigram the
+most likely pieces, and these are all kept.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def prune(model: SentenceTransformer, texts: Iterable[str]) -> None:
-    """Drop the tokens that a corpus has no use for from a model that is not fitted, in place."""
+    """Drop a corpus's unused tokens from a model that is not fitted yet, in place."""
     from tokenizers import Tokenizer
 
     transformer, tokenizer = model[0].model, model.tokenizer
@@ -79,15 +80,14 @@ def _used(model: SentenceTransformer, texts: Iterable[str]) -> set[int]:
     used = {*tokenizer.all_special_ids, *tokenizer("a")["input_ids"]}
     used.update(tokenizer("a", "a")["input_ids"])  # what is put before, between and after texts
     prompted = (prompt + text for text in progress_bar("counting tokens", "text", texts))
-    every = chain((each.rstrip() for each in model.prompts.values() if each), prompted)
-    while some := list(islice(every, TEXTS)):
-        for row in token_ids(tokenizer, some):
-            used.update(row)
+    all_texts = chain((each.rstrip() for each in model.prompts.values() if each), prompted)
+    while batch := list(islice(all_texts, TEXTS)):
+        used.update(chain.from_iterable(token_ids(tokenizer, batch)))
     return used
 
 
 def _smallest(model: dict[str, Any]) -> Iterator[str]:
-    """The tokens of a tokenizer's model by which it reads any text, as far as it can."""
+    """The smallest tokens, by which a tokenizer reads any text, as far as it can."""
     pieces = model["vocab"] if model["type"] == "BPE" else [piece for piece, _ in model["vocab"]]
     every_byte = {f"<0x{byte:02X}>" for byte in range(256)}
     if model.get("byte_fallback") and every_byte <= set(pieces):
@@ -110,16 +110,16 @@ def _merge(model: dict[str, Any], left: str, right: str) -> str:
 
 
 def _merged_of(model: dict[str, Any], tokens: Iterable[str]) -> set[str]:
-    """All tokens that these may be merged of, and those that these are merged of, and so on."""
+    """All tokens from which these may be merged, recursively."""
     parts = defaultdict[str, list[str]](list)
     for left, right in model["merges"]:
         parts[_merge(model, left, right)] += [left, right]
-    found, left_to_do = set[str](), list(tokens)
-    while left_to_do:
-        new = set(parts.get(left_to_do.pop(), ())) - found
-        found |= new
-        left_to_do += new
-    return found
+    merged, queue = set[str](), list(tokens)
+    while queue:
+        new = set(parts.get(queue.pop(), ())) - merged
+        merged |= new
+        queue += new
+    return merged
 
 
 def _renumbered(state: dict[str, Any], number: dict[str, int]) -> dict[str, Any]:

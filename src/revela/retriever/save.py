@@ -1,6 +1,4 @@
-"""Save a retriever as a stock Sentence-Transformers folder: LoRA merged, with its card, moved into
-place once all of it is written.
-"""
+"""Save a retriever as a stock Sentence-Transformers folder, LoRA merged, with its card."""
 
 from __future__ import annotations
 
@@ -28,11 +26,9 @@ def save_retriever(
     words_to_vectors: float = 1.0,
 ) -> None:
     """Write the retriever into ``folder``, beside other files; modules.json, which makes it
-    loadable, comes last.
+    loadable, is moved there last.
 
     Args:
-        model: the retriever, with or without LoRA.
-        folder: created if need be.
         card: text of README.md.
         matryoshka: widths that its vectors were trained to be truncated to.
         context: of a retriever with slots, which are saved with its rows.
@@ -44,12 +40,11 @@ def save_retriever(
         tempfile.TemporaryDirectory(prefix=".model-", dir=folder) as hidden,
     ):
         temporary = Path(hidden)
-        # Training truncates texts shorter than the saved model may read.
+        # In training the tokenizer truncates below the saved model's limit.
         if (tokenizer := getattr(model.tokenizer, "backend_tokenizer", None)) is not None:
             tokenizer.no_truncation()
             tokenizer.no_padding()
-        # A copy takes the model's memory again, and spares it what is merged and filled in; it is
-        # made on the CPU.
+        # Where merging or filling in rows would change the model, a copy on the CPU is saved.
         changed = context is not None or needs_merging(model) or model.device.type != "cpu"
         final = merged(model) if changed else model
         if context is not None:
@@ -67,7 +62,7 @@ def save_retriever(
 
 
 def _move(temporary: Path, folder: Path) -> None:
-    """Put all that is in one folder into another, in place of what has the same name there."""
+    """Move a folder's entries into another, in place of those of the same name."""
     (folder / "modules.json").unlink(missing_ok=True)
     for part in sorted(temporary.iterdir(), key=lambda part: part.name == "modules.json"):
         target = folder / part.name

@@ -1,5 +1,5 @@
-"""Texts in a model's own tokens: where each token begins and ends, so that a text can be cut before
-the model truncates it, and how many there are (``TokenCounter``, for the server's limits).
+"""Texts in a model's own tokens: their spans (``TokenWindow``, ``halves``) and their number
+(``TokenCounter``), so that a text can be cut before the model truncates it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Spans = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class TokenWindow:
-    """A model's tokenizer, and how many tokens it reads besides prompts and special ones."""
+    """A model's tokenizer, and the tokens that it reads besides prompts and special tokens."""
 
     tokenizer: Any
     size: int
@@ -46,16 +46,18 @@ def token_window(model: SentenceTransformer, name: str, max_tokens: int) -> Toke
             f"{name} has no fast tokenizer of transformers, so tokens have no character offsets: "
             "probe another model"
         )
-    wanted = max_tokens + len(slot_ids(model))  # slots do not count as text
-    limit = min(wanted, model.max_seq_length or wanted)
+    limit = max_tokens + len(slot_ids(model))  # slots do not count as text
+    limit = min(limit, model.max_seq_length or limit)
     prompts = (query_prompt_of(model), passage_prompt_of(model))
     return TokenWindow(tokenizer, limit - max(len(tokenizer(p)["input_ids"]) for p in prompts))
 
 
 class TokenCounter:
-    """Counts tokens as a model reads them, with its prompts, by a copy of its tokenizer: its
-    own changes truncation and padding at every call, which is not safe beside another thread.
-    ``limit`` is how many tokens the model reads; ``as_text`` changes texts before it does.
+    """Counts tokens as a model reads them, with its prompts.
+
+    It copies the tokenizer, as the model's own changes truncation and padding at every call, which
+    is not safe beside another thread. ``limit`` is the maximum that the model reads; ``as_text`` is
+    applied to texts first.
     """
 
     def __init__(
