@@ -1,5 +1,7 @@
-"""The settings of each objective. Its loss and its batches are in ``revela.objectives``, which is
-imported when an objective is built: torch is with it.
+"""The settings of each objective.
+
+Losses and batches are in ``revela.objectives``, which imports torch and is loaded only when an
+objective is built.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ QuerySide = Literal["first-half", "random-span", "whole"]
 
 @dataclass(frozen=True, config=CHECKED)
 class Objective:
-    """Settings of a method, and all that the rest of the package has to know about it.
+    """Settings of an objective, and what the rest of the package knows about it.
 
     To add one, subclass it with the settings of its own, and write ``build`` (docs/objectives.md).
     An instance can be given to ``Recipe(objective=...)`` and ``Retriever.train(objective=...)``.
@@ -31,15 +33,15 @@ class Objective:
     module: ClassVar[str] = ""
     "File of ``revela.objectives`` with its ``build``."
     reads: ClassVar[Reads] = "chunks"
-    "What groups are made of: chunks; chunks with queries; or windows, which are chunks joined."
+    "What groups are made of: chunks; chunks with queries; or windows, which are joined chunks."
     learned_from: ClassVar[str] = "{model} was trained by an objective of its own."
-    "A sentence for the model card, filled in from the recipe's settings."
+    "A sentence for the model card, with settings of the recipe in braces."
     across_groups: ClassVar[bool] = False
-    """Whether texts of all groups of a batch are compared; several processes then share each
-    batch, and gather what they compare."""
+    """Whether texts of all groups of a batch are compared. Several processes then share each batch
+    and gather its vectors."""
 
     def build(self, parts: Any) -> tuple[Any, Callable[[Sequence[Mapping[str, Any]]], Any]]:
-        """The loss, and what makes its batches.
+        """The loss and its collator.
 
         Args:
             parts: ``objectives.base.BuildContext``: recipe, retriever, the rows of the corpus.
@@ -80,7 +82,7 @@ class InBatch(Objective):
     tau: PositiveFloat = 1.0
     "Temperature of the similarities: of the standard scores, or of the cosines."
     gate: Share = 0.5
-    "The gate g: how much of the gated heads' attention output comes from the other chunks."
+    "The gate g: share of the other chunks in the attention output of the gated heads."
     gate_heads: NonNegativeInt = 24
     "Gate this many heads, the best of the label-free probe. 0: all."
     gate_first_layer: ClassVar[float] = 0.6
@@ -90,7 +92,7 @@ class InBatch(Objective):
     heads: Rare[str] = ""
     "JSON file of heads to gate, from revela heads --out. Empty: find them."
     query_side: Rare[QuerySide] = "first-half"
-    "What of a chunk is its query; random-span: half of its tokens, from a random place on."
+    "Part of a chunk that is its query; random-span: half of its tokens, from a random place on."
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -158,9 +160,9 @@ class Dream(QueryFocused):
     )
 
     tau: PositiveFloat = 0.2
-    "Temperature of the cosines at the start; it is trained."
+    "Initial temperature of the cosines; it is trained."
     gate: float = Field(default=0.5, gt=0, lt=1)
-    "The gate g at the start: how much of the heads' attention is the retriever's; it is trained."
+    "Initial gate g: share of the retriever in the attention of the heads; it is trained."
     kernel: Rare[Literal["torch", "triton"]] = "torch"
     "What computes document attention: torch anywhere, or a Triton kernel on a GPU."
 
@@ -202,7 +204,7 @@ class Replug(Objective):
     tau_lm: ClassVar[float] = 1e-3
     "Temperature of the LM's mean log-likelihoods."
     query_side: Rare[QuerySide] = "first-half"
-    "What of a chunk is its query; random-span: half of its tokens, from a random place on."
+    "Part of a chunk that is its query; random-span: half of its tokens, from a random place on."
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -247,7 +249,7 @@ class Crop(Objective):
 
     crop_shares: ClassVar[tuple[float, float]] = (0.1, 0.5)
     "Shortest and longest crop, as a share of the text's words."
-    crop_deletion: ClassVar[float] = 0.0  # chance of each word of a crop to be left out
+    crop_deletion: ClassVar[float] = 0.0  # probability of each word
 
     def window_words(self, recipe: Any) -> int:
         return self.crop_window
@@ -263,8 +265,8 @@ class Spans(Objective):
     learned_from: ClassVar[str] = (
         "{model}, the encoder of an encoder-decoder, learned to say what is hidden in a text."
     )
-    span_share: ClassVar[float] = 0.15  # of a text's tokens that are hidden
-    span_length: ClassVar[float] = 3.0  # mean tokens of a hidden span
+    span_share: ClassVar[float] = 0.15  # of the tokens
+    span_length: ClassVar[float] = 3.0  # mean tokens of a span
 
     def refuse(self, recipe: Any) -> None:
         if recipe.retriever.lora_rank:

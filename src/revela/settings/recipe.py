@@ -1,5 +1,5 @@
-"""A recipe: all settings of a training run, merged from a preset (``presets/*.toml``), a recipe
-file, and what is given by hand (flags, or keyword arguments).
+"""A recipe: all settings of a run, merged from a preset (``presets/*.toml``), a recipe file, and
+flags or keyword arguments.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ SECTIONS: dict[str, Any] = {
     "lm": LM,
     "training": Training,
 }
-WRITING = ("query_lm", "queries_file")
-"Settings of written queries: every objective reads them where --check-questions is given."
+GENERATION = ("query_lm", "queries_file")
+"Settings of generated queries, which every objective reads with --check-questions."
 FLAGS = {
     ("groups", "kind"): "groups",
     ("queries", "source"): "queries",
@@ -86,7 +86,7 @@ class Recipe:
             objective = self.objective
         elif isinstance(objective, str):
             objective = objective_class(objective)()
-        recipe, unread = _with(dataclasses.replace(self, objective=objective), settings)
+        recipe, unread = _apply(dataclasses.replace(self, objective=objective), settings)
         check_unread([(recipe, unread)])
         return recipe
 
@@ -100,7 +100,7 @@ class Recipe:
 
 
 def flag_of(section: str, name: str) -> str:
-    """The flat name of a field: the flag with underscores."""
+    """The flag of a field, with underscores."""
     return FLAGS.get((section, name), name)
 
 
@@ -114,7 +114,7 @@ def fields_of(objective: Any) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
 
 @functools.cache
 def presets() -> dict[str, dict[str, Any]]:
-    """What each preset sets, by its name and by flag names."""
+    """Preset -> its settings by flag name."""
     folder = resources.files("revela").joinpath("presets")
     texts = {
         file.name.removesuffix(".toml"): file.read_text(encoding="utf-8")
@@ -126,11 +126,10 @@ def presets() -> dict[str, dict[str, Any]]:
 
 
 def build_recipe(preset: str, file: Mapping[str, Any], given: Mapping[str, Any]) -> Recipe:
-    """The recipe of a preset, a recipe file's settings over it, and what is given by hand over
-    both.
+    """The recipe of a preset, overridden by a recipe file, overridden by given settings.
 
     Args:
-        preset: its name; empty: that of the objective which is given, or which the file has.
+        preset: its name. Empty: that of the given objective, or of the file's.
         file, given: settings by flag name.
 
     Raises:
@@ -145,19 +144,19 @@ def build_recipe(preset: str, file: Mapping[str, Any], given: Mapping[str, Any])
 def merge_settings(
     preset: str, file: Mapping[str, Any], given: Mapping[str, Any]
 ) -> tuple[Recipe, set[str]]:
-    """``build_recipe``, with the names that are given and that the objective does not read."""
-    wanted = given.get("objective") or file.get("objective") or ""
-    implied = preset or (wanted if isinstance(wanted, str) else "")
+    """``build_recipe``, and the settings that the objective does not read, instead of an error."""
+    requested = given.get("objective") or file.get("objective") or ""
+    implied = preset or (requested if isinstance(requested, str) else "")
     if preset and preset not in presets():
         raise RevelaError(f"--preset {preset}: give one of {', '.join(presets())}")
     base = presets().get(implied, {})
-    objective: Any = wanted or base.get("objective", "revela")
+    objective: Any = requested or base.get("objective", "revela")
     if not isinstance(objective, Objective):
         objective = objective_class(str(objective))()
-    by_hand = {k: v for k, v in {**file, **given}.items() if k != "objective"}
+    overrides = {k: v for k, v in {**file, **given}.items() if k != "objective"}
     own = {flag_of(section, item.name) for section, item in fields_of(objective)}
-    layers = {k: v for k, v in base.items() if k in own} | by_hand
-    return _with(Recipe(objective=objective), layers, frozenset(by_hand))
+    layers = {k: v for k, v in base.items() if k in own} | overrides
+    return _apply(Recipe(objective=objective), layers, frozenset(overrides))
 
 
 def read_recipe(file: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -204,7 +203,7 @@ def _flattened(
 
 
 def objectives_with(name: str) -> list[str]:
-    """The objectives that have this setting, as a flag name."""
+    """The objectives that have a setting of this flag name."""
     return [
         objective
         for objective, kind in OBJECTIVES.items()
@@ -212,13 +211,13 @@ def objectives_with(name: str) -> list[str]:
     ]
 
 
-def _with(
-    recipe: Recipe, settings: Mapping[str, Any], by_hand: frozenset[str] | None = None
+def _apply(
+    recipe: Recipe, settings: Mapping[str, Any], overrides: frozenset[str] | None = None
 ) -> tuple[Recipe, set[str]]:
-    """The recipe with these settings, and those of ``by_hand`` that it does not read."""
-    by_hand = frozenset(settings) if by_hand is None else by_hand
+    """The recipe with these settings, and those of ``overrides`` that it does not read."""
+    overrides = frozenset(settings) if overrides is None else overrides
     places = {flag_of(s, item.name): (s, item.name) for s, item in fields_of(recipe.objective)}
-    unread = {name for name in by_hand if name not in places}
+    unread = {name for name in overrides if name not in places}
     for name in unread:
         if not objectives_with(name):
             raise RevelaError(f"there is no setting {name}: docs/settings.md lists all of them")
@@ -233,8 +232,8 @@ def _with(
     }
     made = dataclasses.replace(recipe, **sections)
     if made.objective.reads != "queries":
-        given = {flag_of("queries", item.name) for item in dataclasses.fields(Queries)} & by_hand
-        unread |= given - set(WRITING if made.training.check_questions else ())
+        given = {flag_of("queries", item.name) for item in dataclasses.fields(Queries)} & overrides
+        unread |= given - set(GENERATION if made.training.check_questions else ())
     return made, unread
 
 
@@ -250,7 +249,7 @@ def _replaced(section: str, settings: Any, values: Mapping[str, Any]) -> Any:
 
 
 def check_unread(made: Sequence[tuple[Recipe, set[str]]]) -> None:
-    """Refuse a setting that was given and that none of these recipes, trained together, reads.
+    """Refuse a given setting that none of these recipes reads.
 
     Raises:
         RevelaError: there is one.

@@ -1,7 +1,6 @@
-"""The sections of a recipe, without those of an objective; each default and its bounds stand at
-the field, and what it does stands below it.
+"""The sections of a recipe: each field with its default and bounds, and what it does below it.
 
-This file imports no torch, so that ``revela train --help`` and a refusal are quick.
+No torch here, so that ``revela train --help`` and refusals are fast.
 """
 
 from __future__ import annotations
@@ -34,27 +33,27 @@ OFFLINE_EMBEDDER = "embedded:minilm-l6"
 
 @dataclass(frozen=True, config=CHECKED)
 class Corpus:
-    """What is read, how it is cut, and what of it is held out of training."""
+    """How a corpus is read and chunked, and what is held out of training."""
 
     text_field: str = "text"
     "Field of JSONL, or column of a table, that holds the text."
     title_field: str = "title"
-    "Field or column that holds the title, where there is one."
+    "Field or column that holds the title, if there is one."
     join_titles: bool = False
     "Join neighbouring rows with the same title: a file of passages becomes articles again."
     language: Rare[str] = "auto"
     "Language whose words BM25 stems in the label-free check, as for index."
     near_duplicates: Share = 0.8
-    """Drop documents that share this much of their wording with an earlier one (Jaccard of runs of
-    five words). 0: keep them."""
+    """Drop documents with this Jaccard similarity to an earlier one, over runs of five words. 0:
+    keep all."""
     max_bad_share: Rare[Share] = 0.01
     "Share of unreadable rows and files above which the run stops."
     chunk_words: PositiveInt = 48
-    """Maximum words per chunk; a chunk is made of whole sentences, or of whole functions and blocks
-    of code. Where words are not spaced, two characters of Chinese and Japanese count as one, five
-    of Thai and the like, and so they do for all lengths in words."""
+    """Maximum words per chunk, which has whole sentences, or whole functions and blocks of code.
+    Without spaces between words, two characters of Chinese or Japanese count as a word, five of
+    Thai and the like; so they do for all lengths in words."""
     held_out: Share = 0.05
-    "Share of the documents that is never trained on, for the label-free check; at most 300."
+    "Share of the documents held out for the label-free check; at most 300 documents."
     held_out_at_most: ClassVar[int] = 300
 
 
@@ -72,9 +71,9 @@ class Groups:
     """Model that finds similar chunks, as for --model; infonce and crop then compare a query with
     no passage that it finds as near as the query's own. Empty: the retriever's own token
     embeddings."""
-    surrogate_tokens: ClassVar[int] = 64  # that the surrogate reads of a text
+    surrogate_tokens: ClassVar[int] = 64  # per text
     refresh_every: Rare[PositiveInt] = 200
-    "Steps between two rebuildings of iterative groups, and between two minings of --negatives."
+    "Steps between rebuilds of iterative groups, and between minings of --negatives."
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -117,33 +116,32 @@ class Retriever:
     passage_prompt: Rare[str] = "passage: "
     "Prefix of every passage, likewise."
     max_tokens: PositiveInt = 512
-    "Longest text that the saved retriever reads, in tokens; the rest is truncated."
+    "Maximum tokens of a text for the saved retriever; longer texts are truncated."
     lora_rank: NonNegativeInt = 64
-    """Rank of the retriever's LoRA, which is merged on saving. 0: train all weights of its
-    transformer instead. A static retriever has no LoRA."""
+    """Rank of the retriever's LoRA, which is merged when saved. 0: train all weights of the
+    transformer. A static retriever has no LoRA."""
     lora_alpha: Rare[PositiveInt] = 64
     "The scale of LoRA is alpha / rank."
     lora_dropout: Rare[Share] = 0.0
     "Dropout inside LoRA."
     matryoshka: Widths = ()
-    """Train vectors that may be truncated to these widths, 64 128 256 for example; each batch
-    trains one width."""
+    """Train vectors that may be truncated to these widths, for example 64 128 256; one width per
+    batch."""
 
 
 @dataclass(frozen=True, config=CHECKED)
 class Context:
-    """Documents of the corpus that the retriever reads before every text (CDE)."""
+    """Documents that the retriever reads before every text (CDE)."""
 
     slots: NonNegativeInt = 0
-    """Read this many documents of the corpus, a vector each, before every text, so that vectors say
-    what is special in this corpus (CDE). 0: none."""
+    """Read this many documents of the corpus before every text, as a vector each (CDE). 0: none."""
     context_from: Rare[Literal["batch", "corpus", "constant"]] = "batch"
-    """Which ones in training: texts of the batch, any of its corpus, or constant: learned rows
-    without documents, the control."""
-    context_tokens: ClassVar[int] = 64  # that are read of each
-    context_dropout: ClassVar[float] = 0.005  # chance of each to be left out, for each text
+    """Documents read in training: texts of the batch, any of its corpus, or none (constant: learned
+    rows only, as a control)."""
+    context_tokens: ClassVar[int] = 64  # per document
+    context_dropout: ClassVar[float] = 0.005  # of each slot of each text
     context_null: ClassVar[float] = 0.1
-    "Chance of a batch to have no documents, so that a retriever without a corpus still works."
+    "Probability of a batch without documents, so that a retriever works without a corpus."
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -169,45 +167,44 @@ class LM:
     """Language model that gives the signal: a hub id, a local folder or embedded:smollm2-135m (the
     instruct model in 4 bits)."""
     lm_tokens: Annotated[int, Field(ge=2)] = 156
-    "Longest chunk that the LM, and the retriever in training, read, in tokens."
+    "Maximum tokens of a chunk for the LM, and for the retriever in training."
     loss_tokens: Rare[Literal["all", "corpus"]] = "all"
-    """Tokens that the soft-max of the LM's loss is over: all, or those of the corpus, which saves
-    more than half of a step with a vocabulary of 262,144."""
+    """Tokens in the softmax of the LM's loss: all, or those of the corpus, which saves more than
+    half of a step with a vocabulary of 262,144."""
     shard_lm: Rare[bool] = False
-    """Under torchrun, each process holds a part of the frozen LM's layers, for one that does not
-    fit into a GPU beside the rest."""
+    """Under torchrun, shard the layers of the frozen LM over the processes, for an LM too large for
+    one GPU."""
 
 
 @dataclass(frozen=True, config=CHECKED)
 class Training:
-    """The loop: limits, checks, checkpoints and arithmetic."""
+    """Limits, checks, checkpoints and precision of a run."""
 
     learning_rate: NonNegativeFloat = 1e-4
-    """Highest learning rate of AdamW; the rows of a static retriever take ten times that, and their
-    weights fifty times."""
+    """Peak learning rate of AdamW; ten times that for the rows of a static retriever, and fifty
+    times for their weights."""
     warmup_steps: Rare[NonNegativeInt] = 10
     "Steps of linear warm-up."
     groups_per_step: PositiveInt = 1
-    "Groups per optimiser step, of all processes together."
+    "Groups per optimiser step, over all processes."
     groups_per_batch: Rare[PositiveInt] = 1
-    "Groups per forward pass; more fill a GPU and take more memory."
+    "Groups per forward pass; more use a GPU better and need more memory."
     retriever_batch: Rare[NonNegativeInt] = 0
-    """Texts per forward pass of the retriever, repeated in the backward pass: less memory, one more
-    forward pass. 0: all at once."""
+    """Texts per forward pass of the retriever, which the backward pass repeats, to save memory. 0:
+    all at once."""
     max_steps: NonNegativeInt = 0
     "Stop after this many steps. 0: no limit."
     max_minutes: NonNegativeFloat = 20.0
-    """Stop after this much training time. 0: no limit. The learning rate falls to 0 over whichever
-    limit is nearer."""
+    """Stop after this much training time. 0: no limit. The learning rate falls to 0 at the nearest
+    limit."""
     max_tokens_read: Rare[NonNegativeFloat] = 0.0
     "Stop after the retriever has read this many million tokens. 0: no limit."
     check_every: NonNegativeInt = 50
     "Steps between label-free checks. 0: only at the end."
-    check_queries: ClassVar[int] = 150  # of a task of the label-free check
-    check_passages: ClassVar[int] = 600  # of a task of the label-free check
+    check_queries: ClassVar[int] = 150  # per task of the label-free check
+    check_passages: ClassVar[int] = 600  # per task
     check_questions: NonNegativeInt = 0
-    """Let a language model write questions about this many of these passages, which the check then
-    asks."""
+    """Let a language model write questions about this many held-out passages, for the check."""
     keep: Literal["best", "last"] = "best"
     "Save the state with the best label-free check, or the last one."
     save_every: Rare[PositiveInt] = 50
@@ -215,7 +212,7 @@ class Training:
     log_every: Rare[PositiveInt] = 5
     "Steps between lines of metrics.jsonl."
     seed: NonNegativeInt = 0
-    "Seed of everything that is drawn at random."
+    "Seed of all random numbers."
     threads: NonNegativeInt = 0
     "CPU threads. 0: all cores."
     precision: Precision = "auto"
@@ -245,7 +242,7 @@ class Indexing:
 
 
 def descriptions(kind: Any) -> dict[str, str]:
-    """The sentence below each field of a section or an objective, and of those it extends."""
+    """Field -> its description, of a section or an objective with its base classes."""
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         for name, field in vars(base).get("__pydantic_fields__", {}).items():
@@ -255,6 +252,6 @@ def descriptions(kind: Any) -> dict[str, str]:
 
 
 def is_rare(kind: Any, name: str) -> bool:
-    """Whether ``--help`` leaves out a field of a section or an objective."""
+    """Whether ``--help`` omits a field of a section or an objective."""
     fields = getattr(kind, "__pydantic_fields__", {})
     return name in fields and RARE in fields[name].metadata

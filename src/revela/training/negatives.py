@@ -1,14 +1,14 @@
-"""Hard negatives: passages that rank high for a query and do not answer it, mined anew every so
-many steps (ANCE; Xiong et al., ICLR 2021; stage 3 of Dwell in the Beginning).
+"""Hard negatives: passages that rank high for a query but do not answer it.
 
-Training goes by rounds of ``refresh_every`` steps. When the first batch of a round is read, the
-queries of all its groups are ranked against all passages: by BM25 before the first step, afterwards
-by the retriever as it then is. Of the ``mined_from`` best passages that do not answer the query,
-``negatives`` are drawn for each row, by seed, round and row.
+After ANCE (Xiong et al., ICLR 2021), and stage 3 of Dwell in the Beginning.
 
-The optimiser goes on from round to round, with its moments and one learning-rate schedule. (The
-authors of Dwell start a fresh optimiser in each.) False negatives are left to the loss, which sees
-the mined passages' surrogate vectors beside those of the group.
+Training has rounds of ``refresh_every`` steps. At the first batch of a round, all passages are
+ranked for the queries of its groups: by BM25 in the first round, later by the retriever in its
+present state. Of the ``mined_from`` best passages that do not answer the query, ``negatives`` are
+drawn for each row, seeded by run, round and row.
+
+The optimiser and its learning-rate schedule go on from round to round. (The authors of Dwell start
+a new optimiser in each.) The loss handles false negatives by the surrogate, in mined passages too.
 
 Cost: a round reads the whole corpus once, and keeps a vector per passage on disk.
 
@@ -62,18 +62,17 @@ def mined_negatives(
 
 
 class Negatives:
-    """Mines negatives for the rows of a batch, and gives the groups of each round.
+    """Mines negatives for the rows of a batch, and yields the groups of each round.
 
-    What was drawn is kept, so that a resumed run reads the same. A run that skips the batches of a
-    round mines nothing for it.
+    Drawn negatives are saved, so that a resumed run reads the same. Skipped rounds are not mined.
 
     Args:
-        settings: how many, and from where.
+        settings: number of negatives, and of passages they are drawn from.
         seed: of the run.
         data: rows and judgements.
-        rounds: the groups of each round, without end.
-        encoder: the retriever as it is when a round begins.
-        folder: where rounds are kept, until the run ends.
+        rounds: the groups of each round, endless.
+        encoder: the retriever in training.
+        folder: for the drawn negatives, until the run ends.
 
     Raises:
         RevelaError: there are too few passages.
@@ -99,13 +98,14 @@ class Negatives:
             )
 
     def groups(self, round_: int) -> Iterator[list[int]]:
-        """The groups of a round; rounds are asked for one after another."""
+        """The groups of a round; rounds are requested in order."""
         self._groups = next(self._rounds)
         yield from self._groups
 
     def __call__(self, rows: Sequence[Row]) -> list[list[int]]:
-        """What is mined for each row of a batch of the present round, as rows; its epoch is the
-        number of the round. Fewer than ``negatives`` where fewer passages rank.
+        """The negatives of each row of a batch, as row indices; a row's epoch is the round.
+
+        There are fewer than ``negatives`` if fewer passages rank.
         """
         if rows[0]["epoch"] != self._round:
             self._round = int(rows[0]["epoch"])
@@ -116,21 +116,19 @@ class Negatives:
 
     @cached_property
     def passages(self) -> NDArray[np.int64]:
-        """(N,): a row of each passage. Judged documents are one passage in all their rows."""
+        """(N,) the first row of each passage. A judged document is one passage in several rows."""
         if not self.relevant:
             return np.arange(len(self.rows))
         _, first = np.unique(self.rows.column("document"), return_index=True)
         return first.astype(np.int64)
 
     def _mine(self, round_: int) -> NDArray[np.int64]:
-        """(R, 1 + negatives): the rows of the round that have a query, each with those drawn for
-        it; -1 where there are no more.
-        """
+        """(R, 1 + negatives) the rows of the round with a query, then their negatives, then -1."""
         began = time.monotonic()
         members = sorted({row for group in self._groups for row in group})
-        asked = {row: str(self.rows.value(row, "query")) for row in members}
-        asked = {row: query for row, query in asked.items() if query}
-        queries = list(dict.fromkeys(asked.values()))
+        query_of = {row: str(self.rows.value(row, "query")) for row in members}
+        query_of = {row: query for row, query in query_of.items() if query}
+        queries = list(dict.fromkeys(query_of.values()))
         texts = LazyTexts(self.rows.select(self.passages), lambda row: row.text)
         vectors = self._encode(queries, texts) if round_ else None
 
@@ -142,7 +140,7 @@ class Negatives:
                 query: [place for place in ranking if place >= 0 and place not in own]
                 for query, own, ranking in zip(queries, answers, ranking_UK.tolist(), strict=True)
             }
-            return self._draw(round_, {row: best[query] for row, query in asked.items()})
+            return self._draw(round_, {row: best[query] for row, query in query_of.items()})
 
         drawn = from_rank_zero(draw)
         tqdm.write(
@@ -152,12 +150,12 @@ class Negatives:
         return drawn
 
     def _encode(self, queries: Sequence[str], texts: LazyTexts) -> tuple[Vectors, Vectors]:
-        """Vectors of queries and passages: every process encodes its share, the first has all."""
+        """Vectors of queries and passages; every process encodes its share, the first gets all."""
         passages_ND = encode_on_all_ranks(self.encoder.encode_passages)(texts)
         return encode_on_all_ranks(self.encoder.encode_queries)(queries), passages_ND
 
     def _draw(self, round_: int, best: dict[int, list[int]]) -> NDArray[np.int64]:
-        """What is drawn for each row from the places of its best passages."""
+        """The negatives of each row, drawn from its best passages."""
         settings = self.settings
         drawn = np.full((len(best), 1 + settings.negatives), -1, dtype=np.int64)
         for line, (row, ranked) in zip(drawn, best.items(), strict=True):
@@ -183,18 +181,18 @@ class Negatives:
 
     @cached_property
     def _numbers(self) -> NDArray[np.int64]:
-        """The number of each row's query."""
+        """The hash of each row's query."""
         return np.array([query_hash(query) for query in self.rows.column("query")], np.int64)
 
 
 def _by_words(queries: Sequence[str], texts: LazyTexts, k: int) -> NDArray[np.int64]:
-    """The K best passages of each query by BM25, best first, (U, K); -1 for none."""
+    """(U, K) the best passages of each query by BM25, best first; -1 for none."""
     indices_UK, scores_UK = BM25(texts).top_k(queries, k)
     return np.where(scores_UK > 0, indices_UK, -1)
 
 
 def _rounds(groups: Groups, size: int) -> Iterator[list[list[int]]]:
-    """The groups of epoch after epoch, so many at a time."""
+    """``size`` groups at a time, epoch after epoch."""
     endless = (group for epoch in count() for group in groups(epoch))
     while True:
         yield list(islice(endless, size))
