@@ -59,7 +59,7 @@ def test_a_killed_index_goes_on_with_what_was_chosen(
     def killed(*_given, **_settings):
         raise RevelaError("killed")
 
-    monkeypatch.setattr(Index, "add_batches", killed)
+    monkeypatch.setattr("revela.index.writer.IndexWriter.add_batches", killed)
     err = refused(*given)
     assert err.endswith("revela: killed\n") and (out / "index.json").is_file()
     monkeypatch.undo()
