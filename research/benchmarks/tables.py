@@ -17,16 +17,17 @@ from research.benchmarks.options import (
     OUT,
     collections_in,
     collections_parser,
+    corpus_of,
     kept_json,
     print_cells,
     print_header,
 )
+from revela.corpus.load import read_corpus
 from revela.evaluation.evaluate import load_collection, outcomes
 from revela.index.language import Analyzer
 from revela.model_files import resolve
 from revela.retriever.static_from_words import build_word_table
 from revela.training.word_table import Examples, train_table
-from revela.types import Document
 
 COLUMNS = ["BM25", "begun", "+ BM25", "trained", "+ BM25"]
 
@@ -34,10 +35,7 @@ COLUMNS = ["BM25", "begun", "+ BM25", "trained", "+ BM25"]
 def scores_of(folder: Path, model: Path, seed: int) -> dict[str, float]:
     """nDCG@10 of both tables on a collection, alone and fused, with their sizes and times."""
     collection = load_collection(folder)
-    documents = [
-        Document(name, text)
-        for name, text in zip(collection.document_ids, collection.documents, strict=True)
-    ]
+    documents, _ = read_corpus([corpus_of(folder)], distinct=False, min_words=1)
     begun = time.perf_counter(), time.process_time()
     examples = Examples.of(documents)
     table = build_word_table(model, examples.texts, Analyzer(collection.bm25.terms.language))

@@ -127,7 +127,7 @@ def _card(
 
     unread = LAYER_SETTINGS if options.static else ()
     settings = data.recipe.to_dict()
-    trained = ", trained to find the rest of a text by some of its words"
+    trained = ", trained so that titles, docstrings and runs of words find their text"
     if options.static:
         about = "a row for each word, begun as the mean of the input embeddings of its pieces"
         about += trained * (result.kept == "trained")
