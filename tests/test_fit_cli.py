@@ -54,7 +54,7 @@ def test_text_and_a_language_model_become_a_retriever(
     assert "A dense retriever fitted without labels" in card
     assert f"revela fit {corpus_file.name}" in card
     assert f"Fitted to {corpus_file.name} (76 documents) in " in card and "layers = 2" in card
-    assert "a half of the vector for words, trained to find the rest of a text" in card
+    assert "a half of the vector for words, trained so that titles, docstrings" in card
     assert re.search(r" in \d+\.\d seconds:$", card, re.MULTILINE)
     assert not re.search("steps|learning_rate|nDCG", card)
     err = refused(*given)
