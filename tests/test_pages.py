@@ -131,14 +131,14 @@ def parse(tokens: list[str]) -> None:
 
 
 def check_recipe(text: str) -> None:
-    from revela.settings import merge, read_recipe
+    from revela.settings import merge_settings, read_recipe
 
     recipe = Path("recipe.toml")
     recipe.write_text(text)
     settings, variants = read_recipe(recipe)
     assert tomllib.loads(text)
     for changes in variants.values() or [{}]:
-        merge("", {**settings, **changes}, {})
+        merge_settings("", {**settings, **changes}, {})
 
 
 def absent_of(tree: ast.Module) -> set[str]:
@@ -275,7 +275,7 @@ def tiny(monkeypatch, tiny_embedder, taught_lm_folder) -> None:
     embedded = {"embedded:minilm-l6": tiny_embedder, "embedded:smollm2-135m": taught_lm_folder}
     monkeypatch.setattr(revela.model_files, "_embedded", lambda name, wheel: embedded[name])
     monkeypatch.setattr(revela.settings.Training, "check_passages", 40)
-    merge = revela.settings.merge
+    merge = revela.settings.merge_settings
 
     def tiny_merge(preset, file, given):
         recipe, unread = merge(preset, file, given)
@@ -286,8 +286,8 @@ def tiny(monkeypatch, tiny_embedder, taught_lm_folder) -> None:
             changes["check_questions"] = 5
         return recipe.replace(**changes), unread
 
-    monkeypatch.setattr(revela.settings.recipe, "merge", tiny_merge)
-    monkeypatch.setattr(revela.cli.flags, "merge", tiny_merge)
+    monkeypatch.setattr(revela.settings.recipe, "merge_settings", tiny_merge)
+    monkeypatch.setattr(revela.cli.flags, "merge_settings", tiny_merge)
     monkeypatch.setattr("revela.lm.generate.writer", lambda *_: ask)
     topics = {row["title"].split()[2]: row["text"] for row in make_rows(40)}
     monkeypatch.setattr(pydoc_data.topics, "topics", topics)

@@ -285,10 +285,7 @@ def _append_layers(model: SentenceTransformer, fitted: dict[str, Tensor]) -> Non
         if "table_VD" in fitted:
             # Pooling joins "cls_token_embeddings" to the mean of "token_embeddings".
             whitening.module_output_name = "cls_token_embeddings"
-            words = modules.WordEmbeddings(model.tokenizer, fitted["table_VD"])
-            # It has copied the table, which for 262,144 tokens is more than a gigabyte.
-            fitted["table_VD"] = words.emb_layer.weight.detach()
-            parts.append(words)
+            parts.append(modules.WordEmbeddings(model.tokenizer, fitted["table_VD"]))
             both = modules.Pooling(len(fitted["bias_D"]), pooling_mode=("cls", "mean"))
             parts += [whitening, both]
         else:
