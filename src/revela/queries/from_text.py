@@ -109,8 +109,8 @@ def with_authors_words(chunks: Sequence[Chunk], documents: Sequence[Document]) -
 def with_docstrings_or_titles(
     chunks: Iterable[Chunk], documents: Sequence[Document]
 ) -> Iterator[Chunk]:
-    """``with_authors_words`` without telling sentences: documents of no title and no docstring are
-    left out.
+    """Chunks with a docstring or a title as query, as in ``with_authors_words``; documents with
+    neither are left out.
     """
     for document, part in groupby(chunks, key=lambda chunk: chunk.document):
         source = documents[document]
