@@ -21,6 +21,7 @@ from revela.index.bm25 import BM25
 from revela.index.index import Index
 from revela.index.language import Analyzer, FormerEnglish, check_language, detect, normalised
 from revela.index.manifest import INFO
+from revela.index.table import Table
 from revela.index.writer import IndexWriter
 from revela.types import Document
 
@@ -135,12 +136,97 @@ def test_bm25s_lancedb_and_the_statistics_agree_on_all_of_unicode(texts, query, 
             np.testing.assert_allclose(best, bm25.max_scores([asked])[0], rtol=1e-5)
 
 
-def test_the_language_is_found_once_and_kept(tmp_path):
-    made = build(tmp_path / "ru", [Document("a", TEXTS["ru"]), Document("b", TEXTS["ru"][::-1])])
+NOTE = Document("README.md", "Notes about the animals of the sea, which are read in English first.")
+CITIES = ["Москве", "Казани", "Самаре", "Туле", "Твери", "Омске", "Перми", "Уфе", "Пскове", "Сочи"]
+HOMES = [
+    Document(f"r{i}", f"Дома в {city} были построены в {1900 + i} году и стоят до сих пор.")
+    for i, city in enumerate(CITIES * 3)
+]
+ASKED = ("дом Казани построен 1911", "стоявшие дома Туле", "notes about animal")
+
+
+def same_by_words(index: Index, other: Index) -> None:
+    """Language, terms, counts and rankings are the same."""
+    assert index.info.language == other.info.language
+    rows = [
+        sorted((row["id"], row["chunk"], row["terms"]) for row in made.table.lance.search().to_list())
+        for made in (index, other)
+    ]
+    assert rows[0] == rows[1]
+    for query in ASKED:
+        terms = other.table.query_terms(query)
+        np.testing.assert_array_equal(index.statistics.idf(terms), other.statistics.idf(terms))
+        found = [
+            {hit.id: round(hit.score, 4) for hit in made.search(query, 40, "lexical")}
+            for made in (index, other)
+        ]
+        assert found[0] == found[1] != {}
+
+
+def test_the_language_is_found_again_when_the_text_has_doubled(tmp_path):
+    grown = build(tmp_path / "grown", [NOTE])
+    assert grown.info.language == "en"
+    reader = Index.open(tmp_path / "grown", encoder=Letters())
+    assert [hit.id for hit in reader.search("note animal", mode="lexical")] == ["README.md"]
+    encoder = Letters()
+    extend(grown, HOMES, encoder)
+    at_once = build(tmp_path / "at-once", [NOTE, *HOMES])
+    assert grown.info.language == "ru"
+    assert not any("animals" in text for text in encoder.seen[:30]), "rows are not encoded again"
+    reader.search("дома")  # which is when a reader looks
+    for index in (grown, reader, Index.open(tmp_path / "grown", encoder=Letters())):
+        same_by_words(index, at_once)
+
+
+def test_the_language_stays_until_then_and_if_it_was_given(tmp_path):
+    made = build(tmp_path / "ru", HOMES[:20])
+    extend(made, [Document("c", TEXTS["de"])])
     assert made.info.language == "ru"
-    extend(made, [Document("c", TEXTS["de"] * 5)])
-    assert Index.open(tmp_path / "ru", encoder=Letters()).info.language == "ru"
-    assert [hit.id for hit in made.search("домов города", mode="lexical")] == ["a"]
+    given = build(tmp_path / "en", [NOTE], language="en")
+    extend(given, HOMES)
+    assert given.info.language == "en"
+
+
+@pytest.mark.parametrize("after", ["rewrite_terms", "update", "pack"])
+def test_a_kill_while_terms_are_made_anew_is_finished_by_the_next_run(
+    tmp_path, monkeypatch, after
+):
+    grown = build(tmp_path / "grown", [NOTE])
+    kind = Index if after == "update" else Table
+    whole = getattr(kind, after)
+
+    def killed(*given):
+        whole(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(kind, after, killed)
+        extend(grown, HOMES)
+    again = Index.open(tmp_path / "grown", encoder=Letters())
+    assert again.search("дома", mode="dense") and not again.writer.is_finished
+    extend(again, [])
+    same_by_words(again, build(tmp_path / "at-once", [NOTE, *HOMES]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from([*TEXTS.values(), "Hello", "OK", "42", "漢字 カナ"]), max_size=12))
+def test_every_language_that_is_found_can_be_used(texts):
+    found = detect([text * (3 + i) for i, text in enumerate(texts)])
+    check_language(found)
+    Analyzer(found)
+
+
+def test_chinese_and_japanese_together_are_indexed(tmp_path):
+    texts = [TEXTS["zh"] * 30, TEXTS["ja"] * 30] * 3
+    docs = [Document(f"d{i}", f"{text} {i}") for i, text in enumerate(texts)]
+    index = build(tmp_path / "index", docs)
+    assert index.info.language == "none"
+    assert index.search("城市的房屋", mode="lexical")[0].id in ("d0", "d2", "d4")
+    assert index.search("前の世紀に", mode="lexical")[0].id in ("d1", "d3", "d5")
+
+
+def test_a_word_or_two_have_no_language():
+    assert detect(["Hello"]) == detect(["OK"]) == detect(["Да"]) == "none"
 
 
 def test_a_language_that_the_text_is_not_in_is_a_sentence(tmp_path, caplog):

@@ -63,16 +63,28 @@ def test_words_weigh_as_they_are_sure_and_as_they_know_the_corpus():
     cosines = {i: 0.9 - i / 50 for i in range(40)}
 
     def first(gap, odds=1.0):
-        words = {30: 0.5, **dict.fromkeys(range(31, 40), 0.5 - gap)}
+        words = {30: 0.5} | {row: 0.5 - gap - row / 1e4 for row in range(31, 40)}
         return fuse_scores(cosines, words, odds)[30]
 
     nearest = cosines[30]
-    assert first(0) == nearest < first(0.1) < first(0.4) < 0.5, "its share is above its cosine"
+    assert nearest < first(0) < first(0.1) < first(0.4) < 0.5, "its share is above its cosine"
+    assert first(0) < nearest + 0.005
     assert first(0.1, odds=0.01) < first(0.1) < first(0.1, odds=100)
     assert fuse_scores(cosines, {}) == cosines
     alike = dict.fromkeys(range(20), 0.5)  # vectors that tell nothing apart: least gap
     weight = 0.5 * (0.9 - 0.1) / 0.9 / 0.01
     assert fuse_scores(alike, {1: 0.9, 2: 0.1})[3] == pytest.approx(0.5 / (1 + weight), rel=0.02)
+
+
+@pytest.mark.parametrize("holders", [1, 5, 10, 30, 200])
+def test_words_count_where_all_that_hold_them_tie(holders):
+    """A directory: thirty people of one department, found by its name."""
+    cosines = {i: 0.4 + 0.3 * i / 300 for i in range(300)}  # the others are nearer
+    words = dict.fromkeys(range(holders), 0.45) | {299 - i: 0.02 for i in range(90)}
+    fused = list(fuse_scores(cosines, words, odds=4.0))
+    assert set(fused[:holders]) == set(range(holders))
+    twice = dict.fromkeys(range(min(5, holders)), 0.45) | {299: 0.4, 298: 0.35}
+    assert list(fuse_scores(cosines, twice))[0] == min(5, holders) - 1, "and the nearest is first"
 
 
 @pytest.mark.parametrize("weight", [-0.1, 1.01, float("nan")])

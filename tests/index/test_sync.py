@@ -7,7 +7,9 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from threading import Event
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,10 +17,12 @@ from letters import WORDS, Letters, rows_of, wanted_rows
 
 from revela.corpus.load import Reading, read_corpus
 from revela.errors import RevelaError
-from revela.index import ingest, table
+from revela.index import ingest, sources, table
 from revela.index.index import Index
-from revela.index.manifest import Info
-from revela.index.sync import Synced, kept_in_step
+from revela.index.manifest import Info, is_finished
+from revela.index.sync import Synced, kept_in_step, sync
+from revela.index.term_stats import Statistics
+from revela.index.writer import IndexWriter
 from revela.settings import Indexing
 from revela.types import Document
 
@@ -125,6 +129,60 @@ def test_a_killed_run_goes_on(synced, monkeypatch):
     assert again.sync().gone == 3 and again.encoder.seen == ["bee bee"] and holds(again, docs)
 
 
+def same_counts(index: Index, other: Index) -> None:
+    """Document frequencies, calibration and scores are those of another index."""
+    names = [f"{word}{i}" for word in ("abba", "cede") for i in range(12)]
+    np.testing.assert_array_equal(index.statistics.idf(names), other.statistics.idf(names))
+    assert index.statistics.chunks == len(index) == len(other)
+    assert index.calibration == other.calibration
+    for query in names[::5]:
+        found, wanted = ({h.id: h.score for h in i.search(query, 20)} for i in (index, other))
+        assert found == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed before the end", "killed at the end"])
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_run_that_ends_after_its_last_commit_is_counted_by_the_next(
+    tmp_path, monkeypatch, how, is_new
+):
+    docs = tmp_path / "docs"
+    as_files(docs, TEXTS if is_new else dict(list(TEXTS.items())[:5]))
+    index, stop = begun(tmp_path / "index"), Event()
+    if not is_new:
+        index.sync(docs)
+        as_files(docs, TEXTS)
+    if how == "stopped":
+        stop.set()
+        with pytest.raises(RevelaError, match="is not in step yet"):
+            sync(index, [docs], stop=stop)
+    else:
+        save = Statistics.save
+
+        def killed(self, *given, **more):
+            if isinstance(self, IndexWriter) or given[1:]:  # the last save says what it saves
+                raise KeyboardInterrupt
+            save(self, *given, **more)
+
+        kind, name = (IndexWriter, "finish") if "before" in how else (Statistics, "save")
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(kind, name, killed)
+            index.sync(docs)
+    if is_new:
+        assert not is_finished(index.folder)
+        again = begun(index.folder)
+    else:
+        again = Index.open(index.folder, encoder=Letters())
+        assert all(hit.score <= 1 for hit in again.search("abba9 cede9", 20))
+    again.sync(docs)
+    again.encoder.seen.clear()
+    fresh = begun(tmp_path / "fresh")
+    fresh.sync(docs)
+    same_counts(again, fresh)
+    same_counts(Index.open(index.folder, encoder=Letters()), fresh)
+    version = again.table.version
+    assert again.sync() == Synced(unchanged=12) and again.table.version == version
+
+
 @pytest.mark.parametrize("left", [0, 6])
 def test_what_has_lost_half_stays_unless_one_says_so(synced, tmp_path, left):
     index, docs = synced
@@ -189,3 +247,24 @@ def test_an_index_that_does_not_know_its_sources_says_so(tmp_path):
         pass
     with pytest.raises(RevelaError, match="does not exist"):
         index.sync(tmp_path / "none")
+
+
+def test_files_are_read_again_by_newer_readers_which_say_so(synced, monkeypatch, caplog):
+    index, docs = synced
+    caplog.set_level("INFO")
+    assert index.sync() == Synced(unchanged=12) and "earlier version" not in caplog.text
+    monkeypatch.setattr(sources, "VERSION", sources.VERSION + 1)
+    read = []
+
+    def newer(file, fields, report):
+        read.append(file.name)
+        text = file.path.read_text().replace("abba3", "bullet points")
+        yield Document(file.name, text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("revela.index.sync.read_file", newer)
+        assert index.sync() == Synced(changed=1, unchanged=11)
+    assert len(read) == 12 and "by readers of an earlier version" in caplog.text
+    assert index.search("bullet", 1, "lexical")[0].id == "d3.txt"
+    caplog.clear()
+    assert index.sync() == Synced(unchanged=12) and not caplog.text

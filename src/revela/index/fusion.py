@@ -15,8 +15,9 @@ The weight w of the words needs no labels:
 - W / V, of the corpus: how often words find the passage that a sentence was taken from, to how
   often vectors do (calibration.py). Below 1 it says little: a retriever that was trained on a text
   knows its sentences.
-- g, of the query: how far a side's first score stands out from the mean of its first ten, as a
-  share of its first score. A cosine counts from the mean of all candidates.
+- g, of the query: how far a side's first score stands out from the mean of its ten greatest, as a
+  share of its first score. Equal scores count once: ten records that all hold the query's words
+  are no reason to doubt the words. A cosine counts from the mean of all candidates.
 
 The constants were chosen by leaving out whole collections and languages (docs/results.md).
 
@@ -43,6 +44,7 @@ WEIGHT = 0.5  # of w
 FIRST = 10  # scores that a gap is measured on
 LEAST_GAP = 0.01  # of the vectors
 TINY = 1e-6
+DIGITS = 6  # of scores that are equal
 RRF_K = 60  # the constant of the paper, and of Revela's hybrid rows
 DEPTH = 200  # candidates taken from each side
 
@@ -91,16 +93,17 @@ def contrast(cosines: Mapping[Item, float], shares: Mapping[Item, float]) -> flo
     """g_words / g_vectors; 0 if no candidate holds a word."""
     if not shares:
         return 0.0
-    mean = fmean(cosines.values())
+    mean, count = fmean(cosines.values()), min(FIRST, len(cosines))
     by_vectors = [cosine - mean for cosine in nlargest(FIRST, cosines.values())]
-    by_words = nlargest(FIRST, shares.values())
-    by_words += [0.0] * (len(by_vectors) - len(by_words))
-    return _gap(by_words) / max(_gap(by_vectors), LEAST_GAP)
+    by_words = nlargest(FIRST, {round(share, DIGITS) for share in shares.values()})
+    return _gap(by_words, count) / max(_gap(by_vectors, count), LEAST_GAP)
 
 
-def _gap(scores: Sequence[float]) -> float:
-    """g: how far the first score, the greatest, is above the mean of all, as a share of it."""
-    return max(0.0, (scores[0] - fmean(scores)) / max(scores[0], TINY))
+def _gap(scores: Sequence[float], count: int) -> float:
+    """g: how far the first score, the greatest, is above the mean of ``count`` scores, as a share of
+    it; missing scores are 0.
+    """
+    return max(0.0, (scores[0] - sum(scores) / count) / max(scores[0], TINY))
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Sequence[Item]], k: int = RRF_K) -> dict[Item, float]:

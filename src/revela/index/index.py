@@ -88,7 +88,7 @@ class Index:
         self._encoder, self._model, self._precision, self._lm = encoder, model, precision, lm
         self._default_rerank = default_rerank
         self._rerankers = dict[str, Reranker]()
-        self._calibrated = self.statistics.version  # of the table when the manifest was read
+        self._described = self.statistics.version  # of the table when the manifest was read
 
     @classmethod
     def create(
@@ -267,9 +267,9 @@ class Index:
     def calibration(self) -> Calibration:
         """How well words and vectors find its passages, as measured last by any process."""
         self.statistics.refresh()
-        if self._calibrated != self.statistics.version:
-            self._calibrated = self.statistics.version
-            self.info = replace(self.info, calibration=read_info(self.folder).calibration)
+        if self._described != self.statistics.version:
+            self._described = self.statistics.version
+            self._use(read_info(self.folder))
         return self.info.calibration
 
     def __len__(self) -> int:
@@ -479,4 +479,8 @@ class Index:
     def update(self, info: Info) -> None:
         """Save a changed manifest."""
         info.save(self.folder)
-        self.info, self.table = info, Table(self.folder, info, self.table.lance)
+        self._use(info)
+
+    def _use(self, info: Info) -> None:
+        if info != self.info:
+            self.info, self.table = info, Table(self.folder, info, self.table.lance)

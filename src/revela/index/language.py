@@ -46,11 +46,14 @@ SCRIPTS = {
     "ne": "DEVANAGARI", "ru": "CYRILLIC", "sr": "CYRILLIC", "ta": "TAMIL", "uk": "CYRILLIC",
     "yi": "HEBREW", "zh": "CJK",
 }  # fmt: skip
+SCRIPTS |= dict.fromkeys((*STEMMERS.keys() - SCRIPTS.keys(), *LATIN_WITHOUT_STEMMER), "LATIN")
+WRITTEN_WITH = {"HIRAGANA": "CJK", "KATAKANA": "CJK"}  # scripts of one text
 # Lucene's: the library's English list has 1,333 words, "computer" among them.
 ENGLISH_STOP_WORDS = """a an and are as at be but by for if in into is it no not of on or such that
     the their then there these they this to was will with""".split()  # noqa: SIM905
 SAMPLE, LENGTH = 200, 2000  # texts to detect the language in, and characters of each
 BLOCK = 500  # characters to classify at once; shorter texts are joined
+MIN_LETTERS = 20  # of a script: "Hello" is classified as Breton, "OK" as Afrikaans
 DOMINANT = 0.8  # minimum share of a language in its script's text,
 MIN_SHARE = 0.05  # and in all text
 NO_LANGUAGE = "zxx"  # the library's code for numbers and code
@@ -234,8 +237,7 @@ def _by_script(language: str) -> dict[str, str]:
     """Script -> its language."""
     found: dict[str, str] = {}
     for code in language.split("+") if language not in ("", "none") else ():
-        is_latin = code in STEMMERS or code in LATIN_WITHOUT_STEMMER
-        script = SCRIPTS.get(code, "LATIN" if is_latin else code)
+        script = SCRIPTS.get(code, code)
         if script in found:
             raise RevelaError(
                 f"--language {language}: {found[script]} and {code} are written in one script; "
@@ -268,23 +270,27 @@ def _identifier() -> Any:
 def detect(texts: Sequence[str]) -> str:
     """The language of each script in these texts, the most frequent first; "none" if unknown.
 
-    A script without a language that has ``DOMINANT`` of its text is left out.
+    A script is left out if it has few letters, or no language that has ``DOMINANT`` of its text.
 
     >>> detect(["Les factures sont conservées pendant dix ans.", "Le jardin ouvre à neuf heures."])
     'fr'
     """
     votes: dict[str, Counter[str]] = defaultdict(Counter)
+    letters = Counter[str]()
     for block in _blocks(texts[i][:LENGTH] for i in evenly_spaced(len(texts), SAMPLE)):
-        scripts = Counter(map(script_of, block[:BLOCK]))
-        scripts.pop("", None)
+        scripts = Counter(WRITTEN_WITH.get(s, s) for s in map(script_of, block[:BLOCK]) if s)
         code = _identifier().classify(block)[0]
         if scripts and code != NO_LANGUAGE:
-            votes[scripts.most_common(1)[0][0]][code] += len(block)
+            script, count = scripts.most_common(1)[0]
+            is_possible = SCRIPTS.get(code, script) == script
+            votes[script][code if is_possible else ""] += len(block)
+            letters[script] += count
     total = sum(found.total() for found in votes.values())
     chosen = dict[str, int]()
-    for found in votes.values():
+    for script, found in votes.items():
         code, size = found.most_common(1)[0]
-        if size >= DOMINANT * found.total() and size >= MIN_SHARE * total:
+        dominates = size >= DOMINANT * found.total() and size >= MIN_SHARE * total
+        if code and dominates and letters[script] >= MIN_LETTERS:
             chosen[code] = size
     return "+".join(sorted(chosen, key=lambda code: -chosen[code])) or "none"
 

@@ -1,13 +1,14 @@
 """The record of what an index has read: a SQLite file beside its table, with the sources, the size,
 time of change and digest of every file, and the file of every document.
 
-If the table or the settings are not those that it was written with, all files are read again.
-Documents that are in the table are not encoded again.
+If the table, the settings or the version of the readers are not those that it was written with,
+all files are read again. Documents that are in the table are not encoded again.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -16,11 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from revela.corpus.load import READING, Reading
+from revela.corpus.readers import VERSION
 from revela.errors import RevelaError
 
 if TYPE_CHECKING:
     from revela.index.index import Index
 
+log = logging.getLogger(__name__)
 FILE = "sources.sqlite"
 # A document without a path is in no file any more, and will be deleted.
 TABLES = """
@@ -109,6 +112,11 @@ class Sources:
         has.
         """
         if self._about != self._now(self.paths, index, reading):
+            if self._about and self._about.get("readers") != VERSION:
+                log.info(
+                    f"{self.folder} was made by readers of an earlier version: all files are read "
+                    "again, and what these read otherwise is encoded again"
+                )
             return {}
         rows = self._database.execute("select path, size, mtime_ns, digest from files")
         return {path: State(*state) for path, *state in rows}
@@ -125,6 +133,7 @@ class Sources:
         made = asdict(index.info)
         names = ("fingerprint", "settings", "columns")
         about = {"sources": sources, "reading": asdict(reading), "version": index.table.version}
+        about["readers"] = VERSION
         now: dict[str, Any] = json.loads(json.dumps(about | {name: made[name] for name in names}))
         return now
 

@@ -219,7 +219,7 @@ def _apply(
     record.keep(list(unfinished))  # without documents
     encoded = time.perf_counter()
     gone = _delete(index, record)
-    if documents or gone or not index.info.finished:
+    if documents or gone or not index.writer.is_finished:
         index.writer.finish()
     record.note(scan.sources, index, scan.reading)
     unchanged = len(record) - added.new - added.replaced

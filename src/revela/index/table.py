@@ -267,6 +267,25 @@ class Table:
             with lance_errors(self.folder):
                 self.lance.delete(f"_rowid in ({', '.join(map(str, numbers))})")
 
+    def rewrite_terms(self, analyze: Terms) -> None:
+        """Make the terms of all rows anew, in one commit. Words are searched without an index until
+        ``pack``, and rows have new numbers.
+        """
+        import lancedb
+        import pyarrow as pa
+
+        before = self.at(self.version).lance
+        place = before.schema.get_field_index("terms")
+
+        def batches() -> Iterator[Any]:
+            for batch in before.search().to_batches(READ_ROWS):
+                terms = [" ".join(analyze(text)) for text in batch.column("passage").to_pylist()]
+                yield batch.set_column(place, before.schema.field(place), pa.array(terms))
+
+        with lance_errors(self.folder):
+            reader = pa.RecordBatchReader.from_batches(before.schema, batches())
+            lancedb.connect(self.folder).create_table(TABLE, reader, mode="overwrite")
+
     def is_worth_packing(self, changes: int) -> bool:
         """Whether ``pack`` is cheap, or so many changed chunks slow searches down."""
         return len(self) < EXACT_BELOW or changes > UNPACKED

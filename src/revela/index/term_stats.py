@@ -65,14 +65,15 @@ class TermCounts:
 class Statistics:
     """Document frequencies of the terms of an index. Threads may search while one changes them.
 
-    ``version`` is that of the table; ``changes`` is the number of chunks changed since all counts
-    were saved. ``chunks`` is 0 if there is no file.
+    ``version`` is that of the table, ``saved`` the one that the files describe (-1: there are
+    none); ``changes`` is the number of chunks changed since all counts were saved. ``chunks`` is 0
+    if there is no file.
     """
 
     def __init__(self, folder: Path) -> None:
         self.file, self.changes_file = folder / FILE, folder / CHANGES
         self._lock = threading.RLock()
-        self._stamp = (0, 0)
+        self._stamp, self.saved = (0, 0), -1
         self.clear()
         self.refresh()
 
@@ -102,7 +103,7 @@ class Statistics:
                     pending.update(dict(zip(terms.tolist(), differences.tolist(), strict=True)))
             self.chunks, self.version, self.changes = about["chunks"], about["version"], changes
             self._hashes, self._counts, self._base = hashes, counts, base
-            self._pending, self._stamp = pending, stamp
+            self._pending, self._stamp, self.saved = pending, stamp, self.version
 
     def current(self) -> Statistics:
         """Refreshed statistics for a search; a missing file is refused."""
@@ -164,7 +165,8 @@ class Statistics:
         with self._lock:
             if whole:
                 self._base, self.changes = version, 0
-            self.version, self._stamp = version, self._stamps()
+            self.version = self.saved = version
+            self._stamp = self._stamps()
 
     def _stamps(self) -> tuple[int, int]:
         """Modification times of both files; 0 for a missing one."""

@@ -1,7 +1,8 @@
 """Change an index: add, replace and delete documents, count their terms, and finish.
 
-After each commit of the table, the terms that it adds and removes are counted. If a process is
-killed in between, the versions of table and counts differ, and ``finish`` counts all terms again.
+After each commit of the table, the terms that it adds and removes are counted, and saved if the
+index is searched already. If a process is killed in between, the versions of table and counts
+differ, and ``finish`` counts all terms again.
 """
 
 from __future__ import annotations
@@ -85,6 +86,16 @@ class IndexWriter:
 
     # Steps
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether ``finish`` has nothing to do: a run that is stopped or killed after its last commit
+        leaves a table whose terms are not counted, or that is not packed.
+        """
+        index, statistics = self.index, self.index.statistics
+        if not index.info.finished or statistics.saved != index.table.version:
+            return False
+        return not (statistics.changes and index.table.is_worth_packing(statistics.changes))
+
     def find_language(self, texts: Sequence[str]) -> None:
         """Find the language of a new index in a sample of its texts, and save it."""
         info = self.index.info
@@ -99,6 +110,21 @@ class IndexWriter:
                 f"{chosen} all the same"
             )
         self.index.update(replace(info, language=chosen))
+
+    def _find_language_again(self) -> None:
+        """Find the language again in a table that has doubled, as a first note in English must not
+        decide how 240 Russian ones are stemmed. Terms are made anew; nothing is encoded.
+        """
+        info, table = self.index.info, self.index.table
+        if info.settings.language != "auto" or not info.calibration.passages:
+            return
+        language = detect(table.sample("passage")["passage"].to_pylist())
+        if language != info.language:
+            log.info(f"{self.index.folder}: the language is {language} now, not {info.language}")
+            info = replace(info, language=language)
+            table.rewrite_terms(info.analyzer())
+            self.must_recount = True
+            self.index.update(info)
 
     def begin_adding(self) -> Table:
         """Settle what a killed process has left half changed; the table as it is now."""
@@ -145,7 +171,7 @@ class IndexWriter:
         """
         with self._counting(added, self.index.table.find(replaced)[1]):
             version = commit()
-        if not self.must_recount:  # a file of an earlier version of the table has to show that
+        if not self.must_recount:
             self.index.statistics.save(version)
         return version
 
@@ -163,9 +189,14 @@ class IndexWriter:
             pack: packs the table; None: ``Table.pack``.
             measure: measures words and vectors, when the index is new or has doubled; None: here.
         """
-        index, table, statistics = self.index, self.index.table, self.index.statistics
+        index, statistics = self.index, self.index.statistics
         self._check_count()
         is_new = not index.info.finished
+        must_measure = 2 * index.info.calibration.passages <= len(index)
+        must_measure = must_measure and index.info.language is not None
+        if must_measure and not measure:
+            self._find_language_again()
+        table = index.table
         whole = is_new or self.must_recount or table.is_worth_packing(statistics.changes)
         if whole:
             pack() if pack else table.pack(is_new)
@@ -174,13 +205,13 @@ class IndexWriter:
             for counts in count() if count else [TermCounts.of(table.terms())]:
                 statistics.add(counts)
             self.must_recount = False
-        info = replace(index.info, finished=True)
-        if 2 * info.calibration.passages <= len(index) and info.language is not None:
+        if must_measure:
             measured = measure() if measure else calibrate(table, index.encoder)
-            info = replace(info, calibration=replace(measured, passages=len(index)))
-        if info != index.info:
-            index.update(info)
+            measured = replace(measured, passages=len(index))
+            index.update(replace(index.info, calibration=measured))
         statistics.save(table.version, whole)
+        if is_new:  # last, as no hybrid search opens an index without counts
+            index.update(replace(index.info, finished=True))
 
     @contextmanager
     def _counting(self, added: Iterable[TermCounts], removed: TermCounts) -> Iterator[None]:
@@ -188,12 +219,15 @@ class IndexWriter:
         index, statistics = self.index, self.index.statistics
         self._check_count()
         yield
-        chunks = removed.chunks
+        chunks, version = removed.chunks, index.table.version
         statistics.add(removed, sign=-1)
         for counts in added:
             chunks += counts.chunks
             statistics.add(counts)
-        statistics.describe(index.table.version, max(chunks, COMMIT))
+        statistics.describe(version, max(chunks, COMMIT))
+        # A file of an earlier version of the table shows that all has to be counted.
+        if index.info.finished and not self.must_recount:
+            statistics.save(version, whole=False)
 
     def _check_count(self) -> None:
         """Note if the counts are not those of the table, as after a kill or a failed commit."""
