@@ -2,64 +2,72 @@
 
     python -m research.benchmarks.confidence --data COLLECTIONS LANGUAGES
 
-Of each collection at most ``DOCUMENTS`` documents and ``QUERIES`` judged questions, fused by score.
-Each question is asked twice: of all documents, and of those that do not answer it. Printed are the
-score below which nine of ten wrong first hits of the label-free test lie; the shares of questions
-without an answer, and of right first hits, that score more; and the expected calibration error of
-``Calibration.confidence`` over both kinds, in ten groups of equal size.
+`revela index` makes an index of at most ``DOCUMENTS`` whole documents of each collection, with its
+defaults, and ``QUERIES`` judged questions are searched twice: in all documents, and in those that
+do not answer them. Printed are the score that `revela index` names, below which nine of ten hits
+lie where nothing answers; the shares of questions without an answer, and of right first hits, that
+score more; the share of first hits that are right; and the expected calibration error of
+``Hit.confidence`` over both kinds, in ten groups of equal size. Indices are kept in ``--out``.
 """
 
 from __future__ import annotations
 
+import json
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
 from research.benchmarks.options import (
+    OUT,
     collections_in,
     collections_parser,
     part_of,
     print_cells,
     print_header,
 )
+from revela.cli.index import index as make_index
+from revela.corpus.judgements import read_rows
 from revela.evaluation.collection import Collection, load_collection
-from revela.index.calibration import SentenceTest
-from revela.index.exact import rankings_of, top_k
-from revela.index.fusion import DEPTH
-from revela.index.search import MemorySnapshot, fuse
-from revela.model_files import resolve
-from revela.retriever.load import load_encoder
-from revela.types import Encoder
+from revela.files import atomic_write
+from revela.index.index import Index
+from revela.index.manifest import INFO, read_info
+from revela.index.table import id_filter
+from revela.types import Hit
 
-DOCUMENTS, QUERIES, CHARACTERS, BINS = 1000, 250, 1500, 10
-Scores = NDArray[np.float64]
+DOCUMENTS, QUERIES, BINS = 1000, 250, 10
+Numbers = NDArray[np.float64]
 
 
-def first_hits(part: Collection, snapshot: MemorySnapshot, encoder: Encoder) -> tuple[Scores, ...]:
-    """Scores of first hits and whether they are right, and scores where no document answers."""
-    vectors = encoder.encode_queries(part.queries)
-    dense = rankings_of(*top_k(vectors, snapshot.vectors_ND, DEPTH))
-    found, right, without = list[float](), list[float](), list[float]()
-    for i, name in enumerate(part.query_ids):
-        grades = part.qrels[name]
-        relevant = {row for row, d in enumerate(part.document_ids) if grades.get(d, 0) > 0}
-        for left_out in (set[int](), relevant):
-            sides = (
-                {row: score for row, score in side[i].items() if row not in left_out}
-                for side in (dense, part.lexical)
-            )
-            fused = fuse(snapshot, part.queries[i], vectors[i], *sides)
-            row, score = next(iter(fused.items()))
-            if left_out:
-                without.append(score)
-            else:
-                found.append(score)
-                right.append(float(row in relevant))
-    return np.array(found), np.array(right), np.array(without)
+def index_of(folder: Path, part: Collection, model: str, out: Path) -> Index:
+    """The index of some documents of a collection, kept or made now."""
+    if not (out / INFO).is_file() or not read_info(out).finished:
+        chosen, corpus = set(part.document_ids), out.parent / "corpus.jsonl"
+        rows = (row for row in read_rows(folder, "corpus.jsonl") if str(row["_id"]) in chosen)
+        with atomic_write(corpus) as temporary:
+            temporary.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        with redirect_stdout(sys.stderr):
+            make_index([corpus], out=out, model=model)
+    return Index.open(out, model)
 
 
-def calibration_error(predicted: Scores, right: Scores) -> float:
+def first_hits(index: Index, part: Collection) -> tuple[list[Hit], list[bool], list[Hit]]:
+    """The first hit of each question and whether it is right, and those where nothing answers."""
+    found, right, without = list[Hit](), list[bool](), list[Hit]()
+    vectors = index.encoder.encode_queries(part.queries)
+    for name, query, vector in zip(part.query_ids, part.queries, vectors, strict=True):
+        relevant = [document for document, grade in part.qrels[name].items() if grade > 0]
+        (hit,) = index.search(query, 1, encoded=vector)
+        found.append(hit)
+        right.append(hit.id in relevant)
+        without += index.search(query, 1, where=f"not {id_filter(relevant)}", encoded=vector)
+    return found, right, without
+
+
+def calibration_error(predicted: Numbers, right: Numbers) -> float:
     """The mean distance between predicted and observed shares, over ``BINS`` groups."""
     groups = np.array_split(np.argsort(predicted, kind="stable"), BINS)
     apart = (len(g) * abs(predicted[g].mean() - right[g].mean()) for g in groups)
@@ -68,26 +76,24 @@ def calibration_error(predicted: Scores, right: Scores) -> float:
 
 def main() -> None:
     parser = collections_parser(__doc__, model="embedded:minilm-l6")
+    parser.add_argument("--out", type=Path, default=OUT / "confidence", help="for indices")
     arguments = parser.parse_args()
-    encoder = load_encoder(resolve(arguments.model), "auto")
-    print_header(["nine of ten below", "no answer, above", "right, above", "calibration error"])
+    titles = ["nine of ten below", "no answer, above", "right, above"]
+    print_header([*titles, "right", "calibration error"])
     rows = []
     for name, folder in collections_in(arguments.data, arguments.only).items():
-        part = part_of(load_collection(folder), DOCUMENTS, QUERIES, CHARACTERS)
-        vectors = encoder.encode_passages(part.documents)
-        test = SentenceTest(part.documents, part.bm25.terms.language)
-        measured = test(encoder, vectors, scored=True)
-        if "hybrid" not in measured.scores:
-            print_cells(name, ["too few wrong first hits", "", "", ""])
+        part = part_of(load_collection(folder), DOCUMENTS, QUERIES)
+        index = index_of(folder, part, arguments.model, arguments.out / name / "index")
+        if "hybrid" not in index.calibration.scores:
+            print_cells(name, ["not measured", "", "", "", ""])
             continue
-        snapshot = MemorySnapshot(part.bm25, part.documents, vectors, measured.odds)
-        found, right, without = first_hits(part, snapshot, encoder)
-        half = measured.scores["hybrid"][0]
-        scores = np.r_[found, without]
-        confidences = np.array([measured.confidence(score, "hybrid") for score in scores])
-        error = calibration_error(confidences, np.r_[right, np.zeros(len(without))])
-        over = (without > half).mean(), (found[right > 0] > half).mean()
-        rows.append((half, *map(float, over), error))
+        half, _ = index.calibration.scores["hybrid"]
+        found, right, without = first_hits(index, part)
+        confidence = np.array([hit.confidence for hit in (*found, *without)])
+        error = calibration_error(confidence, np.r_[right, np.zeros(len(without))])
+        over = fmean(hit.score > half for hit in without)
+        kept = [hit.score > half for hit, is_right in zip(found, right, strict=True) if is_right]
+        rows.append((half, over, fmean(kept), fmean(right), error))
         print_cells(name, rows[-1], 2)
     print_cells("mean", map(fmean, zip(*rows, strict=True)), 2)
 

@@ -75,8 +75,10 @@ def print_cells(name: str, values: Iterable[object], digits: int = 3) -> None:
     print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
 
 
-def part_of(collection: Collection, documents: int, queries: int, characters: int) -> Collection:
-    """Evenly spaced queries, their documents, and other evenly spaced documents, cut short."""
+def part_of(
+    collection: Collection, documents: int, queries: int, characters: int | None = None
+) -> Collection:
+    """Evenly spaced queries, their documents, and other evenly spaced documents, maybe cut short."""
     kept = evenly_spaced(len(collection.query_ids), queries)
     ids = [collection.query_ids[i] for i in kept]
     qrels = {name: collection.qrels[name] for name in ids}
@@ -89,6 +91,7 @@ def part_of(collection: Collection, documents: int, queries: int, characters: in
         collection,
         document_ids=[collection.document_ids[i] for i in rows],
         documents=[collection.documents[i][:characters] for i in rows],
+        titles=[collection.titles[i][:characters] for i in rows] if collection.titles else (),
         query_ids=ids,
         queries=[collection.queries[i] for i in kept],
         qrels=qrels,

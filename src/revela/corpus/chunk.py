@@ -42,6 +42,7 @@ _ABBREVIATION = re.compile(
     r"No|Nos|Vol|pp|p|Inc|Ltd|Co|Corp|Jr|Sr|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sep|Sept|Oct|Nov|Dec|U\.S|"
     r"U\.K|Ph\.D)\.$"
 )
+ENDED = re.compile(f"(?:{_MARK})[{CLOSING}]*$")  # a text that ends as a sentence does
 _PAUSES = ",;:\u060c\u061b\u3001\uff0c\uff1a\uff1b"
 
 

@@ -27,6 +27,7 @@ class Collection:
     Attributes:
         qrels: grades by query id and document id.
         sources: the document id of each passage, if known (``revela queries --out``).
+        titles: that the documents begin with, if known.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Collection:
     qrels: dict[str, dict[str, int]]
     language: str = "auto"
     sources: Sequence[str] = ()
+    titles: Sequence[str] = ()
 
     @property
     def relevant(self) -> list[str]:
@@ -79,7 +81,10 @@ class Collection:
 
     @cached_property
     def _test(self) -> SentenceTest:
-        return SentenceTest(sample(self), self.bm25.terms.language)
+        sources, rows = self.sources or self.document_ids, evenly_spaced(len(self.documents))
+        titles = [self.titles[i] for i in rows] if self.titles else ()
+        documents, language = [sources[i] for i in rows], self.bm25.terms.language
+        return SentenceTest(sample(self), language, titles=titles, documents=documents)
 
     @cached_property
     def bm25(self) -> BM25:
@@ -89,7 +94,8 @@ class Collection:
 def load_collection(folder: Path, split: str = "test", language: str = "auto") -> Collection:
     """Read a folder in BEIR layout; queries without a relevant document are dropped."""
     rows = {str(row["_id"]): row for row in read_rows(folder, "corpus.jsonl")}
-    corpus = {name: f"{r.get('title') or ''} {r['text']}".strip() for name, r in rows.items()}
+    titles = {name: str(row.get("title") or "").strip() for name, row in rows.items()}
+    corpus = {name: f"{titles[name]} {row['text']}".strip() for name, row in rows.items()}
     if not corpus:
         raise RevelaError(f"{folder}: corpus.jsonl is empty")
     queries, qrels = read_judgements(folder, split)
@@ -105,6 +111,7 @@ def load_collection(folder: Path, split: str = "test", language: str = "auto") -
         qrels={query: qrels[query] for query in queries},
         language=language,
         sources=sources if len(sources) == len(rows) else (),
+        titles=list(titles.values()),
     )
 
 

@@ -45,13 +45,16 @@ Ask = Callable[[Sequence[str]], Sequence[Answer]]
 
 @dataclass(frozen=True)
 class Task:
-    """Queries and passages; ``relevant[i]`` and ``excluded[i]`` are passage indices for query i."""
+    """Queries and passages; ``relevant[i]`` and ``excluded[i]`` are passage indices for query i.
+    ``documents`` are those of the passages; if empty, each passage is one.
+    """
 
     name: str
     passages: list[str]
     queries: list[str] = field(default_factory=list)
     relevant: list[frozenset[int]] = field(default_factory=list)
     excluded: list[frozenset[int]] = field(default_factory=list)
+    documents: Sequence[int] = ()
 
     def add(self, query: str, relevant: Iterable[int], excluded: Iterable[int] = ()) -> None:
         self.queries.append(query)
@@ -62,7 +65,7 @@ class Task:
         """At most so many of the queries."""
         keep = range(len(self.queries))
         chosen = sorted(rng.sample(keep, count)) if len(keep) > count else keep
-        sampled = Task(self.name, self.passages)
+        sampled = Task(self.name, self.passages, documents=self.documents)
         for i in chosen:
             sampled.add(self.queries[i], self.relevant[i], self.excluded[i])
         return sampled
@@ -112,7 +115,8 @@ class _Pool:
     def __init__(self, tasks: Sequence[Task], language: str) -> None:
         self.passages = tasks[0].passages
         self.bm25 = BM25(self.passages, language)
-        self.test = SentenceTest(self.passages, self.bm25.terms.language, SENTENCES)
+        language, documents = self.bm25.terms.language, tasks[0].documents
+        self.test = SentenceTest(self.passages, language, SENTENCES, documents=documents)
         self.tasks = [(task, _lexical(task, self.bm25)) for task in tasks]
 
     def scores(self, encoder: Encoder) -> Iterator[tuple[str, Scores]]:
@@ -165,6 +169,8 @@ def tasks(
     made = [_sibling(texts, chunks_of, rng), _title(documents, texts, chunks_of)]
     if questions and ask:
         made.append(_question(texts, questions, ask))
+    owners = [document for document, chunks in chunks_of.items() for _ in chunks]
+    made = [replace(task, documents=owners) for task in made]
     made.append(docstring_task(documents, passages))
     return [task.sampled(queries, rng) for task in made if len(task.queries) >= MIN_QUERIES]
 
@@ -184,7 +190,8 @@ def tasks_among(
     texts, chunks_of = _chunks(documents, max_words, passages)
     prose = (i for i, document in enumerate(held) if document.kind == "prose")
     own = [row for i in prose for row in chunks_of.get(i, ())]
-    sentence = Task("sentence", texts)
+    owners = [document for document, chunks in chunks_of.items() for _ in chunks]
+    sentence = Task("sentence", texts, documents=owners)
     for place, query, left in list(sentence_queries([texts[i] for i in own], queries)):
         texts[own[place]] = left
         if query := half_of_shared(query, left, terms):

@@ -1,26 +1,32 @@
 """How well words and vectors know a corpus, measured without labels.
 
-A few words of a sentence should find the passage that the sentence was removed from, once by BM25
+A few words of a sentence should find the document that the sentence was removed from, once by BM25
 and once by vectors. An embedder that was not trained for a language or a subject fails where words
-succeed, and the fusion (fusion.py) follows the side that succeeds. The scores of wrong first hits
-give the confidence in other hits (``confidence_from``).
+succeed, and the fusion (fusion.py) follows the side that succeeds. What the same queries find where
+nothing answers them gives the confidence in other hits (``confidence_from``).
+
+Shapes: Q queries, N passages, K candidates of a query, D numbers of a vector.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.corpus.chunk import sentences
+from revela.corpus.chunk import ENDED, sentences
 from revela.corpus.words import count_words, joined, words
 from revela.index.bm25 import BM25
 from revela.index.exact import rankings_of, top_k
 from revela.index.fusion import DEPTH
+from revela.index.language import Terms
 from revela.index.manifest import Calibration
 from revela.index.rerankers.tokens import encode_packed
 from revela.index.rows import shortened
@@ -28,31 +34,71 @@ from revela.index.search import MemorySnapshot, Scores, fuse, rerank
 from revela.index.table import Table
 from revela.types import Encoder, QueryTokens, TokenEncoder, Vectors, hash64
 
-QUERIES = 200
+QUERIES, FEW = 400, 100  # maximum; of sentences, if there are fewer, parts of passages are added
 QUERY_WORDS = 12  # maximum
-MIN_WORDS = 4  # of a sentence, and of the rest of its passage
-WRONG_QUANTILE, MIN_WRONG = 0.9, 20  # of wrong first hits; minimum number of these
+MIN_WORDS = 4  # of a sentence, of the rest of its passage, and of a record
+LONG = 4 * QUERY_WORDS  # words of a text that a piece can be removed from
+LETTERS = 0.8  # minimum share of the characters of prose, without spaces
+ALIKE = 0.8  # minimum Jaccard similarity of the terms of two passages that are one
+WRONG_QUANTILE, MIN_WRONG = 0.9, 20  # of hits where nothing answers; minimum number of these
+# Links, images, fenced code, and lines that begin as headings, quotations and tables do.
+_MARKUP = re.compile(r"://|\]\(|```|^\s*[#>|]", re.MULTILINE)
+
+
+class Example(NamedTuple):
+    """A query, the place of the passage that answers it, and what is left of that passage."""
+
+    place: int
+    query: str
+    rest: str
 
 
 class SentenceTest:
     """Queries taken from passages, and how many of them BM25 answers. Call it with an encoder and
-    the vectors of the passages. ``language`` as for ``BM25``.
+    the vectors of the passages.
+
+    Args:
+        passages: each begins with its title.
+        language: as for ``BM25``.
+        queries: maximum number.
+        titles: of the passages, which no query is taken from; by default none.
+        documents: of the passages. A hit is right if it is of the query's document, or much like
+            its passage; a query that cannot fail is left out. By default each passage is one.
     """
 
-    def __init__(self, passages: Sequence[str], language: str, queries: int = QUERIES) -> None:
-        examples = list(sentence_queries(passages, queries))
-        self._places = np.array([place for place, _, _ in examples], np.int64)
-        self._queries = [query for _, query, _ in examples]
-        self._rests = [rest for _, _, rest in examples]
-        self._size, self._words = len(passages), 0
-        if examples:
-            rests = dict(zip(self._places.tolist(), self._rests, strict=True))
-            self._texts = [rests.get(i, passage) for i, passage in enumerate(passages)]
-            self._bm25 = BM25(self._texts, language)
-            self._matching = self._bm25.top_k(self._queries, DEPTH)
-            best, scores = self._matching
-            is_untied = scores[:, 0] > scores[:, 1] if len(passages) > 1 else scores[:, 0] > 0
-            self._words = int(((best[:, 0] == self._places) & is_untied).sum())
+    def __init__(
+        self,
+        passages: Sequence[str],
+        language: str,
+        queries: int = QUERIES,
+        *,
+        titles: Sequence[str] = (),
+        documents: Sequence[object] = (),
+    ) -> None:
+        documents = documents or range(len(passages))
+        examples = list(sentence_queries(passages, queries, titles, documents))
+        if len(examples) < min(FEW, queries):
+            used = {example.place for example in examples}
+            examples += part_queries(passages, queries - len(examples), titles, used)
+        self._size, self._words, self._queries = len(passages), 0, list[str]()
+        if not examples:
+            return
+        rests = {example.place: example.rest for example in examples}
+        self._texts = [rests.get(i, passage) for i, passage in enumerate(passages)]
+        self._bm25 = BM25(self._texts, language)
+        places_Q = np.array([example.place for example in examples], np.int64)
+        right_QN = _same_documents(places_Q, documents)
+        right_QN |= _alike(places_Q, passages, self._bm25.terms)
+        can_fail = (~right_QN.all(axis=1)).nonzero()[0]
+        self._places, self._right_QN = places_Q[can_fail], right_QN[can_fail]
+        self._queries = [examples[i].query for i in can_fail]
+        self._rests = [examples[i].rest for i in can_fail]
+        self._matching = rows_QK, scores_QK = self._bm25.top_k(self._queries, DEPTH)
+        right_QK = np.take_along_axis(self._right_QN, rows_QK, axis=1)
+        best_Q, others_Q = (
+            np.where(of, scores_QK, 0).max(axis=1, initial=0) for of in (right_QK, ~right_QK)
+        )
+        self._words = int((best_Q > others_Q).sum())
 
     def __call__(
         self,
@@ -84,50 +130,54 @@ class SentenceTest:
         vectors_ND[self._places] = shortened(rests_QD, width)
         queries_QD = shortened(queries_QD, width)
         nearest = top_k(queries_QD, vectors_ND, DEPTH)
-        right = int((nearest[0][:, 0] == self._places).sum())
+        first_Q1 = nearest[0][:, :1]
+        right = int(np.take_along_axis(self._right_QN, first_Q1, axis=1).sum())
         measured = Calibration(len(self._queries), self._words, right, self._size, least)
         if not scored:
             return measured
         snapshot = MemorySnapshot(self._bm25, self._texts, vectors_ND, measured.odds, signs)
-        fused = self._fused(snapshot, queries_QD, nearest)
-        wrong = {"hybrid": self._wrong(fused)}
+        unanswered = self._unanswered(snapshot, queries_QD, nearest)
+        wrong = {"hybrid": unanswered}
         if tokens:
-            results = zip(self._queries, fused, tokens, strict=True)
-            wrong["tokens"] = self._wrong([rerank(snapshot, *result) for result in results])
-        scores = {how: confidence_from(w) for how, w in wrong.items() if len(w) >= MIN_WRONG}
+            results = zip(self._queries, unanswered, tokens, strict=True)
+            wrong["tokens"] = [rerank(snapshot, *result) for result in results]
+        firsts = {how: [max(found.values()) for found in w if found] for how, w in wrong.items()}
+        scores = {
+            how: confidence_from(np.array(f)) for how, f in firsts.items() if len(f) >= MIN_WRONG
+        }
         return replace(measured, scores=scores)
 
-    def _fused(
+    def _unanswered(
         self, snapshot: MemorySnapshot, queries_QD: Vectors, nearest: tuple[Any, Vectors]
     ) -> list[Scores]:
-        """Each query's passages and scores, by vectors and words, best first."""
-        by_words = (
-            {row: score for row, score in ranking.items() if score > 0}
-            for ranking in rankings_of(*self._matching)
-        )
-        sides = rankings_of(*nearest), by_words
-        queries = zip(self._queries, queries_QD, *sides, strict=True)
-        return [fuse(snapshot, *query) for query in queries]
-
-    def _wrong(self, rankings: Sequence[Scores]) -> NDArray[np.float64]:
-        """The scores of wrong first passages."""
-        firsts = [next(iter(scores.items())) for scores in rankings]
-        pairs = zip(firsts, self._places, strict=True)
-        return np.array([score for (row, score), place in pairs if row != place])
+        """What each query finds by vectors and words where nothing answers it: its passages that
+        are not right, and their scores, best first.
+        """
+        dense, lexical = rankings_of(*nearest), rankings_of(*self._matching)
+        found = []
+        for query, vector, right_N, *sides in zip(
+            self._queries, queries_QD, self._right_QN, dense, lexical, strict=True
+        ):
+            near, match = ({r: s for r, s in side.items() if not right_N[r]} for side in sides)
+            match = {row: score for row, score in match.items() if score > 0}
+            found.append(fuse(snapshot, query, vector, near, match) if near else {})
+        return found
 
 
 def calibrate(table: Table, encoder: Encoder) -> Calibration:
     """Measure words and vectors on a sample of an index's rows."""
     tokens = ["tokens"] if table.info.settings.keep_tokens else []
-    rows = table.sample("passage", "vector", *tokens)
-    test = SentenceTest(rows["passage"].to_pylist(), table.info.language or "en")
+    rows = table.sample("passage", "title", "id", "vector", *tokens)
+    passages, titles, documents = (rows[name].to_pylist() for name in ("passage", "title", "id"))
+    language = table.info.language or "en"
+    test = SentenceTest(passages, language, titles=titles, documents=documents)
     packed = rows["tokens"].to_pylist() if tokens else []
     return test(encoder, table.vectors_in(rows), scored=True, packed=packed)
 
 
 def confidence_from(wrong: NDArray[np.float64]) -> tuple[float, float]:
-    """(half, slope) of ``Calibration.confidence``, from the scores of wrong first hits: their
-    quantile, and one over their standard deviation.
+    """(half, slope) of ``Calibration.confidence``, from the scores of first hits where nothing
+    answers: their quantile, and one over their standard deviation.
 
     Hits for questions that a text does not answer rarely score higher; hits for questions that it
     answers mostly do (docs/results.md).
@@ -135,26 +185,120 @@ def confidence_from(wrong: NDArray[np.float64]) -> tuple[float, float]:
     return float(np.quantile(wrong, WRONG_QUANTILE)), float(1 / max(wrong.std(), 1e-3))
 
 
-def sentence_queries(passages: Sequence[str], max_queries: int) -> Iterator[tuple[int, str, str]]:
-    """(place of a passage, words of one of its sentences, the passage without that sentence). The
-    draw depends on the texts, not on their order.
+def sentence_queries(
+    passages: Sequence[str],
+    max_queries: int,
+    titles: Sequence[str] = (),
+    documents: Sequence[object] = (),
+) -> Iterator[Example]:
+    """Words of a sentence, and its passage without it. Sentences are natural ones that one document
+    alone has; a long text without any (Thai) gives a piece. The draw depends on the texts, not on
+    their order.
     """
-    seeds, count = [hash64(passage) for passage in passages], 0
-    for place in sorted(range(len(passages)), key=seeds.__getitem__):
+    documents = documents or range(len(passages))
+    texts = _without_titles(passages, titles)
+    found = [[s for s in sentences(text) if is_natural(s)] for text in texts]
+    owners = defaultdict[str, set[object]](set)
+    for document, natural in zip(documents, found, strict=True):
+        for sentence in natural:
+            owners[joined([sentence])].add(document)
+    count = 0
+    for place, rng in _draw(passages):
         if count == max_queries:
             return
-        passage, rng = passages[place], random.Random(seeds[place])
-        long = [text for text in sentences(passage) if count_words(text) >= MIN_WORDS]
-        sentence = rng.choice(long) if len(long) > 1 else _piece(passage, rng)
-        rest = passage.replace(sentence, " ", 1)
-        if count_words(sentence) >= MIN_WORDS <= count_words(rest):
+        own = [s for s in found[place] if len(owners[joined([s])]) == 1]
+        if len(own) > 1:
+            sentence = rng.choice(own)
+        elif count_words(texts[place]) >= LONG and _is_prose(texts[place]):
+            sentence = _piece(texts[place], rng, QUERY_WORDS)
+        else:
+            continue
+        rest = passages[place].replace(sentence, " ", 1)
+        if count_words(rest) >= MIN_WORDS:
             count += 1
-            yield place, joined([_piece(sentence, rng, of=1)]), rest
+            yield Example(place, joined([_piece(sentence, rng, QUERY_WORDS)]), rest)
 
 
-def _piece(text: str, rng: random.Random, of: int = 2) -> str:
-    """Consecutive words: at most ``QUERY_WORDS``, and at most one part ``of`` the text."""
+def part_queries(
+    passages: Sequence[str], max_queries: int, titles: Sequence[str], used: set[int]
+) -> Iterator[Example]:
+    """Half of a passage, which keeps it: of records and other texts of a sentence, which lose what
+    they are about with a piece. Passages that are ``used`` give none.
+    """
+    texts, count = _without_titles(passages, titles), 0
+    for place, rng in _draw(passages):
+        if count == max_queries:
+            return
+        half = min(QUERY_WORDS, len(words(texts[place])) // 2)
+        if 2 * half >= MIN_WORDS and place not in used:
+            count += 1
+            yield Example(place, joined([_piece(texts[place], rng, half)]), passages[place])
+
+
+def is_natural(sentence: str) -> bool:
+    """Whether a piece of ``sentences`` is one that a person wrote as such: not a heading, a link, a
+    row of a table or a line of code.
+
+    >>> is_natural("Bees dance to show the way."), is_natural("## How bees dance")
+    (True, False)
+    """
+    text = sentence.strip()
+    is_whole = count_words(text) >= MIN_WORDS and ENDED.search(text) is not None
+    return is_whole and _MARKUP.search(text) is None and _is_prose(text)
+
+
+def _is_prose(text: str) -> bool:
+    """Whether a text is mostly letters, which code and tables of numbers are not."""
+    characters = "".join(text.split())
+    letters = sum(unicodedata.category(character)[0] in "LM" for character in characters)
+    return letters >= LETTERS * len(characters)
+
+
+def _draw(passages: Sequence[str]) -> Iterator[tuple[int, random.Random]]:
+    """The places of passages in an order that depends on their texts, each with its own seed."""
+    seeds = [hash64(passage) for passage in passages]
+    for place in sorted(range(len(passages)), key=seeds.__getitem__):
+        yield place, random.Random(seeds[place])
+
+
+def _without_titles(passages: Sequence[str], titles: Sequence[str]) -> list[str]:
+    titles = titles or [""] * len(passages)
+    pairs = zip(passages, titles, strict=True)
+    return [passage[len(title) + 1 :] if title else passage for passage, title in pairs]
+
+
+def _piece(text: str, rng: random.Random, most: int) -> str:
+    """Consecutive words of a text, at most so many."""
     pieces = words(text)
-    size = min(QUERY_WORDS, len(pieces) // of)
+    size = min(most, len(pieces))
     start = rng.randrange(len(pieces) - size + 1)
     return "".join(pieces[start : start + size])
+
+
+def _same_documents(places_Q: NDArray[np.int64], documents: Sequence[object]) -> NDArray[np.bool_]:
+    """(Q, N): whether a passage is of the document of each query's. Of a document with over half of
+    all passages, such as a book alone, each passage counts as one.
+    """
+    sizes = Counter(documents)
+    units = [(d, i if 2 * sizes[d] > len(documents) else -1) for i, d in enumerate(documents)]
+    number = {unit: i for i, unit in enumerate(dict.fromkeys(units))}
+    numbers_N = np.array([number[unit] for unit in units], np.int64)
+    return numbers_N[places_Q, None] == numbers_N
+
+
+def _alike(
+    places_Q: NDArray[np.int64], passages: Sequence[str], terms: Terms
+) -> NDArray[np.bool_]:
+    """(Q, N): whether a passage has the terms of each query's, but for a few."""
+    sets = [frozenset(terms(passage)) for passage in passages]
+    holders = defaultdict[str, list[int]](list)
+    for row, found in enumerate(sets):
+        for term in found:
+            holders[term].append(row)
+    sizes_N = np.array([len(found) for found in sets])
+    alike_QN = np.zeros((len(places_Q), len(passages)), np.bool_)
+    for own, place in zip(alike_QN, places_Q, strict=True):
+        rows = [row for term in sets[place] for row in holders[term]]
+        shared_N = np.bincount(np.array(rows, np.int64), minlength=len(passages))
+        own[:] = shared_N >= ALIKE * np.maximum(sizes_N + sizes_N[place] - shared_N, 1)
+    return alike_QN
