@@ -30,11 +30,13 @@ _ENDS = (
     "\u3002\ua4ff\ua8ce\ua8cf\ua92f\ua9c8\ua9c9\uabeb\ufe56\ufe57\uff01\uff1f\uff61"
 )
 _MARK = f"[{_SPACED}{_ENDS}]"
-# A pattern that begins with one set of characters is searched for twice as fast.
+# A pattern that begins with one set of characters is searched for twice as fast. A run of marks is
+# tried at its first one only, or its length would count squared.
 _BOUNDARY = re.compile(
-    f"[{_SPACED}{_ENDS}\n](?:(?<=\n)[ \t]*\n\\s*|(?<!\n)(?:{_MARK}*[{CLOSING}]*\\s+"
+    f"[{_SPACED}{_ENDS}\n](?:(?<=\n)[ \t\r]*+\n\\s*+"
+    f"|(?<!\n)(?<!{_MARK}{_MARK}){_MARK}*+(?:[{CLOSING}]*+\\s++"
     # A comma continues the sentence, and so does \u3068 (to) after what it quotes.
-    f"|{_MARK}*+(?<=[{_ENDS}])(?:[{CLOSING}]++(?!\u3068)|(?![{CLOSING}])){MARKS}"
+    f"|(?<=[{_ENDS}])(?:[{CLOSING}]++(?!\u3068)|(?![{CLOSING}])){MARKS}"
     "(?![\u3001\uff0c])))"
 )
 _ABBREVIATION = re.compile(
