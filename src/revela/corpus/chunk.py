@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from revela.corpus.code import join_at, split_lines, units, warn_if_no_grammar
+from revela.corpus.headings import Section, sections
 from revela.corpus.parallel import batches, ordered_map
 from revela.corpus.words import CLOSING, MARKS, count_words, words
 from revela.types import Chunk, Document
@@ -82,9 +83,39 @@ def _measure(numbered: Sequence[tuple[int, Document]], max_words: int) -> list[l
 
 
 def _piece_lengths(document: Document, max_words: int) -> list[int]:
-    is_code, text = document.kind == "code", document.text
-    pieces = units(text, document.id) if is_code else sentences(text)
-    return [len(piece) for piece, _ in _pack(_fit(pieces, max_words), max_words)]
+    if document.kind == "code":
+        pieces = _fit(units(document.text, document.id), max_words)
+        return [len(piece) for piece, _ in _pack(pieces, max_words)]
+    return list(_section_lengths(document, max_words))
+
+
+def _section_lengths(document: Document, max_words: int) -> Iterator[int]:
+    """Pack each section. Short ones are joined if the heading above the chunk is above all of them,
+    so that the chunk's title is right.
+    """
+    length = total = above = 0
+    for section in sections(document):
+        pieces = list(_pack(_section(section, max_words), max_words))
+        for number, (piece, size) in enumerate(pieces):
+            fits = len(pieces) == 1 and total + size <= max_words
+            if length and not (fits and section.above >= above):
+                yield length
+                length = total = 0
+            if not length:
+                above = section.level if number else section.above
+            length, total = length + len(piece), total + size
+    if length:
+        yield length
+
+
+def _section(section: Section, max_words: int) -> Iterator[tuple[str, int]]:
+    """The sentences of a section; if the first has to be cut, it leaves room for the headings."""
+    first, *others = sentences(section.text) or [""]
+    room = max_words - count_words(section.headings)
+    cut = room if room > 0 and count_words(first) > max_words else max_words
+    yield from _fit([section.headings], max_words)
+    yield from _fit([first], cut)
+    yield from _fit(others, max_words)
 
 
 def _cut(document: Document, index: int, lengths: Iterable[int]) -> Iterator[Chunk]:
