@@ -14,6 +14,7 @@ import functools
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from revela.corpus.code import join_at, split_lines, units, warn_if_no_grammar
 from revela.corpus.headings import Section, sections
@@ -113,9 +114,9 @@ def _section(section: Section, max_words: int) -> Iterator[tuple[str, int]]:
     first, *others = sentences(section.text) or [""]
     room = max_words - count_words(section.headings)
     cut = room if room > 0 and count_words(first) > max_words else max_words
-    yield from _fit([section.headings], max_words)
-    yield from _fit([first], cut)
-    yield from _fit(others, max_words)
+    return chain(
+        _fit([section.headings], max_words), _fit([first], cut), _fit(others, max_words)
+    )
 
 
 def _cut(document: Document, index: int, lengths: Iterable[int]) -> Iterator[Chunk]:
