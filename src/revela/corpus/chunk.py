@@ -1,7 +1,8 @@
 """Documents -> chunks of whole sentences (prose) or whole functions and blocks (code).
 
 The chunks of a document, joined, are its text. A sentence or a line is cut only when it alone is
-longer than a chunk, and then between words (corpus/words.py), at white space if there is any.
+longer than a chunk, and then between words (corpus/words.py), at white space if there is any. In
+Markdown, a chunk begins at a heading, unless its section is long.
 
 Why not a library: this splitter reads 25 to 54 MB/s, where pysbd reads 0.14 and semchunk 5. It
 handles closing quotes, initials, numbers and common abbreviations, and misses a boundary rather
@@ -114,9 +115,7 @@ def _section(section: Section, max_words: int) -> Iterator[tuple[str, int]]:
     first, *others = sentences(section.text) or [""]
     room = max_words - count_words(section.headings)
     cut = room if room > 0 and count_words(first) > max_words else max_words
-    return chain(
-        _fit([section.headings], max_words), _fit([first], cut), _fit(others, max_words)
-    )
+    return chain(_fit([section.headings], max_words), _fit([first], cut), _fit(others, max_words))
 
 
 def _cut(document: Document, index: int, lengths: Iterable[int]) -> Iterator[Chunk]:

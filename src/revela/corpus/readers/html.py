@@ -1,6 +1,6 @@
 """HTML pages without boilerplate, by resiliparse.
 
-It takes 1-3 ms per page; trafilatura takes 13-37, and dropped nearly half of the words of reference
+It takes 1-6 ms per page; trafilatura takes 13-37, and dropped nearly half of the words of reference
 pages.
 """
 
@@ -26,7 +26,7 @@ _VOID = (
     "source|track|wbr"
 )
 _VERBATIM = "iframe|noembed|noframes|script|style|textarea|title|xmp"
-_ATTRIBUTES = r"""(?:"[^"]*+"|'[^']*+'|=(?:\s*+[^\s"'<>]++)?+|[^"'/<>=]|/(?!>))*+"""
+_ATTRIBUTES = r"""(?:"[^"]*+"|'[^']*+'|=(?:\s*+[^\s"'<>]++)?+|[^"'/<>=]++|/(?!>))*+"""
 _XHTML = re.compile(
     rf"<(?:!--.*?(?:-->|\Z)|!\[CDATA\[(?P<text>.*?)(?:\]\]>|\Z)"
     rf"|(?P<verbatim>{_VERBATIM})(?=[\s/>]){_ATTRIBUTES}>.*?(?:</(?P=verbatim)\b|\Z)"
@@ -48,8 +48,8 @@ _STARTS = {
 _DECLARED = re.compile(
     rb"""<(?:\?xml[^>]*?\sencoding|meta[^>]*?\bcharset)\s*=\s*["']?\s*([^\s"';/>]+)""", re.I
 )
-# Where browsers know more characters than Python's codec of this name. A page that can say that it
-# is UTF-16 is not.
+# Where browsers know more characters than Python's codec of this name; and a page is not UTF-16 if
+# its declaration can be read byte by byte.
 _BROWSER_CODECS = {
     "big5": "big5hkscs",
     "euc_kr": "cp949",
