@@ -76,6 +76,37 @@ def test_sentence_ends():
     ]
 
 
+@pytest.mark.parametrize(
+    "unit",
+    [
+        *'.!…。")\n \t',
+        "?!",
+        ".。",
+        ".)",
+        ". ",
+        " .",
+        ".\n",
+        "\n \t",
+        ".\r\n",
+        "。」",
+        "。」と",
+        "\r\n ",
+    ],
+)
+def test_a_long_run_of_marks_takes_no_time(unit):
+    """Of this many, a time squared would be minutes."""
+    text = f"Bats hear echoes. {unit * 200_000}x"
+    assert "".join(sentences(text)) == text
+
+
+def test_blank_lines_end_a_sentence_whatever_ends_a_line():
+    text = "A heading\n \n\nSome text\nof two lines\n\t\nAnd more"
+    expected = ["A heading\n \n\n", "Some text\nof two lines\n\t\n", "And more"]
+    assert sentences(text) == expected
+    windows = [piece.replace("\n", "\r\n") for piece in expected]
+    assert sentences("".join(windows)) == windows
+
+
 def test_functions_stay_whole():
     first = "@decorator\ndef first(a):\n    b = a\n\n    return b\n\n\n"
     second = "class Second:\n    def method(self):\n        return 1\n\n"

@@ -143,13 +143,36 @@ def test_short_texts_resemble_nothing():
     assert near_duplicates(corpus(["", ""]), 0.8) == {} and near_duplicates(corpus([]), 0.8) == {}
 
 
-def test_a_long_text_is_known_by_its_beginning(monkeypatch):
-    monkeypatch.setattr(duplicates, "LONGEST", 2000)
+def test_a_long_text_is_compared_to_its_end():
     rng = random.Random(8)
-    start = text(rng, 500)
-    assert near_duplicates(
-        corpus([f"{start} {text(rng, 50)}", text(rng, 500), f"{start} {text(rng, 900)}"]), 0.8
-    ) == {2: 0}
+    start, one, other = (text(rng, words) for words in (250_000, 400_000, 400_000))
+    assert len(start) > 2**20
+    texts = [f"{start} {one}", f"{start} {other}", edited(f"{start} {one}", 10_000, rng)]
+    assert near_duplicates(corpus(texts), 0.8) == {2: 0}
+
+
+@pytest.mark.parametrize("script", ["abc ", "蜜蜂舞"])
+def test_how_a_long_text_is_cut_changes_nothing(monkeypatch, script):
+    source = " ".join("".join(random.Random(i).choices(script, k=50)) for i in range(50))
+    whole = shingles(source)
+    matching = corpus([source, f"{source} {source[:90]}"])
+    want = near_duplicates(matching, 0.8)
+    monkeypatch.setattr(duplicates, "PART", 100)
+    assert np.array_equal(shingles(source), whole)
+    assert want and near_duplicates(matching, 0.8) == want
+
+
+def test_texts_are_compared_by_some_of_their_shingles(monkeypatch):
+    rng = random.Random(11)
+    words = [str(i) for i in range(40_000)]
+    for length in (39_000, 34_000, 20_000, 1_500):  # most of the shorter is in the longer one
+        shorter = edited(" ".join(words[:length]), length // 100, rng)
+        one, other = shingles(shorter), shingles(" ".join(words))
+        exact = jaccard(one, other)
+        with monkeypatch.context() as patch:
+            patch.setattr(duplicates, "MOST", 5_000)
+            sampled = jaccard(shingles(shorter), shingles(" ".join(words)))
+        assert sampled == pytest.approx(exact, abs=0.03) and 0.01 < exact < 0.99
 
 
 @pytest.mark.parametrize("similar", [0.3, 0.5, 0.7, 0.8, 0.9, 0.99, 1.0])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from revela.corpus.chunk import chunk
+from revela.corpus.chunk import chunk, sentences
 from revela.corpus.headings import titles
+from revela.corpus.words import count_words
 from revela.types import Document
 
 TEXT = """Before all headings.
@@ -57,11 +60,13 @@ def test_the_path_of_the_headings_above_a_chunk():
         ("Of the whole.", "Guide"),
         ("Second sentence here.", "Guide"),
         ("# no heading", "Guide"),
+        ("```", "Guide"),
         ("## Install", "Guide"),
         ("Run this now.", "Guide > Install"),
         ("And then that.", "Guide > Install"),
         ("# nor this", "Guide > Install"),
         ("# nor this", "Guide > Install"),
+        ("~~~", "Guide > Install"),
         ("### By `pip`", "Guide > Install"),
         ("It is quick.", "Guide > Install > By `pip`"),
         ("It is easy.", "Guide > Install > By `pip`"),
@@ -80,6 +85,63 @@ def test_every_chunk_has_a_title_after_the_documents_own(words):
     assert len(titles(document, found)) == len(found)
     assert all(title.startswith("Name") for title in titles(document, found))
     assert "".join("".join(found).split()) == "".join(TEXT.split())
+
+
+LINES = [
+    "# A",
+    "## B",
+    "### C",
+    "## D #",
+    "One two three.",
+    "Four five.\nSix seven.",
+    "A | b |\n" * 9,
+]
+
+
+@given(st.lists(st.sampled_from(LINES), max_size=25), st.integers(7, 40), st.sampled_from("\n\r"))
+def test_the_headings_of_a_title_are_above_all_of_its_chunk(lines, words, end):
+    """And a chunk ends with a heading only if no text follows that could be in the chunk too."""
+    text = "\n\n".join(lines).replace("\n", "\r\n" if end == "\r" else "\n")
+    document = Document("a.md", text)
+    found, above, paths, rest = pieces(document, words), dict[int, str](), list[str](), text
+    assert "".join(found) == text
+    for line in (line for line in lines if line[0] == "#"):
+        level = line.index(" ")
+        above = {depth: words for depth, words in above.items() if depth < level}
+        above[level] = line.strip("# ")
+        paths.append(" > ".join(above.values()))
+    for piece, title in zip(found, titles(document, found), strict=True):
+        shown = [line for line in piece.splitlines() if line]
+        count = sum(line[0] == "#" for line in shown)
+        assert all(
+            f"{path} > ".startswith(f"{title} > " if title else "") for path in paths[:count]
+        )
+        paths, rest = paths[count:], rest[len(piece) :]
+        if shown[-1][0] == "#" and rest and rest[0] != "#":
+            least = count_words(sentences(rest)[0])
+            assert count_words(piece) + (4 if least > words else least) > words
+
+
+def test_short_sections_share_a_chunk_and_a_long_one_begins_its_own():
+    text = "# A\n\n## B\n\nIt is.\n\n## C\n\nSo too.\n\n## D\n\n" + "All of these words. " * 5
+    assert pieces(Document("a.md", text), 20) == [
+        "# A\n\n## B\n\nIt is.\n\n## C\n\nSo too.\n\n",
+        "## D\n\n" + "All of these words. " * 4,
+        "All of these words. ",
+    ]
+
+
+def test_a_table_below_a_heading_leaves_room_for_it():
+    first, second = pieces(Document("a.md", "## Prices\n\n" + "| honey | 12 |\n" * 6), 20)
+    assert first == "## Prices\n\n" + "| honey | 12 |\n" * 3 and second == "| honey | 12 |\n" * 3
+
+
+def test_headings_of_files_from_windows():
+    text = (
+        "# Guide #\r\n\r\nFirst words.\r\n\r\n```sh\r\n# no\r\n```\r\n\r\n## Use\r\n\r\nThen this."
+    )
+    document = Document("a.md", text)
+    assert titles(document, pieces(document, 3))[-1] == "Guide > Use"
 
 
 def test_other_formats_have_no_headings():

@@ -4,7 +4,8 @@ Every run of five words is hashed (a shingle). rensa's R-MinHash turns a documen
 into a sketch of 64 numbers; the share of equal numbers in two sketches estimates the Jaccard
 similarity of the sets. Documents whose sketches agree in a whole band of numbers are compared, by
 sketch and then by their shingles, which decide. So no document below the threshold is dropped, and
-at least 95 % of those above it are found.
+at least 95 % of those above it are found. Of texts over a megabyte, a sample of shingles decides,
+whose error is .001.
 
 Memory: one byte per number and four per band, about 100 bytes per document.
 """
@@ -32,7 +33,8 @@ FOUND = 0.95  # probability that two documents of the given similarity share a b
 SLACK = 0.15  # error of a sketch: four standard deviations
 MEMBERS = 4  # documents remembered per band; further ones are similar to these
 MAX_COMPARED = 3  # exact comparisons per document, the most similar sketches first
-LONGEST = 2**20  # bytes that are read per text
+PART = 2**20  # bytes whose shingles are found at a time, to bound memory
+MOST = 2**18  # shingles of a text that are compared: those with the least hashes
 BATCH = 2**16  # shingles that are sketched at a time
 
 Bytes = NDArray[np.uint8]
@@ -90,21 +92,45 @@ def near_duplicates(documents: ArrowList[Document], similarity: float) -> dict[i
 
 
 def shingles(text: str) -> Hashes:
-    """Distinct hashes of the runs of five words of a text, sorted."""
-    raw = text.encode()[:LONGEST].translate(_WORD)
-    words = (raw if raw.isascii() else _SPACELESS.sub(rb" \g<0>", raw)).split()
-    hashed = np.fromiter(map(zlib.crc32, words), dtype=np.uint64, count=len(words))
-    count = max(0, len(words) - RUN + 1)
-    runs = np.zeros(count, dtype=np.uint64)
-    for i in range(RUN):
-        runs = runs * _BASE + hashed[i : count + i]
-    runs = np.sort(_mix(runs))
-    distinct: Hashes = runs[np.diff(runs, prepend=runs[:1] + 1) != 0]
+    """Distinct hashes of the runs of five words of a text, sorted; the first ``MOST``."""
+    parts = _parts(text)
+    return parts[0][:MOST] if len(parts) == 1 else _distinct(np.concatenate(parts))[:MOST]
+
+
+def _parts(text: str) -> list[Hashes]:
+    """Distinct hashes of the runs of five words in each ``PART`` of a text, sorted."""
+    raw = text.encode().translate(_WORD)
+    parts = list[Hashes]()
+    before, start = np.zeros(0, dtype=np.uint64), 0
+    while start < len(raw) or not parts:
+        end = raw.find(b" ", start + PART) % (len(raw) + 1)  # the end if there is no space
+        piece = raw[start:end]
+        words = (piece if piece.isascii() else _SPACELESS.sub(rb" \g<0>", piece)).split()
+        hashed = np.fromiter(map(zlib.crc32, words), dtype=np.uint64, count=len(words))
+        hashed = np.concatenate([before, hashed])
+        count = max(0, len(hashed) - RUN + 1)
+        runs = np.zeros(count, dtype=np.uint64)
+        for i in range(RUN):
+            runs = runs * _BASE + hashed[i : count + i]
+        parts.append(_distinct(_mix(runs)))
+        before, start = hashed[count:], end
+    return parts
+
+
+def _distinct(values: Hashes) -> Hashes:
+    values = np.sort(values)
+    distinct: Hashes = values[np.diff(values, prepend=values[:1] + 1) != 0]
     return distinct  # np.unique takes five times as long
 
 
 def jaccard(one: Hashes, other: Hashes) -> float:
-    """Size of the intersection by size of the union; 0 if both sets are empty."""
+    """Size of the intersection by size of the union; 0 if both sets are empty.
+
+    Of sets that were cut to ``MOST``, up to where both are complete (Cohen & Kaplan, 2007).
+    """
+    for cut in (one, other):
+        if len(cut) == MOST:
+            one, other = one[one <= cut[-1]], other[other <= cut[-1]]
     shared = len(np.intersect1d(one, other, assume_unique=True))
     return shared / max(1, len(one) + len(other) - shared)
 
@@ -136,18 +162,21 @@ def _sketches(documents: ArrowList[Document], rows: int) -> tuple[Bytes, NDArray
     columns = documents.arrays("text")
     read = (text.as_py() for column in columns for text in column)
     texts = progress_bar("near-duplicates", "document", read, len(documents))
-    hashed = ((row, shingles(text)) for row, text in enumerate(texts))
-    long = ((row, found) for row, found in hashed if len(found) >= SHORTEST)
-    for batch in batches(long, lambda pair: len(pair[1]), BATCH):
-        indices, sets = zip(*batch, strict=True)
+    hashed = ((row, _parts(text)) for row, text in enumerate(texts))
+    long = ((row, parts) for row, parts in hashed if max(map(len, parts)) >= SHORTEST)
+    for batch in batches(long, lambda pair: sum(map(len, pair[1])), BATCH):
+        indices = [row for row, _ in batch]
+        sets = [part for _, parts in batch for part in parts]
+        firsts = np.cumsum([0, *(len(parts) for _, parts in batch[:-1])])
         offsets = np.cumsum([0, *map(len, sets)]).astype(np.uint64)
         matrix = RMinHash.digest_matrix_from_flat_token_hashes(
             np.concatenate(sets), offsets, SKETCH, SEED
         )
-        numbers = np.array(matrix.to_rows(), dtype=np.uint64)
+        # The sketch of a set has the least numbers of its parts' sketches.
+        numbers = np.minimum.reduceat(np.array(matrix.to_rows(), dtype=np.uint64), firsts)
         mixed = _mix((numbers[:, : count * rows].reshape(-1, count, rows) * weights).sum(axis=2))
-        sketches[list(indices)] = numbers & np.uint64(255)
-        bands[list(indices)] = np.maximum(mixed >> np.uint64(32), 1)
+        sketches[indices] = numbers & np.uint64(255)
+        bands[indices] = np.maximum(mixed >> np.uint64(32), 1)
     return sketches, bands
 
 

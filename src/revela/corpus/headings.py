@@ -1,4 +1,4 @@
-"""The headings above each chunk of a Markdown document, as its title."""
+"""Sections of a Markdown document, and the headings above each chunk as its title."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from revela.types import Document
 # Formats that are Markdown, or are read as it.
 MARKDOWN = frozenset({".md", ".markdown", ".ipynb", ".docx", ".pptx", ".xlsx", ".epub"})
 LONGEST = 200  # characters of a heading that a chunk repeats
-_LINE = re.compile(r"^ {0,3}(?:(`{3,}|~{3,})(.*)|(#{1,6})[ \t]+(\S.*))$", re.MULTILINE)
+_LINE = re.compile(r"^ {0,3}(?:(`{3,}|~{3,})(.*)|(#{1,6})[ \t]+(\S.*))$(?:\s*\n)?", re.MULTILINE)
 _CLOSING = re.compile(r"\s+#*$")
 
 
 class Heading(NamedTuple):
-    """A heading: the place of its first # in the text, its level from 1, and its words."""
+    """A heading: the place of its first # in the text, its level from 1, its words, and where its
+    line begins and the blank lines after it end.
+    """
 
     place: int
     level: int
     words: str
+    start: int
+    end: int
 
 
-END = Heading(sys.maxsize, 7, "")
+END = Heading(sys.maxsize, 7, "", sys.maxsize, sys.maxsize)
 
 
 def has_headings(name: str) -> bool:
@@ -62,6 +66,38 @@ def titles(document: Document, chunks: Sequence[str]) -> list[str]:
     return out
 
 
+class Section(NamedTuple):
+    """Headings with only white space between them, and the text below; joined, they are the text.
+
+    ``above``: the level of the heading above the first one, or 0; ``level``: of the last one.
+    """
+
+    above: int
+    level: int
+    headings: str
+    text: str
+
+
+def sections(document: Document) -> Iterator[Section]:
+    """The sections of a document in order; the text before all headings is one too.
+
+    A heading without text shares a section with the next one, unless that is higher.
+    """
+    text, levels = document.text, [0]
+    start = end = above = 0
+    for heading in _headings(text) if has_headings(document.id) else ():
+        begins = heading.start > end or heading.level <= above
+        if begins:
+            yield Section(above, levels[-1], text[start:end], text[end : heading.start])
+            start = heading.start
+        while levels[-1] >= heading.level:
+            levels.pop()
+        above = levels[-1] if begins else above
+        levels.append(heading.level)
+        end = heading.end
+    yield Section(above, levels[-1], text[start:end], text[end:])
+
+
 def _headings(text: str) -> Iterator[Heading]:
     """Headings in order; a # in fenced code is a comment."""
     fence = ""
@@ -73,4 +109,5 @@ def _headings(text: str) -> Iterator[Heading]:
         elif mark:
             fence = mark
         else:
-            yield Heading(line.start(3), len(level), _CLOSING.sub("", heading[:LONGEST]))
+            words = _CLOSING.sub("", heading[:LONGEST].rstrip())
+            yield Heading(line.start(3), len(level), words, *line.span())

@@ -43,6 +43,56 @@ def test_a_fragment_keeps_code_as_it_stands():
     ) == ("Do x:\n\nfor i in x:\n    print(i < 5)")
 
 
+# Elements whose content HTML does not parse, one that it does, and one of another vocabulary.
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("iframe", "noembed", "noframes", "noscript", "script", "style", "textarea", "title"),
+        *("xmp", "a", "canvas", "div", "i", "o:p", "p", "template"),
+    ],
+)
+@pytest.mark.parametrize("attributes", ["", " ", " src='a>b/' id=\"/>\" ", " defer class = x "])
+def test_an_element_closed_in_its_own_tag_is_empty(name, attributes):
+    tag = f"<{name}{attributes}/>"
+    page = f"<html><head>{tag}</head><body><p>It{tag} begins.</p>{tag}<p>It ends.</p></body></html>"
+    for text in (extract_page(page)[1], extract_page(page.upper())[1], extract_fragment(page)):
+        assert text.lower().split() == ["it", "begins.", "it", "ends."]
+
+
+def test_scripts_and_comments_and_tags_without_an_end_are_read_as_html():
+    page = """<title>A <br/> B</title><script>if (a < b) c = "<p/>" + '<title/>' </script>
+        <!-- <title/> <script> --><style>a > b {}</style><p>One<br/>two <img src=x alt=three />
+        <a href=/four/>four</a> 5 < 6 <b/>seven.</p><![CDATA[8 < 9 & <p/>]]>"""
+    title, text = extract_page(page)
+    assert title == "A <br/> B"
+    assert " ".join(text.split()) == "One two three four 5 < 6 seven. 8 < 9 & <p/>"
+
+
+@pytest.mark.parametrize("unit", ["<a ", "<a '", "<script>", "<!--", "<![CDATA[", "<i/", "<a =x/"])
+def test_tags_that_do_not_end_take_no_time(unit):
+    assert len(extract_fragment(unit * 100_000)) <= len(unit) * 100_000
+
+
+def test_lists_near_the_body_are_text_and_navigation_still_goes():
+    links = "".join(f"<li><a href=/{name}>{name} of all</a></li>" for name in ("Home", "News"))
+    items = "<li>Dogs stay <a href=/x>outside the house</a>.<ul><li>Cats too.</li></ul></li>"
+    for wrapped in ("{}", "<div>{}</div>", "<div><section>{}</section></div>"):
+        text = extract_page(
+            wrapped.format(
+                f"<ul>{links}</ul><h1>Rules</h1><p>These hold:</p><ul>{items}</ul>"
+                f"<ol><li>First.</li></ol><dl><dt>Bees</dt><dd>Fly.</dd></dl><ul>{links}</ul>"
+            )
+        )[1]
+        assert " ".join(text.split()) == (
+            "Rules These hold: • Dogs stay outside the house. • Cats too. 1. First. Bees Fly."
+        )
+
+
+def test_a_list_of_changes_with_links_is_text():
+    item = "<li>Added <a href=/1>the compression of what is archived</a> (Ann)</li>"
+    assert "compression of what is archived" in extract_page(f"<h1>1.2</h1><ul>{item * 3}</ul>")[1]
+
+
 def write_latin1(path, declaration):
     page = PAGE.format("über").replace("<head>", f"<head>{declaration}")
     path.write_bytes(page.encode("latin-1"))
@@ -68,3 +118,38 @@ def test_an_unknown_encoding_is_named(tmp_path, charset):
         RevelaError, match=r"neither UTF-8 nor the encoding that the page declares: a\.html"
     ):
         read_corpus([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("declared", "codec", "text"),
+    [
+        ("iso-8859-1", "cp1252", "“ten” – €"),
+        ("us-ascii", "cp1252", "“ten” – €"),
+        ("gb2312", "gb18030", "朱镕基 𠀀"),
+        ("shift_jis", "cp932", "①髙い"),
+        ("x-sjis", "cp932", "①髙い"),
+        ("ks_c_5601-1987", "cp949", "똠방각하"),
+        ("euc-jp", "euc_jp", "蜜蜂は踊る"),
+        ("iso-2022-jp", "iso2022_jp", "蜜蜂は踊る"),
+        ("big5", "big5hkscs", "嘅蜜蜂"),
+        ("tis-620", "cp874", "ผึ้ง…"),
+        ("windows-1251", "cp1251", "Пчёлы"),
+        ("utf-8", "utf-16", "Пчёлы und 蜂"),
+        ("utf-16", "utf-8", "Пчёлы"),
+    ],
+)
+@pytest.mark.parametrize(
+    "declaration", ["<meta charset={}>", "<META http-equiv=x content='text/html; charset={}'>", ""]
+)
+def test_a_page_is_decoded_as_browsers_do(tmp_path, declared, codec, text, declaration):
+    page = PAGE.format(text).replace("<head>", f"<head>{declaration.format(declared)}")
+    start = "" if declaration else f"<?xml version='1.0' encoding='{declared}'?>"
+    (tmp_path / "a.html").write_bytes((start + page).encode(codec))
+    assert f"archived {text} for" in read_corpus([tmp_path])[0][0].text
+
+
+def test_a_wrong_byte_costs_a_letter_and_not_the_page(tmp_path):
+    page = PAGE.format("here").replace("<head>", "<head><meta charset=gb2312>")
+    longer = page.replace("trace.", "trace. " + "蜜蜂跳舞告诉同伴花在哪里。" * 100)
+    (tmp_path / "a.html").write_bytes(longer.encode("gb18030").replace(b"here", b"her\xff"))
+    assert "archived her\ufffd for" in read_corpus([tmp_path])[0][0].text

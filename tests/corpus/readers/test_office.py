@@ -171,6 +171,19 @@ def test_chapters_of_a_book_in_the_order_of_reading(tmp_path, folder):
     )
 
 
+@pytest.mark.parametrize("codec", ["utf-8", "utf-16", "cp1252"])
+def test_chapters_are_xhtml(tmp_path, codec):
+    head = "<head><title/><script src='a.js'/></head><body><h3 id='x'/>"
+    page = f"<?xml version='1.0' encoding='{codec}'?>\n<html>{head}<h2>Zwei</h2>"
+    book, body = tmp_path / "book", "<p>Bären<a id='p1'/> tanzen.</p><![CDATA[Sie hören.]]></body>"
+    epub(book, {"a.xhtml": "A first chapter."})
+    with zipfile.ZipFile(book) as old, zipfile.ZipFile(tmp_path / "a.epub", "w") as new:
+        for name in old.namelist():
+            chapter = f"{page}{body}</html>".encode(codec)
+            new.writestr(name, chapter if name.endswith(".xhtml") else old.read(name))
+    assert text_of(tmp_path / "a.epub") == "## Zwei\n\nBären tanzen.\n\nSie hören."
+
+
 def test_a_notebook_is_its_cells_without_what_they_printed(tmp_path):
     cells = ("markdown", ["# Title\n", "Some prose."]), ("code", "# a comment\nx = 1"), ("raw", "")
     notebook(tmp_path / "a.ipynb", *cells, ("markdown", "The last is a zebra."))

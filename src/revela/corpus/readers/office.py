@@ -26,11 +26,11 @@ from revela.corpus.readers.common import (
     reader_extra,
     without_surrogates,
 )
-from revela.corpus.readers.html import extract_fragment
+from revela.corpus.readers.html import decode_page, extract_fragment
 from revela.corpus.readers.rows import Fields
 from revela.types import Document
 
-_HEADING = re.compile(r"<h([1-6])\b[^<>]*>", re.I)
+_HEADING = re.compile(r"<h([1-6])\b[^<>]*(?<!/)>", re.I)
 
 
 def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
@@ -123,7 +123,7 @@ def _chapters(book: zipfile.ZipFile) -> Iterator[str]:
     for chapter in about.iterfind(".//{*}itemref"):
         href = unquote(files[chapter.get("idref")])
         page = book.read(posixpath.join(posixpath.dirname(package), href))
-        yield _markdown(page.decode("utf-8-sig"))
+        yield _markdown(decode_page(page))
 
 
 def _markdown(page: str) -> str:
