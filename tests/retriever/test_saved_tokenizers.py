@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -100,7 +99,6 @@ def test_a_folder_that_would_read_otherwise_is_not_saved(tiny_lm_folder, tmp_pat
 
     save_retriever(model, tmp_path / "good", "card")
     monkeypatch.setattr(save, "_keep_tokenizer", loses_case)
-    with pytest.raises(RevelaError, match="bad is not saved, as its files would give other vector"):
+    with pytest.raises(RevelaError, match="is not saved, as its files would give other vector"):
         save_retriever(model, tmp_path / "bad", "card")
     assert not [*(tmp_path / "bad").iterdir()]
-    shutil.rmtree(tmp_path / "bad")

@@ -85,7 +85,7 @@ class RetrieverEncoder:
     Threads may share it; they encode one after another.
 
     Args:
-        bf16: run the transformer under bf16 autocast.
+        bf16: run the transformer, if there is one, under bf16 autocast.
         max_tokens: truncate texts here instead of at the model's own limit; slots do not count.
         name: of the model, for messages.
         context_encoder: makes contexts for a model with slots.
@@ -109,7 +109,9 @@ class RetrieverEncoder:
         context_encoder: ContextEncoder | None = None,
     ) -> None:
         self.model, self.query_model = routed(model, "document"), routed(model, "query")
-        self.bf16, self.max_tokens, self.name = bf16, max_tokens, name
+        both = self.model, self.query_model
+        self.bf16 = bf16 and any(isinstance(each[0], modules.Transformer) for each in both)
+        self.max_tokens, self.name = max_tokens, name
         self.context_encoder, self.slots = context_encoder, len(slot_ids(self.model))
         self._rows: Callable[[], Tensor] | None = None
         self._lock = threading.Lock()  # encoding changes the model while it lasts

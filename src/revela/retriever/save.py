@@ -75,7 +75,7 @@ def save_retriever(
             matryoshka = [*matryoshka, int(model.get_embedding_dimension() or 0)]
         add_to_config(temporary, matryoshka, words_to_vectors)
         if isinstance(final[0], modules.Transformer):  # tables read tokenizer.json as it is
-            _check_saved(final, temporary, folder)
+            _check_saved(final, temporary)
         make_readable(temporary)
         flush(temporary)
         _move(temporary, folder)
@@ -104,7 +104,7 @@ def _keep_tokenizer(folder: Path, tokenizer: Any) -> None:
         settings.write_text(json.dumps({**known, "do_lower_case": True}, indent=4))
 
 
-def _check_saved(model: SentenceTransformer, saved: Path, folder: Path) -> None:
+def _check_saved(model: SentenceTransformer, saved: Path) -> None:
     """Raise RevelaError if the files give other vectors of a few texts than the model."""
     before = RetrieverEncoder(model, bf16=False)
     after = RetrieverEncoder(load_retriever(saved, device="cpu"), bf16=False)
@@ -115,8 +115,8 @@ def _check_saved(model: SentenceTransformer, saved: Path, folder: Path) -> None:
         difference = float(np.linalg.norm(one(SAMPLE) - other(SAMPLE), axis=1).max())
         if difference > DIFFERENCE:
             raise RevelaError(
-                f"{folder} is not saved, as its files would give other vectors than the model has "
-                f"(they differ by {difference:.2f}): give another --model or --lower-case no"
+                "the retriever is not saved, as its files would give other vectors than it has now "
+                f"(they differ by {difference:.2f}): give another --model, or --lower-case no"
             )
 
 
