@@ -24,8 +24,16 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^((?:revela|pip) [^#\n]+?) *(?:#.*)?$", README, re.M)
 CONSTRAINTS = ["-c", str(ROOT / "constraints.txt")]
-# In place of "--check-questions 100" in the README, and of "--max-minutes 5" in the quickstart.
+# In the README's and the quickstart's training, and what stands there in its place.
+LONG = ("--check-questions 100", "--max-minutes 5")
 SHORT = "--check-questions 1 --max-steps 1 --group-size 4 --gate-heads 0 --keep last"
+# The README's commands that are run, each by how it begins, and what it prints.
+WITHOUT_EXTRAS = {"revela index": ["documents"], "revela search": [r"0\.\d+"]}
+WITH_EXTRAS = {
+    "revela train": ["saved|wrote"],
+    "revela eval my-retriever": ["BM25", "my-retriever"],
+}
+SERVE = "revela serve"
 BASE = """
 import contextlib, importlib.util, io, sys
 import revela
@@ -73,8 +81,16 @@ class Installed:
 
 def readme(begin: str) -> list[str]:
     """The README's first command that begins so, made shorter."""
-    command = next(c for c in COMMANDS if c.startswith(begin))
-    return shlex.split(command.replace("--check-questions 100", SHORT))
+    found = [command for command in COMMANDS if command.startswith(begin)]
+    assert found, f"README.md has no command that begins with {begin}"
+    return shlex.split(shortened(found[0]))
+
+
+def shortened(text: str) -> str:
+    """A page's commands with a training of one step."""
+    for long in LONG:
+        text = text.replace(long, SHORT)
+    return text
 
 
 def build(out: Path) -> Path:
@@ -154,8 +170,7 @@ def follow_quickstart(installed: Installed) -> None:
         if language == "python":
             commands.append(["python", "-c", text])
         else:
-            lines = text.replace("--max-minutes 5", SHORT).splitlines()
-            commands += [shlex.split(line, comments=True) for line in lines]
+            commands += [shlex.split(line, True) for line in shortened(text).splitlines()]
     for command, following in zip(commands, [*commands[1:], []], strict=True):
         if command[:2] == ["revela", "serve"]:
             serve(installed, command, following if following[:1] == ["curl"] else None)
@@ -175,15 +190,15 @@ def main() -> None:
         run([*install, *readme("pip install --no-deps")[2:]])
         inside = rf"^{installed.bin.parent}/.*{wheel.name.split('-')[1]}\n"
         run(["python", "-c", BASE], inside, r"\n1\d verbs\n")
-        run(readme("revela index"), "documents")
-        run(readme("revela search"), r"0\.\d+")
-        run(readme("revela serve"), r"pip install 'revela-retriever\[serve\]'", code=2)
+        for begin, printed in WITHOUT_EXTRAS.items():
+            run(readme(begin), *printed)
+        run(readme(SERVE), r"pip install 'revela-retriever\[serve\]'", code=2)
         run([*install, *CONSTRAINTS, f"{wheel}[embedded,serve]"])
-        run(readme("revela train"), "saved|wrote")
-        run(readme("revela eval"), "BM25", "my-retriever")
+        for begin, printed in WITH_EXTRAS.items():
+            run(readme(begin), *printed)
         for block in re.findall(r"```python\n(.*?)```", README, re.S):
             run(["python", "-c", block], "Invoices are kept")
-        serve(installed, readme("revela serve"))
+        serve(installed, readme(SERVE))
         installed.work = folder / "quickstart"
         installed.work.mkdir()
         follow_quickstart(installed)

@@ -10,7 +10,7 @@ import pytest
 
 import revela
 from conftest import make_rows
-from revela import Document, Hit, Retriever, RevelaError
+from revela import Document, Hit, Index, LabelFreeEvaluator, Retriever, RevelaError
 
 TEXTS = [row["text"] for row in make_rows(12)]
 
@@ -122,3 +122,30 @@ def test_mistakes_are_one_sentence(retriever, tmp_path, tiny_lm_folder):
     (other / "config.json").write_text((other / "config.json").read_text() + "\n")
     with pytest.raises(RevelaError, match="is not the model that made"):
         Retriever(other).open(tmp_path / "index")
+
+
+def test_one_text_where_a_list_is_asked_for_is_one_sentence(retriever, tmp_path):
+    index = retriever.index(TEXTS[:3], tmp_path / "index")
+    one = Document("1", TEXTS[0])
+    for ask, named in [
+        (retriever.encode_queries, "texts"),
+        (retriever.encode_passages, "texts"),
+        (lambda given: retriever.index(given, tmp_path / "other"), "documents"),
+        (lambda given: retriever.index(TEXTS, tmp_path / "other", metadata=given), "metadata"),
+        (index.add, "documents"),
+        (index.delete, "ids"),
+        (lambda given: list(index.search_many(given)), "queries"),
+        (lambda given: revela.rerank("ocean", given, retriever.folder), "documents"),
+        (lambda given: revela.fit(retriever.folder, given), "texts"),
+        (revela.choose_model, "documents"),
+        (lambda given: revela.choose_model(TEXTS, given), "candidates"),
+        (lambda given: revela.evaluate(given, [tmp_path]), "models"),
+        (lambda given: revela.evaluate([retriever.folder], given), "on"),
+        (LabelFreeEvaluator, "texts"),
+    ]:
+        for given, what in (("12", "text"), (b"12", "text"), (one, "document")):
+            said = rf"^{named} is a list, and one {what} is given: put it in brackets"
+            with pytest.raises(RevelaError, match=said):
+                ask(given)
+    assert len(Index.open(tmp_path / "index", retriever.folder).chunks("1")) > 0
+    assert not (tmp_path / "other").exists()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -20,6 +21,8 @@ import yaml
 from packaging.requirements import Requirement
 
 import revela
+from revela.cli import app
+from revela.cli.main import add_settings
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -76,6 +79,42 @@ def test_the_wheel_is_the_package(released):
     said = wheel.read(metadata).decode()
     assert "\nLicense-Expression: Apache-2.0\n" in said
     assert said.endswith((ROOT / "README.md").read_text())
+
+
+@pytest.fixture(scope="module")
+def wheel_script():
+    """The program of `make wheel`."""
+    spec = importlib.util.spec_from_file_location("wheel_script", ROOT / ".ci" / "wheel.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_make_wheel_takes_commands_that_the_readme_has_in_an_order_that_works(wheel_script):
+    """`make wheel` itself needs the network and minutes."""
+    steps = {**wheel_script.WITHOUT_EXTRAS, wheel_script.SERVE: [], **wheel_script.WITH_EXTRAS}
+    made = set()
+    for begin, printed in steps.items():
+        command = wheel_script.readme(begin)
+        out = {command[command.index("--out") + 1]} if "--out" in command else set()
+        read = {word for word in command if word.startswith("my-")} - out
+        assert read <= made, command  # by an earlier command
+        assert {word for word in printed if word.startswith("my-")} <= read, command
+        made |= out
+    (install,) = [c for c in wheel_script.COMMANDS if c.startswith("pip install --no-deps")]
+    assert wheel_script.readme("pip install --no-deps") == install.split()
+    blocks = re.findall(r"```python\n(.*?)```", wheel_script.README, re.S)
+    assert blocks and all("Invoices are kept" in block for block in blocks)
+
+
+def test_make_wheel_trains_for_one_step_by_flags_that_exist(wheel_script):
+    add_settings(["train"])
+    arguments = app["train"].assemble_argument_collection()
+    known = set[str]().union(*(argument.names for argument in arguments))
+    assert {flag for flag in wheel_script.SHORT.split() if flag.startswith("--")} <= known
+    for page in (wheel_script.README, wheel_script.QUICKSTART):
+        training = re.findall(r"^revela train .*$", page, re.M)
+        assert training and all(wheel_script.SHORT in wheel_script.shortened(t) for t in training)
 
 
 def test_pythons_are_those_that_the_linters_read():

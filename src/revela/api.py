@@ -18,7 +18,7 @@ from revela.index.ingest import metadata_columns
 from revela.model_files import named_by_auto, resolve
 from revela.retriever.load import load_encoder
 from revela.settings import OFFLINE_MODEL, Indexing, Precision, Recipe
-from revela.types import Document, Vectors
+from revela.types import Document, Vectors, refuse_text
 
 if TYPE_CHECKING:
     from revela.evaluation.choose_model import Kind
@@ -124,10 +124,12 @@ class Retriever:
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
         """Encode texts as queries: (N, D) float32 vectors of length one."""
+        refuse_text(texts, "texts")
         return self.encoder.encode_queries(texts)
 
     def encode_passages(self, texts: Sequence[str]) -> Vectors:
         """Encode texts as passages, likewise; dot products with queries are cosines."""
+        refuse_text(texts, "texts")
         return self.encoder.encode_passages(texts)
 
     def index(
@@ -157,6 +159,8 @@ class Retriever:
             RevelaError: there is nothing to index, ``folder`` holds something else, or two
                 documents share an id.
         """
+        refuse_text(documents, "documents")
+        refuse_text(metadata, "metadata")
         numbered = (
             Document(str(i), document) if isinstance(document, str) else document
             for i, document in enumerate(documents)

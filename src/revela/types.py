@@ -65,6 +65,19 @@ class Document:
         return f"{self.title} {self.text}".strip() if self.title else self.text
 
 
+def refuse_text(given: object, name: str) -> None:
+    """Raise RevelaError for one text where several are asked for: Python would take its letters.
+
+    Example:
+        >>> refuse_text("hello", "texts")
+        Traceback (most recent call last):
+        revela.errors.RevelaError: texts is a list, and one text is given: put it in brackets, [...]
+    """
+    if isinstance(given, str | bytes | Document):
+        what = "document" if isinstance(given, Document) else "text"
+        raise RevelaError(f"{name} is a list, and one {what} is given: put it in brackets, [...]")
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A part of a document: whole sentences, or whole functions of source code.

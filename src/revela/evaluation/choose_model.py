@@ -31,7 +31,7 @@ from revela.index.language import Analyzer, detect
 from revela.model_files import EMBEDDED, is_installed, resolve
 from revela.settings import OFFLINE_EMBEDDER, Indexing, Recipe
 from revela.silence import silence_libraries
-from revela.types import Document, Encoder, evenly_spaced
+from revela.types import Document, Encoder, evenly_spaced, refuse_text
 
 if TYPE_CHECKING:
     from revela.evaluation.results import SystemScores
@@ -109,6 +109,8 @@ def choose_model(
         >>> choice.candidate.model
         'embedded:minilm-l6'
     """
+    for name, given in (("documents", documents), ("candidates", candidates), ("kinds", kinds)):
+        refuse_text(given, name)
     silence_libraries()
     available = candidates_of(candidates, kinds)
     if len(available) == 1:
@@ -147,6 +149,8 @@ def rank_models(
     Raises:
         RevelaError: the text gives too few queries.
     """
+    refuse_text(documents, "documents")
+    refuse_text(models, "models")
     silence_libraries()
     data = _sample(documents, recipe or Recipe())
     test = tasks(data.held_out, chunk_words, QUERIES, PASSAGES, data.recipe.training.seed)

@@ -39,7 +39,7 @@ from revela.index.rerankers.tokens import encode_packed
 from revela.index.search import MemorySnapshot, Scores, fuse
 from revela.index.search import rerank as rerank_scores
 from revela.settings import OFFLINE_MODEL, Precision
-from revela.types import Encoder, QueryTokens, Reranker, TokenEncoder, Vectors
+from revela.types import Encoder, QueryTokens, Reranker, TokenEncoder, Vectors, refuse_text
 
 Reranking = Literal["tokens"] | Reranker
 """A re-ranker, loaded."""
@@ -137,6 +137,8 @@ def evaluate(
         >>> scores["sea"]["embedded:minilm-l6"].means["ndcg@10"]
         1.0
     """
+    refuse_text(models, "models")
+    refuse_text(on, "on")
     done = evaluations(models, on, EvalOptions(**options))
     return {evaluation.name: evaluation.scores for evaluation in done}
 

@@ -13,7 +13,7 @@ from revela.errors import RevelaError
 from revela.evaluation.label_free import MIN_QUERIES, HeldOutCheck, tasks
 from revela.retriever.encode import RetrieverEncoder
 from revela.settings import Corpus, Training
-from revela.types import Document
+from revela.types import Document, refuse_text
 
 
 class LabelFreeEvaluator(BaseEvaluator):
@@ -55,6 +55,7 @@ class LabelFreeEvaluator(BaseEvaluator):
         seed: int = Training.seed,
     ) -> None:
         super().__init__()
+        refuse_text(texts, "texts")
         documents = [
             Document(str(i), text) if isinstance(text, str) else text
             for i, text in enumerate(texts)

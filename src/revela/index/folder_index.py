@@ -26,7 +26,7 @@ from revela.index.manifest import FORMAT, INFO, is_finished, read_info
 from revela.index.sources import FILE, Sources
 from revela.index.sync import Scan, Synced, absolute, make, sync
 from revela.model_files import cache_folder, fingerprint, name_of, resolve
-from revela.retriever.static_encoder import is_static
+from revela.retriever.static_encoder import gives_tokens
 from revela.settings import OFFLINE_EMBEDDER, Indexing
 from revela.silence import duration
 from revela.types import Hits
@@ -65,7 +65,7 @@ def open_any(
             f"{path} is not an index, and no folder or file of text either: give the path of one"
         )
     folder = resolve(str(model or OFFLINE_EMBEDDER))
-    settings = Indexing(keep_tokens=not is_static(folder))
+    settings = Indexing(keep_tokens=gives_tokens(folder))
     options |= dict(default_rerank="tokens" if settings.keep_tokens else None)
     if cached:
         place = _place(path.resolve(), folder, settings)

@@ -41,6 +41,7 @@ from revela.types import (
     TokenEncoder,
     Vectors,
     is_missing,
+    refuse_text,
 )
 
 if TYPE_CHECKING:
@@ -382,6 +383,7 @@ class Index:
 
     def search_many(self, queries: Sequence[str], **options: Any) -> Iterator[list[Hit]]:
         """``search`` for each query, with the same options; queries are encoded in batches."""
+        refuse_text(queries, "queries")
         mode, fusion = options.get("mode", "hybrid"), options.get("fusion", "score")
         by_tokens = (options.get("rerank") or self.reranking(mode, fusion)) == "tokens"
         for start in range(0, len(queries), QUERY_BATCH):
@@ -442,10 +444,12 @@ class Index:
             RevelaError: two documents share an id, a metadata field does not fit its column, the
                 model's vectors are not finite, or another process is writing to the index.
         """
+        refuse_text(documents, "documents")
         return self.writer.add(documents, progress)
 
     def delete(self, ids: Iterable[str]) -> int:
         """Delete documents, all or none, in one commit; returns how many chunks they had."""
+        refuse_text(ids, "ids")
         return self.writer.delete(ids)
 
     def sync(

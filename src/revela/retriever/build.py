@@ -19,6 +19,8 @@ from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
 from revela.errors import RevelaError, first_line
+from revela.model_files import SAVE_AGAIN, check_safetensors
+from revela.retriever.routes import has_routes
 from revela.retriever.static_trainable import make_trainable
 from revela.settings import Recipe
 from revela.silence import loading_bar
@@ -30,8 +32,10 @@ if TYPE_CHECKING:
 POOLING_MODES = {"eos": "lasttoken", "mean": "mean", "weighted-mean": "weightedmean"}
 
 
-def load_retriever(folder: Path | str) -> SentenceTransformer:
-    """Open a saved retriever, or any Sentence-Transformers folder, on a GPU if there is one."""
+def load_retriever(folder: Path | str, device: str | None = None) -> SentenceTransformer:
+    """Open a saved retriever, or any Sentence-Transformers folder, in fp32, whatever its weights
+    are stored in; on a GPU if there is one and no ``device`` is named.
+    """
     if not (Path(folder) / "modules.json").is_file():
         reason = f"{folder} is not a Sentence-Transformers folder: it has no modules.json"
         if (Path(folder) / "config.json").is_file():
@@ -40,11 +44,15 @@ def load_retriever(folder: Path | str) -> SentenceTransformer:
                 f"{folder} --out RETRIEVER"
             )
         raise RevelaError(reason)
+    check_safetensors(Path(folder))
     try:
         with loading_bar(Path(folder)):
-            return SentenceTransformer(str(folder), local_files_only=True)
+            model = SentenceTransformer(str(folder), device=device, local_files_only=True)
+            return model.float()
     except Exception as error:  # tokenizers raise no other for a damaged file
         reason = first_line(error)
+        if "pytorch_model.bin" in reason:  # neither is there: the hub's is not downloaded
+            reason = f"a module has no weights in safetensors, and {SAVE_AGAIN}"
         raise RevelaError(
             f"{folder} cannot be opened as a Sentence-Transformers model: {reason}"
         ) from error
@@ -70,7 +78,15 @@ def build_retriever(
         max_tokens: where texts are truncated, prompt and special tokens included.
     """
     if (folder / "modules.json").is_file():
-        return load_retriever(folder).float()
+        model = load_retriever(folder)
+        if has_routes(model):
+            raise RevelaError(
+                f"{folder} reads queries and passages by different modules (Router), and training "
+                "takes a model with one: give another --model"
+            )
+        if isinstance(model[0], modules.Transformer):
+            add_missing_rows(model[0])
+        return model
     try:
         # A named modality, so that an instruct model's chat template is not applied: text is
         # embedded as it is, not as a user's turn.
@@ -96,6 +112,7 @@ def build_retriever(
         tokenizer.pad_token = tokenizer.eos_token
     if pooling == "eos":
         _append_eos(tokenizer)
+    add_missing_rows(transformer)
     width = transformer.get_embedding_dimension()
     parts = [
         transformer,
@@ -104,6 +121,19 @@ def build_retriever(
     ]
     prompts = {"query": query_prompt, "document": passage_prompt, "passage": passage_prompt}
     return SentenceTransformer(modules=parts, prompts=prompts, similarity_fn_name="cosine")
+
+
+def add_missing_rows(transformer: modules.Transformer) -> None:
+    """Give each token a row of the embedding table, in place; a new row is 0.
+
+    Some models (Gemma 3) have a token for images that their text never has, and no row for it.
+    """
+    model, tokenizer = transformer.model, transformer.tokenizer
+    rows = model.get_input_embeddings().num_embeddings
+    if rows >= len(tokenizer):
+        return
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    model.get_input_embeddings().weight.data[rows:] = 0
 
 
 def set_parts(model: SentenceTransformer, parts: Sequence[nn.Module]) -> None:

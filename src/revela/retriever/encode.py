@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import Tensor
 from tqdm import tqdm
 
 from revela.device import after_a_batch, autocast, on_cpu, sent, uses_bf16
-from revela.errors import RevelaError
+from revela.errors import QueryError, RevelaError
 from revela.packing import packed
 from revela.retriever.build import load_retriever
 from revela.retriever.context import (
@@ -35,6 +36,7 @@ from revela.retriever.context import (
     read_as_text,
     slot_ids,
 )
+from revela.retriever.routes import Task, routed
 from revela.retriever.saved_config import words_to_vectors_of
 from revela.retriever.static_encoder import check_tokens
 from revela.retriever.static_trainable import TrainableTable
@@ -78,17 +80,20 @@ def _truncate(model: SentenceTransformer, limit: int | None) -> None:
 
 
 class RetrieverEncoder:
-    """The ``TokenEncoder`` of a Sentence-Transformers model: prompts by role, finite vectors.
+    """The ``TokenEncoder`` of a Sentence-Transformers model: prompts by role, finite unit vectors.
 
     Threads may share it; they encode one after another.
 
     Args:
-        bf16: run the transformer under bf16 autocast.
+        bf16: run the transformer, if there is one, under bf16 autocast.
         max_tokens: truncate texts here instead of at the model's own limit; slots do not count.
         name: of the model, for messages.
         context_encoder: makes contexts for a model with slots.
 
     Attributes:
+        model: reads passages.
+        query_model: reads queries; the same, but of a model with routes (routes.py). Tokens are
+            counted as ``model`` reads them.
         slots: documents that the model reads as its context; 0: none.
         words_to_vectors: see ``words_to_vectors_of``.
     """
@@ -103,8 +108,11 @@ class RetrieverEncoder:
         name: str = "the model",
         context_encoder: ContextEncoder | None = None,
     ) -> None:
-        self.model, self.bf16, self.max_tokens, self.name = model, bf16, max_tokens, name
-        self.context_encoder, self.slots = context_encoder, len(slot_ids(model))
+        self.model, self.query_model = routed(model, "document"), routed(model, "query")
+        both = self.model, self.query_model
+        self.bf16 = bf16 and any(isinstance(each[0], modules.Transformer) for each in both)
+        self.max_tokens, self.name = max_tokens, name
+        self.context_encoder, self.slots = context_encoder, len(slot_ids(self.model))
         self._rows: Callable[[], Tensor] | None = None
         self._lock = threading.Lock()  # encoding changes the model while it lasts
 
@@ -115,8 +123,7 @@ class RetrieverEncoder:
         """Open a saved retriever, or any Sentence-Transformers folder (``load_encoder``)."""
         silence_libraries()
         model = load_retriever(folder)
-        static = isinstance(model[0], modules.StaticEmbedding)
-        bf16 = not static and uses_bf16(precision, model.device)
+        bf16 = uses_bf16(precision, model.device)
         encoder = cls(model, bf16, max_tokens, str(folder), load_context_encoder(folder))
         encoder.words_to_vectors = words_to_vectors_of(folder)
         return encoder
@@ -150,11 +157,11 @@ class RetrieverEncoder:
 
     def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
         """(N, D) float32. Raises RevelaError for infinity and NaN."""
-        return self._encode(texts, query_prompt_of(self.model), progress)
+        return self._encode(texts, "query", progress)
 
     def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
         """``encode_queries``, but as passages."""
-        return self._encode(texts, passage_prompt_of(self.model), progress)
+        return self._encode(texts, "document", progress)
 
     def encode_with_tokens(
         self, texts: Sequence[str], progress: bool = False
@@ -165,13 +172,13 @@ class RetrieverEncoder:
         through the linear layer after the pooling where the model has one.
         """
         tokens: list[Vectors] = [np.empty(0, np.float32)] * len(texts)
-        return self._encode(texts, passage_prompt_of(self.model), progress, tokens), tokens
+        return self._encode(texts, "document", progress, tokens), tokens
 
     def query_tokens(self, queries: Sequence[str]) -> list[QueryTokens]:
         """``encode_queries``, and the queries' token vectors as above, from the same pass."""
         tokens: list[Vectors] = [np.empty(0, np.float32)] * len(queries)
         tokenizer, prompt = self.model.tokenizer, query_prompt_of(self.model)
-        vectors_ND = self._encode(queries, prompt, False, tokens)
+        vectors_ND = self._encode(queries, "query", False, tokens)
         read = tokenizer([prompt + query for query in queries], return_offsets_mapping=True)
         special, begin = set(tokenizer.all_special_ids), _prompt_length(self.model, prompt)
         encoded = []
@@ -196,55 +203,45 @@ class RetrieverEncoder:
 
     @torch.inference_mode()
     def _encode(
-        self, texts: Sequence[str], prompt: str, progress: bool, tokens: list[Vectors] | None = None
+        self, texts: Sequence[str], task: Task, progress: bool, tokens: list[Vectors] | None = None
     ) -> Vectors:
         """The texts' vectors (N, D); writes token vectors into ``tokens``."""
-        is_transformer = isinstance(self.model[0], modules.Transformer)
-        if tokens is not None and not is_transformer:
-            check_tokens()
+        model = self.query_model if task == "query" else self.model
+        prompt = query_prompt_of(model) if task == "query" else passage_prompt_of(model)
+        is_transformer = isinstance(model[0], modules.Transformer)
+        if tokens is not None:
+            self._check_tokens()
         with (
             self._lock,
-            self._settings(),
-            without_padding(self.model),
-            transformer_in_bf16(self.model, self.bf16),
-            filled(self.model, self._rows()) if self._rows else contextlib.nullcontext(),
+            self._settings(model),
+            without_padding(model),
+            transformer_in_bf16(model, self.bf16 and is_transformer),
+            filled(model, self._rows()) if self._rows else contextlib.nullcontext(),
         ):
             if is_transformer:
-                vectors_ND = self._in_batches(texts, prompt, progress, tokens)
+                vectors_ND = _in_batches(model, texts, prompt, progress, tokens, self.slots)
             else:
-                progress = progress and not isinstance(self.model[0], TrainableTable)
+                progress = progress and not isinstance(model[0], TrainableTable)
                 how: dict[str, Any] = dict(show_progress_bar=progress, normalize_embeddings=True)
-                vectors = self.model.encode(list(texts), prompt=prompt, **how)
+                vectors = model.encode(list(texts), prompt=prompt, **how)
                 vectors_ND = np.asarray(vectors, dtype=np.float32)
         check_vectors_finite(vectors_ND, self.name)
         return vectors_ND
 
-    def _in_batches(
-        self, texts: Sequence[str], prompt: str, progress: bool, tokens: list[Vectors] | None
-    ) -> Vectors:
-        model, width = self.model, self.model.get_embedding_dimension()
-        transformer, *rest = model
-        vectors_ND = np.empty((len(texts), width), dtype=np.float32)
-        read = read_as_text(texts) if self.slots else texts
-        how: dict[str, Any] = dict(total=len(texts), unit="text", disable=not progress)
-        with tqdm(**how, delay=SHOWN_AFTER, leave=False) as bar:
-            for indices, features in token_batches(model, read, prompt):
-                features = transformer(features)
-                if tokens is not None:
-                    token_vectors = _token_vectors(model, features, prompt)
-                    for i, vectors_TW in zip(indices, token_vectors, strict=True):
-                        tokens[i] = vectors_TW
-                for module in rest:
-                    features = module(features)
-                vectors_ND[indices] = features["sentence_embedding"][:, :width].float().cpu()
-                bar.update(len(indices))
-                after_a_batch(model.device)
-        return vectors_ND
+    def _check_tokens(self) -> None:
+        """Refuse token vectors if there are none, or those of queries are of another model."""
+        if self.query_model is not self.model:
+            raise QueryError(
+                "this model reads queries and passages by different modules, whose token vectors "
+                "cannot be compared: search without --rerank and --keep-tokens"
+            )
+        if not isinstance(self.model[0], modules.Transformer):
+            check_tokens()
 
     @contextlib.contextmanager
-    def _settings(self) -> Iterator[None]:
+    def _settings(self, model: SentenceTransformer) -> Iterator[None]:
         """While open, the model truncates texts at ``max_tokens`` and has no dropout."""
-        model, training, limit = self.model, self.model.training, token_limit(self.model)
+        training, limit = model.training, token_limit(model)
         if self.max_tokens is not None:
             _truncate(model, self._limit(limit))
         model.eval()
@@ -261,6 +258,40 @@ class RetrieverEncoder:
             return own
         limit = self.max_tokens + self.slots
         return min(limit, own or limit)
+
+
+def _in_batches(
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    prompt: str,
+    progress: bool,
+    tokens: list[Vectors] | None,
+    slots: int,
+) -> Vectors:
+    """The vectors (N, D) of a transformer; see ``RetrieverEncoder._encode``."""
+    transformer, *rest = model
+    width = model.get_embedding_dimension()  # maybe of the first numbers only
+    vectors_ND = np.empty((len(texts), width), dtype=np.float32)
+    read = read_as_text(texts) if slots else texts
+    how: dict[str, Any] = dict(total=len(texts), unit="text", disable=not progress)
+    with tqdm(**how, delay=SHOWN_AFTER, leave=False) as bar:
+        for indices, features in token_batches(model, read, prompt):
+            features = transformer(features)
+            if tokens is not None:
+                token_vectors = _token_vectors(model, features, prompt)
+                for i, vectors_TW in zip(indices, token_vectors, strict=True):
+                    tokens[i] = vectors_TW
+            for module in rest:
+                features = module(features)
+            vectors_ND[indices] = unit_vectors(features, width).cpu()
+            bar.update(len(indices))
+            after_a_batch(model.device)
+    return vectors_ND
+
+
+def unit_vectors(features: dict[str, Any], width: int | None) -> Tensor:
+    """What a model makes of texts, cut to ``width`` numbers and of length one, (B, D) in fp32."""
+    return F.normalize(features["sentence_embedding"][:, :width].float(), dim=1)
 
 
 def _token_vectors(
@@ -282,7 +313,7 @@ def unit_token_vectors(model: SentenceTransformer, vectors: Tensor) -> Tensor:
     linear = next((part.linear for part in after_pooling if isinstance(part, modules.Dense)), None)
     if linear is not None and linear.in_features == vectors.shape[-1]:
         vectors = linear(vectors)
-    return torch.nn.functional.normalize(vectors.float(), dim=-1)
+    return F.normalize(vectors.float(), dim=-1)
 
 
 def _prompt_length(model: SentenceTransformer, prompt: str) -> int:

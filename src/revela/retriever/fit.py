@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from revela.device import after_a_batch, on_cpu, return_freed, sent
 from revela.errors import RevelaError
 from revela.model_files import resolve
-from revela.retriever.build import build_retriever, set_parts
+from revela.retriever.build import add_missing_rows, build_retriever, set_parts
 from revela.retriever.context import slot_ids
 from revela.retriever.encode import (
     passage_prompt_of,
@@ -56,6 +56,7 @@ from revela.retriever.lexical import (
 )
 from revela.settings import Fit, Retriever
 from revela.silence import progress_bar
+from revela.types import refuse_text
 
 if TYPE_CHECKING:
     pass
@@ -102,6 +103,7 @@ def fit(
         RevelaError: it is not made of a transformer, a pooling and a normalisation, or there are
             fewer than two texts with words.
     """
+    refuse_text(texts, "texts")
     if not isinstance(model, SentenceTransformer):
         model = build_retriever(
             resolve(str(model)),
@@ -116,6 +118,7 @@ def fit(
     with_words = [text for text in texts if any(map(str.isalnum, text))]
     if len(with_words) < 2:
         raise RevelaError(f"{len(with_words)} of {len(texts)} texts have words: give two at least")
+    add_missing_rows(model[0])
     settings = Fit(token_weighting=token_weighting, whitening=whitening, lexical=lexical)
     fit_to_corpus(model.float(), with_words, settings, seed=seed)
     model.similarity_fn_name = "cosine"

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
@@ -31,6 +30,7 @@ from revela.retriever.encode import (
     passage_prompt_of,
     query_prompt_of,
     unit_token_vectors,
+    unit_vectors,
 )
 from revela.retriever.onnx_encoder import (
     CONFIG,
@@ -42,6 +42,7 @@ from revela.retriever.onnx_encoder import (
     OnnxEncoder,
     copy_folder,
 )
+from revela.retriever.routes import has_routes
 from revela.silence import progress_bar, silence_warnings
 from revela.types import Encoder, Vectors
 
@@ -101,6 +102,8 @@ def cache_copy(encoder: Encoder, fingerprint: str) -> None:
     folder = copy_folder(fingerprint)
     if folder.exists() or not isinstance(encoder, RetrieverEncoder) or encoder.slots:
         return
+    if encoder.query_model is not encoder.model:
+        return
     model, started = encoder.model, time.monotonic()
     parameters = sum(weight.numel() for weight in model.parameters())
     if model.device.type != "cpu" or parameters > MAX_CACHED:
@@ -128,13 +131,18 @@ class _Graph(nn.Module):
         tokens_BLW: Tensor = features[TOKENS]
         for module in rest:
             features = module(features)
-        vectors_BD = F.normalize(features[OUTPUT], dim=1)
+        vectors_BD = unit_vectors(features, self.model.get_embedding_dimension())
         if not self.tokens:
             return (vectors_BD,)
         return vectors_BD, unit_token_vectors(self.model, tokens_BLW)
 
 
 def _write_graph(model: SentenceTransformer, file: Path, tokens: bool) -> None:
+    if has_routes(model):
+        raise RevelaError(
+            "a model that reads queries and passages by different modules (Router) cannot be "
+            "exported to ONNX, as a graph has one input: serve it with torch"
+        )
     if not isinstance(model[0], modules.Transformer):
         raise RevelaError(
             f"a {type(model[0]).__name__} cannot be exported to ONNX: "

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from revela.errors import RevelaError
+from revela.model_files import check_safetensors, modules_of
 from revela.retriever.card import renamed
 from revela.retriever.context import FOLDER as CONTEXT
 
@@ -13,13 +14,13 @@ from revela.retriever.context import FOLDER as CONTEXT
 # else lies there is left: checkpoints, metrics, run.json, which names the corpus, and the like.
 TOP = (
     *("README.md", "modules.json", "config_sentence_transformers.json"),
-    *("sentence_bert_config.json", "config.json", "generation_config.json"),
+    *("sentence_bert_config.json", "config.json", "generation_config.json", "router_config.json"),
     *("model*.safetensors", "model.safetensors.index.json", "chat_template.jinja"),
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model"),
     *("special_tokens_map.json", "added_tokens.json", "sentencepiece.bpe.model"),
     *("vocab.txt", "vocab.json", "merges.txt"),
 )
-MODULE = ("*.json", "*.safetensors", "*.txt", "*.model")
+MODULE = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 
 def push(folder: Path, name: str, *, public: bool = False, update: bool = False) -> str:
@@ -27,11 +28,15 @@ def push(folder: Path, name: str, *, public: bool = False, update: bool = False)
     returns its address. ``update`` replaces the model that the hub has by this name.
 
     Raises:
-        RevelaError: the folder is no retriever, the name cannot be one, or exists; there is no
-            token, or it may not do this; the hub cannot be reached.
+        RevelaError: the folder is no retriever, or has weights outside of safetensors; the name
+            cannot be one, or exists; there is no token, or it may not do this; the hub cannot be
+            reached.
     """
-    if not (folder / "modules.json").is_file():
-        raise RevelaError(f"{folder} is no retriever's folder: it has no modules.json")
+    if not modules_of(folder):
+        raise RevelaError(
+            f"{folder} is no retriever's folder: it has no modules.json that names modules"
+        )
+    check_safetensors(folder)
     _check_name(name)
     from huggingface_hub import get_token
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
@@ -97,8 +102,7 @@ def _commit(folder: Path, name: str, public: bool, update: bool) -> None:
 
 def published(folder: Path) -> list[Path]:
     """The files of a retriever's folder that are published, relative to it, sorted."""
-    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
-    inside = {Path(module["path"]) for module in modules if module["path"]}
+    inside = {place.relative_to(folder) for _, place in modules_of(folder)} - {Path()}
     patterns = [*TOP, *(f"{path}/**/{kind}" for path in inside for kind in MODULE)]
     found = {file for pattern in patterns for file in folder.glob(pattern)}
     files = {file.relative_to(folder) for file in found if file.is_file()}

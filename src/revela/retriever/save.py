@@ -1,20 +1,33 @@
-"""Save a retriever as a stock Sentence-Transformers folder, LoRA merged, with its card."""
+"""Save a retriever as a stock Sentence-Transformers folder, LoRA merged, with its card.
+
+What is saved is opened again, and must give the vectors of the model in memory.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
 
+from revela.errors import RevelaError
 from revela.files import disk_errors, flush, make_readable
+from revela.retriever.build import load_retriever
 from revela.retriever.context import FOLDER as CONTEXT
 from revela.retriever.context import SavedContext, write_rows
+from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.lora import merged, needs_merging
 from revela.retriever.saved_config import add_to_config
+
+DIFFERENCE = 0.01  # the length of it, between unit vectors before and after
+SAMPLE = ("Seven Grey Herons stand in the shallow Lake.", "seven grey herons", "SEVEN GREY HERONS")
 
 
 def save_retriever(
@@ -33,6 +46,9 @@ def save_retriever(
         matryoshka: widths that its vectors were trained to be truncated to.
         context: of a retriever with slots, which are saved with its rows.
         words_to_vectors: see ``words_to_vectors_of``.
+
+    Raises:
+        RevelaError: what was written gives other vectors than the model; nothing is saved.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (
@@ -51,14 +67,57 @@ def save_retriever(
             write_rows(final, context.rows_JD)
             context.save(temporary / CONTEXT)
         final.save_pretrained(hidden, create_model_card=False)
+        for place in (temporary, temporary / CONTEXT):
+            _keep_tokenizer(place, model.tokenizer)
         # A path in the card may have bytes that are no UTF-8.
         (temporary / "README.md").write_text(card, encoding="utf-8", errors="replace")
         if matryoshka:
             matryoshka = [*matryoshka, int(model.get_embedding_dimension() or 0)]
         add_to_config(temporary, matryoshka, words_to_vectors)
+        if isinstance(final[0], modules.Transformer):  # tables read tokenizer.json as it is
+            _check_saved(final, temporary)
         make_readable(temporary)
         flush(temporary)
         _move(temporary, folder)
+
+
+def _keep_tokenizer(folder: Path, tokenizer: Any) -> None:
+    """Have libraries read tokenizer.json as it is.
+
+    A class of one family (GPT2Tokenizer) builds itself anew when it is opened, without the case
+    folding, and some without the EOS, that tokenizer.json has. For some kinds of models (Qwen2)
+    transformers takes the family's class whatever the folder says, so case folding is also named
+    where sentence-transformers reads it.
+    """
+    state, about = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    if not (state.is_file() and about.is_file()):
+        return
+    config = json.loads(about.read_text(encoding="utf-8"))
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    for name in ("model_input_names", "padding_side", "truncation_side"):  # which the class knew
+        config[name] = getattr(tokenizer, name)
+    about.write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
+    normalizer = json.loads(state.read_text(encoding="utf-8"))["normalizer"]
+    if '"Lowercase"' in json.dumps(normalizer):
+        settings = folder / "sentence_bert_config.json"
+        known = json.loads(settings.read_text(encoding="utf-8"))
+        settings.write_text(json.dumps({**known, "do_lower_case": True}, indent=4))
+
+
+def _check_saved(model: SentenceTransformer, saved: Path) -> None:
+    """Raise RevelaError if the files give other vectors of a few texts than the model."""
+    before = RetrieverEncoder(model, bf16=False)
+    after = RetrieverEncoder(load_retriever(saved, device="cpu"), bf16=False)
+    for one, other in (
+        (before.encode_queries, after.encode_queries),
+        (before.encode_passages, after.encode_passages),
+    ):
+        difference = float(np.linalg.norm(one(SAMPLE) - other(SAMPLE), axis=1).max())
+        if difference > DIFFERENCE:
+            raise RevelaError(
+                "the retriever is not saved, as its files would give other vectors than it has now "
+                f"(they differ by {difference:.2f}): give another --model, or --lower-case no"
+            )
 
 
 def _move(temporary: Path, folder: Path) -> None:

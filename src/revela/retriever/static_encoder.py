@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from revela.errors import QueryError, RevelaError, first_line
+from revela.model_files import modules_of
 from revela.retriever.saved_config import words_to_vectors_of
 from revela.retriever.tokens import TokenCounter
 from revela.silence import SHOWN_AFTER
@@ -36,16 +37,18 @@ def is_static(folder: Path) -> bool:
     return _table_folder(folder) is not None
 
 
+def gives_tokens(folder: Path) -> bool:
+    """Whether a retriever gives token vectors that queries and passages can be compared by."""
+    kinds = [kind for kind, _ in modules_of(folder)]
+    return kinds[:1] == ["Transformer"] and not {"Router", "Asym"} & {*kinds}
+
+
 def _table_folder(folder: Path) -> Path | None:
     """Where table and tokenizer of a static retriever are; None for other models."""
-    try:
-        modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
-        kinds = [module["type"].rpartition(".")[2] for module in modules]
-        inside = folder / modules[0]["path"]
-    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
+    modules = modules_of(folder)
+    if [kind for kind, _ in modules] not in (["StaticEmbedding"], ["StaticEmbedding", "Normalize"]):
         return None
-    if kinds not in (["StaticEmbedding"], ["StaticEmbedding", "Normalize"]):
-        return None
+    inside = modules[0][1]
     return inside if (inside / WEIGHTS).is_file() else None
 
 

@@ -11,7 +11,7 @@ from revela.errors import RevelaError
 from revela.index.rerankers import HEADS_DEPTH, load_reranker
 from revela.index.rerankers.tokens import Weight, encode_packed, rerank_by_tokens
 from revela.settings import OFFLINE_EMBEDDER, OFFLINE_MODEL
-from revela.types import QueryTokens, Reranker, TokenEncoder, Vectors
+from revela.types import QueryTokens, Reranker, TokenEncoder, Vectors, refuse_text
 
 if TYPE_CHECKING:
     from revela.retriever.load import Loaded
@@ -46,6 +46,7 @@ def rerank(
         >>> score >= lower
         True
     """
+    refuse_text(documents, "documents")
     if not query.strip():
         raise RevelaError("the query is empty: give some words to rank by")
     if not documents:
