@@ -78,7 +78,7 @@ def print_cells(name: str, values: Iterable[object], digits: int = 3) -> None:
 def part_of(
     collection: Collection, documents: int, queries: int, characters: int | None = None
 ) -> Collection:
-    """Evenly spaced queries, their documents, and other evenly spaced documents, maybe cut short."""
+    """Evenly spaced queries, their documents, and other evenly spaced ones, maybe cut short."""
     kept = evenly_spaced(len(collection.query_ids), queries)
     ids = [collection.query_ids[i] for i in kept]
     qrels = {name: collection.qrels[name] for name in ids}

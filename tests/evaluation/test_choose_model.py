@@ -140,7 +140,7 @@ def test_too_little_text_is_said(tiny_lm_folder, tiny_bert_folder, monkeypatch):
         monkeypatch.setattr(choosing, "detect", lambda texts: "en+ru")
         choice = choose_model(rows, [lm, bert])
         assert choice.candidate == chosen and not choice.queries
-        assert choice.why.startswith("the text gives 0 queries, too few to compare models by: ")
+        assert choice.why.startswith("the text gives 6 queries, too few to compare models by: ")
     monkeypatch.setattr(choosing, "detect", lambda texts: "ru+en")
     assert choose_model(rows, [lm, bert]).candidate == Candidate(lm, "table")
     assert choose_model([], [lm, bert]).candidate.kind == "table"

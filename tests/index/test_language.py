@@ -149,7 +149,9 @@ def same_by_words(index: Index, other: Index) -> None:
     """Language, terms, counts and rankings are the same."""
     assert index.info.language == other.info.language
     rows = [
-        sorted((row["id"], row["chunk"], row["terms"]) for row in made.table.lance.search().to_list())
+        sorted(
+            (row["id"], row["chunk"], row["terms"]) for row in made.table.lance.search().to_list()
+        )
         for made in (index, other)
     ]
     assert rows[0] == rows[1]
@@ -188,9 +190,7 @@ def test_the_language_stays_until_then_and_if_it_was_given(tmp_path):
 
 
 @pytest.mark.parametrize("after", ["rewrite_terms", "update", "pack"])
-def test_a_kill_while_terms_are_made_anew_is_finished_by_the_next_run(
-    tmp_path, monkeypatch, after
-):
+def test_a_kill_while_terms_are_made_anew_is_finished_by_the_next_run(tmp_path, monkeypatch, after):
     grown = build(tmp_path / "grown", [NOTE])
     kind = Index if after == "update" else Table
     whole = getattr(kind, after)

@@ -250,7 +250,7 @@ def test_an_index_that_does_not_know_its_sources_says_so(tmp_path):
 
 
 def test_files_are_read_again_by_newer_readers_which_say_so(synced, monkeypatch, caplog):
-    index, docs = synced
+    index, _ = synced
     caplog.set_level("INFO")
     assert index.sync() == Synced(unchanged=12) and "earlier version" not in caplog.text
     monkeypatch.setattr(sources, "VERSION", sources.VERSION + 1)

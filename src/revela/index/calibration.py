@@ -14,7 +14,7 @@ import random
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ MIN_WORDS = 4  # of a sentence, of the rest of its passage, and of a record
 LONG = 4 * QUERY_WORDS  # words of a text that a piece can be removed from
 LETTERS = 0.8  # minimum share of the characters of prose, without spaces
 ALIKE = 0.8  # minimum Jaccard similarity of the terms of two passages that are one
-WRONG_QUANTILE, MIN_WRONG = 0.9, 20  # of hits where nothing answers; minimum number of these
+WRONG_QUANTILE, MIN_WRONG = 0.95, 20  # of hits where nothing answers; minimum number of these
 # Links, images, fenced code, and lines that begin as headings, quotations and tables do.
 _MARKUP = re.compile(r"://|\]\(|```|^\s*[#>|]", re.MULTILINE)
 
@@ -89,7 +89,7 @@ class SentenceTest:
         places_Q = np.array([example.place for example in examples], np.int64)
         right_QN = _same_documents(places_Q, documents)
         right_QN |= _alike(places_Q, passages, self._bm25.terms)
-        can_fail = (~right_QN.all(axis=1)).nonzero()[0]
+        can_fail = np.flatnonzero(~right_QN.all(axis=1))
         self._places, self._right_QN = places_Q[can_fail], right_QN[can_fail]
         self._queries = [examples[i].query for i in can_fail]
         self._rests = [examples[i].rest for i in can_fail]
@@ -244,14 +244,14 @@ def is_natural(sentence: str) -> bool:
     """
     text = sentence.strip()
     is_whole = count_words(text) >= MIN_WORDS and ENDED.search(text) is not None
-    return is_whole and _MARKUP.search(text) is None and _is_prose(text)
+    return is_whole and _MARKUP.search(text) is None and _is_prose(text, "LMN")
 
 
-def _is_prose(text: str) -> bool:
-    """Whether a text is mostly letters, which code and tables of numbers are not."""
+def _is_prose(text: str, kinds: str = "LM") -> bool:
+    """Whether a text is mostly letters and marks, which code and tables of numbers are not."""
     characters = "".join(text.split())
-    letters = sum(unicodedata.category(character)[0] in "LM" for character in characters)
-    return letters >= LETTERS * len(characters)
+    count = sum(unicodedata.category(character)[0] in kinds for character in characters)
+    return count >= LETTERS * len(characters)
 
 
 def _draw(passages: Sequence[str]) -> Iterator[tuple[int, random.Random]]:
@@ -283,12 +283,10 @@ def _same_documents(places_Q: NDArray[np.int64], documents: Sequence[object]) ->
     units = [(d, i if 2 * sizes[d] > len(documents) else -1) for i, d in enumerate(documents)]
     number = {unit: i for i, unit in enumerate(dict.fromkeys(units))}
     numbers_N = np.array([number[unit] for unit in units], np.int64)
-    return numbers_N[places_Q, None] == numbers_N
+    return np.equal(numbers_N[places_Q, None], numbers_N)
 
 
-def _alike(
-    places_Q: NDArray[np.int64], passages: Sequence[str], terms: Terms
-) -> NDArray[np.bool_]:
+def _alike(places_Q: NDArray[np.int64], passages: Sequence[str], terms: Terms) -> NDArray[np.bool_]:
     """(Q, N): whether a passage has the terms of each query's, but for a few."""
     sets = [frozenset(terms(passage)) for passage in passages]
     holders = defaultdict[str, list[int]](list)

@@ -100,8 +100,8 @@ def contrast(cosines: Mapping[Item, float], shares: Mapping[Item, float]) -> flo
 
 
 def _gap(scores: Sequence[float], count: int) -> float:
-    """g: how far the first score, the greatest, is above the mean of ``count`` scores, as a share of
-    it; missing scores are 0.
+    """g: how far the first score, the greatest, is above the mean of ``count`` scores, as a share
+    of it; missing scores are 0.
     """
     return max(0.0, (scores[0] - sum(scores) / count) / max(scores[0], TINY))
 

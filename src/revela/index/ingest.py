@@ -185,8 +185,8 @@ def digest_of(document: Document, chunk_words: int) -> str:
     """16 hex digits that change when a document's rows do."""
     metadata = dict(document.metadata)
     content: list[object] = [chunk_words, document.title, document.text, document.kind, metadata]
-    if has_headings(document.id):
-        content.append("headings")  # rows of earlier versions lack them
+    if has_headings(document.id) or "\r" in document.text:
+        content.append("sections")  # rows of earlier versions were cut elsewhere
     text = json.dumps(content, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

@@ -88,8 +88,8 @@ class IndexWriter:
 
     @property
     def is_finished(self) -> bool:
-        """Whether ``finish`` has nothing to do: a run that is stopped or killed after its last commit
-        leaves a table whose terms are not counted, or that is not packed.
+        """Whether ``finish`` has nothing to do. A run that is stopped or killed after its last
+        commit leaves a table whose terms are not counted, or that is not packed.
         """
         index, statistics = self.index, self.index.statistics
         if not index.info.finished or statistics.saved != index.table.version:

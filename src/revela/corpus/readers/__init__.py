@@ -43,7 +43,6 @@ def read_text(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
     yield Document(name, read_utf8(path), "", "code" if suffix(path) in CODE else "prose")
 
 
-VERSION = 2  # raised whenever readers or chunks give other text for the same file
 Reader = Callable[[Path, str, Fields, ReadReport], Iterator[Document]]
 READERS: dict[str, Reader] = {
     **dict.fromkeys(sorted(PROSE | CODE), read_text),
