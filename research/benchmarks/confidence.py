@@ -4,9 +4,9 @@
 
 `revela index` makes an index of at most ``DOCUMENTS`` whole documents of each collection, with its
 defaults, and ``QUERIES`` judged questions are searched twice: in all documents, and in those that
-do not answer them. Printed are the score that `revela index` names, below which nine of ten hits
-lie where nothing answers; the shares of questions without an answer, and of right first hits, that
-score more; the share of first hits that are right; and the expected calibration error of
+do not answer them. Printed are the score that `revela index` names, below which 95 of 100 first
+hits lie where nothing answers; the shares of questions without an answer, and of right first hits,
+that score more; the share of first hits that are right; and the expected calibration error of
 ``Hit.confidence`` over both kinds, in ten groups of equal size. Indices are kept in ``--out``.
 """
 
@@ -78,7 +78,7 @@ def main() -> None:
     parser = collections_parser(__doc__, model="embedded:minilm-l6")
     parser.add_argument("--out", type=Path, default=OUT / "confidence", help="for indices")
     arguments = parser.parse_args()
-    titles = ["nine of ten below", "no answer, above", "right, above"]
+    titles = ["95 of 100 below", "no answer, above", "right, above"]
     print_header([*titles, "right", "calibration error"])
     rows = []
     for name, folder in collections_in(arguments.data, arguments.only).items():

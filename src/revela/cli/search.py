@@ -75,7 +75,7 @@ def search(
         The retriever, if it has moved since the index was made; for a folder of files, that which
         makes the index (embedded:minilm-l6).
     min_score:
-        Leave out documents of a lower score. revela index says below which score nine of ten wrong
+        Leave out documents of a lower score. revela index says below which score most wrong
         first hits lie.
     explain:
         Say what words, vectors and tokens gave each hit.

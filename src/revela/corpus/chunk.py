@@ -114,9 +114,10 @@ def _section_lengths(document: Document, max_words: int) -> Iterator[int]:
 def _section(section: Section, max_words: int) -> Iterator[tuple[str, int]]:
     """The sentences of a section; if the first has to be cut, it leaves room for the headings."""
     first, *others = sentences(section.text) or [""]
-    room = max_words - count_words(section.headings)
-    cut = room if room > 0 and count_words(first) > max_words else max_words
-    return chain(_fit([section.headings], max_words), _fit([first], cut), _fit(others, max_words))
+    headings = list(_pack(_fit([section.headings], max_words), max_words))
+    room = max_words - (headings[-1][1] if headings else 0)
+    cut = room if room and count_words(first) > max_words else max_words
+    return chain(headings, _fit([first], cut), _fit(others, max_words))
 
 
 def _cut(document: Document, index: int, lengths: Iterable[int]) -> Iterator[Chunk]:

@@ -40,7 +40,7 @@ MIN_WORDS = 4  # of a sentence, of the rest of its passage, and of a record
 LONG = 4 * QUERY_WORDS  # words of a text that a piece can be removed from
 LETTERS = 0.8  # minimum share of the characters of prose, without spaces
 ALIKE = 0.8  # minimum Jaccard similarity of the terms of two passages that are one
-WRONG_QUANTILE, MIN_WRONG = 0.95, 20  # of hits where nothing answers; minimum number of these
+WRONG_QUANTILE, MIN_WRONG = 0.95, 20  # of hits where nothing answers, and how many are needed
 # Links, images, fenced code, and lines that begin as headings, quotations and tables do.
 _MARKUP = re.compile(r"://|\]\(|```|^\s*[#>|]", re.MULTILINE)
 
@@ -77,7 +77,8 @@ class SentenceTest:
     ) -> None:
         documents = documents or range(len(passages))
         examples = list(sentence_queries(passages, queries, titles, documents))
-        if len(examples) < min(FEW, queries):
+        sentences = len(examples)
+        if sentences < min(FEW, queries):
             used = {example.place for example in examples}
             examples += part_queries(passages, queries - len(examples), titles, used)
         self._size, self._words, self._queries = len(passages), 0, list[str]()
@@ -91,6 +92,7 @@ class SentenceTest:
         right_QN |= _alike(places_Q, passages, self._bm25.terms)
         can_fail = np.flatnonzero(~right_QN.all(axis=1))
         self._places, self._right_QN = places_Q[can_fail], right_QN[can_fail]
+        self._sentences = int((can_fail < sentences).sum())  # the first of the queries
         self._queries = [examples[i].query for i in can_fail]
         self._rests = [examples[i].rest for i in can_fail]
         self._matching = rows_QK, scores_QK = self._bm25.top_k(self._queries, DEPTH)
@@ -110,8 +112,9 @@ class SentenceTest:
     ) -> Calibration:
         """Measure the unit vectors (N, D) of the passages; the encoder's may be wider.
 
-        ``scored`` also gives the confidence by score, and with ``packed``, the signs of the
-        passages' tokens, that after re-ranking by tokens.
+        ``scored`` also gives the confidence by score, if there are enough sentences (halves of
+        passages score higher than questions do), and with ``packed``, the signs of the passages'
+        tokens, that after re-ranking by tokens.
         """
         least = getattr(encoder, "words_to_vectors", 1.0)
         if not self._queries:
@@ -136,10 +139,10 @@ class SentenceTest:
         if not scored:
             return measured
         snapshot = MemorySnapshot(self._bm25, self._texts, vectors_ND, measured.odds, signs)
-        unanswered = self._unanswered(snapshot, queries_QD, nearest)
+        unanswered = self._unanswered(snapshot, queries_QD, nearest)[: self._sentences]
         wrong = {"hybrid": unanswered}
         if tokens:
-            results = zip(self._queries, unanswered, tokens, strict=True)
+            results = zip(self._queries, unanswered, tokens, strict=False)
             wrong["tokens"] = [rerank(snapshot, *result) for result in results]
         firsts = {how: [max(found.values()) for found in w if found] for how, w in wrong.items()}
         scores = {

@@ -25,8 +25,8 @@ PRIOR = 5  # queries added to both sides' counts, so that few queries say little
 
 @dataclass(frozen=True)
 class Calibration:
-    """How often part of a sentence finds its passage first, and how often a first hit of some score
-    is right (calibration.py).
+    """How often part of a sentence finds its document first, and how often a first hit of some
+    score is right (calibration.py).
 
     ``least`` is the minimum of ``ratio``: above 1 for a retriever that was fitted to the text
     (retriever/fit.py), which knows its sentences better than questions about it.
@@ -38,7 +38,9 @@ class Calibration:
     passages: int = 0  # in the index at that time
     least: float = 1.0
     scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """(half, slope) of ``confidence`` by search: "hybrid", and re-ranked by "tokens"."""
+    """(half, slope) of ``confidence`` by search: "hybrid", and re-ranked by "tokens". None are
+    measured where the text has few sentences, as in code.
+    """
 
     def confidence(self, score: float, search: str) -> float | None:
         """Probability that a first hit of this score is right, if the text answers half of all
@@ -62,15 +64,16 @@ class Calibration:
     def describe(self) -> str:
         """The result for people, and what follows from it."""
         if not self.queries:
-            return "the passages have too few sentences to tell whether words or vectors know them"
+            return "the text has too few sentences to tell whether words or vectors know it"
         text = (
-            "a piece of a sentence finds its passage first by words in "
-            f"{100 * self.words / self.queries:.0f} of 100 cases, and by vectors in "
+            "test on your own text: words find the right document in "
+            f"{100 * self.words / self.queries:.0f} of 100 cases, vectors in "
             f"{100 * self.vectors / self.queries:.0f}"
         )
         if self.odds <= 16:
             below = ", ".join(f"{half:.2f} ({how})" for how, (half, _) in self.scores.items())
-            return f"{text}; nine of ten wrong first hits score below {below}" if below else text
+            said = "where nothing answers, 95 of 100 first hits score below"
+            return f"{text}; {said} {below}" if below else text
         return (
             f"{text}: this embedder does not know this text, and searches go by words; give "
             "another --model, or train one (docs/languages.md)"
