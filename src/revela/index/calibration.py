@@ -92,9 +92,9 @@ class SentenceTest:
         right_QN |= _alike(places_Q, passages, self._bm25.terms)
         can_fail = np.flatnonzero(~right_QN.all(axis=1))
         self._places, self._right_QN = places_Q[can_fail], right_QN[can_fail]
-        self._sentences = int((can_fail < sentences).sum())  # the first of the queries
         self._queries = [examples[i].query for i in can_fail]
-        self._rests = [examples[i].rest for i in can_fail]
+        # Of the first queries; of the others, the passages are as they were.
+        self._rests = [examples[i].rest for i in can_fail if i < sentences]
         self._matching = rows_QK, scores_QK = self._bm25.top_k(self._queries, DEPTH)
         right_QK = np.take_along_axis(self._right_QN, rows_QK, axis=1)
         best_Q, others_Q = (
@@ -119,18 +119,24 @@ class SentenceTest:
         least = getattr(encoder, "words_to_vectors", 1.0)
         if not self._queries:
             return Calibration(passages=self._size, least=least)
-        width, vectors_ND, signs = vectors_ND.shape[1], vectors_ND.copy(), list(packed)
-        tokens: list[QueryTokens] = []
+        vectors_ND, signs, changed = (
+            vectors_ND.copy(),
+            list(packed),
+            self._places[: len(self._rests)],
+        )
+        width, tokens = vectors_ND.shape[1], list[QueryTokens]()
         if packed and isinstance(encoder, TokenEncoder):
-            rests_QD, rests = encode_packed(encoder, self._rests)
             tokens = encoder.query_tokens(self._queries)
             queries_QD = np.array([query.vector for query in tokens])
-            for place, rest in zip(self._places, rests, strict=True):
-                signs[place] = rest
+            if self._rests:
+                rests_RD, rests = encode_packed(encoder, self._rests)
+                vectors_ND[changed] = shortened(rests_RD, width)
+                for place, rest in zip(changed, rests, strict=True):
+                    signs[place] = rest
         else:
-            rests_QD = encoder.encode_passages(self._rests)
             queries_QD = encoder.encode_queries(self._queries)
-        vectors_ND[self._places] = shortened(rests_QD, width)
+            if self._rests:
+                vectors_ND[changed] = shortened(encoder.encode_passages(self._rests), width)
         queries_QD = shortened(queries_QD, width)
         nearest = top_k(queries_QD, vectors_ND, DEPTH)
         first_Q1 = nearest[0][:, :1]
@@ -139,7 +145,7 @@ class SentenceTest:
         if not scored:
             return measured
         snapshot = MemorySnapshot(self._bm25, self._texts, vectors_ND, measured.odds, signs)
-        unanswered = self._unanswered(snapshot, queries_QD, nearest)[: self._sentences]
+        unanswered = self._unanswered(snapshot, queries_QD, nearest)[: len(self._rests)]
         wrong = {"hybrid": unanswered}
         if tokens:
             results = zip(self._queries, unanswered, tokens, strict=False)
