@@ -117,7 +117,7 @@ def test_a_retriever_that_was_trained_on_the_text_counts_as_before_training():
     assert before.odds < 9 == found.odds and found.vectors == before.vectors
 
 
-@pytest.mark.parametrize("texts", [[], ["one two"], ["one"] * 30])
+@pytest.mark.parametrize("texts", [[], ["one two"], ["one"] * 30, ["one two three four"] * 30])
 def test_too_few_sentences_measure_nothing(texts):
     found = calibrate(
         texts, Letters().encode_passages(texts or ["a"])[: len(texts)], Letters(), "en"

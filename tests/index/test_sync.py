@@ -19,7 +19,7 @@ from revela.corpus.load import Reading, read_corpus
 from revela.errors import RevelaError
 from revela.index import ingest, sources, table
 from revela.index.index import Index
-from revela.index.manifest import Info, is_finished
+from revela.index.manifest import INFO, Info, is_finished
 from revela.index.sync import Synced, kept_in_step, sync
 from revela.index.term_stats import Statistics
 from revela.index.writer import IndexWriter
@@ -268,3 +268,17 @@ def test_files_are_read_again_by_newer_readers_which_say_so(synced, monkeypatch,
     assert index.search("bullet", 1, "lexical")[0].id == "d3.txt"
     caplog.clear()
     assert index.sync() == Synced(unchanged=12) and not caplog.text
+
+
+def test_what_was_measured_in_an_earlier_way_is_measured_again(synced):
+    index, _ = synced
+    known = json.loads((index.folder / INFO).read_text())
+    wanted = index.calibration
+    del known["calibration"]["version"]
+    known["calibration"]["words"] = 77
+    (index.folder / INFO).write_text(json.dumps(known))
+    older = Index.open(index.folder, encoder=Letters())
+    assert older.calibration.words == 77 and older.sync() == Synced(unchanged=12)
+    assert older.calibration == wanted == Index.open(index.folder).calibration
+    version = older.table.version
+    assert older.sync() == Synced(unchanged=12) and older.table.version == version

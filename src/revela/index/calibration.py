@@ -119,12 +119,8 @@ class SentenceTest:
         least = getattr(encoder, "words_to_vectors", 1.0)
         if not self._queries:
             return Calibration(passages=self._size, least=least)
-        vectors_ND, signs, changed = (
-            vectors_ND.copy(),
-            list(packed),
-            self._places[: len(self._rests)],
-        )
-        width, tokens = vectors_ND.shape[1], list[QueryTokens]()
+        vectors_ND, signs, tokens = vectors_ND.copy(), list(packed), list[QueryTokens]()
+        width, changed = vectors_ND.shape[1], self._places[: len(self._rests)]
         if packed and isinstance(encoder, TokenEncoder):
             tokens = encoder.query_tokens(self._queries)
             queries_QD = np.array([query.vector for query in tokens])

@@ -20,6 +20,7 @@ INFO, CONTEXT = "index.json", "context.safetensors"
 FORMAT = 5
 EARLIER = (3, 4)  # formats that are still read: tables without a column of terms
 CONTEXT_CHOICES = ("kind", "seed", "texts")  # of a context; a resumed run must repeat them
+MEASURED = 2  # version of how calibration is measured: 1 compared passages, not documents
 PRIOR = 5  # queries added to both sides' counts, so that few queries say little
 
 
@@ -37,6 +38,7 @@ class Calibration:
     vectors: int = 0  # queries that the vectors answer
     passages: int = 0  # in the index at that time
     least: float = 1.0
+    version: int = MEASURED
     scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """(half, slope) of ``confidence`` by search: "hybrid", and re-ranked by "tokens". None are
     measured where the text has few sentences, as in code.
@@ -50,6 +52,11 @@ class Calibration:
             return None
         half, slope = self.scores[search]
         return 1 / (1 + math.exp(-max(-700.0, slope * (score - half))))
+
+    def is_outdated(self, passages: int) -> bool:
+        """Whether to measure again: the text has doubled, or it is measured in another way now."""
+        has_doubled = 2 * self.passages <= passages
+        return passages > 0 and (has_doubled or self.version != MEASURED)
 
     @property
     def ratio(self) -> float:
@@ -120,7 +127,7 @@ def read_info(folder: Path) -> Info:
         if content.get("format") in EARLIER:
             content["language"] = None
         if content.get("format") in (FORMAT, *EARLIER):
-            measured = content.get("calibration", {})
+            measured = {"version": 1, **content.get("calibration", {})}
             measured["scores"] = {k: tuple(v) for k, v in measured.get("scores", {}).items()}
             content["calibration"] = Calibration(**measured)
             return Info(**{**content, "settings": Indexing(**content["settings"])})

@@ -94,7 +94,14 @@ class IndexWriter:
         index, statistics = self.index, self.index.statistics
         if not index.info.finished or statistics.saved != index.table.version:
             return False
+        if self._must_measure:
+            return False
         return not (statistics.changes and index.table.is_worth_packing(statistics.changes))
+
+    @property
+    def _must_measure(self) -> bool:
+        info = self.index.info
+        return info.language is not None and info.calibration.is_outdated(len(self.index))
 
     def find_language(self, texts: Sequence[str]) -> None:
         """Find the language of a new index in a sample of its texts, and save it."""
@@ -192,8 +199,7 @@ class IndexWriter:
         index, statistics = self.index, self.index.statistics
         self._check_count()
         is_new = not index.info.finished
-        must_measure = 2 * index.info.calibration.passages <= len(index)
-        must_measure = must_measure and index.info.language is not None
+        must_measure = self._must_measure
         if must_measure and not measure:
             self._find_language_again()
         table = index.table
