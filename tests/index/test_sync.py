@@ -282,3 +282,16 @@ def test_what_was_measured_in_an_earlier_way_is_measured_again(synced):
     assert older.calibration == wanted == Index.open(index.folder).calibration
     version = older.table.version
     assert older.sync() == Synced(unchanged=12) and older.table.version == version
+
+
+def test_a_reader_has_the_counts_of_each_commit_while_documents_are_added(synced, monkeypatch):
+    index, _ = synced
+    monkeypatch.setattr(ingest, "BATCH", 1)  # a commit for each document
+    reader = Index.open(index.folder, encoder=Letters())
+    added = [Document(f"new{i}", f"abba1 zebra{i} fade{i}") for i in range(12)]
+    for number, _ in enumerate(index.writer.add_batches(added), 1):
+        (hit, *_) = reader.search(f"zebra{number - 1}", explain=True)
+        assert reader.statistics.chunks == len(reader) and hit.explanation.words <= 1
+        assert hit.id == f"new{number - 1}"
+    index.writer.finish()
+    assert index.writer.is_finished
