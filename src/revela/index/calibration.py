@@ -77,10 +77,10 @@ class SentenceTest:
     ) -> None:
         documents = documents or range(len(passages))
         examples = list(sentence_queries(passages, queries, titles, documents))
-        sentences = len(examples)
-        if sentences < min(FEW, queries):
+        of_sentences = len(examples)
+        if of_sentences < min(FEW, queries):
             used = {example.place for example in examples}
-            examples += part_queries(passages, queries - len(examples), titles, used)
+            examples += part_queries(passages, queries - of_sentences, titles, used)
         self._size, self._words, self._queries = len(passages), 0, list[str]()
         if not examples:
             return
@@ -94,7 +94,7 @@ class SentenceTest:
         self._places, self._right_QN = places_Q[can_fail], right_QN[can_fail]
         self._queries = [examples[i].query for i in can_fail]
         # Of the first queries; of the others, the passages are as they were.
-        self._rests = [examples[i].rest for i in can_fail if i < sentences]
+        self._rests = [examples[i].rest for i in can_fail if i < of_sentences]
         self._matching = rows_QK, scores_QK = self._bm25.top_k(self._queries, DEPTH)
         right_QK = np.take_along_axis(self._right_QN, rows_QK, axis=1)
         best_Q, others_Q = (

@@ -92,9 +92,8 @@ class IndexWriter:
         commit leaves a table whose terms are not counted, or that is not packed.
         """
         index, statistics = self.index, self.index.statistics
-        if not index.info.finished or statistics.saved != index.table.version:
-            return False
-        if self._must_measure:
+        is_saved = index.info.finished and statistics.saved == index.table.version
+        if not is_saved or self._must_measure:
             return False
         return not (statistics.changes and index.table.is_worth_packing(statistics.changes))
 
@@ -178,7 +177,7 @@ class IndexWriter:
         """
         with self._counting(added, self.index.table.find(replaced)[1]):
             version = commit()
-        if not self.must_recount:
+        if not self.must_recount and not self.index.info.finished:  # else they are saved
             self.index.statistics.save(version)
         return version
 

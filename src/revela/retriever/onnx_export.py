@@ -100,9 +100,9 @@ def export_onnx(model: SentenceTransformer, out: Path, tokens: bool = False) -> 
 def cache_copy(encoder: Encoder, fingerprint: str) -> None:
     """Export a small retriever on a CPU into the cache, once; failures are only logged."""
     folder = copy_folder(fingerprint)
-    if folder.exists() or not isinstance(encoder, RetrieverEncoder) or encoder.slots:
+    if folder.exists() or not isinstance(encoder, RetrieverEncoder):
         return
-    if encoder.query_model is not encoder.model:
+    if encoder.slots or encoder.query_model is not encoder.model:
         return
     model, started = encoder.model, time.monotonic()
     parameters = sum(weight.numel() for weight in model.parameters())
