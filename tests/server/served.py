@@ -20,8 +20,7 @@ from conftest import make_rows, tiny_retriever
 from revela.index.index import Index
 from revela.index.ingest import metadata_columns
 from revela.index.manifest import Info
-from revela.retriever.encode import RetrieverEncoder
-from revela.retriever.tokens import TokenCounter
+from revela.retriever.encode import RetrieverEncoder, counter_of
 from revela.server import Access, Limits
 from revela.server.app import ServedModel, Service
 from revela.server.lifecycle import listen, server_of
@@ -92,7 +91,7 @@ def index(encoder, tmp_path_factory) -> Index:
 
 @pytest.fixture(scope="session")
 def make_service(encoder, index):
-    counter = TokenCounter.of(encoder.model)
+    counter = counter_of(encoder.model)
 
     def make(encoder=encoder, token=None, local_only=False, dimensions=(), reranker=None, **limits):
         changed = dataclasses.replace(Limits(), **limits)

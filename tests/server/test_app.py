@@ -30,8 +30,8 @@ from served import (
     slow,
 )
 
+from revela.encoder.token_counter import TokenCounter
 from revela.errors import QueryError, RevelaError
-from revela.retriever.tokens import TokenCounter
 from revela.server import Limits, lifecycle, middleware
 from revela.server.app import THREADS, ServedModel, Service
 from revela.server.lifecycle import listen

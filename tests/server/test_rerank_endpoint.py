@@ -9,8 +9,8 @@ from test_app import post
 from tokenizers import Tokenizer
 
 import revela
+from revela.encoder.static_encoder import StaticEncoder
 from revela.errors import RevelaError
-from revela.retriever.static_encoder import StaticEncoder
 from revela.server import Limits
 from revela.server.app import ServedModel, Service
 

@@ -53,12 +53,12 @@ def encode(
         Arithmetic; auto is bf16 where the hardware has it.
     """
     from revela.corpus.load import read_corpus
+    from revela.encoder.saved_config import check_dimensions
     from revela.index import export as vectors
     from revela.index.contexts import chosen_for, conditioned
     from revela.index.ingest import check_repeated, describe
     from revela.model_files import resolve
     from revela.retriever.load import load_encoder
-    from revela.retriever.saved_config import check_dimensions
 
     vectors.check_out(out)
     folder = resolve(model)

@@ -85,11 +85,11 @@ def serve(
         from revela.server.middleware import is_loopback
     listening = listen(host, port)
 
+    from revela.encoder.saved_config import trained_dimensions
     from revela.index.folder_index import open_any
     from revela.index.sync import kept_in_step
     from revela.model_files import name_of
     from revela.retriever.onnx_encoder import OnnxEncoder, OnnxForQueries
-    from revela.retriever.saved_config import trained_dimensions
 
     how: Any = dict(precision=precision, weight=weight)
     index = open_any(index_folder, model, cached=not no_cache, progress=True, **how)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from revela.corpus.spool import arrow_list
+from revela.embedded import EMBEDDED, is_installed
 from revela.errors import RevelaError
 from revela.evaluation.evaluate import Outcome
 from revela.evaluation.label_free import (
@@ -28,7 +29,7 @@ from revela.evaluation.label_free import (
 )
 from revela.evaluation.significance import MEASURE, standings
 from revela.index.language import Analyzer, detect
-from revela.model_files import EMBEDDED, is_installed, resolve
+from revela.model_files import resolve
 from revela.settings import OFFLINE_EMBEDDER, Indexing, Recipe
 from revela.silence import silence_libraries
 from revela.types import Document, Encoder, evenly_spaced, refuse_text

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from revela.embedded import EMBEDDED
 from revela.errors import RevelaError, first_line
 from revela.evaluation.collection import load_collection
 from revela.evaluation.evaluate import short_names
@@ -24,7 +25,7 @@ from revela.evaluation.metrics import MAIN
 from revela.evaluation.metrics import METRICS as OURS
 from revela.evaluation.results import SystemScores
 from revela.index.contexts import Choice, Context, check_without_slots
-from revela.model_files import EMBEDDED, fingerprint, name_of, resolve
+from revela.model_files import fingerprint, name_of, resolve
 from revela.retriever.encode import (
     RetrieverEncoder,
     passage_prompt_of,

@@ -25,6 +25,7 @@ from revela.corpus.load import read_for
 from revela.corpus.spool import ArrowList, arrow_list
 from revela.corpus.words import count_words
 from revela.distributed import cores, world_size
+from revela.embedded import cache_folder
 from revela.errors import RevelaError
 from revela.groups.order import (
     IterativeGroups,
@@ -35,7 +36,6 @@ from revela.groups.order import (
 from revela.groups.prebuilt import holds_groups
 from revela.groups.store import GroupFolder, is_group_folder
 from revela.groups.strategies import Groups, epoch_groups, with_queries
-from revela.model_files import cache_folder
 from revela.queries.from_text import (
     query_hash,
     with_authors_words,

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from revela.corpus.load import Reading
+from revela.embedded import cache_folder
+from revela.encoder.static_encoder import gives_tokens
 from revela.errors import RevelaError
 from revela.files import remove_whole, writing
 from revela.index.fusion import check_weight
@@ -25,8 +27,7 @@ from revela.index.index import Index
 from revela.index.manifest import FORMAT, INFO, is_finished, read_info
 from revela.index.sources import FILE, Sources
 from revela.index.sync import Scan, Synced, absolute, make, sync
-from revela.model_files import cache_folder, fingerprint, name_of, resolve
-from revela.retriever.static_encoder import gives_tokens
+from revela.model_files import fingerprint, name_of, resolve
 from revela.settings import OFFLINE_EMBEDDER, Indexing
 from revela.silence import duration
 from revela.types import Hits

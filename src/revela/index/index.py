@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from revela.encoder.saved_config import check_dimensions
 from revela.errors import RevelaError
 from revela.files import writing
 from revela.index.filters import where_sql
@@ -29,7 +30,6 @@ from revela.index.search import IndexSnapshot, Mode, SearchOptions, check_query
 from revela.index.table import REPLACING, Table
 from revela.index.term_stats import Statistics
 from revela.model_files import fingerprint, resolve
-from revela.retriever.saved_config import check_dimensions
 from revela.settings import OFFLINE_MODEL, Indexing, Precision
 from revela.types import (
     Document,
@@ -248,7 +248,7 @@ class Index:
 
     def keep_copy(self) -> None:
         """Once its retriever is loaded, keep an ONNX copy, so that later searches need no torch."""
-        from revela.retriever.static_encoder import is_static
+        from revela.encoder.static_encoder import is_static
 
         if self._encoder and self.context is None and not is_static(self.model_folder):
             from revela.retriever.onnx_export import cache_copy

@@ -26,6 +26,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from revela.device import after_a_batch, autocast, on_cpu, sent, uses_bf16
+from revela.encoder.saved_config import words_to_vectors_of
+from revela.encoder.static_encoder import check_tokens
+from revela.encoder.token_counter import TokenCounter
 from revela.errors import QueryError, RevelaError
 from revela.packing import packed
 from revela.retriever.build import load_retriever
@@ -37,10 +40,7 @@ from revela.retriever.context import (
     slot_ids,
 )
 from revela.retriever.routes import Task, routed
-from revela.retriever.saved_config import words_to_vectors_of
-from revela.retriever.static_encoder import check_tokens
 from revela.retriever.static_trainable import TrainableTable
-from revela.retriever.tokens import TokenCounter
 from revela.settings import Precision
 from revela.silence import SHOWN_AFTER, silence_libraries
 from revela.types import QueryTokens, Vectors, check_vectors_finite
@@ -67,6 +67,14 @@ def token_limit(model: SentenceTransformer) -> int | None:
         return (model.tokenizer.truncation or {}).get("max_length")
     limit: int | None = model.max_seq_length
     return limit
+
+
+def counter_of(model: SentenceTransformer) -> TokenCounter:
+    """Counts tokens as a model reads them."""
+    tokenizer = getattr(model.tokenizer, "backend_tokenizer", model.tokenizer)
+    prompts = query_prompt_of(model), passage_prompt_of(model)
+    as_text = read_as_text if slot_ids(model) else list
+    return TokenCounter(tokenizer, *prompts, token_limit(model), as_text=as_text)
 
 
 def _truncate(model: SentenceTransformer, limit: int | None) -> None:
@@ -199,7 +207,7 @@ class RetrieverEncoder:
     @functools.cached_property
     def counter(self) -> TokenCounter:
         """Counts tokens as the model reads them, without ``max_tokens``."""
-        return TokenCounter.of(self.model)
+        return counter_of(self.model)
 
     @torch.inference_mode()
     def _encode(

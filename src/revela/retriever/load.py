@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from revela.retriever.static_encoder import StaticEncoder, is_static
+from revela.encoder.static_encoder import StaticEncoder, is_static
 from revela.settings import Precision
 
 if TYPE_CHECKING:

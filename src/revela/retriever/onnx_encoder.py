@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from revela.embedded import cache_folder
+from revela.encoder.saved_config import words_to_vectors_of
+from revela.encoder.token_counter import Spans, TokenCounter
 from revela.errors import RevelaError, extra, first_line
-from revela.model_files import cache_folder, fingerprint
-from revela.retriever.saved_config import words_to_vectors_of
-from revela.retriever.tokens import Spans, TokenCounter
+from revela.model_files import fingerprint
 from revela.types import QueryTokens, TokenEncoder, Vectors, check_vectors_finite
 
 MODEL, TOKENIZER, CONFIG = "model.onnx", "tokenizer.json", "retriever.json"

@@ -17,6 +17,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
+from revela.encoder.saved_config import add_to_config
 from revela.errors import RevelaError
 from revela.files import disk_errors, flush, make_readable
 from revela.retriever.build import load_retriever
@@ -24,7 +25,6 @@ from revela.retriever.context import FOLDER as CONTEXT
 from revela.retriever.context import SavedContext, write_rows
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.lora import merged, needs_merging
-from revela.retriever.saved_config import add_to_config
 
 DIFFERENCE = 0.01  # the length of it, between unit vectors before and after
 SAMPLE = ("Seven Grey Herons stand in the shallow Lake.", "seven grey herons", "SEVEN GREY HERONS")

@@ -26,10 +26,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from revela.encoder.static_encoder import StaticEncoder, token_ids
 from revela.errors import RevelaError
 from revela.retriever.fit import WORDS_TO_VECTORS
 from revela.retriever.lexical import whitening_of
-from revela.retriever.static_encoder import StaticEncoder, token_ids
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

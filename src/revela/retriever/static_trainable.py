@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
+from revela.encoder.static_encoder import token_ids
 from revela.errors import RevelaError
-from revela.retriever.static_encoder import token_ids
 
 ROWS, WEIGHTS = 10.0, 50.0
 """Learning-rate multipliers of R and c over a transformer's weights. At 1e-4, rows of length one

