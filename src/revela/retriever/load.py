@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from revela.encoder.prompts import OWN, Given
 from revela.encoder.static_encoder import StaticEncoder, is_static
 from revela.settings import Precision
 
@@ -14,14 +15,16 @@ if TYPE_CHECKING:
     Loaded = RetrieverEncoder | StaticEncoder
 
 
-def load_encoder(folder: Path, precision: Precision, max_tokens: int | None = None) -> Loaded:
+def load_encoder(
+    folder: Path, precision: Precision, max_tokens: int | None = None, prompts: Given = OWN
+) -> Loaded:
     """Open a saved retriever, or any Sentence-Transformers folder, for encoding.
 
     Raises:
         RevelaError: the folder is not one, or is damaged.
     """
     if is_static(folder):
-        return StaticEncoder.load(folder, max_tokens)
+        return StaticEncoder.load(folder, max_tokens, prompts)
     from revela.retriever.encode import RetrieverEncoder
 
-    return RetrieverEncoder.load(folder, precision, max_tokens)
+    return RetrieverEncoder.load(folder, precision, max_tokens, prompts)
