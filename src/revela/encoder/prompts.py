@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from revela.encoder.saved_config import read_config
 from revela.errors import RevelaError
-from revela.model_files import name_of
+from revela.model_files import AUTO, name_of
 
 
 class Prompts(NamedTuple):
@@ -21,15 +21,19 @@ class Prompts(NamedTuple):
     passage: str = ""
 
     def describe(self) -> str:
-        """For people; empty without prompts."""
-        if not any(self):
-            return ""
+        """For people."""
         return f"prompts: {self.query!r} before queries, {self.passage!r} before passages"
 
 
 Given = tuple[str | None, str | None]
 """Prompts that a user gives, of queries and of passages; None: the model's own."""
 OWN: Given = (None, None)
+
+
+def prompts_set(query: str, passage: str) -> Given:
+    """Prompts of a recipe, in which "auto" stands for the model's own."""
+    return (None if query == AUTO else query), (None if passage == AUTO else passage)
+
 
 E5 = Prompts("query: ", "passage: ")
 DECODER = E5  # of a retriever that is made of a language model, as in Revela

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from revela.encoder.prompts import OWN, Given, Prompts, check_prompts, named_prompts
 from revela.encoder.saved_config import check_dimensions
 from revela.errors import RevelaError
 from revela.files import writing
@@ -102,6 +103,7 @@ class Index:
         context: Choice | None = None,
         encoder: TokenEncoder | None = None,
         lm: str | Path = OFFLINE_MODEL,
+        prompts: Given = OWN,
     ) -> Index:
         """Make an empty index; or open what a killed run left of one with the same settings.
 
@@ -115,6 +117,8 @@ class Index:
                 the one it was saved with. It cannot be changed later.
             encoder: of ``model``, if it is loaded already.
             lm: language model of ``search(rerank="heads")``.
+            prompts: of queries and of passages, in place of the model's own (None); those of
+                ``encoder``, if it was loaded with others.
         """
         from revela.index.contexts import Context, slots_of
         from revela.index.ingest import describe
@@ -125,8 +129,8 @@ class Index:
         if encoder is None:
             from revela.retriever.load import load_encoder
 
-            encoder = load_encoder(path, "auto")
-        info = describe(path, encoder, settings, metadata or {})
+            encoder = load_encoder(path, "auto", prompts=prompts)
+        info = describe(path, encoder, settings, metadata or {}, prompts)
         chosen = Context.of("saved" if context is None else context)
         has_none = chosen.kind == "saved" and not slots_of(encoder)
         return cls.begin(Path(folder), info, encoder, lm, None if has_none else chosen)
@@ -171,6 +175,7 @@ class Index:
         lm: str | Path = OFFLINE_MODEL,
         weight: float | None = None,
         default_rerank: Rerank | None = None,
+        prompts: Given = OWN,
     ) -> Index:
         """Open an index. Its retriever is loaded when it is first needed.
 
@@ -185,6 +190,7 @@ class Index:
                 for each query by what the index has measured.
             default_rerank: re-ranker of searches that name none, where scores are cosines or fused
                 by score.
+            prompts: other ones than the index was made with are refused.
         """
         check_weight(weight)
         folder = Path(folder)
@@ -207,6 +213,8 @@ class Index:
                 table.settle()
         if model is not None:
             _ = index.model_folder  # refuses a model that did not make the index
+        if prompts != OWN:
+            check_prompts(index.prompts, prompts, folder)
         return index
 
     @cached_property
@@ -221,12 +229,19 @@ class Index:
         return folder
 
     @property
+    def prompts(self) -> Prompts:
+        """What its retriever reads before queries and before passages."""
+        made = self.info.prompts
+        return named_prompts(self.model_folder) if made is None else made
+
+    @property
     def encoder(self) -> TokenEncoder:
         """The index's retriever, with the index's context; loaded when first needed."""
         if self._encoder is None:
             from revela.retriever.load import load_encoder
 
-            self._encoder = load_encoder(self.model_folder, self._precision)
+            how: Any = dict(precision=self._precision, prompts=self.prompts)
+            self._encoder = load_encoder(self.model_folder, **how)
         if self.context is None:
             return self._encoder
         from revela.index.contexts import conditioned
@@ -244,7 +259,10 @@ class Index:
     def _copy(self) -> OnnxEncoder | None:
         from revela.retriever.onnx_encoder import cached_copy
 
-        return cached_copy(self.model_folder)
+        copy = cached_copy(self.model_folder)
+        if copy is not None:
+            copy.prompts = self.prompts._asdict()
+        return copy
 
     def keep_copy(self) -> None:
         """Once its retriever is loaded, keep an ONNX copy, so that later searches need no torch."""

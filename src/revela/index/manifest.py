@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from revela.encoder.prompts import Prompts
 from revela.errors import RevelaError
 from revela.files import LOCK, atomic_write, hidden_prefix
 from revela.index.language import CORPUS_WORDS, Analyzer, FormerEnglish, Terms
@@ -101,6 +102,7 @@ class Info:
     language: str | None = ""  # for ``Analyzer``; "": not found yet; None: LanceDB's English
     calibration: Calibration = field(default_factory=Calibration)
     context: Mapping[str, Any] | None = None  # ``Context.about``, and the digest of its rows
+    prompts: Prompts | None = None  # None: made by a version that read those of the folder
 
     def analyzer(self, cache_size: int = CORPUS_WORDS) -> Terms:
         """What splits passages and queries into terms."""
@@ -130,6 +132,8 @@ def read_info(folder: Path) -> Info:
             measured = {"version": 1, **content.get("calibration", {})}
             measured["scores"] = {k: tuple(v) for k, v in measured.get("scores", {}).items()}
             content["calibration"] = Calibration(**measured)
+            if content.get("prompts") is not None:
+                content["prompts"] = Prompts(*content["prompts"])
             return Info(**{**content, "settings": Indexing(**content["settings"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RevelaError(

@@ -19,9 +19,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
-from revela.encoder.prompts import DECODER, OWN, Given, prompts_of
+from revela.encoder.prompts import DECODER, OWN, Given, prompts_of, prompts_set
 from revela.errors import RevelaError, first_line
-from revela.model_files import AUTO, SAVE_AGAIN, check_safetensors
+from revela.model_files import SAVE_AGAIN, check_safetensors
 from revela.retriever.routes import has_routes
 from revela.retriever.static_trainable import make_trainable
 from revela.settings import Recipe
@@ -96,9 +96,9 @@ def build_retriever(
         max_tokens: where texts are truncated, prompt and special tokens included.
         query_prompt, passage_prompt: "auto" is the model's own, or a decoder's ``DECODER``.
     """
-    given = [None if prompt == AUTO else prompt for prompt in (query_prompt, passage_prompt)]
+    given = prompts_set(query_prompt, passage_prompt)
     if (folder / "modules.json").is_file():
-        model = load_retriever(folder, prompts=(given[0], given[1]))
+        model = load_retriever(folder, prompts=given)
         if has_routes(model):
             raise RevelaError(
                 f"{folder} reads queries and passages by different modules (Router), and training "
