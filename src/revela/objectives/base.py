@@ -76,6 +76,8 @@ class BuildContext:
             ("passage", passages, passage_prompt_of(self.model)),
         ):
             features = self.model.preprocess(list(texts), prompt=prompt or None)
+            if "prompt_length" in features:  # which a pooling may leave out
+                features["prompt_length"] = torch.full((len(texts),), features["prompt_length"])
             tensors = {k: v for k, v in features.items() if isinstance(v, Tensor)}
             batch.update({f"{name}_{k}": v for k, v in tensors.items()})
             self.count(int(features["attention_mask"].sum()))

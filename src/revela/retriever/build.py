@@ -21,7 +21,8 @@ from torch import nn
 
 from revela.encoder.prompts import DECODER, OWN, Given, prompts_of, prompts_set
 from revela.errors import RevelaError, first_line
-from revela.model_files import SAVE_AGAIN, check_safetensors
+from revela.model_files import SAVE_AGAIN, check_safetensors, modules_of
+from revela.retriever.lora import merged
 from revela.retriever.routes import has_routes
 from revela.retriever.static_trainable import make_trainable
 from revela.settings import Recipe
@@ -31,6 +32,8 @@ from revela.types import Document
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+ADAPTERS = "adapter_config.json"
+READ = (modules.Transformer, modules.StaticEmbedding, modules.Router)  # first modules
 NO_LIMIT = 10**9  # tokens; tokenizers have a larger number where none is named
 # Kinds of models with a fixed number of positions that are not learned, and where it is named.
 FIXED_POSITIONS = {
@@ -56,9 +59,12 @@ def load_retriever(
             )
         raise RevelaError(reason)
     check_safetensors(Path(folder))
+    has_adapters = any((place / ADAPTERS).is_file() for _, place in modules_of(Path(folder)))
     try:
         with loading_bar(Path(folder)):
             model = SentenceTransformer(str(folder), device=device, local_files_only=True).float()
+            if has_adapters:
+                model = merged(model).to(model.device)
     except Exception as error:  # tokenizers raise no other for a damaged file
         reason = first_line(error)
         if "pytorch_model.bin" in reason:  # neither is there: the hub's is not downloaded
@@ -66,6 +72,11 @@ def load_retriever(
         raise RevelaError(
             f"{folder} cannot be opened as a Sentence-Transformers model: {reason}"
         ) from error
+    if not isinstance(model[0], READ):
+        raise RevelaError(
+            f"{folder} begins with a {type(model[0]).__name__}, and a transformer, a table of "
+            "tokens (StaticEmbedding) or a Router of those can be read: give another model"
+        )
     query, passage = prompts_of(Path(folder), prompts)
     model.prompts.update(query=query, document=passage, passage=passage)  # both names are in use
     for part in model.modules():

@@ -116,6 +116,7 @@ def merged(model: SentenceTransformer) -> SentenceTransformer:
                 setattr(parent, name, child.get_base_layer())
     if hasattr(getattr(model[0], "model", None), "peft_config"):
         del model[0].model.peft_config
+        model[0].model._hf_peft_config_loaded = False  # else adapters alone would be saved
     for module in model:
         if isinstance(module, modules.WordWeights):  # its weights are stored in its configuration
             weights = module.emb_layer.weight[:, 0].tolist()

@@ -1,0 +1,278 @@
+"""Tiny Sentence-Transformers folders of every kind, made on the fly by ``KINDS``."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as t
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
+from tokenizers.processors import TemplateProcessing
+from torch import nn
+
+WIDTH, POSITIONS = 16, 64
+SIZES = dict(
+    vocab_size=400, hidden_size=WIDTH, intermediate_size=24, num_hidden_layers=2,
+    num_attention_heads=2, max_position_embeddings=POSITIONS,
+)  # fmt: skip
+PROMPTS = {"query": "query: ", "document": "passage: "}
+BERTS = {
+    "bert": lambda: t.BertModel(t.BertConfig(**SIZES), add_pooling_layer=False),
+    "roberta": lambda: t.RobertaModel(
+        t.RobertaConfig(**SIZES, pad_token_id=0, bos_token_id=1, eos_token_id=2),
+        add_pooling_layer=False,
+    ),
+    "modernbert": lambda: t.ModernBertModel(
+        t.ModernBertConfig(**SIZES, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    ),
+    "distilbert": lambda: t.DistilBertModel(
+        t.DistilBertConfig(
+            vocab_size=400, dim=WIDTH, hidden_dim=24, n_layers=2, n_heads=2,
+            max_position_embeddings=POSITIONS,
+        )
+    ),
+    "mpnet": lambda: t.MPNetModel(t.MPNetConfig(**SIZES, pad_token_id=0), add_pooling_layer=False),
+}  # fmt: skip
+GPTS = {
+    "gpt2": lambda: t.GPT2Model(
+        t.GPT2Config(vocab_size=400, n_embd=WIDTH, n_layer=2, n_head=2, n_positions=POSITIONS)
+    ),
+    "llama": lambda: t.LlamaModel(t.LlamaConfig(**SIZES, num_key_value_heads=1, pad_token_id=0)),
+}
+
+
+def transformer(
+    tokenizer: Any, place: Path, name: str = "bert", limit: int | None = 32, **changes: Any
+) -> modules.Transformer:
+    """A transformer of random weights, with its tokenizer; ``changes`` are attributes of that."""
+    torch.manual_seed(0)
+    tokenizer = copy.deepcopy(tokenizer)
+    if name in BERTS:
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+        )
+    for attribute, value in changes.items():
+        setattr(tokenizer, attribute, value)
+    model = {**BERTS, **GPTS}[name]()
+    for weight in model.parameters():  # vectors that differ much, and are far from length one
+        weight.data.mul_(3)
+    model.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return modules.Transformer(str(place), max_seq_length=limit)
+
+
+def saved(folder: Path, parts: list[Any], **settings: Any) -> SentenceTransformer:
+    model = SentenceTransformer(modules=parts, device="cpu", **settings)
+    model.save_pretrained(str(folder), create_model_card=False)
+    return model
+
+
+def pooled(
+    folder: Path,
+    tokenizer: Any,
+    *more: Any,
+    name: str = "bert",
+    pooling: Any = "mean",
+    limit: int | None = 32,
+    include_prompt: bool = True,
+    prompts: dict[str, str] | None = PROMPTS,
+    of_tokenizer: dict[str, Any] | None = None,
+    **settings: Any,
+) -> None:
+    """A transformer, its pooling, and ``more`` modules."""
+    first = transformer(tokenizer, folder.with_name("raw"), name, limit, **(of_tokenizer or {}))
+    pool = modules.Pooling(WIDTH, pooling_mode=pooling, include_prompt=include_prompt)
+    saved(folder, [first, pool, *more], prompts=prompts, **settings)
+
+
+def dense(activation: nn.Module, rows: int = WIDTH, width: int = 12) -> modules.Dense:
+    torch.manual_seed(1)
+    return modules.Dense(rows, width, activation_function=activation)
+
+
+def routed(folder: Path, tokenizer: Any, behind: bool) -> None:
+    """Roles with modules of their own: behind the pooling, or all of them."""
+    first = transformer(tokenizer, folder.with_name("raw"))
+    mean = modules.Pooling(WIDTH, pooling_mode="mean")
+    if behind:
+        routes = [dense(nn.Tanh())], [dense(nn.Identity(), WIDTH, 12), modules.Normalize()]
+        saved(folder, [first, mean, modules.Router.for_query_document(*routes)], prompts=PROMPTS)
+        return
+    other = transformer(tokenizer, folder.with_name("other"), "roberta")
+    routes = [other, modules.Pooling(WIDTH, pooling_mode="cls")], [first, mean]
+    saved(folder, [modules.Router.for_query_document(*routes)], prompts=PROMPTS)
+
+
+def half(folder: Path, tokenizer: Any, dtype: torch.dtype) -> None:
+    pooled(folder, tokenizer, dense(nn.Tanh()))
+    SentenceTransformer(str(folder), device="cpu").to(dtype).save_pretrained(str(folder))
+
+
+def sharded(folder: Path, tokenizer: Any) -> None:
+    pooled(folder, tokenizer)
+    model = t.BertModel.from_pretrained(folder, add_pooling_layer=False)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="10KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+
+
+def adapters(folder: Path, tokenizer: Any) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    pooled(folder, tokenizer)
+    base = folder.with_name("base")
+    (folder / "model.safetensors").unlink()
+    (folder / "config.json").rename(folder / "config.unused")
+    model = BERTS["bert"]()
+    model.save_pretrained(base)
+    config = LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights=False)
+    made = get_peft_model(t.BertModel.from_pretrained(base, add_pooling_layer=False), config)
+    made.save_pretrained(str(folder))
+
+
+def edit(file: Path, change: Callable[[Any], Any]) -> None:
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+
+
+def layout(folder: Path, tokenizer: Any, version: int, lower: bool = False) -> None:
+    """The files of an earlier version of sentence-transformers: 1 and 2 name no prompts and no
+    version, and 1 has a folder for the transformer.
+    """
+    pooled(folder, tokenizer, modules.Normalize())
+    flags = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
+    modes = {f"pooling_mode_{flag}": flag == "mean_tokens" for flag in flags}
+    edit(
+        folder / "1_Pooling" / "config.json", lambda _: {"word_embedding_dimension": WIDTH, **modes}
+    )
+    edit(
+        folder / "modules.json",
+        lambda found: [
+            {**part, "type": f"sentence_transformers.models.{part['type'].rpartition('.')[2]}"}
+            for part in found
+        ],
+    )
+    settings = dict(max_seq_length=32, do_lower_case=lower)
+    (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
+    about = folder / "config_sentence_transformers.json"
+    if version >= 3:
+        versions = {"sentence_transformers": f"{version}.0.0"}
+        edit(about, lambda found: {"__version__": versions, "prompts": found["prompts"]})
+        return
+    about.unlink()
+    if version == 1:
+        inside = folder / "0_Transformer"
+        inside.mkdir()
+        for file in [file for file in folder.iterdir() if file.name != "modules.json"]:
+            if file.is_file():
+                file.rename(inside / file.name)
+        edit(
+            folder / "modules.json",
+            lambda found: [{**found[0], "path": "0_Transformer"}, *found[1:]],
+        )
+
+
+def limits(folder: Path, tokenizer: Any, name: str, limit: int | None) -> None:
+    """A limit of tokens that is missing, or beyond the model's positions."""
+    pooled(folder, tokenizer, name=name, limit=30)
+    edit(
+        folder / "sentence_bert_config.json",
+        lambda found: {**found, **({"max_seq_length": limit} if limit else {})},
+    )
+    if limit is None:
+        edit(
+            folder / "sentence_bert_config.json",
+            lambda found: {key: found[key] for key in found if key != "max_seq_length"},
+        )
+    edit(folder / "tokenizer_config.json", lambda found: {**found, "model_max_length": 10**30})
+
+
+def table(
+    folder: Path, tokenizer: Any, *more: Any, dtype: torch.dtype = torch.float32, **settings: Any
+) -> None:
+    torch.manual_seed(2)
+    first = modules.StaticEmbedding(tokenizer.backend_tokenizer, embedding_dim=WIDTH)
+    model = SentenceTransformer(modules=[first, *more], device="cpu", **settings)
+    model.to(dtype).save_pretrained(str(folder), create_model_card=False)
+
+
+def words(folder: Path, *more: Any) -> None:
+    """A table of whole words, as in the first versions."""
+    known = ["ocean", "castle", "garden0", "Sea", "the", "a"]
+    splits = WhitespaceTokenizer(known, stop_words=["a"], do_lower_case=False)
+    torch.manual_seed(3)
+    rows = torch.randn(len(known), WIDTH).numpy()
+    saved(folder, [modules.WordEmbeddings(splits, rows), *more, modules.Pooling(WIDTH)])
+
+
+Make = Callable[[Path, Any], None]
+
+
+def kind(**how: Any) -> Make:
+    return functools.partial(pooled, **how)
+
+
+def with_parts(*make: Callable[[], Any], **how: Any) -> Make:
+    return lambda folder, tokenizer: pooled(folder, tokenizer, *(part() for part in make), **how)
+
+
+ACTIVATIONS = (nn.Tanh, nn.Identity, nn.ReLU, nn.GELU, nn.Sigmoid, nn.SiLU)
+POOLINGS = (
+    *("cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"),
+    ("mean", "max"),
+)
+NO_SPECIAL = dict(pad_token=None, bos_token=None, eos_token=None)
+KINDS: dict[str, Make] = {
+    **{name: with_parts(modules.Normalize, name=name) for name in BERTS},
+    **{name: with_parts(modules.Normalize, name=name) for name in GPTS},
+    "no Normalize": kind(),
+    "truncated": kind(truncate_dim=6),
+    "truncated after Normalize": with_parts(modules.Normalize, truncate_dim=6),
+    **{
+        f"Dense, {activation.__name__}": with_parts(lambda made=activation: dense(made()))
+        for activation in ACTIVATIONS
+    },
+    "two Dense": with_parts(lambda: dense(nn.Tanh()), lambda: dense(nn.Identity(), 12, 8)),
+    "LayerNorm": with_parts(lambda: modules.LayerNorm(WIDTH), lambda: dense(nn.Tanh())),
+    "Dropout": with_parts(lambda: modules.Dropout(0.5)),
+    **{f"pooling {mode}": kind(pooling=mode) for mode in POOLINGS},
+    "prompt left out of the pooling": kind(include_prompt=False),
+    "router": functools.partial(routed, behind=False),
+    "router behind the pooling": functools.partial(routed, behind=True),
+    "fp16": functools.partial(half, dtype=torch.float16),
+    "bf16": functools.partial(half, dtype=torch.bfloat16),
+    "sharded": sharded,
+    "adapters": adapters,
+    **{f"layout of {n}": functools.partial(layout, version=n) for n in (1, 2, 3, 5)},
+    "layout of 2, lower case": functools.partial(layout, version=2, lower=True),
+    "left padding": kind(name="llama", pooling="lasttoken", of_tokenizer=dict(padding_side="left")),
+    "left padding, mean": kind(name="gpt2", of_tokenizer=dict(padding_side="left")),
+    "left padding, weighted": kind(
+        name="llama", pooling="weightedmean", of_tokenizer=dict(padding_side="left")
+    ),
+    "no pad token": kind(name="gpt2", of_tokenizer=dict(pad_token=None)),
+    "no pad token, no EOS": kind(name="gpt2", of_tokenizer=NO_SPECIAL),
+    "truncated on the left": kind(of_tokenizer=dict(truncation_side="left")),
+    **{f"no limit, {name}": functools.partial(limits, name=name, limit=None) for name in BERTS},
+    **{f"limit of 512, {name}": functools.partial(limits, name=name, limit=512) for name in BERTS},
+    "limit of 512, gpt2": functools.partial(limits, name="gpt2", limit=512),
+    "prompts query, passage": kind(prompts={"query": "query: ", "passage": "passage: "}),
+    "prompts query, corpus": kind(prompts={"query": "query: ", "corpus": "passage: "}),
+    "prompt of queries": kind(prompts={"query": "Find: "}),
+    "default prompt": kind(prompts={"task": "Task: "}, default_prompt_name="task"),
+    "no prompts": kind(prompts=None),
+    "table": table,
+    "table, Normalize": lambda folder, tokenizer: table(folder, tokenizer, modules.Normalize()),
+    "table, truncated": functools.partial(table, truncate_dim=6, prompts=PROMPTS),
+    "table, fp16": functools.partial(table, dtype=torch.float16),
+    "table, Dense": lambda folder, tokenizer: table(folder, tokenizer, dense(nn.Tanh())),
+    "words": lambda folder, _: words(folder),
+    "LSTM": lambda folder, _: words(folder, modules.LSTM(WIDTH, WIDTH // 2)),
+    "CNN": lambda folder, _: words(folder, modules.CNN(WIDTH, WIDTH // 2, kernel_sizes=[1, 3])),
+}
