@@ -287,3 +287,14 @@ def test_verbs_take_prompts(succeeds, refused, tiny_tokenizer, tmp_path):
     encoder = load_encoder(folder, "fp32", prompts=("Find:", "Text:"))
     expected = encoder.encode_passages([row["text"] for row in stored])
     np.testing.assert_allclose([row["vector"] for row in stored], expected, atol=0.05)  # bf16
+
+
+def test_a_limit_beyond_the_positions_is_told(tiny_tokenizer, tmp_path, caplog):
+    caplog.set_level("INFO", "revela")
+    KINDS["limit of 512, roberta"](tmp_path / "model", tiny_tokenizer)
+    assert load_retriever(tmp_path / "model").max_seq_length == 63  # its padding has row 0
+    (said,) = [line for line in caplog.messages if "positions" in line]
+    assert "has 63 positions, fewer than its limit of 512 tokens: it reads 63 tokens" in said
+    (tmp_path / "other").mkdir()
+    KINDS["no limit, roberta"](tmp_path / "other" / "model", tiny_tokenizer)
+    assert load_retriever(tmp_path / "other" / "model").max_seq_length == 63
