@@ -177,8 +177,8 @@ def limit_tokens(transformer: modules.Transformer) -> None:
         return
     if limit is not None and limit < NO_LIMIT:
         logging.getLogger(__name__).info(
-            f"{transformer.model.name_or_path} has {positions:,} positions, fewer than its limit of "
-            f"{limit:,} tokens: it reads {positions:,} tokens of a text"
+            f"{transformer.model.name_or_path} has {positions:,} positions, fewer than its limit "
+            f"of {limit:,} tokens: it reads {positions:,} tokens of a text"
         )
     transformer.max_seq_length = positions
 
