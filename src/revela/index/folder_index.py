@@ -28,6 +28,7 @@ from revela.index.manifest import FORMAT, INFO, is_finished, read_info
 from revela.index.sources import FILE, Sources
 from revela.index.sync import Scan, Synced, absolute, make, sync
 from revela.model_files import fingerprint, name_of, resolve
+from revela.retriever import load
 from revela.settings import OFFLINE_EMBEDDER, Indexing
 from revela.silence import duration
 from revela.types import Hits
@@ -72,7 +73,6 @@ def open_any(
         place = _place(path.resolve(), folder, settings)
         with writing(place.parent, wait=True):
             index = _synced(path, folder, settings, place, progress, options)
-            index.keep_copy()
         os.utime(place / FILE)  # when it was used last
     else:
         temporary = tempfile.TemporaryDirectory(prefix="revela-")
@@ -111,6 +111,7 @@ def _synced(
         index = Index.open(place, model, **options)
         synced, report = sync(index, [path], READING, wait=True, **how)
     else:
+        load.keep_graph(model)
         scan = Scan([path], READING)
         made, synced = make(scan, lambda _: Index.create(place, model, settings=settings), **how)
         report, index = scan.report, Index.open(place, model, encoder=made.encoder, **options)

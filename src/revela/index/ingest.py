@@ -71,7 +71,9 @@ def describe(
     """The manifest of a new index."""
     width = encoder.encode_passages(["."]).shape[1]
     width = min(width, settings.dimensions or width)
-    return Info(str(model.resolve()), fingerprint(model), width, settings, metadata)
+    precision = str(getattr(encoder, "precision", ""))
+    made: Any = dict(precision=precision)
+    return Info(str(model.resolve()), fingerprint(model), width, settings, metadata, **made)
 
 
 def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:

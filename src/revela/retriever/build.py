@@ -19,7 +19,7 @@ from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
 from revela.errors import RevelaError, first_line
-from revela.model_files import SAVE_AGAIN, check_safetensors
+from revela.model_files import SAVE_AGAIN, check_retriever
 from revela.retriever.routes import has_routes
 from revela.retriever.static_trainable import make_trainable
 from revela.settings import Recipe
@@ -36,15 +36,7 @@ def load_retriever(folder: Path | str, device: str | None = None) -> SentenceTra
     """Open a saved retriever, or any Sentence-Transformers folder, in fp32, whatever its weights
     are stored in; on a GPU if there is one and no ``device`` is named.
     """
-    if not (Path(folder) / "modules.json").is_file():
-        reason = f"{folder} is not a Sentence-Transformers folder: it has no modules.json"
-        if (Path(folder) / "config.json").is_file():
-            reason += (
-                f"; if it is a language model, make a retriever of it by revela fit TEXT --model "
-                f"{folder} --out RETRIEVER"
-            )
-        raise RevelaError(reason)
-    check_safetensors(Path(folder))
+    check_retriever(Path(folder))
     try:
         with loading_bar(Path(folder)):
             model = SentenceTransformer(str(folder), device=device, local_files_only=True)
