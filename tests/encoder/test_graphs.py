@@ -86,7 +86,7 @@ def test_modules_after_the_pooling(activation, tiny_tokenizer, tmp_path):
         modules.LayerNorm(32),
         modules.Dense(32, 16, bias=False, activation_function=torch.nn.Identity()),
     ]
-    how = dict(after=after, truncate_dim=12, prompts={"query": "q: ", "passage": "p: "})
+    how = dict(after=after, truncate_dim=12, prompts={"query": "q: ", "document": "p: "})
     folder = make(tmp_path, tiny_tokenizer, pooling=("cls", "max"), **how)
     encoder = load_encoder(folder, "fp32")
     assert isinstance(encoder, GraphEncoder) and encoder.encode_queries(["a"]).shape == (1, 12)
@@ -272,7 +272,7 @@ def test_a_folder_s_own_onnx_file_is_read(tiny_lm_folder, tmp_path, monkeypatch)
     (folder / "onnx").mkdir()
     ids, axes = torch.ones(2, 7, dtype=torch.long), {0: "batch", 1: "length"}
     program = torch.onnx.export(
-        States().eval(), (ids, ids), dynamo=True, verbose=False, output_names=["last_hidden_state"],
+        States().eval(), (ids, torch.ones_like(ids)), dynamo=True, verbose=False, output_names=["last_hidden_state"],
         input_names=["input_ids", "attention_mask"], dynamic_shapes=(axes, axes),
     )  # fmt: skip
     program.save(folder / "onnx" / "model.onnx")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from revela.cli.flags import Out
+from typing import Annotated
+
+from revela.cli.flags import PROMPTS, Flat, Out, PromptFlags
 from revela.cli.main import app
 from revela.errors import RevelaError
 
 
 @app.command
-def export(model: str, *, out: Out) -> None:
+def export(model: str, *, out: Out, prompts: Annotated[PromptFlags, Flat] = PROMPTS) -> None:
     """Export a retriever to ONNX: a graph from token ids to unit vectors, checked against torch,
     with its tokenizer.json.
 
@@ -28,6 +30,6 @@ def export(model: str, *, out: Out) -> None:
     from revela.silence import silence_libraries
 
     silence_libraries()
-    difference = export_onnx(load_retriever(resolve(model)), out)
+    difference = export_onnx(load_retriever(resolve(model), prompts=prompts.given), out)
     size = sum(file.stat().st_size for file in out.glob(f"{EXPORT}*")) / 1e6
     print(f"{out / EXPORT}: {size:,.0f} MB; differs from torch's vectors by {difference:.0e}")

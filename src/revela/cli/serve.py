@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from cyclopts import Parameter
 
-from revela.cli.flags import Flat
+from revela.cli.flags import PROMPTS, Flat, PromptFlags
 from revela.cli.main import app
 from revela.errors import RevelaError, extra
 from revela.memory import freed_memory
@@ -33,6 +33,7 @@ def serve(
     token_file: Path | None = None,
     name: str | None = None,
     model: str | None = None,
+    prompts: Annotated[PromptFlags, Flat] = PROMPTS,
     weight: float | None = None,
     lm: str | None = None,
     precision: Precision = "auto",
@@ -90,7 +91,7 @@ def serve(
     from revela.index.sync import kept_in_step
     from revela.model_files import name_of
 
-    how: Any = dict(precision=precision, weight=weight)
+    how: Any = dict(precision=precision, weight=weight, prompts=prompts.given)
     index = open_any(index_folder, model, cached=not no_cache, progress=True, **how)
     folder, encoder = index.model_folder, cast("Loaded", index.encoder)
     reranker = None

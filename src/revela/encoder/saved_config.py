@@ -41,13 +41,6 @@ def trained_dimensions(folder: Path) -> list[int]:
     return dimensions if isinstance(dimensions, list) else []
 
 
-def prompts_of(folder: Path) -> tuple[str, str]:
-    """The prompts of queries and passages."""
-    prompts = read_config(folder).get("prompts") or {}
-    passage = prompts.get("document") or prompts.get("passage") or ""
-    return prompts.get("query") or "", passage
-
-
 def words_to_vectors_of(folder: Path) -> float:
     """The minimum odds of words over vectors in fused search (index/calibration.py)."""
     odds = read_config(folder).get(WORDS_TO_VECTORS)

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from revela.encoder.prompts import OWN, Given, prompts_of
 from revela.encoder.saved_config import words_to_vectors_of
 from revela.encoder.token_counter import TokenCounter
 from revela.encoder.weights import Weights, fp32
@@ -80,7 +81,9 @@ class StaticEncoder:
             tokenizer.enable_truncation(self._limit)
 
     @classmethod
-    def load(cls, folder: Path, max_tokens: int | None = None) -> StaticEncoder:
+    def load(
+        cls, folder: Path, max_tokens: int | None = None, prompts: Given = OWN
+    ) -> StaticEncoder:
         """Open a folder that ``is_static``; raises RevelaError if it is damaged."""
         from tokenizers import Tokenizer
 
@@ -88,7 +91,7 @@ class StaticEncoder:
         assert inside is not None
         try:
             about = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
-            prompts, width = about.get("prompts") or {}, about.get("truncate_dim")
+            width = about.get("truncate_dim")
             tokenizer = Tokenizer.from_file(str(inside / "tokenizer.json"))
             table_VD = _table(inside)[:, :width]
             if tokenizer.get_vocab_size() > len(table_VD):
@@ -96,8 +99,7 @@ class StaticEncoder:
             return cls(
                 table_VD,
                 tokenizer,
-                prompts.get("query") or "",
-                prompts.get("document") or prompts.get("passage") or "",
+                *prompts_of(folder, prompts),
                 max_tokens,
                 str(folder),
                 words_to_vectors_of(folder),

@@ -16,6 +16,7 @@ import numpy as np
 
 from revela.corpus.spool import arrow_list
 from revela.embedded import EMBEDDED, is_installed
+from revela.encoder.prompts import prompts_set
 from revela.errors import RevelaError
 from revela.evaluation.evaluate import Outcome
 from revela.evaluation.label_free import (
@@ -293,7 +294,8 @@ def encoder_of(candidate: Candidate, data: TrainingSet) -> Encoder:
 
     recipe, folder = data.recipe, resolve(candidate.model)
     if candidate.kind == "embedder":
-        return load_encoder(folder, recipe.training.precision)
+        prompts = prompts_set(recipe.retriever.query_prompt, recipe.retriever.passage_prompt)
+        return load_encoder(folder, recipe.training.precision, prompts=prompts)
     if candidate.kind == "table":
         how: Any = dict(language=recipe.corpus.language, seed=recipe.training.seed)
         return tables(folder, data.documents, data.held_out, **how)[1].encoder()

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from revela.encoder.prompts import OWN, Given, Prompts, check_prompts, named_prompts
 from revela.encoder.saved_config import check_dimensions
 from revela.errors import RevelaError
 from revela.files import writing
@@ -101,6 +102,7 @@ class Index:
         context: Choice | None = None,
         encoder: TokenEncoder | None = None,
         lm: str | Path = OFFLINE_MODEL,
+        prompts: Given = OWN,
     ) -> Index:
         """Make an empty index; or open what a killed run left of one with the same settings.
 
@@ -114,6 +116,8 @@ class Index:
                 the one it was saved with. It cannot be changed later.
             encoder: of ``model``, if it is loaded already.
             lm: language model of ``search(rerank="heads")``.
+            prompts: of queries and of passages, in place of the model's own (None); those of
+                ``encoder``, if it was loaded with others.
         """
         from revela.index.contexts import Context, slots_of
         from revela.index.ingest import describe
@@ -124,8 +128,8 @@ class Index:
         if encoder is None:
             from revela.retriever.load import load_encoder
 
-            encoder = load_encoder(path, "auto")
-        info = describe(path, encoder, settings, metadata or {})
+            encoder = load_encoder(path, "auto", prompts=prompts)
+        info = describe(path, encoder, settings, metadata or {}, prompts)
         chosen = Context.of("saved" if context is None else context)
         has_none = chosen.kind == "saved" and not slots_of(encoder)
         return cls.begin(Path(folder), info, encoder, lm, None if has_none else chosen)
@@ -170,6 +174,7 @@ class Index:
         lm: str | Path = OFFLINE_MODEL,
         weight: float | None = None,
         default_rerank: Rerank | None = None,
+        prompts: Given = OWN,
     ) -> Index:
         """Open an index. Its retriever is loaded when it is first needed.
 
@@ -184,6 +189,7 @@ class Index:
                 for each query by what the index has measured.
             default_rerank: re-ranker of searches that name none, where scores are cosines or fused
                 by score.
+            prompts: other ones than the index was made with are refused.
         """
         check_weight(weight)
         folder = Path(folder)
@@ -206,6 +212,8 @@ class Index:
                 table.settle()
         if model is not None:
             _ = index.model_folder  # refuses a model that did not make the index
+        if prompts != OWN:
+            check_prompts(index.prompts, prompts, folder)
         return index
 
     @cached_property
@@ -220,13 +228,19 @@ class Index:
         return folder
 
     @property
+    def prompts(self) -> Prompts:
+        """What its retriever reads before queries and before passages."""
+        made = self.info.prompts
+        return named_prompts(self.model_folder) if made is None else made
+
+    @property
     def encoder(self) -> TokenEncoder:
         """The index's retriever, with the index's context; loaded when first needed."""
         if self._encoder is None:
             from revela.retriever.load import load_encoder
 
             precision = self.info.encodes_in if self._precision == "auto" else self._precision
-            self._encoder = load_encoder(self.model_folder, precision)
+            self._encoder = load_encoder(self.model_folder, precision, prompts=self.prompts)
         if self.context is None:
             return self._encoder
         from revela.index.contexts import conditioned

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from revela.encoder.processor import has_bf16, has_gpu
+from revela.encoder.prompts import Prompts
 from revela.errors import RevelaError
 from revela.files import LOCK, atomic_write, hidden_prefix
 from revela.index.language import CORPUS_WORDS, Analyzer, FormerEnglish, Terms
@@ -103,6 +104,7 @@ class Info:
     calibration: Calibration = field(default_factory=Calibration)
     precision: str = ""  # that the vectors were made in; "" in those of earlier versions
     context: Mapping[str, Any] | None = None  # ``Context.about``, and the digest of its rows
+    prompts: Prompts | None = None  # None: made by a version that read those of the folder
 
     def analyzer(self, cache_size: int = CORPUS_WORDS) -> Terms:
         """What splits passages and queries into terms."""
@@ -142,6 +144,8 @@ def read_info(folder: Path) -> Info:
             measured = {"version": 1, **content.get("calibration", {})}
             measured["scores"] = {k: tuple(v) for k, v in measured.get("scores", {}).items()}
             content["calibration"] = Calibration(**measured)
+            if content.get("prompts") is not None:
+                content["prompts"] = Prompts(*content["prompts"])
             return Info(**{**content, "settings": Indexing(**content["settings"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RevelaError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from revela.encoder.graph_encoder import GraphEncoder
 from revela.encoder.graphs import export_folder, open_graph
 from revela.encoder.processor import has_gpu, has_torch
-from revela.encoder.saved_config import prompts_of
+from revela.encoder.prompts import OWN, Given, prompts_of
 from revela.encoder.static_encoder import StaticEncoder, is_static
 from revela.errors import RevelaError, extra, first_line
 from revela.model_files import check_retriever, fingerprint
@@ -24,7 +24,10 @@ log = logging.getLogger(__name__)
 
 
 def load_encoder(
-    folder: Path, precision: Precision = "auto", max_tokens: int | None = None
+    folder: Path,
+    precision: Precision = "auto",
+    max_tokens: int | None = None,
+    prompts: Given = OWN,
 ) -> Loaded:
     """Open a saved retriever, or any Sentence-Transformers folder, for encoding.
 
@@ -33,15 +36,16 @@ def load_encoder(
         precision: arithmetic; "auto" is what the hardware is fast in. With a GPU and torch, that
             is torch's bf16 there.
         max_tokens: truncate texts here instead of at the model's own limit.
+        prompts: that a user gives.
 
     Raises:
         RevelaError: the folder is not one, is damaged, or needs torch, which is not installed.
     """
     check_retriever(folder)
     if is_static(folder):
-        return StaticEncoder.load(folder, max_tokens)
+        return StaticEncoder.load(folder, max_tokens, prompts)
     if precision == "int8" or not has_gpu():
-        encoder = open_graph(folder, precision, max_tokens, prompts_of(folder))
+        encoder = open_graph(folder, precision, max_tokens, prompts_of(folder, prompts))
         if encoder is not None:
             return encoder
         if precision == "int8":
@@ -50,10 +54,10 @@ def load_encoder(
             )
     with extra("train", f"{folder}, a model that only torch reads,"):
         from revela.retriever.encode import RetrieverEncoder
-    return RetrieverEncoder.load(folder, precision, max_tokens)
+    return RetrieverEncoder.load(folder, precision, max_tokens, prompts)
 
 
-def keep_graph(folder: Path, precision: Precision = "auto") -> None:
+def keep_graph(folder: Path) -> None:
     """Export a retriever that has no graph, once, so that no later run needs torch for it; one that
     cannot be exported stays with torch, which is only logged.
     """
