@@ -32,12 +32,6 @@ def write_page(folder):
     render(Results(), [])
 
 
-def open_onnx(folder):
-    from revela.retriever.onnx_export import OnnxEncoder
-
-    OnnxEncoder(folder)
-
-
 def export_to_onnx(folder):
     from revela.retriever.onnx_export import export_onnx
 
@@ -72,8 +66,7 @@ def serve_agents(folder):
     [
         ("report", "matplotlib", draw_curves),
         ("report", "jinja2", write_page),
-        ("onnx", "onnxruntime", open_onnx),
-        ("onnx", "onnxscript", export_to_onnx),
+        ("train", "onnxscript", export_to_onnx),
         ("embedded", "gguf", convert_gguf),
         ("benchmarks", "mteb", import_benchmarks),
         ("ray", "ray", connect_to_ray),

@@ -140,12 +140,12 @@ def trained(folder):
 @pytest.mark.parametrize("name", ["LayerNorm", "left padding", "limit of 512, roberta"])
 def test_export(name, tiny_tokenizer, tmp_path):
     pytest.importorskip("onnxruntime")
-    from revela.retriever.onnx_encoder import OnnxEncoder
+    from revela.encoder.graphs import open_export
     from revela.retriever.onnx_export import export_onnx
 
     KINDS[name](tmp_path / "model", tiny_tokenizer)
     export_onnx(load_retriever(tmp_path / "model"), tmp_path / "onnx")
-    assert_same(of_encoder(OnnxEncoder(tmp_path / "onnx")), stock(tmp_path / "model"))
+    assert_same(of_encoder(open_export(tmp_path / "onnx")), stock(tmp_path / "model"))
 
 
 @pytest.mark.parametrize("name", ["two Dense", "router", "table, truncated"])

@@ -23,13 +23,13 @@ def export(model: str, *, out: Out, prompts: Annotated[PromptFlags, Flat] = PROM
     """
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
+    from revela.encoder.graphs import EXPORT
     from revela.model_files import resolve
     from revela.retriever.build import load_retriever
-    from revela.retriever.onnx_encoder import MODEL
     from revela.retriever.onnx_export import export_onnx
     from revela.silence import silence_libraries
 
     silence_libraries()
     difference = export_onnx(load_retriever(resolve(model), prompts=prompts.given), out)
-    size = sum(file.stat().st_size for file in out.glob(f"{MODEL}*")) / 1e6
-    print(f"{out / MODEL}: {size:,.0f} MB; differs from torch's vectors by {difference:.0e}")
+    size = sum(file.stat().st_size for file in out.glob(f"{EXPORT}*")) / 1e6
+    print(f"{out / EXPORT}: {size:,.0f} MB; differs from torch's vectors by {difference:.0e}")

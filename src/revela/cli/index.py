@@ -127,8 +127,6 @@ def index(
     if added.cut:
         were = "chunk was" if added.cut == 1 else "chunks were"
         print(f"{added.cut:,} {were} longer than the model reads, and cut by its tokenizer")
-    if added.chunks and engine.engine == "local":
-        opened.keep_copy()
 
 
 def _check_sync(sync: bool, yes: bool, append: bool, engine: Engine) -> None:
@@ -301,13 +299,14 @@ class Job:
         from revela.index.contexts import chosen_for
         from revela.index.index import Index
         from revela.model_files import resolve
-        from revela.retriever.load import load_encoder
+        from revela.retriever.load import keep_graph, load_encoder
 
-        model = choose(documents)
-        encoder = load_encoder(resolve(model), self.precision, prompts=self.prompts)
+        folder = resolve(choose(documents))
+        keep_graph(folder)
+        encoder = load_encoder(folder, self.precision, prompts=self.prompts)
         known = chosen_for(encoder, self.context, documents, self.settings.chunk_words)
         given: Any = dict(context=known, encoder=encoder, prompts=self.prompts)
-        return Index.create(self.out, model, columns, self.settings, **given)
+        return Index.create(self.out, folder, columns, self.settings, **given)
 
 
 def _delete(out: Path, ids: list[str]) -> None:

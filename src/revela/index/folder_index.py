@@ -29,6 +29,7 @@ from revela.index.manifest import FORMAT, INFO, is_finished, read_info
 from revela.index.sources import FILE, Sources
 from revela.index.sync import Scan, Synced, absolute, make, sync
 from revela.model_files import fingerprint, name_of, resolve
+from revela.retriever import load
 from revela.settings import OFFLINE_EMBEDDER, Indexing
 from revela.silence import duration
 from revela.types import Hits
@@ -76,7 +77,6 @@ def open_any(
         place = _place(path.resolve(), folder, settings, options["prompts"])
         with writing(place.parent, wait=True):
             index = _synced(path, folder, settings, place, progress, options)
-            index.keep_copy()
         os.utime(place / FILE)  # when it was used last
     else:
         temporary = tempfile.TemporaryDirectory(prefix="revela-")
@@ -122,6 +122,7 @@ def _synced(
         index = Index.open(place, model, **options)
         synced, report = sync(index, [path], READING, wait=True, **how)
     else:
+        load.keep_graph(model)
         scan = Scan([path], READING)
 
         def create(_: object) -> Index:

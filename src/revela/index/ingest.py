@@ -76,9 +76,10 @@ def describe(
     """The manifest of a new index; ``prompts`` are those that the encoder was loaded with."""
     width = encoder.encode_passages(["."]).shape[1]
     width = min(width, settings.dimensions or width)
-    known = prompts_of(model, prompts)
+    precision = str(getattr(encoder, "precision", ""))
+    known: Any = dict(prompts=prompts_of(model, prompts), precision=precision)
     made = str(model.resolve()), fingerprint(model), width, settings, metadata
-    return Info(*made, prompts=known)
+    return Info(*made, **known)
 
 
 def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:

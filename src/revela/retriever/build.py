@@ -21,7 +21,7 @@ from torch import nn
 
 from revela.encoder.prompts import DECODER, OWN, Given, prompts_of, prompts_set
 from revela.errors import RevelaError, first_line
-from revela.model_files import SAVE_AGAIN, check_safetensors, modules_of
+from revela.model_files import SAVE_AGAIN, check_retriever, modules_of
 from revela.retriever.lora import merged
 from revela.retriever.routes import has_routes
 from revela.retriever.static_trainable import make_trainable
@@ -50,15 +50,7 @@ def load_retriever(
     """Open a saved retriever, or any Sentence-Transformers folder, in fp32, whatever its weights
     are stored in; on a GPU if there is one and no ``device`` is named. ``prompts`` replace its own.
     """
-    if not (Path(folder) / "modules.json").is_file():
-        reason = f"{folder} is not a Sentence-Transformers folder: it has no modules.json"
-        if (Path(folder) / "config.json").is_file():
-            reason += (
-                f"; if it is a language model, make a retriever of it by revela fit TEXT --model "
-                f"{folder} --out RETRIEVER"
-            )
-        raise RevelaError(reason)
-    check_safetensors(Path(folder))
+    check_retriever(Path(folder))
     has_adapters = any((place / ADAPTERS).is_file() for _, place in modules_of(Path(folder)))
     try:
         with loading_bar(Path(folder)):

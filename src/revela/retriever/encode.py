@@ -141,6 +141,11 @@ class RetrieverEncoder:
         encoder.words_to_vectors = words_to_vectors_of(folder)
         return encoder
 
+    @property
+    def precision(self) -> str:
+        """ "bf16" or "fp32"."""
+        return "bf16" if self.bf16 else "fp32"
+
     def with_context(self, rows: Tensor | Callable[[], Tensor]) -> RetrieverEncoder:
         """The same encoder with another context (J, D) in its slots, or a function that gives it
         whenever texts are encoded. Both encoders may be used by turns.
