@@ -24,7 +24,8 @@ def suited_model(texts: Sequence[str]) -> tuple[str, str]:
     share = sum(others.values())
     if share < MIN_SHARE:
         return MINILM, "the text is English"
-    return E5, f"{share:.0%} of the text is not English ({', '.join([*others][:3])})"
+    named = [code for code in others if others[code] >= MIN_SHARE] or [*others]
+    return E5, f"{share:.0%} of the text is not English ({', '.join(named[:3])})"
 
 
 def installed_model(suited: str, why: str = "") -> str:
