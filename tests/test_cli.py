@@ -242,10 +242,7 @@ def test_bad_corpora_are_one_sentence_and_leave_nothing(
         (["train", "{tmp}", "--out {tmp}/o --language klingon"], '"klingon" is not known'),
         (["eval", "x", "--on {tmp} --language en+de"], "are written in one script"),
         (["search", "{tmp}", "x", "--weight 1.5"], "give the vectors' share, from 0"),
-        (
-            ["index", "{tmp}", "--out {tmp}/index"],
-            "give the retriever that makes the vectors as --model",
-        ),
+        (["index", "{tmp}", "--out {tmp}/index"], "no document found"),
         (["index", "--out {tmp}/index"], "give a corpus to index"),
         (["index", "{tmp}", "--out {tmp} --append"], "is not an index"),
         *(

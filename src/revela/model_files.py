@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
+import re
 from pathlib import Path
 
 from revela.embedded import EMBEDDED, cache_folder, embedded_folder, log_once
@@ -26,6 +28,8 @@ SAVE_AGAIN = (
     "only safetensors are read, so open it in the library that made it and save it again by "
     "save_pretrained, or give another model"
 )
+# In names of tensors: of embedding tables, and of the layer that gives tokens.
+TABLES = re.compile(r"embed|\bwte\b|\bwpe\b|\bshared\b|lm_head")
 DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 commits: dict[str, str] = {}
@@ -132,6 +136,18 @@ def check_safetensors(folder: Path) -> None:
     for place in {folder, *(place for _, place in modules_of(folder))}:
         if any(place.glob("pytorch_model*.bin")) and not any(place.glob("*.safetensors")):
             raise RevelaError(f"{place} has its weights in pytorch_model.bin alone: {SAVE_AGAIN}")
+
+
+def weights_of(folder: Path) -> int:
+    """Number of weights of a model outside embedding tables, by the headers of its safetensors."""
+    count = 0
+    for place in {folder, *(place for _, place in modules_of(folder))}:
+        for file in place.glob("*.safetensors"):
+            with file.open("rb") as handle:
+                header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
+            tensors = ((name, tensor) for name, tensor in header.items() if "shape" in tensor)
+            count += sum(math.prod(t["shape"]) for name, t in tensors if not TABLES.search(name))
+    return count
 
 
 def name_of(folder: Path) -> str:

@@ -5,6 +5,7 @@ and nothing is judged on what it was fitted to.
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from conftest import make_rows
 from revela import RevelaError, choose_model
 from revela.evaluation import choose_model as choosing
 from revela.evaluation.choose_model import Candidate, candidates_of, chosen_by
+from revela.model_files import weights_of
 from revela.types import Document
 
 TOPICS, SHARED = 150, 4
@@ -135,17 +137,25 @@ def test_candidates_are_judged_on_documents_that_they_were_not_made_of(
 def test_too_little_text_is_said(tiny_lm_folder, tiny_bert_folder, monkeypatch):
     rows = [Document(row["_id"], row["text"]) for row in make_rows(20)]
     lm, bert = str(tiny_lm_folder), str(tiny_bert_folder)
-    for default, chosen in ((lm, Candidate(lm, "table")), (bert, Candidate(bert, "embedder"))):
-        monkeypatch.setattr(choosing, "OFFLINE_EMBEDDER", default if default == bert else "another")
-        monkeypatch.setattr(choosing, "detect", lambda texts: "en+ru")
+    suited = {"": lm, "the text is English": bert}
+    for why, name in suited.items():
+        monkeypatch.setattr(choosing, "suited_model", lambda texts, m=name, w=why: (m, w))
         choice = choose_model(rows, [lm, bert])
-        assert choice.candidate == chosen and not choice.queries
+        assert choice.candidate == Candidate(name, "table" if name == lm else "embedder")
+        assert not choice.queries and choice.why.endswith(f" is taken, as {why}")
         assert choice.why.startswith("the text gives 6 queries, too few to compare models by: ")
-    monkeypatch.setattr(choosing, "detect", lambda texts: "ru+en")
+    monkeypatch.setattr(choosing, "suited_model", lambda texts: ("another", "it is Russian"))
     assert choose_model(rows, [lm, bert]).candidate == Candidate(lm, "table")
     assert choose_model([], [lm, bert]).candidate.kind == "table"
     only = choose_model(rows, [bert])
     assert only.candidate.model == bert and only.why == f"{bert} is all there is to choose from"
+
+
+def test_an_embedder_costs_what_its_layers_weigh(tiny_bert_folder, tmp_path):
+    layers = SentenceTransformer(str(tiny_bert_folder)).state_dict()
+    own = sum(weight.numel() for name, weight in layers.items() if "embeddings" not in name)
+    assert weights_of(tiny_bert_folder) == own > 0
+    assert weights_of(Path(static_retriever(tmp_path / "table", knows=True))) == 0
 
 
 def test_what_can_be_chosen(tiny_lm_folder, tiny_bert_folder):

@@ -68,9 +68,10 @@ def index(
     out:
         Folder of the index.
     model:
-        The retriever: a Sentence-Transformers folder, a hub id or embedded:minilm-l6. With
-        --append, by default the one that made the index. auto: the one that suits the text, as it
-        is found without labels, of the installed ones and of those that auto:NAME,NAME names;
+        The retriever: a Sentence-Transformers folder, a hub id or an embedded model. By default
+        embedded:minilm-l6 for English text, and embedded:e5-small for other languages and
+        mixtures; with --append the one that made the index. auto: the one that suits the text, as
+        it is found without labels, of the installed ones and of those that auto:NAME,NAME names;
         what is made of a language model is saved beside the index, in OUT-model.
     append:
         Add to the index; documents whose id is there already are replaced.
@@ -240,7 +241,7 @@ class Job:
 
     def chooser(self) -> Choose:
         """What names the model of a new index: the one that is given or that a killed run has
-        begun with, or with auto the one that suits the documents.
+        begun with; or the one that suits the documents, by their languages or as auto finds it.
 
         Raises:
             RevelaError: the folder is taken, or no model can be named.
@@ -251,12 +252,13 @@ class Job:
         if self.context is not None:
             Context.of(self.context)  # refuses a file that is none
         begun = unfinished_in(self.out)  # refuses a folder that is taken
-        if self.model is None:
-            raise RevelaError("give the retriever that makes the vectors as --model")
-        names = named_by_auto(self.model)
-        if names is not None and begun is None:
-            return self.chooser_of(names)
-        model = self.model if names is None or begun is None else begun.model
+        names = named_by_auto(self.model) if self.model else None
+        if self.model and names is None:
+            model = self.model
+        elif begun is not None:
+            model = begun.model
+        else:
+            return by_language if names is None else self.chooser_of(names)
         return lambda _: model
 
     def chooser_of(self, names: Sequence[str]) -> Choose:
@@ -307,6 +309,19 @@ class Job:
         known = chosen_for(encoder, self.context, documents, self.settings.chunk_words)
         given: Any = dict(context=known, encoder=encoder, prompts=self.prompts)
         return Index.create(self.out, folder, columns, self.settings, **given)
+
+
+def by_language(documents: Sequence[Document]) -> str:
+    """The embedder that suits the languages of documents."""
+    from revela.corpus.spool import LazyTexts
+    from revela.index.build_on_ray import SurveyedCorpus
+    from revela.index.default_model import installed_model, suited_model
+
+    if isinstance(documents, SurveyedCorpus):
+        texts: Sequence[str] = documents.first_texts()
+    else:
+        texts = LazyTexts(documents, lambda document: document.full_text)
+    return installed_model(*suited_model(texts))
 
 
 def _delete(out: Path, ids: list[str]) -> None:

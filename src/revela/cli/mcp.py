@@ -59,8 +59,7 @@ def mcp(
     token_file:
         File with that token.
     model:
-        The retriever, if it has moved since the index was made; of a folder of text, what makes
-        its vectors.
+        As for search.
     """
     token = token_of(token_env, token_file)
     if token and http is None:

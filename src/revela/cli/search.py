@@ -75,7 +75,8 @@ def search(
         Filter in SQL over the index's metadata, id and title: "year > 2020 and lang = 'en'".
     model:
         The retriever, if it has moved since the index was made; for a folder of files, that which
-        makes the index (embedded:minilm-l6).
+        makes the index: by default embedded:minilm-l6 for English text, and embedded:e5-small for
+        other languages and mixtures.
     min_score:
         Leave out documents of a lower score. revela index says below which score most wrong
         first hits lie.

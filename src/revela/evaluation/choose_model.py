@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from revela.corpus.spool import arrow_list
+from revela.corpus.spool import LazyTexts, arrow_list
 from revela.embedded import EMBEDDED, is_installed
 from revela.encoder.prompts import prompts_set
 from revela.errors import RevelaError
@@ -29,9 +29,10 @@ from revela.evaluation.label_free import (
     with_bm25,
 )
 from revela.evaluation.significance import MEASURE, standings
+from revela.index.default_model import suited_model
 from revela.index.language import Analyzer, detect
-from revela.model_files import resolve
-from revela.settings import OFFLINE_EMBEDDER, Indexing, Recipe
+from revela.model_files import resolve, weights_of
+from revela.settings import Indexing, Recipe
 from revela.silence import silence_libraries
 from revela.types import Document, Encoder, evenly_spaced, refuse_text
 
@@ -186,7 +187,7 @@ def _choose(available: Sequence[Candidate], data: TrainingSet, chunk_words: int)
     """Make every candidate, and score it on the held-out documents."""
     language, (test, enough) = data.recipe.corpus.language, _sentences(data, chunk_words)
     if not enough:
-        return _default(available, language, _count(test))
+        return _default(available, data, _count(test))
     queries, weights = _score(available, HeldOutCheck(test, language), data)
     chosen, why = chosen_by(queries, weights)
     return Choice(next(c for c in available if str(c) == chosen), why, queries, weights)
@@ -216,7 +217,7 @@ def _score(
     log.info(f"{_mean(queries[BM25]):.3f} BM25 alone")
     for candidate in candidates:
         encoder, name = encoder_of(candidate, data), str(candidate)
-        queries[name], weights[name] = check.queries(encoder), _weights(encoder)
+        queries[name], weights[name] = check.queries(encoder), _weights(candidate, encoder)
         alone = _mean(queries[name], fused=False)
         log.info(f"{_mean(queries[name]):.3f} {name} (without BM25 {alone:.3f})")
     return queries, weights
@@ -284,7 +285,6 @@ def _candidates(names: Sequence[str], kinds: Sequence[Kind]) -> list[Candidate]:
 
 def encoder_of(candidate: Candidate, data: TrainingSet) -> Encoder:
     """Make a candidate of the documents that are not held out, as the CLI does."""
-    from revela.corpus.spool import LazyTexts
     from revela.device import compute_device, uses_bf16
     from revela.retriever.build import untrained_retriever
     from revela.retriever.encode import RetrieverEncoder
@@ -314,20 +314,24 @@ def _mean(tasks: Mapping[str, Scores], fused: bool = True) -> float:
     return float(np.concatenate(kept).mean())
 
 
-def _default(available: Sequence[Candidate], language: str, queries: int) -> Choice:
+def _default(available: Sequence[Candidate], data: TrainingSet, queries: int) -> Choice:
     """The choice for a text that gives too few queries."""
-    english = language.split("+")[0] == "en"
-    default = next((c for c in available if english and c.model == OFFLINE_EMBEDDER), None)
+    suited, why = suited_model(LazyTexts(data.documents, lambda document: document.full_text))
+    default = next((c for c in available if c.model == suited), None)
     chosen = default or min(available, key=lambda candidate: KINDS.index(candidate.kind))
     why = (
         f"the text gives {queries} queries, too few to compare models by: {chosen} is taken, as "
-        + ("the text is English" if default else "it costs least")
+        + (why if default else "it costs least")
     )
     return Choice(chosen, why, {}, {})
 
 
-def _weights(encoder: Any) -> int:
-    """Number of weights outside embedding tables."""
+def _weights(candidate: Candidate, encoder: Encoder) -> int:
+    """Number of weights outside embedding tables: of an embedder those in its files, of a fitted
+    language model those of the layers that were kept.
+    """
+    if candidate.kind == "embedder":
+        return weights_of(resolve(candidate.model))
     from torch import nn
 
     modules = encoder.model.modules() if hasattr(encoder, "model") else ()

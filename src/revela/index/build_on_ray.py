@@ -53,7 +53,7 @@ from revela.types import Document, TokenEncoder, Vectors, evenly_spaced, hash64
 
 WAVE = 10**6  # chunks per commit
 FRAGMENTS = 20  # in a wave
-FIRST = 10  # documents of a part that its language is found in
+FIRST = 10  # documents of a part, at least, that its language is found in
 COUNTED = 10**5  # passages whose terms a task counts
 CHARACTERS = 6  # of a word, to guess the chunks of a text
 # A corpus is encoded in so many batches at least, or the last actor works while the others wait;
@@ -124,7 +124,8 @@ class SurveyedCorpus(Sequence[Document]):
         """Of the first documents of some parts, as to reach a later one costs reading up to it."""
         parts = [self.parts[i] for i in evenly_spaced(len(self.parts), SAMPLE // FIRST)]
         documents = (self.reading.documents(part, ReadReport()) for part in parts)
-        return [d.full_text for some in documents for d in itertools.islice(some, FIRST)]
+        count = max(FIRST, SAMPLE // max(1, len(parts)))
+        return [d.full_text for some in documents for d in itertools.islice(some, count)]
 
     @property
     def batch_characters(self) -> int:

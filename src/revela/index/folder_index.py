@@ -1,5 +1,8 @@
 """Search a folder of files, or a file, as if it were an index: its index is made, found or brought
 up to date in the user's cache folder, by path, model and settings.
+
+Where no model is named, the languages of the text choose it (default_model.py). The choice is kept
+by path in the cache, and made again when the index has doubled.
 """
 
 from __future__ import annotations
@@ -11,18 +14,22 @@ import os
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from revela.corpus.load import Reading
-from revela.embedded import cache_folder
+from revela.corpus.spool import LazyTexts
+from revela.embedded import MINILM, cache_folder, is_installed
 from revela.encoder.prompts import OWN, Given, Prompts, named_prompts, prompts_of
 from revela.encoder.static_encoder import gives_tokens
 from revela.errors import RevelaError
-from revela.files import remove_whole, writing
+from revela.files import atomic_write, remove_whole, writing
+from revela.index.default_model import installed_model, suited_model
 from revela.index.fusion import check_weight
 from revela.index.index import Index
 from revela.index.manifest import FORMAT, INFO, is_finished, read_info
@@ -30,12 +37,14 @@ from revela.index.sources import FILE, Sources
 from revela.index.sync import Scan, Synced, absolute, make, sync
 from revela.model_files import fingerprint, name_of, resolve
 from revela.retriever import load
-from revela.settings import OFFLINE_EMBEDDER, Indexing
+from revela.settings import Indexing
 from revela.silence import duration
 from revela.types import Hits
 
 log = logging.getLogger(__name__)
 READING = Reading(max_bad_share=1)  # the log names what cannot be read
+Opening = Callable[..., Index]
+"Opens the index of a text by a model, and what was read of the text."
 
 
 def open_any(
@@ -51,7 +60,8 @@ def open_any(
 
     Args:
         path: of an index, or of text.
-        model: the retriever; by default that of the index, or embedded:minilm-l6 for text.
+        model: the retriever; by default that of the index, or for text embedded:minilm-l6 if it is
+            English, and embedded:e5-small if it is not.
         cached: keep the index of text in the cache; if not, it is removed with the last reference
             to what is returned.
         progress: show a bar.
@@ -69,21 +79,86 @@ def open_any(
         raise RevelaError(
             f"{path} is not an index, and no folder or file of text either: give the path of one"
         )
-    folder = resolve(str(model or OFFLINE_EMBEDDER))
-    settings = Indexing(keep_tokens=gives_tokens(folder))
-    options |= dict(default_rerank="tokens" if settings.keep_tokens else None)
-    options |= dict(prompts=prompts_of(folder, prompts))
+    open_by: Opening = partial(_opened, path, cached, progress, options, prompts)
+    return open_by(str(model)) if model is not None else _opened_by_language(path, cached, open_by)
+
+
+def _opened(
+    path: Path,
+    cached: bool,
+    progress: bool,
+    options: Mapping[str, Any],
+    prompts: Given,
+    model: str,
+    scan: Scan | None = None,
+) -> Index:
+    """The index of a text by a model, up to date; ``scan`` is what was read of it, if it was."""
+    folder, settings = _settings_of(model)
+    options = {**options, "default_rerank": "tokens" if settings.keep_tokens else None}
+    options["prompts"] = prompts_of(folder, prompts)
     if cached:
         place = _place(path.resolve(), folder, settings, options["prompts"])
         with writing(place.parent, wait=True):
-            index = _synced(path, folder, settings, place, progress, options)
+            index = _synced(path, folder, settings, place, progress, options, scan)
         os.utime(place / FILE)  # when it was used last
     else:
         temporary = tempfile.TemporaryDirectory(prefix="revela-")
         place = Path(temporary.name) / "index"
-        index = _synced(path, folder, settings, place, progress, options)
+        index = _synced(path, folder, settings, place, progress, options, scan)
         weakref.finalize(index, temporary.cleanup)
     return index
+
+
+@dataclass(frozen=True)
+class Suited:
+    """The embedder that suits a text, installed or not, and the passages of its index then."""
+
+    model: str
+    passages: int = 0
+
+
+def _opened_by_language(path: Path, cached: bool, open_by: Opening) -> Index:
+    """The index of a text by the embedder that suits its languages."""
+    file = _choice_file(absolute(path))
+    suited, scan, why = _kept_choice(path, file) if cached else None, None, ""
+    if suited is None:
+        scan = Scan([path], READING)
+        scan.check_report()
+        model, why = suited_model(LazyTexts(scan.documents, lambda document: document.full_text))
+        suited = Suited(model)
+    index = open_by(installed_model(suited.model, why), scan)
+    if suited.passages and 2 * suited.passages <= len(index):
+        model, why = suited_model(index.sample())
+        if model != suited.model:
+            index = open_by(installed_model(model, why))
+        suited = Suited(model)
+    if cached and not suited.passages:
+        with atomic_write(file) as temporary:
+            temporary.write_text(json.dumps(asdict(Suited(suited.model, len(index)))))
+    return index
+
+
+def _kept_choice(path: Path, file: Path) -> Suited | None:
+    """What was chosen for a text before, if it was: MiniLM by earlier versions, in any language."""
+    with suppress(OSError, ValueError, TypeError):
+        return Suited(**json.loads(file.read_text(encoding="utf-8")))
+    if not is_installed(MINILM):
+        return None
+    folder, settings = _settings_of(MINILM)
+    place = _place(path.resolve(), folder, settings, named_prompts(folder))
+    return Suited(MINILM) if is_finished(place) else None
+
+
+def _choice_file(source: str) -> Path:
+    """Where the choice of a text's embedder is kept, by its path as ``absolute`` gives it."""
+    digest = hashlib.blake2b(os.fsencode(source), digest_size=8)
+    return cache_folder() / "indices" / f"{digest.hexdigest()}.json"
+
+
+def _settings_of(model: str) -> tuple[Path, Indexing]:
+    """The folder of a model, and how a text is indexed by it."""
+    folder = resolve(model)
+    return folder, Indexing(keep_tokens=gives_tokens(folder))
 
 
 def search(
@@ -113,7 +188,13 @@ def _place(path: Path, model: Path, settings: Indexing, prompts: Prompts) -> Pat
 
 
 def _synced(
-    path: Path, model: Path, settings: Indexing, place: Path, progress: bool, options: Any
+    path: Path,
+    model: Path,
+    settings: Indexing,
+    place: Path,
+    progress: bool,
+    options: Any,
+    scan: Scan | None,
 ) -> Index:
     """The index of a text in its place, up to date."""
     start = time.perf_counter()
@@ -123,7 +204,7 @@ def _synced(
         synced, report = sync(index, [path], READING, wait=True, **how)
     else:
         load.keep_graph(model)
-        scan = Scan([path], READING)
+        scan = scan or Scan([path], READING)
 
         def create(_: object) -> Index:
             return Index.create(place, model, settings=settings, prompts=options["prompts"])
@@ -190,4 +271,5 @@ def clear_cache(path: str | Path | None = None) -> int:
     for cached in found:
         with writing(cached.folder.parent):
             remove_whole(cached.folder)
+            _choice_file(cached.path).unlink(missing_ok=True)
     return sum(cached.bytes for cached in found)
