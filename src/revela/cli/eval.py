@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from revela.cli.flags import Out, Several
 from revela.cli.main import app
 from revela.cli.printing import print_report, print_table, snippet
-from revela.errors import RevelaError
+from revela.errors import RevelaError, extra
 from revela.index.rerankers import Rerank
 from revela.settings import OFFLINE_MODEL, Precision
 
@@ -189,7 +189,9 @@ def _run_benchmarks(
 ) -> dict[str, dict[str, SystemScores]]:
     """Run benchmarks and print them; the scores by "TASK (mteb)" and system."""
     from revela.evaluation.metrics import MAIN, METRICS
-    from revela.evaluation.mteb import evaluate_benchmarks
+
+    with extra("benchmarks", "--benchmark"):
+        from revela.evaluation.mteb import evaluate_benchmarks
 
     tasks, scores = evaluate_benchmarks(models, names, out, max_tokens, precision, context)
     _, *others = METRICS  # the main score of retrieval is nDCG@10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from revela.cli.flags import Out
 from revela.cli.main import app
-from revela.errors import RevelaError
+from revela.errors import RevelaError, extra
 
 
 @app.command
@@ -21,10 +21,11 @@ def export(model: str, *, out: Out) -> None:
     """
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
+    with extra("onnx", "export to ONNX"):
+        from revela.retriever.build import load_retriever
+        from revela.retriever.onnx_export import export_onnx
     from revela.model_files import resolve
-    from revela.retriever.build import load_retriever
     from revela.retriever.onnx_encoder import MODEL
-    from revela.retriever.onnx_export import export_onnx
     from revela.silence import silence_libraries
 
     silence_libraries()

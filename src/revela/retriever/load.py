@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from revela.encoder.static_encoder import StaticEncoder, is_static
+from revela.errors import extra
 from revela.settings import Precision
 
 if TYPE_CHECKING:
@@ -22,6 +23,6 @@ def load_encoder(folder: Path, precision: Precision, max_tokens: int | None = No
     """
     if is_static(folder):
         return StaticEncoder.load(folder, max_tokens)
-    from revela.retriever.encode import RetrieverEncoder
-
+    with extra("train", f"{folder}, a model that is read by torch,"):
+        from revela.retriever.encode import RetrieverEncoder
     return RetrieverEncoder.load(folder, precision, max_tokens)
