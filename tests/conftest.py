@@ -18,7 +18,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from revela.index.index import Index
+from revela.retriever import load
 from tests.collection_folder import write_lines
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -60,7 +60,7 @@ def quiet_again():
     log.handlers[:] = handlers
 
 
-KEEP_COPY = Index.keep_copy
+KEEP_GRAPH = load.keep_graph
 SHARED = Path(__file__).parents[2] / "shared"
 TOPICS = [
     "ocean",
@@ -351,17 +351,17 @@ def refused(doing):
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory):
-    """A cache of the session's own, and no ONNX copies of retrievers, which take seconds each."""
+    """A cache of the session's own, and no exports of retrievers, which take seconds each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REVELA_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        patch.setattr(Index, "keep_copy", lambda index: None)
+        patch.setattr(load, "keep_graph", lambda folder: None)
         yield
 
 
 @pytest.fixture
-def onnx_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With this, an index keeps an ONNX copy of its retriever, as it does for users."""
-    monkeypatch.setattr(Index, "keep_copy", KEEP_COPY)
+def exports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With this, a retriever without a graph is exported to one, as it is for users."""
+    monkeypatch.setattr(load, "keep_graph", KEEP_GRAPH)
 
 
 @pytest.fixture(scope="session")

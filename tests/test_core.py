@@ -1,4 +1,4 @@
-"""The core, where the packages of the extras train and onnx cannot be imported: it indexes,
+"""The core, where the packages of the extras cannot be imported: it indexes,
 searches, serves and evaluates, and what needs an extra ends with one sentence.
 """
 
@@ -21,7 +21,7 @@ from conftest import make_rows
 from tests.collection_folder import write_collection, write_lines
 
 SOURCE = Path(__file__).parents[1] / "src"
-MODELS = ["static"]  # "embedded:minilm-l6" as well, once it is read without torch
+MODELS = ["static", "embedded:minilm-l6"]
 MISSING = (
     *("torch", "transformers", "sentence_transformers", "accelerate", "peft", "datasets", "pandas"),
     *("scipy", "sklearn", "fastkmeans", "gguf", "onnx", "onnxruntime", "onnxscript", "mteb"),
@@ -216,7 +216,7 @@ def test_what_needs_an_extra_ends_with_one_sentence(
         "groups docs --out out": "train",
         f"search docs ocean --model {saved_retriever}": "train",
         f"search docs ocean --model {model} --rerank heads": "train",
-        f"export {model} --out out": "onnx",
+        f"export {model} --out out": "train",
         f"index hub:owner/name --model {model} --out out": "hub",
         f"eval {model} --benchmark SciFact": "benchmarks",
     }

@@ -31,12 +31,6 @@ def write_page(folder):
     render(Results(), [])
 
 
-def open_onnx(folder):
-    from revela.retriever.onnx_export import OnnxEncoder
-
-    OnnxEncoder(folder)
-
-
 def export_to_onnx(folder):
     from revela.retriever.onnx_export import export_onnx
 
@@ -73,8 +67,7 @@ def read_dataset(folder):
     [
         ("report", "matplotlib", draw_curves),
         ("report", "jinja2", write_page),
-        ("onnx", "onnxruntime", open_onnx),
-        ("onnx", "onnxscript", export_to_onnx),
+        ("train", "onnxscript", export_to_onnx),
         ("train", "gguf", convert_gguf),
         ("benchmarks", "mteb", run_benchmark),
         ("hub", "datasets", read_dataset),

@@ -55,7 +55,7 @@ def test_a_folder_is_searched_and_followed(doing, succeeds, docs, static_folder,
 
 
 def test_a_folder_is_searched_from_python_and_reranked_by_tokens(
-    docs, saved_retriever, cache, onnx_copies
+    docs, saved_retriever, cache, exports
 ):
     name = str(saved_retriever)
     assert len(revela.search(docs, QUERY, k=3, model=name)) == 3  # by torch, and now by ONNX

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revela.corpus.spool import arrow_list
+from revela.encoder.prompts import OWN, Given, prompts_of
 from revela.errors import RevelaError, extra
 from revela.fitting import FITTED_BY, FitOptions, fit
 from revela.index.contexts import Choice, chosen_for
@@ -38,6 +39,7 @@ class Retriever:
             embedded:minilm-l6.
         precision: arithmetic; "auto" is bf16 where the hardware has it.
         lm: language model that re-ranks by its heads, loaded when it is first needed.
+        prompts: of queries and of passages, in place of the model's own (None).
 
     Examples:
         >>> from revela import Retriever
@@ -55,9 +57,11 @@ class Retriever:
         model: str | Path,
         precision: Precision = "auto",
         lm: str | Path = OFFLINE_MODEL,
+        prompts: Given = OWN,
     ) -> None:
         self.folder, self.lm = resolve(str(model)), str(lm)
-        self.encoder = load_encoder(self.folder, precision)
+        self.prompts = prompts_of(self.folder, prompts)
+        self.encoder = load_encoder(self.folder, precision, prompts=self.prompts)
 
     @classmethod
     def train(
@@ -174,13 +178,15 @@ class Retriever:
         columns = metadata_columns(rows, metadata)
         chosen = chosen_for(self.encoder, context, rows, chunk_words)
         loaded: Any = dict(context=chosen, encoder=self.encoder, lm=self.lm)
+        loaded |= dict(prompts=self.prompts)
         index = Index.create(folder, self.folder, columns, settings, **loaded)
         index.add(rows)
         return index
 
     def open(self, folder: str | Path) -> Index:
         """Open an index that this retriever has made, here or by ``revela index``."""
-        return Index.open(folder, self.folder, encoder=self.encoder, lm=self.lm)
+        how: Any = dict(encoder=self.encoder, lm=self.lm, prompts=self.prompts)
+        return Index.open(folder, self.folder, **how)
 
 
 def _paths(corpus: str | Path | Sequence[str | Path]) -> list[Path]:

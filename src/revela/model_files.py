@@ -115,6 +115,19 @@ def modules_of(folder: Path) -> list[tuple[str, Path]]:
     return [(kind.rpartition(".")[2], place) for kind, place in found]
 
 
+def check_retriever(folder: Path) -> None:
+    """Raise RevelaError if a folder is no Sentence-Transformers model in safetensors."""
+    if not (folder / "modules.json").is_file():
+        reason = f"{folder} is not a Sentence-Transformers folder: it has no modules.json"
+        if (folder / "config.json").is_file():
+            reason += (
+                f"; if it is a language model, make a retriever of it by revela fit TEXT --model "
+                f"{folder} --out RETRIEVER"
+            )
+        raise RevelaError(reason)
+    check_safetensors(folder)
+
+
 def check_safetensors(folder: Path) -> None:
     """Raise RevelaError if a model's weights, or a module's, are in pytorch_model.bin alone."""
     for place in {folder, *(place for _, place in modules_of(folder))}:

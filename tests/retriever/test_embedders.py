@@ -109,12 +109,12 @@ def test_a_folder_of_text_is_searched_by_it(folder, tmp_path):
 @pytest.mark.parametrize("kind", UNNORMALISED)
 def test_an_export_gives_the_same_vectors(kind, tiny_lm_folder, tmp_path):
     pytest.importorskip("onnxruntime")
-    from revela.retriever.onnx_encoder import OnnxEncoder
+    from revela.encoder.graphs import open_export
     from revela.retriever.onnx_export import export_onnx
 
     folder = make(kind, tiny_lm_folder, tmp_path / "model")
     export_onnx(load_retriever(folder), tmp_path / "onnx", tokens=True)
-    encoder = OnnxEncoder(tmp_path / "onnx")
+    encoder = open_export(tmp_path / "onnx")
     for name, expected in stock_vectors(folder).items():
         same(getattr(encoder, name)(TEXTS), expected)
     tokens_TW = encoder.encode_with_tokens(TEXTS[:1])[1][0]
@@ -122,17 +122,14 @@ def test_an_export_gives_the_same_vectors(kind, tiny_lm_folder, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["router", "routed layers"])
-def test_where_routes_cannot_be_followed_is_one_sentence(kind, tiny_lm_folder, tmp_path, caplog):
+def test_where_routes_cannot_be_followed_is_one_sentence(kind, tiny_lm_folder, tmp_path):
     pytest.importorskip("onnxruntime")
-    from revela.retriever.onnx_export import cache_copy, export_onnx
+    from revela.retriever.onnx_export import export_onnx
 
     folder = make(kind, tiny_lm_folder, tmp_path / "model")
     with pytest.raises(RevelaError, match=r"different modules \(Router\) cannot be exported"):
         export_onnx(load_retriever(folder), tmp_path / "onnx")
     encoder = load_encoder(folder, "fp32")
-    caplog.set_level("INFO", "revela")
-    cache_copy(encoder, "routes")
-    assert not caplog.messages
     for ask in (encoder.encode_with_tokens, encoder.query_tokens):
         with pytest.raises(RevelaError, match="token vectors cannot be compared: search without"):
             ask(TEXTS)

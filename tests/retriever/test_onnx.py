@@ -8,8 +8,6 @@ import contextlib
 import io
 import json
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -22,22 +20,12 @@ from conftest import make_rows, tiny_config
 
 pytest.importorskip("onnxruntime")
 
-from revela import Document, Index
 from revela.cli.export import export
+from revela.encoder.graphs import CONFIG, EXPORT, TOKENIZER, open_export
 from revela.errors import RevelaError
-from revela.model_files import fingerprint
 from revela.retriever import onnx_export as onnx_form
 from revela.retriever.load import load_encoder
-from revela.retriever.onnx_encoder import OnnxForQueries, cached_copy, copy_folder
-from revela.retriever.onnx_export import (
-    CONFIG,
-    MODEL,
-    TOKENIZER,
-    OnnxEncoder,
-    cache_copy,
-    export_onnx,
-)
-from revela.settings import Indexing
+from revela.retriever.onnx_export import export_onnx
 
 TEXTS = [row["text"] for row in make_rows(30)]
 
@@ -70,7 +58,7 @@ def test_mistakes_are_one_sentence(
 
 def test_vectors_are_those_of_the_saved_folder(exported, saved_retriever):
     texts = [*TEXTS[:7], "Ocean", "ÖFFENTLICH", "", TEXTS[0] * 9]
-    ours, torchs = OnnxEncoder(exported), load_encoder(saved_retriever, "fp32")
+    ours, torchs = open_export(exported), load_encoder(saved_retriever, "fp32")
     queries, passages = ours.encode_queries(texts), ours.encode_passages(texts)
     np.testing.assert_allclose(queries, torchs.encode_queries(texts), atol=1e-5)
     np.testing.assert_allclose(passages, torchs.encode_passages(texts), atol=1e-5)
@@ -83,11 +71,11 @@ def test_a_folder_needs_nothing_of_ours(exported):
     import onnxruntime
     import tokenizers
 
-    assert {file.name for file in exported.iterdir()} == {MODEL, TOKENIZER, CONFIG}
+    assert {file.name for file in exported.iterdir()} == {EXPORT, TOKENIZER, CONFIG}
     config = json.loads((exported / CONFIG).read_text())
     assert config["prompts"] == {"query": "query: ", "passage": "passage: "}
     assert config["dimension"] == 64
-    session = onnxruntime.InferenceSession(exported / MODEL)
+    session = onnxruntime.InferenceSession(exported / EXPORT)
     assert [i.name for i in session.get_inputs()] == ["input_ids", "attention_mask"]
     assert [o.name for o in session.get_outputs()] == ["sentence_embedding"]
     tokenizer = tokenizers.Tokenizer.from_file(str(exported / TOKENIZER))
@@ -109,7 +97,7 @@ def test_families(kind, tmp_path, tiny_tokenizer):
     pooling = {"qwen3": "eos", "gemma3": "mean", "gpt_neox": "weighted-mean"}[kind]
     model = build(tmp_path / "lm", pooling, max_tokens=100)  # longer than gemma's window of 64
     assert export_onnx(model, tmp_path / "out") < 1e-5
-    assert (tmp_path / "out" / MODEL).is_file()
+    assert (tmp_path / "out" / EXPORT).is_file()
 
 
 def test_refusals_leave_nothing(tmp_path, tiny_lm_folder, monkeypatch):
@@ -134,108 +122,3 @@ def test_refusals_leave_nothing(tmp_path, tiny_lm_folder, monkeypatch):
     with pytest.raises(RevelaError, match=r"differ by 2\.0e-04"):
         export_onnx(model, out)
     assert [p.name for p in tmp_path.iterdir()] == ["there"]
-
-
-@pytest.fixture(scope="module")
-def cache(saved_retriever, tmp_path_factory):
-    """A cache with the ONNX copy of the saved retriever."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REVELA_CACHE", str(folder))
-        assert cached_copy(saved_retriever) is None
-        cache_copy(load_encoder(saved_retriever, "fp32"), fingerprint(saved_retriever))
-    return folder
-
-
-@pytest.fixture
-def kept(cache, saved_retriever, monkeypatch):
-    """The encoder of that copy."""
-    monkeypatch.setenv("REVELA_CACHE", str(cache))
-    return cached_copy(saved_retriever)
-
-
-def test_a_copy_gives_vectors_and_tokens_as_torch_does(kept, saved_retriever):
-    torchs, texts = load_encoder(saved_retriever, "fp32"), [*TEXTS[:3], "</s> Ocean", "x " * 99, ""]
-    np.testing.assert_allclose(kept.encode_queries(texts), torchs.encode_queries(texts), atol=1e-5)
-    for ours, wanted in zip(*(e.query_tokens(texts[:-1]) for e in (kept, torchs)), strict=True):
-        np.testing.assert_allclose(ours.vector, wanted.vector, atol=1e-5)
-        np.testing.assert_allclose(ours.tokens, wanted.tokens, atol=1e-5)
-        assert ours.spans == wanted.spans
-    ours, wanted = (encoder.encode_with_tokens(texts)[1] for encoder in (kept, torchs))
-    for ours_TW, wanted_TW in zip(ours, wanted, strict=True):
-        np.testing.assert_allclose(ours_TW, wanted_TW, atol=1e-5)
-    assert kept.counter.count_passages(texts) == torchs.counter.count_passages(texts)
-    assert kept.fitted([""] * 6, texts) == torchs.fitted([""] * 6, texts)
-
-
-def test_a_search_reads_the_copy_that_is_kept(kept, saved_retriever, tmp_path):
-    folder, torchs = tmp_path / "index", load_encoder(saved_retriever, "fp32")
-    settings = Indexing(keep_tokens=True)
-    made = Index.create(folder, saved_retriever, settings=settings, encoder=torchs)
-    made.add(Document(str(i), text) for i, text in enumerate(TEXTS))
-    opened = Index.open(folder)
-    for mode, rerank in (("dense", None), ("hybrid", None), ("hybrid", "tokens")):
-        found, wanted = (i.search(TEXTS[0], 5, mode, rerank=rerank) for i in (opened, made))
-        assert [hit.id for hit in found] == [hit.id for hit in wanted]
-        assert [hit.score for hit in found] == pytest.approx([hit.score for hit in wanted], 1e-5)
-    assert opened._encoder is None
-
-
-WITHOUT_TORCH = """
-import asyncio, sys
-from types import SimpleNamespace
-from revela.cli.serve import serve
-from revela.index.index import Index
-from revela.server import lifecycle
-from revela.server.app import Service
-
-def server_of(service, limits):
-    def run(sockets):
-        (found,), (count,) = asyncio.run(service.encode(["ocean"], "query", False, "query", True))
-        assert count == int(sys.argv[1]) and found.spans == [(0, 5)]
-        service.batcher.close()
-    return SimpleNamespace(run=run)
-
-lifecycle.server_of = server_of
-Service.app = lambda service: service
-for folder in sys.argv[2:]:
-    assert Index.open(folder).search("ocean", 3, rerank="tokens")
-    serve(folder, port=0)
-    assert "torch" not in sys.modules
-"""
-
-
-def test_searches_and_services_need_no_torch(kept, saved_retriever, tmp_path):
-    folders = [tmp_path / "with tokens", tmp_path / "without"]
-    for folder in folders:
-        settings = Indexing(keep_tokens=folder.name == "with tokens")
-        made = Index.create(folder, saved_retriever, settings=settings, encoder=kept)
-        made.add(Document(str(i), text) for i, text in enumerate(TEXTS))
-    (count,) = kept.counter.count_queries(["ocean"])
-    command = [sys.executable, "-c", WITHOUT_TORCH, str(count), *folders]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_service_reads_queries_by_the_copy_and_passages_by_torch(kept, saved_retriever):
-    loaded = []
-
-    def load():
-        loaded.append(load_encoder(saved_retriever, "bf16"))
-        return loaded[-1]
-
-    encoder = OnnxForQueries(kept, load)
-    np.testing.assert_array_equal(encoder.encode_queries(["a"]), kept.encode_queries(["a"]))
-    assert encoder.query_tokens(["a"])[0].spans and not loaded
-    passages = encoder.encode_passages(TEXTS[:3])
-    np.testing.assert_array_equal(passages, loaded[0].encode_passages(TEXTS[:3]))
-
-
-def test_a_copy_that_fails_is_only_logged(saved_retriever, tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(onnx_form, "_write_graph", lambda *_: None)
-    monkeypatch.setattr(onnx_form, "_difference", lambda *_: 2e-4)
-    with caplog.at_level("INFO", "revela"):
-        cache_copy(load_encoder(saved_retriever, "fp32"), "0123456789abcdef")
-    assert "revela search will load torch" in caplog.text
-    assert not copy_folder("0123456789abcdef").exists()

@@ -7,7 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from revela import on_ray
-from revela.cli.flags import ENGINE, Corpus, Engine, Flat, Out, reader_of_parts
+from revela.cli.flags import (
+    ENGINE,
+    PROMPTS,
+    Corpus,
+    Engine,
+    Flat,
+    Out,
+    PromptFlags,
+    reader_of_parts,
+)
 from revela.cli.main import app
 from revela.cli.printing import print_report
 from revela.corpus.load import READING, Reading
@@ -28,6 +37,7 @@ def encode(
     chunk_words: int = CHUNK_WORDS,
     dimensions: int = 0,
     context: str | None = None,
+    prompts: Annotated[PromptFlags, Flat] = PROMPTS,
     reading: Annotated[Reading, Flat] = READING,
     precision: Precision = "auto",
     engine: Annotated[Engine, Flat] = ENGINE,
@@ -63,9 +73,10 @@ def encode(
     vectors.check_out(out)
     folder = resolve(model)
     check_dimensions(folder, dimensions)
-    encoder = load_encoder(folder, precision)
+    encoder = load_encoder(folder, precision, prompts=prompts.given)
     settings = Indexing(chunk_words=chunk_words, dimensions=dimensions)
-    info = replace(describe(folder, encoder, settings, {}), language=None)  # no terms for BM25
+    info = describe(folder, encoder, settings, {}, prompts.given)
+    info = replace(info, language=None)  # no terms for BM25
 
     def context_of(documents: Sequence[Document]) -> Vectors | None:
         known = chosen_for(encoder, context, documents, chunk_words)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from revela.cli.flags import Out, Several
+from revela.cli.flags import PROMPTS, Flat, Out, PromptFlags, Several
 from revela.cli.main import app
 from revela.cli.printing import print_report, print_table, snippet
+from revela.encoder.prompts import Given as GivenPrompts
 from revela.errors import RevelaError, extra
 from revela.index.rerankers import Rerank
 from revela.settings import OFFLINE_MODEL, Precision
@@ -41,6 +42,7 @@ def evaluate(
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
     runs: Path | None = None,
     max_tokens: int | None = None,
+    prompts: Annotated[PromptFlags, Flat] = PROMPTS,
     context: str | None = None,
     context_seed: int = 0,
     precision: Precision = "auto",
@@ -99,17 +101,19 @@ def evaluate(
         )
     scores: dict[str, dict[str, SystemScores]] = {}
     if text:
-        scores |= _rank_on_text(model, text, language, precision)
+        scores |= _rank_on_text(model, text, language, precision, prompts.given)
     if on:
         from revela.evaluation.evaluate import EvalOptions, evaluations
 
         options = EvalOptions(
-            rerank, lm, max_tokens, precision, True, context, context_seed, language, weight, runs
+            *(rerank, lm, max_tokens, precision, True, context, context_seed, language, weight),
+            *(runs, prompts.given),
         )
         done = evaluations(model, on, options)
         scores |= _print_evaluations(done, show)
     if benchmark:
-        scores |= _run_benchmarks(model, benchmark, out, max_tokens, precision, context)
+        how: Any = dict(max_tokens=max_tokens, precision=precision, context=context)
+        scores |= _run_benchmarks(model, benchmark, out, prompts=prompts.given, **how)
     if json_file is not None:
         write_json(scores, json_file)
         print(f"saved to {json_file}")
@@ -150,19 +154,26 @@ def _print_evaluations(
 
 
 def _rank_on_text(
-    models: Sequence[str], text: Sequence[Path], language: str, precision: Precision
+    models: Sequence[str],
+    text: Sequence[Path],
+    language: str,
+    precision: Precision,
+    prompts: GivenPrompts,
 ) -> dict[str, dict[str, SystemScores]]:
     """Rank models on a text without labels and print them; the scores by system."""
     from revela.corpus.load import read_corpus
     from revela.evaluation.choose_model import BM25, rank_models
     from revela.evaluation.significance import MEASURE
     from revela.index.language import check_language
+    from revela.model_files import AUTO
     from revela.settings import Recipe
 
     check_language(language)
     documents, report = read_corpus(list(text), distinct=False, min_words=1)
     print_report(report)
-    recipe = Recipe().replace(language=language, precision=precision)
+    query, passage = (AUTO if prompt is None else prompt for prompt in prompts)
+    given: Any = dict(query_prompt=query, passage_prompt=passage)
+    recipe = Recipe().replace(language=language, precision=precision, **given)
     scores = rank_models(documents, models, recipe=recipe)
     best, *others = scores
     tasks = [name for name in scores[best].means if name != MEASURE]
@@ -183,9 +194,7 @@ def _run_benchmarks(
     models: Sequence[str],
     names: Sequence[str],
     out: Path,
-    max_tokens: int | None,
-    precision: Precision,
-    context: str | None,
+    **how: Any,
 ) -> dict[str, dict[str, SystemScores]]:
     """Run benchmarks and print them; the scores by "TASK (mteb)" and system."""
     from revela.evaluation.metrics import MAIN, METRICS
@@ -193,7 +202,7 @@ def _run_benchmarks(
     with extra("benchmarks", "--benchmark"):
         from revela.evaluation.mteb import evaluate_benchmarks
 
-    tasks, scores = evaluate_benchmarks(models, names, out, max_tokens, precision, context)
+    tasks, scores = evaluate_benchmarks(models, names, out, **how)
     _, *others = METRICS  # the main score of retrieval is nDCG@10
     rows: list[list[object]] = []
     settings = {}

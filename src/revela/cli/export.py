@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from revela.cli.flags import Out
+from typing import Annotated
+
+from revela.cli.flags import PROMPTS, Flat, Out, PromptFlags
 from revela.cli.main import app
 from revela.errors import RevelaError, extra
 
 
 @app.command
-def export(model: str, *, out: Out) -> None:
+def export(model: str, *, out: Out, prompts: Annotated[PromptFlags, Flat] = PROMPTS) -> None:
     """Export a retriever to ONNX: a graph from token ids to unit vectors, checked against torch,
     with its tokenizer.json.
 
@@ -21,14 +23,14 @@ def export(model: str, *, out: Out) -> None:
     """
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
-    with extra("onnx", "export to ONNX"):
+    with extra("train", "export to ONNX"):
         from revela.retriever.build import load_retriever
         from revela.retriever.onnx_export import export_onnx
+    from revela.encoder.graphs import EXPORT
     from revela.model_files import resolve
-    from revela.retriever.onnx_encoder import MODEL
     from revela.silence import silence_libraries
 
     silence_libraries()
-    difference = export_onnx(load_retriever(resolve(model)), out)
-    size = sum(file.stat().st_size for file in out.glob(f"{MODEL}*")) / 1e6
-    print(f"{out / MODEL}: {size:,.0f} MB; differs from torch's vectors by {difference:.0e}")
+    difference = export_onnx(load_retriever(resolve(model), prompts=prompts.given), out)
+    size = sum(file.stat().st_size for file in out.glob(f"{EXPORT}*")) / 1e6
+    print(f"{out / EXPORT}: {size:,.0f} MB; differs from torch's vectors by {difference:.0e}")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 from cyclopts import Group, Parameter
 
 from revela.corpus.load import Reading
+from revela.encoder.prompts import Given as GivenPrompts
 from revela.errors import RevelaError
 from revela.files import check_free
 from revela.on_ray import Cluster
@@ -83,6 +84,23 @@ class Engine:
 
 
 ENGINE = Engine()
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptFlags:
+    """Prompts in place of those that an embedder's folder names."""
+
+    query_prompt: str | None = None
+    "Read before every query; by default what the model's folder names, or is known of the model."
+    passage_prompt: str | None = None
+    "Read before every passage, likewise."
+
+    @property
+    def given(self) -> GivenPrompts:
+        return self.query_prompt, self.passage_prompt
+
+
+PROMPTS = PromptFlags()
 
 
 def reader_of_parts(reading: Reading, metadata: Sequence[str]) -> DocumentReader:

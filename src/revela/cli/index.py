@@ -10,10 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from revela import on_ray
-from revela.cli.flags import ENGINE, Engine, Flat, Out, Several, reader_of_parts
+from revela.cli.flags import (
+    ENGINE,
+    PROMPTS,
+    Engine,
+    Flat,
+    Out,
+    PromptFlags,
+    Several,
+    reader_of_parts,
+)
 from revela.cli.main import app
 from revela.cli.printing import command_line, print_report
 from revela.corpus.load import READING, Reading
+from revela.encoder.prompts import Given as GivenPrompts
 from revela.errors import RevelaError
 from revela.model_files import named_by_auto
 from revela.settings import Indexing, Precision, Recipe
@@ -41,6 +51,7 @@ def index(
     yes: Annotated[bool, Parameter(negative=())] = False,
     metadata: Annotated[list[str] | None, Several] = None,
     context: str | None = None,
+    prompts: Annotated[PromptFlags, Flat] = PROMPTS,
     settings: Annotated[Indexing, Flat] = INDEXING,
     reading: Annotated[Reading, Flat] = READING,
     precision: Precision = "auto",
@@ -81,8 +92,10 @@ def index(
         Chunks per commit of --engine ray, which are encoded again after a kill.
     """
     if delete:
-        others = (append, sync, yes, model, metadata, context, settings, reading, precision, engine)
-        defaults = (False, False, False, None, None, None, INDEXING, READING, "auto", ENGINE)
+        others: tuple[Any, ...] = (append, sync, yes, model, metadata, context, precision)
+        others += (prompts, settings, reading, engine)
+        defaults: tuple[Any, ...] = (False, False, False, None, None, None, "auto")
+        defaults += (PROMPTS, INDEXING, READING, ENGINE)
         if corpus or others != defaults or commit_every != COMMIT_EVERY:
             raise RevelaError(
                 "--delete takes ids and no corpus or option but --out: first delete, then add with "
@@ -98,7 +111,8 @@ def index(
     if not corpus and not (sync and (out / INFO).is_file()):
         raise RevelaError("give a corpus to index, or ids of documents to --delete")
     made: Any = dict(metadata=metadata or [], context=context, settings=settings, reading=reading)
-    job = Job(corpus or [], out, model, precision=precision, engine=engine, **made)
+    made |= dict(prompts=prompts.given, precision=precision, engine=engine)
+    job = Job(corpus or [], out, model, **made)
     if sync:
         opened, synced = job.sync(yes)
         added, counted = synced.added, synced.describe()
@@ -107,12 +121,12 @@ def index(
         counted = added.describe()
     if opened.info.language is not None:
         print(f"language {opened.info.language}; {opened.calibration.describe()}")
+    if opened.info.prompts and any(opened.info.prompts):
+        print(opened.info.prompts.describe())
     print(f"{counted}; {out} holds {len(opened):,} passages")
     if added.cut:
         were = "chunk was" if added.cut == 1 else "chunks were"
         print(f"{added.cut:,} {were} longer than the model reads, and cut by its tokenizer")
-    if added.chunks and engine.engine == "local":
-        opened.keep_copy()
 
 
 def _check_sync(sync: bool, yes: bool, append: bool, engine: Engine) -> None:
@@ -133,6 +147,7 @@ class Job:
     model: str | None
     metadata: list[str]
     context: str | None
+    prompts: GivenPrompts
     settings: Indexing
     reading: Reading
     precision: Precision
@@ -212,7 +227,8 @@ class Job:
         from revela.index.index import Index
 
         context = None if self.context is None else Context.of(self.context)
-        opened = Index.open(self.out, self.model, precision=self.precision)
+        how: Any = dict(precision=self.precision, prompts=self.prompts)
+        opened = Index.open(self.out, self.model, **how)
         other_columns = self.metadata and set(self.metadata) != set(opened.info.columns)
         other_context = context is not None and not context.is_of(opened.info.context)
         if self.settings not in (INDEXING, opened.info.settings) or other_columns or other_context:
@@ -283,13 +299,14 @@ class Job:
         from revela.index.contexts import chosen_for
         from revela.index.index import Index
         from revela.model_files import resolve
-        from revela.retriever.load import load_encoder
+        from revela.retriever.load import keep_graph, load_encoder
 
-        model = choose(documents)
-        encoder = load_encoder(resolve(model), self.precision)
+        folder = resolve(choose(documents))
+        keep_graph(folder)
+        encoder = load_encoder(folder, self.precision, prompts=self.prompts)
         known = chosen_for(encoder, self.context, documents, self.settings.chunk_words)
-        given: Any = dict(context=known, encoder=encoder)
-        return Index.create(self.out, model, columns, self.settings, **given)
+        given: Any = dict(context=known, encoder=encoder, prompts=self.prompts)
+        return Index.create(self.out, folder, columns, self.settings, **given)
 
 
 def _delete(out: Path, ids: list[str]) -> None:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from revela.cli.flags import PROMPTS, Flat, PromptFlags
 from revela.cli.main import app
 from revela.cli.serve import token_of
+from revela.encoder.prompts import Given as GivenPrompts
 from revela.errors import RevelaError
 from revela.memory import freed_memory
 from revela.server import Access, Limits
@@ -35,6 +37,7 @@ def mcp(
     token_env: str | None = None,
     token_file: Path | None = None,
     model: str | None = None,
+    prompts: Annotated[PromptFlags, Flat] = PROMPTS,
 ) -> None:
     """Serve an index to agents, by the Model Context Protocol: tools that search and fetch.
 
@@ -65,7 +68,7 @@ def mcp(
     freed_memory().share()  # before a library starts threads
     from revela.server.mcp import mcp_server
 
-    server = mcp_server(_documents(index_folder, name, base_url, model))
+    server = mcp_server(_documents(index_folder, name, base_url, model, prompts.given))
     if http is None:
         _show_once()
         for number in (signal.SIGINT, signal.SIGTERM):  # the thread that reads stdin sees no signal
@@ -80,7 +83,9 @@ def _show_once() -> None:
     logging.getLogger("revela").propagate = False
 
 
-def _documents(path: Path, name: str | None, base_url: str, model: str | None) -> Documents:
+def _documents(
+    path: Path, name: str | None, base_url: str, model: str | None, prompts: GivenPrompts
+) -> Documents:
     from revela.index.filters import OWN_COLUMNS
     from revela.index.index import Index
     from revela.index.manifest import INFO
@@ -88,15 +93,15 @@ def _documents(path: Path, name: str | None, base_url: str, model: str | None) -
 
     name = name or path.resolve().name
     if (path / INFO).is_file() or not path.exists():
-        index = Index.open(path, model)
+        index = Index.open(path, model, prompts=prompts)
         columns = {**OWN_COLUMNS, **index.info.columns}
         return Documents(name, lambda: index, columns, base_url=base_url)
     folder = path.resolve() if path.is_dir() else path.resolve().parent
-    opening = _opening(path, model)
+    opening = _opening(path, model, prompts)
     return Documents(name, opening.result, OWN_COLUMNS, folder, base_url)
 
 
-def _opening(path: Path, model: str | None) -> Future[Index]:
+def _opening(path: Path, model: str | None, prompts: GivenPrompts) -> Future[Index]:
     """The index of text, made in a thread, as clients do not wait long for a server; from then on
     it follows the text.
     """
@@ -107,7 +112,7 @@ def _opening(path: Path, model: str | None) -> Future[Index]:
 
     def run() -> None:
         try:
-            index = open_any(path, model)
+            index = open_any(path, model, prompts=prompts)
             opening.set_result(index)
         except Exception as error:
             opening.set_exception(error)

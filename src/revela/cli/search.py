@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from revela.cli.flags import PROMPTS, Flat, PromptFlags
 from revela.cli.main import app
 from revela.cli.printing import print_hits, print_json
 from revela.errors import RevelaError
@@ -34,6 +35,7 @@ def search(
     top: Annotated[int, Parameter(alias="-k")] = 5,
     where: str | None = None,
     model: str | None = None,
+    prompts: Annotated[PromptFlags, Flat] = PROMPTS,
     min_score: float | None = None,
     explain: Annotated[bool, Parameter(negative=())] = False,
     no_cache: Annotated[bool, Parameter(negative=())] = False,
@@ -93,7 +95,8 @@ def search(
     from revela.index.folder_index import open_any
 
     asked = read_queries(queries) if queries else {}
-    opened = open_any(index_folder, model, cached=not no_cache, progress=True, lm=lm, weight=weight)
+    given: Any = dict(prompts=prompts.given, lm=lm, weight=weight)
+    opened = open_any(index_folder, model, cached=not no_cache, progress=True, **given)
     how: Any = dict(k=top, mode=mode, where=where, fusion=fusion, rerank=rerank)
     how |= dict(min_score=min_score, explain=explain)
     if query is None:

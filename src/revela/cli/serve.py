@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from cyclopts import Parameter
 
-from revela.cli.flags import Flat
+from revela.cli.flags import PROMPTS, Flat, PromptFlags
 from revela.cli.main import app
 from revela.errors import RevelaError
 from revela.memory import freed_memory
@@ -33,6 +33,7 @@ def serve(
     token_file: Path | None = None,
     name: str | None = None,
     model: str | None = None,
+    prompts: Annotated[PromptFlags, Flat] = PROMPTS,
     weight: float | None = None,
     lm: str | None = None,
     precision: Precision = "auto",
@@ -89,16 +90,10 @@ def serve(
     from revela.index.folder_index import open_any
     from revela.index.sync import kept_in_step
     from revela.model_files import name_of
-    from revela.retriever.onnx_encoder import OnnxEncoder, OnnxForQueries
 
-    how: Any = dict(precision=precision, weight=weight)
+    how: Any = dict(precision=precision, weight=weight, prompts=prompts.given)
     index = open_any(index_folder, model, cached=not no_cache, progress=True, **how)
-    folder, found = index.model_folder, index.encoder_or_copy
-    encoder = (
-        OnnxForQueries(found, lambda: index.encoder)
-        if isinstance(found, OnnxEncoder)
-        else cast("Loaded", found)
-    )
+    folder, encoder = index.model_folder, cast("Loaded", index.encoder)
     reranker = None
     if lm is not None:
         from revela.index.rerankers import load_reranker

@@ -19,8 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from revela.encoder.prompts import OWN, Given, prompts_of
 from revela.encoder.saved_config import words_to_vectors_of
 from revela.encoder.token_counter import TokenCounter
+from revela.encoder.weights import Weights, fp32
 from revela.errors import QueryError, RevelaError, first_line
 from revela.model_files import modules_of
 from revela.silence import SHOWN_AFTER
@@ -28,8 +30,6 @@ from revela.types import Vectors, check_vectors_finite
 
 READ_AHEAD = 1024  # texts that are tokenized at once
 WEIGHTS = "model.safetensors"
-# Dtypes of safetensors in numpy, which knows no bf16.
-DTYPES = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
 
 
 def is_static(folder: Path) -> bool:
@@ -59,7 +59,7 @@ class StaticEncoder:
     the tokenizer (of the ``tokenizers`` library) does.
     """
 
-    slots = 0
+    slots, precision = 0, "fp32"
 
     def __init__(
         self,
@@ -81,7 +81,9 @@ class StaticEncoder:
             tokenizer.enable_truncation(self._limit)
 
     @classmethod
-    def load(cls, folder: Path, max_tokens: int | None = None) -> StaticEncoder:
+    def load(
+        cls, folder: Path, max_tokens: int | None = None, prompts: Given = OWN
+    ) -> StaticEncoder:
         """Open a folder that ``is_static``; raises RevelaError if it is damaged."""
         from tokenizers import Tokenizer
 
@@ -89,16 +91,15 @@ class StaticEncoder:
         assert inside is not None
         try:
             about = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
-            prompts, width = about.get("prompts") or {}, about.get("truncate_dim")
+            width = about.get("truncate_dim")
             tokenizer = Tokenizer.from_file(str(inside / "tokenizer.json"))
-            table_VD = _table(inside / WEIGHTS)[:, :width]
+            table_VD = _table(inside)[:, :width]
             if tokenizer.get_vocab_size() > len(table_VD):
                 raise ValueError(f"tokenizer.json has more tokens than {WEIGHTS} has rows")
             return cls(
                 table_VD,
                 tokenizer,
-                prompts.get("query") or "",
-                prompts.get("document") or prompts.get("passage") or "",
+                *prompts_of(folder, prompts),
                 max_tokens,
                 str(folder),
                 words_to_vectors_of(folder),
@@ -137,13 +138,13 @@ class StaticEncoder:
     def _encode(self, texts: Sequence[str], prompt: str, progress: bool) -> Vectors:
         table_VD = self._table_VD
         if len(texts) >= READ_AHEAD:  # convert rows once, not at every use
-            table_VD = _fp32(table_VD)
+            table_VD = fp32(table_VD)
         vectors_ND = np.zeros((len(texts), table_VD.shape[1]), np.float32)
         how: dict[str, Any] = dict(total=len(texts), unit="text", disable=not progress)
         with tqdm(**how, delay=SHOWN_AFTER, leave=False) as bar:
             for i, ids in enumerate(token_ids(self._tokenizer, texts, prompt)):
                 if ids:  # the sum, as vectors are normalised anyway
-                    np.add.reduce(_fp32(table_VD.take(ids, axis=0)), out=vectors_ND[i])
+                    np.add.reduce(fp32(table_VD.take(ids, axis=0)), out=vectors_ND[i])
                 bar.update()
         check_vectors_finite(vectors_ND, self.name)
         norms_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
@@ -167,33 +168,14 @@ def check_tokens() -> NoReturn:
     )
 
 
-def _fp32(numbers: NDArray[Any]) -> NDArray[np.float32]:
-    """Floats, or the bits of bf16, which are the upper half of fp32's, as fp32."""
-    if numbers.dtype == np.uint16:
-        bits = numbers.astype(np.uint32)
-        bits <<= 16  # in place: the table may be large
-        return bits.view(np.float32)
-    return numbers.astype(np.float32, copy=False)
-
-
-def _table(file: Path) -> NDArray[Any]:
+def _table(folder: Path) -> NDArray[Any]:
     """The tokens' rows (V, D), memory-mapped, with model2vec's weights and mapping applied."""
-    with file.open("rb") as opened:
-        size = int.from_bytes(opened.read(8), "little")
-        header = json.loads(opened.read(size))
-
-    def stored(name: str) -> NDArray[Any]:
-        about = header[name]
-        if about["dtype"] not in DTYPES:
-            raise ValueError(f"{name} of {file.name} is {about['dtype']}, not fp16, bf16 or fp32")
-        place, shape = 8 + size + about["data_offsets"][0], tuple(about["shape"])
-        return np.asarray(np.memmap(file, DTYPES[about["dtype"]], "r", place, shape))
-
-    if "embedding.weight" in header:
-        return stored("embedding.weight")
-    table_VD = stored("embeddings")
-    if "mapping" in header:
-        table_VD = table_VD[stored("mapping")]
-    if "weights" in header:
-        table_VD = _fp32(table_VD) * _fp32(stored("weights"))[:, None]
+    weights = Weights(folder)
+    if "embedding.weight" in weights:
+        return weights.stored("embedding.weight")
+    table_VD = weights.stored("embeddings")
+    if "mapping" in weights:
+        table_VD = table_VD[weights.stored("mapping")]
+    if "weights" in weights:
+        table_VD = fp32(table_VD) * weights.fp32("weights")[:, None]
     return table_VD

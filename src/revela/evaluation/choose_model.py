@@ -17,6 +17,7 @@ import numpy as np
 from revela.corpus.load import split_held_out
 from revela.corpus.spool import ArrowList, arrow_list
 from revela.embedded import EMBEDDED, is_installed
+from revela.encoder.prompts import prompts_set
 from revela.errors import RevelaError, extra
 from revela.evaluation.evaluate import Outcome
 from revela.evaluation.label_free import (
@@ -291,7 +292,8 @@ def encoder_of(candidate: Candidate, data: Sample) -> Encoder:
 
     recipe, folder = data.recipe, resolve(candidate.model)
     if candidate.kind == "embedder":
-        return load_encoder(folder, recipe.training.precision)
+        prompts = prompts_set(recipe.retriever.query_prompt, recipe.retriever.passage_prompt)
+        return load_encoder(folder, recipe.training.precision, prompts=prompts)
     with extra("train", str(candidate)):
         from revela.device import compute_device, uses_bf16
         from revela.groups.dataset import training_chunks

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
+from revela.encoder.prompts import OWN, Given
 from revela.evaluation.collection import DEPTH, Collection, load_collection, sample
 from revela.evaluation.metrics import Run, means, per_query
 from revela.evaluation.results import SystemScores
@@ -95,6 +96,7 @@ class EvalOptions:
         weight: weight of the vectors in the fusion by score, 0 to 1; None: by the rule of
             fusion.py.
         runs: folder for every system's ranking of every collection, as TREC run files.
+        prompts: of queries and of passages, in place of the models' own (None).
     """
 
     rerank: Rerank | None = None
@@ -107,6 +109,7 @@ class EvalOptions:
     language: str = "auto"
     weight: float | None = None
     runs: Path | None = None
+    prompts: Given = OWN
 
 
 def evaluate(
@@ -153,11 +156,12 @@ def evaluations(
     check_language(options.language)
     check_weight(options.weight)
     how: Any = dict(precision=options.precision, weight=options.weight, lm=options.lm)
+    how |= dict(prompts=options.prompts)
     labelled = short_names(models)
     runs = {label: read_run(Path(name)) for label, name in labelled.items() if Path(name).is_file()}
     indexes = {label: Index.open(name, **how) for label, name in labelled.items() if is_index(name)}
     encoders = {
-        label: load_encoder(resolve(name), options.precision, options.max_tokens)
+        label: load_encoder(resolve(name), options.precision, options.max_tokens, options.prompts)
         for label, name in labelled.items()
         if label not in {*runs, *indexes}
     }

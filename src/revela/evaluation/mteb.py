@@ -27,6 +27,7 @@ from mteb.models.model_meta import ScoringFunction
 from mteb.types import PromptType
 
 from revela.embedded import EMBEDDED
+from revela.encoder.prompts import OWN, Given
 from revela.errors import RevelaError, first_line
 from revela.evaluation.collection import load_collection
 from revela.evaluation.evaluate import short_names
@@ -162,6 +163,7 @@ def evaluate_benchmarks(
     max_tokens: int | None = None,
     precision: Precision = "auto",
     context: Choice | None = None,
+    prompts: Given = OWN,
 ) -> tuple[dict[str, list[str]], dict[str, dict[str, SystemScores]]]:
     """Score retrievers on benchmarks, tasks of mteb and folders in BEIR layout; arguments as for
     ``evaluate``. A context is drawn from each task's corpus by default.
@@ -174,7 +176,7 @@ def evaluate_benchmarks(
     encoders = {}
     for label, name in short_names(models).items():
         folder = resolve(name)
-        encoder = RetrieverEncoder.load(folder, precision, max_tokens)
+        encoder = RetrieverEncoder.load(folder, precision, max_tokens, prompts)
         encoders[label] = MtebEncoder(encoder, filed_as(name, folder), drawn)
     if context is not None:
         check_without_slots([each.encoder for each in encoders.values()])

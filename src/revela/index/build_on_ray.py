@@ -25,6 +25,7 @@ from revela.corpus.load import check_report
 from revela.corpus.parallel import batches
 from revela.corpus.parts import DocumentReader, Part, parts_of
 from revela.corpus.readers.common import ReadReport
+from revela.encoder.prompts import named_prompts
 from revela.errors import RevelaError
 from revela.files import writing
 from revela.index.calibration import calibrate
@@ -197,7 +198,9 @@ class Job:
             raise RevelaError(
                 f"{model} is not the same model on every machine: put it where all machines see it"
             )
-        encoder: TokenEncoder = load_encoder(model, self.precision)
+        encoder: TokenEncoder = load_encoder(
+            model, self.precision, prompts=self.info.prompts or named_prompts(model)
+        )
         return encoder if self.context is None else conditioned(encoder, self.context)
 
     def _encode(self, encoder: TokenEncoder, batch: on_ray.Row) -> on_ray.Row:

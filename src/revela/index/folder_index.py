@@ -19,6 +19,7 @@ from typing import Any
 
 from revela.corpus.load import Reading
 from revela.embedded import cache_folder
+from revela.encoder.prompts import OWN, Given, Prompts, named_prompts, prompts_of
 from revela.encoder.static_encoder import gives_tokens
 from revela.errors import RevelaError
 from revela.files import remove_whole, writing
@@ -28,6 +29,7 @@ from revela.index.manifest import FORMAT, INFO, is_finished, read_info
 from revela.index.sources import FILE, Sources
 from revela.index.sync import Scan, Synced, absolute, make, sync
 from revela.model_files import fingerprint, name_of, resolve
+from revela.retriever import load
 from revela.settings import OFFLINE_EMBEDDER, Indexing
 from revela.silence import duration
 from revela.types import Hits
@@ -42,6 +44,7 @@ def open_any(
     *,
     cached: bool = True,
     progress: bool = False,
+    prompts: Given = OWN,
     **options: Any,
 ) -> Index:
     """Open an index; or that of a folder of files or a file, which is brought up to date first.
@@ -52,6 +55,7 @@ def open_any(
         cached: keep the index of text in the cache; if not, it is removed with the last reference
             to what is returned.
         progress: show a bar.
+        prompts: of queries and of passages, in place of the model's own (None).
         options: as for ``Index.open``.
 
     Raises:
@@ -60,7 +64,7 @@ def open_any(
     check_weight(options.get("weight"))
     path = Path(path)
     if (path / INFO).is_file():
-        return Index.open(path, model, **options)
+        return Index.open(path, model, prompts=prompts, **options)
     if not path.exists():
         raise RevelaError(
             f"{path} is not an index, and no folder or file of text either: give the path of one"
@@ -68,11 +72,11 @@ def open_any(
     folder = resolve(str(model or OFFLINE_EMBEDDER))
     settings = Indexing(keep_tokens=gives_tokens(folder))
     options |= dict(default_rerank="tokens" if settings.keep_tokens else None)
+    options |= dict(prompts=prompts_of(folder, prompts))
     if cached:
-        place = _place(path.resolve(), folder, settings)
+        place = _place(path.resolve(), folder, settings, options["prompts"])
         with writing(place.parent, wait=True):
             index = _synced(path, folder, settings, place, progress, options)
-            index.keep_copy()
         os.utime(place / FILE)  # when it was used last
     else:
         temporary = tempfile.TemporaryDirectory(prefix="revela-")
@@ -83,20 +87,27 @@ def open_any(
 
 
 def search(
-    path: str | Path, query: str, k: int = 10, model: str | Path | None = None, **options: Any
+    path: str | Path,
+    query: str,
+    k: int = 10,
+    model: str | Path | None = None,
+    prompts: Given = OWN,
+    **options: Any,
 ) -> Hits:
     """The k best documents of a folder of files, a file or an index (``open_any``).
 
     Args:
-        path, model: as for ``open_any``.
+        path, model, prompts: as for ``open_any``.
         query, k, options: as for ``Index.search``.
     """
-    return open_any(path, model).search(query, k, **options)
+    return open_any(path, model, prompts=prompts).search(query, k, **options)
 
 
-def _place(path: Path, model: Path, settings: Indexing) -> Path:
+def _place(path: Path, model: Path, settings: Indexing, prompts: Prompts) -> Path:
     """Where the index of a text is kept."""
-    made = [os.fsencode(path).hex(), fingerprint(model), asdict(settings), FORMAT]
+    made: list[Any] = [os.fsencode(path).hex(), fingerprint(model), asdict(settings), FORMAT]
+    if prompts != named_prompts(model):
+        made.append(prompts)
     digest = hashlib.blake2b(json.dumps(made, sort_keys=True).encode(), digest_size=8)
     return cache_folder() / "indices" / digest.hexdigest() / "index"
 
@@ -111,8 +122,13 @@ def _synced(
         index = Index.open(place, model, **options)
         synced, report = sync(index, [path], READING, wait=True, **how)
     else:
+        load.keep_graph(model)
         scan = Scan([path], READING)
-        made, synced = make(scan, lambda _: Index.create(place, model, settings=settings), **how)
+
+        def create(_: object) -> Index:
+            return Index.create(place, model, settings=settings, prompts=options["prompts"])
+
+        made, synced = make(scan, create, **how)
         report, index = scan.report, Index.open(place, model, encoder=made.encoder, **options)
     for line in report.lines()[1:] if synced.any else []:
         log.info(line)

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from revela.encoder.prompts import OWN, Given, Prompts, check_prompts, named_prompts
 from revela.encoder.saved_config import check_dimensions
 from revela.errors import RevelaError
 from revela.files import writing
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from revela.index.ingest import Added
     from revela.index.sync import Synced
     from revela.index.writer import IndexWriter
-    from revela.retriever.onnx_encoder import OnnxEncoder
 
 log = logging.getLogger(__name__)
 QUERY_BATCH = 256  # queries that are encoded together
@@ -102,6 +102,7 @@ class Index:
         context: Choice | None = None,
         encoder: TokenEncoder | None = None,
         lm: str | Path = OFFLINE_MODEL,
+        prompts: Given = OWN,
     ) -> Index:
         """Make an empty index; or open what a killed run left of one with the same settings.
 
@@ -115,6 +116,8 @@ class Index:
                 the one it was saved with. It cannot be changed later.
             encoder: of ``model``, if it is loaded already.
             lm: language model of ``search(rerank="heads")``.
+            prompts: of queries and of passages, in place of the model's own (None); those of
+                ``encoder``, if it was loaded with others.
         """
         from revela.index.contexts import Context, slots_of
         from revela.index.ingest import describe
@@ -125,8 +128,8 @@ class Index:
         if encoder is None:
             from revela.retriever.load import load_encoder
 
-            encoder = load_encoder(path, "auto")
-        info = describe(path, encoder, settings, metadata or {})
+            encoder = load_encoder(path, "auto", prompts=prompts)
+        info = describe(path, encoder, settings, metadata or {}, prompts)
         chosen = Context.of("saved" if context is None else context)
         has_none = chosen.kind == "saved" and not slots_of(encoder)
         return cls.begin(Path(folder), info, encoder, lm, None if has_none else chosen)
@@ -171,6 +174,7 @@ class Index:
         lm: str | Path = OFFLINE_MODEL,
         weight: float | None = None,
         default_rerank: Rerank | None = None,
+        prompts: Given = OWN,
     ) -> Index:
         """Open an index. Its retriever is loaded when it is first needed.
 
@@ -178,13 +182,14 @@ class Index:
             folder: made by ``create`` or ``revela index``.
             model: where the retriever is, if it has moved since the index was made.
             encoder: of the index's retriever, if it is loaded already.
-            precision: arithmetic; "auto" is bf16 where the hardware has it.
+            precision: arithmetic; "auto" is that of the index's vectors.
             lm: language model of ``search(rerank="heads")``: a folder, a hub id or
                 embedded:smollm2-135m; loaded when it is first needed.
             weight: of the vectors in hybrid search by score, from 0 (words alone) to 1; None: set
                 for each query by what the index has measured.
             default_rerank: re-ranker of searches that name none, where scores are cosines or fused
                 by score.
+            prompts: other ones than the index was made with are refused.
         """
         check_weight(weight)
         folder = Path(folder)
@@ -207,6 +212,8 @@ class Index:
                 table.settle()
         if model is not None:
             _ = index.model_folder  # refuses a model that did not make the index
+        if prompts != OWN:
+            check_prompts(index.prompts, prompts, folder)
         return index
 
     @cached_property
@@ -221,39 +228,24 @@ class Index:
         return folder
 
     @property
+    def prompts(self) -> Prompts:
+        """What its retriever reads before queries and before passages."""
+        made = self.info.prompts
+        return named_prompts(self.model_folder) if made is None else made
+
+    @property
     def encoder(self) -> TokenEncoder:
         """The index's retriever, with the index's context; loaded when first needed."""
         if self._encoder is None:
             from revela.retriever.load import load_encoder
 
-            self._encoder = load_encoder(self.model_folder, self._precision)
+            precision = self.info.encodes_in if self._precision == "auto" else self._precision
+            self._encoder = load_encoder(self.model_folder, precision, prompts=self.prompts)
         if self.context is None:
             return self._encoder
         from revela.index.contexts import conditioned
 
         return conditioned(self._encoder, self.context)
-
-    @property
-    def encoder_or_copy(self) -> TokenEncoder:
-        """``encoder``; or its ONNX copy as long as that is not loaded, which takes seconds."""
-        if self._encoder is None and self._precision == "auto" and self.context is None:
-            return self._copy or self.encoder
-        return self.encoder
-
-    @cached_property
-    def _copy(self) -> OnnxEncoder | None:
-        from revela.retriever.onnx_encoder import cached_copy
-
-        return cached_copy(self.model_folder)
-
-    def keep_copy(self) -> None:
-        """Once its retriever is loaded, keep an ONNX copy, so that later searches need no torch."""
-        from revela.encoder.static_encoder import is_static
-
-        if self._encoder and self.context is None and not is_static(self.model_folder):
-            from revela.retriever.onnx_export import cache_copy
-
-            cache_copy(self._encoder, self.info.fingerprint)
 
     @cached_property
     def context(self) -> Vectors | None:
@@ -327,7 +319,7 @@ class Index:
         check_query(query, options, rerank == "tokens")
         if rerank == "tokens":
             if not isinstance(encoded, QueryTokens):
-                (encoded,) = self.encoder_or_copy.query_tokens([query])
+                (encoded,) = self.encoder.query_tokens([query])
             options = replace(options, reranker=encoded)
         else:
             options = replace(options, reranker=self._reranker(rerank))
@@ -354,7 +346,7 @@ class Index:
         calibration = self.calibration
         reads_tokens = isinstance(options.reranker, QueryTokens)
         makes_tokens = reads_tokens and not self.info.settings.keep_tokens
-        encoder = self.encoder_or_copy if makes_tokens else None
+        encoder = self.encoder if makes_tokens else None
         snapshot = IndexSnapshot(self.table, self.statistics, calibration.odds, encoder)
         ranking = snapshot.search(query, vector, options)
         rows = self.table.rows(list(ranking))
@@ -390,15 +382,15 @@ class Index:
             batch = queries[start : start + QUERY_BATCH]
             encoded: Any = [None] * len(batch)
             if by_tokens:
-                encoded = self.encoder_or_copy.query_tokens(batch)
+                encoded = self.encoder.query_tokens(batch)
             elif mode != "lexical":
-                encoded = self.encoder_or_copy.encode_queries(batch)
+                encoded = self.encoder.encode_queries(batch)
             for query, read in zip(batch, encoded, strict=True):
                 yield self.search(query, encoded=read, **options)
 
     def _vector(self, query: str, encoded: Vectors | QueryTokens | None) -> Vectors:
         vector = encoded.vector if isinstance(encoded, QueryTokens) else encoded
-        vectors = self.encoder_or_copy.encode_queries([query]) if vector is None else vector[None]
+        vectors = self.encoder.encode_queries([query]) if vector is None else vector[None]
         stored: Vectors = as_stored(vectors, self.info, self.folder)[0]
         return stored
 

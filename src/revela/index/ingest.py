@@ -20,6 +20,7 @@ from typing import Any
 
 from revela.corpus.chunk import chunk
 from revela.corpus.headings import has_headings, titles
+from revela.encoder.prompts import OWN, Given, prompts_of
 from revela.errors import RevelaError
 from revela.index.language import Terms
 from revela.index.manifest import Info
@@ -66,12 +67,19 @@ class Added:
 
 
 def describe(
-    model: Path, encoder: TokenEncoder, settings: Indexing, metadata: Mapping[str, str]
+    model: Path,
+    encoder: TokenEncoder,
+    settings: Indexing,
+    metadata: Mapping[str, str],
+    prompts: Given = OWN,
 ) -> Info:
-    """The manifest of a new index."""
+    """The manifest of a new index; ``prompts`` are those that the encoder was loaded with."""
     width = encoder.encode_passages(["."]).shape[1]
     width = min(width, settings.dimensions or width)
-    return Info(str(model.resolve()), fingerprint(model), width, settings, metadata)
+    precision = str(getattr(encoder, "precision", ""))
+    known: Any = dict(prompts=prompts_of(model, prompts), precision=precision)
+    made = str(model.resolve()), fingerprint(model), width, settings, metadata
+    return Info(*made, **known)
 
 
 def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -11,10 +11,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from revela.encoder.processor import has_bf16, has_gpu
+from revela.encoder.prompts import Prompts
 from revela.errors import RevelaError
 from revela.files import LOCK, atomic_write, hidden_prefix
 from revela.index.language import CORPUS_WORDS, Analyzer, FormerEnglish, Terms
-from revela.settings import Indexing
+from revela.settings import Indexing, Precision
 
 INFO, CONTEXT = "index.json", "context.safetensors"
 FORMAT = 5
@@ -100,13 +102,25 @@ class Info:
     format: int = FORMAT
     language: str | None = ""  # for ``Analyzer``; "": not found yet; None: LanceDB's English
     calibration: Calibration = field(default_factory=Calibration)
+    precision: str = ""  # that the vectors were made in; "" in those of earlier versions
     context: Mapping[str, Any] | None = None  # ``Context.about``, and the digest of its rows
+    prompts: Prompts | None = None  # None: made by a version that read those of the folder
 
     def analyzer(self, cache_size: int = CORPUS_WORDS) -> Terms:
         """What splits passages and queries into terms."""
         if self.language is None:
             return FormerEnglish()
         return Analyzer(self.language, cache_size)
+
+    @property
+    def encodes_in(self) -> Precision:
+        """The precision of queries, and of what is added: that of the vectors, but fp32 in place of
+        bf16 where that would be slow.
+        """
+        if self.precision == "int8":
+            return "int8"
+        is_fast = self.precision != "fp32" and (has_bf16() or has_gpu())
+        return "bf16" if is_fast else "fp32"
 
     def choices(self) -> Info:
         """The user's choices, without results."""
@@ -130,6 +144,8 @@ def read_info(folder: Path) -> Info:
             measured = {"version": 1, **content.get("calibration", {})}
             measured["scores"] = {k: tuple(v) for k, v in measured.get("scores", {}).items()}
             content["calibration"] = Calibration(**measured)
+            if content.get("prompts") is not None:
+                content["prompts"] = Prompts(*content["prompts"])
             return Info(**{**content, "settings": Indexing(**content["settings"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RevelaError(

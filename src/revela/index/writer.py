@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from revela.index.index import Index
 
 log = logging.getLogger(__name__)
-FEW_CHUNKS = 100  # are encoded by the ONNX copy sooner than torch is loaded
 
 
 class IndexWriter:
@@ -155,8 +154,7 @@ class IndexWriter:
         """Commit documents; how many chunks they have, and how many of those were cut."""
         index, table = self.index, self.index.table
         rows = table_rows(changes.documents, changes.digests, index.info, index.folder)
-        encoder = index.encoder_or_copy if len(rows["id"]) <= FEW_CHUNKS else index.encoder
-        encoded = encode_rows(rows, index.info, encoder, index.folder, table.passage_terms)
+        encoded = encode_rows(rows, index.info, index.encoder, index.folder, table.passage_terms)
         former, removed = before.find(changes.replaced)
         with self._counting([TermCounts.of(encoded.terms)], removed):
             table.write(encoded.rows, former)

@@ -46,12 +46,12 @@ def open_causal_lm(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """An LM's tokenizer; EOS is its padding token if it has none of its own."""
+    """An LM's tokenizer; it pads with EOS, or any token, if it has no padding token of its own."""
     from transformers import AutoTokenizer
 
     tokenizer = _opened(AutoTokenizer, folder)
     if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     return tokenizer
 
 

@@ -9,6 +9,7 @@ and save.py writes it.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +19,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
+from revela.encoder.prompts import DECODER, OWN, Given, prompts_of, prompts_set
 from revela.errors import RevelaError, first_line
-from revela.model_files import SAVE_AGAIN, check_safetensors
+from revela.model_files import SAVE_AGAIN, check_retriever
 from revela.retriever.routes import has_routes
 from revela.retriever.static_trainable import make_trainable
 from revela.settings import Recipe
@@ -29,26 +31,26 @@ from revela.types import Document
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+NO_LIMIT = 10**9  # tokens; tokenizers have a larger number where none is named
+# Kinds of models with a fixed number of positions that are not learned, and where it is named.
+FIXED_POSITIONS = {
+    "gptj": "max_position_embeddings",
+    "codegen": "max_position_embeddings",
+    "mpt": "max_seq_len",
+}
 POOLING_MODES = {"eos": "lasttoken", "mean": "mean", "weighted-mean": "weightedmean"}
 
 
-def load_retriever(folder: Path | str, device: str | None = None) -> SentenceTransformer:
+def load_retriever(
+    folder: Path | str, device: str | None = None, prompts: Given = OWN
+) -> SentenceTransformer:
     """Open a saved retriever, or any Sentence-Transformers folder, in fp32, whatever its weights
-    are stored in; on a GPU if there is one and no ``device`` is named.
+    are stored in; on a GPU if there is one and no ``device`` is named. ``prompts`` replace its own.
     """
-    if not (Path(folder) / "modules.json").is_file():
-        reason = f"{folder} is not a Sentence-Transformers folder: it has no modules.json"
-        if (Path(folder) / "config.json").is_file():
-            reason += (
-                f"; if it is a language model, make a retriever of it by revela fit TEXT --model "
-                f"{folder} --out RETRIEVER"
-            )
-        raise RevelaError(reason)
-    check_safetensors(Path(folder))
+    check_retriever(Path(folder))
     try:
         with loading_bar(Path(folder)):
-            model = SentenceTransformer(str(folder), device=device, local_files_only=True)
-            return model.float()
+            model = SentenceTransformer(str(folder), device=device, local_files_only=True).float()
     except Exception as error:  # tokenizers raise no other for a damaged file
         reason = first_line(error)
         if "pytorch_model.bin" in reason:  # neither is there: the hub's is not downloaded
@@ -56,6 +58,13 @@ def load_retriever(folder: Path | str, device: str | None = None) -> SentenceTra
         raise RevelaError(
             f"{folder} cannot be opened as a Sentence-Transformers model: {reason}"
         ) from error
+    query, passage = prompts_of(Path(folder), prompts)
+    model.prompts.update(query=query, document=passage, passage=passage)  # both names are in use
+    for part in model.modules():
+        if isinstance(part, modules.Transformer) and part.tokenizer is not None:
+            add_pad_token(part)
+            limit_tokens(part)
+    return model
 
 
 def build_retriever(
@@ -70,15 +79,18 @@ def build_retriever(
 ) -> SentenceTransformer:
     """Build an untrained retriever in fp32, as bf16 would round small updates of LoRA away.
 
-    A Sentence-Transformers folder is taken as it is; the other arguments are for decoders.
+    A Sentence-Transformers folder is taken as it is, with the prompts; the other arguments are for
+    decoders.
 
     Args:
         layers: how many of the decoder's lower layers to keep; 0: all. Its final norm stays.
         pooling: a key of ``POOLING_MODES``.
         max_tokens: where texts are truncated, prompt and special tokens included.
+        query_prompt, passage_prompt: "auto" is the model's own, or a decoder's ``DECODER``.
     """
+    given = prompts_set(query_prompt, passage_prompt)
     if (folder / "modules.json").is_file():
-        model = load_retriever(folder)
+        model = load_retriever(folder, prompts=given)
         if has_routes(model):
             raise RevelaError(
                 f"{folder} reads queries and passages by different modules (Router), and training "
@@ -108,8 +120,8 @@ def build_retriever(
     tokenizer = transformer.tokenizer
     tokenizer.padding_side = "right"
     tokenizer.chat_template = None
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    add_pad_token(transformer)
+    limit_tokens(transformer)
     if pooling == "eos":
         _append_eos(tokenizer)
     add_missing_rows(transformer)
@@ -119,8 +131,52 @@ def build_retriever(
         modules.Pooling(width, pooling_mode=POOLING_MODES[pooling]),
         modules.Normalize(),
     ]
-    prompts = {"query": query_prompt, "document": passage_prompt, "passage": passage_prompt}
+    query, passage = (
+        own if prompt is None else prompt for prompt, own in zip(given, DECODER, strict=True)
+    )
+    prompts = {"query": query, "document": passage, "passage": passage}
     return SentenceTransformer(modules=parts, prompts=prompts, similarity_fn_name="cosine")
+
+
+def add_pad_token(transformer: modules.Transformer) -> None:
+    """Give a tokenizer without a token for padding one, in place. Padding is masked: any token does
+    that is no part of a text.
+    """
+    tokenizer = transformer.tokenizer
+    if tokenizer.pad_token is not None:
+        return
+    names = ("eos_token", "sep_token", "bos_token", "unk_token")
+    token = next(filter(None, (getattr(tokenizer, name, None) for name in names)), None)
+    tokenizer.add_special_tokens({"pad_token": token or "[PAD]"})
+    add_missing_rows(transformer)
+
+
+def limit_tokens(transformer: modules.Transformer) -> None:
+    """Have a model read no more tokens than it has positions for, in place; says so."""
+    positions, limit = positions_of(transformer.model), transformer.max_seq_length
+    if positions is None or (limit is not None and limit <= positions):
+        return
+    if limit is not None and limit < NO_LIMIT:
+        logging.getLogger(__name__).info(
+            f"{transformer.model.name_or_path} names a limit of {limit:,} tokens and has "
+            f"{positions:,} positions: it reads {positions:,} tokens of a text"
+        )
+    transformer.max_seq_length = positions
+
+
+def positions_of(model: PreTrainedModel) -> int | None:
+    """For how many tokens a model has positions; None: for any number."""
+    config, counts = model.config, list[int]()
+    if config.model_type in FIXED_POSITIONS:
+        counts.append(getattr(config, FIXED_POSITIONS[config.model_type]))
+    for name, part in model.named_modules():
+        if isinstance(part, nn.Embedding) and re.search(r"wpe$|(?<!relative_)position[^.]*$", name):
+            # RoBERTa counts from behind the padding's row, OPT from its offset.
+            padding = -1 if part.padding_idx is None else part.padding_idx
+            counts.append(part.num_embeddings - max(getattr(part, "offset", 0), padding + 1))
+    if counts:
+        counts.append(getattr(config, "max_position_embeddings", counts[0]))
+    return min(counts, default=None)
 
 
 def add_missing_rows(transformer: modules.Transformer) -> None:
@@ -154,7 +210,10 @@ def keep_lower_layers(model: PreTrainedModel, layers: int) -> None:
             if isinstance(child, nn.ModuleList) and len(child) == depth:
                 setattr(module, name, child[:layers])
     model.config.num_hidden_layers = layers
-    if getattr(model.config, "layer_types", None):
+    if hasattr(model.config, "attention_types"):  # GPT-Neo
+        model.config.attention_layers = model.config.attention_layers[:layers]
+        model.config.attention_types = [[model.config.attention_layers, 1]]
+    if vars(model.config).get("layer_types"):  # of some a property
         model.config.layer_types = model.config.layer_types[:layers]
 
 
@@ -162,6 +221,10 @@ def _append_eos(tokenizer: PreTrainedTokenizerFast) -> None:
     """Make the tokenizer end every text with EOS, after truncation."""
     from tokenizers.processors import TemplateProcessing
 
+    if tokenizer.eos_token is None:
+        raise RevelaError(
+            "the tokenizer has no EOS token, which --pooling eos reads: give --pooling mean"
+        )
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     special = tokenizer("a")["input_ids"]
     before = special[: special.index(plain[0])]

@@ -26,6 +26,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from revela.device import after_a_batch, autocast, on_cpu, sent, uses_bf16
+from revela.encoder.prompts import OWN, Given
 from revela.encoder.saved_config import words_to_vectors_of
 from revela.encoder.static_encoder import check_tokens
 from revela.encoder.token_counter import TokenCounter
@@ -126,15 +127,24 @@ class RetrieverEncoder:
 
     @classmethod
     def load(
-        cls, folder: Path, precision: Precision, max_tokens: int | None = None
+        cls,
+        folder: Path,
+        precision: Precision,
+        max_tokens: int | None = None,
+        prompts: Given = OWN,
     ) -> RetrieverEncoder:
         """Open a saved retriever, or any Sentence-Transformers folder (``load_encoder``)."""
         silence_libraries()
-        model = load_retriever(folder)
+        model = load_retriever(folder, prompts=prompts)
         bf16 = uses_bf16(precision, model.device)
         encoder = cls(model, bf16, max_tokens, str(folder), load_context_encoder(folder))
         encoder.words_to_vectors = words_to_vectors_of(folder)
         return encoder
+
+    @property
+    def precision(self) -> str:
+        """ "bf16" or "fp32"."""
+        return "bf16" if self.bf16 else "fp32"
 
     def with_context(self, rows: Tensor | Callable[[], Tensor]) -> RetrieverEncoder:
         """The same encoder with another context (J, D) in its slots, or a function that gives it

@@ -1,28 +1,73 @@
-"""Open a saved retriever for encoding, without torch if it is static."""
+"""Open a saved retriever for encoding: as a table of words or as a graph, else by torch."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from revela.encoder.graph_encoder import GraphEncoder
+from revela.encoder.graphs import export_folder, open_graph
+from revela.encoder.processor import has_gpu, has_torch
+from revela.encoder.prompts import OWN, Given, prompts_of
 from revela.encoder.static_encoder import StaticEncoder, is_static
-from revela.errors import extra
+from revela.errors import RevelaError, extra, first_line
+from revela.model_files import check_retriever, fingerprint
 from revela.settings import Precision
 
 if TYPE_CHECKING:
     from revela.retriever.encode import RetrieverEncoder
 
-    Loaded = RetrieverEncoder | StaticEncoder
+    Loaded = RetrieverEncoder | StaticEncoder | GraphEncoder
+
+log = logging.getLogger(__name__)
 
 
-def load_encoder(folder: Path, precision: Precision, max_tokens: int | None = None) -> Loaded:
+def load_encoder(
+    folder: Path,
+    precision: Precision = "auto",
+    max_tokens: int | None = None,
+    prompts: Given = OWN,
+) -> Loaded:
     """Open a saved retriever, or any Sentence-Transformers folder, for encoding.
 
+    Args:
+        folder: of the retriever.
+        precision: arithmetic; "auto" is what the hardware is fast in. With a GPU and torch, that
+            is torch's bf16 there.
+        max_tokens: truncate texts here instead of at the model's own limit.
+        prompts: that a user gives.
+
     Raises:
-        RevelaError: the folder is not one, or is damaged.
+        RevelaError: the folder is not one, is damaged, or needs torch, which is not installed.
     """
+    check_retriever(folder)
     if is_static(folder):
-        return StaticEncoder.load(folder, max_tokens)
-    with extra("train", f"{folder}, a model that is read by torch,"):
+        return StaticEncoder.load(folder, max_tokens, prompts)
+    if precision == "int8" or not has_gpu():
+        encoder = open_graph(folder, precision, max_tokens, prompts_of(folder, prompts))
+        if encoder is not None:
+            return encoder
+        if precision == "int8":
+            raise RevelaError(
+                f"{folder} cannot be read in int8, as it is read by torch: leave --precision out"
+            )
+    with extra("train", f"{folder}, a model that only torch reads,"):
         from revela.retriever.encode import RetrieverEncoder
-    return RetrieverEncoder.load(folder, precision, max_tokens)
+    return RetrieverEncoder.load(folder, precision, max_tokens, prompts)
+
+
+def keep_graph(folder: Path) -> None:
+    """Export a retriever that has no graph, once, so that no later run needs torch for it; one that
+    cannot be exported stays with torch, which is only logged.
+    """
+    if is_static(folder) or has_gpu() or export_folder(fingerprint(folder)).exists():
+        return
+    if not has_torch() or isinstance(load_encoder(folder, "fp32"), GraphEncoder):
+        return
+    try:
+        from revela.retriever.onnx_export import export_to_cache
+
+        export_to_cache(folder)
+    except Exception as error:  # of the exporter
+        log.info(f"{folder} is read by torch at each start ({first_line(error)})")

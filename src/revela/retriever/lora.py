@@ -11,26 +11,42 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
+from revela.errors import RevelaError
 from revela.retriever.static_trainable import TrainableTable
 
 
 def add_lora(model: SentenceTransformer, rank: int, alpha: int, dropout: float) -> None:
-    """Freeze the model and add LoRA to the linear layers of the transformer's blocks, in place.
+    """Freeze the model and add LoRA to the linear modules of the transformer's layers, in place.
 
     W becomes W + (alpha / rank) B A (Hu et al., ICLR 2022). A has ``rank`` rows. B starts at 0, so
     the model's vectors do not change yet. With rank 0 all weights of the transformer are trained.
     """
     from peft import LoraConfig, inject_adapter_in_model
+    from transformers.pytorch_utils import Conv1D  # a linear module, with the weight transposed
 
     model.requires_grad_(False)
     transformer = model[0].model
     if not rank:
         transformer.requires_grad_(True)
         return
-    linear = [name for name, part in transformer.named_modules() if isinstance(part, nn.Linear)]
-    targets = [name for name in linear if "layer" in name]
-    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets)
-    inject_adapter_in_model(config, transformer)
+    parts = dict(transformer.named_modules())
+    lists = tuple(f"{name}." for name, part in parts.items() if isinstance(part, nn.ModuleList))
+    inside = {name: part for name, part in parts.items() if name.startswith(lists)}
+    targets = [name for name, part in inside.items() if isinstance(part, nn.Linear | Conv1D)]
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules=targets,
+        fan_in_fan_out=any(isinstance(part, Conv1D) for part in inside.values()),
+    )
+    try:
+        inject_adapter_in_model(config, transformer)
+    except ValueError as error:
+        raise RevelaError(
+            f"{type(transformer).__name__} has no linear modules in its layers that LoRA can "
+            "change: train all weights by --lora-rank 0, or give another --model"
+        ) from error
 
 
 def needs_merging(model: SentenceTransformer) -> bool:

@@ -2,8 +2,8 @@
 
 The graph holds all modules of a saved folder. Beside it lie tokenizer.json, which truncates, pads
 and lowers case as the model does, and retriever.json with the prompts, which the caller puts before
-a text. An export is kept only if onnxruntime's vectors equal torch's. The copy in the cache also
-gives token vectors. onnx_encoder.py reads both.
+a text. An export is kept only if its vectors equal torch's. The one in the cache, by which
+encoder/graphs.py encodes without torch, also gives token vectors.
 
 Shapes: N texts, B texts of a batch, L tokens, D width of the vectors.
 """
@@ -23,8 +23,15 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
+from revela.encoder.after_transformer import TOKENS, VECTOR
+from revela.encoder.bert import MASK, STATES
+from revela.encoder.graph_encoder import IDS
+from revela.encoder.graphs import CONFIG, EXPORT, TOKENIZER, export_folder, open_export
 from revela.errors import RevelaError, first_line
 from revela.files import atomic_write
+from revela.model_files import fingerprint
+from revela.retriever.build import load_retriever
+from revela.retriever.context import slot_ids
 from revela.retriever.encode import (
     RetrieverEncoder,
     passage_prompt_of,
@@ -32,24 +39,15 @@ from revela.retriever.encode import (
     unit_token_vectors,
     unit_vectors,
 )
-from revela.retriever.onnx_encoder import (
-    CONFIG,
-    INPUTS,
-    MODEL,
-    OUTPUT,
-    TOKENIZER,
-    TOKENS,
-    OnnxEncoder,
-    copy_folder,
-)
 from revela.retriever.routes import has_routes
 from revela.silence import progress_bar, silence_warnings
-from revela.types import Encoder, Vectors
+from revela.types import Vectors
 
 log = logging.getLogger(__name__)
-TOLERANCE = 1e-5  # between onnxruntime's vectors and torch's, in any component
-NEEDED = ("onnx", "onnxscript", "onnxruntime")
-MAX_CACHED = 150_000_000  # parameters of a model that is copied into the cache
+TOLERANCE = 1e-5  # between its vectors and torch's, in any component
+NEEDED = ("onnx", "onnxscript")
+MAX_CACHED = 150_000_000  # parameters of a model that is exported into the cache
+INPUTS = (IDS, MASK)
 SAMPLE = (
     "kidneys",
     "How are invoices archived?",
@@ -68,7 +66,7 @@ def export_onnx(model: SentenceTransformer, out: Path, tokens: bool = False) -> 
     With ``tokens`` the graph also gives token vectors, as a second output.
 
     Returns:
-        The largest difference between a number of onnxruntime's vectors and torch's.
+        The largest difference between a number of its vectors and of torch's.
 
     Raises:
         RevelaError: the extra is not installed, ``out`` exists, the model cannot be exported, or
@@ -76,14 +74,14 @@ def export_onnx(model: SentenceTransformer, out: Path, tokens: bool = False) -> 
     """
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         raise RevelaError(
-            f"export to ONNX needs {', '.join(missing)}: run pip install 'revela-retriever[onnx]'"
+            f"export to ONNX needs {', '.join(missing)}: run pip install 'revela-retriever[train]'"
         )
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
     model = model.cpu().float().eval()
     with atomic_write(out) as temporary, progress_bar("exporting", "part", total=2) as shown:
         temporary.mkdir()
-        _write_graph(model, temporary / MODEL, tokens)
+        _write_graph(model, temporary / EXPORT, tokens)
         shown.update()
         _write_tokenizer(model, temporary / TOKENIZER)
         _write_config(model, temporary / CONFIG)
@@ -97,25 +95,20 @@ def export_onnx(model: SentenceTransformer, out: Path, tokens: bool = False) -> 
     return difference
 
 
-def cache_copy(encoder: Encoder, fingerprint: str) -> None:
-    """Export a small retriever on a CPU into the cache, once; failures are only logged."""
-    folder = copy_folder(fingerprint)
-    if folder.exists() or not isinstance(encoder, RetrieverEncoder):
-        return
-    if encoder.slots or encoder.query_model is not encoder.model:
-        return
-    model, started = encoder.model, time.monotonic()
-    parameters = sum(weight.numel() for weight in model.parameters())
-    if model.device.type != "cpu" or parameters > MAX_CACHED:
-        return
-    if not all(map(importlib.util.find_spec, NEEDED)):
-        return
-    try:
-        export_onnx(model, folder, tokens=True)
-        seconds = time.monotonic() - started
-        log.info(f"an ONNX copy of the retriever is kept for revela search ({seconds:.0f} s)")
-    except Exception as error:  # of the exporter; the index is whole
-        log.info(f"revela search will load torch ({first_line(error)})")
+def export_to_cache(folder: Path) -> None:
+    """Export a small retriever into the cache, where ``open_graph`` finds it.
+
+    Raises:
+        RevelaError: as for ``export_onnx``; or it is too large.
+    """
+    started, model = time.monotonic(), load_retriever(folder, device="cpu")
+    if sum(weight.numel() for weight in model.parameters()) > MAX_CACHED:
+        raise RevelaError(f"it has more than {MAX_CACHED / 1e6:.0f} million weights")
+    if slot_ids(model):
+        raise RevelaError("it reads a context")
+    export_onnx(model, export_folder(fingerprint(folder)), tokens=True)
+    seconds = time.monotonic() - started
+    log.info(f"{folder} is exported to ONNX, to be read without torch ({seconds:.0f} s)")
 
 
 class _Graph(nn.Module):
@@ -128,7 +121,7 @@ class _Graph(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
         transformer, *rest = self.model
         features = transformer({"input_ids": input_ids, "attention_mask": attention_mask})
-        tokens_BLW: Tensor = features[TOKENS]
+        tokens_BLW: Tensor = features[STATES]
         for module in rest:
             features = module(features)
         vectors_BD = unit_vectors(features, self.model.get_embedding_dimension())
@@ -158,7 +151,7 @@ def _write_graph(model: SentenceTransformer, file: Path, tokens: bool) -> None:
                 dynamo=True,
                 verbose=False,
                 input_names=list(INPUTS),
-                output_names=[OUTPUT, TOKENS] if tokens else [OUTPUT],
+                output_names=[VECTOR, TOKENS] if tokens else [VECTOR],
                 dynamic_shapes=(axes, axes),
             )
     except RuntimeError as error:  # the exporter's own errors are subclasses
@@ -178,7 +171,7 @@ def _write_config(model: SentenceTransformer, file: Path) -> None:
         "dimension": model.get_embedding_dimension(),
         "similarity": "cosine",
         "inputs": INPUTS,
-        "output": OUTPUT,
+        "output": VECTOR,
         "special_tokens": model.tokenizer.all_special_ids,
     }
     file.write_text(json.dumps(config, indent=1) + "\n")
@@ -198,8 +191,8 @@ def _write_tokenizer(model: SentenceTransformer, file: Path) -> None:
 
 
 def _difference(model: SentenceTransformer, folder: Path, tokens: bool) -> float:
-    """The largest difference between vectors of ``SAMPLE`` by onnxruntime and by torch."""
-    encoder, pairs = OnnxEncoder(folder, threads=1), list[tuple[Vectors, Vectors]]()
+    """The largest difference between vectors of ``SAMPLE`` by OpenVINO and by torch."""
+    encoder, pairs = open_export(folder), list[tuple[Vectors, Vectors]]()
     how: dict[str, Any] = dict(normalize_embeddings=True, show_progress_bar=False)
     for encode, prompt in (
         (encoder.encode_queries, query_prompt_of(model)),

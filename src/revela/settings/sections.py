@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, Positi
 from pydantic.dataclasses import dataclass
 
 Pooling = Literal["eos", "mean", "weighted-mean"]
-Precision = Literal["auto", "fp32", "bf16"]
+Precision = Literal["auto", "fp32", "bf16", "int8"]
 VectorForm = Literal["float32", "int8", "binary"]
 T = TypeVar("T")
 
@@ -111,10 +111,11 @@ class Retriever:
     "How a decoder's token vectors become one vector."
     lower_case: Rare[Literal["auto", "yes", "no"]] = "auto"
     "Fold case in the retriever's tokenizer; auto does so if the corpus has almost no capitals."
-    query_prompt: Rare[str] = "query: "
-    "Prefix of every query of a decoder; Sentence-Transformers models keep their own prompts."
-    passage_prompt: Rare[str] = "passage: "
-    "Prefix of every passage, likewise."
+    query_prompt: Rare[str] = "auto"
+    """Prefix of every query. auto: `query: ` for a language model; Sentence-Transformers models
+    keep their own prompts."""
+    passage_prompt: Rare[str] = "auto"
+    "Prefix of every passage, likewise: `passage: `."
     max_tokens: PositiveInt = 512
     "Maximum tokens of a text for the saved retriever; longer texts are truncated."
     lora_rank: NonNegativeInt = 64

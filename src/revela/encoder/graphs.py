@@ -1,0 +1,247 @@
+"""Find or make the graph of a retriever's folder, in the precision that the processor is fast in.
+
+A graph is made of a BERT's weights, or read from the folder's own ONNX or OpenVINO file, or from
+the export that retriever/onnx_export.py keeps in the cache. Its int8 copy is made once, and kept in
+the cache if it finds what the graph itself finds.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from revela.embedded import cache_folder
+from revela.encoder.after_transformer import Unsupported, with_modules
+from revela.encoder.bert import MASK, STATES, bert, is_bert, max_positions
+from revela.encoder.graph_encoder import Graph, GraphEncoder
+from revela.encoder.int8 import quantised
+from revela.encoder.processor import fastest
+from revela.encoder.saved_config import read_config, words_to_vectors_of
+from revela.encoder.weights import Weights
+from revela.errors import RevelaError, first_line
+from revela.files import atomic_write
+from revela.model_files import fingerprint, modules_of
+from revela.settings import Precision
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from openvino import Model
+
+log = logging.getLogger(__name__)
+VERSION = 3  # of exports and of int8 copies
+EXPORT, TOKENIZER, CONFIG = "model.onnx", "tokenizer.json", "retriever.json"  # of an export
+OWN_FILES = ("openvino/openvino_model.xml", f"onnx/{EXPORT}")
+LEAST_COSINE = 0.98  # the mean between vectors by int8 and by fp32
+SEQUENCES, LENGTH, BATCH = 64, 32, 16  # random tokens that the ranges of int8 are measured on
+# Two halves of each text; each is to find the other.
+SAMPLE = (
+    ("Invoices are kept for ten years in the cellar.", "After that the paper is shredded."),
+    ("Blood pressure was measured twice in each arm.", "The second reading was often lower."),
+    ("def area(width, height):", "    return width * height  # of a rectangle"),
+    ("The committee met on Tuesday.", "Members voted to raise the fee for new licences."),
+    ("Die Katze schläft auf dem Sofa.", "Abends jagt sie Mäuse im Garten."),
+    ("Le musée ouvre à neuf heures.", "L'entrée est gratuite le dimanche."),
+    ("Поезд отправляется в полдень.", "Билеты продаются на вокзале."),
+    ("図書館は月曜日に閉まっています。", "本は二週間借りることができます。"),
+    ("水库的水位在春天上升。", "渔民在岸边修理他们的船。"),
+    ("تفتح المدرسة أبوابها في الخريف.", "يتعلم الأطفال القراءة والكتابة."),
+)
+
+
+def export_folder(digest: str) -> Path:
+    """Where the export of a retriever with this fingerprint is kept."""
+    return cache_folder() / "onnx" / f"{digest}-{VERSION}"
+
+
+def open_graph(
+    folder: Path,
+    precision: Precision = "auto",
+    max_tokens: int | None = None,
+    prompts: tuple[str, str] = ("", ""),
+) -> GraphEncoder | None:
+    """The encoder of a Sentence-Transformers folder by a graph; None if it has none.
+
+    Raises:
+        RevelaError: a file is damaged.
+    """
+    modules = modules_of(folder)
+    if not modules or modules[0][0] != "Transformer" or (folder / "context").is_dir():
+        return None
+    inside = modules[0][1]
+    if not (inside / TOKENIZER).is_file():
+        return None
+    try:
+        graph = _graph(folder, modules)
+        if graph is None:
+            return None
+        encoder = _encoder(graph, folder, inside, max_tokens, prompts)
+    except Unsupported:
+        return None
+    except Exception as error:  # OpenVINO and tokenizers raise no other for a damaged file
+        raise RevelaError(
+            f"{folder} cannot be opened as a Sentence-Transformers model: {first_line(error)}"
+        ) from error
+    if precision == "auto":
+        precision = fastest()
+    if precision == "int8":
+        return _in_int8(encoder, folder)
+    return encoder.with_graph(precision=precision)
+
+
+def open_export(folder: Path) -> GraphEncoder:
+    """The encoder of a folder that ``revela export`` has written, in fp32."""
+    import openvino as ov
+    from tokenizers import Tokenizer
+
+    about = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+    padding = (tokenizer.padding or {}).get("pad_id", 0)
+    prompts = about["prompts"]["query"], about["prompts"]["passage"]
+    graph = Graph(ov.Core().read_model(folder / EXPORT), "fp32")
+    return GraphEncoder(graph, tokenizer, prompts, about["max_tokens"], padding, str(folder))
+
+
+def _graph(folder: Path, modules: list[tuple[str, Path]]) -> Graph | None:
+    """The graph in fp32."""
+    import openvino as ov
+
+    inside, after = modules[0][1], modules[1:]
+    width = read_config(folder).get("truncate_dim")
+    export = export_folder(fingerprint(folder)) / EXPORT
+    if export.is_file():
+        return Graph(ov.Core().read_model(export), "fp32")
+    config = json.loads((inside / "config.json").read_text(encoding="utf-8"))
+    if is_bert(config) and not _is_unusual(inside):
+        built = bert(config, Weights(inside))
+        return Graph(with_modules(built.model, MASK, after, width), "fp32", built.table_VD)
+    for name in OWN_FILES:
+        if (inside / name).is_file():
+            states = _states_of(ov.Core().read_model(inside / name))
+            return Graph(with_modules(states, MASK, after, width), "fp32")
+    return None
+
+
+def _states_of(model: Model) -> Model:
+    """A model's own graph, with the states of its tokens as its first output."""
+    import openvino as ov
+
+    named = {name: value for value in model.outputs for name in value.get_names()}
+    states = next((named[n] for n in ("last_hidden_state", STATES) if n in named), None)
+    inputs = {name for value in model.inputs for name in value.get_names()}
+    if states is None or not {"input_ids", MASK} <= inputs or "past_key_values" in str(inputs):
+        raise Unsupported("the graph's inputs and outputs")
+    return ov.Model([states.get_node().input_value(0)], model.get_parameters(), "own")
+
+
+def _settings(inside: Path) -> dict[str, Any]:
+    """What sentence-transformers has written about reading texts, under any of its names."""
+    for file in sorted(inside.glob("sentence_*_config.json")):
+        read: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return read
+    return {}
+
+
+def _is_unusual(inside: Path) -> bool:
+    """Whether a transformer has settings or adapters that only its own library knows."""
+    known = ("max_seq_length", "do_lower_case", "transformer_task", "modality_config")
+    settings = _settings(inside)
+    rest = {k for k, v in settings.items() if v} - {*known, "module_output_name"}
+    output = settings.get("module_output_name", STATES)
+    return bool(rest) or output != STATES or (inside / "adapter_config.json").is_file()
+
+
+def token_limit_of(inside: Path) -> int | None:
+    """The maximum number of tokens that a transformer's folder says it reads; at most as many as it
+    has positions. None: all.
+    """
+    config = json.loads((inside / "config.json").read_text(encoding="utf-8"))
+    about = inside / "tokenizer_config.json"
+    tokenizer = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
+    positions = config.get("max_position_embeddings")
+    if is_bert(config):
+        positions = max_positions(config)
+    limits = _settings(inside).get("max_seq_length"), tokenizer.get("model_max_length")
+    limit = next((int(limit) for limit in limits if limit), positions)
+    return min(limit, positions) if limit and positions else limit
+
+
+def _encoder(
+    graph: Graph,
+    folder: Path,
+    inside: Path,
+    max_tokens: int | None,
+    prompts: tuple[str, str],
+) -> GraphEncoder:
+    from tokenizers import Tokenizer
+    from tokenizers.normalizers import Lowercase, Sequence
+
+    tokenizer = Tokenizer.from_file(str(inside / TOKENIZER))
+    if _settings(inside).get("do_lower_case"):
+        own = [tokenizer.normalizer] if tokenizer.normalizer else []
+        tokenizer.normalizer = Sequence([Lowercase(), *own])
+    limit = token_limit_of(inside)
+    if max_tokens is not None:
+        limit = min(max_tokens, limit or max_tokens)
+    padding = json.loads((inside / "config.json").read_text(encoding="utf-8")).get("pad_token_id")
+    name, odds = str(folder), words_to_vectors_of(folder)
+    return GraphEncoder(graph, tokenizer, prompts, limit, padding or 0, name, odds)
+
+
+def _in_int8(encoder: GraphEncoder, folder: Path) -> GraphEncoder:
+    """The encoder by the int8 copy of its graph, which is made if necessary; or by the graph
+    itself, if the copy is not as good.
+    """
+    import openvino as ov
+
+    place = cache_folder() / "int8" / f"{fingerprint(folder)}-{VERSION}"
+    if not place.is_dir():
+        copy = quantised(encoder.graph.model, _random_batches(encoder))
+        reason = _difference(encoder, encoder.with_graph(model=copy, precision="int8"))
+        try:
+            with atomic_write(place) as temporary:
+                temporary.mkdir(parents=True)
+                (temporary / "about.json").write_text(json.dumps({"refused": reason}))
+                if not reason:
+                    ov.save_model(copy, temporary / "graph.xml", compress_to_fp16=False)
+        except OSError:
+            if not place.is_dir():  # else another process has made it
+                raise
+    if reason := json.loads((place / "about.json").read_text())["refused"]:
+        log.info(f"{folder} is not used in int8: {reason}")
+        return encoder.with_graph(precision="bf16")
+    return encoder.with_graph(model=ov.Core().read_model(place / "graph.xml"), precision="int8")
+
+
+def _random_batches(encoder: GraphEncoder) -> Iterator[dict[str, NDArray[Any]]]:
+    """Random tokens of the vocabulary, between those that stand around a text."""
+    tokenizer, rng = encoder.tokenizer, np.random.default_rng(0)
+    special = [i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+    words = np.setdiff1d(np.arange(tokenizer.get_vocab_size()), special)
+    around = tokenizer.encode("").ids
+    for _ in range(SEQUENCES // BATCH):
+        ids_BL = rng.choice(words, size=(BATCH, LENGTH)).astype(np.int64)
+        if around:
+            ids_BL[:, 0], ids_BL[:, -1] = around[0], around[-1]
+        yield encoder.graph.inputs(ids_BL, np.ones_like(ids_BL))
+
+
+def _difference(whole: GraphEncoder, copy: GraphEncoder) -> str:
+    """Why a copy is not as good as the graph; "" if it is."""
+    firsts, seconds = zip(*SAMPLE, strict=True)
+    vectors, found = [], []
+    for encoder in (whole, copy):
+        queries_ND, passages_ND = encoder.encode_queries(firsts), encoder.encode_passages(seconds)
+        vectors.append(np.concatenate([queries_ND, passages_ND]))
+        right = (queries_ND @ passages_ND.T).argmax(axis=1) == np.arange(len(SAMPLE))
+        found.append(int(right.sum()))
+    cosine = float((vectors[0] * vectors[1]).sum(axis=1).mean())
+    if cosine < LEAST_COSINE:
+        return f"its vectors have a cosine of {cosine:.3f} to those in fp32"
+    if found[1] < found[0]:
+        return f"it finds {found[1]} of {len(SAMPLE)} texts by their first half, fp32 {found[0]}"
+    return ""

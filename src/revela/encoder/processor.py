@@ -1,0 +1,57 @@
+"""Which arithmetic this processor is fast in."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from functools import cache
+from pathlib import Path
+
+from revela.settings import Precision
+
+# Flags of Linux for products in int8 (VNNI, AMX) and in bf16. x86 and ARM have names of their own.
+INT8 = {"avx_vnni", "avx512_vnni", "amx_int8", "i8mm"}
+BF16 = {"avx512_bf16", "amx_bf16"}
+LIMIT = "ONEDNN_MAX_CPU_ISA"  # limits what OpenVINO and torch use
+
+
+@cache
+def flags() -> frozenset[str]:
+    """What the processor has, as Linux names it; none on other systems, which do not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(
+        flag
+        for line in lines
+        if line.startswith(("flags", "Features"))
+        for flag in line.partition(":")[2].split()
+    )
+
+
+def fastest() -> Precision:
+    """int8 where the processor has instructions for it, else bf16 where it has those, else fp32:
+    without them int8 is slower than fp32.
+    """
+    limit = os.environ.get(LIMIT, "").upper()
+    if flags() & INT8 and (not limit or "VNNI" in limit or "BF16" in limit or "AMX" in limit):
+        return "int8"
+    return "bf16" if has_bf16() else "fp32"
+
+
+def has_gpu() -> bool:
+    """Whether there is a GPU, and torch to use it."""
+    return shutil.which("nvidia-smi") is not None and has_torch()
+
+
+def has_torch() -> bool:
+    """Whether torch is installed; it is not imported."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def has_bf16() -> bool:
+    """Whether products in bf16 are fast."""
+    limit = os.environ.get(LIMIT, "").upper()
+    return bool(flags() & BF16) and (not limit or "BF16" in limit or "AMX" in limit)

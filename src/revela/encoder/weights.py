@@ -1,0 +1,59 @@
+"""Tensors of a folder's safetensors files, memory-mapped, without torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Dtypes of safetensors in numpy, which knows no bf16.
+DTYPES = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
+
+
+class Weights:
+    """Reads tensors by name from all safetensors files that lie directly in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._places: dict[str, tuple[Path, int, dict[str, Any]]] = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            with file.open("rb") as opened:
+                size = int.from_bytes(opened.read(8), "little")
+                header = json.loads(opened.read(size))
+            header.pop("__metadata__", None)
+            self._places |= {name: (file, 8 + size, about) for name, about in header.items()}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each tensor."""
+        return {name: tuple(about["shape"]) for name, (_, _, about) in self._places.items()}
+
+    def stored(self, name: str) -> NDArray[Any]:
+        """A tensor as it is stored; of bf16, the bits.
+
+        Raises:
+            KeyError: there is none of that name.
+            ValueError: of a dtype that is no float, or a file that is too short.
+        """
+        file, start, about = self._places[name]
+        if about["dtype"] not in DTYPES:
+            raise ValueError(f"{name} of {file.name} is {about['dtype']}, not fp16, bf16 or fp32")
+        place, shape = start + about["data_offsets"][0], tuple(about["shape"])
+        return np.asarray(np.memmap(file, DTYPES[about["dtype"]], "r", place, shape))
+
+    def fp32(self, name: str) -> NDArray[np.float32]:
+        """A tensor in fp32."""
+        return fp32(self.stored(name))
+
+
+def fp32(numbers: NDArray[Any]) -> NDArray[np.float32]:
+    """Floats, or the bits of bf16, which are the upper half of fp32's, as fp32."""
+    if numbers.dtype == np.uint16:
+        bits = numbers.astype(np.uint32)
+        bits <<= 16  # in place: the table may be large
+        return bits.view(np.float32)
+    return numbers.astype(np.float32, copy=False)

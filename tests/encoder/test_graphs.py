@@ -1,0 +1,350 @@
+"""Graphs made of a BERT's weights, and their int8 copies, give the vectors that torch gives."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+
+from conftest import make_rows
+from revela import Document, Index
+from revela.embedded import E5, MINILM, is_installed
+from revela.encoder import graphs, processor
+from revela.encoder.after_transformer import VECTOR
+from revela.encoder.graph_encoder import GraphEncoder
+from revela.encoder.int8 import _range, quantised
+from revela.errors import RevelaError
+from revela.model_files import fingerprint, resolve
+from revela.retriever.encode import RetrieverEncoder
+from revela.retriever.load import keep_graph, load_encoder
+from revela.settings import Indexing
+from tests.retriever.small import build
+
+TEXTS = [*(row["text"] for row in make_rows(6)), "Ocean", "ÖFFENTLICH", "x " * 99, "", "a\r\nb"]
+SMALL = dict(
+    hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, pad_token_id=1
+)
+FAMILIES = {
+    "bert": (transformers.BertConfig, dict(max_position_embeddings=40, hidden_act="gelu_new")),
+    "roberta": (transformers.RobertaConfig, dict(max_position_embeddings=42, type_vocab_size=1)),
+    "xlm-roberta": (transformers.XLMRobertaConfig, dict(max_position_embeddings=42)),
+}
+POOLINGS = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+
+
+def make(folder, tokenizer, family="bert", pooling="mean", after=(), **how):
+    """Save a tiny embedder of random weights."""
+    torch.manual_seed(0)
+    config, own = FAMILIES[family]
+    lm = transformers.AutoModel.from_config(config(vocab_size=len(tokenizer), **SMALL, **own))
+    for weight in lm.parameters():  # as large as trained ones, so that activations differ
+        torch.nn.init.normal_(weight, std=0.3)
+    lm.save_pretrained(folder / "lm")
+    tokenizer.save_pretrained(folder / "lm")
+    transformer = modules.Transformer(str(folder / "lm"), max_seq_length=32)
+    parts = [transformer, modules.Pooling(32, pooling), *after]
+    SentenceTransformer(modules=parts, **how).save_pretrained(str(folder / "model"))
+    return folder / "model"
+
+
+def same_as_stock(folder, encoder):
+    stock = SentenceTransformer(str(folder))
+    read = [text if text.strip() else "." for text in TEXTS]
+    how = dict(normalize_embeddings=True, show_progress_bar=False)
+    expected = stock.encode_document(read, **how), stock.encode_query(read, **how)
+    found = encoder.encode_passages(TEXTS), encoder.encode_queries(TEXTS)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    return stock
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_vectors_are_those_of_torch(family, pooling, tiny_tokenizer, tmp_path):
+    folder = make(tmp_path, tiny_tokenizer, family, pooling)
+    encoder = load_encoder(folder, "fp32")
+    assert isinstance(encoder, GraphEncoder)
+    stock = same_as_stock(folder, encoder)
+    torchs = RetrieverEncoder(stock, bf16=False)
+    for found, expected in zip(
+        encoder.query_tokens(TEXTS[:-2]), torchs.query_tokens(TEXTS[:-2]), strict=True
+    ):
+        np.testing.assert_allclose(found.tokens, expected.tokens, atol=1e-5)
+        assert found.spans == expected.spans
+
+
+@pytest.mark.parametrize("activation", ["Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU"])
+def test_modules_after_the_pooling(activation, tiny_tokenizer, tmp_path):
+    after = [
+        modules.Dense(64, 32, activation_function=getattr(torch.nn, activation)()),
+        modules.LayerNorm(32),
+        modules.Dense(32, 16, bias=False, activation_function=torch.nn.Identity()),
+    ]
+    how = dict(after=after, truncate_dim=12, prompts={"query": "q: ", "document": "p: "})
+    folder = make(tmp_path, tiny_tokenizer, pooling=("cls", "max"), **how)
+    encoder = load_encoder(folder, "fp32")
+    assert isinstance(encoder, GraphEncoder) and encoder.encode_queries(["a"]).shape == (1, 12)
+    same_as_stock(folder, encoder)
+
+
+def test_what_a_graph_cannot_hold_is_read_by_torch(tiny_tokenizer, tmp_path):
+    parts = {
+        "residual": modules.Dense(32, 32, use_residual=True),
+        "softplus": modules.Dense(32, 8, activation_function=torch.nn.Softplus()),
+    }
+    for name, part in parts.items():
+        folder = make(tmp_path / name, tiny_tokenizer, after=[part])
+        encoder = load_encoder(folder, "fp32")
+        assert isinstance(encoder, RetrieverEncoder)
+        same_as_stock(folder, encoder)
+        with pytest.raises(RevelaError, match="cannot be read in int8"):
+            load_encoder(folder, "int8")
+
+
+@pytest.mark.parametrize("name", [MINILM, E5])
+def test_embedded_models(name):
+    if not is_installed(name):
+        pytest.skip(f"{name} is not installed (make test does)")
+    folder = resolve(name)
+    whole, copy = (load_encoder(folder, precision) for precision in ("fp32", "int8"))
+    torchs = RetrieverEncoder(SentenceTransformer(str(folder)).float(), bf16=False)
+    texts = [text for pair in graphs.SAMPLE for text in pair] + ["long " * 600, ""]
+    expected = torchs.encode_passages(texts)
+    np.testing.assert_allclose(whole.encode_passages(texts), expected, atol=1e-5)
+    np.testing.assert_allclose(whole.encode_queries(texts), torchs.encode_queries(texts), atol=1e-5)
+    cosines = (copy.encode_passages(texts[:-2]) * expected[:-2]).sum(axis=1)
+    assert copy.precision == "int8" and cosines.mean() > 0.99 and cosines.min() > 0.97
+    assert whole.counter.count_passages(texts) == torchs.counter.count_passages(texts)
+
+
+def test_products_in_int8_are_as_a_loop_computes_them():
+    import openvino as ov
+    from openvino import opset13 as op
+
+    rng = np.random.default_rng(0)
+    weights_NC = rng.normal(size=(64, 64)).astype(np.float32)
+    states_BLC = rng.normal(size=(2, 9, 64)).astype(np.float32)
+    states_BLC[..., 3] *= 30  # one channel is far larger, as in trained models
+    inputs = op.parameter([-1, -1, 64], ov.Type.f32, name="states")
+    inputs.output(0).set_names({"states"})
+    product = op.matmul(inputs, op.constant(weights_NC), False, True)
+    product.output(0).set_names({VECTOR})
+    copy = quantised(ov.Model([product], [inputs], "m"), [{"states": states_BLC}])
+    (found,) = (
+        ov.Core()
+        .compile_model(copy, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})({"states": states_BLC})
+        .values()
+    )
+
+    flat = states_BLC.reshape(-1, 64)
+    scale_C = np.abs(flat).max(axis=0) ** 0.6 / np.abs(weights_NC).max(axis=0) ** 0.4
+    scaled, weights = flat / scale_C, weights_NC * scale_C
+    low, high = _range(scaled.min(), scaled.max())
+    step = (high - low) / 255
+    states = np.clip(np.round((scaled - low) / step), 0, 255) * step + low
+    steps_N1 = np.abs(weights).max(axis=1, keepdims=True) / 127
+    expected = states @ (np.round(weights / steps_N1) * steps_N1).T
+    np.testing.assert_allclose(found.reshape(-1, 64), expected, atol=1e-3 * np.abs(expected).max())
+    exact = flat @ weights_NC.T
+    assert 0 < np.abs(expected - exact).max() < 0.02 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize(("low", "high"), [(-3.0, 2.0), (-0.17, 9.0), (0.0, 1.0), (0.5, 1.0)])
+def test_zero_is_a_level_of_every_range(low, high):
+    bottom, top = _range(low, high)
+    step = (top - bottom) / 255
+    assert bottom <= low + step and top >= high - step
+    assert bottom / step == pytest.approx(round(bottom / step), abs=1e-6)
+
+
+def test_a_copy_that_is_not_as_good_is_not_used(tiny_tokenizer, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    folder = make(tmp_path, tiny_tokenizer)
+    monkeypatch.setattr(graphs, "LEAST_COSINE", 1.1)
+    caplog.set_level("INFO", "revela")
+    encoder = graphs.open_graph(folder, "int8")
+    assert encoder is not None and encoder.precision == "bf16"
+    assert "is not used in int8: its vectors have a cosine of" in caplog.text
+    monkeypatch.setattr(graphs, "LEAST_COSINE", 0)
+    again = graphs.open_graph(folder, "int8")  # what was found is kept
+    assert again is not None and again.precision == "bf16"
+
+
+def test_a_copy_is_made_once(tiny_tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    folder = make(tmp_path, tiny_tokenizer)
+    first = load_encoder(folder, "int8").encode_passages(TEXTS)
+    monkeypatch.setattr(graphs, "quantised", None)
+    np.testing.assert_array_equal(load_encoder(folder, "int8").encode_passages(TEXTS), first)
+
+
+def test_precision_by_what_the_processor_has(monkeypatch):
+    monkeypatch.delenv(processor.LIMIT, raising=False)
+    for flags, limit, expected in (
+        ({"avx2"}, "", "fp32"),
+        ({"avx2", "avx_vnni"}, "", "int8"),
+        ({"avx512_vnni", "avx512_bf16"}, "", "int8"),
+        ({"avx512_vnni", "avx512_bf16"}, "AVX2_VNNI", "int8"),
+        ({"avx512_vnni", "avx512_bf16"}, "avx2", "fp32"),
+        ({"avx512_bf16"}, "", "bf16"),
+        ({"asimd", "i8mm"}, "", "int8"),
+        (set(), "", "fp32"),
+    ):
+        monkeypatch.setattr(processor, "flags", lambda flags=flags: frozenset(flags))
+        monkeypatch.setenv(processor.LIMIT, limit)
+        assert processor.fastest() == expected, (flags, limit)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_damaged_files_are_one_sentence(file, tiny_tokenizer, tmp_path):
+    folder = make(tmp_path, tiny_tokenizer)
+    content = (folder / file).read_bytes()
+    (folder / file).write_bytes(content[: len(content) // 2])
+    with pytest.raises(RevelaError, match=r"cannot be opened as a Sentence-Transformers model: .+"):
+        load_encoder(folder, "fp32")
+
+
+def test_a_batch_is_as_its_texts_alone(tiny_tokenizer, tmp_path):
+    encoder = load_encoder(make(tmp_path, tiny_tokenizer), "fp32")
+    alone = np.vstack([encoder.encode_passages([text]) for text in TEXTS])
+    np.testing.assert_allclose(encoder.encode_passages(TEXTS), alone, atol=1e-6)
+    assert encoder.encode_passages([]).shape == (0, 32)
+
+
+# Models that are no BERT are exported once, by torch
+
+
+@pytest.fixture(scope="module")
+def cache(saved_retriever, tmp_path_factory):
+    """A cache with the export of the saved retriever."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REVELA_CACHE", str(folder))
+        assert graphs.open_graph(saved_retriever) is None
+        keep_graph(saved_retriever)
+    return folder
+
+
+@pytest.fixture
+def kept(cache, saved_retriever, monkeypatch):
+    """The encoder of that export."""
+    monkeypatch.setenv("REVELA_CACHE", str(cache))
+    return load_encoder(saved_retriever, "fp32")
+
+
+@pytest.fixture(scope="module")
+def torchs(saved_retriever):
+    return RetrieverEncoder.load(saved_retriever, "fp32")
+
+
+def test_an_export_gives_vectors_and_tokens_as_torch_does(kept, torchs):
+    assert isinstance(kept, GraphEncoder)
+    texts = [*TEXTS[:3], "</s> Ocean", "x " * 99, ""]
+    np.testing.assert_allclose(kept.encode_queries(texts), torchs.encode_queries(texts), atol=1e-5)
+    for ours, wanted in zip(*(e.query_tokens(texts[:-1]) for e in (kept, torchs)), strict=True):
+        np.testing.assert_allclose(ours.vector, wanted.vector, atol=1e-5)
+        np.testing.assert_allclose(ours.tokens, wanted.tokens, atol=1e-5)
+        assert ours.spans == wanted.spans
+    ours, wanted = (encoder.encode_with_tokens(texts)[1] for encoder in (kept, torchs))
+    for ours_TW, wanted_TW in zip(ours, wanted, strict=True):
+        np.testing.assert_allclose(ours_TW, wanted_TW, atol=1e-5)
+    assert kept.counter.count_passages(texts) == torchs.counter.count_passages(texts)
+    assert kept.fitted([""] * 6, texts) == torchs.fitted([""] * 6, texts)
+
+
+def test_a_folder_s_own_onnx_file_is_read(tiny_lm_folder, tmp_path, monkeypatch):
+    """As models of the hub bring: ids in, states out."""
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    folder, model = tmp_path / "model", build(tiny_lm_folder, "eos").eval()
+    model.save_pretrained(str(folder))
+    expected = RetrieverEncoder(model, bf16=False).encode_passages(TEXTS)
+
+    class States(torch.nn.Module):
+        def forward(self, input_ids, attention_mask):
+            return model[0].model(input_ids, attention_mask).last_hidden_state
+
+    (folder / "onnx").mkdir()
+    ids, axes = torch.ones(2, 7, dtype=torch.long), {0: "batch", 1: "length"}
+    program = torch.onnx.export(
+        States().eval(), (ids, torch.ones_like(ids)), dynamo=True, verbose=False, output_names=["last_hidden_state"],
+        input_names=["input_ids", "attention_mask"], dynamic_shapes=(axes, axes),
+    )  # fmt: skip
+    program.save(folder / "onnx" / "model.onnx")
+    monkeypatch.setitem(sys.modules, "torch", None)  # nothing imports it
+    found = load_encoder(folder, "fp32")
+    monkeypatch.undo()
+    assert isinstance(found, GraphEncoder)
+    np.testing.assert_allclose(found.encode_passages(TEXTS), expected, atol=1e-5)
+
+
+def test_an_index_says_in_which_precision_its_vectors_are(tiny_tokenizer, tmp_path):
+    folder = make(tmp_path, tiny_tokenizer)
+    for precision in ("int8", "fp32"):
+        encoder = load_encoder(folder, precision)
+        made = Index.create(tmp_path / precision, folder, encoder=encoder)
+        made.add(Document(str(i), text) for i, text in enumerate(TEXTS))
+        opened = Index.open(tmp_path / precision)
+        assert opened.info.precision == opened.encoder.precision == precision
+        np.testing.assert_array_equal(
+            opened.encoder.encode_queries(TEXTS), encoder.encode_queries(TEXTS)
+        )
+    # One of an earlier version says nothing: its vectors are not in int8.
+    about = json.loads((tmp_path / "int8" / "index.json").read_text())
+    del about["precision"]
+    (tmp_path / "int8" / "index.json").write_text(json.dumps(about))
+    assert Index.open(tmp_path / "int8").encoder.precision != "int8"
+
+
+WITHOUT_TORCH = """
+import asyncio, sys
+from types import SimpleNamespace
+from revela.cli.serve import serve
+from revela.index.index import Index
+from revela.server import lifecycle
+from revela.server.app import Service
+
+def server_of(service, limits):
+    def run(sockets):
+        (found,), (count,) = asyncio.run(service.encode(["ocean"], "query", False, "query", True))
+        assert count == int(sys.argv[1]) and found.spans == [(0, 5)]
+        asyncio.run(service.encode(["ocean"], "passage", False, "passage", True))
+        service.batcher.close()
+    return SimpleNamespace(run=run)
+
+lifecycle.server_of = server_of
+Service.app = lambda service: service
+for folder in sys.argv[2:]:
+    assert Index.open(folder).search("ocean", 3, rerank="tokens")
+    serve(folder, port=0)
+    assert "torch" not in sys.modules
+"""
+
+
+def test_searches_and_services_need_no_torch(kept, saved_retriever, tmp_path):
+    folders = [tmp_path / "with tokens", tmp_path / "without"]
+    for folder in folders:
+        settings = Indexing(keep_tokens=folder.name == "with tokens")
+        made = Index.create(folder, saved_retriever, settings=settings, encoder=kept)
+        made.add(Document(str(i), text) for i, text in enumerate(TEXTS[:6]))
+    (count,) = kept.counter.count_queries(["ocean"])
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(count), *folders]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_export_that_fails_is_only_logged(saved_retriever, tmp_path, monkeypatch, caplog):
+    from revela.retriever import onnx_export
+
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(onnx_export, "_write_graph", lambda *_: None)
+    monkeypatch.setattr(onnx_export, "_difference", lambda *_: 2e-4)
+    with caplog.at_level("INFO", "revela"):
+        keep_graph(saved_retriever)
+    assert "is read by torch at each start (this model gives other vectors" in caplog.text
+    assert not graphs.export_folder(fingerprint(saved_retriever)).exists()
