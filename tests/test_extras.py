@@ -1,11 +1,10 @@
 """Without an extra, what needs it is an error that names the extra, or is skipped with a log line.
 
-The extras code, pdf and serve are tested beside what they are for.
+The extras code and pdf are tested beside what they are for, train in test_core.py.
 """
 
 from __future__ import annotations
 
-import importlib
 import re
 import sys
 import tomllib
@@ -51,14 +50,16 @@ def connect_to_ray(folder):
         pass
 
 
-def import_benchmarks(folder):
-    importlib.import_module("revela.evaluation.mteb")
+def run_benchmark(folder):
+    from revela.cli.eval import evaluate
+
+    evaluate(["model"], benchmark=["SciFact"])
 
 
-def serve_agents(folder):
-    from revela.cli.mcp import mcp
+def read_dataset(folder):
+    from revela.corpus.readers.hub import hub_rows
 
-    mcp(folder)
+    next(hub_rows("hub:owner/name"))
 
 
 @pytest.mark.parametrize(
@@ -67,15 +68,15 @@ def serve_agents(folder):
         ("report", "matplotlib", draw_curves),
         ("report", "jinja2", write_page),
         ("train", "onnxscript", export_to_onnx),
-        ("embedded", "gguf", convert_gguf),
-        ("benchmarks", "mteb", import_benchmarks),
+        ("train", "gguf", convert_gguf),
+        ("benchmarks", "mteb", run_benchmark),
+        ("hub", "datasets", read_dataset),
         ("ray", "ray", connect_to_ray),
-        ("mcp", "mcp", serve_agents),
     ],
 )
 def test_a_missing_extra_is_one_sentence(tmp_path, monkeypatch, name, package, use):
-    need_it_at_import = ("revela.evaluation.mteb", "revela.server.mcp")
-    for module in [m for m in sys.modules if m.split(".")[0] == package or m in need_it_at_import]:
+    at_import = "revela.evaluation.mteb"
+    for module in [m for m in sys.modules if m.split(".")[0] == package or m == at_import]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
     install = re.escape(f"run pip install 'revela-retriever[{name}]'")

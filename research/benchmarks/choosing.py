@@ -31,12 +31,12 @@ from research.benchmarks.options import (
     part_of,
     print_header,
 )
-from revela.corpus.load import read_corpus
+from revela.corpus.load import read_corpus, split_held_out
 from revela.corpus.spool import arrow_list
 from revela.evaluation.choose_model import MIN_QUERIES, Candidate, encoder_of
 from revela.evaluation.evaluate import load_collection, outcomes
 from revela.evaluation.label_free import HeldOutCheck, by_system, tasks, tasks_among, with_bm25
-from revela.groups.dataset import TrainingSet, split_held_out
+from revela.groups.dataset import TrainingSet
 from revela.index.language import Analyzer, detect
 from revela.model_files import resolve
 from revela.retriever.build import untrained_retriever

@@ -61,7 +61,10 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         from importlib import import_module
 
-        return getattr(import_module(f"revela.{_HOMES[name]}"), name)
+        from revela.errors import extra
+
+        with extra("train", f"revela.{name}"):
+            return getattr(import_module(f"revela.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'revela' has no attribute {name!r}")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from revela.corpus.spool import arrow_list
 from revela.encoder.prompts import OWN, Given, prompts_of
-from revela.errors import RevelaError
+from revela.errors import RevelaError, extra
 from revela.fitting import FITTED_BY, FitOptions, fit
 from revela.index.contexts import Choice, chosen_for
 from revela.index.index import Index
@@ -207,13 +207,14 @@ def train(
     """Read a corpus, hold documents out, train on the others, and save a retriever; ``command`` is
     for the model card.
     """
-    from revela.distributed import from_rank_zero, is_rank_zero, joined
+    with extra("train", "training"):
+        from revela.distributed import from_rank_zero, is_rank_zero, joined
+        from revela.groups.dataset import TrainingSet
+        from revela.training.check_settings import check_recipe
+        from revela.training.checks import NO_CHECKS, CheckPlan
+        from revela.training.record import Provenance, model_of_run
+        from revela.training.train import train as run
     from revela.evaluation.choose_model import candidates_of, choose_model
-    from revela.groups.dataset import TrainingSet
-    from revela.training.check_settings import check_recipe
-    from revela.training.checks import NO_CHECKS, CheckPlan
-    from revela.training.record import Provenance, model_of_run
-    from revela.training.train import train as run
 
     with joined():
         check_recipe(recipe, out, resume)  # before a language model writes questions

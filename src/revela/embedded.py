@@ -112,9 +112,8 @@ def log_once(message: str) -> None:
 
 def _convert_gguf(file: Path, target: Path) -> None:
     """Convert a GGUF file to fp32 safetensors, with its tokenizer."""
-    with extra("embedded", file.name):
+    with extra("train", f"{file.name}, a language model,"):
         import gguf  # noqa: F401 (transformers reads the file with it)
-    with extra("train", "a language model"):
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from revela.corpus.spool import LazyTexts
-from revela.errors import RevelaError
+from revela.errors import RevelaError, extra
 from revela.model_files import named_by_auto, resolve
 from revela.settings import Recipe
 
@@ -76,14 +76,15 @@ def fit(
     """Read a corpus, hold documents out, fit a raw language model to the others, and save it;
     ``command`` is for the model card.
     """
-    from revela.distributed import check_single_process
+    with extra("train", "a fit"):
+        from revela.distributed import check_single_process
+        from revela.groups.dataset import TrainingSet
+        from revela.retriever.fit import WORDS_TO_VECTORS
+        from revela.retriever.save import save_retriever
     from revela.evaluation.choose_model import candidates_of, choose_model
     from revela.evaluation.label_free import check_by
     from revela.files import atomic_write
-    from revela.groups.dataset import TrainingSet
     from revela.index.language import check_language
-    from revela.retriever.fit import WORDS_TO_VECTORS
-    from revela.retriever.save import save_retriever
     from revela.silence import silence_libraries
 
     _check_options(recipe, options)

@@ -24,6 +24,7 @@ LOADED = (
     *("*.safetensors", "*.bin"),
 )
 ROUTES = ("router_config.json", "config.json")  # what a router's folder has inside, new and old
+CONTEXT = "context"  # a module that reads one keeps it in this folder
 SAVE_AGAIN = (
     "only safetensors are read, so open it in the library that made it and save it again by "
     "save_pretrained, or give another model"

@@ -272,7 +272,8 @@ def test_a_folder_s_own_onnx_file_is_read(tiny_lm_folder, tmp_path, monkeypatch)
     (folder / "onnx").mkdir()
     ids, axes = torch.ones(2, 7, dtype=torch.long), {0: "batch", 1: "length"}
     program = torch.onnx.export(
-        States().eval(), (ids, torch.ones_like(ids)), dynamo=True, verbose=False, output_names=["last_hidden_state"],
+        States().eval(), (ids, torch.ones_like(ids)), dynamo=True, verbose=False,
+        output_names=["last_hidden_state"],
         input_names=["input_ids", "attention_mask"], dynamic_shapes=(axes, axes),
     )  # fmt: skip
     program.save(folder / "onnx" / "model.onnx")

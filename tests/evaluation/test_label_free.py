@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 
 from conftest import make_rows
+from revela.corpus.load import split_held_out
 from revela.corpus.spool import arrow_list
 from revela.evaluation.label_free import (
     SENTENCES,
@@ -17,7 +18,6 @@ from revela.evaluation.label_free import (
     tasks,
     tasks_among,
 )
-from revela.groups.dataset import split_held_out
 from revela.index.bm25 import BM25
 from revela.index.calibration import SentenceTest
 from revela.index.fusion import fuse_scores

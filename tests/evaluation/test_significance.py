@@ -12,7 +12,13 @@ import pytest
 from scipy import stats
 
 from revela.evaluation.evaluate import Collection, Outcome
-from revela.evaluation.significance import greatest_gains, margin, p_values, standings
+from revela.evaluation.significance import (
+    greatest_gains,
+    margin,
+    p_values,
+    standings,
+    t_quantile,
+)
 
 
 def naive_p(differences) -> float:
@@ -52,6 +58,12 @@ def test_margin_is_students():
     half = margin(values)
     assert (values.mean() - half, values.mean() + half) == pytest.approx((low, high))
     assert margin(values[:1]) is None and margin(np.ones(5)) == 0
+
+
+@pytest.mark.parametrize("p", [0.9, 0.975, 0.9995])
+def test_the_quantile_of_students_t_is_that_of_scipy(p):
+    for degrees in (*range(1, 200), 999, 1000, 9_999, 10_000, 99_999, 100_000):
+        assert t_quantile(p, degrees) == pytest.approx(stats.t.ppf(p, degrees), rel=1e-9)
 
 
 IDS = [f"q{i}" for i in range(6)]

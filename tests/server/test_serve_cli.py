@@ -112,17 +112,6 @@ def test_bad_arguments_are_one_sentence(monkeypatch, capsys, tmp_path, arguments
     assert stop.value.code == 2 and message in errors and len(errors.strip().splitlines()) == 1
 
 
-def test_without_its_libraries_the_verb_says_what_to_install(monkeypatch, capsys, tmp_path):
-    for module in [name for name in sys.modules if name.startswith("revela.server.")]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.setattr(sys, "argv", ["revela", "serve", str(tmp_path)])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    assert stop.value.code == 2
-    assert "pip install 'revela-retriever[serve]'" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("host", ["127.1", "localhost"])
 def test_a_name_of_a_loopback_address_is_local(host, home, monkeypatch, capsys):
     made = {}

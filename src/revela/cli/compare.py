@@ -9,6 +9,7 @@ from typing import Annotated
 from revela.cli.flags import Corpus, Given, Out, RecipeFile, Several, recipes_of
 from revela.cli.main import app
 from revela.cli.printing import command_line, print_scores
+from revela.errors import extra
 
 
 @app.command
@@ -47,9 +48,11 @@ def compare(
         is run beside the others: see research/recipes.
     """
     from revela.api import read_training_set
-    from revela.distributed import check_single_process
-    from revela.evaluation.compare import compare as run
-    from revela.training.record import Provenance
+
+    with extra("train", "revela compare"):
+        from revela.distributed import check_single_process
+        from revela.evaluation.compare import compare as run
+        from revela.training.record import Provenance
 
     check_single_process()
     comparison = run(

@@ -13,7 +13,7 @@ from revela.cli.flags import PROMPTS, Flat, Out, PromptFlags, Several
 from revela.cli.main import app
 from revela.cli.printing import print_report, print_table, snippet
 from revela.encoder.prompts import Given as GivenPrompts
-from revela.errors import RevelaError
+from revela.errors import RevelaError, extra
 from revela.index.rerankers import Rerank
 from revela.settings import OFFLINE_MODEL, Precision
 
@@ -198,7 +198,9 @@ def _run_benchmarks(
 ) -> dict[str, dict[str, SystemScores]]:
     """Run benchmarks and print them; the scores by "TASK (mteb)" and system."""
     from revela.evaluation.metrics import MAIN, METRICS
-    from revela.evaluation.mteb import evaluate_benchmarks
+
+    with extra("benchmarks", "--benchmark"):
+        from revela.evaluation.mteb import evaluate_benchmarks
 
     tasks, scores = evaluate_benchmarks(models, names, out, **how)
     _, *others = METRICS  # the main score of retrieval is nDCG@10

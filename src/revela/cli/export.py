@@ -6,7 +6,7 @@ from typing import Annotated
 
 from revela.cli.flags import PROMPTS, Flat, Out, PromptFlags
 from revela.cli.main import app
-from revela.errors import RevelaError
+from revela.errors import RevelaError, extra
 
 
 @app.command
@@ -23,10 +23,11 @@ def export(model: str, *, out: Out, prompts: Annotated[PromptFlags, Flat] = PROM
     """
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
+    with extra("train", "export to ONNX"):
+        from revela.retriever.build import load_retriever
+        from revela.retriever.onnx_export import export_onnx
     from revela.encoder.graphs import EXPORT
     from revela.model_files import resolve
-    from revela.retriever.build import load_retriever
-    from revela.retriever.onnx_export import export_onnx
     from revela.silence import silence_libraries
 
     silence_libraries()

@@ -21,7 +21,7 @@ from revela.cli.flags import (
 )
 from revela.cli.main import app
 from revela.cli.printing import print_group
-from revela.errors import RevelaError
+from revela.errors import RevelaError, extra
 
 if TYPE_CHECKING:
     from revela.groups.store import GroupFolder
@@ -77,8 +77,9 @@ def groups(
     elif cluster_column or engine.engine == "ray":
         folder = _of_clusters(recipe, corpus, out, cluster_column, shards, engine)
     else:
-        from revela.groups.build import build_groups
-        from revela.groups.dataset import default_queries_file
+        with extra("train", "grouping"):
+            from revela.groups.build import build_groups
+            from revela.groups.dataset import default_queries_file
 
         queries_file = default_queries_file(corpus, recipe)
         folder = build_groups(recipe, corpus, out, weights, queries_file, shards)

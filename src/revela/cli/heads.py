@@ -5,6 +5,7 @@ from __future__ import annotations
 from revela.cli.flags import Corpus, Given, Out, Preset, RecipeFile, recipe_of
 from revela.cli.main import app
 from revela.cli.printing import print_table
+from revela.errors import extra
 
 
 @app.command
@@ -35,10 +36,11 @@ def heads(
     recipe_file:
         A TOML file of settings, as for train.
     """
+    with extra("train", "revela heads"):
+        from revela.groups.dataset import default_queries_file
+        from revela.lm.heads import save_heads
+        from revela.objectives.find_heads import rank_heads
     from revela.corpus.load import read_for
-    from revela.groups.dataset import default_queries_file
-    from revela.lm.heads import save_heads
-    from revela.objectives.find_heads import rank_heads
     from revela.silence import silence_libraries
 
     silence_libraries()

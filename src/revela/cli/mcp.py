@@ -15,7 +15,7 @@ from revela.cli.flags import PROMPTS, Flat, PromptFlags
 from revela.cli.main import app
 from revela.cli.serve import token_of
 from revela.encoder.prompts import Given as GivenPrompts
-from revela.errors import RevelaError, extra
+from revela.errors import RevelaError
 from revela.memory import freed_memory
 from revela.server import Access, Limits
 
@@ -65,8 +65,8 @@ def mcp(
     if token and http is None:
         raise RevelaError("a token is for --http: give a port, or leave the token out")
     freed_memory().share()  # before a library starts threads
-    with extra("mcp", "the Model Context Protocol"):
-        from revela.server.mcp import mcp_server
+    from revela.server.mcp import mcp_server
+
     server = mcp_server(_documents(index_folder, name, base_url, model, prompts.given))
     if http is None:
         _show_once()

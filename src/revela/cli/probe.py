@@ -13,7 +13,7 @@ from revela.cli.flags import Corpus, Flat
 from revela.cli.main import app
 from revela.cli.printing import print_report, print_table
 from revela.corpus.load import READING, Reading
-from revela.errors import RevelaError
+from revela.errors import RevelaError, extra
 from revela.settings import Precision
 
 if TYPE_CHECKING:
@@ -67,9 +67,14 @@ def probe(
     """
     if documents < 2:
         raise RevelaError(f"--documents {documents} is no sample: give 2 or more")
+    with extra("train", "revela probe"):
+        from revela.evaluation.probes.run import (
+            ProbeOptions,
+            probe_encoder_decoder,
+            probe_retriever,
+        )
+        from revela.lm.encoder_decoder import is_encoder_decoder
     from revela.corpus.load import read_corpus
-    from revela.evaluation.probes.run import ProbeOptions, probe_encoder_decoder, probe_retriever
-    from revela.lm.encoder_decoder import is_encoder_decoder
     from revela.model_files import resolve
 
     folder = resolve(model)

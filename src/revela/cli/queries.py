@@ -19,7 +19,7 @@ from revela.cli.flags import (
 )
 from revela.cli.main import app
 from revela.cli.printing import command_line, one_line, snippet
-from revela.errors import RevelaError
+from revela.errors import RevelaError, extra
 from revela.settings import OFFLINE_EMBEDDER
 
 
@@ -74,7 +74,8 @@ def queries(
     if recipe.objective.reads != "queries":
         recipe = recipe.replace(objective="infonce")
     check_paths(corpus, None)
-    from revela.groups.dataset import TrainingSet
+    with extra("train", "revela queries"):
+        from revela.groups.dataset import TrainingSet
     from revela.silence import silence_libraries
 
     silence_libraries()

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
 from revela.cli.main import app
-from revela.errors import RevelaError, extra
+from revela.errors import RevelaError
 from revela.memory import freed_memory
 from revela.server import Access, Limits
 from revela.settings import Precision
@@ -80,10 +80,10 @@ def serve(
     if sync is not None and not sync > 0:
         raise RevelaError(f"--sync {sync:g} is no time: give seconds, such as 60")
     freed_memory().share()  # before a library starts threads
-    with extra("serve", "serving"):
-        from revela.server.app import ServedModel, Service
-        from revela.server.lifecycle import listen, server_of, url_of
-        from revela.server.middleware import is_loopback
+    from revela.server.app import ServedModel, Service
+    from revela.server.lifecycle import listen, server_of, url_of
+    from revela.server.middleware import is_loopback
+
     listening = listen(host, port)
 
     from revela.encoder.saved_config import trained_dimensions

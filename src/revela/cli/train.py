@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from revela.cli.flags import Corpus, Given, Out, Preset, RecipeFile, check_paths, recipe_of
 from revela.cli.main import app
 from revela.cli.printing import command_line, print_scores
+from revela.errors import extra
 from revela.silence import duration
 
 
@@ -50,8 +51,9 @@ def train(
     if "RANK" not in os.environ:  # under torchrun one of the processes says it later
         recipe_of(preset, recipe_file, given)
         check_paths(corpus, None if resume else out)
+    with extra("train", "training"):
+        from revela.distributed import joined
     from revela.api import train as run
-    from revela.distributed import joined
 
     with joined():
         recipe = recipe_of(preset, recipe_file, given)

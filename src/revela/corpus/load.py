@@ -159,3 +159,16 @@ def joined_by_title(documents: Iterable[Document], report: ReadReport) -> Iterat
         report.passages += len(passages)
         report.articles += 1
         yield dataclasses.replace(passages[0], text=" ".join(p.text for p in passages))
+
+
+def split_held_out(
+    documents: ArrowList[Document], share: float, at_most: int
+) -> tuple[ArrowList[Document], list[Document]]:
+    """Split off a share of the documents, ``at_most`` so many, by a hash of title and text: the
+    same in any order, run and seed.
+    """
+    digests = [hashlib.blake2b(d.full_text.encode(), digest_size=8).digest() for d in documents]
+    ranked = sorted(range(len(digests)), key=digests.__getitem__)
+    n_held_out = min(at_most, int(share * len(digests)))
+    rest, held_out = sorted(ranked[n_held_out:]), sorted(ranked[:n_held_out])
+    return documents.select(rest), list(documents.select(held_out))

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from revela.corpus.spool import LazyTexts, arrow_list
+from revela.corpus.load import split_held_out
+from revela.corpus.spool import ArrowList, LazyTexts, arrow_list
 from revela.embedded import EMBEDDED, is_installed
 from revela.encoder.prompts import prompts_set
-from revela.errors import RevelaError
+from revela.errors import RevelaError, extra
 from revela.evaluation.evaluate import Outcome
 from revela.evaluation.label_free import (
     HeldOutCheck,
@@ -33,12 +34,10 @@ from revela.index.default_model import suited_model
 from revela.index.language import Analyzer, detect
 from revela.model_files import resolve, weights_of
 from revela.settings import Indexing, Recipe
-from revela.silence import silence_libraries
 from revela.types import Document, Encoder, evenly_spaced, refuse_text
 
 if TYPE_CHECKING:
     from revela.evaluation.results import SystemScores
-    from revela.groups.dataset import TrainingSet
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +61,15 @@ class Candidate:
     def __str__(self) -> str:
         forms = {"table": "table of words of {}", "embedder": "{}", "fit": "{}, fitted"}
         return forms[self.kind].format(self.model)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Documents to make candidates of, documents held out, and how language models are fitted."""
+
+    recipe: Recipe
+    documents: ArrowList[Document]
+    held_out: Sequence[Document]
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,6 @@ def choose_model(
     """
     for name, given in (("documents", documents), ("candidates", candidates), ("kinds", kinds)):
         refuse_text(given, name)
-    silence_libraries()
     available = candidates_of(candidates, kinds)
     if len(available) == 1:
         choice = Choice(available[0], f"{available[0]} is all there is to choose from", {}, {})
@@ -154,7 +161,6 @@ def rank_models(
     """
     refuse_text(documents, "documents")
     refuse_text(models, "models")
-    silence_libraries()
     data = _sample(documents, recipe or Recipe())
     test = tasks(data.held_out, chunk_words, QUERIES, PASSAGES, data.recipe.training.seed)
     if _count(test) < MIN_QUERIES:
@@ -183,7 +189,7 @@ def _by_query(by_task: Mapping[str, Scores]) -> dict[str, dict[str, float]]:
     }
 
 
-def _choose(available: Sequence[Candidate], data: TrainingSet, chunk_words: int) -> Choice:
+def _choose(available: Sequence[Candidate], data: Sample, chunk_words: int) -> Choice:
     """Make every candidate, and score it on the held-out documents."""
     language, (test, enough) = data.recipe.corpus.language, _sentences(data, chunk_words)
     if not enough:
@@ -193,7 +199,7 @@ def _choose(available: Sequence[Candidate], data: TrainingSet, chunk_words: int)
     return Choice(next(c for c in available if str(c) == chosen), why, queries, weights)
 
 
-def _sentences(data: TrainingSet, chunk_words: int) -> tuple[list[Task], bool]:
+def _sentences(data: Sample, chunk_words: int) -> tuple[list[Task], bool]:
     """The tasks of sentences and docstrings, and whether they have enough queries."""
     held, terms = data.held_out, Analyzer(data.recipe.corpus.language)
     test = tasks_among(held, data.documents, chunk_words, QUERIES, PASSAGES, terms)
@@ -205,7 +211,7 @@ def _count(test: Sequence[Task]) -> int:
 
 
 def _score(
-    candidates: Sequence[Candidate], check: HeldOutCheck, data: TrainingSet
+    candidates: Sequence[Candidate], check: HeldOutCheck, data: Sample
 ) -> tuple[dict[str, Mapping[str, Scores]], dict[str, int]]:
     """nDCG@10 of each query by system and task, and the number of weights by candidate."""
     log.info(
@@ -223,10 +229,8 @@ def _score(
     return queries, weights
 
 
-def _sample(documents: Iterable[str | Document], recipe: Recipe) -> TrainingSet:
+def _sample(documents: Iterable[str | Document], recipe: Recipe) -> Sample:
     """A sample of the documents, some held out, and the recipe with their language."""
-    from revela.groups.dataset import TrainingSet, split_held_out
-
     every = documents if isinstance(documents, Sequence) else list(documents)
     drawn = (every[i] for i in evenly_spaced(len(every), DOCUMENTS)) if every else ()
     sample = arrow_list(
@@ -234,7 +238,7 @@ def _sample(documents: Iterable[str | Document], recipe: Recipe) -> TrainingSet:
     )
     if recipe.corpus.language == "auto":
         recipe = recipe.replace(language=detect([document.full_text for document in sample]))
-    return TrainingSet(recipe, *split_held_out(sample, HELD_OUT, DOCUMENTS))
+    return Sample(recipe, *split_held_out(sample, HELD_OUT, DOCUMENTS))
 
 
 def chosen_by(
@@ -283,19 +287,24 @@ def _candidates(names: Sequence[str], kinds: Sequence[Kind]) -> list[Candidate]:
     ]
 
 
-def encoder_of(candidate: Candidate, data: TrainingSet) -> Encoder:
+def encoder_of(candidate: Candidate, data: Sample) -> Encoder:
     """Make a candidate of the documents that are not held out, as the CLI does."""
-    from revela.device import compute_device, uses_bf16
-    from revela.retriever.build import untrained_retriever
-    from revela.retriever.encode import RetrieverEncoder
-    from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
     from revela.retriever.load import load_encoder
-    from revela.training.word_table import row_trainer, tables
 
     recipe, folder = data.recipe, resolve(candidate.model)
     if candidate.kind == "embedder":
         prompts = prompts_set(recipe.retriever.query_prompt, recipe.retriever.passage_prompt)
         return load_encoder(folder, recipe.training.precision, prompts=prompts)
+    with extra("train", str(candidate)):
+        from revela.device import compute_device, uses_bf16
+        from revela.groups.dataset import training_chunks
+        from revela.retriever.build import untrained_retriever
+        from revela.retriever.encode import RetrieverEncoder
+        from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
+        from revela.training.word_table import row_trainer, tables
+    from revela.silence import silence_libraries
+
+    silence_libraries()
     if candidate.kind == "table":
         how: Any = dict(language=recipe.corpus.language, seed=recipe.training.seed)
         return tables(folder, data.documents, data.held_out, **how)[1].encoder()
@@ -303,7 +312,8 @@ def encoder_of(candidate: Candidate, data: TrainingSet) -> Encoder:
     encoder = RetrieverEncoder(model, uses_bf16(recipe.training.precision, model.device))
     trainer = row_trainer(model, data.documents, seed=recipe.training.seed)
     how = dict(seed=recipe.training.seed, bf16=encoder.bf16, train_rows=trainer)
-    fit_to_corpus(model, LazyTexts(data.chunks, lambda chunk: chunk.text), recipe.fit, **how)
+    texts = LazyTexts(training_chunks(recipe, data.documents), lambda chunk: chunk.text)
+    fit_to_corpus(model, texts, recipe.fit, **how)
     encoder.words_to_vectors = WORDS_TO_VECTORS
     return encoder
 
@@ -314,7 +324,7 @@ def _mean(tasks: Mapping[str, Scores], fused: bool = True) -> float:
     return float(np.concatenate(kept).mean())
 
 
-def _default(available: Sequence[Candidate], data: TrainingSet, queries: int) -> Choice:
+def _default(available: Sequence[Candidate], data: Sample, queries: int) -> Choice:
     """The choice for a text that gives too few queries."""
     suited, why = suited_model(LazyTexts(data.documents, lambda document: document.full_text))
     default = next((c for c in available if c.model == suited), None)
@@ -326,14 +336,15 @@ def _default(available: Sequence[Candidate], data: TrainingSet, queries: int) ->
     return Choice(chosen, why, {}, {})
 
 
-def _weights(candidate: Candidate, encoder: Encoder) -> int:
+def _weights(candidate: Candidate, encoder: Any) -> int:
     """Number of weights outside embedding tables: of an embedder those in its files, of a fitted
     language model those of the layers that were kept.
     """
     if candidate.kind == "embedder":
         return weights_of(resolve(candidate.model))
+    if not hasattr(encoder, "model"):  # a table
+        return 0
     from torch import nn
 
-    modules = encoder.model.modules() if hasattr(encoder, "model") else ()
-    own = (module for module in modules if not isinstance(module, nn.Embedding))
+    own = (module for module in encoder.model.modules() if not isinstance(module, nn.Embedding))
     return sum(weight.numel() for module in own for weight in module.parameters(recurse=False))

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +29,11 @@ from revela.index.calibration import SentenceTest, sentence_queries
 from revela.index.exact import top_k
 from revela.index.language import Terms
 from revela.index.search import MemorySnapshot, fuse
-from revela.queries.generated import Answer
 from revela.settings import Recipe
 from revela.types import Document, Encoder, Vectors, hash64
+
+if TYPE_CHECKING:
+    from revela.queries.generated import Answer
 
 DEPTH = 110  # enough for nDCG@10 and recall@100 without the excluded chunk
 MIN_QUERY_WORDS = 3
@@ -39,7 +42,7 @@ MIN_QUERIES = 5  # per task
 SENTENCES = 100  # queries for the fusion's weight
 
 Scores = NDArray[np.float64]
-Ask = Callable[[Sequence[str]], Sequence[Answer]]
+Ask = Callable[[Sequence[str]], "Sequence[Answer]"]
 """Writes a question about each passage, or says why there is none."""
 
 

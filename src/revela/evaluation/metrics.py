@@ -1,36 +1,49 @@
-"""nDCG@10, recall@100, MRR@10 and MAP, by trec_eval's own code (pytrec-eval-terrier)."""
+"""nDCG@10, recall@100, MRR@10 and MAP, as trec_eval defines them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 
+import numpy as np
+
 METRICS = ("ndcg@10", "recall@100", "mrr@10", "map")
 MAIN = "main"  # the main score of a task of mteb
-_MEASURES = {"ndcg_cut.10", "recall.100", "map"}
 
 Qrels = Mapping[str, Mapping[str, int]]
 Run = Mapping[str, Mapping[str, float]]
 
 
 def per_query(qrels: Qrels, run: Run) -> dict[str, dict[str, float]]:
-    """{query: {metric: value}}; a judged query that is missing from the run scores 0."""
-    import pytrec_eval
+    """{query: {metric: value}}; a judged query that is missing from the run scores 0, and so does
+    one without a relevant document.
 
-    evaluator = pytrec_eval.RelevanceEvaluator({q: dict(d) for q, d in qrels.items()}, _MEASURES)
-    results = evaluator.evaluate(
-        {q: {d: float(s) for d, s in run.get(q, {}).items()} for q in qrels}
-    )
-    scores = {}
-    for query, judged in qrels.items():
-        values = results.get(query, {})
-        scores[query] = {
-            "ndcg@10": values.get("ndcg_cut_10", 0.0),
-            "recall@100": values.get("recall_100", 0.0),
-            "mrr@10": _reciprocal_rank(judged, run.get(query, {}), 10),
-            "map": values.get("map", 0.0),
-        }
-    return scores
+    A document is relevant if its judgement is above 0, which is then its gain.
+    """
+    return {query: _scores(judged, run.get(query, {})) for query, judged in qrels.items()}
+
+
+def _scores(judged: Mapping[str, int], found: Mapping[str, float]) -> dict[str, float]:
+    gains = [max(0, judged.get(document, 0)) for document in _ranking(found)]
+    ideal = sorted((gain for gain in judged.values() if gain > 0), reverse=True)
+    ranks = [rank for rank, gain in enumerate(gains, 1) if gain]
+    relevant = max(1, len(ideal))
+    return {
+        "ndcg@10": _dcg(gains[:10]) / (_dcg(ideal[:10]) or 1.0),
+        "recall@100": sum(rank <= 100 for rank in ranks) / relevant,
+        "mrr@10": 1 / ranks[0] if ranks and ranks[0] <= 10 else 0.0,
+        "map": sum(count / rank for count, rank in enumerate(ranks, 1)) / relevant,
+    }
+
+
+def _ranking(found: Mapping[str, float]) -> list[str]:
+    """Documents by score in single precision; those of equal score by id, descending."""
+    scores = np.fromiter(found.values(), np.float32, len(found)).tolist()
+    return [document for _, document in sorted(zip(scores, found, strict=True), reverse=True)]
+
+
+def _dcg(gains: list[int]) -> float:
+    return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains, 1))
 
 
 def mean_scores(qrels: Qrels, run: Run) -> dict[str, float]:
@@ -42,10 +55,3 @@ def means(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Averages over the queries; 0 without queries."""
     names = next(iter(scores.values()), METRICS)
     return {name: sum(s[name] for s in scores.values()) / max(1, len(scores)) for name in names}
-
-
-def _reciprocal_rank(judged: Mapping[str, int], ranked: Mapping[str, float], depth: int) -> float:
-    # trec_eval's recip_rank has no cut-off; ties are broken as it does, by document id, descending.
-    best = sorted(ranked, key=lambda document: (ranked[document], document), reverse=True)[:depth]
-    ranks = (rank for rank, document in enumerate(best, 1) if judged.get(document, 0) > 0)
-    return 1.0 / next(ranks, math.inf)

@@ -15,7 +15,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import mteb
 import numpy as np
+from datasets import Dataset
+from mteb.abstasks import AbsTaskRetrieval
+from mteb.abstasks.aggregated_task import AbsTaskAggregate
+from mteb.abstasks.task_metadata import TaskMetadata
+from mteb.get_tasks import TASK_LIST
+from mteb.models import ModelMeta
+from mteb.models.model_meta import ScoringFunction
+from mteb.types import PromptType
 
 from revela.embedded import EMBEDDED
 from revela.encoder.prompts import OWN, Given
@@ -37,21 +46,6 @@ from revela.settings import Precision
 from revela.types import Encoder, Vectors
 
 log = logging.getLogger(__name__)
-
-try:
-    import mteb
-    from datasets import Dataset
-    from mteb.abstasks import AbsTaskRetrieval
-    from mteb.abstasks.aggregated_task import AbsTaskAggregate
-    from mteb.abstasks.task_metadata import TaskMetadata
-    from mteb.get_tasks import TASK_LIST
-    from mteb.models import ModelMeta
-    from mteb.models.model_meta import ScoringFunction
-    from mteb.types import PromptType
-except ModuleNotFoundError as error:
-    raise RevelaError(
-        f"benchmarks need mteb ({error}): run pip install 'revela-retriever[benchmarks]'"
-    ) from error
 
 METRICS = dict(zip(OURS, ("ndcg_at_10", "recall_at_100", "mrr_at_10", "map_at_1000"), strict=True))
 """mteb's names of our metrics, by ours."""

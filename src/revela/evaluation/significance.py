@@ -7,7 +7,9 @@ are not corrected for multiple comparisons.
 
 from __future__ import annotations
 
+import functools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -57,12 +59,37 @@ def p_values(
 
 def margin(values: NDArray[np.float64]) -> float | None:
     """Half the width of the 95 % interval of the mean of values (Q,); None for a single value."""
-    from scipy import stats
-
     if len(values) < 2:
         return None
-    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)
+    quantile = t_quantile((1 + CONFIDENCE) / 2, len(values) - 1)
     return float(quantile * values.std(ddof=1) / math.sqrt(len(values)))
+
+
+@functools.cache
+def t_quantile(p: float, degrees: int) -> float:
+    """The quantile of Student's t distribution at p > 0.5, by Newton's method.
+
+    The distribution function is a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4). It is
+    concave above 0, so the steps from the normal quantile, which is lower, never go too far.
+    """
+    n = degrees
+    odd = n % 2
+    log_peak = math.lgamma((n + 1) / 2) - math.lgamma(n / 2) - math.log(n * math.pi) / 2
+    k = np.arange(1 + odd, n - 1, 2)
+    t = statistics.NormalDist().inv_cdf(p)
+    for _ in range(100):
+        angle = math.atan(t / math.sqrt(n))
+        cosine = math.cos(angle)
+        terms = float(np.cumprod(k / (k + 1) * cosine**2).sum()) + (n > 1)
+        inside = math.sin(angle) * terms  # probability of -t to t
+        if odd:
+            inside = 2 / math.pi * (angle + inside * cosine)
+        density = math.exp(log_peak - (n + 1) / 2 * math.log1p(t * t / n))
+        step = (2 * p - 1 - inside) / 2 / density
+        t += step
+        if abs(step) < 1e-12 * t:
+            break
+    return t
 
 
 def standings(

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
 
+from revela.corpus.load import split_held_out
 from revela.corpus.spool import ArrowList, arrow_list
 from revela.errors import RevelaError
-from revela.groups.dataset import TrainingSet, split_held_out
+from revela.groups.dataset import TrainingSet
 from revela.groups.prebuilt import group_members, holds_groups
 from revela.groups.store import GroupedCorpus, GroupFolder, Member, check_out, save_groups
 from revela.groups.strategies import mixed_groups

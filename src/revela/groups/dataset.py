@@ -21,7 +21,7 @@ from sentence_transformers import SentenceTransformer
 
 from revela.corpus.chunk import chunk_all
 from revela.corpus.judgements import judgements_dir, pair_rows
-from revela.corpus.load import read_for
+from revela.corpus.load import read_for, split_held_out
 from revela.corpus.spool import ArrowList, arrow_list
 from revela.corpus.words import count_words
 from revela.distributed import cores, world_size
@@ -348,16 +348,3 @@ def windows(chunks: Iterable[Chunk], words: int) -> Iterator[Chunk]:
         parts.append(chunk.text)
     if parts:
         yield Chunk(document, "".join(parts))
-
-
-def split_held_out(
-    documents: ArrowList[Document], share: float, at_most: int
-) -> tuple[ArrowList[Document], list[Document]]:
-    """Split off a share of the documents, ``at_most`` so many, by a hash of title and text: the
-    same in any order, run and seed.
-    """
-    digests = [hashlib.blake2b(d.full_text.encode(), digest_size=8).digest() for d in documents]
-    ranked = sorted(range(len(digests)), key=digests.__getitem__)
-    n_held_out = min(at_most, int(share * len(digests)))
-    rest, held_out = sorted(ranked[n_held_out:]), sorted(ranked[:n_held_out])
-    return documents.select(rest), list(documents.select(held_out))

@@ -38,6 +38,7 @@ from torch import Tensor, nn
 
 from revela.corpus.chunk import chunk
 from revela.errors import RevelaError, first_line
+from revela.model_files import CONTEXT
 from revela.retriever.build import keep_lower_layers, load_retriever, set_parts
 from revela.retriever.lora import add_lora, merged
 from revela.settings import Recipe
@@ -45,7 +46,7 @@ from revela.types import Document
 
 SLOT = "<|context-{}|>"
 STEM = SLOT.partition("{}")[0]
-FOLDER, ROWS, ABOUT = "context", "rows.safetensors", "context.json"
+ROWS, ABOUT = "rows.safetensors", "context.json"
 LAYERS = 1  # of the first stage
 NOISE = 0.1  # of the embedding table's root mean square
 
@@ -329,7 +330,7 @@ class SavedContext:
 
 def load_context_encoder(folder: Path) -> ContextEncoder | None:
     """The first stage of a saved retriever; None if it has none."""
-    folder = folder / FOLDER
+    folder = folder / CONTEXT
     if not (folder / ABOUT).is_file():
         return None
     first = load_retriever(folder)

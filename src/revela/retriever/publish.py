@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 from revela.errors import RevelaError
-from revela.model_files import check_safetensors, modules_of
+from revela.model_files import CONTEXT, check_safetensors, modules_of
 from revela.retriever.card import renamed
-from revela.retriever.context import FOLDER as CONTEXT
 
 # What a Sentence-Transformers folder has at its top, beside the folders of its modules. Whatever
 # else lies there is left: checkpoints, metrics, run.json, which names the corpus, and the like.

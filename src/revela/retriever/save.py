@@ -20,8 +20,8 @@ from sentence_transformers.sentence_transformer import modules
 from revela.encoder.saved_config import add_to_config
 from revela.errors import RevelaError
 from revela.files import disk_errors, flush, make_readable
+from revela.model_files import CONTEXT
 from revela.retriever.build import load_retriever
-from revela.retriever.context import FOLDER as CONTEXT
 from revela.retriever.context import SavedContext, write_rows
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.lora import merged, needs_merging

@@ -11,7 +11,7 @@ from typing import Any
 from revela.corpus.readers.common import ReadReport, UnsupportedFile
 from revela.corpus.readers.rows import Fields, columns_of
 from revela.corpus.readers.tables import documents_of
-from revela.errors import RevelaError
+from revela.errors import RevelaError, extra
 from revela.types import Document
 
 PREFIX = "hub:"
@@ -42,8 +42,8 @@ def _stream(source: str) -> Any:
             f"{source} is not a dataset: write hub:owner/name, hub:owner/name:configuration "
             "or hub:owner/name:configuration:split"
         )
-    import datasets
-
+    with extra("hub", source):
+        import datasets
     datasets.disable_progress_bars()
     for library in ("datasets", "huggingface_hub", "httpx"):
         logging.getLogger(library).setLevel(logging.ERROR)

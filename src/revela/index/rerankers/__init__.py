@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from revela.errors import RevelaError
+from revela.errors import RevelaError, extra
 
 if TYPE_CHECKING:
     from revela.types import Reranker
@@ -24,7 +24,7 @@ TOKENS_DEPTH, HEADS_DEPTH = 50, 20  # results that are re-ranked: by tokens, by 
 def load_reranker(name: str, lm: str, passages: Callable[[], Sequence[str]]) -> Reranker:
     """Load a listwise re-ranker by its name; ``passages`` gives text like that to be re-ranked."""
     if name == "heads":
-        from revela.index.rerankers.heads import load_query_heads
-
+        with extra("train", "re-ranking by the heads of a language model"):
+            from revela.index.rerankers.heads import load_query_heads
         return load_query_heads(lm, passages)
     raise RevelaError(f'there is no re-ranker "{name}": give tokens, heads or none')
