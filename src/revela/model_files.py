@@ -14,7 +14,7 @@ import math
 import re
 from pathlib import Path
 
-from revela.embedded import EMBEDDED, cache_folder, embedded_folder, log_once
+from revela.embedded import EMBEDDED, cache_folder, converted_name, embedded_folder, log_once
 from revela.errors import RevelaError, first_line
 from revela.files import atomic_write, disk_error
 from revela.settings import LM, Retriever
@@ -156,7 +156,7 @@ def name_of(folder: Path) -> str:
     parts = folder.resolve().parts
     for name, wheel in EMBEDDED.items():
         inside = (wheel.module, *Path(wheel.file).parent.parts)
-        if parts[-len(inside) :] == inside or parts[-1] == wheel.converted:
+        if parts[-len(inside) :] == inside or parts[-1] == converted_name(name):
             return name.removeprefix("embedded:")
     for part in reversed(parts):
         if part.startswith("models--"):
