@@ -37,7 +37,7 @@ class Retriever:
     Args:
         model: a folder made by ``revela train``, any Sentence-Transformers folder, a hub id or
             embedded:minilm-l6.
-        precision: arithmetic; "auto" is bf16 where the hardware has it.
+        precision: arithmetic; "auto" is int8, bf16 or fp32, whichever the hardware is fast in.
         lm: language model that re-ranks by its heads, loaded when it is first needed.
         prompts: of queries and of passages, in place of the model's own (None).
 

@@ -60,7 +60,7 @@ def encode(
     context:
         What a retriever trained with --context reads before every text, as for index.
     precision:
-        Arithmetic; auto is bf16 where the hardware has it.
+        Arithmetic; auto is int8, bf16 or fp32, whichever this processor or GPU is fast in.
     """
     from revela.corpus.load import read_corpus
     from revela.encoder.saved_config import check_dimensions

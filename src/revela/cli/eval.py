@@ -90,7 +90,7 @@ def evaluate(
     context_seed:
         Seed of the draw, with --on; with --benchmark it is 42, as in mteb's own.
     precision:
-        Arithmetic; auto is bf16 where the hardware has it.
+        Arithmetic; auto is int8, bf16 or fp32, whichever this processor or GPU is fast in.
     """
     from revela.evaluation.results import write_json
 

@@ -12,7 +12,7 @@ from revela.cli.main import app
 from revela.cli.printing import command_line, print_scores
 from revela.corpus.load import READING, Reading
 from revela.settings import Corpus as corpus_settings
-from revela.settings import Fit, Pooling, Precision, Recipe, Retriever, Training
+from revela.settings import Fit, Pooling, Recipe, Retriever, TorchPrecision, Training
 from revela.silence import duration
 
 
@@ -34,7 +34,7 @@ def fit(
     reading: Annotated[Reading, Flat] = READING,
     language: str = corpus_settings.language,
     seed: int = Training.seed,
-    precision: Precision = Training.precision,
+    precision: TorchPrecision = Training.precision,
 ) -> None:
     """Make a retriever of a raw language model by fitting it to text: minutes, no labels.
 

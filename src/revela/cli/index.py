@@ -88,7 +88,7 @@ def index(
         What a retriever trained with --context reads before every text: documents drawn from the
         corpus (the default), the saved ones of its training, none, or a file with a text per line.
     precision:
-        Arithmetic; auto is bf16 where the hardware has it.
+        Arithmetic; auto is int8, bf16 or fp32, whichever this processor or GPU is fast in.
     commit_every:
         Chunks per commit of --engine ray, which are encoded again after a kill.
     """

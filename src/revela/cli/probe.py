@@ -14,7 +14,7 @@ from revela.cli.main import app
 from revela.cli.printing import print_report, print_table
 from revela.corpus.load import READING, Reading
 from revela.errors import RevelaError, extra
-from revela.settings import Precision
+from revela.settings import TorchPrecision
 
 if TYPE_CHECKING:
     from revela.evaluation.results import Geometry, Interval, Profile
@@ -32,7 +32,7 @@ def probe(
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
     seed: int = 0,
     reading: Annotated[Reading, Flat] = READING,
-    precision: Precision = "auto",
+    precision: TorchPrecision = "auto",
 ) -> None:
     """Measure the position bias of a model, and the geometry of its vectors.
 

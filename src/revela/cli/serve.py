@@ -68,7 +68,7 @@ def serve(
         Language model for searches with "rerank": "heads": a hub id, a local folder or
         embedded:smollm2-135m. Such a search takes seconds; without --lm it is refused.
     precision:
-        Arithmetic; auto is bf16 where the hardware supports it.
+        Arithmetic; auto is that of the index.
     sync:
         Seconds between updates of the index from its sources.
     no_cache:

@@ -87,7 +87,7 @@ class EvalOptions:
             heads of a language model ("heads").
         lm: language model of ``rerank="heads"``.
         max_tokens: truncate texts to this length.
-        precision: arithmetic; "auto" is bf16 where the hardware has it.
+        precision: arithmetic; "auto" is int8, bf16 or fp32, whichever the hardware is fast in.
         progress: show progress bars.
         context: for models that read one, as ``Context.of`` takes it; drawn from each collection
             by default.

@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass
 
 Pooling = Literal["eos", "mean", "weighted-mean"]
 Precision = Literal["auto", "fp32", "bf16", "int8"]
+TorchPrecision = Literal["auto", "fp32", "bf16"]
 VectorForm = Literal["float32", "int8", "binary"]
 T = TypeVar("T")
 
@@ -216,7 +217,7 @@ class Training:
     "Seed of all random numbers."
     threads: NonNegativeInt = 0
     "CPU threads. 0: all cores."
-    precision: Precision = "auto"
+    precision: TorchPrecision = "auto"
     "Arithmetic of the models; auto is bf16 where the hardware has it."
     track: Rare[Literal["", "tensorboard", "trackio", "wandb"]] = ""
     "Also send metrics to this experiment tracker, which must be installed."
