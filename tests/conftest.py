@@ -290,7 +290,9 @@ def static_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> P
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
     folder = tmp_path_factory.mktemp("static") / "model"
-    table = StaticEmbedding(tiny_tokenizer.backend_tokenizer, embedding_dim=8)
+    tokenizer = copy.deepcopy(tiny_tokenizer.backend_tokenizer)  # others truncate by theirs
+    tokenizer.no_truncation()
+    table = StaticEmbedding(tokenizer, embedding_dim=8)
     SentenceTransformer(modules=[table]).save(str(folder))
     return folder
 
