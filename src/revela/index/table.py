@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -83,6 +84,8 @@ class Table:
         os.environ.setdefault("LANCEDB_LOG", "error")
         with _unchecked_calls():
             import lancedb
+        # Processes that read text are forked beside it, and do not use it.
+        warnings.filterwarnings("ignore", "lancedb fork support is experimental")
 
         with lance_errors(folder):
             database = lancedb.connect(folder, read_consistency_interval=timedelta(0))
