@@ -22,10 +22,8 @@ $(VENV)/ready: pyproject.toml constraints.txt
 demo: $(VENV)/ready
 	$(VENV)/bin/python -m research.benchmarks.demo $(DEMO)
 
-# Training by itself: a worker of xdist that has encoded by OpenVINO is ended by the signals of its tests.
 test: $(VENV)/ready lint
-	$(VENV)/bin/python -m $(PYTEST) --ignore=tests/training
-	$(VENV)/bin/python -m $(PYTEST) tests/training
+	$(VENV)/bin/python -m $(PYTEST)
 
 lint: $(VENV)/ready
 	$(VENV)/bin/ruff check src tests research examples .ci

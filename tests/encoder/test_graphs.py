@@ -137,7 +137,7 @@ def test_products_in_int8_are_as_a_loop_computes_them():
     product.output(0).set_names({VECTOR})
     copy = quantised(ov.Model([product], [inputs], "m"), [{"states": states_BLC}])
     (found,) = (
-        ov.Core()
+        processor.openvino_core()
         .compile_model(copy, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})({"states": states_BLC})
         .values()
     )
@@ -215,6 +215,31 @@ def test_a_batch_is_as_its_texts_alone(tiny_tokenizer, tmp_path):
     alone = np.vstack([encoder.encode_passages([text]) for text in TEXTS])
     np.testing.assert_allclose(encoder.encode_passages(TEXTS), alone, atol=1e-6)
     assert encoder.encode_passages([]).shape == (0, 32)
+
+
+CTRL_C_AFTER_ENCODING = """
+import signal, sys
+from pathlib import Path
+from revela.encoder.graphs import open_graph
+
+encoders = [open_graph(Path(sys.argv[1]), precision) for precision in ("fp32", "int8")]
+for encoder in encoders:
+    encoder.encode_passages(["ocean"])
+del encoder
+while encoders:
+    del encoders[0]
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print("stopped")
+"""
+
+
+def test_ctrl_c_after_several_encoders(tiny_tokenizer, tmp_path):
+    """Each of OpenVINO's cores has a stack for signals, which the next one must not bring back."""
+    command = [sys.executable, "-c", CTRL_C_AFTER_ENCODING, make(tmp_path, tiny_tokenizer)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "stopped\n"), done.stderr
 
 
 # Models that are no BERT are exported once, by torch

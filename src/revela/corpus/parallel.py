@@ -49,8 +49,8 @@ def ordered_map(
     # A forked worker starts at once; a spawned one would import the caller's script, and run it
     # if it has no `if __name__ == "__main__"`.
     context = multiprocessing.get_context("fork" if "fork" in methods else None)
-    # A worker must not collect what its parent left: OpenVINO's objects wait for threads that it has
-    # not.
+    # A worker must not collect what its parent left: OpenVINO's objects would wait for threads that
+    # only the parent has.
     with ProcessPoolExecutor(workers, mp_context=context, initializer=gc.freeze) as pool:
         waiting: deque[Future[Result]] = deque(pool.submit(work, item) for item in first)
         for item in stream:

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from revela.encoder.after_transformer import TOKENS, VECTOR
 from revela.encoder.bert import MASK, WORDS
-from revela.encoder.processor import has_bf16
+from revela.encoder.processor import has_bf16, openvino_core
 from revela.encoder.token_counter import Spans, TokenCounter
 from revela.encoder.weights import fp32
 from revela.silence import SHOWN_AFTER
@@ -68,7 +68,7 @@ class Graph:
             "INFERENCE_PRECISION_HINT": "bf16" if use_bf16 else "f32",
             "PERFORMANCE_HINT": "LATENCY",
         }
-        return ov.Core().compile_model(part, "CPU", settings)
+        return openvino_core().compile_model(part, "CPU", settings)
 
 
 class GraphEncoder:

@@ -20,7 +20,7 @@ from revela.encoder.after_transformer import Unsupported, with_modules
 from revela.encoder.bert import MASK, STATES, bert, is_bert, max_positions
 from revela.encoder.graph_encoder import Graph, GraphEncoder
 from revela.encoder.int8 import quantised
-from revela.encoder.processor import fastest
+from revela.encoder.processor import fastest, openvino_core
 from revela.encoder.saved_config import read_config, words_to_vectors_of
 from revela.encoder.weights import Weights
 from revela.errors import RevelaError, first_line
@@ -95,33 +95,31 @@ def open_graph(
 
 def open_export(folder: Path) -> GraphEncoder:
     """The encoder of a folder that ``revela export`` has written, in fp32."""
-    import openvino as ov
     from tokenizers import Tokenizer
 
     about = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
     padding = (tokenizer.padding or {}).get("pad_id", 0)
     prompts = about["prompts"]["query"], about["prompts"]["passage"]
-    graph = Graph(ov.Core().read_model(folder / EXPORT), "fp32")
+    graph = Graph(openvino_core().read_model(folder / EXPORT), "fp32")
     return GraphEncoder(graph, tokenizer, prompts, about["max_tokens"], padding, str(folder))
 
 
 def _graph(folder: Path, modules: list[tuple[str, Path]]) -> Graph | None:
     """The graph in fp32."""
-    import openvino as ov
 
     inside, after = modules[0][1], modules[1:]
     width = read_config(folder).get("truncate_dim")
     export = export_folder(fingerprint(folder)) / EXPORT
     if export.is_file():
-        return Graph(ov.Core().read_model(export), "fp32")
+        return Graph(openvino_core().read_model(export), "fp32")
     config = json.loads((inside / "config.json").read_text(encoding="utf-8"))
     if is_bert(config) and not _is_unusual(inside):
         built = bert(config, Weights(inside))
         return Graph(with_modules(built.model, MASK, after, width), "fp32", built.table_VD)
     for name in OWN_FILES:
         if (inside / name).is_file():
-            states = _states_of(ov.Core().read_model(inside / name))
+            states = _states_of(openvino_core().read_model(inside / name))
             return Graph(with_modules(states, MASK, after, width), "fp32")
     return None
 
@@ -214,7 +212,9 @@ def _in_int8(encoder: GraphEncoder, folder: Path) -> GraphEncoder:
     if reason := json.loads((place / "about.json").read_text())["refused"]:
         log.info(f"{folder} is not used in int8: {reason}")
         return encoder.with_graph(precision="bf16")
-    return encoder.with_graph(model=ov.Core().read_model(place / "graph.xml"), precision="int8")
+    return encoder.with_graph(
+        model=openvino_core().read_model(place / "graph.xml"), precision="int8"
+    )
 
 
 def _random_batches(encoder: GraphEncoder) -> Iterator[dict[str, NDArray[Any]]]:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from revela.encoder.processor import openvino_core
+
 if TYPE_CHECKING:
     from openvino import Model
 
@@ -35,7 +37,7 @@ def quantised(model: Model, batches: Iterable[Mapping[str, NDArray[Any]]]) -> Mo
     copy = model.clone()
     products = _products(copy)
     probe = ov.Model([inputs for _, inputs, _ in products], copy.get_parameters(), "ranges")
-    compiled = ov.Core().compile_model(probe, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    compiled = openvino_core().compile_model(probe, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     lows, highs = [], []
     for batch in batches:
         measured = compiled(dict(batch)).values()

@@ -1,4 +1,4 @@
-"""Which arithmetic this processor is fast in."""
+"""Which arithmetic this processor is fast in, and OpenVINO, which computes on it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shutil
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from revela.settings import Precision
 
@@ -39,6 +40,18 @@ def fastest() -> Precision:
     if flags() & INT8 and (not limit or "VNNI" in limit or "BF16" in limit or "AMX" in limit):
         return "int8"
     return "bf16" if has_bf16() else "fp32"
+
+
+@cache
+def openvino_core() -> Any:
+    """OpenVINO's core, one for the process.
+
+    Each core sets a stack for signals in the thread that makes it. Of two, the one that goes last
+    brings back the other's, which is gone, and Ctrl-C would end in a segmentation fault.
+    """
+    import openvino
+
+    return openvino.Core()
 
 
 def has_gpu() -> bool:
