@@ -36,17 +36,23 @@ BLOCK = 32  # numbers that share a scale
 SPECIAL = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 250001}
 TOKENIZER = (250002, *(SPECIAL[name] for name in ("<s>", "</s>", "<pad>", "<unk>")))
 NAMES = {
-    **{"emb.word": "embeddings.word_embeddings.weight"},
-    **{"emb.pos": "embeddings.position_embeddings.weight"},
-    **{"emb.type": "embeddings.token_type_embeddings.weight"},
-    **{"emb.ln.w": "embeddings.LayerNorm.weight", "emb.ln.b": "embeddings.LayerNorm.bias"},
+    "emb.word": "embeddings.word_embeddings.weight",
+    "emb.pos": "embeddings.position_embeddings.weight",
+    "emb.type": "embeddings.token_type_embeddings.weight",
+    "emb.ln.w": "embeddings.LayerNorm.weight",
+    "emb.ln.b": "embeddings.LayerNorm.bias",
 }
 MATRICES = ("emb.pos", "emb.type")  # in fp32
 POOLER = "pooler.dense"  # BertModel has one, which nothing reads
 PARTS = {
-    **{"q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value"},
-    **{"ao": "attention.output.dense", "aln": "attention.output.LayerNorm"},
-    **{"fi": "intermediate.dense", "fo": "output.dense", "oln": "output.LayerNorm"},
+    "q": "attention.self.query",
+    "k": "attention.self.key",
+    "v": "attention.self.value",
+    "ao": "attention.output.dense",
+    "aln": "attention.output.LayerNorm",
+    "fi": "intermediate.dense",
+    "fo": "output.dense",
+    "oln": "output.LayerNorm",
 }
 WIDE_TILDE, STAND_IN = "\uff5e", "\ue000"  # NFKC would make it narrow; private use is left alone
 

@@ -76,10 +76,11 @@ def open_graph(
     if not (inside / TOKENIZER).is_file() or (inside / "adapter_config.json").is_file():
         return None  # adapters are merged by torch
     try:
-        graph = _graph(folder, modules)
+        config = _read(inside / "config.json")
+        graph = _graph(folder, config, modules)
         if graph is None:
             return None
-        encoder = _encoder(graph, folder, inside, max_tokens, prompts)
+        encoder = _encoder(graph, folder, config, inside, max_tokens, prompts)
     except Unsupported:
         return None
     except Exception as error:  # OpenVINO and tokenizers raise no other for a damaged file
@@ -105,15 +106,13 @@ def open_export(folder: Path) -> GraphEncoder:
     return GraphEncoder(graph, tokenizer, prompts, about["max_tokens"], padding, str(folder))
 
 
-def _graph(folder: Path, modules: list[tuple[str, Path]]) -> Graph | None:
+def _graph(folder: Path, config: dict[str, Any], modules: list[tuple[str, Path]]) -> Graph | None:
     """The graph in fp32."""
-
     inside, after = modules[0][1], modules[1:]
     width = read_config(folder).get("truncate_dim")
     export = export_folder(fingerprint(folder)) / EXPORT
     if export.is_file():
         return Graph(openvino_core().read_model(export), "fp32")
-    config = json.loads((inside / "config.json").read_text(encoding="utf-8"))
     if is_bert(config) and not _is_unusual(inside):
         built = bert(config, Weights(inside))
         return Graph(with_modules(built.model, MASK, after, width), "fp32", built.table_VD)
@@ -136,12 +135,15 @@ def _states_of(model: Model) -> Model:
     return ov.Model([states.get_node().input_value(0)], model.get_parameters(), "own")
 
 
+def _read(file: Path) -> dict[str, Any]:
+    """A JSON file; nothing of one that is not there."""
+    read: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return read
+
+
 def _settings(inside: Path) -> dict[str, Any]:
     """What sentence-transformers has written about reading texts, under any of its names."""
-    for file in sorted(inside.glob("sentence_*_config.json")):
-        read: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return read
-    return {}
+    return _read(next(iter(inside.glob("sentence_*_config.json")), inside / "no file"))
 
 
 def _is_unusual(inside: Path) -> bool:
@@ -153,13 +155,11 @@ def _is_unusual(inside: Path) -> bool:
     return bool(rest) or output != STATES
 
 
-def token_limit_of(inside: Path) -> int | None:
+def _token_limit(inside: Path, config: dict[str, Any]) -> int | None:
     """The maximum number of tokens that a transformer's folder says it reads; at most as many as it
     has positions. None: all.
     """
-    config = json.loads((inside / "config.json").read_text(encoding="utf-8"))
-    about = inside / "tokenizer_config.json"
-    tokenizer = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
+    tokenizer = _read(inside / "tokenizer_config.json")
     positions = config.get("max_position_embeddings")
     if is_bert(config):
         positions = max_positions(config)
@@ -171,6 +171,7 @@ def token_limit_of(inside: Path) -> int | None:
 def _encoder(
     graph: Graph,
     folder: Path,
+    config: dict[str, Any],
     inside: Path,
     max_tokens: int | None,
     prompts: tuple[str, str],
@@ -182,12 +183,12 @@ def _encoder(
     if _settings(inside).get("do_lower_case"):
         own = [tokenizer.normalizer] if tokenizer.normalizer else []
         tokenizer.normalizer = Sequence([Lowercase(), *own])
-    limit = token_limit_of(inside)
+    limit = _token_limit(inside, config)
     if max_tokens is not None:
         limit = min(max_tokens, limit or max_tokens)
-    padding = json.loads((inside / "config.json").read_text(encoding="utf-8")).get("pad_token_id")
-    name, odds = str(folder), words_to_vectors_of(folder)
-    return GraphEncoder(graph, tokenizer, prompts, limit, padding or 0, name, odds)
+    padding, name = config.get("pad_token_id") or 0, str(folder)
+    odds = words_to_vectors_of(folder)
+    return GraphEncoder(graph, tokenizer, prompts, limit, padding, name, odds)
 
 
 def _in_int8(encoder: GraphEncoder, folder: Path) -> GraphEncoder:

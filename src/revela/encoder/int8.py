@@ -35,7 +35,8 @@ def quantised(model: Model, batches: Iterable[Mapping[str, NDArray[Any]]]) -> Mo
     from openvino import opset13 as op
 
     copy = model.clone()
-    products = _products(copy)
+    if not (products := _products(copy)):
+        return copy
     probe = ov.Model([inputs for _, inputs, _ in products], copy.get_parameters(), "ranges")
     compiled = openvino_core().compile_model(probe, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     lows, highs = [], []

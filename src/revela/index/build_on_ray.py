@@ -25,7 +25,6 @@ from revela.corpus.load import check_report
 from revela.corpus.parallel import batches
 from revela.corpus.parts import DocumentReader, Part, parts_of
 from revela.corpus.readers.common import ReadReport
-from revela.encoder.prompts import named_prompts
 from revela.errors import RevelaError
 from revela.files import writing
 from revela.index.calibration import calibrate
@@ -199,9 +198,8 @@ class Job:
             raise RevelaError(
                 f"{model} is not the same model on every machine: put it where all machines see it"
             )
-        encoder: TokenEncoder = load_encoder(
-            model, self.precision, prompts=self.info.prompts or named_prompts(model)
-        )
+        precision, prompts = self.info.precision_of(self.precision), self.info.prompts_of(model)
+        encoder: TokenEncoder = load_encoder(model, precision, prompts=prompts)
         return encoder if self.context is None else conditioned(encoder, self.context)
 
     def _encode(self, encoder: TokenEncoder, batch: on_ray.Row) -> on_ray.Row:

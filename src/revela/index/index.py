@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from revela.encoder.prompts import OWN, Given, Prompts, check_prompts, named_prompts
+from revela.encoder.prompts import OWN, Given, Prompts, check_prompts
 from revela.encoder.saved_config import check_dimensions
 from revela.errors import RevelaError
 from revela.files import writing
@@ -230,8 +230,7 @@ class Index:
     @property
     def prompts(self) -> Prompts:
         """What its retriever reads before queries and before passages."""
-        made = self.info.prompts
-        return named_prompts(self.model_folder) if made is None else made
+        return self.info.prompts_of(self.model_folder)
 
     @property
     def encoder(self) -> TokenEncoder:
@@ -239,7 +238,7 @@ class Index:
         if self._encoder is None:
             from revela.retriever.load import load_encoder
 
-            precision = self.info.encodes_in if self._precision == "auto" else self._precision
+            precision = self.info.precision_of(self._precision)
             self._encoder = load_encoder(self.model_folder, precision, prompts=self.prompts)
         if self.context is None:
             return self._encoder

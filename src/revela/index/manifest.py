@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from revela.encoder.processor import has_bf16, has_gpu
-from revela.encoder.prompts import Prompts
+from revela.encoder.prompts import Prompts, named_prompts
 from revela.errors import RevelaError
 from revela.files import LOCK, atomic_write, hidden_prefix
 from revela.index.language import CORPUS_WORDS, Analyzer, FormerEnglish, Terms
@@ -112,11 +112,16 @@ class Info:
             return FormerEnglish()
         return Analyzer(self.language, cache_size)
 
-    @property
-    def encodes_in(self) -> Precision:
-        """The precision of queries, and of what is added: that of the vectors, but fp32 in place of
-        bf16 where that would be slow.
+    def prompts_of(self, model: Path) -> Prompts:
+        """The prompts that the model in this folder made the vectors with."""
+        return named_prompts(model) if self.prompts is None else self.prompts
+
+    def precision_of(self, given: Precision) -> Precision:
+        """The precision of queries, and of what is added: the given one, or, if that is "auto", the
+        vectors' own, but fp32 in place of bf16 where that would be slow.
         """
+        if given != "auto":
+            return given
         if self.precision == "int8":
             return "int8"
         is_fast = self.precision != "fp32" and (has_bf16() or has_gpu())

@@ -70,14 +70,6 @@ def token_limit(model: SentenceTransformer) -> int | None:
     return limit
 
 
-def counter_of(model: SentenceTransformer) -> TokenCounter:
-    """Counts tokens as a model reads them."""
-    tokenizer = getattr(model.tokenizer, "backend_tokenizer", model.tokenizer)
-    prompts = query_prompt_of(model), passage_prompt_of(model)
-    as_text = read_as_text if slot_ids(model) else list
-    return TokenCounter(tokenizer, *prompts, token_limit(model), as_text=as_text)
-
-
 def _truncate(model: SentenceTransformer, limit: int | None) -> None:
     """Set a model's ``token_limit``."""
     if not isinstance(model[0], modules.StaticEmbedding):
@@ -217,6 +209,8 @@ class RetrieverEncoder:
     @functools.cached_property
     def counter(self) -> TokenCounter:
         """Counts tokens as the model reads them, without ``max_tokens``."""
+        from revela.retriever.tokens import counter_of
+
         return counter_of(self.model)
 
     @torch.inference_mode()

@@ -63,7 +63,7 @@ def keep_graph(folder: Path) -> None:
     """
     if is_static(folder) or has_gpu() or export_folder(fingerprint(folder)).exists():
         return
-    if not has_torch() or isinstance(load_encoder(folder, "fp32"), GraphEncoder):
+    if not has_torch() or open_graph(folder, "fp32") is not None:
         return
     try:
         from revela.retriever.onnx_export import export_to_cache
