@@ -356,7 +356,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory):
     """A cache of the session's own, and no exports of retrievers, which take seconds each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REVELA_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        patch.setattr(load, "keep_graph", lambda folder: None)
+        patch.setattr(load, "keep_graph", lambda folder, even_with_gpu=False: None)
         yield
 
 

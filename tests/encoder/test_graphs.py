@@ -198,7 +198,8 @@ def test_precision_by_what_the_processor_has(monkeypatch):
     ):
         monkeypatch.setattr(processor, "flags", lambda flags=flags: frozenset(flags))
         monkeypatch.setenv(processor.LIMIT, limit)
-        assert processor.fastest() == expected, (flags, limit)
+        assert processor.fastest(int8=True) == expected, (flags, limit)
+        assert processor.fastest(int8=False) != "int8"
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json"])
@@ -270,6 +271,7 @@ def torchs(saved_retriever):
 
 def test_an_export_gives_vectors_and_tokens_as_torch_does(kept, torchs):
     assert isinstance(kept, GraphEncoder)
+    assert load_encoder(saved_retriever, "auto").precision != "int8"  # a decoder
     texts = [*TEXTS[:3], "</s> Ocean", "x " * 99, ""]
     np.testing.assert_allclose(kept.encode_queries(texts), torchs.encode_queries(texts), atol=1e-5)
     for ours, wanted in zip(*(e.query_tokens(texts[:-1]) for e in (kept, torchs)), strict=True):
@@ -325,6 +327,18 @@ def test_an_index_says_in_which_precision_its_vectors_are(tiny_tokenizer, tmp_pa
     del about["precision"]
     (tmp_path / "int8" / "index.json").write_text(json.dumps(about))
     assert Index.open(tmp_path / "int8").encoder.precision != "int8"
+
+
+def test_an_index_in_int8_whose_export_is_gone(
+    kept, saved_retriever, tmp_path, monkeypatch, exports
+):
+    folder, encoder = tmp_path / "index", load_encoder(saved_retriever, "int8")
+    Index.create(folder, saved_retriever, encoder=encoder).add([Document("a", TEXTS[0])])
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "another cache"))
+    opened = Index.open(folder).encoder
+    assert isinstance(opened, GraphEncoder) and opened.precision == encoder.precision == "int8"
+    again, before = opened.encode_queries(TEXTS), encoder.encode_queries(TEXTS)
+    np.testing.assert_allclose(again, before, atol=1e-3)
 
 
 WITHOUT_TORCH = """

@@ -32,12 +32,16 @@ def flags() -> frozenset[str]:
     )
 
 
-def fastest() -> Precision:
-    """int8 where the processor has instructions for it, else bf16 where it has those, else fp32:
-    without them int8 is slower than fp32.
+def fastest(int8: bool) -> Precision:
+    """int8, if it may be, where the processor has instructions for it, else bf16 where it has
+    those, else fp32: without them int8 is slower than fp32.
     """
     limit = os.environ.get(LIMIT, "").upper()
-    if flags() & INT8 and (not limit or "VNNI" in limit or "BF16" in limit or "AMX" in limit):
+    if (
+        int8
+        and flags() & INT8
+        and (not limit or "VNNI" in limit or "BF16" in limit or "AMX" in limit)
+    ):
         return "int8"
     return "bf16" if has_bf16() else "fp32"
 

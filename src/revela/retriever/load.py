@@ -45,23 +45,31 @@ def load_encoder(
     if is_static(folder):
         return StaticEncoder.load(folder, max_tokens, prompts)
     if precision == "int8" or not has_gpu():
-        encoder = open_graph(folder, precision, max_tokens, prompts_of(folder, prompts))
+        how = precision, max_tokens, prompts_of(folder, prompts)
+        encoder = open_graph(folder, *how)
+        if encoder is None and precision == "int8":  # as an index asks whose export is gone
+            keep_graph(folder, even_with_gpu=True)
+            encoder = open_graph(folder, *how)
         if encoder is not None:
             return encoder
         if precision == "int8":
             raise RevelaError(
-                f"{folder} cannot be read in int8, as it is read by torch: leave --precision out"
+                f"{folder} cannot be read in int8, as only torch reads it here: install the extra "
+                "train to export it, or give --precision fp32"
             )
     with extra("train", f"{folder}, a model that only torch reads,"):
         from revela.retriever.encode import RetrieverEncoder
     return RetrieverEncoder.load(folder, precision, max_tokens, prompts)
 
 
-def keep_graph(folder: Path) -> None:
+def keep_graph(folder: Path, even_with_gpu: bool = False) -> None:
     """Export a retriever that has no graph, once, so that no later run needs torch for it; one that
-    cannot be exported stays with torch, which is only logged.
+    cannot be exported stays with torch, which is only logged. With a GPU it does nothing, unless
+    ``even_with_gpu``.
     """
-    if is_static(folder) or has_gpu() or export_folder(fingerprint(folder)).exists():
+    if has_gpu() and not even_with_gpu:
+        return
+    if is_static(folder) or export_folder(fingerprint(folder)).exists():
         return
     if not has_torch() or open_graph(folder, "fp32") is not None:
         return
