@@ -269,7 +269,7 @@ def torchs(saved_retriever):
     return RetrieverEncoder.load(saved_retriever, "fp32")
 
 
-def test_an_export_gives_vectors_and_tokens_as_torch_does(kept, torchs):
+def test_an_export_gives_vectors_and_tokens_as_torch_does(kept, saved_retriever, torchs):
     assert isinstance(kept, GraphEncoder)
     assert load_encoder(saved_retriever, "auto").precision != "int8"  # a decoder
     texts = [*TEXTS[:3], "</s> Ocean", "x " * 99, ""]

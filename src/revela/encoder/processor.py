@@ -36,14 +36,20 @@ def fastest(int8: bool) -> Precision:
     """int8, if it may be, where the processor has instructions for it, else bf16 where it has
     those, else fp32: without them int8 is slower than fp32.
     """
-    limit = os.environ.get(LIMIT, "").upper()
-    if (
-        int8
-        and flags() & INT8
-        and (not limit or "VNNI" in limit or "BF16" in limit or "AMX" in limit)
-    ):
+    if int8 and flags() & INT8 and _within_limit("VNNI", "BF16", "AMX"):
         return "int8"
     return "bf16" if has_bf16() else "fp32"
+
+
+def has_bf16() -> bool:
+    """Whether products in bf16 are fast."""
+    return bool(flags() & BF16) and _within_limit("BF16", "AMX")
+
+
+def _within_limit(*names: str) -> bool:
+    """Whether the limit, if one is set, has one of these instructions."""
+    limit = os.environ.get(LIMIT, "").upper()
+    return not limit or any(name in limit for name in names)
 
 
 @cache
@@ -66,9 +72,3 @@ def has_gpu() -> bool:
 def has_torch() -> bool:
     """Whether torch is installed; it is not imported."""
     return importlib.util.find_spec("torch") is not None
-
-
-def has_bf16() -> bool:
-    """Whether products in bf16 are fast."""
-    limit = os.environ.get(LIMIT, "").upper()
-    return bool(flags() & BF16) and (not limit or "BF16" in limit or "AMX" in limit)
