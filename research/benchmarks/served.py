@@ -2,10 +2,11 @@
 
     python -m research.benchmarks.served --data COLLECTIONS LANGUAGES
 
-`revela index` reads each collection's corpus.jsonl with its default settings (chunks of 120 words)
-and --keep-tokens; all judged queries, or ``--queries`` evenly spaced ones, are searched for ten
-documents, by each way of `revela search`. Indices and scores are kept in ``--out``, so that the
-same command resumes a run; remove that folder to measure anew.
+`revela index` reads each collection's corpus.jsonl with its default settings (chunks of 120 words,
+MiniLM for English and multilingual-e5-small for other languages) and --keep-tokens; all judged
+queries, or ``--queries`` evenly spaced ones, are searched for ten documents, by each way of `revela
+search`. Indices and scores are kept in ``--out``, so that the same command resumes a run; remove
+that folder to measure anew.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ FUSION = {
 LEGEND = "* constants of the fusion were chosen on it; ** those of the re-ranking too"
 
 
-def scores_of(folder: Path, model: str, out: Path, queries: int) -> dict[str, float]:
+def scores_of(folder: Path, model: str | None, out: Path, queries: int) -> dict[str, float]:
     """nDCG@10 of every way to search a collection."""
     index, collection = index_of(folder, model, out / "index"), load_collection(folder)
     chosen = evenly_spaced(len(collection.queries), queries or len(collection.queries))
@@ -76,7 +77,7 @@ def scores_of(folder: Path, model: str, out: Path, queries: int) -> dict[str, fl
     return {way: mean_scores(qrels, run)["ndcg@10"] for way, run in runs.items()}
 
 
-def index_of(folder: Path, model: str, out: Path) -> Index:
+def index_of(folder: Path, model: str | None, out: Path) -> Index:
     """The index of a collection, kept or made now."""
     if not (out / INFO).is_file() or not read_info(out).finished:
         with redirect_stdout(sys.stderr):
@@ -92,12 +93,13 @@ def print_row(title: str, scores: Sequence[Mapping[str, float]]) -> None:
 
 
 def main() -> None:
-    parser = collections_parser(__doc__, model="embedded:minilm-l6")
+    parser = collections_parser(__doc__)
     add = parser.add_argument
+    add("--model", help="as for `revela index`; by default chosen by each collection's language")
     add("--queries", type=int, default=0, help="of a collection, at most; 0: all")
     add("--out", type=Path, default=OUT / "served", help="where indices and scores are kept")
     arguments = parser.parse_args()
-    kept = arguments.out / arguments.model.split(":")[-1].replace("/", "-")
+    kept = arguments.out / (arguments.model or "default").split(":")[-1].replace("/", "-")
     print_header(list(WAYS))
     for data in arguments.data:
         rows = []

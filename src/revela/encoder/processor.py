@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from revela.errors import RevelaError
 from revela.settings import Precision
 
 # Flags of Linux for products in int8 (VNNI, AMX) and in bf16. x86 and ARM have names of their own.
@@ -30,6 +31,15 @@ def flags() -> frozenset[str]:
         if line.startswith(("flags", "Features"))
         for flag in line.partition(":")[2].split()
     )
+
+
+def check_processor() -> None:
+    """Refuse an x86 processor (such have SSE2) without AVX2, which LanceDB's builds crash on."""
+    if "sse2" in flags() and "avx2" not in flags():
+        raise RevelaError(
+            "this processor has no AVX2, which LanceDB needs to keep an index: use one of 2015 or "
+            "later, or ARM"
+        )
 
 
 def fastest(int8: bool) -> Precision:

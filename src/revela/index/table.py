@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from revela.encoder.processor import check_processor
 from revela.files import atomic_write
 from revela.index.fusion import Ranking
 from revela.index.lance_errors import lance_errors
@@ -80,6 +81,7 @@ class Table:
     @classmethod
     def open(cls, folder: Path, info: Info, create: bool = False) -> Table:
         """Open a table; ``create`` makes an empty one if there is none with a version."""
+        check_processor()
         # LanceDB reads it when it is imported; hides its warnings for programmers.
         os.environ.setdefault("LANCEDB_LOG", "error")
         with _unchecked_calls():
