@@ -6,9 +6,9 @@
     python -m research.benchmarks.hybrid --data COLLECTIONS --heads 60
 
 ``--model fitted``: the lower layers of SmolLM2-135M, or of a named LM, fitted to each collection's
-raw text. ``--heads``: on each collection's first queries only, as an LM takes seconds per query.
-Texts are cut to 256 tokens. Vectors, and the signs of the token vectors, are kept in ``--cache``
-and computed once.
+raw text; ``table``: a table of its words. ``--heads``: on each collection's first queries only, as
+an LM takes seconds per query. Texts are cut to 256 tokens. Vectors, and the signs of the token
+vectors, are kept in ``--cache`` and computed once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from research.benchmarks.options import (
     print_cells,
     print_header,
 )
-from research.benchmarks.quality import SMOL, UNTRAINED, save_untrained
+from research.benchmarks.quality import SMOL
 from revela.evaluation.evaluate import (
     DEPTH,
     Collection,
@@ -42,6 +42,7 @@ from revela.evaluation.evaluate import (
     snapshot_of,
 )
 from revela.evaluation.metrics import mean_scores
+from revela.fitting import FitOptions, fit
 from revela.index.exact import rankings_of, top_k
 from revela.index.rerankers import HEADS_DEPTH
 from revela.index.rerankers.heads import QueryHeads, load_query_heads
@@ -164,13 +165,16 @@ def options() -> argparse.Namespace:
 def kept_of(data: Path, collection: Collection, arguments: argparse.Namespace) -> Kept:
     """The vectors of one collection, from the cache or computed now."""
     folder = arguments.cache / data.name
-    if arguments.model.startswith("fitted"):
-        lm = arguments.model.partition(":")[2] or SMOL
-        label = "-".join(["fitted", *([] if lm == SMOL else [Path(lm).name])])
+    how, _, lm = arguments.model.partition(":")
+    if how in ("fitted", "table"):
+        label = "-".join([how, *([Path(lm).name] if lm else [])])
         label += "" if arguments.steps is None else f"-{arguments.steps}-steps"
-        model, fitted = folder / label, next(iter(UNTRAINED.values()))
+        model = folder / label
         if not model.exists():
-            save_untrained(fitted, corpus_of(data), model, lm, arguments.steps)
+            options = FitOptions(static=how == "table", steps=arguments.steps)
+            length = {} if options.static else {"max_tokens": MAX_TOKENS}
+            recipe = Recipe().replace(model=lm or SMOL, **length)
+            fit([corpus_of(data)], model, recipe, options)
     else:
         model, label = resolve(arguments.model), arguments.model.split(":")[-1].replace("/", "-")
     encoder = load_encoder(model, "auto", MAX_TOKENS)

@@ -93,8 +93,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What gave a hit its score: its cosine; BM25, in hybrid search as a share of the maximum for
-    the query; the weight of the cosine in their sum; and how far the query's tokens match.
+    """What gave a hit its score: its cosine, where scores are fused from the mean cosine of two
+    passages (0) to 1; BM25, in hybrid search as a share of the maximum for the query; the weight of
+    the vectors in their sum; and how far the query's tokens match.
     """
 
     vectors: float | None = None

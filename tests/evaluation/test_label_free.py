@@ -154,7 +154,7 @@ def test_the_fused_score_of_a_task_is_that_of_the_fusion_without_what_is_exclude
     sibling, _ = tasks(DOCUMENTS, 12, 20, 100, 0)
     encoder, texts = Noise(), sibling.passages
     vectors, queries = encoder.encode_passages(texts), encoder.encode_queries(sibling.queries)
-    odds, bm25 = SentenceTest(texts, "auto", SENTENCES)(encoder, vectors).odds, BM25(texts)
+    rule, bm25 = SentenceTest(texts, "auto", SENTENCES)(encoder, vectors).rule, BM25(texts)
     best = bm25.max_scores(sibling.queries)
     indices, scores = bm25.top_k(sibling.queries, len(texts))
     gains = []
@@ -166,7 +166,7 @@ def test_the_fused_score_of_a_task_is_that_of_the_fusion_without_what_is_exclude
             for d, s in zip(indices[q], scores[q], strict=True)
             if s > 0 and d != own
         }
-        ranked = list(fuse_scores(cosines, shares, odds))[:10]
+        ranked = list(fuse_scores(cosines, shares, rule))[:10]
         gain = sum(1 / np.log2(i + 2) for i, d in enumerate(ranked) if d in relevant)
         gains.append(gain / sum(1 / np.log2(i + 2) for i in range(min(10, len(relevant)))))
     found = HeldOutCheck([sibling])(encoder)["sibling + BM25"]

@@ -13,7 +13,7 @@ from revela.corpus.chunk import chunk
 from revela.corpus.spool import arrow_list
 from revela.index.bm25 import BM25
 from revela.index.exact import top_k
-from revela.index.fusion import DEPTH, fuse_scores
+from revela.index.fusion import DEPTH, FusionRule, chance_of, fuse_scores
 from revela.index.index import Index
 from revela.index.ingest import Added, metadata_columns
 from revela.index.manifest import Info
@@ -102,7 +102,9 @@ def wanted_rows(docs: list[Document]) -> list[tuple[str, int, str]]:
     )
 
 
-def oracle(docs: list[Document], query: str, mode: str, k: int) -> list[tuple[str, str, float]]:
+def oracle(
+    docs: list[Document], query: str, mode: str, k: int, rule: FusionRule | None = None
+) -> list[tuple[str, str, float]]:
     """(document, best passage, score) by numpy and bm25s, by score."""
     rows = [(d.id, passage) for d in docs for name, _, passage in wanted_rows([d])]
     texts = [passage for _, passage in rows]
@@ -117,7 +119,8 @@ def oracle(docs: list[Document], query: str, mode: str, k: int) -> list[tuple[st
         cosines = {row: float(vectors[row] @ vector[0]) for row in {*ranking, *lexical}}
         shares = {row: score / bm25.max_scores([query])[0] for row, score in lexical.items()}
         # Sentences of three words are too short to measure the weight of words by.
-        ranking = lexical if mode == "lexical" else fuse_scores(cosines, shares)
+        rule = rule or FusionRule(chance=chance_of(vectors))
+        ranking = lexical if mode == "lexical" else fuse_scores(cosines, shares, rule)
     best: dict[str, tuple[str, float]] = {}
     for row, score in ranking.items():
         best.setdefault(rows[row][0], (rows[row][1], score))

@@ -19,7 +19,7 @@ from revela.index.calibration import (
     is_natural,
     sentence_queries,
 )
-from revela.index.fusion import fuse_scores
+from revela.index.fusion import FusionRule, chance_of, fuse_scores
 from revela.index.index import Index
 from revela.index.manifest import PRIOR, Calibration, Info
 from revela.settings import Indexing
@@ -95,15 +95,19 @@ def test_a_blind_embedder_leaves_it_to_the_words():
     seeing = calibrate(texts, Letters().encode_passages(texts), Letters(), "none")
     blind = calibrate(texts, Blind().encode_passages(texts), Blind(), "none")
     assert blind.words == seeing.words and blind.vectors < seeing.vectors
-    assert blind.odds == ((blind.words + PRIOR) / (blind.vectors + PRIOR)) ** 2 > seeing.odds
+    assert (
+        blind.rule.odds == ((blind.words + PRIOR) / (blind.vectors + PRIOR)) ** 2 > seeing.rule.odds
+    )
     cosines, shares = {"far": 0.9, "word": 0.1}, {"word": 0.4}
-    assert next(iter(fuse_scores(cosines, shares, 1.0))) == "far"
-    assert next(iter(fuse_scores(cosines, shares, 100.0))) == "word"
+    assert next(iter(fuse_scores(cosines, shares, FusionRule(1)))) == "far"
+    assert next(iter(fuse_scores(cosines, shares, FusionRule(100)))) == "word"
 
 
 def test_vectors_that_know_the_sentences_better_do_not_count_more():
-    assert Calibration(200, words=40, vectors=180).odds == 1 == Calibration(200, 40, 40).odds
-    assert Calibration(200, words=40, vectors=39).odds > 1
+    assert (
+        Calibration(200, words=40, vectors=180).rule.odds == 1 == Calibration(200, 40, 40).rule.odds
+    )
+    assert Calibration(200, words=40, vectors=39).rule.odds > 1
 
 
 def test_a_retriever_that_was_trained_on_the_text_counts_as_before_training():
@@ -114,7 +118,7 @@ def test_a_retriever_that_was_trained_on_the_text_counts_as_before_training():
 
     found = calibrate(texts, Trained().encode_passages(texts), Trained(), "none")
     before = calibrate(texts, Letters().encode_passages(texts), Letters(), "none")
-    assert before.odds < 9 == found.odds and found.vectors == before.vectors
+    assert before.rule.odds < 9 == found.rule.odds and found.vectors == before.vectors
 
 
 @pytest.mark.parametrize("texts", [[], ["one two"], ["one"] * 30, ["one two three four"] * 30])
@@ -122,7 +126,7 @@ def test_too_few_sentences_measure_nothing(texts):
     found = calibrate(
         texts, Letters().encode_passages(texts or ["a"])[: len(texts)], Letters(), "en"
     )
-    assert found.queries == found.words == 0 and found.odds == 1
+    assert found.queries == found.words == 0 and found.rule.odds == 1
     assert "too few sentences" in found.describe()
 
 
@@ -158,12 +162,14 @@ def test_search_uses_it_or_a_weight_by_hand(tmp_path):
     (places,), (scores,) = bm25.top_k([query], 50)
     best = bm25.max_scores([query])[0]
     shares = {f"d{i}": float(s / best) for i, s in zip(places, scores, strict=True) if s > 0}
-    wanted = fuse_scores(cosines, shares, index.info.calibration.odds)
+    wanted = fuse_scores(cosines, shares, index.info.calibration.rule)
     assert {hit.id: hit.score for hit in hits} == pytest.approx(wanted, rel=1e-4)
     for weight in (0.0, 0.3, 1.0):
         opened = Index.open(tmp_path / "index", encoder=Blind(), weight=weight)
         found = {hit.id: hit.score for hit in opened.search(query, 50, encoded=vector)}
-        assert found == pytest.approx(fuse_scores(cosines, shares, weight=weight), rel=1e-4)
+        assert found == pytest.approx(
+            fuse_scores(cosines, shares, index.info.calibration.rule, weight), rel=1e-4
+        )
     with pytest.raises(RevelaError, match="--weight 2"):
         Index.open(tmp_path / "index", weight=2)
 
@@ -215,7 +221,7 @@ def test_an_index_is_cut_at_a_score_and_says_what_gave_it(tmp_path):
         hits = index.search(query, rerank=rerank, explain=True)
         sure = [hit.confidence for hit in hits]
         assert sure == sorted(sure, reverse=True) and 0 < sure[-1] < sure[0] < 1
-        c = 0.75 / max(1.0, index.calibration.odds)
+        c = 0.75 / max(1.0, index.calibration.rule.odds)
         for hit in hits:
             why = hit.explanation
             score = why.weight * why.vectors + (1 - why.weight) * (why.words or 0)
@@ -304,10 +310,45 @@ def test_the_score_to_cut_at_is_of_what_does_not_answer():
         (indices,), (scores,) = bm25.top_k([query], len(texts))
         found = dict(zip(indices.tolist(), scores.tolist(), strict=True))
         shares = {r: found[r] / bm25.max_scores([query])[0] for r in others if found.get(r)}
-        fused = fuse_scores({row: float(cosines[row]) for row in others}, shares, measured.odds)
+        fused = fuse_scores({row: float(cosines[row]) for row in others}, shares, measured.rule)
         firsts.append(max(fused.values()))
     assert len(firsts) > 100
     assert measured.scores["hybrid"] == pytest.approx(confidence_from(np.array(firsts)), rel=1e-3)
+
+
+def test_docstrings_are_the_queries_of_code():
+    """A function is asked for by its docstring, which it loses; words may then count less."""
+    texts = passages(60)
+    body = "    total = 1\r\n    return total"
+    code = [f'def f{i}(a):\r\n    """{text}"""\r\n{body}' for i, text in enumerate(texts)]
+    code[7] = "\n".join(f"    {line}" for line in code[7].splitlines())  # a method
+    titled = [f"module.py > f{i} {text}" for i, text in enumerate(code)]
+    titles = [f"module.py > f{i}" for i in range(60)]
+    drawn = {example.place: example for example in sentence_queries(titled, 60, titles)}
+    assert len(drawn) == 60 and all(example.is_docstring for example in drawn.values())
+    assert drawn[3].query == " ".join(texts[3].split())
+    assert drawn[3].rest == f"module.py > f3 def f3(a):\r\n{body}"
+    assert drawn[7].rest.split() == f"module.py > f7 def f7(a): {body}".split()
+    assert not any(example.is_docstring for example in sentence_queries(texts, 60))
+
+    test = SentenceTest(titled, "none", titles=titles)
+    found = test(Letters(), Letters().encode_passages(titled))
+    assert found.queries > 50 and found.least == 0 and found.ratio == found.counted < 1
+
+    class Trained(Letters):
+        words_to_vectors = 3.0
+
+    assert test(Trained(), Letters().encode_passages(titled)).ratio == 3
+    mixed = SentenceTest([*titled[:10], *texts[:50]], "none", titles=[*titles[:10], *[""] * 50])
+    vectors = Letters().encode_passages([*titled[:10], *texts[:50]])
+    assert mixed(Letters(), vectors).least == 1, "most of its queries are sentences"
+
+
+def test_the_chance_is_measured_where_nothing_else_can_be():
+    texts = ["one two", "three", "four five"]
+    vectors = Letters().encode_passages(texts)
+    assert calibrate(texts, vectors, Letters(), "none").rule == (1, chance_of(vectors))
+    assert chance_of(vectors) > 0.1
 
 
 def test_a_passage_that_is_nearly_the_same_is_right():
@@ -321,7 +362,7 @@ def test_a_passage_that_is_nearly_the_same_is_right():
 def test_a_sentence_that_several_documents_have_is_not_drawn():
     banner = "This manual is a part of the whole set of manuals."
     texts = [f"{banner} {text}" for text in passages(60)]
-    drawn = [query for _, query, _ in sentence_queries(texts, 60)]
+    drawn = [example.query for example in sentence_queries(texts, 60)]
     assert len(drawn) == 60 and not any("manual" in query for query in drawn)
 
 
@@ -357,7 +398,7 @@ def test_an_embedder_that_knows_nothing_is_not_trusted_with_records():
     blind = calibrate(records, Blind().encode_passages(records), Blind(), "none")
     seeing = calibrate(records, Letters().encode_passages(records), Letters(), "none")
     assert blind.queries >= FEW and blind.words > 0.9 * blind.queries
-    assert blind.odds > 2 * seeing.odds and seeing.vectors > blind.vectors + 20
+    assert blind.rule.odds > 2 * seeing.rule.odds and seeing.vectors > blind.vectors + 20
     scored = SentenceTest(records, "none")(Blind(), Blind().encode_passages(records), scored=True)
     assert scored.scores == {}, "halves of records say nothing of the scores of questions"
 

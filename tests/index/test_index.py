@@ -217,10 +217,10 @@ def test_terms_are_counted_while_others_search(tmp_path):
 
 def test_words_are_counted_again_where_their_table_is_gone_or_late(tmp_path):
     """As after a kill between a commit and ``finish``."""
-    build(tmp_path / "index", DOCS[:20])
+    rule = build(tmp_path / "index", DOCS[:20]).calibration.rule
     file = tmp_path / "index" / FILE
     kept = file.read_bytes()
-    wanted = [score for *_, score in oracle(DOCS[:25], "abba gggg", "hybrid", 5)]
+    wanted = [score for *_, score in oracle(DOCS[:25], "abba gggg", "hybrid", 5, rule)]
     for lost in (None, kept):
         list(reopen(tmp_path / "index").writer.add_batches(DOCS[20:23]))
         file.unlink() if lost is None else file.write_bytes(lost)

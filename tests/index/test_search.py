@@ -11,7 +11,14 @@ from revela.errors import RevelaError
 from revela.evaluation.metrics import mean_scores, per_query
 from revela.index.bm25 import BM25
 from revela.index.exact import top_k
-from revela.index.fusion import check_weight, fuse_scores, reciprocal_rank_fusion
+from revela.index.fusion import (
+    MOST_ALIKE,
+    FusionRule,
+    chance_of,
+    check_weight,
+    fuse_scores,
+    reciprocal_rank_fusion,
+)
 from revela.types import evenly_spaced
 
 
@@ -46,34 +53,50 @@ def test_fusion_by_hand():
 
 
 def test_fusion_of_scores_by_hand():
-    cosines, shares = {"a": 0.8, "b": 0.6, "c": 0.1}, {"b": 0.5, "c": 0.25}
-    # Gaps: .5 - .25 of .5; above the mean of .5, the nearest is .3, and their mean 0.
-    weight = 0.5 * 3.0 * 0.5 / 1
-    fused = fuse_scores(cosines, shares, odds=3.0)
+    cosines, shares = {"a": 0.8, "b": 0.6, "c": 0.1}, {"b": 0.5, "c": 0.2}
+    similarities = {"a": 0.75, "b": 0.5, "c": 0}
+    w = 0.75 * 4
+    rule = FusionRule(odds=4, chance=0.2)
+    fused = fuse_scores(cosines, shares, rule)
     assert list(fused) == ["b", "a", "c"]
     assert fused == {
-        d: pytest.approx((cosines[d] + weight * shares.get(d, 0)) / (1 + weight)) for d in fused
+        d: pytest.approx((similarities[d] + w * shares.get(d, 0)) / (1 + w)) for d in fused
     }
-    assert fuse_scores(cosines, shares, odds=3.0, weight=0.25) == {
-        d: pytest.approx(0.25 * cosines[d] + 0.75 * shares.get(d, 0)) for d in ("b", "a", "c")
+    assert fuse_scores(cosines, shares, rule, weight=0.25) == {
+        d: pytest.approx(0.25 * similarities[d] + 0.75 * shares.get(d, 0)) for d in ("b", "a", "c")
     }
+    assert fuse_scores({}, {}) == {} and fuse_scores({"a": 0.5}, {}) == {"a": pytest.approx(2 / 7)}
 
 
-def test_words_weigh_as_they_are_sure_and_as_they_know_the_corpus():
-    cosines = {i: 0.9 - i / 50 for i in range(40)}
+@pytest.mark.parametrize(("stretch", "seed"), [(0.2, 0), (0.6, 1), (0.999, 2)])
+def test_scores_do_not_change_where_all_cosines_are_stretched_and_shifted(stretch, seed):
+    """A number that all vectors share: cosines of 0 to 1 become cosines of .8 to 1."""
+    rng = np.random.default_rng(seed)
+    vectors = rng.normal(size=(40, 8)) + 0.4
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    shared = np.full((40, 1), (1 - stretch) ** 0.5)
+    narrow = np.hstack([vectors * stretch**0.5, shared])
+    query, shares = 7, {int(row): float(rng.random()) for row in rng.choice(40, 9)}
 
-    def first(gap, odds=1.0):
-        words = {30: 0.5} | {row: 0.5 - gap - row / 1e4 for row in range(31, 40)}
-        return fuse_scores(cosines, words, odds)[30]
+    def fused(vectors):
+        cosines = dict(enumerate((vectors @ vectors[query]).tolist()))
+        return fuse_scores(cosines, shares, FusionRule(2.0, chance_of(vectors)))
 
-    nearest = cosines[30]
-    assert nearest < first(0) < first(0.1) < first(0.4) < 0.5, "its share is above its cosine"
-    assert first(0) < nearest + 0.005
-    assert first(0.1, odds=0.01) < first(0.1) < first(0.1, odds=100)
-    assert fuse_scores(cosines, {}) == cosines
-    alike = dict.fromkeys(range(20), 0.5)  # vectors that tell nothing apart: least gap
-    weight = 0.5 * (0.9 - 0.1) / 0.9 / 0.01
-    assert fuse_scores(alike, {1: 0.9, 2: 0.1})[3] == pytest.approx(0.5 / (1 + weight), rel=0.02)
+    before, after = fused(vectors), fused(narrow)
+    assert list(after) == list(before) and after == pytest.approx(before, abs=1e-5)
+    assert min(before.values()) >= 0 and max(before.values()) <= 1
+
+
+def test_chance_is_the_mean_cosine_of_two_passages():
+    vectors = np.random.default_rng(0).normal(size=(20, 5)) + 0.5
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    naive = [vectors[i] @ vectors[j] for i in range(20) for j in range(20) if i != j]
+    assert chance_of(vectors.astype(np.float32)) == pytest.approx(np.mean(naive), abs=1e-6)
+    assert chance_of(vectors[:1]) == chance_of(vectors[:0]) == 0
+    assert chance_of(np.array([[1.0, 0.0], [-1.0, 0.0]])) == 0, "no passage is less than unlike"
+    assert chance_of(np.array([[1.0, 0.0]] * 3)) == MOST_ALIKE
+    rule = FusionRule(1.0, MOST_ALIKE)
+    assert rule.similarity(1.0) == pytest.approx(1) and rule.similarity(0.9) == 0
 
 
 @pytest.mark.parametrize("holders", [1, 5, 10, 30, 200])
@@ -81,10 +104,10 @@ def test_words_count_where_all_that_hold_them_tie(holders):
     """A directory: thirty people of one department, found by its name."""
     cosines = {i: 0.4 + 0.3 * i / 300 for i in range(300)}  # the others are nearer
     words = dict.fromkeys(range(holders), 0.45) | {299 - i: 0.02 for i in range(90)}
-    fused = list(fuse_scores(cosines, words, odds=4.0))
+    fused = list(fuse_scores(cosines, words, FusionRule(odds=4.0)))
     assert set(fused[:holders]) == set(range(holders))
-    twice = dict.fromkeys(range(min(5, holders)), 0.45) | {299: 0.4, 298: 0.35}
-    assert next(iter(fuse_scores(cosines, twice))) == min(5, holders) - 1, (
+    twice = dict.fromkeys(range(min(5, holders)), 0.45) | {299: 0.03, 298: 0.02}
+    assert next(iter(fuse_scores(cosines, twice, FusionRule(odds=2.0)))) == min(5, holders) - 1, (
         "and the nearest is first"
     )
 

@@ -14,6 +14,7 @@ import functools
 import importlib
 import logging
 import re
+import textwrap
 import warnings
 from collections.abc import Container, Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 LONGEST = 2**22  # characters; a longer file is data, and its tree would take gigabytes
 MIN_WORDS = 3  # in a docstring's first paragraph
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 # Ending -> the module of the grammar and its function.
 GRAMMARS = {
@@ -158,7 +160,7 @@ def _python(text: str, lines: list[str]) -> Definitions | None:
                 while first and lines[first - 1].lstrip().startswith("#"):
                     first -= 1
                 starts.add(first)
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if isinstance(node, Function):
                 inside.update(range(first, node.end_lineno or first))
             elif isinstance(node, ast.stmt | ast.ExceptHandler):
                 waiting.append(node)
@@ -219,21 +221,39 @@ def documented_functions(source: str) -> Iterator[tuple[str, str]]:
     >>> list(documented_functions(source))
     [('The area of a circle.', 'def area(r):\n    return 3.14 * r ** 2')]
     """
-    tree = _parse_python(source)
-    if tree is None:
-        return
     lines = [line.rstrip("\r\n") for line in split_lines(source)]  # counted as ast counts them
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or len(node.body) < 2:
+    for query, node, begin, end in _docstrings(source):
+        body = lines[node.lineno - 1 : begin] + lines[end : node.end_lineno]
+        indent = node.col_offset
+        function = "\n".join(line[indent:] if line[:indent].isspace() else line for line in body)
+        yield query, function
+
+
+def without_docstring(source: str) -> tuple[str, str] | None:
+    r"""The first paragraph of the first docstring of a function, and the source without that
+    docstring; None if there is none. Python only; all lines may be indented.
+
+    >>> without_docstring("  def area(r):\n    'The area of a circle.'\n    return 3.14 * r ** 2")
+    ('The area of a circle.', 'def area(r):\n  return 3.14 * r ** 2')
+    """
+    source = textwrap.dedent(source)
+    for query, _, begin, end in _docstrings(source):
+        lines = list(split_lines(source))
+        return query, "".join(lines[:begin] + lines[end:])
+    return None
+
+
+def _docstrings(source: str) -> Iterator[tuple[str, Function, int, int]]:
+    """The first paragraph of each docstring that is not all of its function, the function, and the
+    docstring's lines: the number of the first, from 0, and of the one after the last.
+    """
+    tree = _parse_python(source)
+    for node in ast.walk(tree) if tree is not None else ():
+        if not isinstance(node, Function) or len(node.body) < 2:
             continue
-        docstring = ast.get_docstring(node)
-        first = node.body[0]
+        docstring, first = ast.get_docstring(node), node.body[0]
         if not docstring or first.lineno == node.lineno:
             continue
         query = " ".join(docstring.split("\n\n")[0].split())
-        after = first.end_lineno or first.lineno
-        body = lines[node.lineno - 1 : first.lineno - 1] + lines[after : node.end_lineno]
-        indent = node.col_offset
-        function = "\n".join(line[indent:] if line[:indent].isspace() else line for line in body)
         if count_words(query) >= MIN_WORDS:
-            yield query, function
+            yield query, node, first.lineno - 1, first.end_lineno or first.lineno

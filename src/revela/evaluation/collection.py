@@ -75,9 +75,11 @@ class Collection:
             and self.qrels[name].get(name, 0) <= 0
         )
 
-    def calibrate(self, encoder: Encoder, vectors_ND: Vectors) -> Calibration:
-        """How well words and an encoder's vectors (N, D) find the documents."""
-        return self._test(encoder, vectors_ND[evenly_spaced(len(vectors_ND))])
+    def calibrate(self, encoder: Encoder, vectors_ND: Vectors, scored: bool = False) -> Calibration:
+        """How well words and an encoder's vectors (N, D) find the documents; ``scored`` as for
+        ``SentenceTest``.
+        """
+        return self._test(encoder, vectors_ND[evenly_spaced(len(vectors_ND))], scored=scored)
 
     @cached_property
     def _test(self) -> SentenceTest:

@@ -280,8 +280,8 @@ def snapshot_of(
         vectors_ND, packed = encode_packed(encoder, collection.documents)
     else:
         vectors_ND = encoder.encode_passages(collection.documents, progress=progress)
-    odds = collection.calibrate(encoder, vectors_ND).odds
-    return MemorySnapshot(collection.bm25, collection.documents, vectors_ND, odds, packed)
+    rule = collection.calibrate(encoder, vectors_ND).rule
+    return MemorySnapshot(collection.bm25, collection.documents, vectors_ND, rule, packed)
 
 
 def hybrid(

@@ -125,8 +125,8 @@ class _Pool:
     def scores(self, encoder: Encoder) -> Iterator[tuple[str, Scores]]:
         """nDCG@10 of each query by task, alone and with BM25; passages are encoded once."""
         passages = encoder.encode_passages(self.passages, True)
-        odds = self.test(encoder, passages).odds
-        snapshot = MemorySnapshot(self.bm25, self.passages, passages, odds)
+        rule = self.test(encoder, passages).rule
+        snapshot = MemorySnapshot(self.bm25, self.passages, passages, rule)
         for task, lexical in self.tasks:
             queries = encoder.encode_queries(task.queries)
             dense = _rankings(task, *top_k(queries, passages, DEPTH))

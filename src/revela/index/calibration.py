@@ -22,10 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.corpus.chunk import ENDED, sentences
+from revela.corpus.code import without_docstring
 from revela.corpus.words import count_words, joined, words
 from revela.index.bm25 import BM25
 from revela.index.exact import rankings_of, top_k
-from revela.index.fusion import DEPTH
+from revela.index.fusion import DEPTH, chance_of
 from revela.index.language import Terms
 from revela.index.manifest import Calibration
 from revela.index.rerankers.tokens import encode_packed
@@ -46,11 +47,14 @@ _MARKUP = re.compile(r"://|\]\(|```|^\s*[#>|]", re.MULTILINE)
 
 
 class Example(NamedTuple):
-    """A query, the place of the passage that answers it, and what is left of that passage."""
+    """A query, the place of the passage that answers it, and what is left of that passage.
+    ``is_docstring``: its author wrote the query about the rest, as one who asks would.
+    """
 
     place: int
     query: str
     rest: str
+    is_docstring: bool = False
 
 
 class SentenceTest:
@@ -82,8 +86,11 @@ class SentenceTest:
             used = {example.place for example in examples}
             examples += part_queries(passages, queries - of_sentences, titles, used)
         self._size, self._words, self._queries = len(passages), 0, list[str]()
+        self._least = 1.0
         if not examples:
             return
+        # Of sentences, W / V below 1 says little (fusion.py).
+        self._least = float(2 * sum(example.is_docstring for example in examples) <= len(examples))
         rests = {example.place: example.rest for example in examples}
         self._texts = [rests.get(i, passage) for i, passage in enumerate(passages)]
         self._bm25 = BM25(self._texts, language)
@@ -116,9 +123,11 @@ class SentenceTest:
         passages score higher than questions do), and with ``packed``, the signs of the passages'
         tokens, that after re-ranking by tokens.
         """
-        least = getattr(encoder, "words_to_vectors", 1.0)
+        fitted = getattr(encoder, "words_to_vectors", 1.0)
+        least = fitted if fitted > 1 else self._least
+        measured = Calibration(passages=self._size, least=least, chance=chance_of(vectors_ND))
         if not self._queries:
-            return Calibration(passages=self._size, least=least)
+            return measured
         vectors_ND, signs, tokens = vectors_ND.copy(), list(packed), list[QueryTokens]()
         width, changed = vectors_ND.shape[1], self._places[: len(self._rests)]
         if packed and isinstance(encoder, TokenEncoder):
@@ -137,10 +146,11 @@ class SentenceTest:
         nearest = top_k(queries_QD, vectors_ND, DEPTH)
         first_Q1 = nearest[0][:, :1]
         right = int(np.take_along_axis(self._right_QN, first_Q1, axis=1).sum())
-        measured = Calibration(len(self._queries), self._words, right, self._size, least)
+        asked = len(self._queries)
+        measured = replace(measured, queries=asked, words=self._words, vectors=right)
         if not scored:
             return measured
-        snapshot = MemorySnapshot(self._bm25, self._texts, vectors_ND, measured.odds, signs)
+        snapshot = MemorySnapshot(self._bm25, self._texts, vectors_ND, measured.rule, signs)
         unanswered = self._unanswered(snapshot, queries_QD, nearest)[: len(self._rests)]
         wrong = {"hybrid": unanswered}
         if tokens:
@@ -196,9 +206,9 @@ def sentence_queries(
     titles: Sequence[str] = (),
     documents: Sequence[object] = (),
 ) -> Iterator[Example]:
-    """Words of a sentence, and its passage without it. Sentences are natural ones that one document
-    alone has; a long text without any (Thai) gives a piece. The draw depends on the texts, not on
-    their order.
+    """Words of a sentence, and its passage without it; of code a docstring. Sentences are natural
+    ones that one document alone has; a long text without any (Thai) gives a piece. The draw depends
+    on the texts, not on their order.
     """
     documents = documents or range(len(passages))
     texts = _without_titles(passages, titles)
@@ -211,11 +221,17 @@ def sentence_queries(
     for place, rng in _draw(passages):
         if count == max_queries:
             return
+        text = texts[place]
+        if "def " in text and (documented := without_docstring(text)) is not None:
+            title, (query, rest) = passages[place][: -len(text)], documented
+            count += 1
+            yield Example(place, query, title + rest, is_docstring=True)
+            continue
         own = [s for s in found[place] if len(owners[joined([s])]) == 1]
         if len(own) > 1:
             sentence = rng.choice(own)
-        elif count_words(texts[place]) >= LONG and _is_prose(texts[place]):
-            sentence = _piece(texts[place], rng, QUERY_WORDS)
+        elif count_words(text) >= LONG and _is_prose(text):
+            sentence = _piece(text, rng, QUERY_WORDS)
         else:
             continue
         rest = passages[place].replace(sentence, " ", 1)

@@ -2,24 +2,23 @@
 
 By score (``fuse_scores``), the default:
 
-    score(q, d) = (cos(q, d) + w s(q, d)) / (1 + w)             s(q, d) = BM25(q, d) / best(q)
+    score(q, d) = (c(q, d) + w s(q, d)) / (1 + w)
 
-    w = 0.5 max(1, W / V)^2 g_words / g_vectors
+    c(q, d) = (cos(q, d) - chance) / (1 - chance)             s(q, d) = BM25(q, d) / best(q)
+    w       = 0.75 max(1, W / V)^2
 
-``best(q)`` is the theoretical maximum of BM25 (Bruch, Gai & Ingber, An Analysis of Fusion Functions
-for Hybrid Retrieval, TOIS 2023). Both cos and s are absolute: 1 is the best that can be, and a
-query whose words the corpus lacks is ranked by its vectors.
+Both sides are 0 where there is nothing in common and 1 where nothing can be better, whatever the
+embedder and the text, so that scores of different queries can be compared:
 
-The weight w of the words needs no labels:
+- ``chance`` is the mean cosine of two passages. An embedder whose cosines all lie between .75 and
+  .9, as multilingual-e5's do, and one whose cosines begin at 0 give the same c if they tell texts
+  apart equally well: stretching or shifting all cosines changes nothing.
+- ``best(q)`` is the theoretical maximum of BM25 (Bruch, Gai & Ingber, An Analysis of Fusion
+  Functions for Hybrid Retrieval, TOIS 2023).
 
-- W / V, of the corpus: how often words find the passage that a sentence was taken from, to how
-  often vectors do (calibration.py). Below 1 it says little: a retriever that was trained on a text
-  knows its sentences.
-- g, of the query: how far a side's first score stands out from the mean of its ten greatest, as a
-  share of its first score. Equal scores count once: ten records that all hold the query's words
-  are no reason to doubt the words. A cosine counts from the mean of all candidates.
-
-The constants were chosen by leaving out whole collections and languages (docs/results.md).
+The weight w of the words needs no labels: W / V is how often words find the passage that a sentence
+was taken from, to how often vectors do (calibration.py). Below 1 it says little, since sentences
+are no questions. It is a number of the corpus; weights by query found no more (docs/fusion.md).
 
 By rank (``fuse_ranks``): reciprocal rank fusion (Cormack, Clarke & Buettcher, SIGIR 2009), the sum
 over rankings of 1 / (k + rank), for comparison.
@@ -28,11 +27,12 @@ over rankings of 1 / (k + rank), for comparison.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from heapq import nlargest
-from statistics import fmean
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
+
+import numpy as np
 
 from revela.errors import RevelaError
+from revela.types import Vectors
 
 Fusion = Literal["score", "rank"]
 Item = TypeVar("Item", bound=Hashable)
@@ -40,11 +40,9 @@ Found = TypeVar("Found")
 Ranking = Mapping[int, tuple[str, float]]
 """A row of an index -> its document and its score, best first."""
 
-WEIGHT = 0.5  # of w
-FIRST = 10  # scores that a gap is measured on
-LEAST_GAP = 0.01  # of the vectors
-TINY = 1e-6
-DIGITS = 6  # of scores that are equal
+WORDS = 0.75  # weight of words that find a passage as often as vectors do
+DIGITS = 6  # of the chance, so that the order of a sum does not show
+MOST_ALIKE = 0.95  # greatest chance, of a few texts that are all but the same
 RRF_K = 60  # the constant of the paper, and of Revela's hybrid rows
 DEPTH = 200  # candidates taken from each side
 
@@ -57,53 +55,61 @@ def check_weight(weight: float | None) -> None:
         )
 
 
+class FusionRule(NamedTuple):
+    """What a fusion by score knows of a corpus: ``odds`` is max(1, W / V)^2, ``chance`` the mean
+    cosine of two passages.
+    """
+
+    odds: float = 1.0
+    chance: float = 0.0
+
+    @property
+    def weight(self) -> float:
+        """Of the vectors, 1 / (1 + w)."""
+        return 1 / (1 + WORDS * self.odds)
+
+    def similarity(self, cosine: float) -> float:
+        """c(q, d), 0 to 1, of a cosine."""
+        return max(0.0, (cosine - self.chance) / (1 - self.chance))
+
+
+def chance_of(vectors_ND: Vectors) -> float:
+    """The mean cosine of two different ones of these unit vectors (N, D), 0 to ``MOST_ALIKE``; 0 of
+    less than two.
+
+    >>> round(chance_of(np.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])), 2)  # of .6, .8 and 0
+    0.47
+    """
+    count = len(vectors_ND)
+    if count < 2:
+        return 0.0
+    total = float(np.square(vectors_ND.sum(axis=0, dtype=np.float64)).sum())
+    mean = (total - count) / (count * (count - 1))
+    return round(min(MOST_ALIKE, max(0.0, mean)), DIGITS)
+
+
 def fuse_scores(
     cosines: Mapping[Item, float],
     shares: Mapping[Item, float],
-    odds: float = 1.0,
+    rule: FusionRule = FusionRule(),  # noqa: B008  (frozen)
     weight: float | None = None,
 ) -> dict[Item, float]:
     """Fuse two rankings by score: the score of every candidate, best first.
 
-    ``shares`` are s(q, d) of those that hold a word of the query; ``odds`` is max(1, W / V)^2
-    (``Calibration.odds``). ``weight`` is that of the vectors, 0 to 1, in place of the rule.
+    ``cosines`` are those of all candidates, ``shares`` are s(q, d) of those that hold a word of the
+    query. ``weight`` is that of the vectors, 0 to 1, in place of the rule's.
 
     Example:
-        >>> fused = fuse_scores({"a": 0.8, "b": 0.6, "c": 0.1}, {"b": 0.5}, odds=4.0)
+        >>> fused = fuse_scores({"a": 0.8, "b": 0.6, "c": 0.1}, {"b": 0.5}, FusionRule(odds=4.0))
         >>> {document: round(score, 2) for document, score in fused.items()}
-        {'b': 0.54, 'a': 0.34, 'c': 0.04}
+        {'b': 0.53, 'a': 0.2, 'c': 0.03}
     """
-    if weight is None:
-        weight = weight_of_vectors(cosines, shares, odds)
+    own = rule.weight if weight is None else weight
     scores = {
-        item: weight * cosine + (1 - weight) * shares.get(item, 0.0)
+        item: own * rule.similarity(cosine) + (1 - own) * shares.get(item, 0.0)
         for item, cosine in cosines.items()
     }
     return dict(sorted(scores.items(), key=lambda pair: -pair[1]))
-
-
-def weight_of_vectors(
-    cosines: Mapping[Item, float], shares: Mapping[Item, float], odds: float
-) -> float:
-    """1 / (1 + w)."""
-    return 1 / (1 + WEIGHT * odds * contrast(cosines, shares))
-
-
-def contrast(cosines: Mapping[Item, float], shares: Mapping[Item, float]) -> float:
-    """g_words / g_vectors; 0 if no candidate holds a word."""
-    if not shares:
-        return 0.0
-    mean, count = fmean(cosines.values()), min(FIRST, len(cosines))
-    by_vectors = [cosine - mean for cosine in nlargest(FIRST, cosines.values())]
-    by_words = nlargest(FIRST, {round(share, DIGITS) for share in shares.values()})
-    return _gap(by_words, count) / max(_gap(by_vectors, count), LEAST_GAP)
-
-
-def _gap(scores: Sequence[float], count: int) -> float:
-    """g: how far the first score, the greatest, is above the mean of ``count`` scores, as a share
-    of it; missing scores are 0.
-    """
-    return max(0.0, (scores[0] - sum(scores) / count) / max(scores[0], TINY))
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Sequence[Item]], k: int = RRF_K) -> dict[Item, float]:

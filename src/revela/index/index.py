@@ -346,7 +346,7 @@ class Index:
         reads_tokens = isinstance(options.reranker, QueryTokens)
         makes_tokens = reads_tokens and not self.info.settings.keep_tokens
         encoder = self.encoder if makes_tokens else None
-        snapshot = IndexSnapshot(self.table, self.statistics, calibration.odds, encoder)
+        snapshot = IndexSnapshot(self.table, self.statistics, calibration.rule, encoder)
         ranking = snapshot.search(query, vector, options)
         rows = self.table.rows(list(ranking))
         reasons = snapshot.explain(query, vector, options, list(ranking)) if explain else {}

@@ -15,6 +15,7 @@ from revela.encoder.processor import has_bf16, has_gpu
 from revela.encoder.prompts import Prompts, named_prompts
 from revela.errors import RevelaError
 from revela.files import LOCK, atomic_write, hidden_prefix
+from revela.index.fusion import FusionRule
 from revela.index.language import CORPUS_WORDS, Analyzer, FormerEnglish, Terms
 from revela.settings import Indexing, Precision
 
@@ -22,7 +23,7 @@ INFO, CONTEXT = "index.json", "context.safetensors"
 FORMAT = 5
 EARLIER = (3, 4)  # formats that are still read: tables without a column of terms
 CONTEXT_CHOICES = ("kind", "seed", "texts")  # of a context; a resumed run must repeat them
-MEASURED = 2  # version of how calibration is measured: 1 compared passages, not documents
+MEASURED = 3  # version of how calibration is measured: 2 had no chance
 PRIOR = 5  # queries added to both sides' counts, so that few queries say little
 
 
@@ -31,8 +32,9 @@ class Calibration:
     """How often part of a sentence finds its document first, and how often a first hit of some
     score is right (calibration.py).
 
-    ``least`` is the minimum of ``ratio``: above 1 for a retriever that was fitted to the text
-    (retriever/fit.py), which knows its sentences better than questions about it.
+    ``least`` is the minimum of ``ratio``: 1, as sentences are no questions; 0 where the queries are
+    docstrings; above 1 for a retriever that was fitted to the text (retriever/fit.py), which knows
+    its sentences better than questions about it.
     """
 
     queries: int = 0
@@ -40,6 +42,7 @@ class Calibration:
     vectors: int = 0  # queries that the vectors answer
     passages: int = 0  # in the index at that time
     least: float = 1.0
+    chance: float = 0.0  # mean cosine of two passages
     version: int = MEASURED
     scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """(half, slope) of ``confidence`` by search: "hybrid", and re-ranked by "tokens". None are
@@ -61,14 +64,19 @@ class Calibration:
         return passages > 0 and (has_doubled or self.version != MEASURED)
 
     @property
-    def ratio(self) -> float:
-        """How many times as often as vectors words find the passage."""
-        return max(self.least, (self.words + PRIOR) / (self.vectors + PRIOR))
+    def counted(self) -> float:
+        """W / V: how many times as often as vectors words find the passage."""
+        return (self.words + PRIOR) / (self.vectors + PRIOR)
 
     @property
-    def odds(self) -> float:
-        """The weight of words against vectors in the fusion: ``ratio`` squared."""
-        return self.ratio**2
+    def ratio(self) -> float:
+        """W / V, as the fusion trusts it."""
+        return max(self.least, self.counted)
+
+    @property
+    def rule(self) -> FusionRule:
+        """The rule of the fusion by score."""
+        return FusionRule(self.ratio**2, self.chance)
 
     def describe(self) -> str:
         """The result for people, and what follows from it."""
@@ -79,7 +87,7 @@ class Calibration:
             f"{100 * self.words / self.queries:.0f} of 100 cases, vectors in "
             f"{100 * self.vectors / self.queries:.0f}"
         )
-        if self.odds <= 16:
+        if self.ratio <= 4:
             below = ", ".join(f"{half:.2f} ({how})" for how, (half, _) in self.scores.items())
             said = "where nothing answers, 95 of 100 first hits score below"
             return f"{text}; {said} {below}" if below else text

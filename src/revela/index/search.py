@@ -16,12 +16,12 @@ from revela.errors import QueryError
 from revela.index.fusion import (
     DEPTH,
     Fusion,
+    FusionRule,
     Ranking,
     best_chunks,
     fuse_ranks,
     fuse_scores,
     joined,
-    weight_of_vectors,
 )
 from revela.index.rerankers import HEADS_DEPTH, TOKENS_DEPTH
 from revela.index.rerankers.listwise import rerank_listwise
@@ -47,12 +47,12 @@ Scores = dict[int, float]
 class Snapshot(Protocol):
     """What a search reads of texts, by row number.
 
-    ``odds`` is the weight of words against vectors (``Calibration.odds``), ``max_bm25`` the maximum
-    score for a query (0 without terms), ``signs`` are ``packed_signs``.
+    ``rule`` is the fusion's (``Calibration.rule``), ``max_bm25`` the maximum score for a query (0
+    without terms), ``signs`` are ``packed_signs``.
     """
 
     @property
-    def odds(self) -> float: ...
+    def rule(self) -> FusionRule: ...
     def cosines(self, rows: Sequence[int], vector: Vectors) -> Scores: ...
     def max_bm25(self, query: str) -> float: ...
     def term_weights(self, query: str) -> list[Weight]: ...
@@ -72,7 +72,7 @@ def fuse(
     words (BM25 scores).
     """
     cosines, shares = both_sides(snapshot, query, vector, nearest, matching)
-    return fuse_scores(cosines, shares, snapshot.odds, weight)
+    return fuse_scores(cosines, shares, snapshot.rule, weight)
 
 
 def both_sides(
@@ -101,7 +101,8 @@ def rerank(
         passages = snapshot.passages(list(scores)[:HEADS_DEPTH])
         return rerank_listwise(query, scores, passages, reranker)
     signs = snapshot.signs(list(scores)[:TOKENS_DEPTH])
-    return rerank_by_tokens(reranker, scores, signs, snapshot.term_weights(query), snapshot.odds)
+    weights, odds = snapshot.term_weights(query), snapshot.rule.odds
+    return rerank_by_tokens(reranker, scores, signs, weights, odds)
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class MemorySnapshot:
     bm25: BM25
     texts: Sequence[str]
     vectors_ND: Vectors
-    odds: float
+    rule: FusionRule
     packed: Sequence[bytes] = field(default=())  # signs of all texts, to re-rank by tokens
 
     def cosines(self, rows: Sequence[int], vector: Vectors) -> Scores:
@@ -163,7 +164,7 @@ class IndexSnapshot:
 
     table: Table
     statistics: Statistics
-    odds: float
+    rule: FusionRule
     encoder: TokenEncoder | None  # to re-rank by tokens that the index does not keep
 
     def search(self, query: str, vector: Vectors | None, options: SearchOptions) -> Ranking:
@@ -187,8 +188,9 @@ class IndexSnapshot:
         elif options.mode == "hybrid":
             cosines, words = both_sides(self, query, vector, nearest, matching)
             weight = options.weight
-            if weight is None and options.fusion == "score":
-                weight = weight_of_vectors(cosines, words, self.odds)
+            if options.fusion == "score":
+                weight = self.rule.weight if weight is None else weight
+                cosines = {row: self.rule.similarity(cosine) for row, cosine in cosines.items()}
         tokens: Sequence[float | None] = [None] * len(rows)
         if isinstance(options.reranker, QueryTokens):
             weights = self.term_weights(query)
