@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
 from revela import Document, Index, Retriever, RevelaError
-from revela.encoder.prompts import KNOWN, prompts_of
+from revela.encoder.prompts import prompts_of
 from revela.model_files import resolve
 from revela.objectives.base import BuildContext
 from revela.retriever.build import load_retriever, positions_of, untrained_retriever
@@ -230,17 +230,6 @@ def test_an_index_keeps_its_prompts(tiny_tokenizer, tmp_path):
         Index.open(tmp_path / "index", prompts=("query: ", None))
     with pytest.raises(RevelaError, match="was made with the prompts"):
         Retriever(folder, "fp32").open(tmp_path / "index")
-    edit(tmp_path / "index" / "index.json", lambda info: {**info, "prompts": None})
-    assert Index.open(tmp_path / "index").prompts == ("query: ", "passage: ")  # of the folder
-
-
-def test_an_index_of_an_earlier_version_has_what_its_folder_names(tiny_tokenizer, tmp_path):
-    folder = tmp_path / "e5-small"
-    pooled(folder, tiny_tokenizer, prompts=None)
-    Retriever(folder, "fp32").index(["one", "two"], tmp_path / "index")
-    assert Index.open(tmp_path / "index").prompts == KNOWN["intfloat/e5-small"]
-    edit(tmp_path / "index" / "index.json", lambda info: {**info, "prompts": None})
-    assert Index.open(tmp_path / "index").prompts == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +31,7 @@ from revela.model_files import named_by_auto
 from revela.settings import Indexing, Precision, Recipe
 
 if TYPE_CHECKING:
-    from revela.index.follow import Synced
+    from revela.corpus.readers.common import ReadReport
     from revela.index.index import Index
     from revela.index.ingest import Added
     from revela.types import Document
@@ -113,15 +115,10 @@ def index(
         raise RevelaError("give a corpus to index, or ids of documents to --delete")
     made: Any = dict(metadata=metadata or [], context=context, settings=settings, reading=reading)
     made |= dict(prompts=prompts.given, precision=precision, engine=engine)
-    job = Job(corpus or [], out, model, **made)
-    if sync:
-        opened, synced = job.sync(yes)
-        added, counted = synced.added, synced.describe()
-    else:
-        opened, added = job.run(append, commit_every)
-        counted = added.describe()
+    job = Job(corpus or [], out, model, sync=sync, yes=yes, commit_every=commit_every, **made)
+    opened, added, counted = job.run(append)
     print(f"language {opened.info.language}; {opened.calibration.describe()}")
-    if opened.info.prompts and any(opened.info.prompts):
+    if any(opened.info.prompts):
         print(opened.info.prompts.describe())
     print(f"{counted}; {out} holds {len(opened):,} passages")
     if added.cut:
@@ -139,6 +136,18 @@ def _check_sync(sync: bool, yes: bool, append: bool, engine: Engine) -> None:
 
 
 @dataclass(frozen=True)
+class Corpus:
+    """Documents that were read, what was skipped, the columns of their metadata, and what writes
+    them into an index and says so.
+    """
+
+    documents: Sequence[Document]
+    report: ReadReport
+    columns: Callable[[], Mapping[str, str]]
+    write: Callable[[Index], tuple[Added, str]]
+
+
+@dataclass(frozen=True)
 class Job:
     """What the command line asks for."""
 
@@ -152,72 +161,79 @@ class Job:
     reading: Reading
     precision: Precision
     engine: Engine
+    sync: bool
+    yes: bool
+    commit_every: int
 
-    def run(self, append: bool, commit_every: int) -> tuple[Index, Added]:
-        """Add the corpus to an index, or to a new one."""
+    def run(self, append: bool) -> tuple[Index, Added, str]:
+        """The index, what was added to it, and that for people: reads the corpus, chooses a model
+        for it if the index is new, and writes it.
+        """
+        from revela.index.state import is_finished
+
+        if self.sync and is_finished(self.out):
+            return self.follow_recorded()
         opened = self.existing() if append else None
-        choose = self.chooser() if opened is None else None
-        if self.engine.engine == "ray":
-            with on_ray.connected(self.engine.cluster):
-                return self.add_by_ray(opened, choose, commit_every)
-        if choose is not None and not self.reading.join_titles:
-            opened, made = self.make(choose)
-            return opened, made.added
-        from revela.corpus.load import read_corpus
+        choose = None if opened else self.chooser()
+        on_cluster = self.engine.engine == "ray"
+        with on_ray.connected(self.engine.cluster) if on_cluster else nullcontext():
+            corpus = self.read(opened)
+            print_report(corpus.report)
+            if choose is not None:
+                opened = self.create(choose, corpus.documents, corpus.columns())
+            assert opened is not None
+            return opened, *corpus.write(opened)
+
+    def follow_recorded(self) -> tuple[Index, Added, str]:
+        """``run``, for an index that knows what it was made of."""
+        from revela.index.follow import follow
+
+        opened, reading = self.existing(), None if self.reading == READING else self.reading
+        with opened.changes() as changes:
+            synced, report = follow(changes, self.corpus, reading, yes=self.yes, progress=True)
+        print_report(report)
+        return opened, synced.added, synced.describe()
+
+    def read(self, opened: Index | None) -> Corpus:
+        """Read the corpus for an index, or for a new one, which is to know its sources."""
         from revela.index.ingest import metadata_columns
 
         fields = self.metadata if opened is None else list(opened.info.columns)
+        if self.engine.engine == "ray":
+            from revela.index import build_on_ray
+
+            reader = reader_of_parts(self.reading, fields)
+            survey = build_on_ray.SurveyedCorpus(self.corpus, reader, self.reading.max_bad_share)
+            how: Any = dict(wave=self.commit_every, precision=self.precision, progress=True)
+
+            def by_cluster(index: Index) -> tuple[Added, str]:
+                added = build_on_ray.add(index, survey, self.engine.cluster, **how)
+                return added, added.describe()
+
+            return Corpus(survey, survey.report, survey.metadata_columns, by_cluster)
+        if self.sync or (opened is None and not self.reading.join_titles):
+            from revela.index.follow import Scan, follow
+
+            scan = Scan(self.corpus, self.reading, fields)
+            scan.check_report()
+
+            def by_file(index: Index) -> tuple[Added, str]:
+                with index.changes() as changes:
+                    synced, _ = follow(changes, scan=scan, progress=True)
+                return synced.added, (synced if self.sync else synced.added).describe()
+
+            columns = partial(metadata_columns, scan.documents, fields)
+            return Corpus(scan.documents, scan.report, columns, by_file)
+        from revela.corpus.load import read_corpus
+
         kept: Any = dict(distinct=False, min_words=1, metadata=fields)
         documents, report = read_corpus(self.corpus, self.reading, **kept)
-        print_report(report)
-        if choose is not None:
-            opened = self.create(choose, documents, metadata_columns(documents, fields))
-        assert opened is not None
-        return opened, opened.add(documents, progress=True)
 
-    def make(self, choose: Choose) -> tuple[Index, Synced]:
-        """A new index, which knows its sources."""
-        from revela.index.folder_index import make
-        from revela.index.follow import Scan
-        from revela.index.ingest import metadata_columns
+        def at_once(index: Index) -> tuple[Added, str]:
+            added = index.add(documents, progress=True)
+            return added, added.describe()
 
-        scan = Scan(self.corpus, self.reading, self.metadata)
-
-        def create(documents: Sequence[Document]) -> Index:
-            print_report(scan.report)
-            return self.create(choose, documents, metadata_columns(documents, self.metadata))
-
-        return make(scan, create, progress=True)
-
-    def sync(self, yes: bool) -> tuple[Index, Synced]:
-        """Bring an index in step with the corpus, or make it."""
-        from revela.index.follow import follow
-        from revela.index.state import is_finished
-
-        if not is_finished(self.out):
-            return self.make(self.chooser())
-        opened, reading = self.existing(), None if self.reading == READING else self.reading
-        with opened.changes() as changes:
-            synced, report = follow(changes, self.corpus, reading, yes=yes, progress=True)
-        print_report(report)
-        return opened, synced
-
-    def add_by_ray(
-        self, opened: Index | None, choose: Choose | None, commit_every: int
-    ) -> tuple[Index, Added]:
-        """``run``, by a cluster."""
-        from revela.index import build_on_ray
-
-        reader = reader_of_parts(
-            self.reading, list(opened.info.columns) if opened else self.metadata
-        )
-        documents = build_on_ray.SurveyedCorpus(self.corpus, reader, self.reading.max_bad_share)
-        print_report(documents.report)
-        if choose is not None:
-            opened = self.create(choose, documents, documents.metadata_columns())
-        assert opened is not None
-        kept: Any = dict(wave=commit_every, precision=self.precision, progress=True)
-        return opened, build_on_ray.add(opened, documents, self.engine.cluster, **kept)
+        return Corpus(documents, report, partial(metadata_columns, documents, fields), at_once)
 
     def existing(self) -> Index:
         """The index to append to.

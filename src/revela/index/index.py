@@ -241,7 +241,7 @@ class Index:
     @property
     def prompts(self) -> Prompts:
         """What its retriever reads before queries and before passages."""
-        return self.info.prompts_of(self.model_folder)
+        return self.info.prompts
 
     @property
     def encoder(self) -> TokenEncoder:
