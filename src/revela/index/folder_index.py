@@ -316,7 +316,7 @@ def clear_cache(path: str | Path | None = None) -> int:
         raise RevelaError(f"the cache holds no index of {path}: revela cache lists what it holds")
     for cached in found:
         # What follows the text, as a server does, has the lock of the index alone.
-        with writing(cached.folder.parent), writing(cached.folder):
+        with writing(cached.folder.parent), writing(cached.folder, wait=True):
             remove_whole(cached.folder)
             _choice_file(cached.path).unlink(missing_ok=True)
     return sum(cached.bytes for cached in found)

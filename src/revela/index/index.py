@@ -337,8 +337,8 @@ class Index:
         """What ``read`` gives: where another process has changed or packed the table meanwhile, it
         reads again.
         """
+        failed = -1
         while True:
-            table = self.table
             try:
                 return read()
             except Moved:
@@ -347,7 +347,9 @@ class Index:
                 raise
             except (KeyError, RevelaError) as error:
                 self._open()
-                if self.table.version != table.version:
+                version = self.table.version
+                if version != failed:
+                    failed = version
                     continue
                 if isinstance(error, RevelaError):
                     raise
