@@ -93,9 +93,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What gave a hit its score: its cosine, where scores are fused from the mean cosine of two
-    passages (0) to 1; BM25, in hybrid search as a share of the maximum for the query; the weight of
-    the vectors in their sum; and how far the query's tokens match.
+    """What gave a hit its score, each part from 0 to 1: its cosine, in a fused score counted from
+    that of two passages at random; BM25, in hybrid search as a share of its maximum for the query;
+    the weight of the vectors in their sum; and how well the query's tokens match.
     """
 
     vectors: float | None = None

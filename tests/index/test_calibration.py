@@ -221,7 +221,7 @@ def test_an_index_is_cut_at_a_score_and_says_what_gave_it(tmp_path):
         hits = index.search(query, rerank=rerank, explain=True)
         sure = [hit.confidence for hit in hits]
         assert sure == sorted(sure, reverse=True) and 0 < sure[-1] < sure[0] < 1
-        c = 0.75 / max(1.0, index.calibration.rule.odds)
+        c = 0.75 * index.calibration.rule.weight
         for hit in hits:
             why = hit.explanation
             score = why.weight * why.vectors + (1 - why.weight) * (why.words or 0)
@@ -347,7 +347,7 @@ def test_docstrings_are_the_queries_of_code():
 def test_the_chance_is_measured_where_nothing_else_can_be():
     texts = ["one two", "three", "four five"]
     vectors = Letters().encode_passages(texts)
-    assert calibrate(texts, vectors, Letters(), "none").rule == (1, chance_of(vectors))
+    assert calibrate(texts, vectors, Letters(), "none").rule == (1, chance_of(vectors), 0)
     assert chance_of(vectors) > 0.1
 
 

@@ -280,7 +280,7 @@ def snapshot_of(
         vectors_ND, packed = encode_packed(encoder, collection.documents)
     else:
         vectors_ND = encoder.encode_passages(collection.documents, progress=progress)
-    rule = collection.calibrate(encoder, vectors_ND).rule
+    rule = collection.calibrate(encoder, vectors_ND, by_tokens=by_tokens).rule
     return MemorySnapshot(collection.bm25, collection.documents, vectors_ND, rule, packed)
 
 

@@ -195,10 +195,10 @@ def tasks_among(
     own = [row for i in prose for row in chunks_of.get(i, ())]
     owners = [document for document, chunks in chunks_of.items() for _ in chunks]
     sentence = Task("sentence", texts, documents=owners)
-    for place, query, left in list(sentence_queries([texts[i] for i in own], queries)):
-        texts[own[place]] = left
-        if query := half_of_shared(query, left, terms):
-            sentence.add(query, {own[place]})
+    for example in list(sentence_queries([texts[i] for i in own], queries)):
+        texts[own[example.place]] = example.rest
+        if query := half_of_shared(example.query, example.rest, terms):
+            sentence.add(query, {own[example.place]})
     docstring = docstring_task(held, passages)
     docstring = replace(docstring, passages=docstring_task(documents, passages).passages)
     rng, made = random.Random(0), (sentence, docstring)

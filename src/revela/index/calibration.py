@@ -29,7 +29,7 @@ from revela.index.exact import rankings_of, top_k
 from revela.index.fusion import DEPTH, chance_of
 from revela.index.language import Terms
 from revela.index.manifest import Calibration
-from revela.index.rerankers.tokens import encode_packed
+from revela.index.rerankers.tokens import Weight, chance_of_tokens, encode_packed, term_weights
 from revela.index.rows import shortened
 from revela.index.search import MemorySnapshot, Scores, fuse, rerank
 from revela.index.table import Table
@@ -114,14 +114,15 @@ class SentenceTest:
         encoder: Encoder,
         vectors_ND: Vectors,
         *,
+        by_tokens: bool = False,
         scored: bool = False,
         packed: Sequence[bytes] = (),
     ) -> Calibration:
         """Measure the unit vectors (N, D) of the passages; the encoder's may be wider.
 
-        ``scored`` also gives the confidence by score, if there are enough sentences (halves of
-        passages score higher than questions do), and with ``packed``, the signs of the passages'
-        tokens, that after re-ranking by tokens.
+        ``by_tokens`` also measures token vectors. ``scored`` also gives the confidence by score, if
+        there are enough sentences (halves of passages score higher than questions do), and with
+        ``packed``, the signs of the passages' tokens, that after re-ranking by tokens.
         """
         fitted = getattr(encoder, "words_to_vectors", 1.0)
         least = fitted if fitted > 1 else self._least
@@ -148,6 +149,9 @@ class SentenceTest:
         right = int(np.take_along_axis(self._right_QN, first_Q1, axis=1).sum())
         asked = len(self._queries)
         measured = replace(measured, queries=asked, words=self._words, vectors=right)
+        if by_tokens and isinstance(encoder, TokenEncoder):
+            chance = chance_of_tokens(encoder, self._queries, self._texts, self._term_weights)
+            measured = replace(measured, tokens=chance)
         if not scored:
             return measured
         snapshot = MemorySnapshot(self._bm25, self._texts, vectors_ND, measured.rule, signs)
@@ -161,6 +165,9 @@ class SentenceTest:
             how: confidence_from(np.array(f)) for how, f in firsts.items() if len(f) >= MIN_WRONG
         }
         return replace(measured, scores=scores)
+
+    def _term_weights(self, query: str) -> list[Weight]:
+        return term_weights(query, self._bm25.terms, self._bm25.idf)
 
     def _unanswered(
         self, snapshot: MemorySnapshot, queries_QD: Vectors, nearest: tuple[Any, Vectors]
@@ -187,7 +194,7 @@ def calibrate(table: Table, encoder: Encoder) -> Calibration:
     language = table.info.language or "en"
     test = SentenceTest(passages, language, titles=titles, documents=documents)
     packed = rows["tokens"].to_pylist() if tokens else []
-    return test(encoder, table.vectors_in(rows), scored=True, packed=packed)
+    return test(encoder, table.vectors_in(rows), by_tokens=True, scored=True, packed=packed)
 
 
 def confidence_from(wrong: NDArray[np.float64]) -> tuple[float, float]:

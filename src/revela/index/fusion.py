@@ -41,8 +41,8 @@ Ranking = Mapping[int, tuple[str, float]]
 """A row of an index -> its document and its score, best first."""
 
 WORDS = 0.75  # weight of words that find a passage as often as vectors do
-DIGITS = 6  # of the chance, so that the order of a sum does not show
-MOST_ALIKE = 0.95  # greatest chance, of a few texts that are all but the same
+DIGITS = 6  # of a chance, so that the order of its sum does not show
+MOST_ALIKE = 0.95  # greatest chance, of texts that are all but the same
 RRF_K = 60  # the constant of the paper, and of Revela's hybrid rows
 DEPTH = 200  # candidates taken from each side
 
@@ -57,11 +57,12 @@ def check_weight(weight: float | None) -> None:
 
 class FusionRule(NamedTuple):
     """What a fusion by score knows of a corpus: ``odds`` is max(1, W / V)^2, ``chance`` the mean
-    cosine of two passages.
+    cosine of two passages, ``tokens`` that of token vectors (rerankers/tokens.py).
     """
 
     odds: float = 1.0
     chance: float = 0.0
+    tokens: float = 0.0
 
     @property
     def weight(self) -> float:

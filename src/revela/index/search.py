@@ -28,8 +28,8 @@ from revela.index.rerankers.listwise import rerank_listwise
 from revela.index.rerankers.tokens import (
     Weight,
     encode_packed,
-    match_by_tokens,
     rerank_by_tokens,
+    similarities,
     term_weights,
 )
 from revela.index.table import Table, id_filter
@@ -95,14 +95,17 @@ def rerank(
     query: str,
     scores: Mapping[int, float],
     reranker: QueryTokens | Reranker,
+    weight: float | None = None,
 ) -> Scores:
-    """Re-rank rows by the query's tokens or by a listwise re-ranker."""
+    """Re-rank rows by the query's tokens or by a listwise re-ranker. ``weight`` is that of the
+    vectors in their scores, by default the rule's.
+    """
     if not isinstance(reranker, QueryTokens):
         passages = snapshot.passages(list(scores)[:HEADS_DEPTH])
         return rerank_listwise(query, scores, passages, reranker)
-    signs = snapshot.signs(list(scores)[:TOKENS_DEPTH])
-    weights, odds = snapshot.term_weights(query), snapshot.rule.odds
-    return rerank_by_tokens(reranker, scores, signs, weights, odds)
+    signs, weights = snapshot.signs(list(scores)[:TOKENS_DEPTH]), snapshot.term_weights(query)
+    own = snapshot.rule.weight if weight is None else weight
+    return rerank_by_tokens(reranker, scores, signs, weights, own, snapshot.rule.tokens)
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,10 @@ class IndexSnapshot:
         ranking = self._documents(query, vector, options)
         scores = scores_of(ranking)
         if options.reranker is not None:
-            scores = rerank(self, query, scores, options.reranker)
+            weight = options.weight
+            if options.mode == "dense" and isinstance(options.reranker, QueryTokens):
+                scores, weight = self._similarities(scores), 1.0
+            scores = rerank(self, query, scores, options.reranker, weight)
         min_score = -inf if options.min_score is None else options.min_score
         best = ((row, score) for row, score in scores.items() if score >= min_score)
         return {row: (ranking[row][0], score) for row, score in islice(best, options.k)}
@@ -190,15 +196,18 @@ class IndexSnapshot:
             weight = options.weight
             if options.fusion == "score":
                 weight = self.rule.weight if weight is None else weight
-                cosines = {row: self.rule.similarity(cosine) for row, cosine in cosines.items()}
+                cosines = self._similarities(cosines)
         tokens: Sequence[float | None] = [None] * len(rows)
         if isinstance(options.reranker, QueryTokens):
             weights = self.term_weights(query)
-            tokens = match_by_tokens(options.reranker, self.signs(rows), weights).tolist()
+            tokens = similarities(options.reranker, self.signs(rows), weights, self.rule.tokens)
         return {
             row: Explanation(cosines.get(row), words.get(row), weight, matched)
             for row, matched in zip(rows, tokens, strict=True)
         }
+
+    def _similarities(self, cosines: Scores) -> Scores:
+        return {row: self.rule.similarity(cosine) for row, cosine in cosines.items()}
 
     def _documents(self, query: str, vector: Vectors | None, options: SearchOptions) -> Ranking:
         nearest, matching = self._candidates(query, vector, options)

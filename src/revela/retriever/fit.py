@@ -65,7 +65,7 @@ log = logging.getLogger(__name__)
 FITTING_SAMPLE = 1500  # chunks or texts that a model is fitted to
 ONE_TOKEN = ("lasttoken", "cls")
 MEANS = ("mean", "weightedmean")
-WORDS_TO_VECTORS = 3.0
+WORDS_TO_VECTORS = 2.5
 """Minimum odds of words over the vectors of a fitted model in fused search: as its vectors hold the
 words of the text, they find sentences of it oftener than questions about it (docs/results.md)."""
 TrainRows = Callable[[Tensor], Tensor]
