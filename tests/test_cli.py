@@ -731,7 +731,7 @@ def test_a_full_disk_is_one_sentence_anywhere(monkeypatch, refused, tmp_path):
     def full(*_args, **_more):
         raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "x"))
 
-    monkeypatch.setattr("revela.index.sync.Scan", full)
+    monkeypatch.setattr("revela.index.follow.Scan", full)
     flags = (f"--out {tmp_path / 'out'} --model embedded:minilm-l6",)
     assert "x cannot be written (no space" in refused("index", tmp_path, *flags)
 

@@ -180,7 +180,7 @@ def test_tokens_weigh_less_where_vectors_know_nothing(tmp_path):
     moved = []
     for vectors in (30, 0):
         measured = Calibration(30, 30, vectors, 30)
-        index.info = dataclasses.replace(index.info, calibration=measured)
+        index.table.info = dataclasses.replace(index.info, calibration=measured)
         plain = {hit.id: hit.score for hit in index.search("abba cdcd", 30)}
         again = {hit.id: hit.score for hit in index.search("abba cdcd", 30, rerank="tokens")}
         moved.append(np.mean([abs(again[name] - plain[name]) for name in plain]))

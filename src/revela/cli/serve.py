@@ -87,8 +87,7 @@ def serve(
     listening = listen(host, port)
 
     from revela.encoder.saved_config import trained_dimensions
-    from revela.index.folder_index import open_any
-    from revela.index.sync import kept_in_step
+    from revela.index.folder_index import kept_in_step, open_any
     from revela.model_files import name_of
 
     how: Any = dict(precision=precision, weight=weight, prompts=prompts.given)

@@ -22,7 +22,6 @@ from revela.evaluation.runs import (
     check_ids,
     check_run,
     file_name,
-    is_index,
     read_run,
     search_runs,
     with_ids_of,
@@ -39,6 +38,7 @@ from revela.index.rerankers import Rerank, load_reranker
 from revela.index.rerankers.tokens import encode_packed
 from revela.index.search import MemorySnapshot, Scores, fuse
 from revela.index.search import rerank as rerank_scores
+from revela.index.state import is_index
 from revela.settings import OFFLINE_MODEL, Precision
 from revela.types import Encoder, QueryTokens, Reranker, TokenEncoder, Vectors, refuse_text
 
@@ -159,7 +159,9 @@ def evaluations(
     how |= dict(prompts=options.prompts)
     labelled = short_names(models)
     runs = {label: read_run(Path(name)) for label, name in labelled.items() if Path(name).is_file()}
-    indexes = {label: Index.open(name, **how) for label, name in labelled.items() if is_index(name)}
+    indexes = {
+        label: Index.open(name, **how) for label, name in labelled.items() if is_index(Path(name))
+    }
     encoders = {
         label: load_encoder(resolve(name), options.precision, options.max_tokens, options.prompts)
         for label, name in labelled.items()

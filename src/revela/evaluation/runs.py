@@ -14,7 +14,6 @@ from revela.corpus.readers.common import numbered_lines
 from revela.errors import RevelaError
 from revela.evaluation.metrics import Run
 from revela.files import atomic_write
-from revela.index.manifest import INFO
 
 if TYPE_CHECKING:
     from revela.evaluation.collection import Collection
@@ -24,11 +23,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TOP = 100  # documents per query of an index
-
-
-def is_index(name: str) -> bool:
-    """Whether this is the folder of an index."""
-    return (Path(name) / INFO).is_file()
 
 
 def search_runs(

@@ -1,35 +1,33 @@
 """An index: documents in one folder that are searched by their vectors, by their words, or by both.
 
 Documents are cut into chunks, each a row of a LanceDB table (table.py). A search ranks chunks and
-returns documents, each once, with its best chunk (search.py). writer.py changes an index. Beside
-the table lie ``index.json`` (manifest.py) and the counts of terms that the fusion reads
-(term_stats.py).
+returns documents, each once, with its best chunk (search.py). changes.py changes an index. Beside
+the table lies its state (state.py), which says in which version it is read.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from revela.encoder.prompts import OWN, Given, Prompts, check_prompts
 from revela.encoder.saved_config import check_dimensions
-from revela.errors import RevelaError
+from revela.errors import QueryError, RevelaError
 from revela.files import writing
 from revela.index.filters import where_sql
 from revela.index.fusion import Fusion, check_weight
 from revela.index.language import check_language
-from revela.index.manifest import Calibration, Info, read_info, unfinished_in
+from revela.index.manifest import Calibration, Info
 from revela.index.rerankers import Rerank, load_reranker
 from revela.index.rerankers.tokens import Weight, term_weights
 from revela.index.rows import as_stored
 from revela.index.search import IndexSnapshot, Mode, SearchOptions, check_query
-from revela.index.table import REPLACING, Table
-from revela.index.term_stats import Statistics
+from revela.index.state import Moved, Now, State, unfinished_in
+from revela.index.table import Table
 from revela.model_files import fingerprint, resolve
 from revela.settings import OFFLINE_MODEL, Indexing, Precision
 from revela.types import (
@@ -47,12 +45,12 @@ from revela.types import (
 
 if TYPE_CHECKING:
     from revela.corpus.load import Reading
+    from revela.index.changes import Changes
     from revela.index.contexts import Choice, Context
+    from revela.index.follow import Synced
     from revela.index.ingest import Added
-    from revela.index.sync import Synced
-    from revela.index.writer import IndexWriter
 
-log = logging.getLogger(__name__)
+T = TypeVar("T")
 QUERY_BATCH = 256  # queries that are encoded together
 
 
@@ -72,11 +70,14 @@ class Index:
         ['a']
         >>> index.delete(["b"])
         1
+        >>> with index.changes() as changes:
+        ...     added = changes.put([Document("c", "The pond is deep.")])
+        ...     deleted = changes.drop(["a"])
     """
 
     def __init__(
         self,
-        table: Table,
+        folder: Path,
         encoder: TokenEncoder | None = None,
         model: str | Path | None = None,
         precision: Precision = "auto",
@@ -84,12 +85,32 @@ class Index:
         weight: float | None = None,
         default_rerank: Rerank | None = None,
     ) -> None:
-        self.folder, self.info, self.table, self.weight = table.folder, table.info, table, weight
-        self.statistics = Statistics(self.folder)
+        self.folder, self.weight = folder, weight
         self._encoder, self._model, self._precision, self._lm = encoder, model, precision, lm
         self._default_rerank = default_rerank
         self._rerankers = dict[str, Reranker]()
-        self._described = self.statistics.version  # of the table when the manifest was read
+        self._open()
+
+    def _open(self) -> None:
+        self.state = State(self.folder)
+        self._table: Table | None = None
+        self._now: Now | None = None  # when the table was opened
+
+    @property
+    def table(self) -> Table:
+        """The table in the version that the state describes, as any process has left it last."""
+        table = self._table
+        while table is None or (now := self.state.now()) != self._now:
+            now, info = self.state.now(), self.state.info
+            table = (table or Table.open(self.folder, info)).at(now.version, info)
+            if table.is_exact or now == self.state.now():
+                self._table, self._now = table, now
+        return table
+
+    @property
+    def info(self) -> Info:
+        """What made the index, and what was measured on it."""
+        return self.table.info
 
     @classmethod
     def create(
@@ -144,6 +165,7 @@ class Index:
         context: Context | None = None,
     ) -> Index:
         """``create``, with a manifest."""
+        from revela.index.changes import Changes
         from revela.index.contexts import with_slots, write_rows
 
         if context is not None:
@@ -155,13 +177,13 @@ class Index:
                     f"{folder} was begun with another model or other settings: "
                     "give those again, or remove it"
                 )
-            if unfinished:
-                info = unfinished
-            elif context is not None:
-                digest = write_rows(folder, context.rows(encoder))
-                info = replace(info, context={"digest": digest, **(info.context or {})})
-            info.save(folder)
-            return cls(Table.open(folder, info, create=True), encoder, lm=lm)
+            if not unfinished:
+                if context is not None:
+                    digest = write_rows(folder, context.rows(encoder))
+                    info = replace(info, context={"digest": digest, **(info.context or {})})
+                State.create(folder, info).close()
+            Changes(folder, lambda: encoder).state.close()  # makes the table
+            return cls(folder, encoder, lm=lm)
 
     @classmethod
     def open(
@@ -193,23 +215,12 @@ class Index:
         """
         check_weight(weight)
         folder = Path(folder)
-        info = read_info(folder)
-        if not info.finished:
+        index = cls(folder, encoder, model, precision, lm, weight, default_rerank)
+        if not index.state.info.finished:
             raise RevelaError(
                 f"{folder} is not finished: run the same revela index again to resume it"
             )
-        if info.language is None:
-            log.warning(
-                f"{folder} was made by an earlier version and stays as it is: its BM25 takes every "
-                "language for English, and its fusion does not know how well the model knows the "
-                "text; make it again with revela index to mend both"
-            )
-        table = Table.open(folder, info)
-        index = cls(table, encoder, model, precision, lm, weight, default_rerank)
-        if (folder / REPLACING).is_file():
-            # If another process is writing, it will settle this.
-            with suppress(RevelaError, OSError), writing(folder):
-                table.settle()
+        _ = index.table  # refuses one that is damaged
         if model is not None:
             _ = index.model_folder  # refuses a model that did not make the index
         if prompts != OWN:
@@ -258,10 +269,6 @@ class Index:
     @property
     def calibration(self) -> Calibration:
         """How well words and vectors find its passages, as measured last by any process."""
-        self.statistics.refresh()
-        if self._described != self.statistics.version:
-            self._described = self.statistics.version
-            self._use(read_info(self.folder))
         return self.info.calibration
 
     def __len__(self) -> int:
@@ -270,7 +277,8 @@ class Index:
 
     def sample(self) -> list[str]:
         """At most a thousand passages, evenly spaced."""
-        return [str(text) for text in self.table.sample("passage")["passage"].to_pylist()]
+        rows = self._retried(lambda: self.table.sample("passage"))
+        return [str(text) for text in rows["passage"].to_pylist()]
 
     # Search
 
@@ -323,13 +331,23 @@ class Index:
         else:
             options = replace(options, reranker=self._reranker(rerank))
         vector = None if mode == "lexical" else self._vector(query, encoded)
+        return self._retried(lambda: self._search(query, vector, options, explain))
+
+    def _retried(self, read: Callable[[], T]) -> T:
+        """What ``read`` gives: where another process has changed or packed the table meanwhile, it
+        reads again.
+        """
         while True:
-            version = self.table.version
+            table = self.table
             try:
-                return self._search(query, vector, options, explain)
+                return read()
+            except Moved:
+                continue
+            except QueryError:
+                raise
             except (KeyError, RevelaError) as error:
-                # Another process may have packed the table, which renumbers its rows.
-                if self.table.version != version:
+                self._open()
+                if self.table.version != table.version:
                     continue
                 if isinstance(error, RevelaError):
                     raise
@@ -341,14 +359,15 @@ class Index:
     def _search(
         self, query: str, vector: Vectors | None, options: SearchOptions, explain: bool
     ) -> Hits:
-        """Search the table as it is; KeyError if its rows have been renumbered meanwhile."""
-        calibration = self.calibration
+        """Search the table as it is; Moved if it has changed meanwhile."""
+        table = self.table
+        calibration = table.info.calibration
         reads_tokens = isinstance(options.reranker, QueryTokens)
-        makes_tokens = reads_tokens and not self.info.settings.keep_tokens
+        makes_tokens = reads_tokens and not table.info.settings.keep_tokens
         encoder = self.encoder if makes_tokens else None
-        snapshot = IndexSnapshot(self.table, self.statistics, calibration.rule, encoder)
+        snapshot = IndexSnapshot(table, self.state, calibration.rule, encoder)
         ranking = snapshot.search(query, vector, options)
-        rows = self.table.rows(list(ranking))
+        rows = table.rows(list(ranking))
         reasons = snapshot.explain(query, vector, options, list(ranking)) if explain else {}
         hits = Hits()
         for row, (document, score) in ranking.items():
@@ -395,13 +414,14 @@ class Index:
 
     def term_weights(self, query: str) -> list[Weight]:
         """Begin, end and BM25 idf of each term of a query."""
-        return term_weights(query, self.table.query_terms, self.statistics.current().idf)
+        return term_weights(query, self.table.query_terms, self.state.idf)
 
     def chunks(self, document: str) -> list[Hit]:
         """The chunks of a document by its id, in order, with a score of 0; none if it has none.
         Their texts, joined, are the document's.
         """
-        return [self._hit(row, 0.0) for row in self.table.document(document)]
+        rows = self._retried(lambda: self.table.document(document))
+        return [self._hit(row, 0.0) for row in rows]
 
     def _hit(
         self,
@@ -417,12 +437,16 @@ class Index:
 
     # Change
 
-    @cached_property
-    def writer(self) -> IndexWriter:
-        """What changes the index, step by step."""
-        from revela.index.writer import IndexWriter
+    def changes(self, wait: bool = False) -> AbstractContextManager[Changes]:
+        """While open, no other process may change the index, and what is put into it or dropped is
+        searched; at the end it is packed and measured, if need be.
 
-        return IndexWriter(self)
+        Args:
+            wait: for another process that is writing to the index, rather than raise RevelaError.
+        """
+        from revela.index.changes import changes_to
+
+        return changes_to(self.folder, lambda: self.encoder, wait)
 
     def add(self, documents: Iterable[Document], progress: bool = False) -> Added:
         """Add documents; one whose id is in the index is replaced, unless it is the same.
@@ -436,12 +460,14 @@ class Index:
                 model's vectors are not finite, or another process is writing to the index.
         """
         refuse_text(documents, "documents")
-        return self.writer.add(documents, progress)
+        with self.changes() as changes:
+            return changes.put(documents, progress)
 
     def delete(self, ids: Iterable[str]) -> int:
         """Delete documents, all or none, in one commit; returns how many chunks they had."""
         refuse_text(ids, "ids")
-        return self.writer.delete(ids)
+        with self.changes() as changes:
+            return changes.drop(ids)
 
     def sync(
         self,
@@ -466,16 +492,8 @@ class Index:
         Raises:
             RevelaError: a source is missing or has lost too much, or as for ``add``.
         """
-        from revela.index.sync import sync
+        from revela.index.follow import follow
 
         given = [sources] if isinstance(sources, str | Path) else sources
-        return sync(self, given, reading, yes=yes, progress=progress)[0]
-
-    def update(self, info: Info) -> None:
-        """Save a changed manifest."""
-        info.save(self.folder)
-        self._use(info)
-
-    def _use(self, info: Info) -> None:
-        if info != self.info:
-            self.info, self.table = info, Table(self.folder, info, self.table.lance)
+        with self.changes() as changes:
+            return follow(changes, given, reading, yes=yes, progress=progress)[0]

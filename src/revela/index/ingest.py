@@ -98,7 +98,7 @@ def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 @dataclass(frozen=True)
-class Changes:
+class Batch:
     """Documents of a batch that are new or differ from the table's, and ids of the latter."""
 
     documents: list[Document]
@@ -106,7 +106,7 @@ class Changes:
     replaced: list[str]
 
     @classmethod
-    def of(cls, batch: Sequence[Document], table: Table | None, info: Info) -> Changes:
+    def of(cls, batch: Sequence[Document], table: Table | None, info: Info) -> Batch:
         """Compare documents with a table; None: an empty one."""
         digests = {d.id: digest_of(d, info.settings.chunk_words) for d in batch}
         present = table.digests(list(digests)) if table else {}
@@ -134,8 +134,7 @@ def encode_rows(
     else:
         vectors = encoder.encode_passages(passages)
     terms = [analyze(passage) for passage in passages] if analyze else []
-    if analyze:
-        rows["terms"] = [" ".join(found) for found in terms]
+    rows["terms"] = [" ".join(found) for found in terms] or [None] * len(passages)
     return Encoded(arrow_rows(info, rows, as_stored(vectors, info, folder), tokens), terms, cut)
 
 

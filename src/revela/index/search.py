@@ -12,6 +12,9 @@ from itertools import islice
 from math import inf, isnan
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from revela.errors import QueryError
 from revela.index.fusion import (
     DEPTH,
@@ -32,8 +35,8 @@ from revela.index.rerankers.tokens import (
     similarities,
     term_weights,
 )
+from revela.index.state import State
 from revela.index.table import Table, id_filter
-from revela.index.term_stats import Statistics
 from revela.types import Explanation, QueryTokens, Reranker, TokenEncoder, Vectors
 
 if TYPE_CHECKING:
@@ -163,10 +166,10 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class IndexSnapshot:
-    """An index as a search reads it. A row that is gone raises KeyError."""
+    """An index as a search reads it, in one version; KeyError if the state has moved on."""
 
     table: Table
-    statistics: Statistics
+    state: State
     rule: FusionRule
     encoder: TokenEncoder | None  # to re-rank by tokens that the index does not keep
 
@@ -242,10 +245,13 @@ class IndexSnapshot:
         return self.table.cosines(rows, vector)
 
     def max_bm25(self, query: str) -> float:
-        return self.statistics.current().max_bm25(self.table.query_terms(query))
+        return self.state.max_bm25(self.table.query_terms(query), self.table.number)
 
     def term_weights(self, query: str) -> list[Weight]:
-        return term_weights(query, self.table.query_terms, self.statistics.current().idf)
+        return term_weights(query, self.table.query_terms, self._idf)
+
+    def _idf(self, terms: Sequence[str]) -> NDArray[np.float64]:
+        return self.state.idf(terms, self.table.number)
 
     def passages(self, rows: Sequence[int]) -> list[str]:
         return self._column("passage", rows)
