@@ -176,10 +176,3 @@ class LimitedEncoder(Encoder, Protocol):
     def fitted(
         self, heads: Sequence[str], texts: Sequence[str], part: int = 1
     ) -> list[list[str]]: ...
-
-
-@runtime_checkable
-class Reranker(Protocol):
-    """Scores the passages of one query together (listwise): (len(passages),), higher is better."""
-
-    def score(self, query: str, passages: Sequence[str]) -> NDArray[np.float64]: ...

@@ -27,6 +27,7 @@ Item = TypeVar("Item")
 Weight = tuple[int, int, float]
 """Begin and end of a term in the query, and its idf."""
 TOKENS_WEIGHT = 0.75  # greatest c
+TOKENS_DEPTH = 50  # results of a search that are re-ranked
 PART = 1024  # passages whose token vectors are in memory at once
 
 
