@@ -511,6 +511,14 @@ def test_an_address_in_use_is_one_sentence():
         listen("no.such.host.invalid", 80)
 
 
+def test_windows_shares_no_port_in_use(monkeypatch):
+    stands_for_it = socket.SO_KEEPALIVE  # of another name here
+    monkeypatch.setattr(socket, "SO_EXCLUSIVEADDRUSE", stands_for_it, raising=False)
+    with listen("127.0.0.1", 0) as listening:
+        assert listening.getsockopt(socket.SOL_SOCKET, stands_for_it)
+        assert not listening.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+
+
 def test_reranking_by_tokens_encodes_its_query_once_in_the_queue_of_all(
     make_service, slow, index, monkeypatch
 ):

@@ -99,7 +99,7 @@ def search(
         found = zip(asked, opened.search_many(list(asked.values()), **how), strict=True)
         _tell(found, asked, run, index_folder.name)
         return
-    hits = opened.search(query, **how)
+    hits = opened.search(query.strip(), **how)
     if as_json:
         print_json([asdict(hit) for hit in hits])
     else:

@@ -32,7 +32,6 @@ from revela.index.search import (
     Rerank,
     SearchOptions,
     check_query,
-    check_unicode,
 )
 from revela.index.table import REPLACING, Table
 from revela.index.term_stats import Statistics
@@ -46,6 +45,7 @@ from revela.types import (
     QueryTokens,
     TokenEncoder,
     Vectors,
+    check_unicode,
     is_missing,
     refuse_text,
 )
@@ -439,7 +439,10 @@ class Index:
     def delete(self, ids: Iterable[str]) -> int:
         """Delete documents, all or none, in one commit; returns how many chunks they had."""
         refuse_text(ids, "ids")
-        return self.writer.delete(ids)
+        given = list(ids)
+        for name in given:
+            check_unicode(name, f"the id {name!a}")
+        return self.writer.delete(given)
 
     def sync(
         self,

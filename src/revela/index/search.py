@@ -33,7 +33,7 @@ from revela.index.rerankers.tokens import (
 )
 from revela.index.table import Table, id_filter
 from revela.index.term_stats import Statistics
-from revela.types import Explanation, QueryTokens, TokenEncoder, Vectors
+from revela.types import Explanation, QueryTokens, TokenEncoder, Vectors, check_unicode
 
 if TYPE_CHECKING:
     from revela.index.bm25 import BM25
@@ -280,9 +280,3 @@ def check_query(query: str) -> None:
             f"the query has {len(query):,} characters: give at most {QUERY_CHARACTERS:,}", "query"
         )
     check_unicode(query, "the query", "query")
-
-
-def check_unicode(text: str, what: str, param: str = "") -> None:
-    """Refuse half of a surrogate pair, which no encoding has."""
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise QueryError(f"{what} is not Unicode (half of a surrogate pair): mend it", param)

@@ -68,8 +68,10 @@ def _text_of(document: Any) -> Any:
 
 
 def _unicode(text: str) -> str:
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise PydanticKnownError("string_unicode")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PydanticKnownError("string_unicode") from None
     return text
 
 
