@@ -511,6 +511,14 @@ def test_an_address_in_use_is_one_sentence():
         listen("no.such.host.invalid", 80)
 
 
+def test_a_server_has_prepared_tokens_before_it_answers(make_service, slow, encoder):
+    """Of a graph they are compiled when they are first asked for, which other searches wait for."""
+    service = make_service(encoder=slow)
+    assert [role for role, _ in slow.batches] == ["query with tokens"]
+    assert service.width == encoder.encode_queries(["a"]).shape[1]
+    service.encoding.batcher.close()
+
+
 def test_windows_shares_no_port_in_use(monkeypatch):
     stands_for_it = socket.SO_KEEPALIVE  # of another name here
     monkeypatch.setattr(socket, "SO_EXCLUSIVEADDRUSE", stands_for_it, raising=False)

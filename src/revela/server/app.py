@@ -38,7 +38,7 @@ from revela.server.middleware import BodyLimit, Guard, Measured, Metrics
 from revela.server.rerank import Reranking
 from revela.server.routing import BODY_ERRORS, Room, answers, in_thread, while_connected
 from revela.server.schemas import EmbeddingRequest, SearchRequest
-from revela.types import Hit, Vectors
+from revela.types import Hit, TokenEncoder, Vectors
 
 THREADS = 4  # for searches
 
@@ -58,7 +58,7 @@ class Service:
         if context := index.info.context:  # vectors of another context are those of another model
             self.name += f"@{context['digest'][:8]}"
         self.created = int(time.time())
-        self.width = model.encoder.encode_queries(["warm"]).shape[1]
+        self.width = warm(model.encoder)
         self.dimensions = [*sorted(d for d in model.dimensions if d < self.width), self.width]
         self.metrics = Metrics()
         self.encoding = Encoding(model, limits, self.metrics.observe_batch)
@@ -208,6 +208,17 @@ class Service:
     async def page(self) -> Response:
         """The web page for searching."""
         return Response(self.page_html, media_type="text/html", headers=self.page_headers)
+
+
+def warm(encoder: TokenEncoder) -> int:
+    """Have an encoder prepare all that requests ask of it, so that none waits for another's first;
+    the width of its vectors.
+    """
+    try:
+        (read,) = encoder.query_tokens(["warm"])
+    except QueryError:  # it has no vectors of tokens
+        return int(encoder.encode_queries(["warm"]).shape[1])
+    return len(read.vector)
 
 
 def page_headers(html: str) -> dict[str, str]:
