@@ -58,6 +58,18 @@ def test_a_folder_is_searched_and_followed(doing, succeeds, docs, static_folder,
     assert search("--no-cache")[0] == ["a.md"] and not [*cache.glob("*/index")]
 
 
+def test_a_query_may_begin_as_an_option_does(doing, succeeds, cache, tmp_path):
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "a.md").write_text("It was -5 degrees in winter.\n")
+    (folder / "b.md").write_text("The castle is old.\n")
+    for query in ("-5 degrees", "-x degrees", "- degrees in winter"):
+        hits = json.loads(succeeds("search", folder, query, "--json --mode lexical"))
+        assert [hit["id"] for hit in hits] == ["a.md"]
+    code, out, err = doing("search", folder, "--explian degrees")
+    assert code == 2 and "Did you mean --explain" in out + err
+
+
 def test_a_folder_is_searched_from_python_and_reranked_by_tokens(
     docs, saved_retriever, cache, exports
 ):

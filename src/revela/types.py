@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.errors import RevelaError
+from revela.errors import QueryError, RevelaError
 
 Kind = Literal["prose", "code"]
 Vectors = NDArray[np.float32]
@@ -63,6 +63,15 @@ class Document:
         'Bees They dance.'
         """
         return f"{self.title} {self.text}".strip() if self.title else self.text
+
+
+def check_unicode(text: str, what: str, param: str = "") -> None:
+    """Refuse half of a surrogate pair, which no encoding has."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        message = f"{what} is not Unicode (half of a surrogate pair): mend it"
+        raise QueryError(message, param) from None
 
 
 def refuse_text(given: object, name: str) -> None:
@@ -176,10 +185,3 @@ class LimitedEncoder(Encoder, Protocol):
     def fitted(
         self, heads: Sequence[str], texts: Sequence[str], part: int = 1
     ) -> list[list[str]]: ...
-
-
-@runtime_checkable
-class Reranker(Protocol):
-    """Scores the passages of one query together (listwise): (len(passages),), higher is better."""
-
-    def score(self, query: str, passages: Sequence[str]) -> NDArray[np.float64]: ...

@@ -155,7 +155,8 @@ def test_service_and_evaluation(name, tiny_tokenizer, tmp_path):
 
     from revela.evaluation.evaluate import evaluate
     from revela.server import Access, Limits
-    from revela.server.app import ServedModel, Service
+    from revela.server.app import Service
+    from revela.server.encoding import ServedModel
 
     folder = tmp_path / "model"
     KINDS[name](folder, tiny_tokenizer)

@@ -360,10 +360,12 @@ from revela.server.app import Service
 
 def server_of(service, limits):
     def run(sockets):
-        (found,), (count,) = asyncio.run(service.encode(["ocean"], "query", False, "query", True))
-        assert count == int(sys.argv[1]) and found.spans == [(0, 5)]
-        asyncio.run(service.encode(["ocean"], "passage", False, "passage", True))
-        service.batcher.close()
+        encoding = service.encoding
+        count = asyncio.run(encoding.tokens(["ocean"], "query", False, "query"))
+        (found,) = asyncio.run(encoding.encode(["ocean"], count, "query", True))
+        assert count == [int(sys.argv[1])] and found.spans == [(0, 5)]
+        asyncio.run(encoding.encode(["ocean"], [3], "passage", True))
+        encoding.batcher.close()
     return SimpleNamespace(run=run)
 
 lifecycle.server_of = server_of

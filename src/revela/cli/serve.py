@@ -35,7 +35,6 @@ def serve(
     model: str | None = None,
     prompts: Annotated[PromptFlags, Flat] = PROMPTS,
     weight: float | None = None,
-    lm: str | None = None,
     precision: Precision = "auto",
     sync: float | None = None,
     no_cache: Annotated[bool, Parameter(negative=())] = False,
@@ -64,9 +63,6 @@ def serve(
         As for search.
     weight:
         Share of the vectors in hybrid search, as for search.
-    lm:
-        Language model for searches with "rerank": "heads": a hub id, a local folder or
-        embedded:smollm2-135m. Such a search takes seconds; without --lm it is refused.
     precision:
         Arithmetic; auto is that of the index.
     sync:
@@ -80,7 +76,8 @@ def serve(
     if sync is not None and not sync > 0:
         raise RevelaError(f"--sync {sync:g} is no time: give seconds, such as 60")
     freed_memory().share()  # before a library starts threads
-    from revela.server.app import ServedModel, Service
+    from revela.server.app import Service
+    from revela.server.encoding import ServedModel
     from revela.server.lifecycle import listen, server_of, url_of
     from revela.server.middleware import is_loopback
 
@@ -93,16 +90,11 @@ def serve(
     how: Any = dict(precision=precision, weight=weight, prompts=prompts.given)
     index = open_any(index_folder, model, cached=not no_cache, progress=True, **how)
     folder, encoder = index.model_folder, cast("Loaded", index.encoder)
-    reranker = None
-    if lm is not None:
-        from revela.index.rerankers import load_reranker
-
-        reranker = load_reranker("heads", lm, index.sample)
     local = is_loopback(listening.getsockname()[0])
     dimensions = trained_dimensions(folder)
     served = ServedModel(name or name_of(folder), encoder, encoder.counter, dimensions)
     access = Access(token, local_only=local and token is None)
-    service = Service(index, served, limits, access, reranker)
+    service = Service(index, served, limits, access)
     server = server_of(service.app(), limits)
     with kept_in_step(index, sync, precision) if sync else nullcontext():
         listening.listen()  # clients wait from here on, instead of being refused

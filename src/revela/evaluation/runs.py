@@ -18,7 +18,7 @@ from revela.files import atomic_write
 if TYPE_CHECKING:
     from revela.evaluation.collection import Collection
     from revela.index.index import Index
-    from revela.index.rerankers import Rerank
+    from revela.index.search import Rerank
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def search_runs(
 ) -> Iterator[tuple[str, Run]]:
     """The run of each index, and with ``rerank`` a re-ranked one."""
     for name, index in indexes.items():
-        for how in dict.fromkeys((None, rerank)):
+        for how in dict.fromkeys((None, rerank if rerank == "tokens" else None)):
             results = index.search_many(collection.queries, k=TOP, rerank=how)
             pairs = zip(collection.query_ids, results, strict=True)
             run = {query: {hit.id: hit.score for hit in hits} for query, hits in pairs}

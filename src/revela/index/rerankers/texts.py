@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from revela.errors import RevelaError
-from revela.index.rerankers import HEADS_DEPTH, load_reranker
 from revela.index.rerankers.tokens import Weight, encode_packed, rerank_by_tokens
-from revela.settings import OFFLINE_EMBEDDER, OFFLINE_MODEL
-from revela.types import QueryTokens, Reranker, TokenEncoder, Vectors, refuse_text
+from revela.index.search import check_query
+from revela.settings import OFFLINE_EMBEDDER
+from revela.types import QueryTokens, TokenEncoder, Vectors, refuse_text
 
 if TYPE_CHECKING:
     from revela.retriever.load import Loaded
@@ -20,24 +19,21 @@ if TYPE_CHECKING:
 def rerank(
     query: str,
     documents: Sequence[str],
-    model: str | Path | TokenEncoder | Reranker | None = None,
-    by: Literal["tokens", "heads"] = "tokens",
+    model: str | Path | TokenEncoder = OFFLINE_EMBEDDER,
 ) -> list[tuple[int, float]]:
-    """The place of each document in the list and its score, best first.
+    """The place of each document in the list and its score, best first: by the vectors of tokens
+    (late interaction) and of whole texts.
 
     Scores are comparable within one call only.
 
     Args:
         query: what is looked for.
-        documents: texts, of which the model reads as much as it can; by heads at most 20.
-        model: by tokens a retriever (a folder, a hub id, embedded:minilm-l6 or
-            ``Retriever(...).encoder``); by heads a language model (embedded:smollm2-135m) whose
-            heads ``revela heads`` or a search has ranked. The last one stays loaded.
-        by: the vectors of "tokens" (late interaction) and of whole texts; or the attention "heads"
-            of a language model, which take seconds.
+        documents: texts, of which the model reads as much as it can.
+        model: a retriever: a folder, a hub id, embedded:minilm-l6 or ``Retriever(...).encoder``.
+            The last one stays loaded.
 
     Raises:
-        RevelaError: the query is empty, or the model cannot do this.
+        QueryError: the query is empty or too long, or the model has no vectors of tokens.
 
     Examples:
         >>> from revela import rerank
@@ -47,28 +43,14 @@ def rerank(
         True
     """
     refuse_text(documents, "documents")
-    if not query.strip():
-        raise RevelaError("the query is empty: give some words to rank by")
+    check_query(query)
     if not documents:
         return []
-    if by == "heads":
-        if len(documents) > HEADS_DEPTH:
-            raise RevelaError(
-                f"{len(documents):,} documents are too many for by='heads': "
-                f"give at most {HEADS_DEPTH} at a time"
-            )
-        if model is None or isinstance(model, str | Path):
-            model = _heads(str(model or OFFLINE_MODEL))
-        assert isinstance(model, Reranker)
-        scores = by_heads(query, documents, model)
-    else:
-        if model is None or isinstance(model, str | Path):
-            model = _retriever(str(model or OFFLINE_EMBEDDER))
-        assert isinstance(model, TokenEncoder)
-        passages = list(zip(*encode_packed(model, documents), strict=True))
-        (read,) = model.query_tokens([query])
-        scores = by_tokens(read, passages, [(0, len(query), 1.0)])
-    return list(scores.items())
+    if isinstance(model, str | Path):
+        model = _retriever(str(model))
+    passages = list(zip(*encode_packed(model, documents), strict=True))
+    (read,) = model.query_tokens([query])
+    return list(by_tokens(read, passages, [(0, len(query), 1.0)]).items())
 
 
 def by_tokens(
@@ -86,20 +68,9 @@ def by_tokens(
     return rerank_by_tokens(query, cosines, [signs for _, signs in passages], weights)
 
 
-def by_heads(query: str, passages: Sequence[str], reranker: Reranker) -> dict[int, float]:
-    """Indices of passages and their scores s(q, d) of heads.py, best first."""
-    scores = reranker.score(query, passages)
-    return {int(i): float(scores[i]) for i in (-scores).argsort(kind="stable")}
-
-
 @lru_cache(1)
 def _retriever(model: str) -> Loaded:
     from revela.model_files import resolve
     from revela.retriever.load import load_encoder
 
     return load_encoder(resolve(model), "auto")
-
-
-@lru_cache(1)
-def _heads(model: str) -> Reranker:
-    return load_reranker("heads", model, list)

@@ -32,6 +32,7 @@ Item = TypeVar("Item")
 Weight = tuple[int, int, float]
 """Begin and end of a term in the query, and its idf."""
 TOKENS_WEIGHT = 0.75  # of n, where the vectors' is 1
+TOKENS_DEPTH = 50  # results of a search that are re-ranked
 PASSAGES = 50  # that the chance is measured on
 PART = 1024  # passages whose token vectors are in memory at once
 
