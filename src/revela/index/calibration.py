@@ -15,6 +15,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from revela.corpus.chunk import ENDED, sentences
 from revela.corpus.code import without_docstring
 from revela.corpus.words import count_words, joined, words
+from revela.errors import QueryError
 from revela.index.bm25 import BM25
 from revela.index.exact import rankings_of, top_k
 from revela.index.fusion import DEPTH, chance_of
@@ -150,8 +152,9 @@ class SentenceTest:
         asked = len(self._queries)
         measured = replace(measured, queries=asked, words=self._words, vectors=right)
         if by_tokens and isinstance(encoder, TokenEncoder):
-            chance = chance_of_tokens(encoder, self._queries, self._texts, self._term_weights)
-            measured = replace(measured, tokens=chance)
+            with suppress(QueryError):  # a static model has none
+                chance = chance_of_tokens(encoder, self._queries, self._texts, self._term_weights)
+                measured = replace(measured, tokens=chance)
         if not scored:
             return measured
         snapshot = MemorySnapshot(self._bm25, self._texts, vectors_ND, measured.rule, signs)
