@@ -3,7 +3,7 @@ table it describes, how many chunks hold each term, and which files and document
 
 The table is changed first, and then, in one transaction, the state, with the new version in it.
 Readers read the version that the state names, so a change is made when its transaction is, and a
-kill before leaves the index as it was: whoever changes it next takes the table back (writer.py).
+kill before leaves the index as it was: whoever changes it next takes the table back (changes.py).
 """
 
 from __future__ import annotations
