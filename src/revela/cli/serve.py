@@ -13,7 +13,6 @@ from cyclopts import Parameter
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
 from revela.cli.main import app
 from revela.errors import RevelaError
-from revela.memory import freed_memory
 from revela.server import Access, Limits
 from revela.settings import Precision
 
@@ -75,7 +74,6 @@ def serve(
         raise RevelaError("a limit of revela serve is not positive: give numbers above 0")
     if sync is not None and not sync > 0:
         raise RevelaError(f"--sync {sync:g} is no time: give seconds, such as 60")
-    freed_memory().share()  # before a library starts threads
     from revela.server.app import Service
     from revela.server.encoding import ServedModel
     from revela.server.lifecycle import listen, server_of, url_of

@@ -35,7 +35,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
-from revela.device import after_a_batch, on_cpu, return_freed, sent
+from revela.device import on_cpu, sent
 from revela.errors import RevelaError
 from revela.model_files import resolve
 from revela.retriever.build import add_missing_rows, build_retriever, set_parts
@@ -225,8 +225,6 @@ def _read_sample(
                 features = module(features)
             pooled_ND[indices] = features["sentence_embedding"].cpu().double()
             shown.update(len(indices))
-            after_a_batch(model.device)
-    return_freed(model.device)
     shown.close()
     model.train(training)
     if parts[pooling].pooling_mode in ONE_TOKEN:
