@@ -12,6 +12,8 @@ from test_app import EMBEDDINGS, SEARCH, embedding, post, wait_for
 import revela
 from revela.cli.search import search
 from revela.errors import QueryError
+from revela.evaluation.collection import Collection
+from revela.evaluation.runs import search_runs
 from revela.index.search import QUERY_CHARACTERS
 from revela.server.mcp import Documents, Tools
 
@@ -41,6 +43,13 @@ def test_python_and_the_shell(index, nothing_is_encoded, monkeypatch, mode):
         with pytest.raises((QueryError, ToolError)) as refused:
             ask()
         assert str(refused.value) == SENTENCE
+
+
+def test_an_evaluation_of_an_index_cuts_a_query_and_says_so(index, caplog):
+    collection = Collection("c", ["d0"], ["ocean"], ["q"], [TOO_LONG], {"q": {"d0": 1}})
+    ((_, run),) = search_runs(collection, {"index": index}, None)
+    assert run["q"] == {hit.id: hit.score for hit in index.search(LONG, 100)}
+    assert "1 queries of c are cut to the 10,000 characters" in caplog.text
 
 
 def test_over_http(make_service, slow, index):
