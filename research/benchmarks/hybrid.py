@@ -32,7 +32,7 @@ from revela.evaluation.evaluate import (
     outcomes,
 )
 from revela.fitting import FitOptions, fit
-from revela.index.rerankers.tokens import encode_packed
+from revela.index.tokens import encode_packed
 from revela.model_files import resolve
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.load import load_encoder

@@ -13,7 +13,7 @@ from letters import Letters, build, documents, extend, reopen
 from revela.errors import RevelaError
 from revela.index.bm25 import BM25
 from revela.index.language import Analyzer
-from revela.index.rerankers.tokens import (
+from revela.index.tokens import (
     TOKENS_WEIGHT,
     late_interaction,
     packed_signs,

@@ -59,7 +59,7 @@ def search(
         Join both by score, or by rank (reciprocal rank fusion).
     weight:
         Share of the vectors in the fusion by score, from 0 (words alone) to 1; by default it is set
-        for each query by how well words and vectors find sentences of the index.
+        by how well words and vectors find sentences of the index.
     rerank:
         Order the first 50 again by the vectors of single tokens (tokens), in milliseconds if the
         index was made with --keep-tokens; or none. The index of a folder of files is re-ranked by

@@ -32,10 +32,10 @@ from revela.index.fusion import DEPTH as FUSED
 from revela.index.fusion import check_weight, reciprocal_rank_fusion
 from revela.index.index import Index
 from revela.index.language import check_language
-from revela.index.rerankers.tokens import encode_packed
 from revela.index.search import MemorySnapshot, Rerank, Scores, fuse
 from revela.index.search import rerank as rerank_scores
 from revela.index.state import is_index
+from revela.index.tokens import encode_packed
 from revela.settings import Precision
 from revela.types import Encoder, TokenEncoder, Vectors, refuse_text
 
@@ -267,7 +267,7 @@ def snapshot_of(
     else:
         vectors_ND = encoder.encode_passages(collection.documents, progress=progress)
     rule = collection.calibrate(encoder, vectors_ND, by_tokens=by_tokens).rule
-    return MemorySnapshot(collection.bm25, collection.documents, vectors_ND, rule, packed)
+    return MemorySnapshot(collection.bm25, vectors_ND, rule, packed)
 
 
 def hybrid(

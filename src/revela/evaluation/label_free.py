@@ -126,7 +126,7 @@ class _Pool:
         """nDCG@10 of each query by task, alone and with BM25; passages are encoded once."""
         passages = encoder.encode_passages(self.passages, True)
         rule = self.test(encoder, passages).rule
-        snapshot = MemorySnapshot(self.bm25, self.passages, passages, rule)
+        snapshot = MemorySnapshot(self.bm25, passages, rule)
         for task, lexical in self.tasks:
             queries = encoder.encode_queries(task.queries)
             dense = _rankings(task, *top_k(queries, passages, DEPTH))

@@ -31,13 +31,14 @@ from revela.index.exact import rankings_of, top_k
 from revela.index.fusion import DEPTH, chance_of
 from revela.index.language import Terms
 from revela.index.manifest import Calibration
-from revela.index.rerankers.tokens import Weight, chance_of_tokens, encode_packed, term_weights
 from revela.index.rows import shortened
 from revela.index.search import MemorySnapshot, Scores, fuse, rerank
 from revela.index.table import Table
-from revela.types import Encoder, QueryTokens, TokenEncoder, Vectors, hash64
+from revela.index.tokens import chance_of_tokens, encode_packed, term_weights
+from revela.types import Encoder, QueryTokens, TokenEncoder, Vectors, evenly_spaced, hash64
 
 QUERIES, FEW = 400, 100  # maximum; of sentences, if there are fewer, parts of passages are added
+FEW_TOKENS = 50  # queries and passages that the chance of token vectors is measured on
 QUERY_WORDS = 12  # maximum
 MIN_WORDS = 4  # of a sentence, of the rest of its passage, and of a record
 LONG = 4 * QUERY_WORDS  # words of a text that a piece can be removed from
@@ -88,11 +89,11 @@ class SentenceTest:
             used = {example.place for example in examples}
             examples += part_queries(passages, queries - of_sentences, titles, used)
         self._size, self._words, self._queries = len(passages), 0, list[str]()
-        self._least = 1.0
+        # Of sentences, W / V below 1 says little (fusion.py).
+        of_code = sum(example.is_docstring for example in examples)
+        self._least = 0.0 if 2 * of_code > len(examples) else 1.0
         if not examples:
             return
-        # Of sentences, W / V below 1 says little (fusion.py).
-        self._least = float(2 * sum(example.is_docstring for example in examples) <= len(examples))
         rests = {example.place: example.rest for example in examples}
         self._texts = [rests.get(i, passage) for i, passage in enumerate(passages)]
         self._bm25 = BM25(self._texts, language)
@@ -153,11 +154,10 @@ class SentenceTest:
         measured = replace(measured, queries=asked, words=self._words, vectors=right)
         if by_tokens and isinstance(encoder, TokenEncoder):
             with suppress(QueryError):  # a static model has none
-                chance = chance_of_tokens(encoder, self._queries, self._texts, self._term_weights)
-                measured = replace(measured, tokens=chance)
+                measured = replace(measured, tokens=self._chance_of_tokens(encoder, tokens, signs))
         if not scored:
             return measured
-        snapshot = MemorySnapshot(self._bm25, self._texts, vectors_ND, measured.rule, signs)
+        snapshot = MemorySnapshot(self._bm25, vectors_ND, measured.rule, signs)
         unanswered = self._unanswered(snapshot, queries_QD, nearest)[: len(self._rests)]
         wrong = {"hybrid": unanswered}
         if tokens:
@@ -169,8 +169,18 @@ class SentenceTest:
         }
         return replace(measured, scores=scores)
 
-    def _term_weights(self, query: str) -> list[Weight]:
-        return term_weights(query, self._bm25.terms, self._bm25.idf)
+    def _chance_of_tokens(
+        self, encoder: TokenEncoder, tokens: Sequence[QueryTokens], signs: Sequence[bytes]
+    ) -> float:
+        """Of a few queries and passages, whose tokens are known or read now."""
+        rows, queries = evenly_spaced(len(self._texts), FEW_TOKENS), self._queries[:FEW_TOKENS]
+        if signs:
+            some = [signs[row] for row in rows]
+        else:
+            _, some = encode_packed(encoder, [self._texts[row] for row in rows])
+        read = tokens[:FEW_TOKENS] or encoder.query_tokens(queries)
+        terms, idf = self._bm25.terms, self._bm25.idf
+        return chance_of_tokens(read, [term_weights(q, terms, idf) for q in queries], some)
 
     def _unanswered(
         self, snapshot: MemorySnapshot, queries_QD: Vectors, nearest: tuple[Any, Vectors]

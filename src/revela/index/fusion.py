@@ -30,6 +30,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from revela.errors import RevelaError
 from revela.types import Vectors
@@ -57,7 +58,7 @@ def check_weight(weight: float | None) -> None:
 
 class FusionRule(NamedTuple):
     """What a fusion by score knows of a corpus: ``odds`` is max(1, W / V)^2, ``chance`` the mean
-    cosine of two passages, ``tokens`` that of token vectors (rerankers/tokens.py).
+    cosine of two passages, ``tokens`` that of token vectors (tokens.py).
     """
 
     odds: float = 1.0
@@ -71,7 +72,17 @@ class FusionRule(NamedTuple):
 
     def similarity(self, cosine: float) -> float:
         """c(q, d), 0 to 1, of a cosine."""
-        return max(0.0, (cosine - self.chance) / (1 - self.chance))
+        return float(above_chance(cosine, self.chance))
+
+
+def above_chance(scores: ArrayLike, chance: float) -> NDArray[np.float64]:
+    """Scores counted from chance (0) to 1; those below it are 0."""
+    return np.maximum(0.0, (np.asarray(scores, np.float64) - chance) / (1 - chance))
+
+
+def as_chance(mean: float) -> float:
+    """The mean score of what has nothing to do with each other, 0 to ``MOST_ALIKE``."""
+    return round(min(MOST_ALIKE, max(0.0, mean)), DIGITS)
 
 
 def chance_of(vectors_ND: Vectors) -> float:
@@ -85,8 +96,7 @@ def chance_of(vectors_ND: Vectors) -> float:
     if count < 2:
         return 0.0
     total = float(np.square(vectors_ND.sum(axis=0, dtype=np.float64)).sum())
-    mean = (total - count) / (count * (count - 1))
-    return round(min(MOST_ALIKE, max(0.0, mean)), DIGITS)
+    return as_chance((total - count) / (count * (count - 1)))
 
 
 def fuse_scores(
@@ -106,9 +116,10 @@ def fuse_scores(
         {'b': 0.53, 'a': 0.2, 'c': 0.03}
     """
     own = rule.weight if weight is None else weight
+    similarities = above_chance([*cosines.values()], rule.chance).tolist()
     scores = {
-        item: own * rule.similarity(cosine) + (1 - own) * shares.get(item, 0.0)
-        for item, cosine in cosines.items()
+        item: own * similarity + (1 - own) * shares.get(item, 0.0)
+        for item, similarity in zip(cosines, similarities, strict=True)
     }
     return dict(sorted(scores.items(), key=lambda pair: -pair[1]))
 

@@ -22,17 +22,11 @@ from revela.index.filters import where_sql
 from revela.index.fusion import Fusion, check_weight
 from revela.index.language import check_language
 from revela.index.manifest import Calibration, Info
-from revela.index.rerankers.tokens import Weight, term_weights
 from revela.index.rows import as_stored
-from revela.index.search import (
-    IndexSnapshot,
-    Mode,
-    Rerank,
-    SearchOptions,
-    check_query,
-)
+from revela.index.search import IndexSnapshot, Mode, Rerank, SearchOptions, check_query
 from revela.index.state import Moved, Now, State, unfinished_in
 from revela.index.table import Table
+from revela.index.tokens import Weight, term_weights
 from revela.model_files import fingerprint, resolve
 from revela.settings import Indexing, Precision
 from revela.types import (
@@ -104,7 +98,8 @@ class Index:
         """The table in the version that the state describes, as any process has left it last."""
         table = self._table
         while table is None or (now := self.state.now()) != self._now:
-            now, info = self.state.now(), self.state.info
+            now = self.state.now()
+            info = Info.from_json(now.info)
             table = (table or Table.open(self.folder, info)).at(now.version, info)
             if table.is_exact or now == self.state.now():
                 self._table, self._now = table, now
@@ -204,8 +199,8 @@ class Index:
             model: where the retriever is, if it has moved since the index was made.
             encoder: of the index's retriever, if it is loaded already.
             precision: arithmetic; "auto" is that of the index's vectors.
-            weight: of the vectors in hybrid search by score, from 0 (words alone) to 1; None: set
-                for each query by what the index has measured.
+            weight: of the vectors in hybrid search by score, from 0 (words alone) to 1; None: by
+                what the index has measured.
             default_rerank: re-ranker of searches that name none, where scores are cosines or fused
                 by score.
             prompts: other ones than the index was made with are refused.

@@ -24,9 +24,9 @@ from revela.encoder.prompts import OWN, Given, prompts_of
 from revela.errors import RevelaError
 from revela.index.language import Terms
 from revela.index.manifest import Info
-from revela.index.rerankers.tokens import encode_packed
 from revela.index.rows import RESERVED, arrow_rows, as_stored
 from revela.index.table import Table
+from revela.index.tokens import encode_packed
 from revela.model_files import fingerprint
 from revela.settings import Indexing
 from revela.types import (

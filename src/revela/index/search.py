@@ -26,7 +26,9 @@ from revela.index.fusion import (
     fuse_scores,
     joined,
 )
-from revela.index.rerankers.tokens import (
+from revela.index.state import State
+from revela.index.table import Table, id_filter
+from revela.index.tokens import (
     TOKENS_DEPTH,
     Weight,
     encode_packed,
@@ -34,8 +36,6 @@ from revela.index.rerankers.tokens import (
     similarities,
     term_weights,
 )
-from revela.index.state import State
-from revela.index.table import Table, id_filter
 from revela.types import Explanation, QueryTokens, TokenEncoder, Vectors, check_unicode
 
 if TYPE_CHECKING:
@@ -113,7 +113,6 @@ class MemorySnapshot:
     """Texts in memory, with their vectors (N, D)."""
 
     bm25: BM25
-    texts: Sequence[str]
     vectors_ND: Vectors
     rule: FusionRule
     packed: Sequence[bytes] = field(default=())  # signs of all texts, to re-rank by tokens

@@ -66,8 +66,8 @@ FITTING_SAMPLE = 1500  # chunks or texts that a model is fitted to
 ONE_TOKEN = ("lasttoken", "cls")
 MEANS = ("mean", "weightedmean")
 WORDS_TO_VECTORS = 2.5
-"""Minimum odds of words over the vectors of a fitted model in fused search: as its vectors hold the
-words of the text, they find sentences of it oftener than questions about it (docs/results.md)."""
+"""Minimum of W / V (index/fusion.py) of a fitted model: as its vectors hold the words of the text,
+they find sentences of it oftener than questions about it (docs/fusion.md)."""
 TrainRows = Callable[[Tensor], Tensor]
 """Trains the rows of the LM's tokens, (V, D) -> (V, W); the rows of tokens without weight are 0."""
 

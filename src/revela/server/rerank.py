@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from fastapi import FastAPI, Request
 
 from revela.errors import QueryError
-from revela.index.rerankers.texts import by_tokens
-from revela.index.rerankers.tokens import Weight
+from revela.index.rerank_texts import by_tokens
 from revela.index.search import check_query
+from revela.index.tokens import Weight
 from revela.server.encoding import Encoding
 from revela.server.errors import APIError, no_such_model
 from revela.server.routing import BODY_ERRORS, Room, answers, in_thread, together, while_connected

@@ -7,8 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from revela.index.rerankers.tokens import Weight, encode_packed, rerank_by_tokens
 from revela.index.search import check_query
+from revela.index.tokens import Weight, encode_packed, rerank_by_tokens
 from revela.settings import OFFLINE_EMBEDDER
 from revela.types import QueryTokens, TokenEncoder, Vectors, refuse_text
 
@@ -56,8 +56,8 @@ def rerank(
 def by_tokens(
     query: QueryTokens, passages: Sequence[tuple[Vectors, bytes]], weights: Sequence[Weight]
 ) -> dict[int, float]:
-    """Indices of passages and their scores, at most 1, best first: (cosine + c m) / (1 + c) of
-    tokens.py.
+    """Indices of passages and their scores, at most 1, best first: (cosine + .75 m) / 1.75,
+    with m of tokens.py.
 
     Args:
         query: as a retriever reads it.

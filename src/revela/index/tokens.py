@@ -24,16 +24,15 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.index.fusion import DIGITS, MOST_ALIKE
+from revela.index.fusion import above_chance, as_chance
 from revela.index.language import Terms
-from revela.types import QueryTokens, TokenEncoder, Vectors, evenly_spaced
+from revela.types import QueryTokens, TokenEncoder, Vectors
 
 Item = TypeVar("Item")
 Weight = tuple[int, int, float]
 """Begin and end of a term in the query, and its idf."""
 TOKENS_WEIGHT = 0.75  # of n, where the vectors' is 1
 TOKENS_DEPTH = 50  # results of a search that are re-ranked
-PASSAGES = 50  # that the chance is measured on
 PART = 1024  # passages whose token vectors are in memory at once
 
 
@@ -73,30 +72,21 @@ def rerank_by_tokens(
 
 
 def chance_of_tokens(
-    encoder: TokenEncoder,
-    queries: Sequence[str],
-    passages: Sequence[str],
-    weights_of: Callable[[str], Sequence[Weight]],
+    queries: Sequence[QueryTokens],
+    weights: Sequence[Sequence[Weight]],
+    signs: Sequence[bytes],
 ) -> float:
-    """The mean m of the first of these queries and of ``PASSAGES`` evenly spaced passages, at most
-    ``MOST_ALIKE``; 0 without a query.
-    """
-    some = [passages[i] for i in evenly_spaced(len(passages), PASSAGES)]
-    asked = queries[:PASSAGES]
-    if not asked or not some:
-        return 0.0
-    signs = encode_packed(encoder, some)[1]
-    read = zip(asked, encoder.query_tokens(asked), strict=True)
-    means = [match_by_tokens(query, signs, weights_of(text)).mean() for text, query in read]
-    return round(min(MOST_ALIKE, max(0.0, float(np.mean(means)))), DIGITS)
+    """The mean m of queries and passages, drawn without regard to each other."""
+    pairs = zip(queries, weights, strict=True)
+    return as_chance(float(np.mean([match_by_tokens(query, signs, own) for query, own in pairs])))
 
 
 def similarities(
     query: QueryTokens, signs: Sequence[bytes], weights: Sequence[Weight], chance: float
 ) -> list[float]:
     """n(q, d) of each passage, 0 to 1."""
-    matched_B = match_by_tokens(query, signs, weights)
-    return [float(n) for n in np.maximum(0, (matched_B - chance) / (1 - chance))]
+    found: list[float] = above_chance(match_by_tokens(query, signs, weights), chance).tolist()
+    return found
 
 
 def match_by_tokens(

@@ -1,1 +1,0 @@
-"""Order the first results of a search, or a list of texts, again: by their token vectors."""
