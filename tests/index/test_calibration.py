@@ -344,6 +344,28 @@ def test_docstrings_are_the_queries_of_code():
     assert mixed(Letters(), vectors).least == 1, "most of its queries are sentences"
 
 
+def test_the_chance_is_the_mean_cosine_of_queries_and_what_does_not_answer_them():
+    """A corpus of one topic: passages are more like one another than questions are like them."""
+
+    class Asked(Letters):
+        def encode_queries(self, texts, progress=False):
+            turned = self.encode_passages(texts) - 0.2
+            return turned / np.linalg.norm(turned, axis=1, keepdims=True)
+
+    texts = passages(60)
+    test, vectors = SentenceTest(texts, "none"), Asked().encode_passages(texts)
+    found = test(Asked(), vectors)
+    left = vectors.copy()
+    left[test._places] = Asked().encode_passages(test._rests)
+    cosines = [
+        Asked().encode_queries([query])[0] @ left[row]
+        for query, right in zip(test._queries, test._right_QN, strict=True)
+        for row in np.flatnonzero(~right)
+    ]
+    assert found.chance == pytest.approx(np.mean(cosines), abs=1e-5)
+    assert found.chance < chance_of(vectors) - 0.1
+
+
 def test_the_chance_is_measured_where_nothing_else_can_be():
     texts = ["one two", "three", "four five"]
     vectors = Letters().encode_passages(texts)

@@ -28,7 +28,7 @@ from revela.corpus.words import count_words, joined, words
 from revela.errors import QueryError
 from revela.index.bm25 import BM25
 from revela.index.exact import rankings_of, top_k
-from revela.index.fusion import DEPTH, chance_of
+from revela.index.fusion import DEPTH, as_chance, chance_of
 from revela.index.language import Terms
 from revela.index.manifest import Calibration
 from revela.index.rows import shortened
@@ -129,9 +129,9 @@ class SentenceTest:
         """
         fitted = getattr(encoder, "words_to_vectors", 1.0)
         least = fitted if fitted > 1 else self._least
-        measured = Calibration(passages=self._size, least=least, chance=chance_of(vectors_ND))
+        measured = Calibration(passages=self._size, least=least)
         if not self._queries:
-            return measured
+            return replace(measured, chance=chance_of(vectors_ND))
         vectors_ND, signs, tokens = vectors_ND.copy(), list(packed), list[QueryTokens]()
         width, changed = vectors_ND.shape[1], self._places[: len(self._rests)]
         if packed and isinstance(encoder, TokenEncoder):
@@ -150,8 +150,14 @@ class SentenceTest:
         nearest = top_k(queries_QD, vectors_ND, DEPTH)
         first_Q1 = nearest[0][:, :1]
         right = int(np.take_along_axis(self._right_QN, first_Q1, axis=1).sum())
-        asked = len(self._queries)
-        measured = replace(measured, queries=asked, words=self._words, vectors=right)
+        wrong_cosines = (queries_QD @ vectors_ND.T)[~self._right_QN]
+        measured = replace(
+            measured,
+            queries=len(self._queries),
+            words=self._words,
+            vectors=right,
+            chance=as_chance(float(wrong_cosines.mean(dtype=np.float64))),
+        )
         if by_tokens and isinstance(encoder, TokenEncoder):
             with suppress(QueryError):  # a static model has none
                 measured = replace(measured, tokens=self._chance_of_tokens(encoder, tokens, signs))

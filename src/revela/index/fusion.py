@@ -10,9 +10,10 @@ By score (``fuse_scores``), the default:
 Both sides are 0 where there is nothing in common and 1 where nothing can be better, whatever the
 embedder and the text, so that scores of different queries can be compared:
 
-- ``chance`` is the mean cosine of two passages. An embedder whose cosines all lie between .75 and
-  .9, as multilingual-e5's do, and one whose cosines begin at 0 give the same c if they tell texts
-  apart equally well: stretching or shifting all cosines changes nothing.
+- ``chance`` is the mean cosine of a query and a passage that does not answer it (calibration.py).
+  c is 0 below it. An embedder whose cosines all lie between .75 and .9, as multilingual-e5's do,
+  and one whose cosines begin at 0 give the same c if they tell texts apart equally well: stretching
+  or shifting all cosines changes nothing.
 - ``best(q)`` is the theoretical maximum of BM25 (Bruch, Gai & Ingber, An Analysis of Fusion
   Functions for Hybrid Retrieval, TOIS 2023).
 
@@ -58,7 +59,7 @@ def check_weight(weight: float | None) -> None:
 
 class FusionRule(NamedTuple):
     """What a fusion by score knows of a corpus: ``odds`` is max(1, W / V)^2, ``chance`` the mean
-    cosine of two passages, ``tokens`` that of token vectors (tokens.py).
+    cosine of a query and any passage, ``tokens`` that of token vectors (tokens.py).
     """
 
     odds: float = 1.0
@@ -81,13 +82,13 @@ def above_chance(scores: ArrayLike, chance: float) -> NDArray[np.float64]:
 
 
 def as_chance(mean: float) -> float:
-    """The mean score of what has nothing to do with each other, 0 to ``MOST_ALIKE``."""
+    """The mean of scores of what has nothing to do with each other, 0 to ``MOST_ALIKE``."""
     return round(min(MOST_ALIKE, max(0.0, mean)), DIGITS)
 
 
 def chance_of(vectors_ND: Vectors) -> float:
-    """The mean cosine of two different ones of these unit vectors (N, D), 0 to ``MOST_ALIKE``; 0 of
-    less than two.
+    """The mean cosine of two different ones of these unit vectors (N, D), where no queries can be
+    had; 0 of less than two.
 
     >>> round(chance_of(np.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])), 2)  # of .6, .8 and 0
     0.47
