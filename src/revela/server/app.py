@@ -29,6 +29,7 @@ from revela import __version__
 from revela.errors import QueryError
 from revela.index.filters import OWN_COLUMNS
 from revela.index.index import Index
+from revela.index.rows import shortened
 from revela.index.search import check_query
 from revela.server import Access, Limits, schemas
 from revela.server.batching import ROLES, Role
@@ -126,7 +127,7 @@ class Service:
             raise APIError(400, message, "dimensions")
         role: Role = body.input_type or ("query" if body.model.endswith(":query") else "passage")
         rows, tokens = await while_connected(request, self._encoded(body, role))
-        vectors = truncated(np.stack(rows), body.dimensions or self.width)
+        vectors = shortened(np.stack(rows), body.dimensions or self.width)
         form = body.encoding_format or "float"
         write = partial(embeddings_json, vectors, form, self.name, sum(tokens))
         content = await in_thread(self.encoding.threads, write)
@@ -244,15 +245,6 @@ def page_headers(html: str) -> dict[str, str]:
         "referrer-policy": "no-referrer",
         "cache-control": "no-cache",
     }
-
-
-def truncated(vectors: Vectors, dimensions: int) -> Vectors:
-    """The first dimensions of unit vectors (N, D), scaled to length one."""
-    if vectors.shape[1] == dimensions:
-        return vectors
-    short = vectors[:, :dimensions]
-    unit: Vectors = short / np.maximum(np.linalg.norm(short, axis=1, keepdims=True), 1e-12)
-    return unit
 
 
 def embeddings_json(vectors: Vectors, encoding_format: str, model: str, tokens: int) -> bytes:
