@@ -354,6 +354,44 @@ def test_bad_queries_are_one_sentence(index, query, why):
         index.search(query)
 
 
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ({"mode": "bm25"}, "no mode 'bm25': give one of dense, lexical, hybrid"),
+        ({"mode": None}, "no mode None"),
+        ({"fusion": "rrf"}, "no fusion 'rrf': give one of score, rank"),
+        ({"rerank": "heads"}, "no rerank 'heads': give one of tokens, none"),
+        ({"k": -1}, "k is -1, no number of documents: give 1 or more"),
+        ({"k": 0}, "k is 0"),
+        ({"k": 2.5}, "k is 2.5"),
+        ({"min_score": float("nan")}, "the minimum score is not a number"),
+        ({"rerank": "tokens", "fusion": "rank"}, "re-rank dense search, or hybrid search by score"),
+        ({"rerank": "tokens", "mode": "lexical"}, "re-rank dense search"),
+        ({"where": {"colour": 1}}, "no column colour"),
+        ({"where": "year > '\ud800'"}, "the filter is not Unicode"),
+    ],
+)
+def test_an_option_without_such_a_value_is_refused_before_work(index, monkeypatch, option, why):
+    monkeypatch.setattr(type(index), "encoder", property(lambda _: pytest.fail("encodes")))
+    for search in (index.search, lambda query, **more: list(index.search_many([query], **more))):
+        with pytest.raises(QueryError, match=why) as refused:
+            search("abba", **option)
+        assert refused.value.param in option
+
+
+def test_half_a_surrogate_pair_is_not_called_damage(tmp_path):
+    index, bad = build(tmp_path / "index", DOCS), "half \udfff"
+    for document in (Document(bad, "a"), Document("a", bad), Document("a", "b", bad)):
+        with pytest.raises(RevelaError, match=r"a text is not Unicode .*'half .udfff'"):
+            index.add([document])
+    with pytest.raises(QueryError, match="year of document a is not Unicode"):
+        build(tmp_path / "other", [Document("a", "b", metadata={"year": bad})], metadata=["year"])
+    for ask in (lambda: index.delete(["a", bad]), lambda: index.chunks(bad)):
+        with pytest.raises(QueryError, match="is not Unicode"):
+            ask()
+    assert len(reopen(tmp_path / "index")) == len(index)
+
+
 def test_only_one_process_writes(tmp_path):
     made = build(tmp_path / "index", DOCS[:3])
     for change in (lambda: extend(made, DOCS), lambda: made.delete(["d0"])):

@@ -16,7 +16,6 @@ from revela.cli.main import app
 from revela.cli.serve import token_of
 from revela.encoder.prompts import Given as GivenPrompts
 from revela.errors import RevelaError
-from revela.memory import freed_memory
 from revela.server import Access, Limits
 
 if TYPE_CHECKING:
@@ -64,7 +63,6 @@ def mcp(
     token = token_of(token_env, token_file)
     if token and http is None:
         raise RevelaError("a token is for --http: give a port, or leave the token out")
-    freed_memory().share()  # before a library starts threads
     from revela.server.mcp import mcp_server
 
     server = mcp_server(_documents(index_folder, name, base_url, model, prompts.given))

@@ -37,7 +37,8 @@ class Calibration:
     vectors: int = 0  # queries that the vectors answer
     passages: int = 0  # in the index at that time
     least: float = 1.0
-    chance: float = 0.0  # mean cosine of two passages
+    chance: float = 0.0  # mean cosine of a query and a passage that does not answer it
+    tokens: float = 0.0  # the same of token vectors, where they can be had
     version: int = MEASURED
     scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """(half, slope) of ``confidence`` by search: "hybrid", and re-ranked by "tokens". None are
@@ -71,7 +72,7 @@ class Calibration:
     @property
     def rule(self) -> FusionRule:
         """The rule of the fusion by score."""
-        return FusionRule(self.ratio**2, self.chance)
+        return FusionRule(self.ratio**2, self.chance, self.tokens)
 
     def describe(self) -> str:
         """The result for people, and what follows from it."""
