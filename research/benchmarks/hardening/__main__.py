@@ -1,6 +1,7 @@
 """Whether kills and damaged inputs do harm; run by hand.
 
     python -m research.benchmarks.hardening kills --kills 25
+    python -m research.benchmarks.hardening index --kills 500
     python -m research.benchmarks.hardening fuzz --inputs 10000 --seed 0
 
 Each part ends with a line of figures as JSON, and exits 1 if something was wrong. docs/results.md,
@@ -11,10 +12,10 @@ from __future__ import annotations
 
 import sys
 
-from research.benchmarks.hardening import fuzz, kills
+from research.benchmarks.hardening import fuzz, index_kills, kills
 from research.benchmarks.options import parser_of
 
-PARTS = {"kills": kills, "fuzz": fuzz}
+PARTS = {"kills": kills, "index": index_kills, "fuzz": fuzz}
 
 
 def main() -> None:
