@@ -111,6 +111,23 @@ def test_statistics_stay_true_when_documents_come_and_go(tmp_path):
             assert counts_are_those_of(index, texts, query)
 
 
+def test_words_are_weighed_as_in_a_fresh_index_after_a_small_change(tmp_path):
+    """LanceDB counts deleted rows until they are a tenth."""
+    docs = [Document(f"d{i}", f"common w{i % 7} w{i}") for i in range(60)]
+    made = build(tmp_path / "made", docs)
+    changed = [Document("d7", "common w0 again")]
+    extend(made, changed)
+    made.delete(["d14", "d15"])
+    left = [doc for doc in docs if doc.id not in ("d7", "d14", "d15")]
+    fresh = build(tmp_path / "fresh", [*left, *changed])
+    for query in ("common", "w0 w1", "w14 again"):
+        found = [
+            {hit.id: hit.score for hit in index.search(query, 60, "lexical")}
+            for index in (made, fresh)
+        ]
+        assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
 def test_a_replaced_document_may_have_been_what_another_is_now(tmp_path):
     """Digests are of what is in a document, and not of its id."""
     first, second = Document("a", "abba."), Document("b", "cddc.")

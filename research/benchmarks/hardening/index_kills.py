@@ -148,7 +148,7 @@ def next_command(command: Command, place: Place, rng: random.Random) -> Command:
         return [*place.command(), "--delete", "b0.md"]
     if kind == "sync":
         place.write(documents(rng, ["b2.md", "n0.md"]))
-        return place.command("--sync", "--yes")
+        return place.command("--yes", "--sync")  # is not the same command: files have changed
     if kind == "search":
         return ["search", str(place.index), QUERIES[0], "--json"]
     return command
@@ -172,7 +172,7 @@ def check(place: Place, finished: bool = True) -> None:
         fresh = Index.create(temporary, index.model_folder, settings=settings)
         fresh.add(known[which] for which in held)
         assert not finished or not index.calibration.is_outdated(len(index)), "calibration"
-        # LanceDB weighs words by the rows that it has indexed, which the next change brings about.
+        # Words are weighed by the rows that are indexed, which the next change brings about.
         compare(index, fresh, ("lexical", "dense") if finished else ("dense",))
 
 
