@@ -170,3 +170,99 @@ def test_real_text_is_cut_at_its_sentences(name):
     assert 80 < sum(map(count_words, cut)) / len(cut) <= 120
     whole = [c for c in cut if re.search(r"[。！？：；」』）.!?:;)\n]\s*$", c)]
     assert len(whole) > 0.95 * len(cut)
+
+
+# The kinds of pragmatic_segmenter's golden rules, with sentences of our own. A list of sentences
+# has to be found as it is, or with boundaries missing.
+RIGHT_OR_MISSED = [
+    ["The hive is full. ", "It weighs a lot."],
+    ["Who comes there? ", "Nobody does."],
+    ["Look out! ", "A bee."],
+    ["She is called Ann F. Miller."],
+    ["Turn to p. 12 for more."],
+    ["Were Bob and co. at the fair?"],
+    ["They sold it to Park, Hill & Co. at noon."],
+    ["Ask Bob and co. ", "They know."],
+    ["One sees Mt. Hood from St. Mary's tower on 5th St. by the lake."],
+    ["That is JFK Jr.'s hive. ", "It is old."],
+    ["I saw the U.S.A. in May. ", "It was warm."],
+    ["He lives in the E.U. ", "Do you?"],
+    ["The U.S. Bee Board met."],
+    ["At 5 a.m. Mr. Hall left. ", "He came back at 6 P.M. ", "Mrs. Hall slept."],
+    ["She had $100.50. ", "It was hers."],
+    ["It costs 3.50 in all. ", "That is dear."],
+    ["He teaches (He once kept bees.) at the school."],
+    ["Write to Jane.Doe@example.com. ", "I did."],
+    ["See https://example.org/a.b.c?d=1. ", "It is there."],
+    ['She turned, "This is it." ', "She held it up."],
+    ["'So be it.' ", "He left."],
+    ["Hello!! ", "Long time."],
+    ["Is it you?! ", "Yes."],
+    ["1.) The first item"],
+    ["1. The first item"],
+    ["1. The first item 2. The second item"],
+    ["1.) The first item. 2.) The second item."],
+    ["\u2022 9. The first item \u2022 10. The second item"],
+    ["a. The first item b. The second item"],
+    ["Steps:\n1. Open it.\n", "2. Close it."],
+    ["iv. The fourth"],
+    ["You find it at N\u00b0. 1026.253.553. ", "That is where."],
+    ["The laws will seem less complex. . . ."],
+    ["Bohr [...] Used it (Smith 55)."],
+    ["I was . . . I did not mean it."],
+    ["It ended.... ", "She left."],
+    ["World War II. ", "It was long."],
+    ["J.-P. Dupont met J. R. R. Tolkien."],
+    # German, French, Spanish, Italian, Dutch, Swedish, Danish, Polish, Czech, Hungarian, Turkish
+    ["Am 3. Oktober fuhr er z. B. nach Ulm. ", "Dann kam er."],
+    ["Die Hauptstr. 5 liegt im 2. Stock bzw. im Keller."],
+    ["Nach dem 2. Weltkrieg lebte Ludwig XIV. Nicht mehr."],
+    ["Das ist d. h. Nr. 5, S. 12 ff. und Abs. 3 Satz 1."],
+    ["Herr Dipl.-Ing. Meier kam am 7. Er blieb."],
+    ["Der 1. FC spielt. ", "Er gewinnt."],
+    ["M. Dupont et Mme. Petit, p. ex. Marie, vivent av. J.-C. \u00c0 Paris."],
+    ["El Sr. Garc\u00eda y la Sra. P\u00e9rez van a EE. UU. en mayo. ", "Luego vuelven."],
+    ["Il Sig. Rossi e il Dott. Bianchi, pag. 3. "],
+    ["De heer mr. Jansen, bijv. Nederland, blz. 5."],
+    ["Det \u00e4r bl.a. Stockholm, t.ex. Norr, kl. 5."],
+    ["Den 3. Maj kom han. ", "Han gik."],
+    ["Ul. Krakowska 5, np. Warszawa, prof. Nowak i in\u017c. Kos."],
+    ["Dne 3. \u0159\u00edjna p\u0159ijel nap\u0159. Karel."],
+    ["Ez pl. Budapest, stb. \u00c9s m\u00e1s."],
+    ["Prof. Dr. Ali, Atat\u00fcrk Cad. No. 5, geldi. ", "Sonra gitti."],
+    # Russian, Ukrainian, Greek, Hindi, Arabic, Armenian
+    ["\u0410. \u0421. \u041f\u0443\u0448\u043a\u0438\u043d \u0436\u0438\u043b \u043d\u0430 \u0443\u043b. \u041c\u043e\u0439\u043a\u0435 \u0438 \u0442. \u0434. \u0432 \u0433. \u041c\u043e\u0441\u043a\u0432\u0435, \u0442.\u0435. \u0420\u043e\u0441\u0441\u0438\u0438. ", "\u041e\u043d \u043f\u0438\u0441\u0430\u043b."],
+    ["\u0421\u043c. \u0440\u0438\u0441. 3 \u0438 \u0442\u0430\u0431\u043b. \u0411 \u043d\u0430 \u0441\u0442\u0440. 5. ", "\u042d\u0442\u043e \u0432\u0441\u0451."],
+    ["\u039f \u03ba. \u039d\u03af\u03ba\u03bf\u03c2, \u03c0.\u03c7. \u0395\u03b4\u03ce, \u03c3\u03b5\u03bb. 5. ", "\u039c\u03b5\u03c4\u03ac \u03ad\u03c6\u03c5\u03b3\u03b5."],
+    ["\u0921\u0949. \u0936\u0930\u094d\u092e\u093e \u0906\u090f\u0964 ", "\u0935\u0947 \u0917\u090f\u0964"],
+    ["\u062f. \u0623\u062d\u0645\u062f \u0647\u0646\u0627. ", "\u0645\u062a\u0649 \u062c\u0627\u0621\u061f ", "\u0623\u0645\u0633."],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("expected", RIGHT_OR_MISSED)
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_a_sentence_end_is_right_or_missed(expected, line_end):
+    expected = [sentence.replace("\n", line_end) for sentence in expected]
+    allowed, place = set(), 0
+    for sentence in expected:
+        place += len(sentence)
+        allowed.add(place)
+    place = 0
+    for sentence in sentences("".join(expected)):
+        place += len(sentence)
+        assert place in allowed, sentence
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        ["It was 1990. ", "Then it was 5. ", "She is 12. ", "He is 13."],
+        ["He said no. ", "The Sun. ", "It shines."],
+        ["It weighs 5 kg. ", "That is much."],
+        ["Он жил в лесу. ", "Потом ушёл."],
+        ["Es war im Haus. ", "Er kam 1990. ", "Dann ging er."],
+        ["Look at it.) ", "Then go."],
+    ],
+)
+def test_usual_sentence_ends_are_found(expected):
+    assert sentences("".join(expected)) == expected

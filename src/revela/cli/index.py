@@ -210,7 +210,7 @@ class Job:
         reader = reader_of_parts(
             self.reading, list(opened.info.columns) if opened else self.metadata
         )
-        documents = build_on_ray.SurveyedCorpus(self.corpus, reader, self.reading.max_bad_share)
+        documents = build_on_ray.SurveyedCorpus(self.corpus, reader)
         print_report(documents.report)
         if choose is not None:
             opened = self.create(choose, documents, documents.metadata_columns())
@@ -279,8 +279,9 @@ class Job:
         settings, reading = self.settings, self.reading
         kinds = [kind for kind in KINDS if kind != "table" or not settings.keep_tokens]
         candidates_of(names, kinds)
-        recipe = Recipe.of(language=settings.language, precision=self.precision, **vars(reading))
-        how: Any = dict(kinds=kinds, recipe=recipe, chunk_words=settings.chunk_words)
+        how: Any = dict(language=settings.language, precision=self.precision, max_bad_share=1.0)
+        recipe = Recipe.of(**how, **vars(reading))
+        how = dict(kinds=kinds, recipe=recipe, chunk_words=settings.chunk_words)
 
         def choose(documents: Sequence[Document]) -> str:
             chosen = choose_model(documents, names, **how).candidate

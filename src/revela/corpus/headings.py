@@ -8,11 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from revela.corpus.readers.common import suffix
+from revela.corpus.endings import MARKDOWN, suffix
 from revela.types import Document
 
-# Formats that are Markdown, or are read as it.
-MARKDOWN = frozenset({".md", ".markdown", ".ipynb", ".docx", ".pptx", ".xlsx", ".epub"})
 LONGEST = 200  # characters of a heading that a chunk repeats
 _LINE = re.compile(r"^ {0,3}(?:(`{3,}|~{3,})(.*)|(#{1,6})[ \t]+(\S.*))$(?:\s*\n)?", re.MULTILINE)
 _CLOSING = re.compile(r"\s+#*$")
@@ -50,6 +48,8 @@ def titles(document: Document, chunks: Sequence[str]) -> list[str]:
     title = document.title.strip()
     if not has_headings(document.id):
         return [title] * len(chunks)
+    # Where the first heading is the title, it is said once.
+    repeated = [title] if title else []
     headings, at, out = _headings(document.text), 0, list[str]()
     after = next(headings, END)
     path: list[Heading] = []
@@ -62,7 +62,7 @@ def titles(document: Document, chunks: Sequence[str]) -> list[str]:
             after = next(headings, END)
         own = after.level if after.place == begins else END.level
         above = [heading.words for heading in path if heading.level < own]
-        out.append(" > ".join([title, *above] if title else above))
+        out.append(" > ".join(above if above[:1] == repeated else [*repeated, *above]))
     return out
 
 
@@ -96,6 +96,16 @@ def sections(document: Document) -> Iterator[Section]:
         levels.append(heading.level)
         end = heading.end
     yield Section(above, levels[-1], text[start:end], text[end:])
+
+
+def first_heading(text: str) -> str:
+    """The words of the first heading of Markdown, if it is of the highest level; else "".
+
+    >>> first_heading("[![build](a.svg)](b)\\n\\n# Bees\\n\\nThey dance.")
+    'Bees'
+    """
+    first = next(_headings(text), END)
+    return first.words if first.level == 1 else ""
 
 
 def _headings(text: str) -> Iterator[Heading]:

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from revela.corpus.load import Reading
+from revela.corpus.load import READING
 from revela.corpus.spool import LazyTexts
 from revela.embedded import MINILM, cache_folder, is_installed
 from revela.encoder.prompts import OWN, Given, Prompts, named_prompts, prompts_of
@@ -42,7 +42,6 @@ from revela.silence import duration
 from revela.types import Hits
 
 log = logging.getLogger(__name__)
-READING = Reading(max_bad_share=1)  # the log names what cannot be read
 Opening = Callable[..., Index]
 "Opens the index of a text by a model, and what was read of the text."
 

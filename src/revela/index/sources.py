@@ -121,6 +121,11 @@ class Sources:
         rows = self._database.execute("select path, size, mtime_ns, digest from files")
         return {path: State(*state) for path, *state in rows}
 
+    def owner_of(self, name: str) -> str | None:
+        """The file that holds the document of this id."""
+        row = self._database.execute("select path from documents where id = ?", (name,)).fetchone()
+        return str(row[0]) if row and row[0] else None
+
     def note(self, sources: Sequence[str], index: Index, reading: Reading) -> None:
         """Note that the record describes the table as it is now."""
         self._about = self._now(sources, index, reading)

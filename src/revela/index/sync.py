@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from revela.corpus.load import READING, Reading, check_report, filter_documents
+from revela.corpus.load import READING, Reading, check_report, filter_documents, first_claim
 from revela.corpus.readers import File, files_of, read_file
 from revela.corpus.readers.common import FileChanged, ReadReport, display_path, size_and_time
 from revela.corpus.readers.hub import PREFIX, read_hub
@@ -73,6 +73,7 @@ class Scan:
 
     Args:
         recorded: files and their states at the last run, by path.
+        owner_of: the file that a document was read from at the last run, by id.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Scan:
         reading: Reading = READING,
         metadata: Sequence[str] = (),
         recorded: Mapping[str, State] | None = None,
+        owner_of: Callable[[str], str | None] = lambda name: None,
     ) -> None:
         if reading.join_titles:
             raise RevelaError(
@@ -94,6 +96,8 @@ class Scan:
         self.touched: list[ReadFile] = []  # files with another time of change and the same digest
         self._fields = Fields(reading.text_field, reading.title_field, tuple(metadata))
         self.listed = dict(self._list())
+        self._path, self._owner_of, self._is_first = "", owner_of, first_claim()
+        self.report.claim = self._claim
         self.is_whole = not self.report.bad  # no folder was unreadable
         self.documents = arrow_list(
             Document, progress_bar("reading", "document", self._documents(recorded or {}))
@@ -106,7 +110,7 @@ class Scan:
         the number of documents in unchanged files.
         """
         total = len(self.documents) + others
-        check_report(total, self.report, self.sources, self.reading.max_bad_share)
+        check_report(total, self.report, self.sources)
 
     def _list(self) -> Iterator[tuple[str, tuple[str, File | None]]]:
         """Path -> source and file; None for a dataset of the hub."""
@@ -129,6 +133,7 @@ class Scan:
             if before and digest and digest == before.digest:
                 self.touched.append(ReadFile(path, source, state, 0, False))
                 continue
+            self._path = path
             count, bad, torn = 0, self.report.bad, False
             try:
                 for document in self._documents_of(source, file):
@@ -140,6 +145,14 @@ class Scan:
             if not whole:  # the next run reads it again
                 state = State(size, -1, "" if torn else digest)
             self.read.append(ReadFile(path, source, state, count, whole))
+
+    def _claim(self, name: str) -> bool:
+        """Whether a row of the file that is read may have an id: no other row has it, and no row of
+        another file had it at the last run.
+        """
+        owner = self._owner_of(name)
+        is_own = owner in (None, self._path) or owner not in self.listed
+        return is_own and self._is_first(name)
 
     def _documents_of(self, source: str, file: File | None) -> Iterator[Document]:
         fields, report = self._fields, self.report
@@ -165,7 +178,8 @@ def sync(
     """
     with writing(index.folder, wait), Sources.opened(index.folder) as record:
         paths, reading = sources or _recorded(index, record), reading or record.reading
-        scan = Scan(paths, reading, list(index.info.columns), record.files(index, reading))
+        known = record.files(index, reading)
+        scan = Scan(paths, reading, list(index.info.columns), known, record.owner_of)
         return _apply(index, record, scan, yes, progress, stop), scan.report
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from revela.corpus.load import Reading, read_corpus
+from revela.corpus.load import read_corpus
 from revela.errors import RevelaError
 
 
@@ -47,12 +47,27 @@ def test_pages_are_joined(tmp_path):
     assert document.text == "The first page speaks of invoices.\n\nThe second one of archives."
 
 
+def test_words_and_titles_of_a_pdf(tmp_path):
+    pytest.importorskip("pypdf", reason="needs the pdf extra")
+    lines = ("The echo-", "location of bats is well-", "known, and well-known are in-", "and out-",
+             "puts, X-", "Ray and e-", "mail.")  # fmt: skip
+    page = ") Tj 0 -14 Td (".join(lines)
+    (tmp_path / "a.pdf").write_bytes(pdf([page, ""], "Microsoft Word - bats.docx"))
+    ((document,), report) = read_corpus([tmp_path])
+    assert document.text == (
+        "The echolocation of bats is well-known, and well-known are in-\nand outputs, X-\nRay and "
+        "e-mail."
+    )
+    assert document.title == ""
+    assert report.examples == {"PDF with pages without text, which may be scans": ["a.pdf, page 2"]}
+
+
 def test_a_pdf_without_text_and_a_broken_one_are_named(tmp_path):
     pytest.importorskip("pypdf", reason="needs the pdf extra")
     (tmp_path / "scan.pdf").write_bytes(pdf([""]))
     (tmp_path / "torn.pdf").write_bytes(b"%PDF-1.4 and no more")
     (tmp_path / "b.txt").write_text("A text file of more than five words.")
-    documents, report = read_corpus([tmp_path], Reading(max_bad_share=0.5))
+    documents, report = read_corpus([tmp_path], max_bad_share=0.5)
     assert len(documents) == 1 and report.bad == 1
     assert report.examples["PDF without text; run OCR on it first"] == ["scan.pdf"]
     assert report.examples["damaged or encrypted .pdf"][0].startswith("torn.pdf: ")
@@ -72,4 +87,4 @@ def test_without_the_extra_one_sentence_says_so(tmp_path, monkeypatch):
         read_corpus([tmp_path / "a.pdf"])
     documents, report = read_corpus([tmp_path])
     assert len(documents) == 1 and not report.skipped
-    assert report.lines()[1:] == ["not read: 1 .pdf (pip install 'revela-retriever[pdf]')"]
+    assert report.lines()[1] == "not read: 1 .pdf (pip install 'revela-retriever[pdf]')"
