@@ -145,7 +145,7 @@ def test_nothing_to_read_is_one_sentence(tmp_path, make, message):
         ({"text": "#include <stdio.h>\n\nint main() { return 0; }"}, "code"),
         ({"text": "class Mammalia\nMammals are a class of animals, as birds are."}, "prose"),
         ({"text": "package holidays were\n\nimport duties of their own time"}, "prose"),
-        ({"text": "package main\n\nimport \"fmt\"\n\nfunc main() { fmt.Println(1) }"}, "code"),
+        ({"text": 'package main\n\nimport "fmt"\n\nfunc main() { fmt.Println(1) }'}, "code"),
         ({"text": "<?php\nfunction f() { return 1 + 2 + 3 + 4; }"}, "code"),
         ({"text": "impl<T> Stack<T> {\n    pub fn len(&self) -> usize { 0 }\n}"}, "code"),
         ({"text": "x = read(a, b)\ny = x + 1", "language": "python"}, "code"),

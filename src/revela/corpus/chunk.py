@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from revela.corpus.code import join_at, split_lines, units, warn_if_no_grammar
-from revela.corpus.headings import Section, sections
 from revela.corpus.full_stops import goes_on
+from revela.corpus.headings import Section, sections
 from revela.corpus.parallel import batches, ordered_map
 from revela.corpus.words import CLOSING, MARKS, count_words, words
 from revela.types import Chunk, Document

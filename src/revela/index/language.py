@@ -85,7 +85,9 @@ _PART = regex.compile(r"\p{Lu}?[\p{Ll}\p{N}]+|\p{Lu}+(?!\p{Ll})")  # of getFileN
 # Invisible characters within words: soft hyphens, joiners, variation selectors.
 _INVISIBLE = regex.compile(r"[\u00ad\u200d\u2060\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 # In Ukrainian and Belarusian, an apostrophe of any kind parts no word.
-_APOSTROPHE = regex.compile(r"(?<=\p{Script=Cyrillic})['\u2018\u2019\u02bc`](?=\p{Script=Cyrillic})")
+_APOSTROPHE = regex.compile(
+    r"(?<=\p{Script=Cyrillic})['\u2018\u2019\u02bc`](?=\p{Script=Cyrillic})"
+)
 _VOWELS = regex.compile(
     r"[\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"  # Hebrew
     r"\u093c"  # the nukta of Hindi, which many leave out
