@@ -14,13 +14,15 @@ _ABBREVIATIONS = frozenset(
     Co Corp Jr Sr Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec Ph.D Rev Hon Gen Col Capt Lt Sgt
     Gov Sen Rep Ave Blvd Rd dept Dept est Est ed eds Ed Eds ch sec Sec Ch
 
+    N° n° Nº nº
+
     Abb Abs Art Aufl Az Bd Bde Bf Bsp Chr Ges Hbf Hr Hrn Hrsg Ing Jh Jhd Kap Mio Mrd Nr Nrn Pos Pr
     Str Tab Tel Ziff bspw bzgl bzw dgl einschl evtl exkl gem ggf ggfs ggü inkl insb insbes max min
     mind mtl nr od s.o sog str tägl u.a ugs usw vgl zzgl zz dt engl frz lat geb gest verh Dipl Mag
 
     av bd boul chap coll éd env ex hab Me MM Mgr Mlle Mme Mmes réf rééd suiv tél trad
 
-    Av Avda Cía Da Dña Dra Dras Drs Exmo Gral Ilmo Ing Lic Sra Sras Srta Srtas Ud Uds UU pág págs
+    Av Avda Cía Da Dña Dra Dras Drs Exmo Gral Ilmo Ing Lic Sra Sras Srta Srtas Ud Uds EE UU pág págs
     núm núms art arts aprox tel
 
     Avv Dott Geom Gent Rag Sig Sigg pag pagg ecc cap ess fig op Mons Sigra
@@ -49,16 +51,17 @@ _ABBREVIATIONS = frozenset(
     डॉ श्री सं पं ड़ॉ प्रो
     """.split()  # noqa: SIM905
 )
-_LONGEST = max(map(len, _ABBREVIATIONS))
+_ABBREVIATIONS |= {word[0].upper() + word[1:] for word in _ABBREVIATIONS}
+_LONGEST = 1 + max(map(len, _ABBREVIATIONS))
 _DOTTED = re.compile(r"[^\W\d_]{1,2}(?:\.[^\W\d_]{1,3})+")  # z.B, т.д, U.S.A
 _ROMAN = re.compile(r"[IVXLC]+")
 _NUMBER = re.compile(r"\W*(?:\d{1,3}\.)*(?:\d{1,3}|[ivx]{1,4})")
 _NUMBERED = re.compile(r"\W*\d{1,3}[.)]")  # where a list begins
 # In languages whose ordinals have a full stop: words that stand before and after an ordinal.
 _BEFORE_ORDINAL = frozenset(
-    """am im vom zum zur beim der die das den dem des seit ab bis und oder ein eine einen einer eines
-    jeder jede jedes dieser diese ihr sein mein unser den det til fra og eller på dne od do ve ze
-    dnia od roku w z kl. kl
+    """am im vom zum zur beim der die das den dem des seit ab bis und oder ein eine einen einer
+    eines jeder jede jedes dieser diese ihr sein mein unser den det til fra og eller på dne od do ve
+    ze dnia od roku w z kl. kl
     """.split()  # noqa: SIM905
 )
 _AFTER_ORDINAL = frozenset(
@@ -81,31 +84,32 @@ def goes_on(text: str, start: int, place: int, end: int) -> bool:
         place: of the first of its marks.
         end: where the next sentence would begin.
 
-    >>> text = "Dr. Ito lives in Hauptstr. 5, z. B. since the 3. It is small."
+    >>> text = "Dr. Ito lives in Hauptstr. 5, z. B. since May. It is small."
     >>> [goes_on(text, 0, place, place + 2) for place, mark in enumerate(text[:-1]) if mark == "."]
-    [True, True, True, True, True]
+    [True, True, True, True, False]
     """
     after = text[end : end + 1]
-    is_detached = text[place - 1 : place].isspace() if place > start else place > 0
-    if is_detached:
+    if text[place - 1 : place].isspace() if place > start else place > 0:
         # A mark of tokenized text, which often has no capitals; or an ellipsis of single marks.
         return text[place] == "." and ("." in (after, text[place - 2 : place - 1]))
     if after.islower() or after in (".", "\u2026"):
         return True
     if text[place] != ".":
         return False
+    # Most words are told by this alone.
+    word = text[max(start, place - _LONGEST) : place]
+    word = word[word.rfind(" ") + 1 :]
+    if word.isalpha() and len(word) > 4:
+        return word in _ABBREVIATIONS or word.endswith("str")
     return _is_no_end(text, start, place, end)
 
 
 def _is_no_end(text: str, start: int, place: int, end: int) -> bool:
-    """``goes_on``, of a full stop after a word."""
+    """``goes_on``, of a full stop after a short word, a number or the like."""
     parts = text[max(start, place - _SENTENCE_LEFT) : place].split()
     if not parts:
         return False
     word = parts[-1].lstrip("([{\u201e\u201c\"'\u00ab\u2018\u2019\u203a\u2013/").rpartition("-")[2]
-    if len(word) > _LONGEST:
-        # Hauptstr., and numbers as in 1.2.3.
-        return word.endswith("str") and word[0].isupper()
     if word in _ABBREVIATIONS or (len(word) == 1 and word.isalpha()) or parts[-1].endswith("["):
         return True
     if word[-1:].isalpha():

@@ -75,7 +75,8 @@ _RUN = regex.compile(
     rf"|(?P<word>{_SIGNED}|[{_MARKED}--[{_PAIRED}{_TRIPLED}]]++)",
     regex.V1,
 )
-_ASCII_WORD = re.compile(rf"{_SIGNED}|[A-Za-z0-9]+")
+_ASCII_WORD = re.compile(r"[A-Za-z0-9]+")
+_ASCII_OR_SIGNED = re.compile(rf"{_SIGNED}|[A-Za-z0-9]+")
 # What stands between white space and is not ASCII alone, with neighbours that are not either.
 _NOT_ASCII = r"[^\s\x80-\U0010ffff]*+[^\x00-\x7f]\S*"
 _NOT_ASCII_WORDS = re.compile(rf"(?<!\S)({_NOT_ASCII}(?:\s++{_NOT_ASCII})*)")
@@ -130,7 +131,8 @@ class Analyzer:
             if number % 2:
                 terms += [term for _, _, term in self.places(piece)]
             else:
-                for word in _ASCII_WORD.findall(piece):
+                is_signed = "++" in piece or "#" in piece
+                for word in (_ASCII_OR_SIGNED if is_signed else _ASCII_WORD).findall(piece):
                     terms += self._terms_of[word]
         return terms
 
@@ -181,8 +183,8 @@ class _WordTerms(dict[str, tuple[str, ...]]):
         return terms
 
     def _terms(self, word: str) -> tuple[str, ...]:
-        """A word in lower case, stemmed and without accents; nothing for a stop word. In Vietnamese,
-        where accents tell words apart, with and without them.
+        """A word in lower case, stemmed and without accents; nothing for a stop word. Vietnamese
+        tells words apart by accents, so there with them as well.
         """
         language = self._languages.get(script_of(word), "")
         if language == "tr":
@@ -194,8 +196,10 @@ class _WordTerms(dict[str, tuple[str, ...]]):
         if language in STEMMERS:
             word = self._stem(language)(word)
         if word.isascii():
-            return (word,)
+            return (word,) if word else ()
         plain = _without_accents(_DIGIT.sub(lambda digit: str(int(digit[0])), word))
+        if not plain:
+            return ()
         return (word, plain) if language == "vi" and word != plain else (plain,)
 
     def _stem(self, language: str) -> Callable[[str], str]:
@@ -210,7 +214,8 @@ def normalised(text: str) -> str:
     """NFKC, without invisible characters, and apostrophes of Cyrillic words."""
     if text.isascii():
         return text
-    return _APOSTROPHE.sub("", unicodedata.normalize("NFKC", _INVISIBLE.sub("", text)))
+    plain: str = _APOSTROPHE.sub("", unicodedata.normalize("NFKC", _INVISIBLE.sub("", text)))
+    return plain
 
 
 def _character_ngrams(run: str, begin: int, n: int) -> Iterator[tuple[int, int, str]]:

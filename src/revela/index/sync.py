@@ -11,7 +11,7 @@ import hashlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -96,7 +96,8 @@ class Scan:
         self.touched: list[ReadFile] = []  # files with another time of change and the same digest
         self._fields = Fields(reading.text_field, reading.title_field, tuple(metadata))
         self.listed = dict(self._list())
-        self._path, self._owner_of, self._is_first = "", owner_of, first_claim()
+        self._owner_of, self._is_first = owner_of, first_claim()
+        self._unchanged: Set[str] = frozenset()
         self.report.claim = self._claim
         self.is_whole = not self.report.bad  # no folder was unreadable
         self.documents = arrow_list(
@@ -122,7 +123,8 @@ class Scan:
             for file in files_of(source, self.report):
                 yield f"{name}/{file.name}", (name, file)
 
-    def _documents(self, recorded: Mapping[str, State]) -> Iterator[Document]:
+    def _changed(self, recorded: Mapping[str, State]) -> Iterator[tuple[str, State]]:
+        """The files that are new or have changed, and their states."""
         for path, (source, file) in self.listed.items():
             before = recorded.get(path)
             size, mtime_ns = size_and_time(file.path) if file else (-1, -1)
@@ -132,8 +134,14 @@ class Scan:
             state = State(size, -1 if time.time_ns() - mtime_ns < FRESH_NS else mtime_ns, digest)
             if before and digest and digest == before.digest:
                 self.touched.append(ReadFile(path, source, state, 0, False))
-                continue
-            self._path = path
+            else:
+                yield path, state
+
+    def _documents(self, recorded: Mapping[str, State]) -> Iterator[Document]:
+        changed = dict(self._changed(recorded))
+        self._unchanged = recorded.keys() & self.listed.keys() - changed.keys()
+        for path, state in changed.items():
+            source, file = self.listed[path]
             count, bad, torn = 0, self.report.bad, False
             try:
                 for document in self._documents_of(source, file):
@@ -143,16 +151,14 @@ class Scan:
                 torn = True
             whole = not torn and self.report.bad == bad
             if not whole:  # the next run reads it again
-                state = State(size, -1, "" if torn else digest)
+                state = State(state.size, -1, "" if torn else state.digest)
             self.read.append(ReadFile(path, source, state, count, whole))
 
     def _claim(self, name: str) -> bool:
-        """Whether a row of the file that is read may have an id: no other row has it, and no row of
-        another file had it at the last run.
+        """Whether a row may have an id: no other row that is read has it, nor one of a file that is
+        unchanged.
         """
-        owner = self._owner_of(name)
-        is_own = owner in (None, self._path) or owner not in self.listed
-        return is_own and self._is_first(name)
+        return self._owner_of(name) not in self._unchanged and self._is_first(name)
 
     def _documents_of(self, source: str, file: File | None) -> Iterator[Document]:
         fields, report = self._fields, self.report

@@ -28,7 +28,7 @@ _GENERATED = {
 }
 # What would read what is not read, by ending; the first are documents.
 _ADVICE = {
-    **dict.fromkeys((".doc", ".dot", ".wpd", ".pages"), "save it as .docx"),
+    **dict.fromkeys((".doc", ".wpd", ".pages"), "save it as .docx"),
     **dict.fromkeys((".xls", ".xlsb", ".numbers"), "save it as .xlsx"),
     **dict.fromkeys((".ppt", ".pps", ".key"), "save it as .pptx"),
     ".msg": "save it as .eml",
@@ -87,6 +87,7 @@ def _made_by_programs(path: Path, is_folder: bool) -> str:
     """Why a file or folder is left out; "": it is not."""
     if is_folder:
         is_installed = path.name in INSTALLED or (path / "pyvenv.cfg").is_file()
+        is_installed = is_installed or any(path.glob("*.lance"))  # an index
         return "made by programs: to read it, give it by name" if is_installed else ""
     return next((why for why, pattern in _GENERATED.items() if pattern.search(path.name)), "")
 
