@@ -9,7 +9,8 @@
 import mteb
 from mteb.models.hybrid_wrappers import HybridSearch
 
-from revela.evaluation.mteb import MtebEncoder, MtebHybrid
+from revela.evaluation.mteb import MtebEncoder
+from revela.evaluation.mteb_hybrid import MtebHybrid
 
 task = mteb.get_task("NanoSciFactRetrieval")  # or NFCorpus, FiQA2018 and others
 minilm = MtebEncoder.load("embedded:minilm-l6")  # or any of mteb.get_model

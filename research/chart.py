@@ -12,7 +12,7 @@ import matplotlib
 from research.docs_site import ROOT
 
 SERVED = "## What do `revela index` and `revela search` find?"
-WAYS = ["BM25", "MiniLM", "RRF", "fused by score", "fused, re-ranked"]
+WAYS = ["BM25", "vectors", "RRF", "fused by score", "fused, re-ranked"]
 COLOURS = ["#9aa0a6", "#c8b273", "#d98c5f", "#4c78a8", "#1f4e79"]
 ROWS = {
     "mean of 9": "nine collections in English (three of code)",

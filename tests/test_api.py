@@ -71,33 +71,6 @@ def test_documents_keep_their_ids_titles_and_metadata(retriever, tmp_path):
     assert {found.id for found in late} == {"note-10", "note-11"}
 
 
-def test_a_language_model_that_is_loaded_once_reads_what_was_found(
-    retriever, tiny_lm_folder, tmp_path, monkeypatch
-):
-    from revela.index.rerankers import heads as query_heads
-
-    loaded, load, folder = [], query_heads.load_language_model, tmp_path / "index"
-
-    def noted(*given, **named):
-        loaded.append(given)
-        return load(*given, **named)
-
-    monkeypatch.setattr(query_heads, "load_language_model", noted)
-    retriever.index([row["text"] for row in make_rows(24)], folder)
-    index = Retriever(retriever.folder, "fp32", lm=tiny_lm_folder).open(folder)
-    moved = 0
-    for question in (text[:60] for text in TEXTS[:4]):
-        plain, read = index.search(question, k=24), index.search(question, k=24, rerank="heads")
-        assert [hit.score for hit in plain] == [hit.score for hit in read]
-        before, after = ([hit.id for hit in hits] for hits in (plain, read))
-        assert before[20:] == after[20:] and set(before) == set(after)
-        moved += before != after
-    assert moved and len(loaded) == 1
-    missing = Retriever(retriever.folder, "fp32", lm=tmp_path / "none").open(folder)
-    with pytest.raises(RevelaError, match="neither a folder nor a hub id"):
-        missing.search("a", rerank="heads")
-
-
 def test_an_index_grows(retriever, tmp_path):
     index = retriever.index(TEXTS[:3], tmp_path / "index")
     index.add([Document("new", TEXTS[7]), Document("1", TEXTS[8])])

@@ -59,9 +59,9 @@ def test_a_killed_index_goes_on_with_what_was_chosen(
     def killed(*_given, **_settings):
         raise RevelaError("killed")
 
-    monkeypatch.setattr("revela.index.writer.IndexWriter.add_batches", killed)
+    monkeypatch.setattr("revela.index.changes.Changes.put_by_commits", killed)
     err = refused(*given)
-    assert err.endswith("revela: killed\n") and (out / "index.json").is_file()
+    assert err.endswith("revela: killed\n") and (out / "state.sqlite").is_file()
     monkeypatch.undo()
     monkeypatch.setattr(choosing, "choose_model", killed)
     said = succeeds(*given)

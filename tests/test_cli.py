@@ -609,28 +609,6 @@ def test_compare_deletes_nothing_that_it_did_not_make(tmp_path):
     assert mine.read_text() == "mine"
 
 
-def test_a_language_model_reads_what_search_and_eval_have_found(
-    succeeds, refused, corpus_file, saved_retriever, tiny_lm_folder, tmp_path
-):
-    index, judged, scores = tmp_path / "index", tmp_path / "judged", tmp_path / "scores.json"
-    succeeds("index", corpus_file, f"--model {saved_retriever} --out {index}")
-    read = {}
-    for more in ((), (f"--rerank heads --lm {tiny_lm_folder}",)):
-        out = succeeds("search", index, "ocean01 violin02", "--json --top 30", *more)
-        read[bool(more)] = json.loads(out)
-    assert [hit["score"] for hit in read[True]] == [hit["score"] for hit in read[False]]
-    assert {hit["id"] for hit in read[True]} == {hit["id"] for hit in read[False]}
-    err = refused("search", index, "ocean01", f"--rerank heads --lm {tmp_path / 'none'}")
-    assert "is neither a folder nor a hub id" in err
-    judged_folder(judged, make_rows(24), {"d0": "ocean01 ocean02"})
-    rerank = f"--rerank heads --lm {tiny_lm_folder}"
-    succeeds("eval", saved_retriever, f"--on {judged} --json {scores}", rerank)
-    name = saved_retriever.name
-    assert set(json.loads(scores.read_text())["judged"]) == {
-        *("BM25", name, f"{name} + BM25", f"{name} + BM25 (RRF)", f"{name} + BM25 + heads")
-    }
-
-
 def test_eval_compares_models_and_asks_mteb(succeeds, refused, tiny_lm_folder, tmp_path):
     pytest.importorskip("mteb")
     from revela.retriever.build import build_retriever
@@ -731,7 +709,7 @@ def test_a_full_disk_is_one_sentence_anywhere(monkeypatch, refused, tmp_path):
     def full(*_args, **_more):
         raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "x"))
 
-    monkeypatch.setattr("revela.index.sync.Scan", full)
+    monkeypatch.setattr("revela.index.follow.Scan", full)
     flags = (f"--out {tmp_path / 'out'} --model embedded:minilm-l6",)
     assert "x cannot be written (no space" in refused("index", tmp_path, *flags)
 

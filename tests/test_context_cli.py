@@ -7,7 +7,7 @@ import json
 import pytest
 
 from conftest import SLOTS, TOPICS, make_rows
-from revela.index.manifest import read_info
+from revela.index.state import read_info
 from tests.collection_folder import write_collection, write_lines
 
 

@@ -68,7 +68,7 @@ for module in pkgutil.walk_packages(revela.__path__, "revela."):
 TRAIN = (
     *("revela.device", "revela.distributed", "revela.packing", "revela.lm.", "revela.objectives."),
     *("revela.training.", "revela.retriever.", "revela.groups.build", "revela.groups.dataset"),
-    *("revela.groups.order", "revela.queries.generated", "revela.index.rerankers.heads"),
+    *("revela.groups.order", "revela.queries.generated"),
     *("revela.evaluation.compare", "revela.evaluation.evaluator", "revela.evaluation.mteb"),
     *("revela.evaluation.make_test_set", "revela.evaluation.probes.run"),
 )
@@ -215,7 +215,6 @@ def test_what_needs_an_extra_ends_with_one_sentence(
         "queries docs --out out": "train",
         "groups docs --out out": "train",
         f"search docs ocean --model {saved_retriever}": "train",
-        f"search docs ocean --model {model} --rerank heads": "train",
         f"export {model} --out out": "train",
         f"index hub:owner/name --model {model} --out out": "hub",
         f"eval {model} --benchmark SciFact": "benchmarks",

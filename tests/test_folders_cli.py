@@ -16,7 +16,7 @@ import revela
 from conftest import make_rows
 from revela.embedded import E5, MINILM
 from revela.index import default_model, folder_index
-from revela.index.manifest import read_info
+from revela.index.state import read_info
 
 QUERY = "ocean01 ocean02"
 
@@ -52,10 +52,22 @@ def test_a_folder_is_searched_and_followed(doing, succeeds, docs, static_folder,
     assert found == ["a.md"] and "1 documents are new, 0 changed, 1 gone, 11 unchanged" in said
     out = succeeds("cache")
     assert str(docs) in out and " MB " in out and static_folder.name in out
-    assert len([*cache.glob("*/index/index.json")]) == 1
+    assert len([*cache.glob("*/index/state.sqlite")]) == 1
     out = succeeds("cache", docs, "--clear")
     assert out.endswith(" MB are free again\n") and not [*cache.glob("*/index")]
     assert search("--no-cache")[0] == ["a.md"] and not [*cache.glob("*/index")]
+
+
+def test_a_query_may_begin_as_an_option_does(doing, succeeds, cache, tmp_path):
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "a.md").write_text("It was -5 degrees in winter.\n")
+    (folder / "b.md").write_text("The castle is old.\n")
+    for query in ("-5 degrees", "-x degrees", "- degrees in winter"):
+        hits = json.loads(succeeds("search", folder, query, "--json --mode lexical"))
+        assert [hit["id"] for hit in hits] == ["a.md"]
+    code, out, err = doing("search", folder, "--explian degrees")
+    assert code == 2 and "Did you mean --explain" in out + err
 
 
 def test_a_folder_is_searched_from_python_and_reranked_by_tokens(
@@ -88,7 +100,7 @@ def test_two_processes_share_the_cache_and_load_nothing_heavy(docs, static_folde
     for process in both:
         out, err = process.communicate(timeout=120)
         assert (process.returncode, out) == (0, "[]\n"), err
-    assert len([*cache.glob("*/index/index.json")]) == 1
+    assert len([*cache.glob("*/index/state.sqlite")]) == 1
 
 
 def test_an_index_is_made_and_kept_in_step(succeeds, refused, docs, static_folder, tmp_path):
@@ -167,7 +179,7 @@ def test_the_languages_of_a_folder_choose_its_model(doing, installed, tmp_path, 
 
 
 def models_in(cache: Path) -> list[str]:
-    found = (read_info(file.parent).model for file in cache.glob("*/index/index.json"))
+    found = (read_info(file.parent).model for file in cache.glob("*/index/state.sqlite"))
     return sorted(Path(model).name for model in found)
 
 

@@ -30,16 +30,16 @@ from revela.groups.store import GroupFolder
 from revela.index import build_on_ray
 from revela.index.contexts import chosen_for
 from revela.index.index import Index
-from revela.index.manifest import Info, read_info
+from revela.index.manifest import Info
+from revela.index.state import State, read_info
 from revela.index.table import Table, table_uri
-from revela.index.term_stats import Statistics
 from revela.on_ray import Cluster
 from revela.retriever.load import load_encoder
 from revela.settings import Indexing
 from revela.types import Document
 from tests.collection_folder import write_lines
 from tests.groups.test_preclustered import chunks_in_cells, groups_of, write_cells
-from tests.index.letters import WORDS, Letters, reopen
+from tests.index.letters import WORDS, Letters, counts_of, reopen
 from tests.index.letters import documents as letter_documents
 
 for package in ("ray", "lance_ray"):
@@ -112,15 +112,14 @@ def assert_equal(ours: Path, theirs: Path) -> None:
     (rows, vectors), (wanted, known) = contents(ours), contents(theirs)
     assert rows == wanted
     np.testing.assert_allclose(vectors, known, atol=1e-5)
-    mine, other = Statistics(ours), Statistics(theirs)
+    mine, other = State(ours), State(theirs)
     assert mine.chunks == other.chunks
     assert mine.max_bm25(["garden"]) == other.max_bm25(["garden"]) > 0
-    np.testing.assert_array_equal(mine._hashes, other._hashes)
-    np.testing.assert_array_equal(mine._counts, other._counts)
+    assert counts_of(mine) == counts_of(other)
     known, wanted = Index.open(ours).info, Index.open(theirs).info
     assert known.language == wanted.language and known.calibration.queries > 0
     assert known.calibration.queries == wanted.calibration.queries
-    assert mine.version == Index.open(ours).table.version
+    assert Index.open(ours).table.is_exact
 
 
 def test_killed_workers_and_drivers_leave_the_rows_that_one_process_makes(
@@ -281,10 +280,10 @@ def test_indices_that_several_machines_make_are_those_of_one(ray_session, monkey
     for name in ("one", "several"):
         info = Info("model", "0123", 8, Indexing(chunk_words=WORDS), {"year": "int64"})
         index = Index.begin(tmp_path / name, info, Letters())
-        with writing(index.folder):
-            list(index.writer.add_batches(letter_documents(300)))
-            by_all = functools.partial(build_on_ray._pack_by_all, index)
-            index.writer.finish(pack=by_all if name == "several" else None)
+        with index.changes() as changes:
+            list(changes.put_by_commits(letter_documents(300)))
+            by_all = functools.partial(build_on_ray._pack_by_all, changes)
+            changes.finish(pack=by_all if name == "several" else None)
         made.append(reopen(index.folder))
     one, several = made
     kinds = [

@@ -34,7 +34,7 @@ from revela.corpus.judgements import read_rows
 from revela.evaluation.collection import Collection, load_collection
 from revela.files import atomic_write
 from revela.index.index import Index
-from revela.index.manifest import INFO, read_info
+from revela.index.state import is_finished
 from revela.index.table import id_filter
 from revela.types import Hit
 
@@ -44,7 +44,7 @@ Numbers = NDArray[np.float64]
 
 def index_of(folder: Path, part: Collection, model: str, out: Path) -> Index:
     """The index of some documents of a collection, kept or made now."""
-    if not (out / INFO).is_file() or not read_info(out).finished:
+    if not is_finished(out):
         chosen, corpus = set(part.document_ids), out.parent / "corpus.jsonl"
         rows = (row for row in read_rows(folder, "corpus.jsonl") if str(row["_id"]) in chosen)
         with atomic_write(corpus) as temporary:

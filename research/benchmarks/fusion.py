@@ -15,7 +15,7 @@ are kept as by ``hybrid``. bayesian-bm25 (tried: 0.11) is for you to install.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -35,7 +35,7 @@ from research.benchmarks.options import (
 )
 from revela.evaluation.evaluate import Collection, load_collection
 from revela.index.exact import top_k
-from revela.index.fusion import DEPTH, RRF_K, WORDS
+from revela.index.fusion import DEPTH, RRF_K, WORDS, above_chance
 from revela.index.manifest import Calibration
 from revela.index.term_stats import K1, B
 from revela.types import evenly_spaced
@@ -163,7 +163,10 @@ def relative(query: Query, _: Calibration) -> Numbers:
 
 def halves(query: Query, _: Calibration) -> Numbers:
     """Half and half, each side from its least to its greatest candidate."""
-    return sum(scaled(side, side.min(), side.max()) for side in (query.cosines, query.bm25))  # type: ignore[return-value]
+    by_vectors, by_words = (
+        scaled(side, side.min(), side.max()) for side in (query.cosines, query.bm25)
+    )
+    return by_vectors + by_words
 
 
 def balanced(query: Query, _: Calibration) -> Numbers:
@@ -184,8 +187,7 @@ def ours(query: Query, measured: Calibration, form: Form = OURS) -> Numbers:
     # Other than 1 where queries are docstrings, or the retriever was fitted to the text.
     ratio = max(least if measured.least == 1 else measured.least, measured.counted)
     w, chance = k * ratio**b, measured.chance
-    similarities = np.maximum(0, (query.cosines - chance) / (1 - chance))
-    return np.asarray((similarities + w * query.shares) / (1 + w))
+    return (above_chance(query.cosines, chance) + w * query.shares) / (1 + w)
 
 
 FUSIONS: dict[str, Fusion] = {
@@ -218,7 +220,8 @@ def side_of(collection: Collection, kept: Kept, at_most: int) -> Side:
     texts = [collection.queries[i] for i in chosen]
     near_QK, _ = top_k(kept.queries[list(chosen)], kept.passages, DEPTH)
     rows_QK, scores_QK = collection.bm25.top_k(texts, DEPTH)
-    maxima, number = collection.bm25.max_scores(texts), _numbers(collection)
+    maxima = collection.bm25.max_scores(texts)
+    number = {name: i for i, name in enumerate(collection.document_ids)}
     queries = []
     for q, i in enumerate(chosen):
         words = {
@@ -243,10 +246,6 @@ def side_of(collection: Collection, kept: Kept, at_most: int) -> Side:
             )
         )
     return Side(queries, collection.calibrate(kept, kept.passages, scored=True))
-
-
-def _numbers(collection: Collection) -> dict[str, int]:
-    return {name: i for i, name in enumerate(collection.document_ids)}
 
 
 def print_scores(sides: Mapping[str, Side]) -> None:
@@ -312,7 +311,7 @@ def main() -> None:
     print_left_out(of_form, "language", lambda key: language_of(key[1], languages))
 
 
-def language_of(name: str, languages: Sequence[str] | set[str]) -> str:
+def language_of(name: str, languages: set[str]) -> str:
     """Of a collection's name: xquad_ru is in Russian; others are in English."""
     return name.rpartition("_")[2] if name in languages else "en"
 

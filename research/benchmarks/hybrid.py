@@ -1,27 +1,21 @@
-"""nDCG@10 of dense, BM25, both fusions and re-ranking by tokens or by the heads of an LM.
+"""nDCG@10 of dense, BM25, both fusions and re-ranking by tokens.
 
     python -m research.benchmarks.hybrid --data COLLECTIONS LANGUAGES --model embedded:minilm-l6
     python -m research.benchmarks.hybrid --data COLLECTIONS --model fitted
     python -m research.benchmarks.hybrid --data LANGUAGES --model fitted:google/gemma-3-270m
-    python -m research.benchmarks.hybrid --data COLLECTIONS --heads 60
 
 ``--model fitted``: the lower layers of SmolLM2-135M, or of a named LM, fitted to each collection's
-raw text; ``table``: a table of its words. ``--heads``: on each collection's first queries only, as
-an LM takes seconds per query. Texts are cut to 256 tokens. Vectors, and the signs of the token
-vectors, are kept in ``--cache`` and computed once.
+raw text; ``table``: a table of its words. Texts are cut to 256 tokens. Vectors, and the signs of
+the token vectors, are kept in ``--cache`` and computed once.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from research.benchmarks.options import (
     OUT,
@@ -33,21 +27,12 @@ from research.benchmarks.options import (
 )
 from research.benchmarks.quality import SMOL
 from revela.evaluation.evaluate import (
-    DEPTH,
     Collection,
-    hybrid,
     load_collection,
     outcomes,
-    sample,
-    snapshot_of,
 )
-from revela.evaluation.metrics import mean_scores
 from revela.fitting import FitOptions, fit
-from revela.index.exact import rankings_of, top_k
-from revela.index.rerankers import HEADS_DEPTH
-from revela.index.rerankers.heads import QueryHeads, load_query_heads
-from revela.index.rerankers.listwise import rerank_listwise
-from revela.index.rerankers.tokens import encode_packed
+from revela.index.tokens import encode_packed
 from revela.model_files import resolve
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.load import load_encoder
@@ -55,7 +40,6 @@ from revela.settings import Recipe
 from revela.types import QueryTokens, Vectors
 
 MAX_TOKENS = 256
-WEIGHTS = 0.1, 0.25, 0.5  # of the heads' signal
 
 
 class Kept:
@@ -118,47 +102,12 @@ class Kept:
         return self.encoder.query_tokens(queries)
 
 
-@dataclass(frozen=True)
-class FixedScores:
-    """A re-ranker's scores for one query, to be mixed with several weights."""
-
-    scores: NDArray[np.float64]
-
-    def score(self, query: str, passages: Sequence[str]) -> NDArray[np.float64]:
-        return self.scores
-
-
-def by_heads(
-    collection: Collection, queries: Vectors, kept: Kept, heads: QueryHeads
-) -> list[float]:
-    """nDCG@10 of the fusion, and with the heads in each weight; p50 processor seconds per query."""
-    dense = rankings_of(*top_k(queries, kept.passages, DEPTH))
-    fused = hybrid(collection, snapshot_of(collection, kept), queries, dense)
-    runs: list[dict[str, dict[str, float]]] = [{} for _ in (0, *WEIGHTS)]
-    seconds = []
-    for name, query, ranking in zip(collection.query_ids, collection.queries, fused, strict=True):
-        texts = [collection.documents[document] for document in list(ranking)[:HEADS_DEPTH]]
-        begun = time.process_time()
-        fixed = FixedScores(heads.score(query, texts))
-        seconds.append(time.process_time() - begun)
-        for weight, run in zip((0, *WEIGHTS), runs, strict=True):
-            run[name] = {
-                collection.document_ids[i]: score
-                for i, score in rerank_listwise(query, ranking, texts, fixed, weight).items()
-            }
-    qrels = {name: collection.qrels[name] for name in collection.query_ids}
-    return [*(mean_scores(qrels, run)["ndcg@10"] for run in runs), float(np.median(seconds))]
-
-
 def options() -> argparse.Namespace:
     parser = collections_parser(__doc__, model="embedded:minilm-l6")
     add = parser.add_argument
     add("--cache", type=Path, default=OUT / "hybrid", help="where vectors are kept")
     add("--no-tokens", action="store_true", help="do not re-rank")
     add("--steps", type=int, help="of training the half for words of a fitted model, as revela fit")
-    heads = "re-rank by the heads of an LM, this many queries of each collection"
-    add("--heads", type=int, default=0, help=heads)
-    add("--lm", default=Recipe.of().retriever.offline_model, help="that LM")
     return parser.parse_args()
 
 
@@ -189,25 +138,17 @@ def main() -> None:
     if not arguments.no_tokens:
         columns["+ tokens"] = "it + BM25 + tokens"
     titles = ["BM25", *columns, "by score over RRF", "over the better side"]
-    if arguments.heads:
-        titles = ["by score", *(f"+ heads, w {weight}" for weight in WEIGHTS), "p50, processor s"]
     print_header(titles)
-    rows, heads = [], None
+    rows = []
     for name, folder in collections_in(arguments.data, arguments.only).items():
         collection = load_collection(folder)
         kept = kept_of(folder, collection, arguments)
-        if n := arguments.heads:
-            ids, queries = collection.query_ids[:n], collection.queries[:n]
-            some = replace(collection, query_ids=ids, queries=queries)
-            heads = heads or load_query_heads(arguments.lm, partial(sample, collection))
-            rows.append(by_heads(some, kept.queries[:n], kept, heads))
-        else:
-            rerank = None if arguments.no_tokens else "tokens"
-            found = outcomes(collection, {"it": kept}, rerank=rerank)
-            bm25 = found["BM25"].means()["ndcg@10"]
-            scores = [found[system].means()["ndcg@10"] for system in columns.values()]
-            dense, by_rank, by_score, *_ = scores
-            rows.append([bm25, *scores, by_score - by_rank, by_score - max(bm25, dense)])
+        rerank = "none" if arguments.no_tokens else "tokens"
+        found = outcomes(collection, {"it": kept}, rerank=rerank)
+        bm25 = found["BM25"].means()["ndcg@10"]
+        scores = [found[system].means()["ndcg@10"] for system in columns.values()]
+        dense, by_rank, by_score, *_ = scores
+        rows.append([bm25, *scores, by_score - by_rank, by_score - max(bm25, dense)])
         print_cells(name, rows[-1])
     print_cells("mean", np.mean(rows, axis=0), 4)
     print_cells("least", np.min(rows, axis=0))

@@ -6,8 +6,8 @@ sentence-transformers.
 Each indexes the same documents by MiniLM (revela by multilingual-e5-small, too), for search by
 words and by vectors, with its defaults. revela reads and cuts the documents; the others, which do
 not cut, are given its passages. The processes take turns. ``--before CHECKOUT`` adds the `revela
-index` of another checkout, ``--flags`` are given to it and to this one; ``ONEDNN_MAX_CPU_ISA``
-limits the processor of all. txtai and faiss-cpu are for you to install.
+index` of another checkout; ``ONEDNN_MAX_CPU_ISA`` limits the processor of all. txtai and faiss-cpu
+are for you to install.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def main() -> None:
     add("--documents", type=int, default=1000)
     add("--turns", type=int, default=5)
     add("--before", type=Path, help="another checkout of revela")
-    add("--flags", nargs="*", default=[], help="of `revela index`, as precision=fp32")
+    add("--before-flags", nargs="*", default=[], help="of its `revela index`, as precision=fp32")
     add("--only", nargs="*", help="systems")
     add("--child", help="what this process is to index by", choices=OTHERS)
     add("--passages", type=Path)
@@ -113,15 +113,13 @@ def main() -> None:
         text.write_text("".join(json.dumps(row) + "\n" for row in rows))
         given.write_text(json.dumps(passages))
         index = ["-m", "revela", "index", str(text), "--out", str(out)]
-        index += [f"--{flag}" for flag in arguments.flags]
         runs: dict[str, Callable[[], Run]] = {
             name: partial(run_process, [*index, "--model", model], here, out)
             for name, model in (("revela", MINILM), ("revela, e5-small", E5))
         }
         if arguments.before:
-            runs["before"] = partial(
-                run_process, [*index, "--model", MINILM], arguments.before, out
-            )
+            former = [*index, "--model", MINILM, *(f"--{f}" for f in arguments.before_flags)]
+            runs["before"] = partial(run_process, former, arguments.before, out)
         for name in OTHERS:
             own = ["-m", "research.benchmarks.indexing", "--data", str(arguments.data)]
             own += ["--child", name, "--passages", str(given), "--out", str(out)]

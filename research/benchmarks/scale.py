@@ -31,8 +31,9 @@ from pathlib import Path
 import numpy as np
 
 from research.benchmarks.options import RESEARCH, parser_of
-from revela.index.manifest import Info, read_info
+from revela.index.manifest import Info
 from revela.index.rows import arrow_rows
+from revela.index.state import read_info
 from revela.index.table import CELLS, Table, table_uri
 from revela.settings import Indexing
 

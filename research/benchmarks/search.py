@@ -102,9 +102,9 @@ def rerank(arguments: argparse.Namespace) -> None:
         for name, row in rows.items():
             if "made" in name and number >= 25:
                 continue
-            index.info = replace(
-                index.info, settings=index.info.settings.replace(keep_tokens="made" not in name)
-            )
+            table = index.table
+            settings = table.info.settings.replace(keep_tokens="made" not in name)
+            table.info = replace(table.info, settings=settings)
             begun = time.perf_counter()
             index.search(query, 10, rerank="tokens" if "tokens" in name else None)
             row.append(1e3 * (time.perf_counter() - begun))

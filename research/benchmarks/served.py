@@ -34,7 +34,7 @@ from revela.cli.index import index as make_index
 from revela.evaluation.evaluate import load_collection
 from revela.evaluation.metrics import mean_scores
 from revela.index.index import Index
-from revela.index.manifest import INFO, read_info
+from revela.index.state import is_finished
 from revela.settings import Indexing
 from revela.types import evenly_spaced
 
@@ -79,7 +79,7 @@ def scores_of(folder: Path, model: str | None, out: Path, queries: int) -> dict[
 
 def index_of(folder: Path, model: str | None, out: Path) -> Index:
     """The index of a collection, kept or made now."""
-    if not (out / INFO).is_file() or not read_info(out).finished:
+    if not is_finished(out):
         with redirect_stdout(sys.stderr):
             make_index(
                 [corpus_of(folder)], out=out, model=model, settings=Indexing(keep_tokens=True)

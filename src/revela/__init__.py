@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from revela.evaluation.evaluator import LabelFreeEvaluator
     from revela.index.folder_index import search
     from revela.index.index import Index
-    from revela.index.rerankers.texts import rerank
+    from revela.index.rerank_texts import rerank
     from revela.retriever.fit import fit
     from revela.types import Document, Hit
 
@@ -50,7 +50,7 @@ _HOMES = {
     "evaluate": "evaluation.evaluate",
     "choose_model": "evaluation.choose_model",
     "fit": "retriever.fit",
-    "rerank": "index.rerankers.texts",
+    "rerank": "index.rerank_texts",
     "LabelFreeEvaluator": "evaluation.evaluator",
     "Document": "types",
     "Hit": "types",

@@ -18,7 +18,7 @@ from revela.index.index import Index
 from revela.index.ingest import metadata_columns
 from revela.model_files import named_by_auto, resolve
 from revela.retriever.load import load_encoder
-from revela.settings import OFFLINE_MODEL, Indexing, Precision, Recipe
+from revela.settings import Indexing, Precision, Recipe
 from revela.types import Document, Vectors, refuse_text
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ class Retriever:
         model: a folder made by ``revela train``, any Sentence-Transformers folder, a hub id or
             embedded:minilm-l6.
         precision: arithmetic; "auto" is int8, bf16 or fp32, whichever the hardware is fast in.
-        lm: language model that re-ranks by its heads, loaded when it is first needed.
         prompts: of queries and of passages, in place of the model's own (None).
 
     Examples:
@@ -56,10 +55,9 @@ class Retriever:
         self,
         model: str | Path,
         precision: Precision = "auto",
-        lm: str | Path = OFFLINE_MODEL,
         prompts: Given = OWN,
     ) -> None:
-        self.folder, self.lm = resolve(str(model)), str(lm)
+        self.folder = resolve(str(model))
         self.prompts = prompts_of(self.folder, prompts)
         self.encoder = load_encoder(self.folder, precision, prompts=self.prompts)
 
@@ -177,16 +175,14 @@ class Retriever:
         settings = Indexing(chunk_words=chunk_words, keep_tokens=keep_tokens, language=language)
         columns = metadata_columns(rows, metadata)
         chosen = chosen_for(self.encoder, context, rows, chunk_words)
-        loaded: Any = dict(context=chosen, encoder=self.encoder, lm=self.lm)
-        loaded |= dict(prompts=self.prompts)
+        loaded: Any = dict(context=chosen, encoder=self.encoder, prompts=self.prompts)
         index = Index.create(folder, self.folder, columns, settings, **loaded)
         index.add(rows)
         return index
 
     def open(self, folder: str | Path) -> Index:
         """Open an index that this retriever has made, here or by ``revela index``."""
-        how: Any = dict(encoder=self.encoder, lm=self.lm, prompts=self.prompts)
-        return Index.open(folder, self.folder, **how)
+        return Index.open(folder, self.folder, encoder=self.encoder, prompts=self.prompts)
 
 
 def _paths(corpus: str | Path | Sequence[str | Path]) -> list[Path]:

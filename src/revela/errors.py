@@ -11,7 +11,13 @@ class RevelaError(Exception):
 
 
 class QueryError(RevelaError):
-    """A search that cannot be made as asked for; the message names nothing but the search."""
+    """A search that cannot be made as asked for; the message names nothing but the search, and
+    ``param`` the argument at fault, if it is one.
+    """
+
+    def __init__(self, message: str, param: str = "") -> None:
+        super().__init__(message)
+        self.param = param
 
 
 def first_line(error: BaseException) -> str:

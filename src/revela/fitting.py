@@ -150,7 +150,7 @@ def _fit_layers(
     folder: Path, data: TrainingSet, check: HeldOutCheck, options: FitOptions
 ) -> tuple[SentenceTransformer, FitResult]:
     """The lower layers of a language model, fitted to the chunks, with a trained lexical half."""
-    from revela.device import compute_device, return_freed, uses_bf16
+    from revela.device import compute_device, uses_bf16
     from revela.retriever.build import untrained_retriever
     from revela.retriever.encode import RetrieverEncoder
     from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
@@ -170,7 +170,6 @@ def _fit_layers(
     texts, seed = LazyTexts(data.chunks, lambda chunk: chunk.text), recipe.training.seed
     trainer = row_trainer(model, data.documents, steps=options.steps, seed=seed)
     fit_to_corpus(model, texts, recipe.fit, seed=seed, bf16=bf16, train_rows=trainer)
-    return_freed(model.device)
     encoder.words_to_vectors = WORDS_TO_VECTORS
     minutes = (time.monotonic() - start) / 60
     if check.tasks:

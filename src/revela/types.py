@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.errors import RevelaError
+from revela.errors import QueryError, RevelaError
 
 Kind = Literal["prose", "code"]
 Vectors = NDArray[np.float32]
@@ -65,6 +65,15 @@ class Document:
         return f"{self.title} {self.text}".strip() if self.title else self.text
 
 
+def check_unicode(text: str, what: str, param: str = "") -> None:
+    """Refuse half of a surrogate pair, which no encoding has."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        message = f"{what} is not Unicode (half of a surrogate pair): mend it"
+        raise QueryError(message, param) from None
+
+
 def refuse_text(given: object, name: str) -> None:
     """Raise RevelaError for one text where several are asked for: Python would take its letters.
 
@@ -93,9 +102,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What gave a hit its score: its cosine, where scores are fused from the mean cosine of two
-    passages (0) to 1; BM25, in hybrid search as a share of the maximum for the query; the weight of
-    the vectors in their sum; and how far the query's tokens match.
+    """What gave a hit its score, each part from 0 to 1: its cosine, in a fused score counted from
+    that of two passages at random; BM25, in hybrid search as a share of its maximum for the query;
+    the weight of the vectors in their sum; and how well the query's tokens match.
     """
 
     vectors: float | None = None
@@ -176,10 +185,3 @@ class LimitedEncoder(Encoder, Protocol):
     def fitted(
         self, heads: Sequence[str], texts: Sequence[str], part: int = 1
     ) -> list[list[str]]: ...
-
-
-@runtime_checkable
-class Reranker(Protocol):
-    """Scores the passages of one query together (listwise): (len(passages),), higher is better."""
-
-    def score(self, query: str, passages: Sequence[str]) -> NDArray[np.float64]: ...

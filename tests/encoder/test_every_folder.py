@@ -155,7 +155,8 @@ def test_service_and_evaluation(name, tiny_tokenizer, tmp_path):
 
     from revela.evaluation.evaluate import evaluate
     from revela.server import Access, Limits
-    from revela.server.app import ServedModel, Service
+    from revela.server.app import Service
+    from revela.server.encoding import ServedModel
 
     folder = tmp_path / "model"
     KINDS[name](folder, tiny_tokenizer)
@@ -230,17 +231,13 @@ def test_an_index_keeps_its_prompts(tiny_tokenizer, tmp_path):
         Index.open(tmp_path / "index", prompts=("query: ", None))
     with pytest.raises(RevelaError, match="was made with the prompts"):
         Retriever(folder, "fp32").open(tmp_path / "index")
-    edit(tmp_path / "index" / "index.json", lambda info: {**info, "prompts": None})
-    assert Index.open(tmp_path / "index").prompts == ("query: ", "passage: ")  # of the folder
 
 
-def test_an_index_of_an_earlier_version_has_what_its_folder_names(tiny_tokenizer, tmp_path):
+def test_an_index_has_what_its_folder_names(tiny_tokenizer, tmp_path):
     folder = tmp_path / "e5-small"
     pooled(folder, tiny_tokenizer, prompts=None)
     Retriever(folder, "fp32").index(["one", "two"], tmp_path / "index")
     assert Index.open(tmp_path / "index").prompts == KNOWN["intfloat/e5-small"]
-    edit(tmp_path / "index" / "index.json", lambda info: {**info, "prompts": None})
-    assert Index.open(tmp_path / "index").prompts == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
@@ -331,11 +330,6 @@ def test_an_index_says_in_which_precision_its_vectors_are(tiny_tokenizer, tmp_pa
         np.testing.assert_array_equal(
             opened.encoder.encode_queries(TEXTS), encoder.encode_queries(TEXTS)
         )
-    # One of an earlier version says nothing: its vectors are not in int8.
-    about = json.loads((tmp_path / "int8" / "index.json").read_text())
-    del about["precision"]
-    (tmp_path / "int8" / "index.json").write_text(json.dumps(about))
-    assert Index.open(tmp_path / "int8").encoder.precision != "int8"
 
 
 def test_an_index_in_int8_whose_export_is_gone(
@@ -360,10 +354,12 @@ from revela.server.app import Service
 
 def server_of(service, limits):
     def run(sockets):
-        (found,), (count,) = asyncio.run(service.encode(["ocean"], "query", False, "query", True))
-        assert count == int(sys.argv[1]) and found.spans == [(0, 5)]
-        asyncio.run(service.encode(["ocean"], "passage", False, "passage", True))
-        service.batcher.close()
+        encoding = service.encoding
+        count = asyncio.run(encoding.tokens(["ocean"], "query", False, "query"))
+        (found,) = asyncio.run(encoding.encode(["ocean"], count, "query", True))
+        assert count == [int(sys.argv[1])] and found.spans == [(0, 5)]
+        asyncio.run(encoding.encode(["ocean"], [3], "passage", True))
+        encoding.batcher.close()
     return SimpleNamespace(run=run)
 
 lifecycle.server_of = server_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 
 import numpy as np
@@ -15,9 +14,7 @@ from revela.evaluation.evaluate import (
     load_collection,
     mean_outcomes,
     outcomes,
-    rerank_all,
     short_names,
-    snapshot_of,
 )
 from revela.retriever.load import load_encoder
 from tests.collection_folder import write_collection, write_lines
@@ -98,25 +95,6 @@ def test_a_query_that_is_a_document_does_not_find_itself():
     for system, outcome in outcomes(collection, {"m": Words()}).items():
         assert outcome.first["1"] == "2" and outcome.first["4"] == "4", system
         assert outcome.scores["1"]["ndcg@10"] == 1.0, system
-
-
-def test_what_the_fusion_found_is_read_and_ordered_again(tmp_path):
-    class Reader:
-        def score(self, query, passages):
-            read.append((query, sorted(passages)))
-            return np.array([float(text.endswith("apple1")) for text in passages])
-
-    read = []
-    collection = load_collection(write(tmp_path / "c"))
-    found = outcomes(collection, {"oracle": Oracle()}, rerank=Reader())
-    assert read == [(f"query {i}", sorted(collection.documents)) for i in range(2)]
-    first = found["oracle + BM25"].first
-    assert found["oracle + BM25 + heads"].first == first  # nothing else is near
-    snapshot = snapshot_of(collection, Oracle())
-    rankings = [{3: 0.4, 1: 0.39, 0: 0.38, 2: 0.1}]
-    one = dataclasses.replace(collection, queries=["q"])
-    (again,) = rerank_all(one, snapshot, rankings, [Reader()])
-    assert list(again.items()) == [(1, 0.4), (3, 0.39), (0, 0.38), (2, 0.1)]
 
 
 def test_evaluate_gives_the_scores_of_every_system_by_collection(tmp_path, monkeypatch):

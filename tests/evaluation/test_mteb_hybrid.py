@@ -23,7 +23,8 @@ pytest.importorskip("mteb")
 import mteb
 from mteb.models import SentenceTransformerEncoderWrapper
 
-from revela.evaluation.mteb import MtebEncoder, MtebHybrid, folder_task
+from revela.evaluation.mteb import MtebEncoder, folder_task
+from revela.evaluation.mteb_hybrid import MtebHybrid
 
 PAGE = Path(__file__).parents[2] / "docs" / "sentence-transformers.md"
 

@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-from revela.files import writing
 from revela.index.index import Index
 from revela.types import Document
 from tests.index.letters import build, reopen, rows_of, wanted_rows
@@ -30,15 +29,15 @@ def versioned(name: str, version: int) -> Document:
 def write_for_ever(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
     index = reopen(folder)
-    with writing(folder):
+    with index.changes() as changes:
         print("begun", flush=True)
         while True:
             for _ in range(rng.randrange(1, 5)):
                 names = rng.sample([f"d{i}" for i in range(NAMES)], 8)
-                for _ in index.writer.add_batches([versioned(name, seed) for name in names]):
+                for _ in changes.put_by_commits([versioned(name, seed) for name in names]):
                     print(*(f"{name} {seed}" for name in names), sep="\n", flush=True)
                 seed += 1000
-            index.writer.finish()
+            changes.finish()
 
 
 def kill_while_appending(folder: Path, kills: int, seed: int) -> dict[str, int]:

@@ -17,6 +17,7 @@ from revela.index.fusion import DEPTH, FusionRule, chance_of, fuse_scores
 from revela.index.index import Index
 from revela.index.ingest import Added, metadata_columns
 from revela.index.manifest import Info
+from revela.index.state import State
 from revela.settings import Indexing
 from revela.types import Document, QueryTokens
 
@@ -100,6 +101,11 @@ def wanted_rows(docs: list[Document]) -> list[tuple[str, int, str]]:
         for d in docs
         for n, c in enumerate(chunk(d, 0, WORDS))
     )
+
+
+def counts_of(state: State) -> dict[int, int]:
+    """How many chunks hold each term, by its hash."""
+    return dict(state._database.execute("select hash, n from terms").fetchall())
 
 
 def oracle(

@@ -180,7 +180,7 @@ def test_tokens_weigh_less_where_vectors_know_nothing(tmp_path):
     moved = []
     for vectors in (30, 0):
         measured = Calibration(30, 30, vectors, 30)
-        index.info = dataclasses.replace(index.info, calibration=measured)
+        index.table.info = dataclasses.replace(index.info, calibration=measured)
         plain = {hit.id: hit.score for hit in index.search("abba cdcd", 30)}
         again = {hit.id: hit.score for hit in index.search("abba cdcd", 30, rerank="tokens")}
         moved.append(np.mean([abs(again[name] - plain[name]) for name in plain]))
@@ -221,7 +221,7 @@ def test_an_index_is_cut_at_a_score_and_says_what_gave_it(tmp_path):
         hits = index.search(query, rerank=rerank, explain=True)
         sure = [hit.confidence for hit in hits]
         assert sure == sorted(sure, reverse=True) and 0 < sure[-1] < sure[0] < 1
-        c = 0.75 / max(1.0, index.calibration.rule.odds)
+        c = 0.75 * index.calibration.rule.weight
         for hit in hits:
             why = hit.explanation
             score = why.weight * why.vectors + (1 - why.weight) * (why.words or 0)
@@ -344,10 +344,32 @@ def test_docstrings_are_the_queries_of_code():
     assert mixed(Letters(), vectors).least == 1, "most of its queries are sentences"
 
 
+def test_the_chance_is_the_mean_cosine_of_queries_and_what_does_not_answer_them():
+    """A corpus of one topic: passages are more like one another than questions are like them."""
+
+    class Asked(Letters):
+        def encode_queries(self, texts, progress=False):
+            turned = self.encode_passages(texts) - 0.2
+            return turned / np.linalg.norm(turned, axis=1, keepdims=True)
+
+    texts = passages(60)
+    test, vectors = SentenceTest(texts, "none"), Asked().encode_passages(texts)
+    found = test(Asked(), vectors)
+    left = vectors.copy()
+    left[test._places] = Asked().encode_passages(test._rests)
+    cosines = [
+        Asked().encode_queries([query])[0] @ left[row]
+        for query, right in zip(test._queries, test._right_QN, strict=True)
+        for row in np.flatnonzero(~right)
+    ]
+    assert found.chance == pytest.approx(np.mean(cosines), abs=1e-5)
+    assert found.chance < chance_of(vectors) - 0.1
+
+
 def test_the_chance_is_measured_where_nothing_else_can_be():
     texts = ["one two", "three", "four five"]
     vectors = Letters().encode_passages(texts)
-    assert calibrate(texts, vectors, Letters(), "none").rule == (1, chance_of(vectors))
+    assert calibrate(texts, vectors, Letters(), "none").rule == (1, chance_of(vectors), 0)
     assert chance_of(vectors) > 0.1
 
 

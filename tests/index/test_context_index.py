@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -12,7 +12,8 @@ from conftest import SLOTS, make_rows
 from revela import Document, Retriever, RevelaError
 from revela.index.contexts import Context
 from revela.index.index import Index
-from revela.index.manifest import CONTEXT, INFO, read_info
+from revela.index.manifest import CONTEXT
+from revela.index.state import read_info
 from revela.retriever.load import load_encoder
 from revela.settings import Indexing
 
@@ -76,7 +77,9 @@ def test_a_killed_build_goes_on_with_the_same_rows(contextual, tmp_path, monkeyp
 
     begun = create()
     rows = (tmp_path / "index" / CONTEXT).read_bytes()
-    next(begun.writer.add_batches(DOCS))
+    with suppress(InterruptedError), begun.changes() as changes:
+        next(changes.put_by_commits(DOCS))
+        raise InterruptedError
     assert 0 < len(begun) < len(DOCS)
     for other in (dict(seed=1), dict(kind="none"), dict(kind="saved"), dict(kind="texts")):
         with pytest.raises(RevelaError, match="begun with another model or other settings"):
@@ -136,8 +139,8 @@ def test_fewer_documents_than_slots_leave_the_rest_null(retriever, tmp_path):
 def test_only_an_index_with_a_context_keeps_one(retriever, saved_retriever, tmp_path):
     retriever.index(DOCS, tmp_path / "new")
     plain = Retriever(saved_retriever).index(DOCS, tmp_path / "old")
-    new, old = (json.loads((tmp_path / name / INFO).read_text()) for name in ("new", "old"))
-    assert new["context"] and old["context"] is None is plain.info.context
+    new, old = (read_info(tmp_path / name) for name in ("new", "old"))
+    assert new.context and old.context is None is plain.info.context
     assert not (tmp_path / "old" / CONTEXT).exists()
 
 

@@ -4,15 +4,17 @@ nothing but quoted columns, known operators and literals reaches the SQL.
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from letters import build
+from letters import Letters, build
 
 from revela.errors import RevelaError
 from revela.index.filters import FILTER_LIMIT, where_sql
+from revela.index.index import Index
 from revela.types import Document
 
 COLUMNS = {"year": "int64", "price in €": "double", "open": "bool", "select": "string"}
@@ -157,6 +159,34 @@ def test_anything_else_is_refused_in_one_sentence(where, why):
     message = str(refused.value)
     assert message.endswith('send one such as {"year": {"gt": 2020}, "lang": "en"}')
     assert len(message) < 300 and "\n" not in message
+
+
+def test_a_value_that_is_no_number_is_missing(tmp_path):
+    """SQL takes NaN for greater than all numbers."""
+    values = {"nan": math.nan, "endless": math.inf, "none": None, "two": 2.5}
+    docs = [Document(name, "abba", metadata={"price": value}) for name, value in values.items()]
+    index = build(tmp_path / "index", docs, metadata=["price"])
+    for where, names in (
+        ({"price": {"gt": 1}}, {"two"}),
+        ({"price": {"ne": 1.5}}, {"two"}),
+        ("price > 1", {"two"}),
+        ({"price": None}, {"nan", "endless", "none"}),
+        ({"not": {"price": {"lt": 1}}}, {*values}),
+    ):
+        assert {hit.id for hit in index.search("abba", where=where)} == names, where
+
+
+@pytest.mark.parametrize("name", ["a.b", "a`b", "_id", "passage"])
+def test_a_column_that_the_table_cannot_have_is_refused_before_work(
+    tmp_path, saved_retriever, name
+):
+    docs = [Document("a", "abba", metadata={name: 1})]
+    encoder = Letters()
+    with pytest.raises(RevelaError, match=f"--metadata {name}: .*; rename the field"):
+        build(tmp_path / "index", docs, encoder, metadata=[name])
+    with pytest.raises(RevelaError, match="rename the field"):
+        Index.create(tmp_path / "index", saved_retriever, {name: "int64"}, encoder=encoder)
+    assert not encoder.seen
 
 
 def test_depth_and_length_are_bounded():

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -21,8 +21,9 @@ from revela.index.fusion import reciprocal_rank_fusion
 from revela.index.index import Index
 from revela.index.ingest import metadata_columns
 from revela.index.lance_errors import lance_errors
-from revela.index.manifest import INFO, Info
-from revela.index.term_stats import CHANGES, FILE, Statistics, TermCounts
+from revela.index.manifest import Info
+from revela.index.state import STATE
+from revela.index.term_stats import TermCounts
 from revela.retriever.load import load_encoder
 from revela.settings import Indexing
 from revela.types import Document, Hit
@@ -89,9 +90,9 @@ def test_fusion_by_rank_is_that_of_both_lists_of_documents(index, query):
 
 def counts_are_those_of(index, texts, query="hhhh gggg title") -> bool:
     """Whether its counts of terms give the best BM25 score that these passages give."""
-    best = index.statistics.max_bm25(index.table.query_terms(query))
+    best = index.state.max_bm25(index.table.query_terms(query))
     assert best == pytest.approx(BM25(texts, index.info.language).max_scores([query])[0])
-    return index.statistics.chunks == len(texts)
+    return index.state.chunks == len(texts)
 
 
 def test_statistics_stay_true_when_documents_come_and_go(tmp_path):
@@ -100,7 +101,6 @@ def test_statistics_stay_true_when_documents_come_and_go(tmp_path):
     extend(reopen(tmp_path / "index"), [*CHANGED, *DOCS[20:30]])
     made = reopen(tmp_path / "index")
     made.delete(["d7", "d9"])
-    made.writer.finish()
     now = [*CHANGED, *(d for d in DOCS[:30] if d.id not in ("d3", "d5", "d7", "d9"))]
     texts = [text for *_, text in wanted_rows(now)]
     queries = [DOCS[3].text.split(".")[0] + " abba", "unseen abba", "title title", DOCS[7].text]
@@ -108,54 +108,6 @@ def test_statistics_stay_true_when_documents_come_and_go(tmp_path):
         index.search("abba", 1)  # a reader looks now whether another process has added to it
         for query in [*queries, "gggg hhhh", "the"]:
             assert counts_are_those_of(index, texts, query)
-
-
-class Broken(Exception):
-    pass
-
-
-def broken(*_):
-    raise Broken
-
-
-@pytest.mark.parametrize("at", ["write", "delete"])
-def test_what_could_not_be_written_is_not_counted(tmp_path, monkeypatch, at):
-    made = build(tmp_path / "index", DOCS[:20])
-    with monkeypatch.context() as patch, pytest.raises(Broken):
-        patch.setattr(table.Table, at, broken)
-        extend(made, CHANGED)
-    extend(made, [*CHANGED, DOCS[20]])
-    now = [*(d for d in DOCS[:21] if d.id not in ("d3", "d5")), *CHANGED]
-    assert rows_of(made) == wanted_rows(now)
-    texts = [text for *_, text in wanted_rows(now)]
-    for index in (made, reopen(tmp_path / "index")):
-        assert counts_are_those_of(index, texts)
-
-
-@pytest.mark.parametrize("added", [False, True])
-def test_a_kill_while_documents_are_replaced_loses_nothing(tmp_path, monkeypatch, added):
-    """Before the new rows are in, and before the former ones are deleted."""
-    made = build(tmp_path / "index", DOCS[:20])
-    with monkeypatch.context() as patch, pytest.raises(Broken):
-        patch.setattr(table.Table, "delete", broken)
-        if not added:
-            patch.setattr(made.table.lance, "add", broken)
-        extend(made, CHANGED)
-    left = wanted_rows([*DOCS[:20], *CHANGED]) if added else wanted_rows(DOCS[:20])
-    assert rows_of(made) == left and (tmp_path / "index" / table.REPLACING).is_file()
-    with writing(tmp_path / "index"):
-        assert rows_of(reopen(tmp_path / "index")) == left, "another process may be writing"
-    now = [*(d for d in DOCS[:20] if d.id not in ("d3", "d5")), *CHANGED]
-    other = tmp_path / "other"  # which is open when the kill happens, and deletes
-    shutil.copytree(tmp_path / "index", other)
-    begun = Index(table.Table.open(other, made.info), Letters())
-    begun.delete(["d7"])
-    assert rows_of(begun) == wanted_rows([d for d in (now if added else DOCS[:20]) if d.id != "d7"])
-    reader = reopen(tmp_path / "index")
-    assert rows_of(reader) == wanted_rows(now if added else DOCS[:20])
-    assert extend(made, [*now, DOCS[20]]).replaced == (0 if added else 2)
-    assert rows_of(reader) == wanted_rows([*now, DOCS[20]])
-    assert not (tmp_path / "index" / table.REPLACING).exists()
 
 
 def test_a_replaced_document_may_have_been_what_another_is_now(tmp_path):
@@ -172,68 +124,36 @@ def test_a_small_change_of_a_large_index_is_searched_before_it_is_packed(tmp_pat
     folder, packed = tmp_path / "index", []
     monkeypatch.setattr(table.Table, "pack", lambda *a, p=table.Table.pack: packed.append(p(*a)))
     build(folder, DOCS)
-    whole = (folder / FILE).read_bytes()
     reader, new = reopen(folder), Document("new", "hhhh hghg fafa.")
     now = [*(d for d in DOCS if d.id not in ("d3", "d5", "d7")), *CHANGED, new]
     assert reader.search("hhhh hghg fafa", 1, "lexical") == []
     extend(reopen(folder), [*CHANGED, new])  # and another process deletes
     reopen(folder).delete(["d7"])
-    assert len(packed) == 1 and (folder / FILE).read_bytes() == whole
+    assert len(packed) == 1
     texts = [text for *_, text in wanted_rows(now)]
     for index in (reader, reopen(folder)):
         assert rows_of(index) == wanted_rows(now)
         assert index.search("hhhh hghg fafa", 1)[0].id == "new"
         assert index.search("hhhh hghg fafa", 1, "lexical")[0].id == "new"
         assert index.search("fafa hghg", 1, "dense", "id in ('new', 'd7')")[0].id == "new"
-        assert counts_are_those_of(index, texts) and not index.writer.must_recount
+        assert counts_are_those_of(index, texts)
     extend(reopen(folder), [Document("more", "gaga.")])
     assert len(packed) == 2, "each of three commits counts as 100 chunks"
-    assert (folder / FILE).read_bytes() != whole
     extend(reopen(folder), [Document("last", "gaga.")])
     index = reopen(folder)
-    assert len(packed) == 2 and index.statistics.chunks == len(index) == len(texts) + 2
-    (folder / CHANGES).write_bytes(b"no")
-    with pytest.raises(RevelaError, match=r"changes.* is damaged .*made again by revela index"):
-        reopen(folder)
-    (folder / CHANGES).unlink()
-    extend(reopen(folder), [])
-    assert len(packed) == 3 and reopen(folder).statistics.chunks == len(index), "counted again"
+    assert len(packed) == 2 and index.state.chunks == len(index) == len(texts) + 2
 
 
 def test_terms_are_counted_while_others_search(tmp_path):
-    statistics, terms = Statistics(tmp_path), [f"w{i}" for i in range(50)]
-
-    def search(_: int) -> float:
-        statistics.refresh()
-        return statistics.max_bm25(terms)
-
+    made, terms = build(tmp_path / "index", DOCS[:2]), [f"w{i}" for i in range(50)]
+    before = made.state.chunks
     with ThreadPoolExecutor(2) as pool:
-        searches = [pool.submit(search, i) for i in range(2000)]
-        for _ in range(1000):
-            statistics.add(TermCounts.of([terms]))
+        searches = [pool.submit(made.state.max_bm25, terms) for _ in range(500)]
+        for _ in range(100):
+            made.state.commit(made.state.now().version, [TermCounts.of([terms])])
     assert all(search.result() >= 0 for search in searches)
-    assert statistics.idf(terms).tolist() == [idf(np.array([1000]), 1000)[0]] * 50
-
-
-def test_words_are_counted_again_where_their_table_is_gone_or_late(tmp_path):
-    """As after a kill between a commit and ``finish``."""
-    rule = build(tmp_path / "index", DOCS[:20]).calibration.rule
-    file = tmp_path / "index" / FILE
-    kept = file.read_bytes()
-    wanted = [score for *_, score in oracle(DOCS[:25], "abba gggg", "hybrid", 5, rule)]
-    for lost in (None, kept):
-        list(reopen(tmp_path / "index").writer.add_batches(DOCS[20:23]))
-        file.unlink() if lost is None else file.write_bytes(lost)
-        extend(reopen(tmp_path / "index"), DOCS[20:25])
-        hits = reopen(tmp_path / "index").search("abba gggg", 5)
-        np.testing.assert_allclose([hit.score for hit in hits], wanted, atol=1e-5)
-    file.unlink()
-    for search in (dict(), dict(mode="dense", rerank="tokens")):
-        with pytest.raises(RevelaError, match="is missing: it is made again by revela index"):
-            reopen(tmp_path / "index").search("abba gggg", 5, **search)
-    file.write_bytes(kept[:100])
-    with pytest.raises(RevelaError, match=r"is damaged .*made again by revela index --append"):
-        reopen(tmp_path / "index")
+    wanted = idf(np.array([100]), before + 100)[0]
+    assert made.state.idf(terms).tolist() == [wanted] * 50
 
 
 def test_one_hit_a_document_with_its_best_chunk(tmp_path):
@@ -349,8 +269,10 @@ def test_a_killed_run_is_finished_by_the_same_command(tmp_path, monkeypatch):
     folder = tmp_path / "index"
     info = Info("model", "0123", 8, Indexing(chunk_words=3), metadata_columns(DOCS, ["year"]))
     begun = Index.begin(folder, info, Letters())
-    for _ in zip(range(3), begun.writer.add_batches(DOCS), strict=False):
-        pass
+    with suppress(InterruptedError), begun.changes() as changes:
+        for _ in zip(range(3), changes.put_by_commits(DOCS), strict=False):
+            pass
+        raise InterruptedError
     done = len({name for name, *_ in rows_of(begun)})
     assert 0 < done < len(DOCS)
     with pytest.raises(RevelaError, match="is not finished: run the same revela index again"):
@@ -432,6 +354,44 @@ def test_bad_queries_are_one_sentence(index, query, why):
         index.search(query)
 
 
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ({"mode": "bm25"}, "no mode 'bm25': give one of dense, lexical, hybrid"),
+        ({"mode": None}, "no mode None"),
+        ({"fusion": "rrf"}, "no fusion 'rrf': give one of score, rank"),
+        ({"rerank": "heads"}, "no rerank 'heads': give one of tokens, none"),
+        ({"k": -1}, "k is -1, no number of documents: give 1 or more"),
+        ({"k": 0}, "k is 0"),
+        ({"k": 2.5}, "k is 2.5"),
+        ({"min_score": float("nan")}, "the minimum score is not a number"),
+        ({"rerank": "tokens", "fusion": "rank"}, "re-rank dense search, or hybrid search by score"),
+        ({"rerank": "tokens", "mode": "lexical"}, "re-rank dense search"),
+        ({"where": {"colour": 1}}, "no column colour"),
+        ({"where": "year > '\ud800'"}, "the filter is not Unicode"),
+    ],
+)
+def test_an_option_without_such_a_value_is_refused_before_work(index, monkeypatch, option, why):
+    monkeypatch.setattr(type(index), "encoder", property(lambda _: pytest.fail("encodes")))
+    for search in (index.search, lambda query, **more: list(index.search_many([query], **more))):
+        with pytest.raises(QueryError, match=why) as refused:
+            search("abba", **option)
+        assert refused.value.param in option
+
+
+def test_half_a_surrogate_pair_is_not_called_damage(tmp_path):
+    index, bad = build(tmp_path / "index", DOCS), "half \udfff"
+    for document in (Document(bad, "a"), Document("a", bad), Document("a", "b", bad)):
+        with pytest.raises(RevelaError, match=r"a text is not Unicode .*'half .udfff'"):
+            index.add([document])
+    with pytest.raises(QueryError, match="year of document a is not Unicode"):
+        build(tmp_path / "other", [Document("a", "b", metadata={"year": bad})], metadata=["year"])
+    for ask in (lambda: index.delete(["a", bad]), lambda: index.chunks(bad)):
+        with pytest.raises(QueryError, match="is not Unicode"):
+            ask()
+    assert len(reopen(tmp_path / "index")) == len(index)
+
+
 def test_only_one_process_writes(tmp_path):
     made = build(tmp_path / "index", DOCS[:3])
     for change in (lambda: extend(made, DOCS), lambda: made.delete(["d0"])):
@@ -445,11 +405,11 @@ def test_only_one_process_writes(tmp_path):
 def test_folders_of_something_else_are_one_sentence(tmp_path):
     for content, why in (
         (None, "is not an index"),
-        ('{"model": "m", "fingerprint": "0", "passages": 3}', "another version of revela: make it"),
-        ("{", "is damaged"),
+        ("", "another version of revela: make it"),
+        ("{" * 1000, "is damaged"),
     ):
-        if content:
-            (tmp_path / INFO).write_text(content)
+        if content is not None:
+            (tmp_path / STATE).write_text(content)
         with pytest.raises(RevelaError, match=why):
             reopen(tmp_path)
 
@@ -490,20 +450,15 @@ def test_the_filter_is_not_at_fault_where_the_disk_or_a_file_is(tmp_path, error,
     assert not isinstance(caught.value, QueryError)
 
 
-def test_a_table_without_a_version_is_begun_again(tmp_path):
-    """A full disk, or a kill, while the table was made."""
-    folder = tmp_path / "index"
-    replace(build(folder, DOCS[:3]).info, finished=False).save(folder)
-    shutil.rmtree(folder / "chunks.lance" / "_versions")
-    made = build(folder, DOCS[:3])
-    made.writer.finish()
-    assert rows_of(reopen(folder)) == wanted_rows(DOCS[:3])
+def test_an_index_of_an_earlier_format_says_so(tmp_path):
+    (tmp_path / "index.json").write_text('{"format": 5, "model": "m"}')
+    with pytest.raises(RevelaError, match="another version of revela: make it again"):
+        reopen(tmp_path)
 
 
 def test_an_empty_index_finds_nothing(tmp_path):
     made = build(tmp_path / "index", DOCS[:1])
     made.delete(["d0"])
-    made.writer.finish()
     assert len(made) == 0 and made.search("abba") == [] == made.sample()
 
 
@@ -512,11 +467,13 @@ def test_ids_are_looked_up_by_their_index_however_much_is_added(tmp_path, monkey
     monkeypatch.setattr(table, "EXACT_BELOW", 50)
     monkeypatch.setattr(table, "UNPACKED", 5)
     made = build(tmp_path / "index", DOCS[:30])
-    with writing(made.folder):
-        made.table.lance.drop_index("id_idx")  # as a killed first run leaves it
-        before = made.table.frozen()
-        list(made.writer.add_batches(DOCS[30:]))
-    for looked_up, added in ((before, False), (made.table.frozen(), True)):
+    with made.changes() as changes:
+        changes.table.lance.drop_index("id_idx")  # as a killed first run leaves it
+        before = changes.frozen()
+        list(changes.put_by_commits(DOCS[30:]))
+        after = changes.frozen()
+        changes.finish = lambda: None
+    for looked_up, added in ((before, False), (after, True)):
         found = looked_up.digests([document.id for document in DOCS])
         assert found.keys() == {d.id for d in (DOCS if added else DOCS[:30])}
         assert looked_up.lance.index_stats("id_idx").num_unindexed_rows == 0
@@ -531,13 +488,13 @@ def test_many_documents_are_replaced_at_once(tmp_path, monkeypatch):
     changed = [Document(d.id, f"{d.text} hhhh", d.title) for d in DOCS[:25]]
     assert extend(made, changed).replaced == 25
     assert rows_of(made) == wanted_rows([*changed, *DOCS[25:]])
-    words = [made.statistics.max_bm25(word) for word in ("hhhh", "title")]
+    words = [made.state.max_bm25(word) for word in ("hhhh", "title")]
     fresh = build(tmp_path / "fresh", [*changed, *DOCS[25:]])
-    assert words == [fresh.statistics.max_bm25(word) for word in ("hhhh", "title")]
+    assert words == [fresh.state.max_bm25(word) for word in ("hhhh", "title")]
 
 
-def test_what_a_kill_left_before_index_json_is_no_index(tmp_path):
-    for name in (f".{INFO}-abc", ".context.safetensors-abc"):
+def test_what_a_kill_left_before_the_state_is_no_index(tmp_path):
+    for name in (f".{STATE}-abc", ".context.safetensors-abc"):
         (tmp_path / name).mkdir()
     assert len(build(tmp_path, DOCS[:2])) > 0
 

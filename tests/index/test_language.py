@@ -4,7 +4,6 @@ text.
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 import unicodedata
@@ -14,15 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from letters import Letters, build, documents, extend
+from letters import Letters, build, extend
 
 from revela.errors import RevelaError
 from revela.index.bm25 import BM25
 from revela.index.index import Index
-from revela.index.language import Analyzer, FormerEnglish, check_language, detect, normalised
-from revela.index.manifest import INFO
-from revela.index.table import Table
-from revela.index.writer import IndexWriter
+from revela.index.language import Analyzer, check_language, detect, normalised
 from revela.types import Document
 
 TEXTS = {
@@ -146,7 +142,7 @@ def test_bm25s_lancedb_and_the_statistics_agree_on_all_of_unicode(texts, query, 
                 [found[row][1] for row in wanted], list(wanted.values()), rtol=1e-4
             )
             terms = index.table.query_terms(asked)
-            best = index.statistics.max_bm25(terms)
+            best = index.state.max_bm25(terms)
             np.testing.assert_allclose(best, bm25.max_scores([asked])[0], rtol=1e-5)
 
 
@@ -171,7 +167,7 @@ def same_by_words(index: Index, other: Index) -> None:
     assert rows[0] == rows[1]
     for query in ASKED:
         terms = other.table.query_terms(query)
-        np.testing.assert_array_equal(index.statistics.idf(terms), other.statistics.idf(terms))
+        np.testing.assert_array_equal(index.state.idf(terms), other.state.idf(terms))
         found = [
             {hit.id: round(hit.score, 4) for hit in made.search(query, 40, "lexical")}
             for made in (index, other)
@@ -201,25 +197,6 @@ def test_the_language_stays_until_then_and_if_it_was_given(tmp_path):
     given = build(tmp_path / "en", [NOTE], language="en")
     extend(given, HOMES)
     assert given.info.language == "en"
-
-
-@pytest.mark.parametrize("after", ["rewrite_terms", "update", "pack"])
-def test_a_kill_while_terms_are_made_anew_is_finished_by_the_next_run(tmp_path, monkeypatch, after):
-    grown = build(tmp_path / "grown", [NOTE])
-    kind = Index if after == "update" else Table
-    whole = getattr(kind, after)
-
-    def killed(*given):
-        whole(*given)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(kind, after, killed)
-        extend(grown, HOMES)
-    again = Index.open(tmp_path / "grown", encoder=Letters())
-    assert again.search("дома", mode="dense") and not again.writer.is_finished
-    extend(again, [])
-    same_by_words(again, build(tmp_path / "at-once", [NOTE, *HOMES]))
 
 
 @settings(max_examples=200, deadline=None)
@@ -255,38 +232,6 @@ def test_a_language_that_the_text_is_not_in_is_a_sentence(tmp_path, caplog):
 def test_an_unknown_language_is_one_sentence(language):
     with pytest.raises(RevelaError, match="--language"):
         check_language(language)
-
-
-def test_an_index_of_an_earlier_version_stays_as_it_is(tmp_path, monkeypatch, caplog):
-    """Its passages are searched by LanceDB's English, and its statistics count the same."""
-    from revela.index import index as store
-
-    monkeypatch.setattr(IndexWriter, "find_language", lambda self, texts: None)
-    monkeypatch.setattr(store, "unfinished_in", lambda folder: None)
-    former = build_former(tmp_path / "former", documents(20))
-    assert former.info.language is None and "terms" not in former.table.lance.schema.names
-    extend(former, [Document("new", "the heaters heated snake_case.")])
-    former = Index.open(tmp_path / "former", encoder=Letters())
-    assert [hit.id for hit in former.search("heating", mode="lexical")] == ["new"]
-    assert [hit.id for hit in former.search("snake", mode="lexical")] == ["new"]
-    assert former.statistics.max_bm25(FormerEnglish()("heating the")) > 0
-    assert former.search("heating abab")
-    assert "takes every language for English" in caplog.text and "make it again" in caplog.text
-
-
-def build_former(folder: Path, docs: list[Document]) -> Index:
-    from revela.corpus.spool import arrow_list
-    from revela.index.manifest import Info
-    from revela.settings import Indexing
-
-    info = Info("model", "0123", 8, Indexing(chunk_words=3), {}, format=3, language=None)
-    index = Index.begin(folder, info, Letters())
-    index.add(arrow_list(Document, docs))
-    known = json.loads((folder / INFO).read_text())
-    assert known["format"] == 3
-    del known["language"], known["calibration"]
-    (folder / INFO).write_text(json.dumps(known))
-    return Index.open(folder, encoder=Letters())
 
 
 def test_long_words_are_not_remembered():

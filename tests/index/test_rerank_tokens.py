@@ -13,7 +13,7 @@ from letters import Letters, build, documents, extend, reopen
 from revela.errors import RevelaError
 from revela.index.bm25 import BM25
 from revela.index.language import Analyzer
-from revela.index.rerankers.tokens import (
+from revela.index.tokens import (
     TOKENS_WEIGHT,
     late_interaction,
     packed_signs,
@@ -92,9 +92,15 @@ def test_an_index_gives_the_same_whether_it_keeps_tokens_or_makes_them(tmp_path,
         ((_, query_TW, spans),) = Letters().query_tokens([query])
         signs = [Letters._tokens(text) for text in texts]
         matched = naive(query_TW, token_weights(spans, weights), signs)
-        c = TOKENS_WEIGHT
+        rule = plain.calibration.rule
+        assert rule == kept.calibration.rule and (rule.weight < 1) and rule.chance > 0
+        c, similarity = TOKENS_WEIGHT * rule.weight, float
+        if mode == "dense":
+            c, similarity = TOKENS_WEIGHT, rule.similarity
+        found = [max(0.0, m - rule.tokens) / (1 - rule.tokens) for m in matched]
         wanted = [
-            (without[hit.id].score + c * m) / (1 + c) for hit, m in zip(hits, matched, strict=True)
+            (similarity(without[hit.id].score) + c * n) / (1 + c)
+            for hit, n in zip(hits, found, strict=True)
         ]
         np.testing.assert_allclose(scores, wanted, rtol=1e-5)
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
-from threading import Event
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +17,11 @@ from letters import WORDS, Letters, rows_of, wanted_rows
 
 from revela.corpus.load import read_corpus
 from revela.errors import RevelaError
-from revela.index import ingest, sources, table
+from revela.index import follow, ingest, table
+from revela.index.folder_index import kept_in_step
+from revela.index.follow import Synced
 from revela.index.index import Index
-from revela.index.manifest import INFO, Info, is_finished
-from revela.index.sync import Synced, kept_in_step, sync
-from revela.index.term_stats import Statistics
-from revela.index.writer import IndexWriter
+from revela.index.manifest import Info
 from revela.settings import Indexing
 from revela.types import Document
 
@@ -115,7 +114,7 @@ def test_a_killed_run_goes_on(synced, monkeypatch):
     index, docs = synced
     as_files(docs, {name: text for name, text in LATER.items() if name != "d5"})
     monkeypatch.setattr(ingest, "BATCH", 1)  # a commit for each document
-    write, written = table.Table.write, []
+    write, written = table.Table.add, []
 
     def killed(*given):
         if len(written) == 2:
@@ -123,7 +122,7 @@ def test_a_killed_run_goes_on(synced, monkeypatch):
         written.append(write(*given))
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(table.Table, "write", killed)
+        patch.setattr(table.Table, "add", killed)
         index.sync()
     again = Index.open(index.folder, encoder=Letters())
     assert again.sync().gone == 3 and again.encoder.seen == ["bee bee"] and holds(again, docs)
@@ -132,55 +131,12 @@ def test_a_killed_run_goes_on(synced, monkeypatch):
 def same_counts(index: Index, other: Index) -> None:
     """Document frequencies, calibration and scores are those of another index."""
     names = [f"{word}{i}" for word in ("abba", "cede") for i in range(12)]
-    np.testing.assert_array_equal(index.statistics.idf(names), other.statistics.idf(names))
-    assert index.statistics.chunks == len(index) == len(other)
+    np.testing.assert_array_equal(index.state.idf(names), other.state.idf(names))
+    assert index.state.chunks == len(index) == len(other)
     assert index.calibration == other.calibration
     for query in names[::5]:
         found, wanted = ({h.id: h.score for h in i.search(query, 20)} for i in (index, other))
         assert found == pytest.approx(wanted, rel=1e-4)
-
-
-@pytest.mark.parametrize("how", ["stopped", "killed before the end", "killed at the end"])
-@pytest.mark.parametrize("is_new", [False, True])
-def test_a_run_that_ends_after_its_last_commit_is_counted_by_the_next(
-    tmp_path, monkeypatch, how, is_new
-):
-    docs = tmp_path / "docs"
-    as_files(docs, TEXTS if is_new else dict(list(TEXTS.items())[:5]))
-    index, stop = begun(tmp_path / "index"), Event()
-    if not is_new:
-        index.sync(docs)
-        as_files(docs, TEXTS)
-    if how == "stopped":
-        stop.set()
-        with pytest.raises(RevelaError, match="is not in step yet"):
-            sync(index, [docs], stop=stop)
-    else:
-        save = Statistics.save
-
-        def killed(self, *given, **more):
-            if isinstance(self, IndexWriter) or given[1:]:  # the last save says what it saves
-                raise KeyboardInterrupt
-            save(self, *given, **more)
-
-        kind, name = (IndexWriter, "finish") if "before" in how else (Statistics, "save")
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(kind, name, killed)
-            index.sync(docs)
-    if is_new:
-        assert not is_finished(index.folder)
-        again = begun(index.folder)
-    else:
-        again = Index.open(index.folder, encoder=Letters())
-        assert all(hit.score <= 1 for hit in again.search("abba9 cede9", 20))
-    again.sync(docs)
-    again.encoder.seen.clear()
-    fresh = begun(tmp_path / "fresh")
-    fresh.sync(docs)
-    same_counts(again, fresh)
-    same_counts(Index.open(index.folder, encoder=Letters()), fresh)
-    version = again.table.version
-    assert again.sync() == Synced(unchanged=12) and again.table.version == version
 
 
 @pytest.mark.parametrize("left", [0, 6])
@@ -254,7 +210,7 @@ def test_files_are_read_again_by_newer_readers_which_say_so(synced, monkeypatch,
     index, _ = synced
     caplog.set_level("INFO")
     assert index.sync() == Synced(unchanged=12) and "earlier version" not in caplog.text
-    monkeypatch.setattr(sources, "VERSION", sources.VERSION + 1)
+    monkeypatch.setattr(follow, "VERSION", follow.VERSION + 1)
     read = []
 
     def newer(file, fields, report):
@@ -263,7 +219,7 @@ def test_files_are_read_again_by_newer_readers_which_say_so(synced, monkeypatch,
         yield Document(file.name, text)
 
     with monkeypatch.context() as patch:
-        patch.setattr("revela.index.sync.read_file", newer)
+        patch.setattr("revela.index.follow.read_file", newer)
         assert index.sync() == Synced(changed=1, unchanged=11)
     assert len(read) == 12 and "by readers of an earlier version" in caplog.text
     assert index.search("bullet", 1, "lexical")[0].id == "d3.txt"
@@ -273,11 +229,9 @@ def test_files_are_read_again_by_newer_readers_which_say_so(synced, monkeypatch,
 
 def test_what_was_measured_in_an_earlier_way_is_measured_again(synced):
     index, _ = synced
-    known = json.loads((index.folder / INFO).read_text())
     wanted = index.calibration
-    del known["calibration"]["version"]
-    known["calibration"]["words"] = 77
-    (index.folder / INFO).write_text(json.dumps(known))
+    former = replace(index.info, calibration=replace(wanted, version=1, words=77))
+    index.state.commit(index.table.number, info=former)
     older = Index.open(index.folder, encoder=Letters())
     assert older.calibration.words == 77 and older.sync() == Synced(unchanged=12)
     assert older.calibration == wanted == Index.open(index.folder).calibration
@@ -290,9 +244,12 @@ def test_a_reader_has_the_counts_of_each_commit_while_documents_are_added(synced
     monkeypatch.setattr(ingest, "BATCH", 1)  # a commit for each document
     reader = Index.open(index.folder, encoder=Letters())
     added = [Document(f"new{i}", f"abba1 zebra{i} fade{i}") for i in range(12)]
-    for number, _ in enumerate(index.writer.add_batches(added), 1):
-        (hit, *_) = reader.search(f"zebra{number - 1}", explain=True)
-        assert reader.statistics.chunks == len(reader) and hit.explanation.words <= 1
-        assert hit.id == f"new{number - 1}"
-    index.writer.finish()
-    assert index.writer.is_finished
+    with index.changes() as changes:
+        for number, _ in enumerate(changes.put_by_commits(added), 1):
+            (hit, *_) = reader.search(f"zebra{number - 1}", explain=True)
+            assert reader.state.chunks == len(reader) and hit.explanation.words <= 1
+            assert hit.id == f"new{number - 1}"
+    version = index.table.version
+    with index.changes():
+        pass
+    assert index.table.version == version

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from conftest import make_rows, tiny_retriever
@@ -23,7 +22,8 @@ from revela.index.manifest import Info
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.tokens import counter_of
 from revela.server import Access, Limits
-from revela.server.app import ServedModel, Service
+from revela.server.app import Service
+from revela.server.encoding import ServedModel
 from revela.server.lifecycle import listen, server_of
 from revela.settings import Indexing
 from revela.types import Document
@@ -94,10 +94,10 @@ def index(encoder, tmp_path_factory) -> Index:
 def make_service(encoder, index):
     counter = counter_of(encoder.model)
 
-    def make(encoder=encoder, token=None, local_only=False, dimensions=(), reranker=None, **limits):
+    def make(encoder=encoder, token=None, local_only=False, dimensions=(), **limits):
         changed = dataclasses.replace(Limits(), **limits)
         model = ServedModel("tiny", encoder, counter, dimensions)
-        return Service(index, model, changed, Access(token, local_only), reranker)
+        return Service(index, model, changed, Access(token, local_only))
 
     return make
 
@@ -123,19 +123,6 @@ class Gate:
         self.count += 1
         self.begun.set()
         assert self.open.wait(120)
-
-
-class Backwards(Gate):
-    """A re-ranker that reverses the order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.read: list[str] = []
-
-    def score(self, query, passages):
-        self.read.append(query)
-        self.wait()
-        return 100.0 ** np.arange(len(passages))
 
 
 class Slow(Gate):

@@ -10,7 +10,8 @@ from served import documents, running
 from conftest import SLOTS
 from revela import Retriever
 from revela.server import Limits
-from revela.server.app import ServedModel, Service
+from revela.server.app import Service
+from revela.server.encoding import ServedModel
 
 TEXTS = ["ocean1 ocean2", "engine3"]
 

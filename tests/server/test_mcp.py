@@ -24,6 +24,7 @@ from revela.cli.mcp import mcp
 from revela.errors import RevelaError
 from revela.model_files import fingerprint
 from revela.retriever.load import load_encoder
+from revela.server.mcp import Documents
 from revela.types import Document
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -157,9 +158,22 @@ def test_a_folder_of_text_is_made_an_index(served_index, tmp_path):
     assert result["url"] == file.as_uri()
 
 
+@pytest.mark.parametrize(
+    "name", ["/etc/passwd", "../secret.md", "a" * 5000, "no such file", "a\0b"]
+)
+def test_an_id_of_a_row_names_no_file_elsewhere(tmp_path, name):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "secret.md").write_text("secret")
+    (tmp_path / "docs" / "guide.md").write_text(GUIDE)
+    documents = Documents("docs", lambda: None, {}, tmp_path / "docs")
+    assert documents.place("guide.md")[1] == str(tmp_path / "docs" / "guide.md")
+    url, path = documents.place(name)
+    assert path is None and url.startswith("revela:")
+
+
 BAD = {
     "empty": ("search", {"query": " "}, "the query is empty"),
-    "long": ("search", {"query": "a" * 10_001}, "send at most 10,000"),
+    "long": ("search", {"query": "a" * 10_001}, "give at most 10,000"),
     "no query": ("search", {}, "query: field required"),
     "k": ("search", {"query": "a", "k": 1000}, "k: input should be less than or equal to 100"),
     "column": ("search", {"query": "a", "filter": {"colour": 1}}, "there is no column colour"),

@@ -10,7 +10,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
-from served import Backwards, build, documents, encoder, index, make_service, running
+from served import build, documents, encoder, index, make_service, running
 
 from revela.types import Document
 
@@ -71,7 +71,7 @@ def held(encoder, tmp_path_factory) -> Held:
 
 @pytest.fixture(scope="module")
 def site(make_service, held):
-    service = make_service(reranker=Backwards())
+    service = make_service()
     service.index = held
     with running(service) as up:
         yield up
@@ -161,17 +161,28 @@ def test_filters_are_typed_or_pressed_and_wrong_ones_are_explained(page):
     results(10)
 
 
-def test_what_was_found_is_ordered_again_by_one_of_two_ways(page, held, encoder):
+def test_what_was_found_is_ordered_again_or_not(page, held):
     asked(page, "ocean01 and more")
-    for pressed, again in (("tokens", "tokens"), ("heads", "heads"), ("heads", None)):
-        field_of(page, f".rerank[value={pressed}]").click()
-        how = Backwards() if again == "heads" else again
-        hits = held.search("ocean01 and more", 10, "hybrid", None, "score", how)
-        wanted = [hit.title for hit in hits]
+    button = field_of(page, "#tokens")
+    wait(page, button.is_displayed)
+    for how in ("tokens", "none"):
+        button.click()
+        wanted = [hit.title for hit in held.search("ocean01 and more", 10, rerank=how)]
         wait(page, lambda wanted=wanted: titles(page) == wanted)
-        for button in page.find_elements(By.CLASS_NAME, "rerank"):
-            is_pressed = str(button.get_attribute("value") == again).lower()
-            assert button.get_attribute("aria-pressed") == is_pressed
+        assert button.get_attribute("aria-pressed") == str(how == "tokens").lower()
+
+
+def test_an_index_that_re_ranks_by_itself_says_so_and_can_be_told_not_to(
+    page, site, held, monkeypatch
+):
+    monkeypatch.setattr(held.index, "_default_rerank", "tokens")
+    page.get(site.url + "/?again")
+    button = field_of(page, "#tokens")
+    wait(page, lambda: button.get_attribute("aria-pressed") == "true")
+    button.click()
+    wanted = [hit.title for hit in held.search("ocean01 and more", 10, rerank="none")]
+    ask(page, "ocean01 and more")
+    wait(page, lambda: titles(page) == wanted)
 
 
 def test_the_keyboard_is_enough(page):

@@ -19,7 +19,6 @@ from starlette.testclient import TestClient
 import revela.cli as cli
 from revela.cli.serve import serve, token_of
 from revela.errors import RevelaError
-from revela.lm.heads import save_heads
 from revela.model_files import fingerprint, name_of
 from revela.retriever.load import load_encoder
 from revela.server import lifecycle
@@ -37,15 +36,12 @@ def home(encoder, tmp_path):
     return tmp_path
 
 
-def test_the_verb_serves_until_it_is_told_to_stop(home, tiny_lm_folder, monkeypatch):
+def test_the_verb_serves_until_it_is_told_to_stop(home, monkeypatch):
     monkeypatch.setenv("REVELA_CACHE", str(home / "cache"))
     monkeypatch.setenv("TOKEN", "sesame")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "src"))
-    (home / "cache" / "heads").mkdir(parents=True)
-    ranking = home / "cache" / "heads" / f"{fingerprint(tiny_lm_folder)}-questions.json"
-    save_heads(ranking, "tiny", tiny_lm_folder, [(1, 2, 0.9), (0, 1, 0.8)])
-    flags = ["--port", "0", "--token-env", "TOKEN", "--max-texts", "3", "--lm"]
-    command = [sys.executable, "-m", "revela", "serve", home / "index", *flags, tiny_lm_folder]
+    flags = ["--port", "0", "--token-env", "TOKEN", "--max-texts", "3"]
+    command = [sys.executable, "-m", "revela", "serve", home / "index", *flags]
     pipe = subprocess.PIPE
     process = subprocess.Popen(list(map(str, command)), stdout=pipe, stderr=pipe, text=True)
     try:
@@ -55,7 +51,7 @@ def test_the_verb_serves_until_it_is_told_to_stop(home, tiny_lm_folder, monkeypa
         client = httpx.Client(headers={"authorization": "Bearer sesame"}, timeout=60)
         found = client.post(url + "v1/search", json={"query": "violin", "mode": "lexical"}).json()
         assert [hit["id"] for hit in found["data"]] == ["2"] and found["model"] == "my-model"
-        read = client.post(url + "v1/search", json={"query": "violin", "rerank": "heads"}).json()
+        read = client.post(url + "v1/search", json={"query": "violin", "rerank": "tokens"}).json()
         assert sorted(hit["id"] for hit in read["data"]) == ["1", "2"]
         assert read["data"][0]["score"] >= read["data"][1]["score"]
         refused = client.post(url + "v1/embeddings", json={"model": "my-model", "input": ["a"] * 4})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from revela import on_ray
@@ -76,7 +75,6 @@ def encode(
     encoder = load_encoder(folder, precision, prompts=prompts.given)
     settings = Indexing(chunk_words=chunk_words, dimensions=dimensions)
     info = describe(folder, encoder, settings, {}, prompts.given)
-    info = replace(info, language=None)  # no terms for BM25
 
     def context_of(documents: Sequence[Document]) -> Vectors | None:
         known = chosen_for(encoder, context, documents, chunk_words)

@@ -14,8 +14,8 @@ from revela.cli.main import app
 from revela.cli.printing import print_report, print_table, snippet
 from revela.encoder.prompts import Given as GivenPrompts
 from revela.errors import RevelaError, extra
-from revela.index.rerankers import Rerank
-from revela.settings import OFFLINE_MODEL, Precision
+from revela.index.search import Rerank
+from revela.settings import Precision
 
 if TYPE_CHECKING:
     from revela.evaluation.evaluate import Evaluation
@@ -38,7 +38,6 @@ def evaluate(
     language: str = "auto",
     weight: float | None = None,
     rerank: Rerank | None = None,
-    lm: str = OFFLINE_MODEL,
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
     runs: Path | None = None,
     max_tokens: int | None = None,
@@ -74,10 +73,7 @@ def evaluate(
     weight:
         With --on: share of the vectors in the fusion with BM25, as for search.
     rerank:
-        With --on: re-rank the fusion with BM25 by token vectors (tokens) or by the attention heads
-        of a language model (heads, seconds per query), as search --rerank does.
-    lm:
-        Language model of --rerank heads, as for search.
+        With --on: re-rank the fusion with BM25 by token vectors (tokens), as search --rerank does.
     json_file:
         Write all scores, including those of each query, to this file.
     runs:
@@ -106,7 +102,7 @@ def evaluate(
         from revela.evaluation.evaluate import EvalOptions, evaluations
 
         options = EvalOptions(
-            *(rerank, lm, max_tokens, precision, True, context, context_seed, language, weight),
+            *(rerank, max_tokens, precision, True, context, context_seed, language, weight),
             *(runs, prompts.given),
         )
         done = evaluations(model, on, options)

@@ -29,9 +29,9 @@ from revela.model_files import named_by_auto
 from revela.settings import Indexing, Precision, Recipe
 
 if TYPE_CHECKING:
+    from revela.index.follow import Synced
     from revela.index.index import Index
     from revela.index.ingest import Added
-    from revela.index.sync import Synced
     from revela.types import Document
 
 INDEXING, COMMIT_EVERY = Indexing(), 10**6
@@ -105,11 +105,11 @@ def index(
         _delete(out, delete)
         return
     from revela.index.language import check_language
-    from revela.index.manifest import INFO
+    from revela.index.state import is_index
 
     check_language(settings.language)
     _check_sync(sync, yes, append, engine)
-    if not corpus and not (sync and (out / INFO).is_file()):
+    if not corpus and not (sync and is_index(out)):
         raise RevelaError("give a corpus to index, or ids of documents to --delete")
     made: Any = dict(metadata=metadata or [], context=context, settings=settings, reading=reading)
     made |= dict(prompts=prompts.given, precision=precision, engine=engine)
@@ -120,8 +120,7 @@ def index(
     else:
         opened, added = job.run(append, commit_every)
         counted = added.describe()
-    if opened.info.language is not None:
-        print(f"language {opened.info.language}; {opened.calibration.describe()}")
+    print(f"language {opened.info.language}; {opened.calibration.describe()}")
     if opened.info.prompts and any(opened.info.prompts):
         print(opened.info.prompts.describe())
     print(f"{counted}; {out} holds {len(opened):,} passages")
@@ -178,8 +177,9 @@ class Job:
 
     def make(self, choose: Choose) -> tuple[Index, Synced]:
         """A new index, which knows its sources."""
+        from revela.index.folder_index import make
+        from revela.index.follow import Scan
         from revela.index.ingest import metadata_columns
-        from revela.index.sync import Scan, make
 
         scan = Scan(self.corpus, self.reading, self.metadata)
 
@@ -191,13 +191,14 @@ class Job:
 
     def sync(self, yes: bool) -> tuple[Index, Synced]:
         """Bring an index in step with the corpus, or make it."""
-        from revela.index.manifest import is_finished
-        from revela.index.sync import sync
+        from revela.index.follow import follow
+        from revela.index.state import is_finished
 
         if not is_finished(self.out):
             return self.make(self.chooser())
         opened, reading = self.existing(), None if self.reading == READING else self.reading
-        synced, report = sync(opened, self.corpus, reading, yes=yes, progress=True)
+        with opened.changes() as changes:
+            synced, report = follow(changes, self.corpus, reading, yes=yes, progress=True)
         print_report(report)
         return opened, synced
 
@@ -247,7 +248,7 @@ class Job:
             RevelaError: the folder is taken, or no model can be named.
         """
         from revela.index.contexts import Context
-        from revela.index.manifest import unfinished_in
+        from revela.index.state import unfinished_in
 
         if self.context is not None:
             Context.of(self.context)  # refuses a file that is none

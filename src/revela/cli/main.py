@@ -6,6 +6,7 @@ import atexit
 import gc
 import io
 import os
+import re
 import signal
 import sys
 
@@ -35,6 +36,8 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     atexit.register(_leave_garbage)
     tokens = sys.argv[1:]
+    if tokens[:1] == ["search"]:  # no option has a space before its value: "-5 degrees" is a query
+        tokens = [f" {token}" if re.match(r"-[^=\s]*\s", token) else token for token in tokens]
     # The stdout of these may be JSON or a protocol.
     print_log("stderr" if tokens[:1] in (["search"], ["mcp"]) else "stdout")
     try:

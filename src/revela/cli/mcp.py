@@ -16,7 +16,6 @@ from revela.cli.main import app
 from revela.cli.serve import token_of
 from revela.encoder.prompts import Given as GivenPrompts
 from revela.errors import RevelaError
-from revela.memory import freed_memory
 from revela.server import Access, Limits
 
 if TYPE_CHECKING:
@@ -64,7 +63,6 @@ def mcp(
     token = token_of(token_env, token_file)
     if token and http is None:
         raise RevelaError("a token is for --http: give a port, or leave the token out")
-    freed_memory().share()  # before a library starts threads
     from revela.server.mcp import mcp_server
 
     server = mcp_server(_documents(index_folder, name, base_url, model, prompts.given))
@@ -87,11 +85,11 @@ def _documents(
 ) -> Documents:
     from revela.index.filters import OWN_COLUMNS
     from revela.index.index import Index
-    from revela.index.manifest import INFO
+    from revela.index.state import is_index
     from revela.server.mcp import Documents
 
     name = name or path.resolve().name
-    if (path / INFO).is_file() or not path.exists():
+    if is_index(path) or not path.exists():
         index = Index.open(path, model, prompts=prompts)
         columns = {**OWN_COLUMNS, **index.info.columns}
         return Documents(name, lambda: index, columns, base_url=base_url)
@@ -104,8 +102,7 @@ def _opening(path: Path, model: str | None, prompts: GivenPrompts) -> Future[Ind
     """The index of text, made in a thread, as clients do not wait long for a server; from then on
     it follows the text.
     """
-    from revela.index.folder_index import open_any
-    from revela.index.sync import kept_in_step
+    from revela.index.folder_index import kept_in_step, open_any
 
     opening: Future[Index] = Future()
 

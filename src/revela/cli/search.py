@@ -13,8 +13,7 @@ from revela.cli.flags import PROMPTS, Flat, PromptFlags
 from revela.cli.main import app
 from revela.cli.printing import print_hits, print_json
 from revela.errors import RevelaError
-from revela.index.rerankers import Rerank
-from revela.settings import OFFLINE_MODEL
+from revela.index.search import Rerank
 
 if TYPE_CHECKING:
     from revela.types import Hit
@@ -30,8 +29,7 @@ def search(
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid",
     fusion: Literal["score", "rank"] = "score",
     weight: float | None = None,
-    rerank: Literal[Rerank, "none"] | None = None,
-    lm: str = OFFLINE_MODEL,
+    rerank: Rerank | None = None,
     top: Annotated[int, Parameter(alias="-k")] = 5,
     where: str | None = None,
     model: str | None = None,
@@ -61,14 +59,11 @@ def search(
         Join both by score, or by rank (reciprocal rank fusion).
     weight:
         Share of the vectors in the fusion by score, from 0 (words alone) to 1; by default it is set
-        for each query by how well words and vectors find sentences of the index.
+        by how well words and vectors find sentences of the index.
     rerank:
-        Order the first 50 again by the vectors of single tokens (tokens): in milliseconds if the
-        index was made with --keep-tokens. Or the first 20 by where the heads of a language model
-        attend when it reads them with the query (heads): in seconds. Or none. The index of a folder
-        of files is re-ranked by tokens, others are not.
-    lm:
-        Language model of --rerank heads: a hub id, a local folder or embedded:smollm2-135m.
+        Order the first 50 again by the vectors of single tokens (tokens), in milliseconds if the
+        index was made with --keep-tokens; or none. The index of a folder of files is re-ranked by
+        tokens, others are not.
     top:
         Number of documents; each is printed with its best passage.
     where:
@@ -96,7 +91,7 @@ def search(
     from revela.index.folder_index import open_any
 
     asked = read_queries(queries) if queries else {}
-    given: Any = dict(prompts=prompts.given, lm=lm, weight=weight)
+    given: Any = dict(prompts=prompts.given, weight=weight)
     opened = open_any(index_folder, model, cached=not no_cache, progress=True, **given)
     how: Any = dict(k=top, mode=mode, where=where, fusion=fusion, rerank=rerank)
     how |= dict(min_score=min_score, explain=explain)
@@ -104,7 +99,7 @@ def search(
         found = zip(asked, opened.search_many(list(asked.values()), **how), strict=True)
         _tell(found, asked, run, index_folder.name)
         return
-    hits = opened.search(query, **how)
+    hits = opened.search(query.strip(), **how)
     if as_json:
         print_json([asdict(hit) for hit in hits])
     else:

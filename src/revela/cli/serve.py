@@ -13,7 +13,6 @@ from cyclopts import Parameter
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
 from revela.cli.main import app
 from revela.errors import RevelaError
-from revela.memory import freed_memory
 from revela.server import Access, Limits
 from revela.settings import Precision
 
@@ -35,7 +34,6 @@ def serve(
     model: str | None = None,
     prompts: Annotated[PromptFlags, Flat] = PROMPTS,
     weight: float | None = None,
-    lm: str | None = None,
     precision: Precision = "auto",
     sync: float | None = None,
     no_cache: Annotated[bool, Parameter(negative=())] = False,
@@ -64,9 +62,6 @@ def serve(
         As for search.
     weight:
         Share of the vectors in hybrid search, as for search.
-    lm:
-        Language model for searches with "rerank": "heads": a hub id, a local folder or
-        embedded:smollm2-135m. Such a search takes seconds; without --lm it is refused.
     precision:
         Arithmetic; auto is that of the index.
     sync:
@@ -79,31 +74,25 @@ def serve(
         raise RevelaError("a limit of revela serve is not positive: give numbers above 0")
     if sync is not None and not sync > 0:
         raise RevelaError(f"--sync {sync:g} is no time: give seconds, such as 60")
-    freed_memory().share()  # before a library starts threads
-    from revela.server.app import ServedModel, Service
+    from revela.server.app import Service
+    from revela.server.encoding import ServedModel
     from revela.server.lifecycle import listen, server_of, url_of
     from revela.server.middleware import is_loopback
 
     listening = listen(host, port)
 
     from revela.encoder.saved_config import trained_dimensions
-    from revela.index.folder_index import open_any
-    from revela.index.sync import kept_in_step
+    from revela.index.folder_index import kept_in_step, open_any
     from revela.model_files import name_of
 
     how: Any = dict(precision=precision, weight=weight, prompts=prompts.given)
     index = open_any(index_folder, model, cached=not no_cache, progress=True, **how)
     folder, encoder = index.model_folder, cast("Loaded", index.encoder)
-    reranker = None
-    if lm is not None:
-        from revela.index.rerankers import load_reranker
-
-        reranker = load_reranker("heads", lm, index.sample)
     local = is_loopback(listening.getsockname()[0])
     dimensions = trained_dimensions(folder)
     served = ServedModel(name or name_of(folder), encoder, encoder.counter, dimensions)
     access = Access(token, local_only=local and token is None)
-    service = Service(index, served, limits, access, reranker)
+    service = Service(index, served, limits, access)
     server = server_of(service.app(), limits)
     with kept_in_step(index, sync, precision) if sync else nullcontext():
         listening.listen()  # clients wait from here on, instead of being refused

@@ -175,7 +175,13 @@ def write(kind: type[Item], items: Iterable[Item], path: Path) -> None:
     with sink:
         for part in batches(items, characters, BATCH):
             columns = {name: [_flat(getattr(item, name)) for item in part] for name in names}
-            batch = pa.RecordBatch.from_pydict(columns)
+            try:
+                batch = pa.RecordBatch.from_pydict(columns)
+            except UnicodeEncodeError as error:
+                text = f"{error.object[max(0, error.start - 20) : error.end]!a}"
+                raise RevelaError(
+                    f"a text is not Unicode (half of a surrogate pair, {text}): mend it"
+                ) from error
             with _disk_errors(path.parent):  # errors of ``items`` pass
                 writer = writer or pa.ipc.new_stream(sink, batch.schema)
                 writer.write_batch(batch)

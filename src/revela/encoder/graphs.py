@@ -189,8 +189,8 @@ def _encoder(
     if max_tokens is not None:
         limit = min(max_tokens, limit or max_tokens)
     padding, name = config.get("pad_token_id") or 0, str(folder)
-    odds = words_to_vectors_of(folder)
-    return GraphEncoder(graph, tokenizer, prompts, limit, padding, name, odds)
+    least = words_to_vectors_of(folder)
+    return GraphEncoder(graph, tokenizer, prompts, limit, padding, name, least)
 
 
 def _in_int8(encoder: GraphEncoder, folder: Path) -> GraphEncoder:

@@ -26,7 +26,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def add_to_config(folder: Path, matryoshka: Sequence[int], words_to_vectors: float) -> None:
-    """Add the widths that vectors were trained to be truncated to, and the odds of words."""
+    """Add the widths that vectors were trained to be truncated to, and the least W / V."""
     config = read_config(folder)
     if matryoshka:
         config[MATRYOSHKA] = sorted(set(matryoshka))
@@ -42,9 +42,9 @@ def trained_dimensions(folder: Path) -> list[int]:
 
 
 def words_to_vectors_of(folder: Path) -> float:
-    """The minimum odds of words over vectors in fused search (index/calibration.py)."""
-    odds = read_config(folder).get(WORDS_TO_VECTORS)
-    return max(1.0, float(odds)) if isinstance(odds, int | float) else 1.0
+    """The minimum of W / V, of words to vectors, in fused search (index/fusion.py)."""
+    least = read_config(folder).get(WORDS_TO_VECTORS)
+    return max(1.0, float(least)) if isinstance(least, int | float) else 1.0
 
 
 def check_dimensions(folder: Path, dimensions: int) -> None:

@@ -75,11 +75,19 @@ class Collection:
             and self.qrels[name].get(name, 0) <= 0
         )
 
-    def calibrate(self, encoder: Encoder, vectors_ND: Vectors, scored: bool = False) -> Calibration:
-        """How well words and an encoder's vectors (N, D) find the documents; ``scored`` as for
-        ``SentenceTest``.
+    def calibrate(
+        self,
+        encoder: Encoder,
+        vectors_ND: Vectors,
+        *,
+        by_tokens: bool = False,
+        scored: bool = False,
+    ) -> Calibration:
+        """How well words and an encoder's vectors (N, D) find the documents; ``by_tokens`` and
+        ``scored`` as for ``SentenceTest``.
         """
-        return self._test(encoder, vectors_ND[evenly_spaced(len(vectors_ND))], scored=scored)
+        some_ND = vectors_ND[evenly_spaced(len(vectors_ND))]
+        return self._test(encoder, some_ND, by_tokens=by_tokens, scored=scored)
 
     @cached_property
     def _test(self) -> SentenceTest:

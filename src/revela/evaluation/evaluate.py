@@ -5,24 +5,21 @@ Fusion and re-ranking are those of ``Index.search`` (index/search.py), of docume
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal
-
-from tqdm import tqdm
+from typing import Any
 
 from revela.encoder.prompts import OWN, Given
-from revela.evaluation.collection import DEPTH, Collection, load_collection, sample
+from revela.evaluation.collection import DEPTH, Collection, load_collection
 from revela.evaluation.metrics import Run, means, per_query
 from revela.evaluation.results import SystemScores
 from revela.evaluation.runs import (
     check_ids,
     check_run,
     file_name,
-    is_index,
     read_run,
     search_runs,
     with_ids_of,
@@ -35,15 +32,12 @@ from revela.index.fusion import DEPTH as FUSED
 from revela.index.fusion import check_weight, reciprocal_rank_fusion
 from revela.index.index import Index
 from revela.index.language import check_language
-from revela.index.rerankers import Rerank, load_reranker
-from revela.index.rerankers.tokens import encode_packed
-from revela.index.search import MemorySnapshot, Scores, fuse
+from revela.index.search import MemorySnapshot, Rerank, Scores, fuse
 from revela.index.search import rerank as rerank_scores
-from revela.settings import OFFLINE_MODEL, Precision
-from revela.types import Encoder, QueryTokens, Reranker, TokenEncoder, Vectors, refuse_text
-
-Reranking = Literal["tokens"] | Reranker
-"""A re-ranker, loaded."""
+from revela.index.state import is_index
+from revela.index.tokens import encode_packed
+from revela.settings import Precision
+from revela.types import Encoder, TokenEncoder, Vectors, refuse_text
 
 
 @dataclass(frozen=True)
@@ -83,9 +77,7 @@ class EvalOptions:
     """How ``evaluate`` scores.
 
     Args:
-        rerank: add the fusion with BM25 re-ranked by token vectors ("tokens") or by the attention
-            heads of a language model ("heads").
-        lm: language model of ``rerank="heads"``.
+        rerank: "tokens" adds the fusion with BM25 re-ranked by token vectors.
         max_tokens: truncate texts to this length.
         precision: arithmetic; "auto" is int8, bf16 or fp32, whichever the hardware is fast in.
         progress: show progress bars.
@@ -100,7 +92,6 @@ class EvalOptions:
     """
 
     rerank: Rerank | None = None
-    lm: str = OFFLINE_MODEL
     max_tokens: int | None = None
     precision: Precision = "auto"
     progress: bool = False
@@ -155,11 +146,13 @@ def evaluations(
 
     check_language(options.language)
     check_weight(options.weight)
-    how: Any = dict(precision=options.precision, weight=options.weight, lm=options.lm)
+    how: Any = dict(precision=options.precision, weight=options.weight)
     how |= dict(prompts=options.prompts)
     labelled = short_names(models)
     runs = {label: read_run(Path(name)) for label, name in labelled.items() if Path(name).is_file()}
-    indexes = {label: Index.open(name, **how) for label, name in labelled.items() if is_index(name)}
+    indexes = {
+        label: Index.open(name, **how) for label, name in labelled.items() if is_index(Path(name))
+    }
     encoders = {
         label: load_encoder(resolve(name), options.precision, options.max_tokens, options.prompts)
         for label, name in labelled.items()
@@ -179,10 +172,6 @@ def evaluations(
             check_run(run, label, collection)
         if options.runs is not None:
             check_ids(chain(collection.query_ids, collection.document_ids))
-    reranker: Reranking | None = "tokens" if options.rerank == "tokens" else None
-    if options.rerank and options.rerank != "tokens" and collections and encoders:
-        first = next(iter(collections.values()))
-        reranker = load_reranker(options.rerank, options.lm, lambda: sample(first))
     contexts = {
         label: f"a context of {slots_of(encoder)} slots, {context.describe()}"
         for label, encoder in encoders.items()
@@ -193,7 +182,7 @@ def evaluations(
             label: context.into(encoder, collection.documents)
             for label, encoder in encoders.items()
         }
-        own = rankings(collection, readers, reranker, options.progress, options.weight)
+        own = rankings(collection, readers, options.rerank, options.progress, options.weight)
         searches = search_runs(collection, indexes, options.rerank)
         outcome_of = {}
         for system, run in chain(own, searches, runs.items()):
@@ -225,7 +214,7 @@ def outcomes(
     collection: Collection,
     encoders: Mapping[str, Encoder],
     *,
-    rerank: Reranking | None = None,
+    rerank: Rerank | None = None,
     progress: bool = False,
     weight: float | None = None,
 ) -> dict[str, Outcome]:
@@ -239,13 +228,12 @@ def outcomes(
 def rankings(
     collection: Collection,
     encoders: Mapping[str, Encoder],
-    rerank: Reranking | None = None,
+    rerank: Rerank | None = None,
     progress: bool = False,
     weight: float | None = None,
 ) -> Iterator[tuple[str, Run]]:
     """Rankings of BM25, and of each encoder alone, fused with BM25 by score, and by rank (RRF);
-    with ``rerank`` also the fusion by score re-ranked by token vectors, of encoders that have them,
-    or by a listwise re-ranker.
+    by "tokens" also the fusion by score re-ranked by token vectors, of encoders that have them.
     """
     yield "BM25", by_id(collection, collection.lexical)
     for name, encoder in encoders.items():
@@ -262,13 +250,11 @@ def rankings(
         ]
         yield f"{name} + BM25 (RRF)", by_id(collection, by_rank)
         if isinstance(encoder, TokenEncoder) and by_tokens:
-            tokens = (encoder.query_tokens([query])[0] for query in collection.queries)
-            reranked = rerank_all(collection, snapshot, fused, tokens)
+            reranked = [
+                rerank_scores(snapshot, query, scores, encoder.query_tokens([query])[0], weight)
+                for query, scores in zip(collection.queries, fused, strict=True)
+            ]
             yield f"{name} + BM25 + tokens", by_id(collection, reranked)
-        elif rerank is not None and rerank != "tokens":
-            bar = tqdm(collection.queries, unit="query", disable=not progress)
-            reranked = rerank_all(collection, snapshot, fused, (rerank for _ in bar))
-            yield f"{name} + BM25 + heads", by_id(collection, reranked)
 
 
 def snapshot_of(
@@ -280,8 +266,8 @@ def snapshot_of(
         vectors_ND, packed = encode_packed(encoder, collection.documents)
     else:
         vectors_ND = encoder.encode_passages(collection.documents, progress=progress)
-    rule = collection.calibrate(encoder, vectors_ND).rule
-    return MemorySnapshot(collection.bm25, collection.documents, vectors_ND, rule, packed)
+    rule = collection.calibrate(encoder, vectors_ND, by_tokens=by_tokens).rule
+    return MemorySnapshot(collection.bm25, vectors_ND, rule, packed)
 
 
 def hybrid(
@@ -298,17 +284,6 @@ def hybrid(
             collection.queries, queries_QD, dense, collection.lexical, strict=True
         )
     ]
-
-
-def rerank_all(
-    collection: Collection,
-    snapshot: MemorySnapshot,
-    rankings: Sequence[Scores],
-    rerankers: Iterable[QueryTokens | Reranker],
-) -> list[Scores]:
-    """Re-rank each query's ranking by its tokens or by a listwise re-ranker."""
-    triples = zip(collection.queries, rankings, rerankers, strict=True)
-    return [rerank_scores(snapshot, *triple) for triple in triples]
 
 
 def _first(ranking: Scores) -> Scores:

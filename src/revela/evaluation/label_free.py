@@ -126,7 +126,7 @@ class _Pool:
         """nDCG@10 of each query by task, alone and with BM25; passages are encoded once."""
         passages = encoder.encode_passages(self.passages, True)
         rule = self.test(encoder, passages).rule
-        snapshot = MemorySnapshot(self.bm25, self.passages, passages, rule)
+        snapshot = MemorySnapshot(self.bm25, passages, rule)
         for task, lexical in self.tasks:
             queries = encoder.encode_queries(task.queries)
             dense = _rankings(task, *top_k(queries, passages, DEPTH))
@@ -195,10 +195,10 @@ def tasks_among(
     own = [row for i in prose for row in chunks_of.get(i, ())]
     owners = [document for document, chunks in chunks_of.items() for _ in chunks]
     sentence = Task("sentence", texts, documents=owners)
-    for place, query, left in list(sentence_queries([texts[i] for i in own], queries)):
-        texts[own[place]] = left
-        if query := half_of_shared(query, left, terms):
-            sentence.add(query, {own[place]})
+    for example in list(sentence_queries([texts[i] for i in own], queries)):
+        texts[own[example.place]] = example.rest
+        if query := half_of_shared(example.query, example.rest, terms):
+            sentence.add(query, {own[example.place]})
     docstring = docstring_task(held, passages)
     docstring = replace(docstring, passages=docstring_task(documents, passages).passages)
     rng, made = random.Random(0), (sentence, docstring)

@@ -14,30 +14,30 @@ from revela.corpus.readers.common import numbered_lines
 from revela.errors import RevelaError
 from revela.evaluation.metrics import Run
 from revela.files import atomic_write
-from revela.index.manifest import INFO
+from revela.index.search import QUERY_CHARACTERS, Rerank
 
 if TYPE_CHECKING:
     from revela.evaluation.collection import Collection
     from revela.index.index import Index
-    from revela.index.rerankers import Rerank
 
 log = logging.getLogger(__name__)
 
 TOP = 100  # documents per query of an index
 
 
-def is_index(name: str) -> bool:
-    """Whether this is the folder of an index."""
-    return (Path(name) / INFO).is_file()
-
-
 def search_runs(
     collection: Collection, indexes: Mapping[str, Index], rerank: Rerank | None
 ) -> Iterator[tuple[str, Run]]:
-    """The run of each index, and with ``rerank`` a re-ranked one."""
+    """The run of each index, and by "tokens" a re-ranked one."""
+    queries = [query[:QUERY_CHARACTERS] for query in collection.queries]
+    if indexes and (cut := sum(a != b for a, b in zip(queries, collection.queries, strict=True))):
+        log.warning(
+            f"{cut:,} queries of {collection.name} are cut to the {QUERY_CHARACTERS:,} characters "
+            "that an index takes"
+        )
     for name, index in indexes.items():
-        for how in dict.fromkeys((None, rerank)):
-            results = index.search_many(collection.queries, k=TOP, rerank=how)
+        for how in dict.fromkeys((None, rerank if rerank == "tokens" else None)):
+            results = index.search_many(queries, k=TOP, rerank=how)
             pairs = zip(collection.query_ids, results, strict=True)
             run = {query: {hit.id: hit.score for hit in hits} for query, hits in pairs}
             yield f"{name} + {how}" if how else name, run

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, overload
+from typing import ClassVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,15 +26,15 @@ from revela.corpus.parallel import batches
 from revela.corpus.parts import DocumentReader, Part, parts_of
 from revela.corpus.readers.common import ReadReport
 from revela.errors import RevelaError
-from revela.files import writing
 from revela.index.calibration import calibrate
+from revela.index.changes import Changes
 from revela.index.contexts import conditioned
 from revela.index.index import Index
 from revela.index.ingest import (
     BATCH,
     BATCH_DOCUMENTS,
     Added,
-    Changes,
+    Batch,
     columns_of_types,
     encode_rows,
     note_types,
@@ -164,6 +164,7 @@ class Job:
     precision: Precision
     characters: int = BATCH  # of a batch, which is encoded at once
     version: int | None = None  # of the table; None: it holds none of the documents
+    finds_terms: ClassVar[bool] = True
 
     def read(self, part: Part) -> Iterator[on_ray.Row]:
         """Batches of a part's documents, cut into rows, without those that are in the table."""
@@ -176,11 +177,11 @@ class Job:
             lambda document: max(least, len(document.text)),
             self.characters,
         ):
-            changes = Changes.of(batch, table, self.info)
+            changed = Batch.of(batch, table, self.info)
             yield {
-                "rows": table_rows(changes.documents, changes.digests, self.info, self.folder),
-                "documents": (len(changes.documents), len(batch)),
-                "replaced": changes.replaced,
+                "rows": table_rows(changed.documents, changed.digests, self.info, self.folder),
+                "documents": (len(changed.documents), len(batch)),
+                "replaced": changed.replaced,
             }
 
     def load(self) -> Callable[[on_ray.Row], on_ray.Row]:
@@ -204,19 +205,13 @@ class Job:
         rows = batch.pop("rows")
         if not rows["id"]:
             return {**batch, "table": None, "cut": 0}
-        find = None if self.info.language is None else self._analyzer
+        find = self._analyzer if self.finds_terms else None
         encoded = encode_rows(rows, self.info, encoder, self.folder, find)
         return {**batch, "table": encoded.rows, "cut": encoded.cut}
 
     @functools.cached_property
     def _analyzer(self) -> Terms:
         return self.info.analyzer()
-
-    def _terms_of(self, rows: Any) -> Iterator[list[str]]:
-        """The terms of each row of an Arrow table."""
-        if "terms" in rows.column_names:
-            return map(str.split, rows["terms"].to_pylist())
-        return map(self._analyzer, rows["passage"].to_pylist())
 
     def write(self, batches: list[on_ray.Row]) -> on_ray.Row:
         """Write batches as fragments of the table; they are not committed."""
@@ -236,7 +231,7 @@ class Job:
             rows = pa.concat_tables(tables)
             row["added"] += Added(chunks=rows.num_rows, cut=sum(batch["cut"] for batch in batches))
             row["fragments"] = on_ray.write_fragments(table_uri(self.folder), rows)
-            row["terms"] = [TermCounts.of(self._terms_of(rows))]
+            row["terms"] = [TermCounts.of(map(str.split, rows["terms"].to_pylist()))]
         return row
 
 
@@ -252,34 +247,33 @@ def add(
     """``Index.add`` of a corpus in files, by a cluster that ``on_ray`` is connected to; ``wave``
     is chunks per commit.
     """
-    with writing(index.folder):
-        index.writer.find_language(corpus.first_texts())
-    info, total, new = index.info, Added(), not index.info.finished
-    by_all = on_ray.machines() > 1 and new
-    if by_all and info.settings.vectors != "binary":
-        raise RevelaError(
-            f"--vectors {info.settings.vectors}: several machines make indices of binary vectors "
-            "only; give --vectors binary"
-        )
-    size = max(1, wave // FRAGMENTS) * CHARACTERS * info.settings.chunk_words
-    characters = min(corpus.batch_characters, size)
-    with writing(index.folder):
-        before = index.writer.begin_adding().version if len(index) else None
+    total = Added()
+    with index.changes() as changes:
+        changes.state.forget()
+        changes.find_language(corpus.first_texts())
+        info = changes.info
+        by_all = on_ray.machines() > 1 and not info.finished
+        if by_all and info.settings.vectors != "binary":
+            raise RevelaError(
+                f"--vectors {info.settings.vectors}: several machines make indices of binary "
+                "vectors only; give --vectors binary"
+            )
+        size = max(1, wave // FRAGMENTS) * CHARACTERS * info.settings.chunk_words
+        characters = min(corpus.batch_characters, size)
+        before = changes.frozen().number if len(changes.table) else None
         reading, folder = corpus.reading, index.folder.resolve()
         job = Job(folder, info, index.context, reading, precision, characters, before)
         written = on_ray.stream(
             corpus.parts, job.read, job.load, job.write, cluster, max(1, size // characters)
         )
-        version = index.table.version
         with tqdm(total=len(corpus), unit="document", disable=not progress) as bar:
             for rows in _waves(written, wave):
                 added = sum((row["added"] for row in rows), Added())
-                version = _commit(index, version, rows)
+                _commit(changes, rows)
                 total += added
                 bar.update(added.documents)
-        index.writer.finish(
-            count=functools.partial(_count_terms, index),
-            pack=functools.partial(_pack_by_all if by_all else _pack_in_a_task, index),
+        changes.finish(
+            pack=functools.partial(_pack_by_all if by_all else _pack_in_a_task, changes),
             measure=functools.partial(_calibrate_in_a_task, job),
         )
     return total
@@ -290,42 +284,30 @@ def _waves(rows: Iterator[on_ray.Row], size: int) -> Iterator[list[on_ray.Row]]:
     yield from batches(rows, lambda row: row["added"].chunks, size)
 
 
-def _commit(index: Index, version: int, rows: Sequence[on_ray.Row]) -> int:
-    """Commit what was written; the version of the table that has it."""
+def _commit(changes: Changes, rows: Sequence[on_ray.Row]) -> None:
+    """Commit what was written."""
     fragments = [fragment for row in rows for fragment in row["fragments"]]
     replaced = [name for row in rows for name in row["replaced"]]
     if not fragments:
-        return version
-    terms = [terms for row in rows for terms in row["terms"]]
+        return
 
     def write() -> int:
-        filters = index.table.id_filters(replaced)
-        return on_ray.commit(table_uri(index.folder), version, fragments, filters)
+        filters, version = changes.table.id_filters(replaced), changes.state.now().version
+        return on_ray.commit(table_uri(changes.folder), version, fragments, filters)
 
-    return index.writer.commit_written(write, terms, replaced)
-
-
-def _count_terms(index: Index) -> Iterator[TermCounts]:
-    """Count the terms of all passages by the cluster."""
-    starts = range(0, len(index), COUNTED)
-    count = functools.partial(_count_in, folder=index.folder.resolve(), info=index.info)
-    return on_ray.in_tasks(count, starts)
+    changes.commit_written(write, [terms for row in rows for terms in row["terms"]], replaced)
 
 
-def _count_in(start: int, folder: Path, info: Info) -> TermCounts:
-    return TermCounts.of(Table.open(folder, info).terms(rows=range(start, start + COUNTED)))
-
-
-def _pack_in_a_task(index: Index) -> None:
+def _pack_in_a_task(changes: Changes) -> None:
     """``Table.pack`` in a process of its own, as its memory grows with the table (.4 GB for 10^6
     chunks).
     """
-    pack = functools.partial(_pack_table, info=index.info)
-    list(on_ray.in_tasks(pack, [index.folder.resolve()]))
+    pack = functools.partial(_pack_table, info=changes.info)
+    list(on_ray.in_tasks(pack, [changes.folder.resolve()]))
 
 
 def _pack_table(folder: Path, info: Info) -> None:
-    Table.open(folder, info).pack(new=not info.finished)
+    Table.open(folder, info).pack()
 
 
 def _calibrate_in_a_task(job: Job) -> Calibration:
@@ -338,7 +320,7 @@ def _calibrated(job: Job) -> Calibration:
     return calibrate(Table.open(job.folder, job.info), job.encoder())
 
 
-def _pack_by_all(index: Index) -> None:
+def _pack_by_all(changes: Changes) -> None:
     """Make the indices of a new table by all machines, and remove files of killed runs."""
-    on_ray.clean(table_uri(index.folder))
-    on_ray.make_indices(table_uri(index.folder), index.table.missing_indices())
+    on_ray.clean(table_uri(changes.folder))
+    on_ray.make_indices(table_uri(changes.folder), changes.table.missing_indices())

@@ -15,6 +15,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -24,18 +25,20 @@ from numpy.typing import NDArray
 from revela.corpus.chunk import ENDED, sentences
 from revela.corpus.code import without_docstring
 from revela.corpus.words import count_words, joined, words
+from revela.errors import QueryError
 from revela.index.bm25 import BM25
 from revela.index.exact import rankings_of, top_k
-from revela.index.fusion import DEPTH, chance_of
+from revela.index.fusion import DEPTH, as_chance, chance_of
 from revela.index.language import Terms
 from revela.index.manifest import Calibration
-from revela.index.rerankers.tokens import encode_packed
 from revela.index.rows import shortened
 from revela.index.search import MemorySnapshot, Scores, fuse, rerank
 from revela.index.table import Table
-from revela.types import Encoder, QueryTokens, TokenEncoder, Vectors, hash64
+from revela.index.tokens import chance_of_tokens, encode_packed, term_weights
+from revela.types import Encoder, QueryTokens, TokenEncoder, Vectors, evenly_spaced, hash64
 
 QUERIES, FEW = 400, 100  # maximum; of sentences, if there are fewer, parts of passages are added
+FEW_TOKENS = 50  # queries and passages that the chance of token vectors is measured on
 QUERY_WORDS = 12  # maximum
 MIN_WORDS = 4  # of a sentence, of the rest of its passage, and of a record
 LONG = 4 * QUERY_WORDS  # words of a text that a piece can be removed from
@@ -86,11 +89,11 @@ class SentenceTest:
             used = {example.place for example in examples}
             examples += part_queries(passages, queries - of_sentences, titles, used)
         self._size, self._words, self._queries = len(passages), 0, list[str]()
-        self._least = 1.0
+        # Of sentences, W / V below 1 says little (fusion.py).
+        of_code = sum(example.is_docstring for example in examples)
+        self._least = 0.0 if 2 * of_code > len(examples) else 1.0
         if not examples:
             return
-        # Of sentences, W / V below 1 says little (fusion.py).
-        self._least = float(2 * sum(example.is_docstring for example in examples) <= len(examples))
         rests = {example.place: example.rest for example in examples}
         self._texts = [rests.get(i, passage) for i, passage in enumerate(passages)]
         self._bm25 = BM25(self._texts, language)
@@ -114,20 +117,21 @@ class SentenceTest:
         encoder: Encoder,
         vectors_ND: Vectors,
         *,
+        by_tokens: bool = False,
         scored: bool = False,
         packed: Sequence[bytes] = (),
     ) -> Calibration:
         """Measure the unit vectors (N, D) of the passages; the encoder's may be wider.
 
-        ``scored`` also gives the confidence by score, if there are enough sentences (halves of
-        passages score higher than questions do), and with ``packed``, the signs of the passages'
-        tokens, that after re-ranking by tokens.
+        ``by_tokens`` also measures token vectors. ``scored`` also gives the confidence by score, if
+        there are enough sentences (halves of passages score higher than questions do), and with
+        ``packed``, the signs of the passages' tokens, that after re-ranking by tokens.
         """
         fitted = getattr(encoder, "words_to_vectors", 1.0)
         least = fitted if fitted > 1 else self._least
-        measured = Calibration(passages=self._size, least=least, chance=chance_of(vectors_ND))
+        measured = Calibration(passages=self._size, least=least)
         if not self._queries:
-            return measured
+            return replace(measured, chance=chance_of(vectors_ND))
         vectors_ND, signs, tokens = vectors_ND.copy(), list(packed), list[QueryTokens]()
         width, changed = vectors_ND.shape[1], self._places[: len(self._rests)]
         if packed and isinstance(encoder, TokenEncoder):
@@ -146,11 +150,20 @@ class SentenceTest:
         nearest = top_k(queries_QD, vectors_ND, DEPTH)
         first_Q1 = nearest[0][:, :1]
         right = int(np.take_along_axis(self._right_QN, first_Q1, axis=1).sum())
-        asked = len(self._queries)
-        measured = replace(measured, queries=asked, words=self._words, vectors=right)
+        wrong_cosines = (queries_QD @ vectors_ND.T)[~self._right_QN]
+        measured = replace(
+            measured,
+            queries=len(self._queries),
+            words=self._words,
+            vectors=right,
+            chance=as_chance(float(wrong_cosines.mean(dtype=np.float64))),
+        )
+        if by_tokens and isinstance(encoder, TokenEncoder):
+            with suppress(QueryError):  # a static model has none
+                measured = replace(measured, tokens=self._chance_of_tokens(encoder, tokens, signs))
         if not scored:
             return measured
-        snapshot = MemorySnapshot(self._bm25, self._texts, vectors_ND, measured.rule, signs)
+        snapshot = MemorySnapshot(self._bm25, vectors_ND, measured.rule, signs)
         unanswered = self._unanswered(snapshot, queries_QD, nearest)[: len(self._rests)]
         wrong = {"hybrid": unanswered}
         if tokens:
@@ -161,6 +174,19 @@ class SentenceTest:
             how: confidence_from(np.array(f)) for how, f in firsts.items() if len(f) >= MIN_WRONG
         }
         return replace(measured, scores=scores)
+
+    def _chance_of_tokens(
+        self, encoder: TokenEncoder, tokens: Sequence[QueryTokens], signs: Sequence[bytes]
+    ) -> float:
+        """Of a few queries and passages, whose tokens are known or read now."""
+        rows, queries = evenly_spaced(len(self._texts), FEW_TOKENS), self._queries[:FEW_TOKENS]
+        if signs:
+            some = [signs[row] for row in rows]
+        else:
+            _, some = encode_packed(encoder, [self._texts[row] for row in rows])
+        read = tokens[:FEW_TOKENS] or encoder.query_tokens(queries)
+        terms, idf = self._bm25.terms, self._bm25.idf
+        return chance_of_tokens(read, [term_weights(q, terms, idf) for q in queries], some)
 
     def _unanswered(
         self, snapshot: MemorySnapshot, queries_QD: Vectors, nearest: tuple[Any, Vectors]
@@ -187,7 +213,7 @@ def calibrate(table: Table, encoder: Encoder) -> Calibration:
     language = table.info.language or "en"
     test = SentenceTest(passages, language, titles=titles, documents=documents)
     packed = rows["tokens"].to_pylist() if tokens else []
-    return test(encoder, table.vectors_in(rows), scored=True, packed=packed)
+    return test(encoder, table.vectors_in(rows), by_tokens=True, scored=True, packed=packed)
 
 
 def confidence_from(wrong: NDArray[np.float64]) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """The context that a retriever with slots reads (CDE; retriever/context.py).
 
-An index owns its context: drawn once from its documents, saved as ``context.safetensors`` beside
-index.json, and read before every document and query. Vectors from different contexts are not
+An index owns its context: drawn once from its documents, saved as ``context.safetensors`` in its
+folder, and read before every document and query. Vectors from different contexts are not
 comparable.
 
 Shapes: J slots, D width of the retriever's embedding table.
@@ -85,7 +85,7 @@ class Context:
         }.get(self.kind, "texts of a file")
 
     def about(self, slots: int) -> dict[str, Any]:
-        """Its entry in index.json, without the digest of its rows."""
+        """Its entry in ``Info``, without the digest of its rows."""
         own = "\n".join(self.texts or ()) if self.kind == "texts" else ""
         count = min(slots, len(self.texts or ()))
         texts = _digest(own.encode()) if own else ""

@@ -88,6 +88,8 @@ def encode_on_ray(
 class VectorFiles(Job):
     """A ``Job`` that writes Parquet files into ``folder``."""
 
+    finds_terms = False
+
     def write(self, batches: list[on_ray.Row]) -> on_ray.Row:
         import pyarrow as pa
         import pyarrow.parquet as pq

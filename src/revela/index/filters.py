@@ -10,7 +10,7 @@ import math
 import reprlib
 from collections.abc import Iterable, Mapping
 
-from revela.errors import RevelaError
+from revela.errors import QueryError
 
 FILTER_LIMIT = 10_000  # characters of SQL
 MAX_DEPTH = 20
@@ -46,7 +46,7 @@ def _join(separator: str, parts: Iterable[str]) -> str:
         sql += separator + part if sql else part
         if len(sql) > FILTER_LIMIT:
             message = f"the filter is longer than {FILTER_LIMIT:,} characters: give a shorter one"
-            raise RevelaError(message)
+            raise QueryError(message, "where")
     return sql
 
 
@@ -110,8 +110,7 @@ def _literal(value: object, name: str, kind: str) -> str:
     raise _error(f"{name} holds {kind}", value)
 
 
-def _error(reason: str, found: object = ...) -> RevelaError:
+def _error(reason: str, found: object = ...) -> QueryError:
     not_this = "" if found is ... else f", not {reprlib.repr(found)[:60]}"
-    return RevelaError(
-        f"the filter cannot be used ({reason}{not_this}): send one such as {EXAMPLE}"
-    )
+    message = f"the filter cannot be used ({reason}{not_this}): send one such as {EXAMPLE}"
+    return QueryError(message, "where")

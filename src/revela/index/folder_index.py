@@ -14,12 +14,13 @@ import os
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 from revela.corpus.load import READING
@@ -27,19 +28,18 @@ from revela.corpus.spool import LazyTexts
 from revela.embedded import MINILM, cache_folder, is_installed
 from revela.encoder.prompts import OWN, Given, Prompts, named_prompts, prompts_of
 from revela.encoder.static_encoder import gives_tokens
-from revela.errors import RevelaError
+from revela.errors import RevelaError, first_line
 from revela.files import atomic_write, remove_whole, writing
 from revela.index.default_model import installed_model, suited_model
+from revela.index.follow import Scan, Synced, absolute, follow, recorded_sources
 from revela.index.fusion import check_weight
 from revela.index.index import Index
-from revela.index.manifest import FORMAT, INFO, is_finished, read_info
-from revela.index.sources import FILE, Sources
-from revela.index.sync import Scan, Synced, absolute, make, sync
+from revela.index.state import STATE, State, is_finished, is_index, unfinished_in
 from revela.model_files import fingerprint, name_of, resolve
 from revela.retriever import load
-from revela.settings import Indexing
+from revela.settings import Indexing, Precision
 from revela.silence import duration
-from revela.types import Hits
+from revela.types import Document, Hits
 
 log = logging.getLogger(__name__)
 Opening = Callable[..., Index]
@@ -72,7 +72,7 @@ def open_any(
     """
     check_weight(options.get("weight"))
     path = Path(path)
-    if (path / INFO).is_file():
+    if is_index(path):
         return Index.open(path, model, prompts=prompts, **options)
     if not path.exists():
         raise RevelaError(
@@ -99,7 +99,7 @@ def _opened(
         place = _place(path.resolve(), folder, settings, options["prompts"])
         with writing(place.parent, wait=True):
             index = _synced(path, folder, settings, place, progress, options, scan)
-        os.utime(place / FILE)  # when it was used last
+        os.utime(place / STATE)  # when it was used last
     else:
         temporary = tempfile.TemporaryDirectory(prefix="revela-")
         place = Path(temporary.name) / "index"
@@ -179,7 +179,7 @@ def search(
 
 def _place(path: Path, model: Path, settings: Indexing, prompts: Prompts) -> Path:
     """Where the index of a text is kept."""
-    made: list[Any] = [os.fsencode(path).hex(), fingerprint(model), asdict(settings), FORMAT]
+    made: list[Any] = [os.fsencode(path).hex(), fingerprint(model), asdict(settings)]
     if prompts != named_prompts(model):
         made.append(prompts)
     digest = hashlib.blake2b(json.dumps(made, sort_keys=True).encode(), digest_size=8)
@@ -198,9 +198,10 @@ def _synced(
     """The index of a text in its place, up to date."""
     start = time.perf_counter()
     how: Any = dict(yes=True, progress=progress)
-    if is_finished(place):
-        index = Index.open(place, model, **options)
-        synced, report = sync(index, [path], READING, wait=True, **how)
+    index = _opened_in(place, model, options)
+    if index is not None:
+        with index.changes(wait=True) as changes:
+            synced, report = follow(changes, [path], READING, **how)
     else:
         load.keep_graph(model)
         scan = scan or Scan([path], READING)
@@ -214,6 +215,39 @@ def _synced(
         log.info(line)
     log.info(_summary(path, place, synced, time.perf_counter() - start))
     return index
+
+
+def make(
+    scan: Scan,
+    create: Callable[[Sequence[Document]], Index],
+    *,
+    yes: bool = False,
+    progress: bool = False,
+) -> tuple[Index, Synced]:
+    """Make an index of what a scan has found, or finish one that a killed run has left; ``create``
+    makes or opens it, and loads its model.
+    """
+    scan.check_report()
+    start = time.perf_counter()
+    index = create(scan.documents)
+    loading = time.perf_counter() - start
+    with index.changes() as changes:
+        synced, _ = follow(changes, scan=scan, yes=yes, progress=progress)
+    return index, replace(synced, seconds={"loading the model": loading, **synced.seconds})
+
+
+def _opened_in(place: Path, model: Path, options: Any) -> Index | None:
+    """The finished index in a place of the cache; None if there is none. One that cannot be opened,
+    or was made by another version, is removed.
+    """
+    try:
+        if is_finished(place):
+            return Index.open(place, model, **options)
+        unfinished_in(place)
+    except RevelaError as error:
+        log.warning(f"{first_line(error)}; it is made again")
+        remove_whole(place)
+    return None
 
 
 def _summary(path: Path, place: Path, synced: Synced, seconds: float) -> str:
@@ -235,6 +269,38 @@ def megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB"
 
 
+@contextmanager
+def kept_in_step(index: Index, seconds: float, precision: Precision = "auto") -> Iterator[None]:
+    """While open, a thread syncs an index with its sources every so many seconds.
+
+    The thread has an ``Index`` and a retriever of its own, so searches never wait for it. It loads
+    the retriever when something has changed. It logs what fails.
+
+    Raises:
+        RevelaError: the index does not know its sources.
+    """
+    recorded_sources(index.state)
+    own, stop = Index.open(index.folder, index.model_folder, precision=precision), Event()
+    thread = Thread(target=_keep_in_step, args=(own, seconds, stop), name="sync", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _keep_in_step(index: Index, seconds: float, stop: Event) -> None:
+    while not stop.wait(seconds):
+        try:
+            with index.changes() as changes:
+                synced, _ = follow(changes, stop=stop)
+            if synced.any:
+                log.info(f"{synced.describe()}; {index.folder} is in step again")
+        except Exception as error:  # serving goes on
+            log.warning(f"not in step with its sources: {first_line(error)}")
+
+
 @dataclass(frozen=True)
 class CachedIndex:
     """An index in the cache: of which text, by which model, its bytes, and when it was used."""
@@ -247,13 +313,14 @@ class CachedIndex:
 
 
 def cached_indices() -> Iterator[CachedIndex]:
-    """The indices in the cache."""
-    for file in sorted((cache_folder() / "indices").glob(f"*/index/{FILE}")):
-        folder = file.parent
+    """The indices in the cache; one that cannot be opened has no path."""
+    for file in sorted((cache_folder() / "indices").glob(f"*/index/{STATE}")):
+        folder, path, model = file.parent, "", "cannot be opened"
         used = datetime.fromtimestamp(file.stat().st_mtime)
-        with Sources.opened(folder) as record:
-            path = next(iter(record.paths), "")
-        model = name_of(Path(read_info(folder).model))
+        with suppress(RevelaError):
+            state = State(folder)
+            path = next(iter(state.sources.get("sources", [])), "")
+            model = name_of(Path(state.info.model))
         yield CachedIndex(folder, path, model, bytes_of(folder), used)
 
 
@@ -268,7 +335,8 @@ def clear_cache(path: str | Path | None = None) -> int:
     if source and not found:
         raise RevelaError(f"the cache holds no index of {path}: revela cache lists what it holds")
     for cached in found:
-        with writing(cached.folder.parent):
+        # What follows the text, as a server does, has the lock of the index alone.
+        with writing(cached.folder.parent), writing(cached.folder):
             remove_whole(cached.folder)
             _choice_file(cached.path).unlink(missing_ok=True)
     return sum(cached.bytes for cached in found)

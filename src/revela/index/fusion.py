@@ -10,9 +10,10 @@ By score (``fuse_scores``), the default:
 Both sides are 0 where there is nothing in common and 1 where nothing can be better, whatever the
 embedder and the text, so that scores of different queries can be compared:
 
-- ``chance`` is the mean cosine of two passages. An embedder whose cosines all lie between .75 and
-  .9, as multilingual-e5's do, and one whose cosines begin at 0 give the same c if they tell texts
-  apart equally well: stretching or shifting all cosines changes nothing.
+- ``chance`` is the mean cosine of a query and a passage that does not answer it (calibration.py).
+  c is 0 below it. An embedder whose cosines all lie between .75 and .9, as multilingual-e5's do,
+  and one whose cosines begin at 0 give the same c if they tell texts apart equally well: stretching
+  or shifting all cosines changes nothing.
 - ``best(q)`` is the theoretical maximum of BM25 (Bruch, Gai & Ingber, An Analysis of Fusion
   Functions for Hybrid Retrieval, TOIS 2023).
 
@@ -30,6 +31,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from revela.errors import RevelaError
 from revela.types import Vectors
@@ -41,8 +43,8 @@ Ranking = Mapping[int, tuple[str, float]]
 """A row of an index -> its document and its score, best first."""
 
 WORDS = 0.75  # weight of words that find a passage as often as vectors do
-DIGITS = 6  # of the chance, so that the order of a sum does not show
-MOST_ALIKE = 0.95  # greatest chance, of a few texts that are all but the same
+DIGITS = 6  # of a chance, so that the order of its sum does not show
+MOST_ALIKE = 0.95  # greatest chance, of texts that are all but the same
 RRF_K = 60  # the constant of the paper, and of Revela's hybrid rows
 DEPTH = 200  # candidates taken from each side
 
@@ -57,11 +59,12 @@ def check_weight(weight: float | None) -> None:
 
 class FusionRule(NamedTuple):
     """What a fusion by score knows of a corpus: ``odds`` is max(1, W / V)^2, ``chance`` the mean
-    cosine of two passages.
+    cosine of a query and any passage, ``tokens`` that of token vectors (tokens.py).
     """
 
     odds: float = 1.0
     chance: float = 0.0
+    tokens: float = 0.0
 
     @property
     def weight(self) -> float:
@@ -70,12 +73,22 @@ class FusionRule(NamedTuple):
 
     def similarity(self, cosine: float) -> float:
         """c(q, d), 0 to 1, of a cosine."""
-        return max(0.0, (cosine - self.chance) / (1 - self.chance))
+        return float(above_chance(cosine, self.chance))
+
+
+def above_chance(scores: ArrayLike, chance: float) -> NDArray[np.float64]:
+    """Scores counted from chance (0) to 1; those below it are 0."""
+    return np.maximum(0.0, (np.asarray(scores, np.float64) - chance) / (1 - chance))
+
+
+def as_chance(mean: float) -> float:
+    """The mean of scores of what has nothing to do with each other, 0 to ``MOST_ALIKE``."""
+    return round(min(MOST_ALIKE, max(0.0, mean)), DIGITS)
 
 
 def chance_of(vectors_ND: Vectors) -> float:
-    """The mean cosine of two different ones of these unit vectors (N, D), 0 to ``MOST_ALIKE``; 0 of
-    less than two.
+    """The mean cosine of two different ones of these unit vectors (N, D), where no queries can be
+    had; 0 of less than two.
 
     >>> round(chance_of(np.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])), 2)  # of .6, .8 and 0
     0.47
@@ -84,8 +97,7 @@ def chance_of(vectors_ND: Vectors) -> float:
     if count < 2:
         return 0.0
     total = float(np.square(vectors_ND.sum(axis=0, dtype=np.float64)).sum())
-    mean = (total - count) / (count * (count - 1))
-    return round(min(MOST_ALIKE, max(0.0, mean)), DIGITS)
+    return as_chance((total - count) / (count * (count - 1)))
 
 
 def fuse_scores(
@@ -105,9 +117,10 @@ def fuse_scores(
         {'b': 0.53, 'a': 0.2, 'c': 0.03}
     """
     own = rule.weight if weight is None else weight
+    similarities = above_chance([*cosines.values()], rule.chance).tolist()
     scores = {
-        item: own * rule.similarity(cosine) + (1 - own) * shares.get(item, 0.0)
-        for item, cosine in cosines.items()
+        item: own * similarity + (1 - own) * shares.get(item, 0.0)
+        for item, similarity in zip(cosines, similarities, strict=True)
     }
     return dict(sorted(scores.items(), key=lambda pair: -pair[1]))
 

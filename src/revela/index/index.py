@@ -1,58 +1,55 @@
 """An index: documents in one folder that are searched by their vectors, by their words, or by both.
 
 Documents are cut into chunks, each a row of a LanceDB table (table.py). A search ranks chunks and
-returns documents, each once, with its best chunk (search.py). writer.py changes an index. Beside
-the table lie ``index.json`` (manifest.py) and the counts of terms that the fusion reads
-(term_stats.py).
+returns documents, each once, with its best chunk (search.py). changes.py changes an index. Beside
+the table lies its state (state.py), which says in which version it is read.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from revela.encoder.prompts import OWN, Given, Prompts, check_prompts
 from revela.encoder.saved_config import check_dimensions
-from revela.errors import RevelaError
+from revela.errors import QueryError, RevelaError
 from revela.files import writing
 from revela.index.filters import where_sql
 from revela.index.fusion import Fusion, check_weight
 from revela.index.language import check_language
-from revela.index.manifest import Calibration, Info, read_info, unfinished_in
-from revela.index.rerankers import Rerank, load_reranker
-from revela.index.rerankers.tokens import Weight, term_weights
+from revela.index.manifest import Calibration, Info
 from revela.index.rows import as_stored
-from revela.index.search import IndexSnapshot, Mode, SearchOptions, check_query
-from revela.index.table import REPLACING, Table
-from revela.index.term_stats import Statistics
+from revela.index.search import IndexSnapshot, Mode, Rerank, SearchOptions, check_query
+from revela.index.state import Moved, Now, State, unfinished_in
+from revela.index.table import Table
+from revela.index.tokens import Weight, term_weights
 from revela.model_files import fingerprint, resolve
-from revela.settings import OFFLINE_MODEL, Indexing, Precision
+from revela.settings import Indexing, Precision
 from revela.types import (
     Document,
     Explanation,
     Hit,
     Hits,
     QueryTokens,
-    Reranker,
     TokenEncoder,
     Vectors,
+    check_unicode,
     is_missing,
     refuse_text,
 )
 
 if TYPE_CHECKING:
     from revela.corpus.load import Reading
+    from revela.index.changes import Changes
     from revela.index.contexts import Choice, Context
+    from revela.index.follow import Synced
     from revela.index.ingest import Added
-    from revela.index.sync import Synced
-    from revela.index.writer import IndexWriter
 
-log = logging.getLogger(__name__)
+T = TypeVar("T")
 QUERY_BATCH = 256  # queries that are encoded together
 
 
@@ -72,24 +69,46 @@ class Index:
         ['a']
         >>> index.delete(["b"])
         1
+        >>> with index.changes() as changes:
+        ...     added = changes.put([Document("c", "The pond is deep.")])
+        ...     deleted = changes.drop(["a"])
     """
 
     def __init__(
         self,
-        table: Table,
+        folder: Path,
         encoder: TokenEncoder | None = None,
         model: str | Path | None = None,
         precision: Precision = "auto",
-        lm: str | Path = OFFLINE_MODEL,
         weight: float | None = None,
         default_rerank: Rerank | None = None,
     ) -> None:
-        self.folder, self.info, self.table, self.weight = table.folder, table.info, table, weight
-        self.statistics = Statistics(self.folder)
-        self._encoder, self._model, self._precision, self._lm = encoder, model, precision, lm
+        self.folder, self.weight = folder, weight
+        self._encoder, self._model, self._precision = encoder, model, precision
         self._default_rerank = default_rerank
-        self._rerankers = dict[str, Reranker]()
-        self._described = self.statistics.version  # of the table when the manifest was read
+        self._open()
+
+    def _open(self) -> None:
+        self.state = State(self.folder)
+        self._table: Table | None = None
+        self._now: Now | None = None  # when the table was opened
+
+    @property
+    def table(self) -> Table:
+        """The table in the version that the state describes, as any process has left it last."""
+        table = self._table
+        while table is None or (now := self.state.now()) != self._now:
+            now = self.state.now()
+            info = Info.from_json(now.info)
+            table = (table or Table.open(self.folder, info)).at(now.version, info)
+            if table.is_exact or now == self.state.now():
+                self._table, self._now = table, now
+        return table
+
+    @property
+    def info(self) -> Info:
+        """What made the index, and what was measured on it."""
+        return self.table.info
 
     @classmethod
     def create(
@@ -101,7 +120,6 @@ class Index:
         *,
         context: Choice | None = None,
         encoder: TokenEncoder | None = None,
-        lm: str | Path = OFFLINE_MODEL,
         prompts: Given = OWN,
     ) -> Index:
         """Make an empty index; or open what a killed run left of one with the same settings.
@@ -115,7 +133,6 @@ class Index:
             context: for a retriever trained with a context, as ``Context.of`` takes it; by default
                 the one it was saved with. It cannot be changed later.
             encoder: of ``model``, if it is loaded already.
-            lm: language model of ``search(rerank="heads")``.
             prompts: of queries and of passages, in place of the model's own (None); those of
                 ``encoder``, if it was loaded with others.
         """
@@ -132,7 +149,7 @@ class Index:
         info = describe(path, encoder, settings, metadata or {}, prompts)
         chosen = Context.of("saved" if context is None else context)
         has_none = chosen.kind == "saved" and not slots_of(encoder)
-        return cls.begin(Path(folder), info, encoder, lm, None if has_none else chosen)
+        return cls.begin(Path(folder), info, encoder, None if has_none else chosen)
 
     @classmethod
     def begin(
@@ -140,10 +157,10 @@ class Index:
         folder: Path,
         info: Info,
         encoder: TokenEncoder,
-        lm: str | Path = OFFLINE_MODEL,
         context: Context | None = None,
     ) -> Index:
         """``create``, with a manifest."""
+        from revela.index.changes import Changes
         from revela.index.contexts import with_slots, write_rows
 
         if context is not None:
@@ -155,13 +172,13 @@ class Index:
                     f"{folder} was begun with another model or other settings: "
                     "give those again, or remove it"
                 )
-            if unfinished:
-                info = unfinished
-            elif context is not None:
-                digest = write_rows(folder, context.rows(encoder))
-                info = replace(info, context={"digest": digest, **(info.context or {})})
-            info.save(folder)
-            return cls(Table.open(folder, info, create=True), encoder, lm=lm)
+            if not unfinished:
+                if context is not None:
+                    digest = write_rows(folder, context.rows(encoder))
+                    info = replace(info, context={"digest": digest, **(info.context or {})})
+                State.create(folder, info).close()
+            Changes(folder, lambda: encoder).state.close()  # makes the table
+            return cls(folder, encoder)
 
     @classmethod
     def open(
@@ -171,7 +188,6 @@ class Index:
         *,
         encoder: TokenEncoder | None = None,
         precision: Precision = "auto",
-        lm: str | Path = OFFLINE_MODEL,
         weight: float | None = None,
         default_rerank: Rerank | None = None,
         prompts: Given = OWN,
@@ -183,33 +199,20 @@ class Index:
             model: where the retriever is, if it has moved since the index was made.
             encoder: of the index's retriever, if it is loaded already.
             precision: arithmetic; "auto" is that of the index's vectors.
-            lm: language model of ``search(rerank="heads")``: a folder, a hub id or
-                embedded:smollm2-135m; loaded when it is first needed.
-            weight: of the vectors in hybrid search by score, from 0 (words alone) to 1; None: set
-                for each query by what the index has measured.
+            weight: of the vectors in hybrid search by score, from 0 (words alone) to 1; None: by
+                what the index has measured.
             default_rerank: re-ranker of searches that name none, where scores are cosines or fused
                 by score.
             prompts: other ones than the index was made with are refused.
         """
         check_weight(weight)
         folder = Path(folder)
-        info = read_info(folder)
-        if not info.finished:
+        index = cls(folder, encoder, model, precision, weight, default_rerank)
+        if not index.state.info.finished:
             raise RevelaError(
                 f"{folder} is not finished: run the same revela index again to resume it"
             )
-        if info.language is None:
-            log.warning(
-                f"{folder} was made by an earlier version and stays as it is: its BM25 takes every "
-                "language for English, and its fusion does not know how well the model knows the "
-                "text; make it again with revela index to mend both"
-            )
-        table = Table.open(folder, info)
-        index = cls(table, encoder, model, precision, lm, weight, default_rerank)
-        if (folder / REPLACING).is_file():
-            # If another process is writing, it will settle this.
-            with suppress(RevelaError, OSError), writing(folder):
-                table.settle()
+        _ = index.table  # refuses one that is damaged
         if model is not None:
             _ = index.model_folder  # refuses a model that did not make the index
         if prompts != OWN:
@@ -258,10 +261,6 @@ class Index:
     @property
     def calibration(self) -> Calibration:
         """How well words and vectors find its passages, as measured last by any process."""
-        self.statistics.refresh()
-        if self._described != self.statistics.version:
-            self._described = self.statistics.version
-            self._use(read_info(self.folder))
         return self.info.calibration
 
     def __len__(self) -> int:
@@ -270,7 +269,8 @@ class Index:
 
     def sample(self) -> list[str]:
         """At most a thousand passages, evenly spaced."""
-        return [str(text) for text in self.table.sample("passage")["passage"].to_pylist()]
+        rows = self._retried(lambda: self.table.sample("passage"))
+        return [str(text) for text in rows["passage"].to_pylist()]
 
     # Search
 
@@ -281,7 +281,7 @@ class Index:
         mode: Mode = "hybrid",
         where: str | Mapping[str, object] | None = None,
         fusion: Fusion = "score",
-        rerank: Rerank | Literal["none"] | Reranker | None = None,
+        rerank: Rerank | None = None,
         encoded: Vectors | QueryTokens | None = None,
         min_score: float | None = None,
         explain: bool = False,
@@ -298,38 +298,43 @@ class Index:
             where: filter over metadata, id and title, as SQL: "year > 2020 and lang = 'en'"; or
                 as JSON (filters.py): {"year": {"gt": 2020}, "lang": "en"}.
             fusion: join both rankings by score, or by rank.
-            rerank: order the first documents again (rerankers/): 50 by the vectors of their
-                "tokens", which the model reads now unless the index keeps them; or 20 by the
-                "heads" of a language model, or by a re-ranker of your own; or "none". By default
-                none, or "tokens" in the index of a folder (folder_index.py) where scores are
-                cosines or fused by score.
+            rerank: order the first 50 documents again by the vectors of their "tokens", which the
+                model reads now unless the index keeps them; or "none". By default none, or "tokens"
+                in the index of a folder (folder_index.py) where scores are cosines or fused by
+                score.
             encoded: the query's vector, (D,), or ``QueryTokens``, if known already.
             min_score: leave out documents of a lower score.
             explain: say what words and vectors gave (``Hit.explanation``).
 
         Raises:
-            RevelaError: the query is empty, the filter is wrong, two options exclude each other,
-                the retriever or the language model cannot be loaded, or the folder is damaged.
+            QueryError: the query is empty or longer than ``QUERY_CHARACTERS``, the filter is wrong,
+                an option has no such value, or two exclude each other.
+            RevelaError: the retriever cannot be loaded, or the folder is damaged.
         """
-        if rerank is None:
-            rerank = self.reranking(mode, fusion)
-        sql = where_sql(where, self.info.columns) if where else ""
-        options = SearchOptions(k, mode, sql, fusion, self.weight, min_score=min_score)
-        check_query(query, options, rerank == "tokens")
-        if rerank == "tokens":
+        options = self.options(k, mode, where, fusion, rerank, min_score)
+        check_query(query)
+        if options.rerank == "tokens":
             if not isinstance(encoded, QueryTokens):
                 (encoded,) = self.encoder.query_tokens([query])
-            options = replace(options, reranker=encoded)
-        else:
-            options = replace(options, reranker=self._reranker(rerank))
+            options = replace(options, tokens=encoded)
         vector = None if mode == "lexical" else self._vector(query, encoded)
+        return self._retried(lambda: self._search(query, vector, options, explain))
+
+    def _retried(self, read: Callable[[], T]) -> T:
+        """What ``read`` gives: where another process has changed or packed the table meanwhile, it
+        reads again.
+        """
         while True:
-            version = self.table.version
+            table = self.table
             try:
-                return self._search(query, vector, options, explain)
+                return read()
+            except Moved:
+                continue
+            except QueryError:
+                raise
             except (KeyError, RevelaError) as error:
-                # Another process may have packed the table, which renumbers its rows.
-                if self.table.version != version:
+                self._open()
+                if self.table.version != table.version:
                     continue
                 if isinstance(error, RevelaError):
                     raise
@@ -338,17 +343,31 @@ class Index:
                     "make it again with revela index"
                 ) from error
 
+    def options(
+        self,
+        k: int = 10,
+        mode: Mode = "hybrid",
+        where: str | Mapping[str, object] | None = None,
+        fusion: Fusion = "score",
+        rerank: Rerank | None = None,
+        min_score: float | None = None,
+    ) -> SearchOptions:
+        """The options of a search, checked before anything is computed; QueryError as there."""
+        sql = where_sql(where, self.info.columns) if where else ""
+        rerank = self.reranking(mode, fusion) if rerank is None else rerank
+        return SearchOptions(k, mode, sql, fusion, self.weight, rerank, min_score)
+
     def _search(
         self, query: str, vector: Vectors | None, options: SearchOptions, explain: bool
     ) -> Hits:
-        """Search the table as it is; KeyError if its rows have been renumbered meanwhile."""
-        calibration = self.calibration
-        reads_tokens = isinstance(options.reranker, QueryTokens)
-        makes_tokens = reads_tokens and not self.info.settings.keep_tokens
+        """Search the table as it is; Moved if it has changed meanwhile."""
+        table = self.table
+        calibration = table.info.calibration
+        makes_tokens = options.tokens is not None and not table.info.settings.keep_tokens
         encoder = self.encoder if makes_tokens else None
-        snapshot = IndexSnapshot(self.table, self.statistics, calibration.rule, encoder)
+        snapshot = IndexSnapshot(table, self.state, calibration.rule, encoder)
         ranking = snapshot.search(query, vector, options)
-        rows = self.table.rows(list(ranking))
+        rows = table.rows(list(ranking))
         reasons = snapshot.explain(query, vector, options, list(ranking)) if explain else {}
         hits = Hits()
         for row, (document, score) in ranking.items():
@@ -358,31 +377,23 @@ class Index:
                 raise KeyError(document)
         return hits
 
-    def reranking(self, mode: Mode, fusion: Fusion) -> Rerank | None:
-        """How a search that names no re-ranker is re-ranked."""
+    def reranking(self, mode: Mode, fusion: Fusion) -> Rerank:
+        """How a search that does not say it is re-ranked."""
         by_score = mode == "dense" or (mode == "hybrid" and fusion == "score")
-        return self._default_rerank if by_score else None
-
-    def _reranker(self, rerank: Rerank | Literal["none"] | Reranker | None) -> Reranker | None:
-        if not isinstance(rerank, str):
-            return rerank
-        if rerank == "none":
-            return None
-        if rerank not in self._rerankers:
-            self._rerankers[rerank] = load_reranker(rerank, str(self._lm), self.sample)
-        return self._rerankers[rerank]
+        return (self._default_rerank if by_score else None) or "none"
 
     def search_many(self, queries: Sequence[str], **options: Any) -> Iterator[list[Hit]]:
         """``search`` for each query, with the same options; queries are encoded in batches."""
         refuse_text(queries, "queries")
-        mode, fusion = options.get("mode", "hybrid"), options.get("fusion", "score")
-        by_tokens = (options.get("rerank") or self.reranking(mode, fusion)) == "tokens"
+        given = self.options(**{name: options[name] for name in options if name != "explain"})
+        for query in queries:
+            check_query(query)
         for start in range(0, len(queries), QUERY_BATCH):
             batch = queries[start : start + QUERY_BATCH]
             encoded: Any = [None] * len(batch)
-            if by_tokens:
+            if given.rerank == "tokens":
                 encoded = self.encoder.query_tokens(batch)
-            elif mode != "lexical":
+            elif given.mode != "lexical":
                 encoded = self.encoder.encode_queries(batch)
             for query, read in zip(batch, encoded, strict=True):
                 yield self.search(query, encoded=read, **options)
@@ -395,13 +406,15 @@ class Index:
 
     def term_weights(self, query: str) -> list[Weight]:
         """Begin, end and BM25 idf of each term of a query."""
-        return term_weights(query, self.table.query_terms, self.statistics.current().idf)
+        return term_weights(query, self.table.query_terms, self.state.idf)
 
     def chunks(self, document: str) -> list[Hit]:
         """The chunks of a document by its id, in order, with a score of 0; none if it has none.
         Their texts, joined, are the document's.
         """
-        return [self._hit(row, 0.0) for row in self.table.document(document)]
+        check_unicode(document, "the id")
+        rows = self._retried(lambda: self.table.document(document))
+        return [self._hit(row, 0.0) for row in rows]
 
     def _hit(
         self,
@@ -417,12 +430,16 @@ class Index:
 
     # Change
 
-    @cached_property
-    def writer(self) -> IndexWriter:
-        """What changes the index, step by step."""
-        from revela.index.writer import IndexWriter
+    def changes(self, wait: bool = False) -> AbstractContextManager[Changes]:
+        """While open, no other process may change the index, and what is put into it or dropped is
+        searched; at the end it is packed and measured, if need be.
 
-        return IndexWriter(self)
+        Args:
+            wait: for another process that is writing to the index, rather than raise RevelaError.
+        """
+        from revela.index.changes import changes_to
+
+        return changes_to(self.folder, lambda: self.encoder, wait)
 
     def add(self, documents: Iterable[Document], progress: bool = False) -> Added:
         """Add documents; one whose id is in the index is replaced, unless it is the same.
@@ -436,12 +453,17 @@ class Index:
                 model's vectors are not finite, or another process is writing to the index.
         """
         refuse_text(documents, "documents")
-        return self.writer.add(documents, progress)
+        with self.changes() as changes:
+            return changes.put(documents, progress)
 
     def delete(self, ids: Iterable[str]) -> int:
         """Delete documents, all or none, in one commit; returns how many chunks they had."""
         refuse_text(ids, "ids")
-        return self.writer.delete(ids)
+        given = list(ids)
+        for name in given:
+            check_unicode(name, f"the id {name!a}")
+        with self.changes() as changes:
+            return changes.drop(given)
 
     def sync(
         self,
@@ -466,16 +488,8 @@ class Index:
         Raises:
             RevelaError: a source is missing or has lost too much, or as for ``add``.
         """
-        from revela.index.sync import sync
+        from revela.index.follow import follow
 
         given = [sources] if isinstance(sources, str | Path) else sources
-        return sync(self, given, reading, yes=yes, progress=progress)[0]
-
-    def update(self, info: Info) -> None:
-        """Save a changed manifest."""
-        info.save(self.folder)
-        self._use(info)
-
-    def _use(self, info: Info) -> None:
-        if info != self.info:
-            self.info, self.table = info, Table(self.folder, info, self.table.lance)
+        with self.changes() as changes:
+            return follow(changes, given, reading, yes=yes, progress=progress)[0]

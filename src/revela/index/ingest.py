@@ -24,12 +24,20 @@ from revela.encoder.prompts import OWN, Given, prompts_of
 from revela.errors import RevelaError
 from revela.index.language import Terms
 from revela.index.manifest import Info
-from revela.index.rerankers.tokens import encode_packed
 from revela.index.rows import RESERVED, arrow_rows, as_stored
 from revela.index.table import Table
+from revela.index.tokens import encode_packed
 from revela.model_files import fingerprint
 from revela.settings import Indexing
-from revela.types import Document, Encoder, LimitedEncoder, TokenEncoder, Value
+from revela.types import (
+    Document,
+    Encoder,
+    LimitedEncoder,
+    TokenEncoder,
+    Value,
+    check_unicode,
+    is_missing,
+)
 
 BATCH = 2**19  # characters of the first commits: some hundred chunks, so that a kill costs seconds
 GROWTH, MAX_BATCH = 256, 2**25  # later commits hold 1/256 of the text before, at most MAX_BATCH
@@ -74,6 +82,7 @@ def describe(
     prompts: Given = OWN,
 ) -> Info:
     """The manifest of a new index; ``prompts`` are those that the encoder was loaded with."""
+    check_columns(metadata)
     width = encoder.encode_passages(["."]).shape[1]
     width = min(width, settings.dimensions or width)
     precision = str(getattr(encoder, "precision", ""))
@@ -98,7 +107,7 @@ def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 @dataclass(frozen=True)
-class Changes:
+class Batch:
     """Documents of a batch that are new or differ from the table's, and ids of the latter."""
 
     documents: list[Document]
@@ -106,7 +115,7 @@ class Changes:
     replaced: list[str]
 
     @classmethod
-    def of(cls, batch: Sequence[Document], table: Table | None, info: Info) -> Changes:
+    def of(cls, batch: Sequence[Document], table: Table | None, info: Info) -> Batch:
         """Compare documents with a table; None: an empty one."""
         digests = {d.id: digest_of(d, info.settings.chunk_words) for d in batch}
         present = table.digests(list(digests)) if table else {}
@@ -134,8 +143,7 @@ def encode_rows(
     else:
         vectors = encoder.encode_passages(passages)
     terms = [analyze(passage) for passage in passages] if analyze else []
-    if analyze:
-        rows["terms"] = [" ".join(found) for found in terms]
+    rows["terms"] = [" ".join(found) for found in terms] or [None] * len(passages)
     return Encoded(arrow_rows(info, rows, as_stored(vectors, info, folder), tokens), terms, cut)
 
 
@@ -242,10 +250,7 @@ def _is_beyond_int64(value: Value) -> bool:
 
 def columns_of_types(types: Mapping[str, set[type]]) -> dict[str, str]:
     """``metadata_columns`` of fields whose types are known."""
-    if taken := [name for name in types if name in RESERVED or name.startswith("_")]:
-        raise RevelaError(
-            f"--metadata {taken[0]}: columns of this name are the index's own; rename the field"
-        )
+    check_columns(types)
     if missing := [name for name, found in types.items() if not found]:
         raise RevelaError(
             f'no document has a field "{missing[0]}": name others with --metadata, or omit it'
@@ -253,9 +258,26 @@ def columns_of_types(types: Mapping[str, set[type]]) -> dict[str, str]:
     return {name: COLUMN_TYPES.get(frozenset(found), "string") for name, found in types.items()}
 
 
+def check_columns(names: Iterable[str]) -> None:
+    """Refuse metadata whose names the table cannot have."""
+    for name in names:
+        if name in RESERVED or name.startswith("_"):
+            raise RevelaError(
+                f"--metadata {name}: columns of this name are the index's own; rename the field"
+            )
+        if "." in name or "`" in name:
+            raise RevelaError(
+                f"--metadata {name}: a column has neither . nor ` in its name; rename the field"
+            )
+
+
 def _as_column(document: Document, name: str, kind: str, folder: Path) -> Value | None:
     """A metadata value as its column holds it."""
     value = document.metadata.get(name)
+    if isinstance(value, str):
+        check_unicode(value, f"{name} of document {document.id}")
+    if is_missing(value):  # NaN, which SQL takes for the greatest number
+        return None
     if kind == "string":
         return value if isinstance(value, str | None) else json.dumps(value)
     if value is None or (kind == NUMBERS.get(type(value)) and not _is_beyond_int64(value)):

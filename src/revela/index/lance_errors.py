@@ -36,7 +36,8 @@ def lance_errors(folder: Path, where: str = "", columns: Iterable[str] = ()) -> 
             names = ", ".join([*HIT_COLUMNS, *columns])
             raise QueryError(
                 f'the filter "{where[:80]}" cannot be used ({why}): '
-                f"compare columns of this index, which are {names}"
+                f"compare columns of this index, which are {names}",
+                "where",
             ) from error
         raise RevelaError(
             f"{folder} is damaged or out of reach ({reason}): "

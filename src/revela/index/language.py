@@ -80,7 +80,6 @@ _ASCII_OR_SIGNED = re.compile(rf"{_SIGNED}|[A-Za-z0-9]+")
 # What stands between white space and is not ASCII alone, with neighbours that are not either.
 _NOT_ASCII = r"[^\s\x80-\U0010ffff]*+[^\x00-\x7f]\S*"
 _NOT_ASCII_WORDS = re.compile(rf"(?<!\S)({_NOT_ASCII}(?:\s++{_NOT_ASCII})*)")
-_FORMER_WORD = re.compile(r"[^\W_]+")
 _CLUSTER = regex.compile(r"\X")
 _PART = regex.compile(r"\p{Lu}?[\p{Ll}\p{N}]+|\p{Lu}+(?!\p{Ll})")  # of getFileName, or HTTPServer
 # Invisible characters within words: soft hyphens, joiners, variation selectors.
@@ -146,21 +145,6 @@ class Analyzer:
                 yield from _character_ngrams(
                     run.group(), begin, 2 if run.lastgroup == "pairs" else 3
                 )
-
-
-class FormerEnglish:
-    """Terms of indices of earlier versions: LanceDB's English, in every language."""
-
-    def __call__(self, text: str) -> list[str]:
-        return [term for _, _, term in self.places(text)]
-
-    def places(self, text: str) -> Iterator[tuple[int, int, str]]:
-        import Stemmer
-
-        stem = Stemmer.Stemmer("english").stemWord
-        for word in _FORMER_WORD.finditer(text.lower()):
-            if word.group() not in ENGLISH_STOP_WORDS:
-                yield word.start(), word.end(), stem(word.group())
 
 
 class _WordTerms(dict[str, tuple[str, ...]]):

@@ -1,5 +1,5 @@
-"""What an index folder holds beside its table: index.json, which says what made the index and
-whether it is finished, and the context of a retriever that reads one (contexts.py).
+"""What made an index, what was measured on it, and whether it is finished: part of its state
+(state.py).
 """
 
 from __future__ import annotations
@@ -13,15 +13,11 @@ from typing import Any
 
 from revela.encoder.processor import has_bf16, has_gpu
 from revela.encoder.prompts import Prompts, named_prompts
-from revela.errors import RevelaError
-from revela.files import LOCK, atomic_write, hidden_prefix
 from revela.index.fusion import FusionRule
-from revela.index.language import CORPUS_WORDS, Analyzer, FormerEnglish, Terms
+from revela.index.language import CORPUS_WORDS, Analyzer, Terms
 from revela.settings import Indexing, Precision
 
-INFO, CONTEXT = "index.json", "context.safetensors"
-FORMAT = 5
-EARLIER = (3, 4)  # formats that are still read: tables without a column of terms
+CONTEXT = "context.safetensors"  # what a retriever that reads a context reads (contexts.py)
 CONTEXT_CHOICES = ("kind", "seed", "texts")  # of a context; a resumed run must repeat them
 MEASURED = 3  # version of how calibration is measured: 2 had no chance
 PRIOR = 5  # queries added to both sides' counts, so that few queries say little
@@ -42,7 +38,8 @@ class Calibration:
     vectors: int = 0  # queries that the vectors answer
     passages: int = 0  # in the index at that time
     least: float = 1.0
-    chance: float = 0.0  # mean cosine of two passages
+    chance: float = 0.0  # mean cosine of a query and a passage that does not answer it
+    tokens: float = 0.0  # the same of token vectors, where they can be had
     version: int = MEASURED
     scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """(half, slope) of ``confidence`` by search: "hybrid", and re-ranked by "tokens". None are
@@ -76,7 +73,7 @@ class Calibration:
     @property
     def rule(self) -> FusionRule:
         """The rule of the fusion by score."""
-        return FusionRule(self.ratio**2, self.chance)
+        return FusionRule(self.ratio**2, self.chance, self.tokens)
 
     def describe(self) -> str:
         """The result for people, and what follows from it."""
@@ -99,7 +96,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Info:
-    """The contents of ``index.json``."""
+    """What made an index, and what was measured on it."""
 
     model: str  # folder of the retriever
     fingerprint: str  # of that folder
@@ -107,17 +104,14 @@ class Info:
     settings: Indexing
     columns: Mapping[str, str] = field(default_factory=dict)  # of metadata, and their Arrow types
     finished: bool = False  # the first documents are all in
-    format: int = FORMAT
-    language: str | None = ""  # for ``Analyzer``; "": not found yet; None: LanceDB's English
+    language: str = ""  # for ``Analyzer``; "": not found yet
     calibration: Calibration = field(default_factory=Calibration)
-    precision: str = ""  # that the vectors were made in; "" in those of earlier versions
+    precision: str = ""  # that the vectors were made in
     context: Mapping[str, Any] | None = None  # ``Context.about``, and the digest of its rows
-    prompts: Prompts | None = None  # None: made by a version that read those of the folder
+    prompts: Prompts | None = None  # None: those of the model's folder
 
     def analyzer(self, cache_size: int = CORPUS_WORDS) -> Terms:
         """What splits passages and queries into terms."""
-        if self.language is None:
-            return FormerEnglish()
         return Analyzer(self.language, cache_size)
 
     def prompts_of(self, model: Path) -> Prompts:
@@ -140,52 +134,15 @@ class Info:
         context = self.context and {name: self.context[name] for name in CONTEXT_CHOICES}
         return replace(self, context=context, language="", calibration=Calibration())
 
-    def save(self, folder: Path) -> None:
-        with atomic_write(folder / INFO) as temporary:
-            temporary.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
 
-
-def read_info(folder: Path) -> Info:
-    """Read ``index.json`` of a folder."""
-    if not (folder / INFO).is_file():
-        raise RevelaError(f"{folder} is not an index: it has no {INFO}; make one with revela index")
-    try:
-        content = json.loads((folder / INFO).read_text(encoding="utf-8"))
-        if content.get("format") in EARLIER:
-            content["language"] = None
-        if content.get("format") in (FORMAT, *EARLIER):
-            measured = {"version": 1, **content.get("calibration", {})}
-            measured["scores"] = {k: tuple(v) for k, v in measured.get("scores", {}).items()}
-            content["calibration"] = Calibration(**measured)
-            if content.get("prompts") is not None:
-                content["prompts"] = Prompts(*content["prompts"])
-            return Info(**{**content, "settings": Indexing(**content["settings"])})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RevelaError(
-            f"{folder} is damaged ({INFO}: {error}): make it again with revela index"
-        ) from error
-    raise RevelaError(
-        f"{folder} was made by another version of revela: make it again with revela index"
-    )
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether a folder holds a finished index."""
-    return (folder / INFO).is_file() and read_info(folder).finished
-
-
-def unfinished_in(folder: Path) -> Info | None:
-    """The manifest that a killed run has left in this folder; None if the folder is free. A folder
-    with a finished index or anything else is refused.
-    """
-    # These are written before index.json.
-    early = (LOCK, CONTEXT, hidden_prefix(CONTEXT), hidden_prefix(INFO))
-    if not folder.exists() or (
-        folder.is_dir() and all(entry.name.startswith(early) for entry in folder.iterdir())
-    ):
-        return None
-    if not (folder / INFO).is_file() or (info := read_info(folder)).finished:
-        raise RevelaError(
-            f"{folder} exists: choose another --out, or add to an index with --append"
-        )
-    return info
+    @classmethod
+    def from_json(cls, text: str) -> Info:
+        content = json.loads(text)
+        measured = content["calibration"]
+        measured["scores"] = {how: tuple(found) for how, found in measured["scores"].items()}
+        content["calibration"] = Calibration(**measured)
+        content["settings"] = Indexing(**content["settings"])
+        content["prompts"] = content["prompts"] and Prompts(*content["prompts"])
+        return cls(**content)

@@ -30,9 +30,8 @@ def schema_of(info: Info) -> Any:
         "passage": pa.string(),
         "digest": pa.string(),
         "vector": pa.list_(pa.float32(), info.width),
+        "terms": pa.string(),
     }
-    if info.language is not None:
-        columns["terms"] = pa.string()
     if info.settings.keep_tokens:
         columns["tokens"] = pa.binary()
     metadata = {name: pa.type_for_alias(kind) for name, kind in info.columns.items()}

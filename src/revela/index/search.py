@@ -10,7 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf, isnan
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from revela.errors import QueryError
 from revela.index.fusion import (
@@ -23,23 +26,24 @@ from revela.index.fusion import (
     fuse_scores,
     joined,
 )
-from revela.index.rerankers import HEADS_DEPTH, TOKENS_DEPTH
-from revela.index.rerankers.listwise import rerank_listwise
-from revela.index.rerankers.tokens import (
+from revela.index.state import State
+from revela.index.table import Table, id_filter
+from revela.index.tokens import (
+    TOKENS_DEPTH,
     Weight,
     encode_packed,
-    match_by_tokens,
     rerank_by_tokens,
+    similarities,
     term_weights,
 )
-from revela.index.table import Table, id_filter
-from revela.index.term_stats import Statistics
-from revela.types import Explanation, QueryTokens, Reranker, TokenEncoder, Vectors
+from revela.types import Explanation, QueryTokens, TokenEncoder, Vectors, check_unicode
 
 if TYPE_CHECKING:
     from revela.index.bm25 import BM25
 
 Mode = Literal["dense", "lexical", "hybrid"]
+Rerank = Literal["tokens", "none"]
+QUERY_CHARACTERS = 10_000  # maximum length of a query
 Scores = dict[int, float]
 """Rows and their scores, best first."""
 
@@ -56,7 +60,6 @@ class Snapshot(Protocol):
     def cosines(self, rows: Sequence[int], vector: Vectors) -> Scores: ...
     def max_bm25(self, query: str) -> float: ...
     def term_weights(self, query: str) -> list[Weight]: ...
-    def passages(self, rows: Sequence[int]) -> list[str]: ...
     def signs(self, rows: Sequence[int]) -> list[bytes]: ...
 
 
@@ -94,15 +97,15 @@ def rerank(
     snapshot: Snapshot,
     query: str,
     scores: Mapping[int, float],
-    reranker: QueryTokens | Reranker,
+    tokens: QueryTokens,
+    weight: float | None = None,
 ) -> Scores:
-    """Re-rank rows by the query's tokens or by a listwise re-ranker."""
-    if not isinstance(reranker, QueryTokens):
-        passages = snapshot.passages(list(scores)[:HEADS_DEPTH])
-        return rerank_listwise(query, scores, passages, reranker)
-    signs = snapshot.signs(list(scores)[:TOKENS_DEPTH])
-    weights, odds = snapshot.term_weights(query), snapshot.rule.odds
-    return rerank_by_tokens(reranker, scores, signs, weights, odds)
+    """Re-rank rows by the query's tokens. ``weight`` is that of the vectors in their scores, by
+    default the rule's.
+    """
+    signs, weights = snapshot.signs(list(scores)[:TOKENS_DEPTH]), snapshot.term_weights(query)
+    own = snapshot.rule.weight if weight is None else weight
+    return rerank_by_tokens(tokens, scores, signs, weights, own, snapshot.rule.tokens)
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,6 @@ class MemorySnapshot:
     """Texts in memory, with their vectors (N, D)."""
 
     bm25: BM25
-    texts: Sequence[str]
     vectors_ND: Vectors
     rule: FusionRule
     packed: Sequence[bytes] = field(default=())  # signs of all texts, to re-rank by tokens
@@ -124,46 +126,68 @@ class MemorySnapshot:
     def term_weights(self, query: str) -> list[Weight]:
         return term_weights(query, self.bm25.terms, self.bm25.idf)
 
-    def passages(self, rows: Sequence[int]) -> list[str]:
-        return [self.texts[row] for row in rows]
-
     def signs(self, rows: Sequence[int]) -> list[bytes]:
         return [self.packed[row] for row in rows]
 
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How an index is searched, as for ``Index.search``; ``where`` is SQL, or "" for no filter."""
+    """How an index is searched, as for ``Index.search``; ``where`` is SQL, or "" for no filter, and
+    ``tokens`` are the query's, to re-rank by.
+
+    Raises:
+        QueryError: an option has no such value, or two exclude each other.
+    """
 
     k: int = 10
     mode: Mode = "hybrid"
     where: str = ""
     fusion: Fusion = "score"
     weight: float | None = None
-    reranker: QueryTokens | Reranker | None = None
+    rerank: Rerank = "none"
     min_score: float | None = None
+    tokens: QueryTokens | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.k, int) or self.k < 1:
+            raise QueryError(f"k is {self.k!r}, no number of documents: give 1 or more", "k")
+        for name, values in (("mode", Mode), ("fusion", Fusion), ("rerank", Rerank)):
+            if (value := getattr(self, name)) not in get_args(values):
+                known = ", ".join(get_args(values))
+                raise QueryError(f"there is no {name} {value!r}: give one of {known}", name)
+        check_unicode(self.where, "the filter", "where")
+        if self.min_score is not None and isnan(self.min_score):
+            message = "the minimum score is not a number: give one, such as 0.3"
+            raise QueryError(message, "min_score")
+        by_rank = self.mode == "hybrid" and self.fusion == "rank"
+        if self.rerank == "tokens" and (self.mode == "lexical" or by_rank):
+            raise QueryError(
+                "tokens are added to cosines and their sum with BM25: "
+                "re-rank dense search, or hybrid search by score",
+                "rerank",
+            )
 
     @property
     def calibrated_as(self) -> str:
         """The key of such a search in ``Calibration.scores``; "" if its scores are not measured."""
         if self.mode != "hybrid" or self.fusion != "score" or self.weight is not None:
             return ""
-        return "tokens" if isinstance(self.reranker, QueryTokens) else "hybrid"
+        return "tokens" if self.rerank == "tokens" else "hybrid"
 
     @property
     def depth(self) -> int:
         """Number of chunks to request from each side."""
         if self.mode == "hybrid":
             return max(self.k, DEPTH)
-        return max(2 * self.k, TOKENS_DEPTH if self.reranker else 0)
+        return max(2 * self.k, TOKENS_DEPTH if self.rerank == "tokens" else 0)
 
 
 @dataclass(frozen=True)
 class IndexSnapshot:
-    """An index as a search reads it. A row that is gone raises KeyError."""
+    """An index as a search reads it, in one version; KeyError if the state has moved on."""
 
     table: Table
-    statistics: Statistics
+    state: State
     rule: FusionRule
     encoder: TokenEncoder | None  # to re-rank by tokens that the index does not keep
 
@@ -171,8 +195,11 @@ class IndexSnapshot:
         """The best row of each of the k best documents, best first; without a vector by words."""
         ranking = self._documents(query, vector, options)
         scores = scores_of(ranking)
-        if options.reranker is not None:
-            scores = rerank(self, query, scores, options.reranker)
+        if options.tokens is not None:
+            weight = options.weight
+            if options.mode == "dense":
+                scores, weight = self._similarities(scores), 1.0
+            scores = rerank(self, query, scores, options.tokens, weight)
         min_score = -inf if options.min_score is None else options.min_score
         best = ((row, score) for row, score in scores.items() if score >= min_score)
         return {row: (ranking[row][0], score) for row, score in islice(best, options.k)}
@@ -190,15 +217,18 @@ class IndexSnapshot:
             weight = options.weight
             if options.fusion == "score":
                 weight = self.rule.weight if weight is None else weight
-                cosines = {row: self.rule.similarity(cosine) for row, cosine in cosines.items()}
+                cosines = self._similarities(cosines)
         tokens: Sequence[float | None] = [None] * len(rows)
-        if isinstance(options.reranker, QueryTokens):
+        if options.tokens is not None:
             weights = self.term_weights(query)
-            tokens = match_by_tokens(options.reranker, self.signs(rows), weights).tolist()
+            tokens = similarities(options.tokens, self.signs(rows), weights, self.rule.tokens)
         return {
             row: Explanation(cosines.get(row), words.get(row), weight, matched)
             for row, matched in zip(rows, tokens, strict=True)
         }
+
+    def _similarities(self, cosines: Scores) -> Scores:
+        return {row: self.rule.similarity(cosine) for row, cosine in cosines.items()}
 
     def _documents(self, query: str, vector: Vectors | None, options: SearchOptions) -> Ranking:
         nearest, matching = self._candidates(query, vector, options)
@@ -233,18 +263,18 @@ class IndexSnapshot:
         return self.table.cosines(rows, vector)
 
     def max_bm25(self, query: str) -> float:
-        return self.statistics.current().max_bm25(self.table.query_terms(query))
+        return self.state.max_bm25(self.table.query_terms(query), self.table.number)
 
     def term_weights(self, query: str) -> list[Weight]:
-        return term_weights(query, self.table.query_terms, self.statistics.current().idf)
+        return term_weights(query, self.table.query_terms, self._idf)
 
-    def passages(self, rows: Sequence[int]) -> list[str]:
-        return self._column("passage", rows)
+    def _idf(self, terms: Sequence[str]) -> NDArray[np.float64]:
+        return self.state.idf(terms, self.table.number)
 
     def signs(self, rows: Sequence[int]) -> list[bytes]:
         if self.encoder is None:
             return self._column("tokens", rows)
-        return encode_packed(self.encoder, self.passages(rows))[1] if rows else []
+        return encode_packed(self.encoder, self._column("passage", rows))[1] if rows else []
 
     def _column(self, name: str, rows: Sequence[int]) -> list[Any]:
         values = self.table.rows(rows, [name])
@@ -255,19 +285,12 @@ def scores_of(ranking: Ranking) -> Scores:
     return {row: score for row, (_, score) in ranking.items()}
 
 
-def check_query(query: str, options: SearchOptions, by_tokens: bool) -> None:
-    """Refuse an empty query, invalid Unicode, and options that exclude each other."""
+def check_query(query: str) -> None:
+    """Refuse a query that is empty, too long or not Unicode, wherever it comes from."""
     if not query.strip():
-        raise QueryError("the query is empty: give some words to search for")
-    if any("\ud800" <= letter <= "\udfff" for letter in query + options.where):
+        raise QueryError("the query is empty: give some words to look for", "query")
+    if len(query) > QUERY_CHARACTERS:
         raise QueryError(
-            "the query or its filter is not Unicode (half of a surrogate pair): mend it"
+            f"the query has {len(query):,} characters: give at most {QUERY_CHARACTERS:,}", "query"
         )
-    if options.min_score is not None and isnan(options.min_score):
-        raise QueryError("the minimum score is not a number: give one, such as 0.3")
-    by_rank = options.mode == "hybrid" and options.fusion == "rank"
-    if by_tokens and (options.mode == "lexical" or by_rank):
-        raise QueryError(
-            "tokens are added to cosines and their sum with BM25: "
-            "re-rank dense search, or hybrid search by score"
-        )
+    check_unicode(query, "the query", "query")

@@ -1,15 +1,12 @@
 """The LanceDB table of an index: one row per chunk. The only file that imports LanceDB.
 
-A change is one commit, so a kill leaves all of it or nothing. Replacing documents takes two: the
-new rows are added, then the former ones are deleted. Until both are done, a file beside the table
-names the documents.
+Each change makes a new version; which of them is the index's, the state says (state.py).
 
 Shapes: N rows, W numbers of a stored vector.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -20,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from revela.encoder.processor import check_processor
-from revela.files import atomic_write
 from revela.index.fusion import Ranking
-from revela.index.lance_errors import lance_errors
-from revela.index.language import ENGLISH_STOP_WORDS, QUERY_WORDS, Terms
+from revela.index.lance_errors import LANCE_ERRORS, lance_errors
+from revela.index.language import QUERY_WORDS, Terms
 from revela.index.manifest import Info
 from revela.index.rows import HIT_COLUMNS, schema_of
 from revela.index.term_stats import TermCounts
@@ -31,19 +27,16 @@ from revela.silence import progress_bar
 from revela.types import Vectors, evenly_spaced
 
 TABLE = "chunks"
-REPLACING = "replacing.json"  # id -> digest of each document in a commit that replaces some
 EXACT_BELOW = 20_000  # chunks; vectors of a larger table are searched by an approximate index
 VECTOR_INDEX = "IVF_RQ"  # Lance's name of the index of binary vectors; the other forms have HNSW
 CELLS = 20  # cells of the approximate index that a query reads
 CANDIDATES = 200  # minimum number of candidates that are scored again by their stored vectors
 FILTER_IDS = 1000  # ids in one filter
 READ_ROWS = 2**14  # rows per batch when all passages are read
-# Changed chunks before a large table is packed, and the minimum that a commit counts as: each chunk
-# whose words are not indexed adds 3 us to a search, and each file of a commit .3 ms.
-UNPACKED, COMMIT = 2000, 100
-KEEP_VERSIONS = timedelta(days=1)  # for readers that opened the table before it was packed
-# LanceDB only splits terms at spaces. In indices of earlier versions it finds the words of passages
-# itself.
+# Changed chunks before a large table is packed: each whose words are not indexed adds 3 us to a
+# search.
+UNPACKED = 2000
+# LanceDB only splits terms at spaces.
 TOKENIZER: dict[str, Any] = dict(
     base_tokenizer="whitespace",
     lower_case=False,
@@ -52,23 +45,16 @@ TOKENIZER: dict[str, Any] = dict(
     ascii_folding=False,
     max_token_length=None,
 )
-EARLIER_TOKENIZER = TOKENIZER | dict(
-    base_tokenizer="simple",
-    lower_case=True,
-    stem=True,
-    remove_stop_words=True,
-    custom_stop_words=ENGLISH_STOP_WORDS,
-)
 
 
 class Table:
-    """The rows of one index, in the LanceDB table ``lance``. Damaged files raise RevelaError."""
+    """The rows of one index, in the LanceDB table ``lance`` of a ``database``. Damaged files raise
+    RevelaError. ``number`` is the version that it was opened ``at``.
+    """
 
-    def __init__(self, folder: Path, info: Info, lance: Any) -> None:
-        self.folder, self.info, self.lance = folder, info, lance
-        is_earlier = info.language is None
-        self._text_column = "passage" if is_earlier else "terms"  # is searched by words
-        self._tokenizer = EARLIER_TOKENIZER if is_earlier else TOKENIZER
+    def __init__(self, folder: Path, info: Info, database: Any, lance: Any, number: int = -1):
+        self.folder, self.info, self.lance, self.number = folder, info, lance, number
+        self._database = database
 
     @cached_property
     def passage_terms(self) -> Terms:
@@ -80,7 +66,7 @@ class Table:
 
     @classmethod
     def open(cls, folder: Path, info: Info, create: bool = False) -> Table:
-        """Open a table; ``create`` makes an empty one if there is none with a version."""
+        """Open a table in its last version; ``create`` makes an empty one first."""
         check_processor()
         # LanceDB reads it when it is imported; hides its warnings for programmers.
         os.environ.setdefault("LANCEDB_LOG", "error")
@@ -91,17 +77,41 @@ class Table:
 
         with lance_errors(folder):
             database = lancedb.connect(folder, read_consistency_interval=timedelta(0))
-            if create and not any(Path(table_uri(folder), "_versions").glob("*.manifest")):
+            if create:
                 lance = database.create_table(TABLE, schema=schema_of(info), mode="overwrite")
-                return cls(folder, info, lance)
-            return cls(folder, info, database.open_table(TABLE))
+            else:
+                lance = database.open_table(TABLE)
+        return cls(folder, info, database, lance)
+
+    def at(self, version: int, info: Info | None = None) -> Table:
+        """The table as it was at a version, read-only; ``info``: with another manifest.
+
+        Packing removes former versions and changes no row: where it has removed this one, the last
+        version has the same rows.
+        """
+        with lance_errors(self.folder):
+            lance = self._database.open_table(TABLE)
+            try:
+                lance.checkout(version)
+            except LANCE_ERRORS:
+                lance.checkout(lance.version)
+        return Table(self.folder, info or self.info, self._database, lance, version)
+
+    def of(self, info: Info) -> Table:
+        """The same table, with another manifest."""
+        return Table(self.folder, info, self._database, self.lance, self.number)
 
     def __len__(self) -> int:
         return int(self.lance.count_rows())
 
     @property
+    def is_exact(self) -> bool:
+        """Whether it is the version that it was opened ``at``."""
+        return self.version == self.number
+
+    @property
     def version(self) -> int:
-        """Number of the current commit."""
+        """Number of the version."""
         return int(self.lance.version)
 
     # Read
@@ -119,11 +129,9 @@ class Table:
         """The ``depth`` best rows that hold terms of the text, by BM25."""
         from lancedb.query import MatchQuery
 
-        if self._text_column == "terms":
-            text = " ".join(self.query_terms(text))
-        if not text:
+        if not (terms := self.query_terms(text)):
             return {}
-        query = self.lance.search(MatchQuery(text, self._text_column), query_type="fts")
+        query = self.lance.search(MatchQuery(" ".join(terms), "terms"), query_type="fts")
         return self._ranking(query, depth, where, "_score", float)
 
     def _ranking(
@@ -161,9 +169,8 @@ class Table:
         return {row: cosines[row] for row in numbers}
 
     def frozen(self) -> Table:
-        """The table as it is now, for ``digests`` and ``find`` while documents are added.
-
-        The ids of a large table are indexed first, so that look-ups stay fast.
+        """The table as it is now, for ``digests`` and ``find`` while documents are added; the ids
+        of a large one are indexed first, so that look-ups stay fast.
         """
         from lancedb.index import BTree
 
@@ -174,15 +181,6 @@ class Table:
                 if not name or self.lance.index_stats(name).num_unindexed_rows > UNPACKED:
                     self.lance.create_index("id", config=BTree(), replace=True)
         return self.at(self.version)
-
-    def at(self, version: int) -> Table:
-        """The table as it was at a version, read-only."""
-        import lancedb
-
-        with lance_errors(self.folder):
-            lance = lancedb.connect(self.folder).open_table(TABLE)
-            lance.checkout(version)
-        return Table(self.folder, self.info, lance)
 
     def digests(self, documents: Sequence[str]) -> dict[str, str]:
         """The digests of those of these documents that the table holds, by id."""
@@ -196,12 +194,9 @@ class Table:
                 digests |= dict(zip(ids, rows["digest"].to_pylist(), strict=True))
         return digests
 
-    def terms(self, rows: range | None = None) -> Iterator[list[str]]:
-        """The terms of each row; ``rows`` selects some by their place in the table."""
-        query = self.lance.search()
-        if rows is not None:
-            query = query.offset(rows.start).limit(len(rows))
-        return (terms for _, terms in self._numbered_terms(query))
+    def terms(self) -> Iterator[list[str]]:
+        """The terms of each row."""
+        return (terms for _, terms in self._numbered_terms(self.lance.search()))
 
     def find(self, documents: Sequence[str]) -> tuple[list[int], TermCounts]:
         """The numbers of the rows of these documents, and the counts of their terms."""
@@ -211,12 +206,11 @@ class Table:
 
     def _numbered_terms(self, query: Any) -> Iterator[tuple[int, list[str]]]:
         """The number and the terms of each row that a query selects."""
-        split = str.split if self._text_column == "terms" else self.passage_terms
-        query = query.select([self._text_column]).with_row_id(True)
+        query = query.select(["terms"]).with_row_id(True)
         with lance_errors(self.folder):
             for batch in query.to_batches(READ_ROWS):
-                texts = batch.column(self._text_column).to_pylist()
-                yield from zip(batch.column("_rowid").to_pylist(), map(split, texts), strict=True)
+                terms = map(str.split, batch.column("terms").to_pylist())
+                yield from zip(batch.column("_rowid").to_pylist(), terms, strict=True)
 
     @staticmethod
     def id_filters(documents: Sequence[str]) -> list[str]:
@@ -237,49 +231,32 @@ class Table:
 
     # Change
 
-    def write(self, rows: Any, former: Collection[int]) -> None:
-        """Add all chunks of some documents, as ``arrow_rows``, and delete their former rows."""
-        if former:
-            digests = dict(zip(rows["id"].to_pylist(), rows["digest"].to_pylist(), strict=True))
-            with atomic_write(self.folder / REPLACING) as temporary:
-                temporary.write_text(json.dumps(digests), encoding="utf-8")
+    def add(self, rows: Any) -> None:
+        """Add ``arrow_rows``."""
         with lance_errors(self.folder):
             self.lance.add(rows)
-        if former:
-            self.delete(former)
-            (self.folder / REPLACING).unlink()
 
-    def settle(self) -> None:
-        """Delete former rows of replaced documents that a killed process has left."""
-        if not (file := self.folder / REPLACING).is_file():
-            return
-        digests = json.loads(file.read_text(encoding="utf-8"))
-        written, former = set[str](), list[dict[str, Any]]()
+    def restore(self, version: int) -> None:
+        """Take back what was changed since a version; if that was removed, rows have not changed
+        since (``at``).
+        """
         with lance_errors(self.folder):
-            for where in self.id_filters(list(digests)):
-                query = self.lance.search().where(where).select(["id", "digest"])
-                for row in query.with_row_id(True).to_list():
-                    if row["digest"] == digests[row["id"]]:
-                        written.add(row["id"])
-                    else:
-                        former.append(row)
-        self.delete([row["_rowid"] for row in former if row["id"] in written])
-        file.unlink()
+            if version in (found["version"] for found in self.lance.list_versions()):
+                self.lance.restore(version)
 
     def delete(self, numbers: Collection[int]) -> None:
-        """Delete these rows, in one commit."""
+        """Delete these rows."""
         if numbers:
             with lance_errors(self.folder):
                 self.lance.delete(f"_rowid in ({', '.join(map(str, numbers))})")
 
-    def rewrite_terms(self, analyze: Terms) -> None:
-        """Make the terms of all rows anew, in one commit. Words are searched without an index until
-        ``pack``, and rows have new numbers.
+    def rewrite_terms(self) -> None:
+        """Make the terms of all rows anew. Words are searched without an index until ``pack``, and
+        rows have new numbers.
         """
-        import lancedb
         import pyarrow as pa
 
-        before = self.at(self.version).lance
+        before, analyze = self.at(self.version).lance, self.passage_terms
         place = before.schema.get_field_index("terms")
 
         def batches() -> Iterator[Any]:
@@ -289,16 +266,17 @@ class Table:
 
         with lance_errors(self.folder):
             reader = pa.RecordBatchReader.from_batches(before.schema, batches())
-            lancedb.connect(self.folder).create_table(TABLE, reader, mode="overwrite")
+            self._database.create_table(TABLE, reader, mode="overwrite")
 
-    def is_worth_packing(self, changes: int) -> bool:
-        """Whether ``pack`` is cheap, or so many changed chunks slow searches down."""
-        return len(self) < EXACT_BELOW or changes > UNPACKED
+    def is_worth_packing(self, changed: int) -> bool:
+        """Whether chunks have changed, and ``pack`` is cheap, or there are so many that they slow
+        searches down.
+        """
+        return changed > (0 if len(self) < EXACT_BELOW else UNPACKED)
 
-    def pack(self, new: bool) -> None:
-        """Pack the table, bring its indices up to date, and make those that are missing.
-
-        Nobody reads a ``new`` table yet, so its former versions are deleted at once.
+    def pack(self) -> None:
+        """Pack the table, bring its indices up to date, make those that are missing, and remove
+        former versions: what reads one opens the last one (``at``).
         """
         from lancedb.index import FTS, Bitmap, BTree, HnswFlat, HnswSq, IvfRq
 
@@ -306,7 +284,7 @@ class Table:
         configs = {
             "BTREE": BTree(),
             "BITMAP": Bitmap(),
-            "INVERTED": FTS(**self._tokenizer),
+            "INVERTED": FTS(**TOKENIZER),
             # The inner product of unit vectors is their cosine.
             VECTOR_INDEX: vector_index[self.info.settings.vectors](distance_type="dot"),
         }
@@ -314,10 +292,8 @@ class Table:
             missing = self._missing()
             with progress_bar("packing", "part", total=1 + len(missing)) as shown:
                 # Other writers are locked out, so files of no version are a killed run's.
-                self.lance.optimize(
-                    cleanup_older_than=timedelta(milliseconds=1) if new else KEEP_VERSIONS,
-                    delete_unverified=True,
-                )
+                age = timedelta(milliseconds=1)
+                self.lance.optimize(cleanup_older_than=age, delete_unverified=True)
                 shown.update()
                 for column, kind in missing.items():
                     self.lance.create_index(column, config=configs[kind])
@@ -329,14 +305,14 @@ class Table:
         # is LanceDB's; lance_ray needs 256 vectors in each.
         cells = max(1, min(int(len(self) ** 0.5), len(self) // 256))
         options: dict[str, dict[str, Any]] = {
-            "INVERTED": self._tokenizer,
+            "INVERTED": TOKENIZER,
             VECTOR_INDEX: {"metric": "dot", "num_bits": 1, "num_partitions": cells},
         }
         return [(column, kind, options.get(kind, {})) for column, kind in self._missing().items()]
 
     def _missing(self) -> dict[str, str]:
         """Column -> kind of its missing index; a large table needs more."""
-        required = {"id": "BTREE", self._text_column: "INVERTED"}
+        required = {"id": "BTREE", "terms": "INVERTED"}
         if len(self) >= EXACT_BELOW:
             for name, kind in self.info.columns.items():
                 required[name] = "BITMAP" if kind == "bool" else "BTREE"

@@ -25,7 +25,7 @@ from sentence_transformers.sentence_transformer import modules
 from torch import Tensor
 from tqdm import tqdm
 
-from revela.device import after_a_batch, autocast, on_cpu, sent, uses_bf16
+from revela.device import autocast, on_cpu, sent, uses_bf16
 from revela.encoder.prompts import OWN, Given
 from revela.encoder.saved_config import words_to_vectors_of
 from revela.encoder.static_encoder import check_tokens
@@ -297,7 +297,6 @@ def _in_batches(
                 features = module(features)
             vectors_ND[indices] = unit_vectors(features, width).cpu()
             bar.update(len(indices))
-            after_a_batch(model.device)
     return vectors_ND
 
 

@@ -35,7 +35,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
-from revela.device import after_a_batch, on_cpu, return_freed, sent
+from revela.device import on_cpu, sent
 from revela.errors import RevelaError
 from revela.model_files import resolve
 from revela.retriever.build import add_missing_rows, build_retriever, set_parts
@@ -65,9 +65,9 @@ log = logging.getLogger(__name__)
 FITTING_SAMPLE = 1500  # chunks or texts that a model is fitted to
 ONE_TOKEN = ("lasttoken", "cls")
 MEANS = ("mean", "weightedmean")
-WORDS_TO_VECTORS = 3.0
-"""Minimum odds of words over the vectors of a fitted model in fused search: as its vectors hold the
-words of the text, they find sentences of it oftener than questions about it (docs/results.md)."""
+WORDS_TO_VECTORS = 2.5
+"""Minimum of W / V (index/fusion.py) of a fitted model: as its vectors hold the words of the text,
+they find sentences of it oftener than questions about it (docs/fusion.md)."""
 TrainRows = Callable[[Tensor], Tensor]
 """Trains the rows of the LM's tokens, (V, D) -> (V, W); the rows of tokens without weight are 0."""
 
@@ -225,8 +225,6 @@ def _read_sample(
                 features = module(features)
             pooled_ND[indices] = features["sentence_embedding"].cpu().double()
             shown.update(len(indices))
-            after_a_batch(model.device)
-    return_freed(model.device)
     shown.close()
     model.train(training)
     if parts[pooling].pooling_mode in ONE_TOKEN:

@@ -31,7 +31,7 @@ class Limits:
     max_tokens: int = 300_000
     """Maximum number of tokens per request (400), and of tokens that wait for the model, separately
     for queries and passages (429)."""
-    batch_tokens: int = 4096
+    batch_tokens: int = 1024
     """Tokens per model batch, from as many requests as fit. A search waits for at most one batch of
     passages."""
     max_searches: int = 128

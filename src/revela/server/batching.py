@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from revela.index.rerankers.tokens import encode_packed
+from revela.index.tokens import encode_packed
 from revela.types import QueryTokens, TokenEncoder, Vectors
 
 Role = Literal["query", "passage"]

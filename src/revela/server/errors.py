@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import Request
@@ -50,6 +50,8 @@ class APIError(HTTPException):
         """``{"error": {"message", "type", "param", "code"}}``."""
         kind = ERROR_TYPES.get(self.status_code, "invalid_request_error")
         error = {"message": self.detail, "type": kind, "param": self.param, "code": self.code}
+        for name, text in error.items():  # a name in a request may hold half of a surrogate pair
+            error[name] = text and text.encode("utf-8", "backslashreplace").decode()
         return JSONResponse({"error": error}, self.status_code, self.headers)
 
 
@@ -84,6 +86,12 @@ ERROR_HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Any]] = {
     RequestValidationError: _invalid,
     Exception: _failed,
 }
+
+
+def no_such_model(names: Sequence[str]) -> APIError:
+    """The 404 of a model's name."""
+    message = f"this server has no such model: ask for one of {', '.join(names)}"
+    return APIError(404, message, "model", "model_not_found")
 
 
 def queue_full(what: str, seconds: int) -> APIError:

@@ -44,7 +44,9 @@ def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Of a port whose last connections are closing; on Windows it would share one in use.
+        reuse = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
+        listening.setsockopt(socket.SOL_SOCKET, reuse, 1)
         listening.bind(address)
     except (OSError, UnicodeError) as error:
         message = f"cannot listen on {host}:{port} ({error}): choose another --host or {flag}"

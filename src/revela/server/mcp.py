@@ -9,10 +9,10 @@ import logging
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -26,11 +26,11 @@ from revela import __version__
 from revela.errors import QueryError, RevelaError
 from revela.index.filters import EXAMPLE, where_sql
 from revela.index.index import Index
+from revela.index.search import check_query
 from revela.server import Access, Limits
 from revela.types import Hit
 
 log = logging.getLogger(__name__)
-QUERY_CHARACTERS = 10_000
 FETCHED_CHARACTERS = 40_000  # of text per call: some ten thousand tokens
 READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
@@ -89,13 +89,22 @@ class Documents:
 
     def place(self, name: str) -> tuple[str, str | None]:
         """url and path of a document by its id; clients cite only what has a url."""
-        file = self.folder / name if self.folder else None
-        path = file if file and file.is_file() else None
+        path = self._file(name)
         if self.base_url:
             url = f"{self.base_url.rstrip('/')}/{quote(name)}"
         else:
             url = path.as_uri() if path else f"revela:{quote(name)}"
         return url, str(path) if path else None
+
+    def _file(self, name: str) -> Path | None:
+        """The file below the folder that an id names; one from a file of rows may be any text."""
+        relative = PurePath(name)
+        if self.folder is None or relative.is_absolute() or ".." in relative.parts:
+            return None
+        with suppress(OSError):  # too long for a name
+            if (file := self.folder / relative).is_file():
+                return file
+        return None
 
     def result(self, hit: Hit) -> SearchResult:
         """A hit for agents."""
@@ -162,15 +171,11 @@ class Tools:
             float | None, Field(description="Leave out documents of a lower score.")
         ] = None,
     ) -> SearchResults:
-        if len(query) > QUERY_CHARACTERS:
-            most = f"send at most {QUERY_CHARACTERS:,}"
-            raise ToolError(f"the query has {len(query):,} characters: {most}")
-        try:
+        with _tool_errors():
+            check_query(query)
             where_sql(filter or {}, self.documents.columns)
-        except RevelaError as error:
-            raise ToolError(str(error)) from error
-        with _tool_errors(), self._lock:
-            hits = self.documents.index().search(query, k, where=filter, min_score=min_score)
+            with self._lock:
+                hits = self.documents.index().search(query, k, where=filter, min_score=min_score)
         return SearchResults(results=[self.documents.result(hit) for hit in hits])
 
     def fetch(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
 
-from revela.server.errors import APIError
+from revela.server.errors import APIError, queue_full
 from revela.server.schemas import Error
 
 T = TypeVar("T")
@@ -35,6 +36,34 @@ def answers(errors: dict[int, str], text: str = "", media_type: str = "") -> dic
     content = {media_type: {"schema": {"type": "string"}}}
     responses[200] = {"description": text, "content": content}
     return {"responses": responses, "response_class": Response}
+
+
+class Room:
+    """Room for so many searches that run or wait."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.taken = most, 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Take the room of one; over the limit it is refused (429)."""
+        if self.taken >= self.most:
+            raise queue_full("searches", 1)
+        self.taken += 1
+        try:
+            yield
+        finally:
+            self.taken -= 1
+
+
+async def together(*work: Coroutine[object, object, T]) -> list[T]:
+    """The results of all; when one fails, the others are cancelled."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def in_thread(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:

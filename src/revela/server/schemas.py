@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -14,8 +15,10 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
+from pydantic_core import PydanticKnownError
 
 from revela.index.filters import EXAMPLE
+from revela.index.search import Rerank
 from revela.server.batching import Role
 from revela.server.errors import APIError
 from revela.types import Explanation
@@ -64,9 +67,21 @@ def _text_of(document: Any) -> Any:
     return document["text"] if isinstance(document, dict) and "text" in document else document
 
 
+def _unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PydanticKnownError("string_unicode") from None
+    return text
+
+
 Integer = Annotated[int, BeforeValidator(_integral)]  # JSON Schema counts 3.0 as an integer
 Query = Annotated[str, Field(pattern=r"\S")]
-Text = Annotated[str, BeforeValidator(_text_of, json_schema_input_type=str | dict[str, Any])]
+Text = Annotated[
+    str,
+    BeforeValidator(_text_of, json_schema_input_type=str | dict[str, Any]),
+    AfterValidator(_unicode),
+]
 Truncate = Annotated[
     bool | None, Field(description="Truncate texts that exceed the model's maximum length.")
 ]
@@ -127,10 +142,9 @@ class SearchRequest(RequestModel):
     fusion: Literal["score", "rank"] = Field(
         "score", description="How hybrid search combines both: by score, or by rank (RRF)."
     )
-    rerank: Literal["tokens", "heads", "none"] | None = Field(
+    rerank: Rerank | None = Field(
         None,
-        description="Re-rank the first results by token vectors, if the index keeps them, or by "
-        "attention heads of the server's language model.",
+        description="Re-rank the first results by token vectors, if the index keeps them.",
     )
     where: Annotated[dict[str, Any] | None, BeforeValidator(_no_sql)] = Field(
         None,
@@ -150,13 +164,16 @@ class RerankRequest(RequestModel):
     documents: list[Text] = Field(min_length=1, description='Strings, or objects with "text".')
     model: str | None = Field(
         None,
-        description="The name from /v1/models re-ranks by token vectors, as with the suffix "
-        ":tokens; with :heads by attention heads of the server's language model.",
+        description="A name from /v1/models.",
     )
     top_n: Integer | None = Field(None, ge=1, description="Maximum number of results.")
     return_documents: bool | None = Field(None, description="Repeat the texts; default: false.")
     truncate: Truncate = True
+    rank_fields: Literal["text"] | list[Literal["text"]] | None = Field(
+        None, description="Documents are ranked by their text."
+    )
     max_tokens_per_doc: Integer | None = Field(None, description="Ignored.")
+    max_chunks_per_doc: Integer | None = Field(None, description="Ignored.")
 
 
 class RerankTextsRequest(RequestModel):
@@ -164,8 +181,12 @@ class RerankTextsRequest(RequestModel):
 
     query: Query
     texts: list[Text] = Field(min_length=1)
+    top_n: Integer | None = Field(None, ge=1, description="Maximum number of results.")
     return_text: bool | None = Field(None, description="Repeat the texts; default: false.")
     truncate: Truncate = True
+    truncation_direction: Literal["Right", "right"] | None = Field(
+        None, description="Texts are truncated at their end."
+    )
     raw_scores: bool | None = Field(None, description="Ignored.")
 
 
@@ -257,7 +278,7 @@ class IndexInfo(AnswerModel):
     passages: int
     columns: dict[str, str] = Field(description="Columns for filters, and their types.")
     tokens: bool = Field(description='Whether "rerank": "tokens" is available.')
-    heads: bool = Field(description='Whether "rerank": "heads" is available.')
+    rerank: Rerank = Field(description="How a search that says nothing is re-ranked.")
 
 
 class Model(AnswerModel):

@@ -20,7 +20,7 @@ from sentence_transformers import SentenceTransformer
 
 from revela import distributed as distributed
 from revela.corpus.spool import LazyTexts
-from revela.device import after_a_batch, compute_device, uses_bf16
+from revela.device import compute_device, uses_bf16
 from revela.encoder.saved_config import words_to_vectors_of
 from revela.files import remove_whole
 from revela.groups.dataset import TrainingSet
@@ -194,7 +194,6 @@ def train(
                 rate = settings.learning_rate * factor
                 loss, grad_norm = take_step(objective, optimizer, batches, rate, settings.seed)
                 step, sums = step + 1, sums + torch.stack([loss, grad_norm])
-                after_a_batch(device)
                 seconds = time.monotonic() - began
                 progress.advance()
                 interrupted = agree(budget, seconds, tokens, stop.requested)

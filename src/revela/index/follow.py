@@ -1,41 +1,40 @@
-"""Bring an index in step with its sources: read what is new or has changed, delete what is gone.
+"""Make an index of its sources or bring it in step with them: read what is new or has changed,
+delete what is gone.
 
-A file is unchanged if its size and time of change are, or else its digest (sources.py). After each
-commit, the files whose documents are all in the table are recorded, so a killed run goes on from
-there. What is gone is deleted at the end.
+A file is unchanged if its size and time of change are, or else its digest. After each commit, the
+files whose documents are all in the table are noted in the state (state.py), so a killed run goes
+on from there. What is gone is deleted at the end. If files are read in another way than the last
+time, or by another version of the readers, all are read again; documents that are in the table are
+not encoded again.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from threading import Event, Thread
-from typing import TYPE_CHECKING
+from threading import Event
+from typing import Any
 
 from tqdm import tqdm
 
 from revela.corpus.load import READING, Reading, check_report, filter_documents, first_claim
-from revela.corpus.readers import File, files_of, read_file
+from revela.corpus.readers import VERSION, File, files_of, read_file
 from revela.corpus.readers.common import FileChanged, ReadReport, display_path, size_and_time
 from revela.corpus.readers.hub import PREFIX, read_hub
 from revela.corpus.readers.rows import Fields
-from revela.corpus.spool import LazyTexts, arrow_list
-from revela.errors import RevelaError, first_line
-from revela.files import writing
+from revela.corpus.spool import arrow_list
+from revela.errors import RevelaError
+from revela.index.changes import Changes
 from revela.index.ingest import Added, check_repeated, repeated_id
-from revela.index.sources import Loss, ReadFile, Sources, State
-from revela.settings import Precision
+from revela.index.state import FileState, Loss, ReadFile, State
 from revela.silence import progress_bar
 from revela.types import Document
-
-if TYPE_CHECKING:
-    from revela.index.index import Index
 
 log = logging.getLogger(__name__)
 # A file that was written so recently may change again within one tick of the clock: the next run
@@ -81,7 +80,7 @@ class Scan:
         sources: Sequence[Path | str],
         reading: Reading = READING,
         metadata: Sequence[str] = (),
-        recorded: Mapping[str, State] | None = None,
+        recorded: Mapping[str, FileState] | None = None,
         owner_of: Callable[[str], str | None] = lambda name: None,
     ) -> None:
         if reading.join_titles:
@@ -123,7 +122,7 @@ class Scan:
             for file in files_of(source, self.report):
                 yield f"{name}/{file.name}", (name, file)
 
-    def _changed(self, recorded: Mapping[str, State]) -> Iterator[tuple[str, State]]:
+    def _changed(self, recorded: Mapping[str, FileState]) -> Iterator[tuple[str, FileState]]:
         """The files that are new or have changed, and their states."""
         for path, (source, file) in self.listed.items():
             before = recorded.get(path)
@@ -131,13 +130,14 @@ class Scan:
             if before and file and (size, mtime_ns) == before[:2]:
                 continue
             digest = _digest(file.path) if file else ""
-            state = State(size, -1 if time.time_ns() - mtime_ns < FRESH_NS else mtime_ns, digest)
+            is_fresh = time.time_ns() - mtime_ns < FRESH_NS
+            state = FileState(size, -1 if is_fresh else mtime_ns, digest)
             if before and digest and digest == before.digest:
                 self.touched.append(ReadFile(path, source, state, 0, False))
             else:
                 yield path, state
 
-    def _documents(self, recorded: Mapping[str, State]) -> Iterator[Document]:
+    def _documents(self, recorded: Mapping[str, FileState]) -> Iterator[Document]:
         changed = dict(self._changed(recorded))
         self._unchanged = recorded.keys() & self.listed.keys() - changed.keys()
         for path, state in changed.items():
@@ -151,7 +151,7 @@ class Scan:
                 torn = True
             whole = not torn and self.report.bad == bad
             if not whole:  # the next run reads it again
-                state = State(state.size, -1, "" if torn else state.digest)
+                state = FileState(state.size, -1, "" if torn else state.digest)
             self.read.append(ReadFile(path, source, state, count, whole))
 
     def _claim(self, name: str) -> bool:
@@ -166,65 +166,40 @@ class Scan:
         return filter_documents(documents, False, 1, report)
 
 
-def sync(
-    index: Index,
+def follow(
+    changes: Changes,
     sources: Sequence[Path | str] | None = None,
     reading: Reading | None = None,
     *,
+    scan: Scan | None = None,
     yes: bool = False,
     progress: bool = False,
-    wait: bool = False,
     stop: Event | None = None,
 ) -> tuple[Synced, ReadReport]:
-    """``Index.sync``, and what was read.
+    """Bring an index in step with its sources; what that has changed, and what was read.
 
     Args:
-        wait: for another process that is writing to the index, rather than raise RevelaError.
+        changes: to the index.
+        sources: by default those of the last time.
+        reading: how they are read; by default as the last time.
+        scan: what was found in ``sources``, if they were read already.
+        yes: delete documents even if a source has lost half of its own, or more.
+        progress: show a bar.
         stop: once it is set, raise RevelaError after the next commit.
     """
-    with writing(index.folder, wait), Sources.opened(index.folder) as record:
-        paths, reading = sources or _recorded(index, record), reading or record.reading
-        known = record.files(index, reading)
-        scan = Scan(paths, reading, list(index.info.columns), known, record.owner_of)
-        return _apply(index, record, scan, yes, progress, stop), scan.report
-
-
-def make(
-    scan: Scan,
-    create: Callable[[Sequence[Document]], Index],
-    *,
-    yes: bool = False,
-    progress: bool = False,
-) -> tuple[Index, Synced]:
-    """Make an index of what a scan has found, or finish one that a killed run has left; ``create``
-    makes or opens it, and loads its model.
-    """
-    scan.check_report()
-    start = time.perf_counter()
-    index = create(scan.documents)
-    loading = time.perf_counter() - start
-    with writing(index.folder), Sources.opened(index.folder) as record:
-        synced = _apply(index, record, scan, yes, progress)
-    return index, replace(synced, seconds={"loading the model": loading, **synced.seconds})
-
-
-def _apply(
-    index: Index,
-    record: Sources,
-    scan: Scan,
-    yes: bool,
-    progress: bool,
-    stop: Event | None = None,
-) -> Synced:
+    state = changes.state
+    if scan is None:
+        sources, reading = sources or recorded_sources(state), reading or recorded_reading(state)
+        recorded = _recorded_files(state, reading)
+        scan = Scan(sources, reading, list(changes.info.columns), recorded, state.owner_of)
     start = time.perf_counter()
     documents, added, unfinished = scan.documents, Added(), deque(scan.read)
-    _check(index, record, scan, yes)
-    record.begin()
-    record.keep(scan.touched)
-    index.writer.find_language(LazyTexts(documents, lambda document: document.full_text))
+    _check(changes, scan, yes)
+    state.begin({"sources": scan.sources, **_how(scan.reading)})
+    state.keep(scan.touched)
     with tqdm(total=len(documents), unit="document", disable=not (progress and documents)) as bar:
         pending = 0  # documents in the table whose files are not
-        for batch in index.writer.add_batches(documents) if documents else ():
+        for batch in changes.put_by_commits(documents) if documents else ():
             added += batch
             pending += batch.documents
             bar.update(batch.documents)
@@ -232,72 +207,63 @@ def _apply(
             while unfinished and unfinished[0].documents <= pending:
                 pending -= unfinished[0].documents
                 finished.append(unfinished.popleft())
-            record.keep(finished)
-            record.note(scan.sources, index, scan.reading)
+            state.keep(finished)
             if stop and stop.is_set():
-                raise RevelaError(f"{index.folder} is not in step yet: sync it again to go on")
-    record.keep(list(unfinished))  # without documents
+                raise RevelaError(f"{changes.folder} is not in step yet: sync it again to go on")
+    state.keep(unfinished)  # without documents
     encoded = time.perf_counter()
-    gone = _delete(index, record)
-    if documents or gone or not index.writer.is_finished:
-        index.writer.finish()
-    record.note(scan.sources, index, scan.reading)
-    unchanged = len(record) - added.new - added.replaced
+    gone = state.gone()
+    for start_of in range(0, len(gone), DELETE_BATCH):
+        changes.drop_known(gone[start_of : start_of + DELETE_BATCH])
+    state.forget_gone()
+    changes.finish()
+    unchanged = state.documents() - added.new - added.replaced
     seconds = dict(reading=scan.seconds, encoding=encoded - start)
     seconds["finishing"] = time.perf_counter() - encoded
-    return Synced(added.new, added.replaced, gone, unchanged, added, seconds)
+    return Synced(added.new, added.replaced, len(gone), unchanged, added, seconds), scan.report
 
 
-@contextmanager
-def kept_in_step(index: Index, seconds: float, precision: Precision = "auto") -> Iterator[None]:
-    """While open, a thread syncs an index with its sources every so many seconds.
-
-    The thread has an ``Index`` and a retriever of its own, so searches never wait for it. It loads
-    the retriever when something has changed. It logs what fails.
-
-    Raises:
-        RevelaError: the index does not know its sources.
-    """
-    from revela.index.index import Index as Opened
-
-    with Sources.opened(index.folder) as record:
-        _recorded(index, record)
-    own, stop = Opened.open(index.folder, index.model_folder, precision=precision), Event()
-    thread = Thread(target=_keep_in_step, args=(own, seconds, stop), name="sync", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+def _how(reading: Reading) -> dict[str, Any]:
+    """How files are read, as a state notes it."""
+    how: dict[str, Any] = json.loads(json.dumps({"reading": asdict(reading), "readers": VERSION}))
+    return how
 
 
-def _keep_in_step(index: Index, seconds: float, stop: Event) -> None:
-    while not stop.wait(seconds):
-        try:
-            synced, _ = sync(index, stop=stop)
-            if synced.any:
-                log.info(f"{synced.describe()}; {index.folder} is in step again")
-        except Exception as error:  # serving goes on
-            log.warning(f"not in step with its sources: {first_line(error)}")
+def recorded_reading(state: State) -> Reading:
+    """How the sources of an index were read last."""
+    return Reading(**state.sources["reading"]) if state.sources else READING
 
 
-def _recorded(index: Index, record: Sources) -> list[str]:
-    if not record.paths:
+def recorded_sources(state: State) -> list[str]:
+    """The sources of an index; refuses one that does not know them."""
+    if not state.sources:
         raise RevelaError(
-            f"{index.folder} does not know what it was made of: run revela index CORPUS --out "
-            f"{index.folder} --sync once"
+            f"{state.folder} does not know what it was made of: run revela index CORPUS --out "
+            f"{state.folder} --sync once"
         )
-    return record.paths
+    return list(state.sources["sources"])
 
 
-def _check(index: Index, record: Sources, scan: Scan, yes: bool) -> None:
+def _recorded_files(state: State, reading: Reading) -> dict[str, FileState]:
+    """The files that were read, by path; none if they are read otherwise now."""
+    known = state.sources
+    if known and known["readers"] != VERSION:
+        log.info(
+            f"{state.folder} was made by readers of an earlier version: all files are read again, "
+            "and what these read otherwise is encoded again"
+        )
+    is_same = all(known.get(name) == value for name, value in _how(reading).items())
+    return state.files() if is_same else {}
+
+
+def _check(changes: Changes, scan: Scan, yes: bool) -> None:
     """Refuse documents that share an id, what cannot be read, and a source that has lost half of
     its documents, unless ``yes``.
     """
     names = [name for some in scan.documents.arrays("id") for name in some.to_pylist()]
     check_repeated(names)
-    shared, losses = record.compare(scan.read, names, scan.listed if scan.is_whole else None)
+    listed = scan.listed if scan.is_whole else None
+    shared, losses = changes.state.compare(scan.read, names, listed)
     if shared:
         raise repeated_id(shared)
     untouched = sum(loss.untouched for loss in losses)
@@ -305,25 +271,14 @@ def _check(index: Index, record: Sources, scan: Scan, yes: bool) -> None:
         scan.check_report(untouched)
     for loss in losses:
         if 2 * loss.gone >= loss.documents > 0 and not yes:
-            raise RevelaError(_refusal(index, loss))
+            raise RevelaError(_refusal(changes.folder, loss))
 
 
-def _refusal(index: Index, loss: Loss) -> str:
+def _refusal(folder: Path, loss: Loss) -> str:
     return (
         f"{loss.source} has lost {loss.gone:,} of its {loss.documents:,} documents, so "
-        f"{index.folder} stays as it is: give --yes to delete them there too, or bring them back"
+        f"{folder} stays as it is: give --yes to delete them there too, or bring them back"
     )
-
-
-def _delete(index: Index, record: Sources) -> int:
-    """Delete documents that are gone from the table; how many."""
-    gone = record.gone()
-    if gone:
-        index.writer.begin_adding()
-    for start in range(0, len(gone), DELETE_BATCH):
-        index.writer.drop(gone[start : start + DELETE_BATCH])
-    record.forget_gone()
-    return len(gone)
 
 
 def absolute(source: Path | str) -> str:

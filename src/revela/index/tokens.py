@@ -2,11 +2,15 @@
 
     m(q, d)     = sum_t idf(t) max_j <q_t, sign(d_j)> / sqrt(W) / sum_t idf(t)
 
-    score(q, d) = (fused(q, d) + c m(q, d)) / (1 + c)                c = 0.75 min(1, (V / W)^2)
+    score(q, d) = (c + w s + 0.75 n) / (1 + w + 0.75)        n = (m - chance) / (1 - chance)
 
-over the tokens t of the query and j of the passage; V / W as in fusion.py, since token vectors fail
-where the vectors of whole texts do. This is MaxSim of ColBERT (Khattab & Zaharia, SIGIR 2020),
-untrained. One bit per number finds as much as floats do, so an index can keep them.
+over the tokens t of the query and j of the passage; c, w and s as in fusion.py. ``chance`` is the
+mean m of a query and any passage, so that n is a third similarity from 0 to 1, beside those by
+vectors and by words. Where words weigh much, since the vectors know little, tokens of the same
+retriever weigh little.
+
+This is MaxSim of ColBERT (Khattab & Zaharia, SIGIR 2020), untrained. One bit per number finds as
+much as floats do, so an index can keep them.
 
 Shapes: N texts, D numbers of a text's vector; T tokens of a query, J of a passage, W numbers of a
 token's vector, X bytes of its signs; B passages.
@@ -20,13 +24,15 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from revela.index.fusion import above_chance, as_chance
 from revela.index.language import Terms
 from revela.types import QueryTokens, TokenEncoder, Vectors
 
 Item = TypeVar("Item")
 Weight = tuple[int, int, float]
 """Begin and end of a term in the query, and its idf."""
-TOKENS_WEIGHT = 0.75  # greatest c
+TOKENS_WEIGHT = 0.75  # of n, where the vectors' is 1
+TOKENS_DEPTH = 50  # results of a search that are re-ranked
 PART = 1024  # passages whose token vectors are in memory at once
 
 
@@ -50,19 +56,37 @@ def rerank_by_tokens(
     scores: Mapping[Item, float],
     signs: Sequence[bytes],
     weights: Sequence[Weight],
-    odds: float = 1.0,
+    vectors: float = 1.0,
+    chance: float = 0.0,
 ) -> dict[Item, float]:
-    """score(q, d) of each result, best first; ``scores`` are the fused ones, best first.
+    """score(q, d) of each result, best first; ``scores`` are c or the fused ones, best first.
 
-    ``signs`` are those of the first results, in the order of their scores; m is 0 for the others.
-    ``odds`` as for ``fuse_scores``.
+    ``signs`` are those of the first results, in the order of their scores; n is 0 for the others.
+    ``vectors`` is the weight of the vectors in the scores, 1 / (1 + w).
     """
-    c = TOKENS_WEIGHT / max(1.0, odds)
-    matched = match_by_tokens(query, signs, weights).tolist()
-    matched += [0.0] * (len(scores) - len(matched))
-    pairs = zip(scores.items(), matched, strict=True)
-    again = {item: (score + c * m) / (1 + c) for (item, score), m in pairs}
+    weight, found = TOKENS_WEIGHT * vectors, similarities(query, signs, weights, chance)
+    found += [0.0] * (len(scores) - len(found))
+    pairs = zip(scores.items(), found, strict=True)
+    again = {item: (score + weight * n) / (1 + weight) for (item, score), n in pairs}
     return dict(sorted(again.items(), key=lambda pair: -pair[1]))
+
+
+def chance_of_tokens(
+    queries: Sequence[QueryTokens],
+    weights: Sequence[Sequence[Weight]],
+    signs: Sequence[bytes],
+) -> float:
+    """The mean m of queries and passages, drawn without regard to each other."""
+    pairs = zip(queries, weights, strict=True)
+    return as_chance(float(np.mean([match_by_tokens(query, signs, own) for query, own in pairs])))
+
+
+def similarities(
+    query: QueryTokens, signs: Sequence[bytes], weights: Sequence[Weight], chance: float
+) -> list[float]:
+    """n(q, d) of each passage, 0 to 1."""
+    found: list[float] = above_chance(match_by_tokens(query, signs, weights), chance).tolist()
+    return found
 
 
 def match_by_tokens(

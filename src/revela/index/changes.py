@@ -1,0 +1,216 @@
+"""Change an index: add, replace and delete documents, count their terms, and finish.
+
+Each commit changes the table first, and then the state with the counts of terms (state.py). What a
+killed run has left between the two is taken back by the next.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from revela.corpus.spool import ArrowList, LazyTexts, arrow_list
+from revela.errors import RevelaError
+from revela.files import writing
+from revela.index.calibration import calibrate
+from revela.index.ingest import (
+    Added,
+    Batch,
+    check_repeated,
+    commits,
+    encode_rows,
+    table_rows,
+)
+from revela.index.language import detect
+from revela.index.manifest import Calibration, Info
+from revela.index.state import State
+from revela.index.table import Table
+from revela.index.term_stats import TermCounts
+from revela.types import Document, TokenEncoder
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def changes_to(
+    folder: Path, encoder: Callable[[], TokenEncoder], wait: bool = False
+) -> Iterator[Changes]:
+    """``Index.changes`` of the index in a folder.
+
+    Args:
+        encoder: gives its retriever, when that is first needed.
+        wait: for another process that is writing to the index, rather than raise RevelaError.
+    """
+    State(folder).close()  # what is no index gets no lock
+    with writing(folder, wait):
+        changes = Changes(folder, encoder)
+        try:
+            yield changes
+            changes.finish()
+        finally:
+            changes.state.close()
+
+
+class Changes:
+    """Changes to an index, whose lock the caller holds (``changes_to``). Each is safe on the disk
+    when its method returns.
+    """
+
+    def __init__(self, folder: Path, encoder: Callable[[], TokenEncoder]) -> None:
+        self.folder, self._encoder = folder, encoder
+        self.state = State(folder)
+        self.info = self.state.info
+        self.table = Table.open(folder, self.info, create=not self.state.now().version)
+        self._restore()
+
+    def put(self, documents: Iterable[Document], progress: bool = False) -> Added:
+        """Add documents; one whose id is in the index is replaced, unless it is the same."""
+        if not isinstance(documents, ArrowList):
+            texts = (document for document in documents if document.full_text.strip())
+            documents = arrow_list(Document, texts)
+        names = [name for some in documents.arrays("id") for name in some.to_pylist()]
+        check_repeated(names)
+        self.state.forget(names)
+        total = Added()
+        with tqdm(total=len(documents), unit="document", disable=not progress) as bar:
+            for added in self.put_by_commits(documents):
+                total += added
+                bar.update(added.documents)
+        return total
+
+    def put_by_commits(self, documents: Sequence[Document]) -> Iterator[Added]:
+        """``put`` without its checks; each batch is yielded once it is safe on the disk."""
+        self.find_language(LazyTexts(documents, lambda document: document.full_text))
+        before = self.frozen()
+        for documents_of_batch in commits(documents):
+            batch = Batch.of(documents_of_batch, before, self.info)
+            new = len(batch.documents) - len(batch.replaced)
+            unchanged = len(documents_of_batch) - len(batch.documents)
+            chunks, cut = self._write(batch, before) if batch.documents else (0, 0)
+            yield Added(new, len(batch.replaced), unchanged, chunks, cut)
+
+    def _write(self, batch: Batch, before: Table) -> tuple[int, int]:
+        """Commit documents; how many chunks they have, and how many of those were cut."""
+        rows = table_rows(batch.documents, batch.digests, self.info, self.folder)
+        encoded = encode_rows(
+            rows, self.info, self._encoder(), self.folder, self.table.passage_terms
+        )
+        former, removed = before.find(batch.replaced)
+        self.table.add(encoded.rows)
+        self.table.delete(former)
+        self.state.commit(self.table.version, [TermCounts.of(encoded.terms)], [removed])
+        return len(encoded.terms), encoded.cut
+
+    def drop(self, ids: Iterable[str]) -> int:
+        """Delete documents, all or none; how many chunks they had."""
+        ids = list(dict.fromkeys(ids))
+        present = self.table.digests(ids)
+        if missing := [name for name in ids if name not in present]:
+            raise RevelaError(
+                f"{self.folder} has no document {', '.join(missing[:3])}: "
+                "nothing was deleted; give ids as revela search --json shows them"
+            )
+        self.state.forget(ids)
+        return self.drop_known(ids)
+
+    def drop_known(self, ids: Sequence[str]) -> int:
+        """``drop`` those of the documents that the index has."""
+        rows, removed = self.table.find(ids)
+        if rows:
+            self.table.delete(rows)
+            self.state.commit(self.table.version, removed=[removed])
+        return len(rows)
+
+    # Steps
+
+    def find_language(self, texts: Sequence[str]) -> None:
+        """Find the language of a new index in a sample of its texts, and note it."""
+        if self.info.language or not texts:
+            return
+        chosen, found = self.info.settings.language, detect(texts)
+        if chosen == "auto":
+            chosen = found
+        elif chosen != "none" and not {*chosen.split("+")} & {*found.split("+")}:
+            log.warning(
+                f"--language {chosen}, but the text looks like {found}: its words are stemmed as "
+                f"{chosen} all the same"
+            )
+        self._use(replace(self.info, language=chosen))
+        self.state.commit(self.table.version, info=self.info)
+
+    def frozen(self) -> Table:
+        """``Table.frozen``, of the index as it is now."""
+        before = self.table.frozen()
+        self.state.commit(before.number)
+        return before
+
+    def commit_written(
+        self, commit: Callable[[], int], added: Iterable[TermCounts], replaced: Sequence[str]
+    ) -> int:
+        """Add rows that other processes have written beside the table. ``commit`` does it, deletes
+        the former rows of the ``replaced`` documents, and returns the version of the table.
+        """
+        removed = self.table.find(replaced)[1]
+        version = commit()
+        self.state.commit(version, added, [removed])
+        return version
+
+    def finish(
+        self,
+        pack: Callable[[], None] | None = None,
+        measure: Callable[[], Calibration] | None = None,
+    ) -> None:
+        """Pack the table unless little has changed, measure words and vectors if the index is new
+        or has doubled, and let it be searched.
+
+        Args:
+            pack: packs the table; None: ``Table.pack``.
+            measure: None: here.
+        """
+        size, is_new = len(self.table), not self.info.finished
+        must_measure = self.info.calibration.is_outdated(size)
+        if must_measure and not measure:
+            self._find_language_again()
+        must_pack = is_new or self.table.is_worth_packing(self.state.now().changed)
+        if not (must_pack or must_measure):
+            return
+        if must_pack:
+            pack() if pack else self.table.pack()
+        info = replace(self.info, finished=True)
+        if must_measure:
+            measured = measure() if measure else calibrate(self.table, self._encoder())
+            info = replace(info, calibration=replace(measured, passages=size))
+        self.state.commit(self.table.version, info=info, packed=must_pack)
+        self._use(info)
+
+    def _find_language_again(self) -> None:
+        """Find the language again in a table that has doubled, as a first note in English must not
+        decide how 240 Russian ones are stemmed. Terms are made anew; nothing is encoded.
+        """
+        info = self.info
+        if info.settings.language != "auto" or not info.calibration.passages:
+            return
+        language = detect(self.table.sample("passage")["passage"].to_pylist())
+        if language == info.language:
+            return
+        log.info(f"{self.folder}: the language is {language} now, not {info.language}")
+        self._use(replace(info, language=language))
+        self.table.rewrite_terms()
+        terms = TermCounts.of(self.table.terms())
+        self.state.commit(self.table.version, [terms], info=self.info, anew=True)
+
+    def _restore(self) -> None:
+        """Take back what a killed run has written to the table and not noted in the state."""
+        version = self.state.now().version
+        if version != self.table.version:
+            if version:
+                self.table.restore(version)
+            self.state.commit(self.table.version)
+
+    def _use(self, info: Info) -> None:
+        self.info, self.table = info, self.table.of(info)

@@ -1,0 +1,76 @@
+"""Re-rank texts that are in no index: ``revela.rerank``, and what the server's routes compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from revela.index.search import check_query
+from revela.index.tokens import Weight, encode_packed, rerank_by_tokens
+from revela.settings import OFFLINE_EMBEDDER
+from revela.types import QueryTokens, TokenEncoder, Vectors, refuse_text
+
+if TYPE_CHECKING:
+    from revela.retriever.load import Loaded
+
+
+def rerank(
+    query: str,
+    documents: Sequence[str],
+    model: str | Path | TokenEncoder = OFFLINE_EMBEDDER,
+) -> list[tuple[int, float]]:
+    """The place of each document in the list and its score, best first: by the vectors of tokens
+    (late interaction) and of whole texts.
+
+    Scores are comparable within one call only.
+
+    Args:
+        query: what is looked for.
+        documents: texts, of which the model reads as much as it can.
+        model: a retriever: a folder, a hub id, embedded:minilm-l6 or ``Retriever(...).encoder``.
+            The last one stays loaded.
+
+    Raises:
+        QueryError: the query is empty or too long, or the model has no vectors of tokens.
+
+    Examples:
+        >>> from revela import rerank
+        >>> texts = ["The garden opens at nine.", "Invoices are kept for ten years."]
+        >>> (best, score), (other, lower) = rerank("how long are bills kept", texts, "my-retriever")
+        >>> score >= lower
+        True
+    """
+    refuse_text(documents, "documents")
+    check_query(query)
+    if not documents:
+        return []
+    if isinstance(model, str | Path):
+        model = _retriever(str(model))
+    passages = list(zip(*encode_packed(model, documents), strict=True))
+    (read,) = model.query_tokens([query])
+    return list(by_tokens(read, passages, [(0, len(query), 1.0)]).items())
+
+
+def by_tokens(
+    query: QueryTokens, passages: Sequence[tuple[Vectors, bytes]], weights: Sequence[Weight]
+) -> dict[int, float]:
+    """Indices of passages and their scores, at most 1, best first: (cosine + .75 m) / 1.75,
+    with m of tokens.py.
+
+    Args:
+        query: as a retriever reads it.
+        passages: the vector of each, (D,), and the ``packed_signs`` of its tokens.
+        weights: of the parts of the query.
+    """
+    cosines = {i: float(vector @ query.vector) for i, (vector, _) in enumerate(passages)}
+    return rerank_by_tokens(query, cosines, [signs for _, signs in passages], weights)
+
+
+@lru_cache(1)
+def _retriever(model: str) -> Loaded:
+    from revela.model_files import resolve
+    from revela.retriever.load import load_encoder
+
+    return load_encoder(resolve(model), "auto")

@@ -1,0 +1,419 @@
+"""The state of an index, in one SQLite file beside its table: what made it, which version of the
+table it describes, how many chunks hold each term, and which files and documents were read.
+
+The table is changed first, and then, in one transaction, the state, with the new version in it.
+Readers read the version that the state names, so a change is made when its transaction is, and a
+kill before leaves the index as it was: whoever changes it next takes the table back (changes.py).
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from revela.errors import RevelaError
+from revela.files import LOCK, atomic_write, hidden_prefix
+from revela.index.manifest import CONTEXT, Info
+from revela.index.term_stats import TermCounts, idf, max_score
+from revela.types import hash64
+
+STATE = "state.sqlite"
+FORMAT = 6
+EARLIER = "index.json"  # of indices of format 5 and before
+COMMIT = 100  # chunks that a commit counts as, at least: each of its files takes .3 ms of a search
+# A document without a path is in no file any more, and will be deleted.
+TABLES = f"""
+pragma user_version = {FORMAT};
+create table about (version integer, chunks integer, changed integer, info text, sources text);
+create table terms (hash integer primary key, n integer);
+create table files (
+    path text primary key, source text, size integer, mtime_ns integer, digest text
+) without rowid;
+create table documents (id text primary key, path text) without rowid;
+create index document_paths on documents (path);
+"""
+# The documents of a run, and the files that were read or are gone. No document of a file that was
+# not read to the end counts as gone.
+RUN_TABLES = """
+drop table if exists now;
+create temp table now (id text primary key, path text) without rowid;
+create index temp.now_paths on now (path);
+drop table if exists touched;
+create temp table touched (path text primary key, whole integer) without rowid;
+"""
+GONE = "path in (select path from touched where whole) and id not in (select id from now)"
+COUNT = "insert into terms values (?, ?) on conflict do update set n = n + excluded.n"
+
+
+class Now(NamedTuple):
+    """The state at a moment: of which version of the table, how many chunks it has, how many have
+    changed since it was packed, and ``Info`` in JSON.
+    """
+
+    version: int
+    chunks: int
+    changed: int
+    info: str
+
+
+class Moved(KeyError):
+    """The state is that of another version now."""
+
+
+class FileState(NamedTuple):
+    """A file's bytes, time of change in ns (-1: compare its digest) and digest."""
+
+    size: int
+    mtime_ns: int
+    digest: str
+
+
+class ReadFile(NamedTuple):
+    """A file that was read, with its number of documents; ``path`` begins with its source."""
+
+    path: str
+    source: str
+    state: FileState
+    documents: int
+    whole: bool
+
+
+class Loss(NamedTuple):
+    """Numbers of documents: that a source had, that are gone, and in files that were not read
+    again.
+    """
+
+    source: str
+    documents: int
+    gone: int
+    untouched: int
+
+
+class State:
+    """The state of the index in a folder. Threads may share it.
+
+    Raises:
+        RevelaError: the folder is no index, or one of another version, or the file is damaged, out
+            of reach, or cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._lock = folder, threading.RLock()
+        file = folder / STATE
+        if not file.is_file():
+            if (folder / EARLIER).is_file():
+                raise _of_another_version(folder)
+            raise RevelaError(
+                f"{folder} is not an index: it has no {STATE}; make one with revela index"
+            )
+        with _errors(self.folder):
+            # Readers of a folder that they may not write to read it all the same.
+            uri = f"{file.resolve().as_uri()}?mode=rw"
+            how: Any = dict(timeout=60, isolation_level=None, check_same_thread=False)
+            self._database = sqlite3.connect(uri, uri=True, **how)
+            self.close = weakref.finalize(self, self._database.close)
+            # A long transaction keeps no reader waiting until it is written.
+            self._database.execute("pragma cache_spill = off")
+            (found,) = self._database.execute("pragma user_version").fetchone()
+        if found != FORMAT:
+            raise _of_another_version(folder)
+
+    @classmethod
+    def create(cls, folder: Path, info: Info) -> State:
+        """Write the state of an index whose table is not there yet: of version 0."""
+        with (
+            atomic_write(folder / STATE) as temporary,
+            _errors(folder),
+            closing(sqlite3.connect(temporary)) as made,
+        ):
+            made.executescript(TABLES)
+            made.execute("insert into about values (0, 0, 0, ?, '{}')", (info.to_json(),))
+            made.commit()
+        return cls(folder)
+
+    @contextmanager
+    def _transaction(self, kind: str = "immediate") -> Iterator[sqlite3.Connection]:
+        """While open, what is read is of one moment; what is written is so at the end, or not."""
+        database = self._database
+        with self._lock, _errors(self.folder):
+            database.execute(f"begin {kind}")
+            try:
+                yield database
+                database.execute("commit")
+            except BaseException:
+                if database.in_transaction:
+                    database.execute("rollback")
+                raise
+
+    # Read
+
+    def now(self) -> Now:
+        """The state as any process has left it last."""
+        with self._lock, _errors(self.folder):
+            rows = self._database.execute("select version, chunks, changed, info from about")
+            return Now(*rows.fetchone())
+
+    @property
+    def info(self) -> Info:
+        """What made the index."""
+        return Info.from_json(self.now().info)
+
+    @property
+    def chunks(self) -> int:
+        """How many there are."""
+        return self.now().chunks
+
+    def idf(self, terms: Sequence[str], version: int | None = None) -> NDArray[np.float64]:
+        """The idf of terms, (T,). ``version``: Moved if the state is not that of this one."""
+        return idf(*self._frequencies(terms, version))
+
+    def max_bm25(self, terms: Sequence[str], version: int | None = None) -> float:
+        """The maximum BM25 score for a query of these terms."""
+        return max_score(*self._frequencies(terms, version))
+
+    def _frequencies(
+        self, terms: Sequence[str], version: int | None
+    ) -> tuple[NDArray[np.int64], int]:
+        """The number of chunks that hold each of these terms, and of all chunks."""
+        hashes = _signed(np.array([hash64(term) for term in terms], np.uint64))
+        with self._transaction("deferred") as database:
+            now = self.now()
+            if version not in (None, now.version):
+                raise Moved(version)
+            found = [
+                database.execute("select n from terms where hash = ?", (term,)).fetchone()
+                for term in hashes
+            ]
+        return np.array([row[0] if row else 0 for row in found], np.int64), now.chunks
+
+    # Change
+
+    def commit(
+        self,
+        version: int,
+        added: Iterable[TermCounts] = (),
+        removed: Iterable[TermCounts] = (),
+        info: Info | None = None,
+        *,
+        anew: bool = False,
+        packed: bool = False,
+    ) -> None:
+        """Note that the index is this version of the table from now on.
+
+        Args:
+            added: the terms of chunks that it has and the version before had not.
+            removed: of those that it has not any more.
+            info: if that has changed.
+            anew: ``added`` are the terms of all chunks.
+            packed: no chunk has changed since the table was packed.
+        """
+        text = info and info.to_json()
+        with self._transaction() as database:
+            _, chunks, changed, _ = self.now()
+            if anew:
+                database.execute("delete from terms")
+                chunks = 0
+            size = 0
+            for counts in added:
+                size += counts.chunks
+                chunks += counts.chunks
+                hashes = _signed(counts.hashes)
+                database.executemany(COUNT, zip(hashes, counts.counts.tolist(), strict=True))
+            for counts in removed:
+                size += counts.chunks
+                chunks -= counts.chunks
+                hashes = _signed(counts.hashes)
+                database.executemany(COUNT, zip(hashes, (-counts.counts).tolist(), strict=True))
+                database.executemany(
+                    "delete from terms where hash = ? and n = 0", ((term,) for term in hashes)
+                )
+            changed = 0 if packed else changed + (max(size, COMMIT) if size else 0)
+            database.execute(
+                "update about set version = ?, chunks = ?, changed = ?, info = coalesce(?, info)",
+                (version, chunks, changed, text),
+            )
+
+    # Files and their documents
+
+    @property
+    def sources(self) -> dict[str, Any]:
+        """What was read last, and how, as ``begin`` was given it; empty: nothing."""
+        with self._lock, _errors(self.folder):
+            (text,) = self._database.execute("select sources from about").fetchone()
+            found: dict[str, Any] = json.loads(text)
+            return found
+
+    def files(self) -> dict[str, FileState]:
+        """The files that were read, by path."""
+        with self._lock, _errors(self.folder):
+            rows = self._database.execute("select path, size, mtime_ns, digest from files")
+            return {path: FileState(*state) for path, *state in rows}
+
+    def owner_of(self, name: str) -> str | None:
+        """The file that the document of an id was read from."""
+        with self._lock, _errors(self.folder):
+            found = self._database.execute("select path from documents where id = ?", (name,))
+            row = found.fetchone()
+            return row[0] if row else None
+
+    def compare(
+        self, files: Sequence[ReadFile], ids: Iterable[str], listed: Iterable[str] | None
+    ) -> tuple[str | None, list[Loss]]:
+        """An id that an unread file has too, if there is one, and the losses of all sources.
+
+        Args:
+            files: that were read.
+            ids: of all their documents, in order.
+            listed: the paths of all files; None: some are unknown.
+        """
+        database, names = self._database, iter(ids)
+        with self._lock, _errors(self.folder):
+            database.executescript(RUN_TABLES)
+            database.execute("begin")
+            rows = ((next(names), file.path) for file in files for _ in range(file.documents))
+            database.executemany("insert into now values (?, ?)", rows)
+            read = ((file.path, file.whole) for file in files)
+            database.executemany("insert into touched values (?, ?)", read)
+            if listed is not None:
+                present = set(listed)
+                # Those that a killed run has begun to read are in ``documents`` only.
+                recorded = database.execute(
+                    "select path from files union select path from documents where path is not null"
+                ).fetchall()
+                missing = ((path, True) for (path,) in recorded if path not in present)
+                database.executemany("insert or ignore into touched values (?, ?)", missing)
+            database.execute("commit")
+            shared = database.execute(
+                "select id from now join documents using (id) "
+                "where documents.path not in (select path from touched) limit 1"
+            ).fetchone()
+            losses = database.execute(
+                f"select source, count(*), sum({GONE}), sum(path not in (select path from touched))"
+                " from documents join files using (path) group by source"
+            ).fetchall()
+        return shared and shared[0], [Loss(*row) for row in losses]
+
+    def begin(self, sources: Mapping[str, Any]) -> None:
+        """Mark documents that are gone, and forget the files that were read, until ``keep``; all
+        files if the ``sources`` are not read as before.
+        """
+        with self._transaction() as database:
+            database.execute(f"update documents set path = null where {GONE}")
+            known = self.sources
+            as_before = all(known.get(n) == v for n, v in sources.items() if n != "sources")
+            some = " where path in (select path from touched)" if as_before else ""
+            database.execute(f"delete from files{some}")
+            database.execute("update about set sources = ?", (json.dumps(sources),))
+
+    def keep(self, files: Iterable[ReadFile]) -> None:
+        """Note files whose documents are all in the table."""
+        with self._transaction() as database:
+            for file in files:
+                row = (file.path, file.source, *file.state)
+                database.execute("insert or replace into files values (?, ?, ?, ?, ?)", row)
+                database.execute(
+                    "insert or replace into documents select id, path from now where path = ?",
+                    (file.path,),
+                )
+
+    def gone(self) -> list[str]:
+        """The documents that are in no file any more."""
+        with self._lock, _errors(self.folder):
+            rows = self._database.execute("select id from documents where path is null")
+            return [name for (name,) in rows]
+
+    def forget_gone(self) -> None:
+        """Note that these documents are not in the table any more."""
+        with self._transaction() as database:
+            database.execute("delete from documents where path is null")
+
+    def forget(self, ids: Iterable[str] | None = None) -> None:
+        """Note that documents are not those of their files any more, so that these are read again;
+        None: any of them.
+        """
+        with self._transaction() as database:
+            if ids is None:
+                database.execute("delete from files")
+                return
+            if not database.execute("select 1 from documents limit 1").fetchone():
+                return
+            for name in ids:
+                database.execute(
+                    "delete from files where path = (select path from documents where id = ?)",
+                    (name,),
+                )
+                database.execute("delete from documents where id = ?", (name,))
+
+    def documents(self) -> int:
+        """The number of documents in files."""
+        with self._lock, _errors(self.folder):
+            rows = self._database.execute("select count(*) from documents where path is not null")
+            return int(rows.fetchone()[0])
+
+
+@contextmanager
+def _errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise RevelaError(
+            f"{folder} is damaged, full or out of reach ({STATE}: {error}): mend that, or make it "
+            "again with revela index"
+        ) from error
+
+
+def _signed(hashes: NDArray[np.uint64]) -> list[int]:
+    """Hashes as SQLite holds them."""
+    signed: list[int] = hashes.view(np.int64).tolist()
+    return signed
+
+
+def _of_another_version(folder: Path) -> RevelaError:
+    return RevelaError(
+        f"{folder} was made by another version of revela: make it again with revela index"
+    )
+
+
+def is_index(folder: Path) -> bool:
+    """Whether a folder holds an index, of this version or another."""
+    return (folder / STATE).is_file() or (folder / EARLIER).is_file()
+
+
+def read_info(folder: Path) -> Info:
+    """What made the index in a folder."""
+    state = State(folder)
+    try:
+        return state.info
+    finally:
+        state.close()
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a folder holds a finished index."""
+    return is_index(folder) and read_info(folder).finished
+
+
+def unfinished_in(folder: Path) -> Info | None:
+    """What a killed run has left in this folder; None if the folder is free. A folder with a
+    finished index or anything else is refused.
+    """
+    # These are written before the state.
+    early = (LOCK, CONTEXT, hidden_prefix(CONTEXT), hidden_prefix(STATE))
+    if not folder.exists() or (
+        folder.is_dir() and all(entry.name.startswith(early) for entry in folder.iterdir())
+    ):
+        return None
+    if not (folder / STATE).is_file() or (info := read_info(folder)).finished:
+        raise RevelaError(
+            f"{folder} exists: choose another --out, or add to an index with --append"
+        )
+    return info
