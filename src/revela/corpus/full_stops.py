@@ -96,11 +96,16 @@ def goes_on(text: str, start: int, place: int, end: int) -> bool:
         return True
     if text[place] != ".":
         return False
-    # Most words are told by this alone.
+    # Most full stops are told by this alone.
     word = text[max(start, place - _LONGEST) : place]
     word = word[word.rfind(" ") + 1 :]
-    if word.isalpha() and len(word) > 4:
-        return word in _ABBREVIATIONS or word.endswith("str")
+    if word.isalpha():
+        if len(word) == 1 or word in _ABBREVIATIONS:
+            return True
+        if len(word) > 4 or not word.isascii() or (word.islower() and word.strip("ivx")):
+            return word.endswith("str")
+    elif word.isdigit() and len(word) == place - start < 4:
+        return True
     return _is_no_end(text, start, place, end)
 
 
@@ -131,7 +136,7 @@ def _is_no_end(text: str, start: int, place: int, end: int) -> bool:
 
 def _is_number_of_list(text: str, start: int, place: int) -> bool:
     """Whether only a number stands before, in the sentence or in its line."""
-    line = text.rfind("\n", start, place) + 1 or start
+    line = text.rfind("\n", max(start, place - _SENTENCE_LEFT), place) + 1 or start
     return place - line < _SENTENCE_LEFT and bool(_NUMBER.fullmatch(text, line, place))
 
 

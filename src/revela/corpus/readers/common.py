@@ -34,7 +34,7 @@ class ReadReport:
         noted: what was read otherwise than it seems, by remark, such as its encoding.
         unread: files in folders that are left out, by reason and ending.
         bytes_read, bytes_unread: of files that may hold text; those left out do not.
-        claim: takes an id for a row, or says that another row has it.
+        claim: takes an id for a row, or says that another row has it; None: rows may share ids.
     """
 
     documents: int = 0
@@ -46,7 +46,7 @@ class ReadReport:
     skipped: Counter[str] = field(default_factory=Counter)
     noted: Counter[str] = field(default_factory=Counter)
     unread: Counter[tuple[str, str]] = field(default_factory=Counter)
-    claim: Callable[[str], bool] = field(default=lambda name: True, repr=False)
+    claim: Callable[[str], bool] | None = field(default=None, repr=False)
     examples: dict[str, list[str]] = field(default_factory=dict)
     bad_reasons: set[str] = field(default_factory=set)
 

@@ -49,7 +49,7 @@ def document_of(
         report.skip(f"text over {common.MAX_BYTES >> 20} MB", where, bad=True)
         return None
     key = next((str(row[name]) for name in ID_FIELDS if row.get(name) not in (None, "")), "")
-    if key and not report.claim(key):
+    if key and report.claim and not report.claim(key):
         report.note("rows with the id of another, which are named by their place", where)
         key = ""
     key = key or where
