@@ -233,7 +233,7 @@ def test_a_bad_corpus_is_one_sentence_before_anything_is_written(
     given = ("index", corpus, "--model", static_folder, *flags, "--out")
     err = refused(*given, out, "--engine", "ray")
     assert sentence in err and not out.exists()
-    if corpus == path and "--join-titles" not in flags:
+    if "--metadata" in flags:
         assert refused(*given, tmp_path / "alone") == err
 
 

@@ -244,6 +244,29 @@ def test_documents_are_added_replaced_passed_over_and_deleted(tmp_path):
     assert len(reopen(tmp_path / "index")) == len(made)
 
 
+@pytest.mark.parametrize("keep_tokens", [False, True])
+def test_chunks_that_a_document_keeps_are_not_encoded_again(tmp_path, keep_tokens):
+    log = "aaa bbb. ccc ddd. aaa bbb. eee fff."
+    made = build(tmp_path / "index", [Document("log", log)], keep_tokens=keep_tokens)
+    encoder = Letters()
+    grown = [Document("log", f"{log} ggg hhh."), Document("other", "ccc ddd. hhh hhh.")]
+    extend(made, grown, encoder)
+    assert sorted(encoder.seen) == ["ccc ddd. ", "eee fff. ", "ggg hhh.", "hhh hhh."]
+    again = build(tmp_path / "again", grown, keep_tokens=keep_tokens)
+    columns = ["passage", "vector", *(["tokens"] if keep_tokens else [])]
+    rows = [index.table.lance.to_arrow().select(columns).to_pylist() for index in (made, again)]
+    assert sorted(map(str, rows[0])) == sorted(map(str, rows[1]))
+
+
+def test_words_that_are_all_stop_words_are_searched_by_vectors(tmp_path):
+    docs = [Document("a", "aaa bee the hive."), Document("b", "the ccc of the hhh")]
+    index = build(tmp_path / "index", docs, language="en")
+    for mode in ("lexical", "dense", "hybrid"):
+        hits = index.search("the of the", 2, mode, explain=True)
+        assert hits and hits[0].id == index.search("the of the", 2, "dense")[0].id
+    assert [hit.id for hit in index.search("hhh", 2, "lexical")] == ["b"]
+
+
 @pytest.mark.parametrize("form", ["float32", "int8", "binary"])
 def test_approximate_search_above_a_size(tmp_path, monkeypatch, form):
     monkeypatch.setattr(table, "EXACT_BELOW", 500)

@@ -12,13 +12,19 @@ from revela.corpus.endings import MARKDOWN, suffix
 from revela.types import Document
 
 LONGEST = 200  # characters of a heading that a chunk repeats
-_LINE = re.compile(r"^ {0,3}(?:(`{3,}|~{3,})(.*)|(#{1,6})[ \t]+(\S.*))$(?:\s*\n)?", re.MULTILINE)
+_LINE = re.compile(
+    r"^(?: {0,3}(?:(`{3,}|~{3,})(.*)|(#{1,6})[ \t]+(\S.*))"
+    # One line that is underlined, after a blank one; no item, quotation or row of a table.
+    r"|(?:\A|(?<=\n\n)|(?<=\n\r\n)) {0,3}(?![-+*>|]|\d+[.)][ \t])(\S.*)\n {0,3}(==+|--+)[ \t]*\r?)$"
+    r"(?:\s*\n)?",
+    re.MULTILINE,
+)
 _CLOSING = re.compile(r"\s+#*$")
 
 
 class Heading(NamedTuple):
-    """A heading: the place of its first # in the text, its level from 1, its words, and where its
-    line begins and the blank lines after it end.
+    """A heading: where its first # or its underlined words begin, its level from 1, its words, and
+    where its line begins and the blank lines after it end.
     """
 
     place: int
@@ -112,12 +118,15 @@ def _headings(text: str) -> Iterator[Heading]:
     """Headings in order; a # in fenced code is a comment."""
     fence = ""
     for line in _LINE.finditer(text):
-        mark, info, level, heading = line.groups()
+        mark, info, level, heading, underlined, marks = line.groups()
         if fence:
             if mark and mark.startswith(fence) and not info.strip():
                 fence = ""
         elif mark:
             fence = mark
-        else:
+        elif level:
             words = _CLOSING.sub("", heading[:LONGEST].rstrip())
             yield Heading(line.start(3), len(level), words, *line.span())
+        else:
+            words = underlined[:LONGEST].rstrip()
+            yield Heading(line.start(5), 1 if marks[0] == "=" else 2, words, *line.span())

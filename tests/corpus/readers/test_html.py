@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from revela.corpus.load import read_corpus
@@ -127,6 +129,8 @@ def test_without_a_declaration_that_holds_the_encoding_is_found(tmp_path, charse
         ("shift_jis", "cp932", "①髙い"),
         ("x-sjis", "cp932", "①髙い"),
         ("ks_c_5601-1987", "cp949", "똠방각하"),
+        ("cp949", "cp949", "똠방각하"),
+        ("latin-1", "latin-1", "Ñandú"),
         ("euc-jp", "euc_jp", "蜜蜂は踊る"),
         ("iso-2022-jp", "iso2022_jp", "蜜蜂は踊る"),
         ("big5", "big5hkscs", "嘅蜜蜂"),
@@ -151,6 +155,13 @@ def test_a_wrong_byte_costs_a_letter_and_not_the_page(tmp_path):
     longer = page.replace("trace.", "trace. " + "蜜蜂跳舞告诉同伴花在哪里。" * 100)
     (tmp_path / "a.html").write_bytes(longer.encode("gb18030").replace(b"here", b"her\xff"))
     assert "archived her\ufffd for" in read_corpus([tmp_path])[0][0].text
+
+
+def test_elements_deep_in_others_take_no_quadratic_time():
+    begin = time.process_time()
+    deep = "<div>" * 20_000 + "<p>They dance.</p>" + "</div>" * 20_000
+    assert extract_page(deep)[1] == "They dance."
+    assert time.process_time() - begin < 2
 
 
 PRICES = """<h1>Prices of the stay</h1><p>Rooms are let by the night, and by the week.</p><table>

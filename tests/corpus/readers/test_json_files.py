@@ -44,6 +44,14 @@ def test_json_without_documents_is_one_document(tmp_path, content):
         assert not report.skipped and not report.unread
 
 
+@pytest.mark.parametrize("codec", ["utf-8-sig", "utf-16"])
+def test_lines_with_a_mark_are_rows(tmp_path, codec):
+    rows = [{"text": f"{SENTENCE} é {i}"} for i in range(3)]
+    lines = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    (tmp_path / "a.jsonl").write_bytes(lines.encode(codec))
+    assert [d.text for d in read_corpus([tmp_path])[0]] == [row["text"] for row in rows]
+
+
 def test_lines_of_objects_are_rows(tmp_path):
     rows = [{"text": f"{SENTENCE} {i}"} for i in range(3)]
     (tmp_path / "a.json").write_text("\r\n".join(map(json.dumps, rows)))

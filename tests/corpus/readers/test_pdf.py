@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 
@@ -60,6 +61,41 @@ def test_words_and_titles_of_a_pdf(tmp_path):
     )
     assert document.title == ""
     assert report.examples == {"PDF with pages without text, which may be scans": ["a.pdf, page 2"]}
+
+
+def test_a_table_of_numbers_is_a_line_for_each_row(tmp_path):
+    pytest.importorskip("pypdf", reason="needs the pdf extra")
+    rows = [("Room", "Summer price", "Winter"), ("Oslo", "120", "80"), ("Ulm", "", "60")]
+    row = "{}) Tj 150 0 Td ({}) Tj 150 0 Td ({}) Tj -300 -14 Td ("
+    page = f"Prices) Tj 0 -14 Td ({''.join(row.format(*cells) for cells in rows)}By the night."
+    (tmp_path / "a.pdf").write_bytes(pdf([page]))
+    assert re.sub(r"\s*\n\s*", "\n", read_corpus([tmp_path])[0][0].text) == (
+        "Prices\nRoom: Oslo; Summer price: 120; Winter: 80\nRoom: Ulm; Winter: 60\nBy the night."
+    )
+
+
+def test_columns_of_prose_are_no_table(tmp_path):
+    pytest.importorskip("pypdf", reason="needs the pdf extra")
+    left = ["Bees dance in 1920 and so", "they tell in 1930 where", "the 40 flowers are"]
+    row = "{}) Tj 200 0 Td ({}) Tj 200 0 Td ({}) Tj -400 -14 Td ("
+    page = "".join(row.format(line, line.upper(), line.title()) for line in left)
+    (tmp_path / "a.pdf").write_bytes(pdf([page]))
+    assert ": " not in read_corpus([tmp_path])[0][0].text
+
+
+def test_what_is_filled_into_a_form_is_read(tmp_path):
+    pypdf = pytest.importorskip("pypdf", reason="needs the pdf extra")
+    from pypdf.generic import ArrayObject, DictionaryObject, NameObject, TextStringObject
+
+    writer = pypdf.PdfWriter(clone_from=io.BytesIO(pdf(["Please fill in this form."])))
+    given = {"/T": "f1", "/TU": "Colour of the hive", "/V": "green"}
+    field = DictionaryObject({NameObject(k): TextStringObject(v) for k, v in given.items()})
+    field[NameObject("/FT")] = NameObject("/Tx")
+    fields = {NameObject("/Fields"): ArrayObject([writer._add_object(field)])}
+    writer.root_object[NameObject("/AcroForm")] = DictionaryObject(fields)
+    writer.write(tmp_path / "a.pdf")
+    (document,) = read_corpus([tmp_path])[0]
+    assert document.text == "Please fill in this form.\n\nColour of the hive: green"
 
 
 def test_a_pdf_without_text_and_a_broken_one_are_named(tmp_path):

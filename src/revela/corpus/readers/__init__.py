@@ -19,6 +19,7 @@ from revela.corpus.readers.common import (
     UnsupportedFile,
     check_unchanged,
     display_path,
+    size_and_time,
     unreadable_because,
 )
 from revela.corpus.readers.folders import holds_text, walk_files
@@ -30,10 +31,10 @@ from revela.corpus.readers.office import (
     read_docx,
     read_epub,
     read_odf,
-    read_pdf,
     read_pptx,
     read_xlsx,
 )
+from revela.corpus.readers.pdf import read_pdf
 from revela.corpus.readers.rows import Fields
 from revela.corpus.readers.rtf import read_rtf
 from revela.corpus.readers.stackexchange import read_posts
@@ -118,6 +119,9 @@ def read_file(
     """The documents of a file; ``reader`` replaces the format's own, to read only a part."""
     path, name = file.path, file.name
     reader = reader or READERS.get(suffix(path), read_text)
+    if not size_and_time(path)[0]:
+        report.leave_unread(path, "empty")
+        return
     with check_unchanged(path):
         try:
             yield from reader(path, name, fields, report)

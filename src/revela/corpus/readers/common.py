@@ -6,6 +6,7 @@ import gzip
 import io
 import os
 import zlib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -100,7 +101,7 @@ class ReadReport:
 
     def lines(self, unit: str = "documents") -> list[str]:
         """The report as text, one line per total and per reason."""
-        out = [f"read {self.documents:,} {unit}, {self.words:,} words"]
+        out = [f"read {self.documents:,} {unit}, {self.words:,} words{self._share()}"]
         if self.passages:
             out.append(
                 f"joined {self.passages:,} passages into {self.articles:,} articles by title"
@@ -113,10 +114,14 @@ class ReadReport:
             named = [f"{_shortened(endings)} ({reason})" for reason, endings in unread.items()]
             out.append(f"not read: {'; '.join(_first(named, 'reasons'))}")
         out += self._counted("skipped ", self.skipped)
-        if self.bytes_unread and self.bytes_read:
-            share = self.bytes_read / (self.bytes_read + self.bytes_unread)
-            out.append(f"read {share:.1%} of the bytes of files that may hold text")
         return out
+
+    def _share(self) -> str:
+        """How much of the files was read; 100 % is all."""
+        if not (total := self.bytes_read + self.bytes_unread):
+            return ""
+        tenths = 1000 * self.bytes_read // total
+        return f": {tenths / 10} % of the bytes of files that may hold text"
 
     def _counted(self, verb: str, counter: Counter[str]) -> list[str]:
         out = []
@@ -200,8 +205,14 @@ def open_seekable(path: Path) -> BinaryIO:
 
 
 def open_text(path: Path, errors: str = "surrogateescape", newline: str = "\n") -> TextIO:
-    """Open a text file, decompressed; bytes that are not UTF-8 become surrogates."""
-    return io.TextIOWrapper(open_binary(path), "utf-8-sig", errors, newline)
+    """Open a text file in UTF-8, or in UTF-16 with its mark, decompressed; bytes that are neither
+    become surrogates.
+    """
+    with open_binary(path) as handle:
+        is_wide = handle.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE)
+    return io.TextIOWrapper(
+        open_binary(path), "utf-16" if is_wide else "utf-8-sig", errors, newline
+    )
 
 
 def lines_of(handle: TextIO) -> Iterator[str]:

@@ -1,12 +1,13 @@
 """Bytes -> text: by the mark at the start, as UTF-8, by what the text says of itself, and at last
 by a detector.
 
-The detector is uchardet, which resiliparse brings. Of 60 bytes of German, Russian, Turkish, Arabic,
-Chinese or Thai in the encodings of Windows it names 258 of 265 rightly, charset-normalizer 222.
+The detector is uchardet, which resiliparse brings. Of 700 texts of 60 bytes, in ten languages and
+14 encodings, ``decode`` gives 648 as they were, and charset-normalizer 537. It misses cp850.
 """
 
 from __future__ import annotations
 
+import codecs
 import re
 
 # As browsers do, the mark at the start decides, then what the text says of itself.
@@ -95,8 +96,7 @@ def _candidates(raw: bytes) -> list[str]:
     found = ["utf-8"]
     if declared := _DECLARED.search(raw[:1024]):
         name = (declared[1] or declared[2]).decode("ascii", "replace")
-        # None for what is an encoding of Python only.
-        if known := _html5(name):
+        if known := _codec_named(name):
             found.append(known)
         if b"\x1b" in raw:
             found.reverse()  # ISO-2022-JP, whose bytes are all ASCII
@@ -110,6 +110,17 @@ def _wide(head: bytes) -> str:
         if len(head) > 3 and zeros.count(0) > 0.7 * len(zeros) and not others.count(0):
             return codec
     return ""
+
+
+def _codec_named(name: str) -> str | None:
+    """The codec of a declared encoding; None for what is none of text, as unicode_escape."""
+    if known := _html5(name):
+        return known
+    try:
+        own = codecs.lookup(name).name  # latin-1, which browsers do not know
+    except (LookupError, ValueError):
+        return None
+    return _html5(own) or _DETECTED.get(own)
 
 
 def _html5(name: str) -> str | None:

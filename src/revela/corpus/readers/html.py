@@ -40,6 +40,7 @@ _XHTML = re.compile(
 # of 100 lists, and .9 or more in 20; the others tell of options, types and changes.
 NAVIGATION = 0.8
 LONG_CELL = 100  # words
+_DEEP = ">".join(["*"] * 256)
 _LAID_OUT = "table, h1, h2, h3, pre"  # what tables hold that are no tables
 
 
@@ -60,8 +61,8 @@ def extract_page(source: str) -> tuple[str, str]:
     tree = _parsed(source)
     _keep_lists(tree)
     _keep_tables(tree)
-    text = extract_plain_text(tree, main_content=True).strip() or extract_plain_text(tree).strip()
-    return " ".join((tree.title or "").split()), text
+    text = "" if _is_deep(tree) else extract_plain_text(tree, main_content=True).strip()
+    return " ".join((tree.title or "").split()), text or extract_plain_text(tree).strip()
 
 
 def extract_fragment(source: str) -> str:
@@ -83,6 +84,13 @@ def _as_html(found: re.Match[str]) -> str:
     if found["empty"]:
         return f"<{found['empty']}></{found['name']}>"
     return found[0] if found["text"] is None else html.escape(found["text"])
+
+
+def _is_deep(tree: HTMLTree) -> bool:
+    """Whether elements lie so deep in others that the search for the main content, whose time is
+    quadratic in that, would not end.
+    """
+    return tree.body is not None and tree.body.query_selector(_DEEP) is not None
 
 
 def _keep_lists(tree: HTMLTree) -> None:

@@ -25,8 +25,7 @@ NAMED = ("From", "To", "Cc", "Date")
 
 def read_eml(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """A file with one message."""
-    raw = read_bytes(path)
-    yield _document(raw, name)
+    yield from _document(read_bytes(path), name, report)
 
 
 def read_mbox(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
@@ -37,28 +36,30 @@ def read_mbox(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
         for line in handle:
             if is_blank and line.startswith(b"From "):
                 if message:
-                    yield _document(b"".join(message), f"{name}:{number}")
+                    yield from _document(b"".join(message), f"{name}:{number}", report)
                 number, message = number + 1, []
             elif number:
                 message.append(line[1:] if line.startswith(b">From ") else line)
             is_blank = not line.strip()
     if message:
-        yield _document(b"".join(message), f"{name}:{number}")
+        yield from _document(b"".join(message), f"{name}:{number}", report)
     if not number:
         raise DamagedFile("no mail in mbox format")
 
 
-def _document(raw: bytes, name: str) -> Document:
+def _document(raw: bytes, name: str, report: ReadReport) -> Iterator[Document]:
+    """The document of a message; none, and reported, if the bytes are no mail."""
     message = email.message_from_bytes(raw, policy=email.policy.default)
     assert isinstance(message, EmailMessage)
     if not message.keys():
-        raise DamagedFile("no mail")
+        report.skip("no mail", name, bad=True)
+        return
     lines = [f"{key}: {_header(message, key)}" for key in NAMED if _header(message, key)]
     files = [part.get_filename() or "" for part in message.walk() if part.is_attachment()]
     if files := [without_surrogates(file) for file in files if file]:
         lines.append(f"Attachments: {', '.join(files)}")
     text = "\n".join(lines) + "\n\n" + _body(message)
-    return Document(name, without_surrogates(text).strip(), _header(message, "Subject"))
+    yield Document(name, without_surrogates(text).strip(), _header(message, "Subject"))
 
 
 def _header(message: EmailMessage, key: str) -> str:

@@ -1,4 +1,4 @@
-"""PDF (the pdf extra), Word, PowerPoint, Excel (the office extra), OpenDocument and e-books: one
+"""Word, PowerPoint, Excel (the office extra), OpenDocument and e-books: one
 document of text or Markdown per file.
 
 mammoth, python-pptx and openpyxl lose least: kreuzberg dropped speaker notes and a chapter, and
@@ -7,7 +7,6 @@ calamine allocates memory for every empty cell before the last.
 
 from __future__ import annotations
 
-import logging
 import posixpath
 import re
 import xml.etree.ElementTree as ET
@@ -28,7 +27,6 @@ from revela.corpus.readers.common import (
     decoded,
     open_seekable,
     reader_extra,
-    without_surrogates,
 )
 from revela.corpus.readers.html import extract_fragment
 from revela.corpus.readers.rows import Fields
@@ -36,53 +34,13 @@ from revela.corpus.readers.table_lines import table_lines
 from revela.corpus.readers.text import plain_title
 from revela.types import Document
 
-# A word that goes on in the next line; hyphened ones; and words before which half a word is left
-# out, as in "Ein- und Ausgabe".
-_PARTED = re.compile(r"([^\W\d_]+)([-\u2010\u00ad])[ \t]*\r?\n[ \t]*([^\W\d_]+)")
-_HYPHENED = re.compile(r"\b[^\W\d_]+-[^\W\d_]+")
-_OMITS = frozenset("and or to und oder bis sowie et ou y o e en of och eller og i или и".split())  # noqa: SIM905
+_NO_VALUE = re.compile(rb"<f\b[^>]*(?:/>|>[^<]*</f>)\s*(?:<v\s*/>|<v></v>|</c>)")  # of a formula
+_AROUND = ("header", "footer", "header-left", "footer-left")
 _HEADING = re.compile(r"<h([1-6])\b[^<>]*(?<!/)>", re.I)
 
 
-def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """The text of all pages."""
-    with reader_extra("pdf", "PDF"):
-        from pypdf import PdfReader
-    # pypdf warns of every fault that it repairs.
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
-    with open_seekable(path) as handle:
-        reader = PdfReader(handle)
-        pages = [page.extract_text() for page in reader.pages]
-        text = _joined(pages, "PDF", "; run OCR on it first")
-        title = str((reader.metadata and reader.metadata.title) or "")
-    if empty := [number for number, page in enumerate(pages, 1) if not page.strip()]:
-        report.note("PDF with pages without text, which may be scans", f"{name}, page {empty[0]}")
-    # A font without a character table can give halves of surrogate pairs.
-    text, title = map(without_surrogates, (text, title))
-    yield Document(name, join_words(text), plain_title(title))
-
-
-def join_words(text: str) -> str:
-    """Join words that are parted at the end of a line. A hyphen stays if the text has the word with
-    it elsewhere, or one letter stands before it, or another part of the word is left out.
-
-    >>> join_words("The echo-\\nlocation of bats is well-\\nknown, as all well-known things.")
-    'The echolocation of bats is well-known, as all well-known things.'
-    """
-    hyphened = set(_HYPHENED.findall(text)) if _PARTED.search(text) else set()
-
-    def joined(found: re.Match[str]) -> str:
-        first, mark, rest = found.groups()
-        if not rest[0].islower() or rest in _OMITS:
-            return found[0]
-        is_hyphen = mark != "\u00ad" and (len(first) == 1 or f"{first}-{rest}" in hyphened)
-        return f"{first}-{rest}" if is_hyphen else first + rest
-
-    return _PARTED.sub(joined, text)
-
-
 def read_docx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """Paragraphs, lists, tables, text boxes and notes."""
+    """Paragraphs, lists, tables, text boxes and notes; at the end, headers and footers."""
     with reader_extra("office", "Word"):
         import mammoth
     no_image = mammoth.images.img_element(lambda image: {})
@@ -90,7 +48,22 @@ def read_docx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
     with _open_zipped(path) as handle:
         page = mammoth.convert_to_html(handle, style_map=style, convert_image=no_image)
         title = _title_in(handle, "docProps/core.xml")
-    yield _titled(name, _joined([_markdown(page.value)], "Word"), title)
+        with zipfile.ZipFile(handle) as parts:
+            around = _around(parts)
+            main = [part for part in parts.namelist() if part.startswith("word/document")]
+            if any(b"<m:oMath" in parts.read(part) for part in main):
+                report.note("Word with equations, which are not read", name)
+    yield _titled(name, _joined([_markdown(page.value), *around], "Word"), title)
+
+
+def _around(parts: zipfile.ZipFile) -> list[str]:
+    """The paragraphs of headers and footers, each once, without those of a page's number alone."""
+    found = dict[str, None]()
+    for part in sorted(parts.namelist()):
+        if re.fullmatch(r"word/(header|footer)\d*\.xml", part):
+            for paragraph in ET.fromstring(parts.read(part)).iterfind(".//{*}p"):
+                found["".join(text.text or "" for text in paragraph.iterfind(".//{*}t"))] = None
+    return [text for text in found if any(map(str.isalpha, text))]
 
 
 def read_pptx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
@@ -128,6 +101,11 @@ def read_xlsx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
     with reader_extra("office", "Excel"):
         import openpyxl
     with _open_zipped(path) as handle:
+        with zipfile.ZipFile(handle) as parts:
+            pages = [part for part in parts.namelist() if part.startswith("xl/worksheets/")]
+            if count := sum(len(_NO_VALUE.findall(parts.read(page))) for page in pages):
+                remark = "formulas without a value: open the file in Excel and save it"
+                report.note(remark, f"{name}: {count:,}")
         sheets = openpyxl.load_workbook(handle, read_only=True, data_only=True).worksheets
         text = _joined(map(_sheet, sheets), "Excel")
         title = _title_in(handle, "docProps/core.xml")
@@ -190,7 +168,10 @@ def read_odf(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
     """Text, sheets or slides of OpenDocument (LibreOffice)."""
     with _open_zipped(path) as handle, zipfile.ZipFile(handle) as parts:
         body = ET.fromstring(parts.read("content.xml")).find("{*}body")
-        text = _joined(_blocks(body), "OpenDocument")
+        styles = ET.fromstring(parts.read("styles.xml")) if "styles.xml" in parts.namelist() else ()
+        around = (part for style in styles for part in style.iter() if _local(part.tag) in _AROUND)
+        texts = [*_blocks(body), *dict.fromkeys(text for part in around for text in _blocks(part))]
+        text = _joined(texts, "OpenDocument")
         title = _title_in(handle, "meta.xml")
     yield _titled(name, text, title)
 
@@ -268,9 +249,9 @@ def _open_zipped(path: Path) -> BinaryIO:
     return handle
 
 
-def _joined(parts: Iterable[str], format: str, advice: str = "") -> str:
+def _joined(parts: Iterable[str], format: str) -> str:
     """Join the parts of a file; UnsupportedFile if they have no text."""
     texts = [part.strip() for part in parts]
     if text := "\n\n".join(filter(None, texts)):
         return text
-    raise UnsupportedFile(f"{format} without text{advice}")
+    raise UnsupportedFile(f"{format} without text")

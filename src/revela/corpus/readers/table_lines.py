@@ -21,7 +21,7 @@ def table_lines(rows: Iterable[Sequence[str]], headings: int | None = None) -> l
     """
     rows = [list(row) for row in rows if any(row)]
     if headings is None:
-        headings = int(_has_headings(rows))
+        headings = int(has_headings(rows))
     if headings and len(rows) > 1:
         return list(lines_below(rows[0], rows[1:]))
     return [_labelled(row) for row in rows]
@@ -37,7 +37,7 @@ def lines_below(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Itera
         yield ("\n" if is_wide else "; ").join(cells)
 
 
-def _has_headings(rows: Sequence[Sequence[str]]) -> bool:
+def has_headings(rows: Sequence[Sequence[str]]) -> bool:
     """Whether the first row names what the others have: it fills three cells or more, each with
     another text that is no number. Of two, the first may name the second.
     """
@@ -45,10 +45,15 @@ def _has_headings(rows: Sequence[Sequence[str]]) -> bool:
     names = [cell.rstrip(":") for cell in (rows[0] if rows else ()) if cell]
     if len(rows) < 2 or len(names) < max(3, width) or len({*names}) < len(names):
         return False
-    return not any(_NUMBER.fullmatch(name) or len(name) > LONG_HEADING for name in names)
+    return not any(is_number(name) or len(name) > LONG_HEADING for name in names)
 
 
 def _labelled(row: Sequence[str]) -> str:
-    if len(row) == 2 and all(row) and not _NUMBER.fullmatch(row[0]):
+    if len(row) == 2 and all(row) and not is_number(row[0]):
         return f"{row[0].rstrip(':')}: {row[1]}"
     return " | ".join(row).rstrip(" |")
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell is a number, with a unit or without, or a day."""
+    return bool(_NUMBER.fullmatch(cell))
