@@ -211,7 +211,7 @@ def _synced(
 
         made, synced = make(scan, create, **how)
         report, index = scan.report, Index.open(place, model, encoder=made.encoder, **options)
-    for line in report.lines()[1:] if synced.any else []:
+    for line in report.lines()[not report.bytes_unread :] if synced.any else []:
         log.info(line)
     log.info(_summary(path, place, synced, time.perf_counter() - start))
     return index

@@ -331,7 +331,7 @@ def test_what_unpacks_to_much_more_than_it_is_is_damaged(tmp_path, monkeypatch):
     docx(tmp_path / "large.docx", SENTENCE, "b" * 30_000, compression=zipfile.ZIP_STORED)
     documents, report = read_corpus([tmp_path], max_bad_share=0.5)
     assert [d.id for d in documents] == ["large.docx"]
-    assert report.examples == {"over 0 MB unpacked": ["bomb.docx"]} and report.bad == 1
+    assert report.examples == {"over 0 MB unpacked: split it": ["bomb.docx"]} and report.bad == 1
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,16 @@ def test_csv_rows_with_quotes_line_ends_and_separators(tmp_path):
     assert csv_documents(b"", tmp_path / "a.csv", report) == [] and not report.skipped
 
 
+def test_a_large_csv_without_a_column_of_text_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "MAX_BYTES", 1000)
+    rows = "\n".join(["kind,says", *(f"bee,{SENTENCE}" for _ in range(50))])
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(rows.encode()))
+    (tmp_path / "b.txt").write_text(SENTENCE)
+    documents, report = read_corpus([tmp_path])
+    assert [d.id for d in documents] == ["b.txt"]
+    assert report.examples == {"over 0 MB: split it": ["a.csv.gz"]}
+
+
 def test_bad_csv_rows_are_told_apart(tmp_path):
     raw = b"id,text\n1,one\n2,two,three\n3,f\xfcnf\n4\n5,five\n"
     report = ReadReport()

@@ -19,7 +19,6 @@ from revela.corpus.readers.common import (
     UnsupportedFile,
     check_unchanged,
     display_path,
-    size_and_time,
     unreadable_because,
 )
 from revela.corpus.readers.folders import holds_text, walk_files
@@ -119,9 +118,6 @@ def read_file(
     """The documents of a file; ``reader`` replaces the format's own, to read only a part."""
     path, name = file.path, file.name
     reader = reader or READERS.get(suffix(path), read_text)
-    if not size_and_time(path)[0]:
-        report.leave_unread(path, "empty")
-        return
     with check_unchanged(path):
         try:
             yield from reader(path, name, fields, report)

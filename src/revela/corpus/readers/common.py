@@ -125,7 +125,8 @@ class ReadReport:
 
     def _counted(self, verb: str, counter: Counter[str]) -> list[str]:
         out = []
-        for reason, count in counter.most_common():
+        order = sorted(counter.most_common(), key=lambda pair: pair[0] not in self.bad_reasons)
+        for reason, count in order:  # faults first
             places = self.examples[reason]
             more = ", ..." if count > len(places) else ""
             out.append(f"{verb}{count:,}: {reason} ({', '.join(places)}{more})")

@@ -244,7 +244,7 @@ def _open_zipped(path: Path) -> BinaryIO:
     with zipfile.ZipFile(handle) as members:
         unpacked = sum(member.file_size for member in members.infolist())
     if unpacked > common.MAX_BYTES + handle.seek(0, 2):  # pictures unpack to their own size
-        raise DamagedFile(f"over {common.MAX_BYTES >> 20} MB unpacked")
+        raise DamagedFile(f"over {common.MAX_BYTES >> 20} MB unpacked: split it")
     handle.seek(0)
     return handle
 

@@ -156,15 +156,7 @@ def read_csv(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
         if fields.text not in names:
             if fields.text != DEFAULT_TEXT:
                 columns_of(names, fields)  # says which there are
-            cells = ([" ".join(cell.split()) for cell in row] for _, row in rows)
-            table = list(cells)
-            if table and sum(any(map(_WORD.search, row)) for row in table) < WORDED * len(table):
-                numbers = "table of numbers"
-                raise UnsupportedFile(
-                    f'{numbers} without a column "{fields.text}"', short=numbers, by_programs=True
-                )
-            found = "\n".join(filter(None, lines_below(names, table)))
-            yield from [Document(name, found)] if found else []
+            yield from _table(names, (row for _, row in rows), name, fields)
             return
         for where, row in rows:
             if len(row) != len(names):
@@ -175,6 +167,24 @@ def read_csv(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
             values = _typed(dict(zip(reversed(names), reversed(row), strict=True)), fields)
             if document := document_of(values, where, fields, report):
                 yield document
+
+
+def _table(
+    names: list[str], rows: Iterable[list[str]], name: str, fields: Fields
+) -> Iterator[Document]:
+    """A file without a column for the text as one document, unless it is of numbers."""
+    table, size = list[list[str]](), 0
+    for row in rows:
+        table.append([" ".join(cell.split()) for cell in row])
+        size += sum(map(len, row))
+        if size > common.MAX_BYTES:
+            raise TooLarge
+    if table and sum(any(map(_WORD.search, row)) for row in table) < WORDED * len(table):
+        numbers = "table of numbers"
+        message = f'{numbers} without a column "{fields.text}"'
+        raise UnsupportedFile(message, short=numbers, by_programs=True)
+    if found := "\n".join(filter(None, lines_below(names, table))):
+        yield Document(name, found)
 
 
 def _rows_of(
