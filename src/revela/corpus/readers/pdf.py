@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,10 +30,8 @@ _PARTED = re.compile(r"([^\W\d_]+)([-\u2010\u00ad])[ \t]*\r?\n[ \t]*([^\W\d_]+)"
 _HYPHENED = re.compile(r"\b[^\W\d_]+-[^\W\d_]+")
 _OMITS = frozenset("and or to und oder bis sowie et ou y o e en of och eller og i или и".split())  # noqa: SIM905
 _CELL = re.compile(r"\S+(?: \S+)*")
-# A page is laid out, which takes as long as reading it, if three lines in a row may be a table.
-_ROW = r"[^\n]{0,90}\S[ \t]+\S[^\n]{0,90}\n"
-_WITH_NUMBER = r"(?=[^\n]*[ \t]\W*\d)" + _ROW
-_LIKE_TABLE = re.compile(rf"^{_ROW}(?:{_WITH_NUMBER}){{2}}", re.MULTILINE)
+_NUMBER = re.compile(r"\S[ \t]+[^\w\s]*\d")  # after something else
+LONG_ROW = 200  # characters
 LONG_CELL = 6  # words; columns of prose have more in most of their lines
 
 
@@ -60,7 +58,9 @@ def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
 
 def _page(page: Any) -> str:
     text = str(page.extract_text()).strip()
-    if _LIKE_TABLE.search(f"{text}\n"):
+    rows = [len(line) < LONG_ROW and bool(_NUMBER.search(line)) for line in text.splitlines()]
+    # To lay a page out takes as long as to read it: only if two lines in a row may be of a table.
+    if any(one and other for one, other in pairwise(rows)):
         with suppress(Exception):  # the library's, of fonts that it cannot lay out
             text = _with_tables(text, page.extract_text(extraction_mode="layout"))
     return text
