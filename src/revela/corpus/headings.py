@@ -12,13 +12,13 @@ from revela.corpus.endings import MARKDOWN, suffix
 from revela.types import Document
 
 LONGEST = 200  # characters of a heading that a chunk repeats
-_LINE = re.compile(
-    r"^(?: {0,3}(?:(`{3,}|~{3,})(.*)|(#{1,6})[ \t]+(\S.*))"
-    # One line that is underlined, after a blank one; no item, quotation or row of a table.
-    r"|(?:\A|(?<=\n\n)|(?<=\n\r\n)) {0,3}(?![-+*>|]|\d+[.)][ \t])(\S.*)\n {0,3}(==+|--+)[ \t]*\r?)$"
-    r"(?:\s*\n)?",
-    re.MULTILINE,
-)
+_MARKED = r" {0,3}(?:(`{3,}|~{3,})(.*)|(#{1,6})[ \t]+(\S.*))"
+_MARKS = r"\n {0,3}(==+|--+)[ \t]*\r?$"
+# One line after a blank one; no item, quotation or row of a table.
+_UNDERLINED = rf"(?:\A|(?<=\n\n)|(?<=\n\r\n)) {{0,3}}(?![-+*>|]|\d+[.)][ \t])(\S.*){_MARKS}"
+_LINE = re.compile(rf"^{_MARKED}()()$(?:\s*\n)?", re.MULTILINE)
+_LINE_OR_UNDERLINED = re.compile(rf"^(?:{_MARKED}$|{_UNDERLINED})(?:\s*\n)?", re.MULTILINE)
+_HAS_UNDERLINED = re.compile(_MARKS, re.MULTILINE)
 _CLOSING = re.compile(r"\s+#*$")
 
 
@@ -117,7 +117,8 @@ def first_heading(text: str) -> str:
 def _headings(text: str) -> Iterator[Heading]:
     """Headings in order; a # in fenced code is a comment."""
     fence = ""
-    for line in _LINE.finditer(text):
+    pattern = _LINE_OR_UNDERLINED if _HAS_UNDERLINED.search(text) else _LINE  # twice as fast
+    for line in pattern.finditer(text):
         mark, info, level, heading, underlined, marks = line.groups()
         if fence:
             if mark and mark.startswith(fence) and not info.strip():

@@ -72,14 +72,14 @@ def test_a_missing_column_is_answered_with_those_there_are(tmp_path, name):
     WRITERS[name](tmp_path / name, pa.Table.from_pylist(ROWS))
     with pytest.raises(
         RevelaError,
-        match=rf'{name}: no column "body"; name one with --text-field '
+        match=rf'{name}: no column "body"; name one with --text-field of index or fit '
         r"\(has id, title, text, other\)",
     ):
         read_corpus([tmp_path / name], Reading(text_field="body"))
     (tmp_path / "b.txt").write_text(SENTENCE)  # in a folder the table is left out and named
     documents, report = read_corpus([tmp_path], Reading(text_field="body"))
     assert len(documents) == 1 and not report.bad
-    assert report.examples['no column "body"; name one with --text-field'] == [
+    assert report.examples['no column "body"; name one with --text-field of index or fit'] == [
         f"{name} (has id, title, text, other)"
     ]
 

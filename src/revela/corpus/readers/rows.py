@@ -65,7 +65,7 @@ def document_of(
 def columns_of(names: Collection[str], fields: Fields) -> list[str]:
     """The columns to read of a table; UnsupportedFile if that of the text is missing."""
     if fields.text not in names:
-        message = f'no column "{fields.text}"; name one with --text-field'
+        message = f'no column "{fields.text}"; name one with --text-field of index or fit'
         raise UnsupportedFile(message, f"has {_list_names(names)}")
     told = (*PATH_FIELDS, *LANGUAGE_FIELDS)
     columns = dict.fromkeys((*ID_FIELDS, fields.title, fields.text, *fields.metadata, *told))
