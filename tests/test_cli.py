@@ -199,7 +199,8 @@ def bad_json(path: Path) -> None:
 
 
 def bad_encoding(path: Path) -> None:
-    (path / "a.txt").write_bytes("fünf Wörter sind hier genug für alle".encode("latin-1"))
+    row = '{"text": "fünf Wörter sind hier genug für alle"}'
+    (path / "a.jsonl").write_bytes(row.encode("latin-1"))
 
 
 def too_short(path: Path) -> None:

@@ -322,8 +322,8 @@ def test_a_server_follows_its_folder(docs, static_folder, cache):
     ("arguments", "message"),
     [
         (["search", "{tmp}/none", "x"], "none is not an index"),
-        (["search", "{tmp}", "x"], "no document found in"),
-        (["search", "{tmp}/a.bin", "x"], "a.bin: unknown ending"),
+        (["search", "{tmp}/empty", "x"], "no document found in"),
+        (["search", "{tmp}/a.bin", "x"], "binary (a.bin)"),
         (["serve", "{tmp}/none", "--port", "0"], "none is not an index"),
         (["serve", "{tmp}", "--sync", "0"], "--sync 0 is no time"),
         (["index", "{tmp}", "--out", "{tmp}/out", "--sync", "--append"], "leave --append out"),
@@ -342,5 +342,6 @@ def test_a_server_follows_its_folder(docs, static_folder, cache):
     ],
 )
 def test_mistakes_are_one_sentence(refused, cache, tmp_path, arguments, message):
-    (tmp_path / "a.bin").write_text("x")
+    (tmp_path / "a.bin").write_bytes(b"x\0")
+    (tmp_path / "empty").mkdir()
     assert message in refused(*(argument.format(tmp=tmp_path) for argument in arguments))

@@ -34,7 +34,7 @@ from pathlib import Path
 import torch
 
 from research.benchmarks.options import parser_of, write_out
-from revela.corpus.load import Reading, read_corpus
+from revela.corpus.load import read_corpus
 from revela.index.index import Index
 from revela.model_files import resolve
 from revela.retriever.load import load_encoder
@@ -182,7 +182,7 @@ def main() -> None:
     a = options()
     os.environ["OMP_NUM_THREADS"] = str(a.threads)
     torch.set_num_threads(a.threads)
-    documents, _ = read_corpus([a.data], Reading(max_bad_share=0), distinct=False, min_words=5)
+    documents, _ = read_corpus([a.data], distinct=False, min_words=5, max_bad_share=0)
     texts = [" ".join(document.full_text.split()[: a.words]) for document in documents[:512]]
     folder = resolve(a.model)
     encoder = load_encoder(folder, "auto")

@@ -8,7 +8,8 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from revela.corpus.readers.common import DamagedFile, UnsupportedFile, read_utf8, suffix
+from revela.corpus.endings import suffix
+from revela.corpus.readers.common import DamagedFile, ReadReport, UnsupportedFile, read_decoded
 from revela.corpus.readers.html import extract_page
 from revela.index.language import detect
 from revela.types import Document
@@ -63,7 +64,7 @@ def translated(language: str, share: Path = SHARE) -> list[Document]:
 
 def _manual(file: Path, _: str) -> Iterator[Document]:
     try:
-        title, text = manual_page(read_utf8(file))
+        title, text = manual_page(read_decoded(file, str(file), ReadReport()))
     except UNREADABLE:
         return
     yield Document(str(file), text, title)
@@ -75,7 +76,7 @@ def _document(file: Path, language: str) -> Iterator[Document]:
     if kind not in (*PAGES, *TEXTS):
         return
     try:
-        source = read_utf8(file)
+        source = read_decoded(file, str(file), ReadReport())
     except UNREADABLE:
         return
     title, text = extract_page(source) if kind in PAGES else ("", source)

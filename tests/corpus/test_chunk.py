@@ -170,3 +170,100 @@ def test_real_text_is_cut_at_its_sentences(name):
     assert 80 < sum(map(count_words, cut)) / len(cut) <= 120
     whole = [c for c in cut if re.search(r"[。！？：；」』）.!?:;)\n]\s*$", c)]
     assert len(whole) > 0.95 * len(cut)
+
+
+# The kinds of pragmatic_segmenter's golden rules, with sentences of our own. A list of sentences
+# has to be found as it is, or with boundaries missing.
+RIGHT_OR_MISSED = [
+    ["The hive is full. ", "It weighs a lot."],
+    ["Who comes there? ", "Nobody does."],
+    ["Look out! ", "A bee."],
+    ["She is called Ann F. Miller."],
+    ["Turn to p. 12 for more."],
+    ["Were Bob and co. at the fair?"],
+    ["They sold it to Park, Hill & Co. at noon."],
+    ["Ask Bob and co. ", "They know."],
+    ["One sees Mt. Hood from St. Mary's tower on 5th St. by the lake."],
+    ["That is JFK Jr.'s hive. ", "It is old."],
+    ["I saw the U.S.A. in May. ", "It was warm."],
+    ["He lives in the E.U. ", "Do you?"],
+    ["The U.S. Bee Board met."],
+    ["At 5 a.m. Mr. Hall left. ", "He came back at 6 P.M. ", "Mrs. Hall slept."],
+    ["She had $100.50. ", "It was hers."],
+    ["It costs 3.50 in all. ", "That is dear."],
+    ["He teaches (He once kept bees.) at the school."],
+    ["Write to Jane.Doe@example.com. ", "I did."],
+    ["See https://example.org/a.b.c?d=1. ", "It is there."],
+    ['She turned, "This is it." ', "She held it up."],
+    ["'So be it.' ", "He left."],
+    ["Hello!! ", "Long time."],
+    ["Is it you?! ", "Yes."],
+    ["1.) The first item"],
+    ["1. The first item"],
+    ["1. The first item 2. The second item"],
+    ["1.) The first item. ", "2.) The second item."],
+    ["• 9. The first item • 10. The second item"],
+    ["a. The first item b. The second item"],
+    ["Steps:\n1. Open it.\n", "2. Close it."],
+    ["iv. The fourth"],
+    ["You find it at N°. 1026.253.553. ", "That is where."],
+    ["The laws will seem less complex. . . ."],
+    ["Bohr [...] Used it (Smith 55)."],
+    ["I was . . . I did not mean it."],
+    ["It ended.... ", "She left."],
+    ["World War II. ", "It was long."],
+    ["J.-P. Dupont met J. R. R. Tolkien."],
+    # German, French, Spanish, Italian, Dutch, Swedish, Danish, Polish, Czech, Hungarian, Turkish
+    ["Am 3. Oktober fuhr er z. B. nach Ulm. ", "Dann kam er."],
+    ["Die Hauptstr. 5 liegt im 2. Stock bzw. im Keller."],
+    ["Nach dem 2. Weltkrieg lebte Ludwig XIV. Nicht mehr."],
+    ["Das ist d. h. Nr. 5, S. 12 ff. und Abs. 3 Satz 1."],
+    ["Herr Dipl.-Ing. Meier kam am 7. Er blieb."],
+    ["Der 1. FC spielt. ", "Er gewinnt."],
+    ["M. Dupont et Mme. Petit, p. ex. Marie, vivent av. J.-C. À Paris."],
+    ["El Sr. García y la Sra. Pérez van a EE. UU. en mayo. ", "Luego vuelven."],
+    ["Il Sig. Rossi e il Dott. Bianchi, pag. 3. "],
+    ["De heer mr. Jansen, bijv. Nederland, blz. 5."],
+    ["Det är bl.a. Stockholm, t.ex. Norr, kl. 5."],
+    ["Den 3. Maj kom han. ", "Han gik."],
+    ["Ul. Krakowska 5, np. Warszawa, prof. Nowak i inż. Kos."],
+    ["Dne 3. října přijel např. Karel."],
+    ["Ez pl. Budapest, stb. És más."],
+    ["Prof. Dr. Ali, Atatürk Cad. No. 5, geldi. ", "Sonra gitti."],
+    # Russian, Ukrainian, Greek, Hindi, Arabic, Armenian
+    ["А. С. Пушкин жил на ул. Мойке и т. д. в г. Москве, т.е. России. ",
+     "Он писал."],
+    ["См. рис. 3 и табл. Б на стр. 5. ", "Это всё."],
+    ["Ο κ. Νίκος, π.χ. Εδώ, σελ. 5. ", "Μετά έφυγε."],
+    ["डॉ. शर्मा आए। ", "वे गए।"],
+    ["د. أحمد هنا. ", "متى جاء؟ ", "أمس."],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("expected", RIGHT_OR_MISSED)
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_a_sentence_end_is_right_or_missed(expected, line_end):
+    expected = [sentence.replace("\n", line_end) for sentence in expected]
+    allowed, place = set(), 0
+    for sentence in expected:
+        place += len(sentence)
+        allowed.add(place)
+    place = 0
+    for sentence in sentences("".join(expected)):
+        place += len(sentence)
+        assert place in allowed, sentence
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        ["It was 1990. ", "Then it was 5. ", "She is 12. ", "He is 13."],
+        ["He said no. ", "The Sun. ", "It shines."],
+        ["It weighs 5 kg. ", "That is much."],
+        ["Он жил в лесу. ", "Потом ушёл."],
+        ["Es war im Haus. ", "Er kam 1990. ", "Dann ging er."],
+        ["Look at it.) ", "Then go."],
+    ],
+)
+def test_usual_sentence_ends_are_found(expected):
+    assert sentences("".join(expected)) == expected

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from revela.corpus.chunk import chunk, sentences
-from revela.corpus.headings import sections, titles
+from revela.corpus.headings import first_heading, sections, titles
 from revela.corpus.words import count_words
 from revela.types import Document
 
@@ -41,6 +41,38 @@ Ask it things. It answers you.
 
 # Why
 Because it works."""
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_underlined_headings(line_end):
+    text = """Guide to bees
+=====
+
+Of the whole.
+A rule follows
+---
+
+Use
+---
+
+| a | b |
+|---|---|
+
+- An item
+---
+
+## Why
+
+Because."""
+    document = Document("a.md", text.replace("\n", line_end))
+    found = pieces(document, 9)
+    assert "".join(found) == document.text
+    above = dict(zip((piece.split()[-1] for piece in found), titles(document, found), strict=True))
+    assert above["Because."] == "Guide to bees" and "Guide to bees > Use" in above.values()
+    assert not {"A rule follows", "An item"} & {
+        part for t in above.values() for part in t.split(" > ")
+    }
+    assert first_heading(document.text) == "Guide to bees"
 
 
 def pieces(document, words):

@@ -49,6 +49,16 @@ def test_four_columns_of_trec(folder, between):
     assert read_judgements(folder, "train")[1] == qrels
 
 
+def test_blank_lines_and_nulls_are_nothing(folder):
+    file, queries = folder / "qrels" / "train.tsv", folder / "queries.jsonl"
+    expected = read_judgements(folder, "train")
+    file.write_text(file.read_text().replace("\n", "\r\n") + "\r\n")
+    assert read_judgements(folder, "train") == expected
+    queries.write_text(queries.read_text().replace('"zero"', "null"))
+    with pytest.raises(RevelaError, match=r"1 judged queries of queries\.jsonl are empty .*q0"):
+        read_judgements(folder, "train")
+
+
 def test_a_score_may_be_written_as_a_float_but_be_no_fraction(folder):
     file = folder / "qrels" / "train.tsv"
     file.write_text(HEAD + "q0\td1\t2.0\n")

@@ -55,7 +55,7 @@ def test_bad_lines_are_counted_and_named_within_the_share(tmp_path):
     half_a_pair = '{"text": "' + SENTENCE + ' \\ud800"}'
     text = lines(*rows, "{broken", {"text": 3}, half_a_pair, "[]").encode()
     (tmp_path / "a.jsonl").write_bytes(text + b'{"text": "f\xfcnf"}\n' + lines(rows[0]).encode())
-    documents, report = read_corpus([tmp_path], Reading(max_bad_share=0.2), distinct=False)
+    documents, report = read_corpus([tmp_path], max_bad_share=0.2, distinct=False)
     assert len(documents) == 21 and report.bad == 5
     assert report.examples == {
         "broken JSON": ["a.jsonl:21"],
@@ -66,19 +66,13 @@ def test_bad_lines_are_counted_and_named_within_the_share(tmp_path):
     with pytest.raises(
         RevelaError, match=r"5 of 26 entries cannot be read.*a\.jsonl:21.*--max-bad-share"
     ):
-        read_corpus([tmp_path])
-
-
-def test_wrong_encoding_is_named(tmp_path):
-    (tmp_path / "a.txt").write_bytes("größer als fünf Wörter im Satz".encode("latin-1"))
-    with pytest.raises(RevelaError, match=r"not UTF-8: a\.txt"):
-        read_corpus([tmp_path])
+        read_corpus([tmp_path], max_bad_share=0.1)
 
 
 def test_a_huge_line_is_skipped_without_being_held(tmp_path, monkeypatch):
     monkeypatch.setattr(common, "MAX_BYTES", 1000)
     (tmp_path / "a.jsonl").write_text(lines({"text": "x " * 5000}, {"text": SENTENCE}))
-    documents, report = read_corpus([tmp_path], Reading(max_bad_share=0.9))
+    documents, report = read_corpus([tmp_path], max_bad_share=0.9)
     assert [d.text for d in documents] == [SENTENCE]
     assert report.examples == {"broken JSON": ["a.jsonl:1"]}
 
@@ -105,7 +99,10 @@ def test_a_sentence_without_spaces_is_one(tmp_path):
     [
         (lambda p: p / "missing", "does not exist"),
         (lambda p: p, "no document found"),
-        (lambda p: (p / "a.xyz").write_text("x") and p / "a.xyz", "unknown ending"),
+        (
+            lambda p: (p / "a.xyz").write_bytes(b"\0\1") and p / "a.xyz",
+            "1: binary .*a.xyz.*Parquet",
+        ),
     ],
 )
 def test_nothing_to_read_is_one_sentence(tmp_path, make, message):
@@ -146,6 +143,14 @@ def test_nothing_to_read_is_one_sentence(tmp_path, make, message):
         ({"text": "func (s *Stack) Push(x int) {\n\ts.all = append(s.all, x)\n}"}, "code"),
         ({"text": "pub fn push<T>(x: T) -> T {\n    x\n}"}, "code"),
         ({"text": "#include <stdio.h>\n\nint main() { return 0; }"}, "code"),
+        ({"text": "class Mammalia\nMammals are a class of animals, as birds are."}, "prose"),
+        ({"text": "package holidays were\n\nimport duties of their own time"}, "prose"),
+        ({"text": 'package main\n\nimport "fmt"\n\nfunc main() { fmt.Println(1) }'}, "code"),
+        ({"text": "<?php\nfunction f() { return 1 + 2 + 3 + 4; }"}, "code"),
+        ({"text": "impl<T> Stack<T> {\n    pub fn len(&self) -> usize { 0 }\n}"}, "code"),
+        ({"text": "x = read(a, b)\ny = x + 1", "language": "python"}, "code"),
+        ({"text": "x = read(a, b)\ny = x + 1", "path": "src/a.py"}, "code"),
+        ({"text": "def area(a, b): is how Python begins a function", "language": "en"}, "prose"),
         ({"_id": "report.2024", "text": "class struggle was the theme of the day"}, "prose"),
     ],
 )

@@ -36,6 +36,7 @@ def folder(tmp_path):
     packed = pa.compress(json.dumps({"text": f"{FILLER} An ibex."}).encode(), "zstd", asbytes=True)
     (tmp_path / "j.jsonl.zst").write_bytes(packed)
     (tmp_path / "l.xyz").write_text(FILLER)
+    (tmp_path / "m.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
     return tmp_path
 
 

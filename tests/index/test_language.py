@@ -59,12 +59,27 @@ def test_each_script_has_its_language_and_a_script_of_several_has_none():
         ("none", "ｶﾞﾗｽ １２３ ﬁsh", "ガラス 123 fish"),
         ("none", "in\u00adfor\u00admation", "information"),
         ("el", "ΛΌΓΟΣ", "λογος"),
+        ("uk", "п'ять", "п’ять"),
+        ("uk", "пʼять м`який", "п'ять м'який"),
+        ("hi", "क़लम ज़रूर", "कलम जरूर"),
+        ("ar", "١٢٣ عام", "123 عام"),
+        ("hi", "२०२६ में", "2026 में"),
         ("ru+en", "Houses города", "house город"),
     ],
 )
 def test_what_is_written_in_two_ways_is_one_term(language, text, same):
     terms = Analyzer(language)
     assert terms(text) == terms(same) != []
+
+
+def test_signs_and_accents_that_tell_words_apart_are_kept():
+    terms = Analyzer("none")
+    assert terms("C++, C# and c; i++; #tag Foo++") == [
+        *("c++", "c#", "and", "c", "i", "tag", "foo"),
+    ]
+    assert terms("学C++语言") == ["学", "c++", "语", "语言", "言"]
+    # Who types no accents finds all.
+    assert Analyzer("vi")("bánh bành") == ["bánh", "banh", "bành", "banh"]
 
 
 def test_marks_belong_to_their_word_or_character():
@@ -92,9 +107,8 @@ def test_terms_are_letters_and_digits_and_stand_where_they_say(text, language):
     assert terms(text) == [term for *_, term in found] == " ".join(terms(text)).split()
     for begin, end, term in found:
         assert term and not any(map(str.isspace, term))
-        assert plain[begin:end] and all(
-            unicodedata.category(letter)[0] not in "PSZ" for letter in plain[begin:end]
-        )
+        letters = plain[begin:end].rstrip("+#")
+        assert letters and all(unicodedata.category(letter)[0] not in "PSZ" for letter in letters)
     if unicodedata.is_normalized("NFKC", text) and language == "none":
         covered = {i for begin, end, _ in found for i in range(begin, end)}
         letters = {i for i, letter in enumerate(plain) if letter.isalnum() or letter == "々"}

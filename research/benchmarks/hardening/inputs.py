@@ -280,11 +280,11 @@ def corpus(rng: random.Random, folder: Path, sound: Sound) -> list[str]:
         shutil.copy(sound.corpus, folder / "more.jsonl")
         more = [str(folder / "more.jsonl")]
     out = str(folder / rng.choice(["out", "out", "out", "caf\udce9", "a\nb"]))
-    share = ["--max-bad-share", rng.choice(["1", "0.5", "0.01"])]
     if rng.random() < 0.12:
         kept = rng.choice([[], ["--metadata", "year"], ["--metadata", "year", "title"]])
         made = ["index", str(given), *more, "--out", out]
-        return [*made, "--model", str(sound.retriever), *share, *kept]
+        return [*made, "--model", str(sound.retriever), *kept]
+    share = ["--max-bad-share", rng.choice(["1", "0.5", "0.01"])]
     near = rng.choice([[], [], ["--near-duplicates", "0.8"], ["--join-titles"]])
     kind = rng.choice([[], [], ["--groups", "random"], QUERIES])
     made = ["groups", str(given), *more, "--out", out, "--show", "1"]

@@ -84,7 +84,7 @@ def encode(
         from revela.index.build_on_ray import SurveyedCorpus
 
         with on_ray.connected(engine.cluster):
-            surveyed = SurveyedCorpus(corpus, reader_of_parts(reading, ()), reading.max_bad_share)
+            surveyed = SurveyedCorpus(corpus, reader_of_parts(reading, ()))
             print_report(surveyed.report)
             rows = context_of(surveyed)
             count = vectors.encode_on_ray(out, surveyed, info, rows, engine.cluster, precision)

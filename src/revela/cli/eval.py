@@ -165,7 +165,7 @@ def _rank_on_text(
     from revela.settings import Recipe
 
     check_language(language)
-    documents, report = read_corpus(list(text), distinct=False, min_words=1)
+    documents, report = read_corpus(list(text), distinct=False, min_words=1, rename_repeated=True)
     print_report(report)
     query, passage = (AUTO if prompt is None else prompt for prompt in prompts)
     given: Any = dict(query_prompt=query, passage_prompt=passage)

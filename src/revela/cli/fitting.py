@@ -32,6 +32,7 @@ def fit(
     static: Annotated[bool, Parameter(negative=())] = False,
     steps: int | None = None,
     reading: Annotated[Reading, Flat] = READING,
+    max_bad_share: float = corpus_settings.max_bad_share,
     language: str = corpus_settings.language,
     seed: int = Training.seed,
     precision: TorchPrecision = Training.precision,
@@ -71,6 +72,8 @@ def fit(
     steps:
         Of training the rows of words: all with --static, else those of the lexical half. By
         default as many as the corpus needs; 0: none.
+    max_bad_share:
+        Share of unreadable rows and files above which the fit stops.
     language:
         Language whose words are stemmed, as for index: by BM25 in the label-free check, and for the
         rows of --static.
@@ -88,6 +91,7 @@ def fit(
         pooling=pooling,
         max_tokens=max_tokens,
         language=language,
+        max_bad_share=max_bad_share,
         seed=seed,
         precision=precision,
         token_weighting=token_weighting,

@@ -242,7 +242,7 @@ class Job:
         from revela.evaluation.choose_model import choose_model
         from revela.fitting import FitOptions, fit
 
-        settings, how = self.settings, vars(self.reading)
+        settings, how = self.settings, {**vars(self.reading), "max_bad_share": 1.0}
         recipe = Recipe.of(language=settings.language, precision=self.precision, **how)
         given: Any = dict(kinds=self.kinds, recipe=recipe, chunk_words=settings.chunk_words)
         chosen = choose_model(documents, names, **given).candidate
@@ -294,7 +294,7 @@ def write_at_once(job: Job, append: bool) -> tuple[Index, Added]:
     from revela.index.ingest import metadata_columns
 
     index, fields = job.opened(append)
-    kept: Any = dict(distinct=False, min_words=1, metadata=fields)
+    kept: Any = dict(distinct=False, min_words=1, metadata=fields, rename_repeated=True)
     documents, report = read_corpus(job.corpus, job.reading, **kept)
     print_report(report)
     if index is None:
@@ -311,7 +311,7 @@ def write_by_ray(
     index, fields = job.opened(append, by_ray=True)
     with on_ray.connected(cluster):
         reader = reader_of_parts(job.reading, fields)
-        survey = build_on_ray.SurveyedCorpus(job.corpus, reader, job.reading.max_bad_share)
+        survey = build_on_ray.SurveyedCorpus(job.corpus, reader)
         print_report(survey.report)
         if index is None:
             index = job.create(survey, survey.metadata_columns())

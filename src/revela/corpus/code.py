@@ -20,7 +20,7 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revela.corpus.readers.common import suffix
+from revela.corpus.endings import suffix
 from revela.corpus.words import count_words
 from revela.types import Document
 

@@ -8,19 +8,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from revela.corpus.readers.common import suffix
+from revela.corpus.endings import MARKDOWN, suffix
 from revela.types import Document
 
-# Formats that are Markdown, or are read as it.
-MARKDOWN = frozenset({".md", ".markdown", ".ipynb", ".docx", ".pptx", ".xlsx", ".epub"})
 LONGEST = 200  # characters of a heading that a chunk repeats
-_LINE = re.compile(r"^ {0,3}(?:(`{3,}|~{3,})(.*)|(#{1,6})[ \t]+(\S.*))$(?:\s*\n)?", re.MULTILINE)
+_MARKED = r" {0,3}(?:(`{3,}|~{3,})(.*)|(#{1,6})[ \t]+(\S.*))"
+_MARKS = r"\n {0,3}(==+|--+)[ \t]*\r?$"
+# One line after a blank one; no item, quotation or row of a table.
+_UNDERLINED = rf"(?:\A|(?<=\n\n)|(?<=\n\r\n)) {{0,3}}(?![-+*>|]|\d+[.)][ \t])(\S.*){_MARKS}"
+_LINE = re.compile(rf"^{_MARKED}()()$(?:\s*\n)?", re.MULTILINE)
+_LINE_OR_UNDERLINED = re.compile(rf"^(?:{_MARKED}$|{_UNDERLINED})(?:\s*\n)?", re.MULTILINE)
+_HAS_UNDERLINED = re.compile(_MARKS, re.MULTILINE)
 _CLOSING = re.compile(r"\s+#*$")
 
 
 class Heading(NamedTuple):
-    """A heading: the place of its first # in the text, its level from 1, its words, and where its
-    line begins and the blank lines after it end.
+    """A heading: where its first # or its underlined words begin, its level from 1, its words, and
+    where its line begins and the blank lines after it end.
     """
 
     place: int
@@ -50,6 +54,8 @@ def titles(document: Document, chunks: Sequence[str]) -> list[str]:
     title = document.title.strip()
     if not has_headings(document.id):
         return [title] * len(chunks)
+    # Where the first heading is the title, it is said once.
+    repeated = [title] if title else []
     headings, at, out = _headings(document.text), 0, list[str]()
     after = next(headings, END)
     path: list[Heading] = []
@@ -62,7 +68,7 @@ def titles(document: Document, chunks: Sequence[str]) -> list[str]:
             after = next(headings, END)
         own = after.level if after.place == begins else END.level
         above = [heading.words for heading in path if heading.level < own]
-        out.append(" > ".join([title, *above] if title else above))
+        out.append(" > ".join(above if above[:1] == repeated else [*repeated, *above]))
     return out
 
 
@@ -98,16 +104,30 @@ def sections(document: Document) -> Iterator[Section]:
     yield Section(above, levels[-1], text[start:end], text[end:])
 
 
+def first_heading(text: str) -> str:
+    """The words of the first heading of Markdown, if it is of the highest level; else "".
+
+    >>> first_heading("[![build](a.svg)](b)\\n\\n# Bees\\n\\nThey dance.")
+    'Bees'
+    """
+    first = next(_headings(text), END)
+    return first.words if first.level == 1 else ""
+
+
 def _headings(text: str) -> Iterator[Heading]:
     """Headings in order; a # in fenced code is a comment."""
     fence = ""
-    for line in _LINE.finditer(text):
-        mark, info, level, heading = line.groups()
+    pattern = _LINE_OR_UNDERLINED if _HAS_UNDERLINED.search(text) else _LINE  # twice as fast
+    for line in pattern.finditer(text):
+        mark, info, level, heading, underlined, marks = line.groups()
         if fence:
             if mark and mark.startswith(fence) and not info.strip():
                 fence = ""
         elif mark:
             fence = mark
-        else:
+        elif level:
             words = _CLOSING.sub("", heading[:LONGEST].rstrip())
             yield Heading(line.start(3), len(level), words, *line.span())
+        else:
+            words = underlined[:LONGEST].rstrip()
+            yield Heading(line.start(5), 1 if marks[0] == "=" else 2, words, *line.span())

@@ -108,7 +108,8 @@ def _rows_of(path: Path) -> list[dict[str, Any]]:
                 raise RevelaError(
                     f"{path}: line {number} cannot be read ({type(error).__name__}: {error})"
                 ) from error
-            rows.append(row)
+            # A null is no text, and not the word "None".
+            rows.append({name: "" if value is None else value for name, value in row.items()})
     return rows
 
 
@@ -119,7 +120,7 @@ def _read_qrels(path: Path) -> Qrels:
     for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
         fields = line.split("\t")
         fields = fields if len(fields) in (3, 4) else line.split()
-        if number == 1 and line.split()[-1:] == ["score"]:
+        if not line.strip() or (number == 1 and line.split()[-1:] == ["score"]):
             continue
         if len(fields) == 4:
             del fields[1]

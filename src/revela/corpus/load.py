@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from revela.corpus.dedupe import near_duplicates
 from revela.corpus.readers import FORMATS, common, read_sources
@@ -33,8 +34,6 @@ class Reading:
     "Field or column that holds the title."
     join_titles: bool = Corpus.join_titles
     "Join neighbouring rows of one title: a file of passages becomes articles again."
-    max_bad_share: float = Corpus.max_bad_share
-    "Share of unreadable rows and files above which the run stops."
 
 
 READING = Reading()
@@ -47,16 +46,20 @@ def read_corpus(
     distinct: bool = True,
     near: float = 0.0,
     min_words: int = MIN_WORDS,
+    max_bad_share: float = 1.0,
+    rename_repeated: bool = False,
     metadata: Sequence[str] = (),
 ) -> tuple[ArrowList[Document], ReadReport]:
     """Read all documents into a temporary file, in order of source, path and row.
 
     Args:
         sources: folders, files of any format in ``readers.READERS``, and hub:owner/name.
-        reading: names of fields, and what may be bad.
+        reading: names of fields.
         distinct: drop documents with the title and text of an earlier one.
         near: drop documents at least this similar to an earlier one (``near_duplicates``); 0: none.
         min_words: skip documents with fewer words, title included.
+        max_bad_share: of files and rows, that cannot be read; more are an error.
+        rename_repeated: name a row whose id another has by its place.
         metadata: other fields or columns to keep with each document.
 
     >>> from tempfile import TemporaryDirectory
@@ -66,18 +69,20 @@ def read_corpus(
     >>> documents[0].id, documents[0].text
     ('bees.txt', 'Bees dance to show where flowers are.')
     >>> report.lines()
-    ['read 1 documents, 7 words']
+    ['read 1 documents, 7 words: 100.0 % of the bytes of files that may hold text']
     """
     if not 0 <= near <= 1:
         raise RevelaError(f"--near-duplicates {near}: give a number from 0 (keep them) to 1")
     report = ReadReport()
+    if rename_repeated:
+        report.claim = first_claim()
     fields = Fields(reading.text_field, reading.title_field, tuple(metadata))
     read = read_sources(sources, fields, report)
     if reading.join_titles:
         read = joined_by_title(read, report)
     bar = progress_bar("reading", "document", read)
     documents = arrow_list(Document, filter_documents(bar, distinct, min_words, report))
-    check_report(len(documents), report, sources, reading.max_bad_share)
+    check_report(len(documents), report, sources, max_bad_share)
     if near:
         dropped = near_duplicates(documents, near)
         for row, kept in dropped.items():
@@ -89,6 +94,18 @@ def read_corpus(
     return documents, report
 
 
+def first_claim() -> Callable[[str], bool]:
+    """Says of each id whether it comes for the first time."""
+    seen = set[int]()  # hashes
+
+    def claim(name: str) -> bool:
+        before = len(seen)
+        seen.add(hash(name))
+        return len(seen) > before
+
+    return claim
+
+
 def read_for(
     recipe: Recipe, sources: Sequence[Path | str]
 ) -> tuple[ArrowList[Document], ReadReport]:
@@ -96,15 +113,16 @@ def read_for(
     corpus = recipe.corpus
     names = (field.name for field in dataclasses.fields(Reading))
     reading = Reading(**{name: getattr(corpus, name) for name in names})
-    return read_corpus(sources, reading, near=corpus.near_duplicates)
+    how: Any = dict(near=corpus.near_duplicates, max_bad_share=corpus.max_bad_share)
+    return read_corpus(sources, reading, **how)
 
 
 def check_report(
-    documents: int, report: ReadReport, sources: Sequence[Path | str], max_bad_share: float
+    documents: int, report: ReadReport, sources: Sequence[Path | str], max_bad_share: float = 1.0
 ) -> None:
     """Raise RevelaError if too much could not be read, or nothing was found."""
     total = documents + sum(report.skipped.values())
-    if report.bad > max_bad_share * total or (report.bad and not documents):
+    if report.bad > max_bad_share * total:
         examples = ((r, report.examples[r]) for r in report.examples if r in report.bad_reasons)
         bad = "; ".join(f"{reason}: {', '.join(places)}" for reason, places in examples)
         raise RevelaError(
@@ -113,7 +131,7 @@ def check_report(
         )
     if not documents:
         why = report.lines()[1:]
-        if not report.skipped:
+        if not report.skipped or "binary" in report.skipped:
             why.append(f"revela reads {FORMATS}")
         raise RevelaError(f"no document found in {', '.join(map(str, sources))}: {'; '.join(why)}")
 

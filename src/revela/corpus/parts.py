@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from revela.corpus.endings import COMPRESSED, suffix
 from revela.corpus.load import filter_documents
 from revela.corpus.readers import File, files_of, read_file
-from revela.corpus.readers.common import COMPRESSED, FileChanged, ReadReport, size_and_time, suffix
+from revela.corpus.readers.common import FileChanged, ReadReport, size_and_time
 from revela.corpus.readers.hub import PREFIX
 from revela.corpus.readers.rows import Fields
 from revela.corpus.readers.tables import read_parquet

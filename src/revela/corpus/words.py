@@ -89,7 +89,7 @@ def split_evenly(text: str, parts: int) -> list[str]:
 def count_words(text: str) -> int:
     if text.isascii() or not _UNSPACED.search(text):
         found = text.split()
-        if len(text) <= LONGEST or not found or len(max(found, key=len)) <= LONGEST:
+        if len(text) <= LONGEST or not found or max(map(len, found)) <= LONGEST:
             return len(found)
     return len(_WORD.findall(text))
 

@@ -27,10 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela import on_ray
+from revela.corpus.endings import suffix
 from revela.corpus.load import check_report
 from revela.corpus.parts import Part, parts_of
 from revela.corpus.readers import File
-from revela.corpus.readers.common import ReadReport, suffix
+from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import ID_FIELDS
 from revela.corpus.readers.tables import parquet_batches, refuse_damage
 from revela.corpus.words import count_words

@@ -80,16 +80,14 @@ class Survey:
 class SurveyedCorpus(Sequence[Document]):
     """Documents in files: read by any process, counted, and each with an id of its own."""
 
-    def __init__(
-        self, sources: Sequence[Path | str], reading: DocumentReader, max_bad_share: float
-    ) -> None:
+    def __init__(self, sources: Sequence[Path | str], reading: DocumentReader) -> None:
         self.reading, found = reading, Survey()
         self.parts = parts_of(sources, found.report)
         for part in on_ray.in_tasks(functools.partial(_survey, reading=reading), self.parts):
             found.add(part)
         self._ends = list(itertools.accumulate(map(len, found.ids)))
         self.report, self.types = found.report, found.types
-        check_report(len(self), self.report, sources, max_bad_share)
+        check_report(len(self), self.report, sources)
         hashes, counts = np.unique(np.concatenate(found.ids), return_counts=True)
         if repeated := hashes[counts > 1][:10].tolist():
             self._check_repeated(frozenset(repeated))

@@ -95,10 +95,13 @@ class Changes:
             yield Added(new, len(batch.replaced), unchanged, chunks, cut)
 
     def _write(self, batch: Batch, before: Table) -> tuple[int, int]:
-        """Commit documents; how many chunks they have, and how many of those were cut."""
+        """Commit documents; how many chunks they have, and how many of those were cut. What a
+        replaced one had already, as a file that grows, is not encoded again.
+        """
         rows = table_rows(batch.documents, batch.digests, self.info, self.folder)
         encoded = encode_rows(
-            rows, self.info, self._encoder(), self.folder, self.table.passage_terms
+            *(rows, self.info, self._encoder(), self.folder, self.table.passage_terms),
+            before.passages(batch.replaced),
         )
         former, removed = before.find(batch.replaced)
         self.table.add(encoded.rows)

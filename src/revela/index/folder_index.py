@@ -23,7 +23,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from revela.corpus.load import Reading
+from revela.corpus.load import READING
 from revela.corpus.spool import LazyTexts
 from revela.embedded import cache_folder
 from revela.encoder.prompts import OWN, Given, Prompts, named_prompts, prompts_of
@@ -42,7 +42,6 @@ from revela.silence import duration
 from revela.types import Hits
 
 log = logging.getLogger(__name__)
-READING = Reading(max_bad_share=1)  # the log names what cannot be read
 Opening = Callable[..., Index]
 "Opens the index of a text by a model, and what was read of the text."
 
@@ -209,7 +208,7 @@ def _synced(
         with made.changes() as changes:
             synced, report = follow(changes, scan=scan, **how)
         index = Index.open(place, model, encoder=made.encoder, **options)
-    for line in report.lines()[1:] if synced.any else []:
+    for line in report.lines()[not report.bytes_unread :] if synced.any else []:
         log.info(line)
     synced = replace(synced, seconds={**loading, **synced.seconds})
     log.info(_summary(path, place, synced, time.perf_counter() - start))

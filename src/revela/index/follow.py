@@ -15,7 +15,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Event
@@ -23,7 +23,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from revela.corpus.load import READING, Reading, check_report, filter_documents
+from revela.corpus.load import READING, Reading, check_report, filter_documents, first_claim
 from revela.corpus.readers import VERSION, File, files_of, read_file
 from revela.corpus.readers.common import FileChanged, ReadReport, display_path, size_and_time
 from revela.corpus.readers.hub import PREFIX, read_hub
@@ -72,6 +72,7 @@ class Scan:
 
     Args:
         recorded: files and their states at the last run, by path.
+        owner_of: the file that a document was read from at the last run, by id.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Scan:
         reading: Reading = READING,
         metadata: Sequence[str] = (),
         recorded: Mapping[str, FileState] | None = None,
+        owner_of: Callable[[str], str | None] = lambda name: None,
     ) -> None:
         if reading.join_titles:
             raise RevelaError(
@@ -93,6 +95,9 @@ class Scan:
         self.touched: list[ReadFile] = []  # files with another time of change and the same digest
         self._fields = Fields(reading.text_field, reading.title_field, tuple(metadata))
         self.listed = dict(self._list())
+        self._owner_of, self._is_first = owner_of, first_claim()
+        self._unchanged: Set[str] = frozenset()
+        self.report.claim = self._claim
         self.is_whole = not self.report.bad  # no folder was unreadable
         self.documents = arrow_list(
             Document, progress_bar("reading", "document", self._documents(recorded or {}))
@@ -105,7 +110,7 @@ class Scan:
         the number of documents in unchanged files.
         """
         total = len(self.documents) + others
-        check_report(total, self.report, self.sources, self.reading.max_bad_share)
+        check_report(total, self.report, self.sources)
 
     def _list(self) -> Iterator[tuple[str, tuple[str, File | None]]]:
         """Path -> source and file; None for a dataset of the hub."""
@@ -117,7 +122,8 @@ class Scan:
             for file in files_of(source, self.report):
                 yield f"{name}/{file.name}", (name, file)
 
-    def _documents(self, recorded: Mapping[str, FileState]) -> Iterator[Document]:
+    def _changed(self, recorded: Mapping[str, FileState]) -> Iterator[tuple[str, FileState]]:
+        """The files that are new or have changed, and their states."""
         for path, (source, file) in self.listed.items():
             before = recorded.get(path)
             size, mtime_ns = size_and_time(file.path) if file else (-1, -1)
@@ -128,7 +134,14 @@ class Scan:
             state = FileState(size, -1 if is_fresh else mtime_ns, digest)
             if before and digest and digest == before.digest:
                 self.touched.append(ReadFile(path, source, state, 0, False))
-                continue
+            else:
+                yield path, state
+
+    def _documents(self, recorded: Mapping[str, FileState]) -> Iterator[Document]:
+        changed = dict(self._changed(recorded))
+        self._unchanged = recorded.keys() & self.listed.keys() - changed.keys()
+        for path, state in changed.items():
+            source, file = self.listed[path]
             count, bad, torn = 0, self.report.bad, False
             try:
                 for document in self._documents_of(source, file):
@@ -138,8 +151,14 @@ class Scan:
                 torn = True
             whole = not torn and self.report.bad == bad
             if not whole:  # the next run reads it again
-                state = FileState(size, -1, "" if torn else digest)
+                state = FileState(state.size, -1, "" if torn else state.digest)
             self.read.append(ReadFile(path, source, state, count, whole))
+
+    def _claim(self, name: str) -> bool:
+        """Whether a row may have an id: no other row that is read has it, nor one of a file that is
+        unchanged.
+        """
+        return self._owner_of(name) not in self._unchanged and self._is_first(name)
 
     def _documents_of(self, source: str, file: File | None) -> Iterator[Document]:
         fields, report = self._fields, self.report
@@ -172,7 +191,7 @@ def follow(
     if scan is None:
         sources, reading = sources or recorded_sources(state), reading or recorded_reading(state)
         recorded = _recorded_files(state, reading)
-        scan = Scan(sources, reading, list(changes.info.columns), recorded)
+        scan = Scan(sources, reading, list(changes.info.columns), recorded, state.owner_of)
     start = time.perf_counter()
     documents, added, unfinished = scan.documents, Added(), deque(scan.read)
     _check(changes, scan, yes)

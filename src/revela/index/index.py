@@ -294,7 +294,8 @@ class Index:
         Args:
             query: what to look for.
             k: number of documents.
-            mode: by vectors ("dense"), by words ("lexical") or by both.
+            mode: by vectors ("dense"), by words ("lexical") or by both. Without a word that is not
+                a stop word, by vectors.
             where: filter over metadata, id and title, as SQL: "year > 2020 and lang = 'en'"; or
                 as JSON (filters.py): {"year": {"gt": 2020}, "lang": "en"}.
             fusion: join both rankings by score, or by rank.
@@ -317,7 +318,9 @@ class Index:
             if not isinstance(encoded, QueryTokens):
                 (encoded,) = self.encoder.query_tokens([query])
             options = replace(options, tokens=encoded)
-        vector = None if mode == "lexical" else self._vector(query, encoded)
+        # Stop words are in no row's terms.
+        by_words = mode == "lexical" and self.table.query_terms(query)
+        vector = None if by_words else self._vector(query, encoded)
         return self._retried(lambda: self._search(query, vector, options, explain))
 
     def _retried(self, read: Callable[[], T]) -> T:

@@ -24,7 +24,7 @@ from revela.encoder.prompts import OWN, Given, prompts_of
 from revela.errors import RevelaError
 from revela.index.language import Terms
 from revela.index.manifest import Info
-from revela.index.rows import RESERVED, arrow_rows, as_stored
+from revela.index.rows import RESERVED, Stored, arrow_rows, as_stored
 from revela.index.table import Table
 from revela.index.tokens import encode_packed
 from revela.model_files import fingerprint
@@ -133,18 +133,32 @@ class Encoded:
 
 
 def encode_rows(
-    rows: Rows, info: Info, encoder: TokenEncoder, folder: Path, analyze: Terms | None
+    rows: Rows,
+    info: Info,
+    encoder: TokenEncoder,
+    folder: Path,
+    analyze: Terms | None,
+    known: Mapping[str, Stored] | None = None,
 ) -> Encoded:
-    """Encode the chunks of ``table_rows``, at least one; ``analyze`` gives their terms."""
+    """Encode the chunks of ``table_rows``, at least one.
+
+    Args:
+        analyze: gives their terms.
+        known: passages that are not encoded again.
+    """
     rows, cut = cut_to_fit(rows, encoder)
-    passages, tokens = [str(passage) for passage in rows["passage"]], None
-    if info.settings.keep_tokens:
-        vectors, tokens = encode_packed(encoder, passages)
-    else:
-        vectors = encoder.encode_passages(passages)
+    passages, stored = [str(passage) for passage in rows["passage"]], dict(known or {})
+    if fresh := [passage for passage in dict.fromkeys(passages) if passage not in stored]:
+        tokens: Sequence[bytes | None] = [None] * len(fresh)
+        if info.settings.keep_tokens:
+            vectors, tokens = encode_packed(encoder, fresh)
+        else:
+            vectors = encoder.encode_passages(fresh)
+        made = map(Stored, as_stored(vectors, info, folder), tokens)
+        stored |= zip(fresh, made, strict=True)
     terms = [analyze(passage) for passage in passages] if analyze else []
     rows["terms"] = [" ".join(found) for found in terms] or [None] * len(passages)
-    return Encoded(arrow_rows(info, rows, as_stored(vectors, info, folder), tokens), terms, cut)
+    return Encoded(arrow_rows(info, rows, [stored[passage] for passage in passages]), terms, cut)
 
 
 def table_rows(

@@ -68,13 +68,15 @@ MAX_CACHED_LENGTH = 64  # characters of such a word
 _MARKED = r"\p{L}\p{N}\p{M}"
 _PAIRED = r"\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}ー"
 _TRIPLED = r"\p{Script=Thai}\p{Script=Lao}\p{Script=Khmer}\p{Script=Myanmar}"
+_SIGNED = r"(?<![A-Za-z0-9])(?:[Cc]\+\+|[CcFfJj]#)(?![A-Za-z0-9])"  # C++ and C# are no C
 _RUN = regex.compile(
     rf"(?P<pairs>(?:[{_MARKED}&&[{_PAIRED}]]\p{{M}}*+)++)"
     rf"|(?P<triples>(?:[{_MARKED}&&[{_TRIPLED}]]\p{{M}}*+)++)"
-    rf"|(?P<word>[{_MARKED}--[{_PAIRED}{_TRIPLED}]]++)",
+    rf"|(?P<word>{_SIGNED}|[{_MARKED}--[{_PAIRED}{_TRIPLED}]]++)",
     regex.V1,
 )
 _ASCII_WORD = re.compile(r"[A-Za-z0-9]+")
+_ASCII_OR_SIGNED = re.compile(rf"{_SIGNED}|[A-Za-z0-9]+")
 # What stands between white space and is not ASCII alone, with neighbours that are not either.
 _NOT_ASCII = r"[^\s\x80-\U0010ffff]*+[^\x00-\x7f]\S*"
 _NOT_ASCII_WORDS = re.compile(rf"(?<!\S)({_NOT_ASCII}(?:\s++{_NOT_ASCII})*)")
@@ -82,11 +84,17 @@ _CLUSTER = regex.compile(r"\X")
 _PART = regex.compile(r"\p{Lu}?[\p{Ll}\p{N}]+|\p{Lu}+(?!\p{Ll})")  # of getFileName, or HTTPServer
 # Invisible characters within words: soft hyphens, joiners, variation selectors.
 _INVISIBLE = regex.compile(r"[\u00ad\u200d\u2060\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+# In Ukrainian and Belarusian, an apostrophe of any kind parts no word.
+_APOSTROPHE = regex.compile(
+    r"(?<=\p{Script=Cyrillic})['\u2018\u2019\u02bc`](?=\p{Script=Cyrillic})"
+)
 _VOWELS = regex.compile(
     r"[\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"  # Hebrew
+    r"\u093c"  # the nukta of Hindi, which many leave out
     r"\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06dc\u06df-\u06e8\u06ea-\u06ed]"  # Arabic
 )
 _ACCENTS = regex.compile(r"[\u0300-\u036f\u0483-\u0487]")
+_DIGIT = regex.compile(r"[\p{Nd}--[0-9]]", regex.V1)
 _LETTERS = str.maketrans({"ı": "i", "ø": "o", "ł": "l", "đ": "d", "ß": "ss", "æ": "ae", "œ": "oe"})
 
 
@@ -122,7 +130,8 @@ class Analyzer:
             if number % 2:
                 terms += [term for _, _, term in self.places(piece)]
             else:
-                for word in _ASCII_WORD.findall(piece):
+                is_signed = "++" in piece or "#" in piece
+                for word in (_ASCII_OR_SIGNED if is_signed else _ASCII_WORD).findall(piece):
                     terms += self._terms_of[word]
         return terms
 
@@ -152,23 +161,30 @@ class _WordTerms(dict[str, tuple[str, ...]]):
         with self._lock:
             if len(self) >= self._max_words:
                 self.clear()
-            terms = tuple(term for piece in pieces if (term := self._term(piece)))
+            terms = tuple(term for piece in pieces for term in self._terms(piece))
             if len(word) <= MAX_CACHED_LENGTH:
                 self[word] = terms
         return terms
 
-    def _term(self, word: str) -> str:
-        """A word in lower case, stemmed and without accents; "" for a stop word."""
+    def _terms(self, word: str) -> tuple[str, ...]:
+        """A word in lower case, stemmed and without accents; nothing for a stop word. Vietnamese
+        tells words apart by accents, so there with them as well.
+        """
         language = self._languages.get(script_of(word), "")
         if language == "tr":
             word = word.replace("İ", "i").replace("I", "ı")
         word = word.lower()
         if word in _stop_words(language):
-            return ""
+            return ()
         word = _VOWELS.sub("", word)
         if language in STEMMERS:
             word = self._stem(language)(word)
-        return word if word.isascii() else _without_accents(word)
+        if word.isascii():
+            return (word,) if word else ()
+        plain = _without_accents(_DIGIT.sub(lambda digit: str(int(digit[0])), word))
+        if not plain:
+            return ()
+        return (word, plain) if language == "vi" and word != plain else (plain,)
 
     def _stem(self, language: str) -> Callable[[str], str]:
         if language not in self._stemmers:
@@ -179,8 +195,11 @@ class _WordTerms(dict[str, tuple[str, ...]]):
 
 
 def normalised(text: str) -> str:
-    """NFKC, without invisible characters."""
-    return text if text.isascii() else unicodedata.normalize("NFKC", _INVISIBLE.sub("", text))
+    """NFKC, without invisible characters, and apostrophes of Cyrillic words."""
+    if text.isascii():
+        return text
+    plain: str = _APOSTROPHE.sub("", unicodedata.normalize("NFKC", _INVISIBLE.sub("", text)))
+    return plain
 
 
 def _character_ngrams(run: str, begin: int, n: int) -> Iterator[tuple[int, int, str]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,13 @@ from revela.types import Value, Vectors
 
 HIT_COLUMNS = ("id", "chunk", "title", "passage")  # columns of a hit, before those of metadata
 RESERVED = (*HIT_COLUMNS, "terms", "digest", "vector", "tokens")
+
+
+class Stored(NamedTuple):
+    """A passage's unit vector (W,) and, if the index keeps them, the ``packed_signs`` of tokens."""
+
+    vector: Vectors
+    tokens: bytes | None
 
 
 def schema_of(info: Info) -> Any:
@@ -41,18 +48,17 @@ def schema_of(info: Info) -> Any:
 def arrow_rows(
     info: Info,
     columns: Mapping[str, Sequence[Value | None]],
-    vectors_NW: Vectors,
-    tokens: Sequence[bytes] | None,
+    stored: Sequence[Stored],
 ) -> Any:
-    """Rows in Arrow, from values by column, unit vectors and, if kept, ``packed_signs``."""
+    """Rows in Arrow, at least one, from values by column and what is stored of each passage."""
     import pyarrow as pa
 
     schema = schema_of(info)
     names = [name for name in schema.names if name in columns]
     arrays = {name: pa.array(columns[name], schema.field(name).type) for name in names}
-    if tokens is not None:
-        arrays["tokens"] = pa.array(tokens, pa.binary())
-    numbers = pa.array(vectors_NW.ravel())
+    if "tokens" in schema.names:
+        arrays["tokens"] = pa.array([passage.tokens for passage in stored], pa.binary())
+    numbers = pa.array(np.concatenate([passage.vector for passage in stored]))
     arrays["vector"] = pa.FixedSizeListArray.from_arrays(numbers, info.width)
     return pa.table(arrays, schema=schema)
 

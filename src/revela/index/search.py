@@ -232,7 +232,7 @@ class IndexSnapshot:
 
     def _documents(self, query: str, vector: Vectors | None, options: SearchOptions) -> Ranking:
         nearest, matching = self._candidates(query, vector, options)
-        if vector is None or options.mode == "dense":
+        if vector is None or options.mode != "hybrid":
             return best_chunks(matching if vector is None else nearest)
         if options.fusion == "rank":
             return fuse_ranks([nearest, matching])

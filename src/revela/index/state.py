@@ -257,6 +257,13 @@ class State:
             rows = self._database.execute("select path, size, mtime_ns, digest from files")
             return {path: FileState(*state) for path, *state in rows}
 
+    def owner_of(self, name: str) -> str | None:
+        """The file that the document of an id was read from."""
+        with self._lock, _errors(self.folder):
+            found = self._database.execute("select path from documents where id = ?", (name,))
+            row = found.fetchone()
+            return row[0] if row else None
+
     def compare(
         self, files: Sequence[ReadFile], ids: Iterable[str], listed: Iterable[str] | None
     ) -> tuple[str | None, list[Loss]]:

@@ -21,7 +21,7 @@ from revela.index.fusion import Ranking
 from revela.index.lance_errors import LANCE_ERRORS, lance_errors
 from revela.index.language import QUERY_WORDS, Terms
 from revela.index.manifest import Info
-from revela.index.rows import HIT_COLUMNS, schema_of
+from revela.index.rows import HIT_COLUMNS, Stored, schema_of
 from revela.index.term_stats import TermCounts
 from revela.silence import progress_bar
 from revela.types import Vectors, evenly_spaced
@@ -203,6 +203,20 @@ class Table:
         queries = (self.lance.search().where(where) for where in self.id_filters(documents))
         rows = [row for query in queries for row in self._numbered_terms(query)]
         return [number for number, _ in rows], TermCounts.of(terms for _, terms in rows)
+
+    def passages(self, documents: Sequence[str]) -> dict[str, Stored]:
+        """The passages of these documents."""
+        names = [
+            name for name in ("passage", "vector", "tokens") if name in self.lance.schema.names
+        ]
+        found = dict[str, Stored]()
+        for where in self.id_filters(documents):
+            with lance_errors(self.folder):
+                rows = self.lance.search().where(where).select(names).to_arrow()
+            tokens = rows["tokens"].to_pylist() if "tokens" in names else [None] * len(rows)
+            stored = map(Stored, self.vectors_in(rows), tokens)
+            found |= zip(rows["passage"].to_pylist(), stored, strict=True)
+        return found
 
     def _numbered_terms(self, query: Any) -> Iterator[tuple[int, list[str]]]:
         """The number and the terms of each row that a query selects."""

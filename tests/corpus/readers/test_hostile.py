@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from revela.corpus import spool as arrow_list
-from revela.corpus.load import Reading, read_corpus
+from revela.corpus.load import read_corpus
 from revela.corpus.readers import common, read_sources
 from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields
@@ -28,7 +28,7 @@ FIELDS = Fields("text", "title")
 def test_a_text_that_is_too_long_is_skipped_whatever_the_format(tmp_path, monkeypatch):
     monkeypatch.setattr(common, "MAX_BYTES", 1000)
     pq.write_table(pa.table({"text": ["x " * 5000, SENTENCE]}), tmp_path / "a.parquet")
-    documents, report = read_corpus([tmp_path], Reading(max_bad_share=0.5))
+    documents, report = read_corpus([tmp_path], max_bad_share=0.5)
     assert [d.text for d in documents] == [SENTENCE]
     assert report.examples == {"text over 0 MB": ["a.parquet:1"]}
 
@@ -44,7 +44,7 @@ def test_arrow_offsets_that_point_elsewhere_are_damage(tmp_path, kind, offset):
     content = path.read_bytes()
     assert content.count(right.tobytes()) == 1
     path.write_bytes(content.replace(right.tobytes(), wrong.tobytes()))
-    with pytest.raises(RevelaError, match=r"damaged or encrypted \.arrow: a\.arrow"):
+    with pytest.raises(RevelaError, match=r"damaged or encrypted \.arrow \(a\.arrow"):
         read_corpus([path])
 
 
@@ -100,7 +100,7 @@ def test_a_full_disk_is_no_fault_of_the_corpus(tmp_path, monkeypatch):
     monkeypatch.setattr(arrow_list, "write", lambda kind, items, _: write(kind, items, full))
     (tmp_path / "Posts.xml").write_text('<posts><row Id="1" PostTypeId="1" Body="text"/></posts>')
     with pytest.raises(RevelaError, match="cannot be written"):
-        read_corpus([tmp_path], Reading(max_bad_share=1))
+        read_corpus([tmp_path], max_bad_share=1)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from revela.corpus.load import Reading, read_corpus
-from revela.corpus.readers import common
+from revela.corpus.load import read_corpus
+from revela.corpus.readers import common, json_files
 from revela.errors import RevelaError
 
 SENTENCE = "A sentence that has more than five words."
@@ -34,21 +34,35 @@ def test_an_array_is_rows_and_an_object_is_a_document(tmp_path):
         "[" * 100_000,
     ],
 )
-def test_json_without_documents_is_left_in_a_folder_and_refused_by_name(tmp_path, content):
-    (tmp_path / "a.txt").write_text(SENTENCE)
+def test_json_without_documents_is_one_document(tmp_path, content):
     (tmp_path / "settings.json").write_text(content)
-    documents, report = read_corpus([tmp_path], Reading(max_bad_share=0))
-    assert len(documents) == 1 and not report.skipped
-    assert report.lines()[1:] == ['not read: 1 .json (no text field "text")']
-    with pytest.raises(RevelaError, match=r'settings\.json: JSON with no text field "text"; name'):
-        read_corpus([tmp_path / "settings.json"])
+    for source in (tmp_path, tmp_path / "settings.json"):
+        documents, report = read_corpus([source, source], distinct=False, min_words=0)
+        assert [(d.id, d.text, d.kind) for d in documents][1:] == [
+            ("settings.json", content, "code")
+        ]
+        assert not report.skipped and not report.unread
+
+
+@pytest.mark.parametrize("codec", ["utf-8-sig", "utf-16"])
+def test_lines_with_a_mark_are_rows(tmp_path, codec):
+    rows = [{"text": f"{SENTENCE} é {i}"} for i in range(3)]
+    lines = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    (tmp_path / "a.jsonl").write_bytes(lines.encode(codec))
+    assert [d.text for d in read_corpus([tmp_path])[0]] == [row["text"] for row in rows]
+
+
+def test_lines_of_objects_are_rows(tmp_path):
+    rows = [{"text": f"{SENTENCE} {i}"} for i in range(3)]
+    (tmp_path / "a.json").write_text("\r\n".join(map(json.dumps, rows)))
+    assert [d.id for d in read_corpus([tmp_path])[0]] == [f"a.json:{i}" for i in (1, 2, 3)]
 
 
 def test_rows_without_text_and_broken_rows_are_bad(tmp_path):
     rows = [{"text": SENTENCE}, {"body": "x"}, 3]
     (tmp_path / "a.json").write_text(json.dumps(rows))
     (tmp_path / "torn.json").write_text(json.dumps(rows)[:-20])
-    documents, report = read_corpus([tmp_path], Reading(max_bad_share=1))
+    documents, report = read_corpus([tmp_path], max_bad_share=1)
     assert len(documents) == 1 and report.bad == 3
     assert report.examples == {
         'no text field "text"': ["a.json:2 (has body)"],
@@ -58,9 +72,14 @@ def test_rows_without_text_and_broken_rows_are_bad(tmp_path):
 
 
 def test_large_json_is_data(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_files, "LARGEST", 10)
+    (tmp_path / "b.json").write_text('{"body": "without the field"}')
+    with pytest.raises(RevelaError, match=r'b\.json: JSON of data: no text field "text"'):
+        read_corpus([tmp_path / "b.json"])
+    (tmp_path / "b.json").unlink()
     monkeypatch.setattr(common, "MAX_BYTES", 1000)
     (tmp_path / "a.txt").write_text(SENTENCE)
     (tmp_path / "large.json").write_text(json.dumps([{"text": SENTENCE}] * 100))
-    assert read_corpus([tmp_path])[1].lines()[1:] == ["not read: 1 .json (over 0 MB)"]
+    assert read_corpus([tmp_path])[1].lines()[1] == "not read: 1 .json (over 0 MB)"
     with pytest.raises(RevelaError, match=r"large\.json: JSON over 0 MB; make it JSONL"):
         read_corpus([tmp_path / "large.json"])

@@ -10,8 +10,9 @@ import zipfile
 
 import pytest
 
-from revela.corpus.load import Reading, read_corpus
+from revela.corpus.load import read_corpus
 from revela.corpus.readers import common
+from revela.corpus.readers.text import plain_title
 from revela.errors import RevelaError
 
 SENTENCE = "A sentence that has more than five words."
@@ -105,6 +106,31 @@ def epub(path, chapters, folder="OEBPS/"):
             file.writestr(folder + name.replace("%20", " "), page)
 
 
+OPEN = "urn:oasis:names:tc:opendocument:xmlns"
+
+
+def odt(path, title=""):
+    """A text of LibreOffice with a heading, a list and a table."""
+    named = {"o": "office", "t": "text", "a": "table"}
+    spaces = " ".join(f'xmlns:{short}="{OPEN}:{name}:1.0"' for short, name in named.items())
+    rows = [("Room", "Summer", "Winter"), ("Oslo", "120", "80")]
+    cell, row = "<a:table-cell><t:p>{}</t:p></a:table-cell>", "<a:table-row>{}</a:table-row>"
+    table = "".join(row.format("".join(map(cell.format, cells))) for cells in rows)
+    body = (
+        '<t:h t:outline-level="2">Of <t:span>bees</t:span></t:h><t:list><t:list-item><t:p>They'
+        f'<t:s/>dance.</t:p></t:list-item></t:list><a:table a:name="T">{table}</a:table>'
+    )
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("mimetype", "application/vnd.oasis.opendocument.text")
+        file.writestr(
+            "content.xml",
+            f"<o:document-content {spaces}><o:body><o:text>{body}</o:text></o:body>"
+            "</o:document-content>",
+        )
+        about = f'<m xmlns:d="http://purl.org/dc/elements/1.1/"><d:title>{title}</d:title></m>'
+        file.writestr("meta.xml", about)
+
+
 def notebook(path, *cells):
     """Cells of (kind, source)."""
     printed = [{"output_type": "stream", "text": ["never read\n"]}]
@@ -112,10 +138,10 @@ def notebook(path, *cells):
     path.write_text(json.dumps({"cells": made, "nbformat": 4}))
 
 
-def text_of(path):
+def text_of(path, title=""):
     documents, report = read_corpus([path])
     assert len(documents) == 1 and not report.skipped and not report.unread
-    assert (documents[0].id, documents[0].title) == (path.name, "")
+    assert (documents[0].id, documents[0].title) == (path.name, title)
     return documents[0].text
 
 
@@ -129,8 +155,8 @@ def test_word_with_headings_and_tables(tmp_path):
         rows,
         "Последней идёт медовуха.",
     )
-    assert re.split(r"\s*\n\s*", text_of(tmp_path / "a.docx")) == [
-        *("# Пчёлы", "Пчёлы танцуют & поют.", "мёд", "двенадцать", "Последней идёт медовуха.")
+    assert text_of(tmp_path / "a.docx", "Пчёлы").split("\n\n") == [
+        *("# Пчёлы", "Пчёлы танцуют & поют.", "мёд: двенадцать", "Последней идёт медовуха.")
     ]
     docx(tmp_path / "b.docx", "# Über alles", SENTENCE, style="Title")
     assert text_of(tmp_path / "b.docx").startswith("Über alles\n")  # of a style that has no name
@@ -143,9 +169,9 @@ def test_slides_in_order_with_groups_tables_and_notes(tmp_path):
         (*("蜜蜂", "它们跳舞。", ("花", "蜜"), "Thank the walrus."),),
     )
     pptx(tmp_path / "a.pptx", *slides)
-    assert text_of(tmp_path / "a.pptx").split("\n\n") == [
-        *("# Bees", "They dance.", "grouped They dance.", "kind\tdrone", "Say it slowly."),
-        *("# 蜜蜂", "它们跳舞。", "grouped 它们跳舞。", "花\t蜜", "Thank the walrus."),
+    assert text_of(tmp_path / "a.pptx", "Bees").split("\n\n") == [
+        *("# Bees", "They dance.", "grouped They dance.", "kind: drone", "Say it slowly."),
+        *("# 蜜蜂", "它们跳舞。", "grouped 它们跳舞。", "花: 蜜", "Thank the walrus."),
     ]
 
 
@@ -154,8 +180,7 @@ def test_sheets_with_numbers_and_days_and_a_cell_far_away(tmp_path):
     rows = [["honey", 12.5, datetime.date(2024, 3, 1)], [], [None, 3, "two\nlines"]]
     xlsx(tmp_path / "a.xlsx", {"Prices": rows, "Empty": [], "Größe": [["yak", True]]}, "a walrus")
     assert text_of(tmp_path / "a.xlsx") == (
-        "# Prices\n\nhoney\t12.5\t2024-03-01 00:00:00\n3\ttwo lines\n\n"
-        "# Größe\n\nyak\tTrue\na walrus"
+        "# Prices\n\nhoney | 12.5 | 2024-03-01\n\n3 | two lines\n\n# Größe\n\nyak: True\n\na walrus"
     )
 
 
@@ -166,7 +191,7 @@ def test_chapters_of_a_book_in_the_order_of_reading(tmp_path, folder):
         "a.xhtml": "<h2>Zwei</h2><p>Die zweite von Bären &amp; Zebras.</p>",
     }
     epub(tmp_path / "a.epub", chapters, folder)
-    assert text_of(tmp_path / "a.epub") == (
+    assert text_of(tmp_path / "a.epub", "One") == (
         "# One\n\nThe first speaks of bees.\n\n## Zwei\n\nDie zweite von Bären & Zebras."
     )
 
@@ -182,6 +207,93 @@ def test_chapters_are_xhtml(tmp_path, codec):
             chapter = f"{page}{body}</html>".encode(codec)
             new.writestr(name, chapter if name.endswith(".xhtml") else old.read(name))
     assert text_of(tmp_path / "a.epub") == "## Zwei\n\nBären tanzen.\n\nSie hören."
+
+
+def test_headers_and_footers_are_read_and_equations_named(tmp_path):
+    docx(tmp_path / "a.docx", "Bees dance in the hive.")
+    w = f'xmlns:w="{WORD}"'
+    letter = f"<w:hdr {w}><w:p><w:r><w:t>Hive </w:t></w:r><w:r><w:t>NW-7</w:t></w:r></w:p></w:hdr>"
+    number = f"<w:ftr {w}><w:p><w:r><w:t>12</w:t></w:r></w:p></w:ftr>"
+    with (
+        zipfile.ZipFile(tmp_path / "a.docx") as old,
+        zipfile.ZipFile(tmp_path / "b.docx", "w") as new,
+    ):
+        for part in old.namelist():
+            body = old.read(part).replace(b"</w:body>", b'<m:oMath xmlns:m="m"/></w:body>')
+            new.writestr(part, body)
+        for part, text in {"header1": letter, "header2": letter, "footer1": number}.items():
+            new.writestr(f"word/{part}.xml", text)
+    ((document,), report) = read_corpus([tmp_path / "b.docx"], min_words=1)
+    assert document.text == "Bees dance in the hive.\n\nHive NW-7"
+    assert report.examples == {"Word with equations, which are not read": ["b.docx"]}
+
+
+def test_formulas_that_nobody_has_computed_are_counted(tmp_path):
+    rows = [["honey", 12], ["wax", "=B1*2"], ["all of it", "=SUM(B1:B2)"]]
+    xlsx(tmp_path / "a.xlsx", {"Prices": rows})
+    ((document,), report) = read_corpus([tmp_path / "a.xlsx"])
+    assert document.text == "# Prices\n\nhoney: 12\nwax\nall of it"
+    assert report.examples == {
+        "formulas without a value: open the file in Excel and save it": ["a.xlsx: 2"]
+    }
+
+
+def test_one_bad_chapter_costs_no_other(tmp_path):
+    book = tmp_path / "book"
+    epub(book, {"a.xhtml": "<p>Bats hear.</p>", "b.xhtml": "gone", "c.xhtml": "<p>Owls too.</p>"})
+    with zipfile.ZipFile(book) as old, zipfile.ZipFile(tmp_path / "a.epub", "w") as new:
+        for name in old.namelist():
+            part = old.read(name)
+            if name.endswith(".opf"):
+                part = part.replace(
+                    b"<manifest>", b"<metadata><title>Night animals</title></metadata><manifest>"
+                ).replace(b"<spine>", b"<spine><itemref idref='none'/>")
+            if not name.endswith("b.xhtml"):
+                new.writestr(name, part)
+    ((document,), report) = read_corpus([tmp_path / "a.epub"], min_words=1)
+    assert (document.text, document.title) == ("Bats hear.\n\nOwls too.", "Night animals")
+    assert report.examples == {"damaged or missing chapter": ["a.epub, none", "a.epub, b.xhtml"]}
+
+
+def test_open_document(tmp_path):
+    odt(tmp_path / "a.odt")
+    expected = "## Of bees\n\n- They dance.\n\nRoom: Oslo; Summer: 120; Winter: 80"
+    assert text_of(tmp_path / "a.odt") == expected
+    odt(tmp_path / "a.odt", "On dances")
+    assert text_of(tmp_path / "a.odt", "On dances") == expected
+
+
+def test_rich_text(tmp_path):
+    (tmp_path / "a.rtf").write_bytes(
+        rb"{\rtf1\ansi\ansicpg1251\uc1{\fonttbl{\f0 Arial;}}{\info{\title On bees}}{\*\x hidden}"
+        rb"\pard The {\b bees} \'cf\'f7\'e5\'eb\'fb \u1087?\u1095?\par\line They dance\{\}.\par"
+        b"\r\n{\\pict 0102}A\\~cell\\cell b\\cell\\row}"
+    )
+    expected = "The bees Пчелы пч\n\nThey dance{}.\n\nA\u00a0cell | b"
+    assert text_of(tmp_path / "a.rtf", "On bees") == expected
+
+
+def test_titles_that_programs_give_are_none():
+    given = {
+        "Untitled": "",
+        "Microsoft Word - Document1.docx": "",
+        "Slide 1": "",
+        "thesis_final.dvi": "",
+        " On\nbees ": "On bees",
+        "Untitled love": "Untitled love",
+    }
+    assert {title: plain_title(title) for title in given} == given
+
+
+@pytest.mark.parametrize("cells", [("cells", "source"), ("worksheets", "input")])
+def test_notebooks_of_formats_3_and_4(tmp_path, cells):
+    where, source = cells
+    made = [{"cell_type": "markdown", "source": ["# Bats\n", "They hear."]}, None]
+    made += [{"cell_type": "code", source: "a\n```\nb"}, {"cell_type": "raw", "source": None}]
+    content = [{"cells": made}] if where == "worksheets" else made
+    (tmp_path / "a.ipynb").write_text(json.dumps({where: content}))
+    text = text_of(tmp_path / "a.ipynb", "Bats")
+    assert text == "# Bats\nThey hear.\n\n````\na\n```\nb\n````"
 
 
 def test_a_notebook_is_its_cells_without_what_they_printed(tmp_path):
@@ -202,12 +314,12 @@ def test_broken_and_empty_ones_are_named(tmp_path):
     (tmp_path / "other.xlsx").write_bytes(whole)
     (tmp_path / "other.epub").write_bytes(whole)
     (tmp_path / "old.ipynb").write_text('{"worksheets": []}')
-    documents, report = read_corpus([tmp_path], Reading(max_bad_share=1))
-    assert [d.id for d in documents] == ["a.docx"] and report.bad == 7
+    documents, report = read_corpus([tmp_path], max_bad_share=1)
+    assert [d.id for d in documents] == ["a.docx"] and report.bad == 6
     assert report.examples["Word without text"] == ["empty.docx"]
     bad = [place.split(":")[0] for place in report.examples["damaged or encrypted .xlsx"]]
     assert bad == ["other.xlsx", "torn.xlsx"]
-    assert report.examples["no Jupyter notebook of format 4"] == ["old.ipynb"]
+    assert report.examples["notebook without text"] == ["old.ipynb"]
     with pytest.raises(RevelaError, match=r"empty\.docx: Word without text"):
         read_corpus([tmp_path / "empty.docx"])
 
@@ -217,9 +329,9 @@ def test_what_unpacks_to_much_more_than_it_is_is_damaged(tmp_path, monkeypatch):
     monkeypatch.setattr(common, "MAX_BYTES", 20_000)
     docx(tmp_path / "bomb.docx", SENTENCE, "a" * 30_000)
     docx(tmp_path / "large.docx", SENTENCE, "b" * 30_000, compression=zipfile.ZIP_STORED)
-    documents, report = read_corpus([tmp_path], Reading(max_bad_share=0.5))
+    documents, report = read_corpus([tmp_path], max_bad_share=0.5)
     assert [d.id for d in documents] == ["large.docx"]
-    assert report.examples == {"over 0 MB unpacked": ["bomb.docx"]} and report.bad == 1
+    assert report.examples == {"over 0 MB unpacked: split it": ["bomb.docx"]} and report.bad == 1
 
 
 @pytest.mark.parametrize(
@@ -230,7 +342,6 @@ def test_without_the_extra_one_sentence_says_so(tmp_path, monkeypatch, ending, f
     (tmp_path / f"a.{ending}").write_bytes(b"PK")
     (tmp_path / f"b.{ending}").write_bytes(b"PK")
     (tmp_path / "b.txt").write_text(SENTENCE)
-    (tmp_path / "c.xyz").write_text(SENTENCE)
     for name in [name for name in sys.modules if name.split(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
@@ -238,7 +349,8 @@ def test_without_the_extra_one_sentence_says_so(tmp_path, monkeypatch, ending, f
     reason = f"a.{ending}: {format}, which needs {package}: run {install}"
     with pytest.raises(RevelaError, match=re.escape(reason)):
         read_corpus([tmp_path / f"a.{ending}"])
-    documents, report = read_corpus([tmp_path], Reading(max_bad_share=0))
-    assert len(documents) == 1 and report.lines()[1:] == [
-        f"not read: 2 .{ending} (pip install 'revela-retriever[office]'); 1 .xyz (no reader)"
+    documents, report = read_corpus([tmp_path], max_bad_share=0)
+    assert len(documents) == 1 and report.lines() == [
+        "read 1 documents, 8 words: 91.1 % of the bytes of files that may hold text",
+        f"not read: 2 .{ending} (pip install 'revela-retriever[office]')",
     ]

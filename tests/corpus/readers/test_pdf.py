@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 
 import pytest
 
-from revela.corpus.load import Reading, read_corpus
+from revela.corpus.load import read_corpus
 from revela.errors import RevelaError
 
 
@@ -47,12 +48,62 @@ def test_pages_are_joined(tmp_path):
     assert document.text == "The first page speaks of invoices.\n\nThe second one of archives."
 
 
+def test_words_and_titles_of_a_pdf(tmp_path):
+    pytest.importorskip("pypdf", reason="needs the pdf extra")
+    lines = ("The echo-", "location of bats is well-", "known, and well-known are in-", "and out-",
+             "puts, X-", "Ray and e-", "mail.")  # fmt: skip
+    page = ") Tj 0 -14 Td (".join(lines)
+    (tmp_path / "a.pdf").write_bytes(pdf([page, ""], "Microsoft Word - bats.docx"))
+    ((document,), report) = read_corpus([tmp_path])
+    assert document.text == (
+        "The echolocation of bats is well-known, and well-known are in-\nand outputs, X-\nRay and "
+        "e-mail."
+    )
+    assert document.title == ""
+    assert report.examples == {"PDF with pages without text, which may be scans": ["a.pdf, page 2"]}
+
+
+def test_a_table_of_numbers_is_a_line_for_each_row(tmp_path):
+    pytest.importorskip("pypdf", reason="needs the pdf extra")
+    rows = [("Room", "Summer price", "Winter"), ("Oslo", "120", "80"), ("Ulm", "", "60")]
+    row = "{}) Tj 150 0 Td ({}) Tj 150 0 Td ({}) Tj -300 -14 Td ("
+    page = f"Prices) Tj 0 -14 Td ({''.join(row.format(*cells) for cells in rows)}By the night."
+    (tmp_path / "a.pdf").write_bytes(pdf([page]))
+    assert re.sub(r"\s*\n\s*", "\n", read_corpus([tmp_path])[0][0].text) == (
+        "Prices\nRoom: Oslo; Summer price: 120; Winter: 80\nRoom: Ulm; Winter: 60\nBy the night."
+    )
+
+
+def test_columns_of_prose_are_no_table(tmp_path):
+    pytest.importorskip("pypdf", reason="needs the pdf extra")
+    left = ["Bees dance in 1920 and so", "they tell in 1930 where", "the 40 flowers are"]
+    row = "{}) Tj 200 0 Td ({}) Tj 200 0 Td ({}) Tj -400 -14 Td ("
+    page = "".join(row.format(line, line.upper(), line.title()) for line in left)
+    (tmp_path / "a.pdf").write_bytes(pdf([page]))
+    assert ": " not in read_corpus([tmp_path])[0][0].text
+
+
+def test_what_is_filled_into_a_form_is_read(tmp_path):
+    pypdf = pytest.importorskip("pypdf", reason="needs the pdf extra")
+    from pypdf.generic import ArrayObject, DictionaryObject, NameObject, TextStringObject
+
+    writer = pypdf.PdfWriter(clone_from=io.BytesIO(pdf(["Please fill in this form."])))
+    given = {"/T": "f1", "/TU": "Colour of the hive", "/V": "green"}
+    field = DictionaryObject({NameObject(k): TextStringObject(v) for k, v in given.items()})
+    field[NameObject("/FT")] = NameObject("/Tx")
+    fields = {NameObject("/Fields"): ArrayObject([writer._add_object(field)])}
+    writer.root_object[NameObject("/AcroForm")] = DictionaryObject(fields)
+    writer.write(tmp_path / "a.pdf")
+    (document,) = read_corpus([tmp_path])[0]
+    assert document.text == "Please fill in this form.\n\nColour of the hive: green"
+
+
 def test_a_pdf_without_text_and_a_broken_one_are_named(tmp_path):
     pytest.importorskip("pypdf", reason="needs the pdf extra")
     (tmp_path / "scan.pdf").write_bytes(pdf([""]))
     (tmp_path / "torn.pdf").write_bytes(b"%PDF-1.4 and no more")
     (tmp_path / "b.txt").write_text("A text file of more than five words.")
-    documents, report = read_corpus([tmp_path], Reading(max_bad_share=0.5))
+    documents, report = read_corpus([tmp_path], max_bad_share=0.5)
     assert len(documents) == 1 and report.bad == 1
     assert report.examples["PDF without text; run OCR on it first"] == ["scan.pdf"]
     assert report.examples["damaged or encrypted .pdf"][0].startswith("torn.pdf: ")
@@ -72,4 +123,4 @@ def test_without_the_extra_one_sentence_says_so(tmp_path, monkeypatch):
         read_corpus([tmp_path / "a.pdf"])
     documents, report = read_corpus([tmp_path])
     assert len(documents) == 1 and not report.skipped
-    assert report.lines()[1:] == ["not read: 1 .pdf (pip install 'revela-retriever[pdf]')"]
+    assert report.lines()[1] == "not read: 1 .pdf (pip install 'revela-retriever[pdf]')"

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from revela.corpus.load import Reading, read_corpus
+from revela.corpus.load import read_corpus
 from revela.corpus.readers import READERS, read_sources
 from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields
@@ -44,7 +44,7 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
         return scandir(folder)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    documents, report = read_corpus([tmp_path], Reading(max_bad_share=0.5))
+    documents, report = read_corpus([tmp_path], max_bad_share=0.5)
     assert len(documents) == 1 and report.bad == 1
     assert report.examples["unreadable, permission denied"] == [str(tmp_path / "closed")]
 
@@ -82,51 +82,159 @@ def test_one_damaged_file_of_each_kind_costs_nothing_but_itself(tmp_path):
     for ending in READERS:
         (tmp_path / f"Posts{ending}").write_bytes(b"\x80\x81 \xff no file at all\n\xfe" * 30)
     (tmp_path / "good.txt").write_text(SENTENCE)
-    documents, report = read_corpus([tmp_path], Reading(max_bad_share=1.0))
+    documents, report = read_corpus([tmp_path], max_bad_share=1.0)
     assert [d.id for d in documents] == ["good.txt"]
-    # What looks like a table without a column "text" is left out, and not bad.
-    assert report.bad >= len(READERS) - 2
+    assert report.bad >= len(READERS)
 
 
 def test_nothing_known_is_said_with_what_is_known(tmp_path):
-    (tmp_path / "a.bin").write_bytes(b"x")
-    with pytest.raises(RevelaError, match=r"no document found in .*Parquet"):
+    (tmp_path / "a.bin").write_bytes(b"x\0")
+    with pytest.raises(RevelaError, match=r"no document found in .*1 \.bin \(binary\).*Parquet"):
         read_corpus([tmp_path])
-    with pytest.raises(RevelaError, match=r"unknown ending; give a folder.*hub:owner/name"):
+    with pytest.raises(RevelaError, match=r"skipped 1: binary \(a\.bin\); revela reads .*Parquet"):
         read_corpus([tmp_path / "a.bin"])
 
 
-def test_files_that_are_not_read_are_counted_by_their_ending(tmp_path):
-    names = ["a.xyz", "b.XYZ", "c.png", "Makefile", "d.lock", "e.xml", "f.tar.gz", "g.gz"]
-    for name in (
-        *names,
-        "h.xyz.zst",
-        ".hidden.xyz",
-        "node_modules/x.xyz",
-        "sub/i.xyz",
-        "sub/Posts.xml",
-    ):
+def test_what_decodes_as_text_is_read_whatever_its_ending(tmp_path):
+    texts = ["README", "LICENSE", "a.log", "b.xyz", "c.XYZ", "d.org", "e.css", "f.vue", "g.gz"]
+    texts += ["h.xyz.zst", "sub/i.xyz", "j.tex.gz", "k"]
+    for name in texts:
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("<posts/>")
-    (tmp_path / "a.txt").write_text(SENTENCE)
-    _, report = read_corpus([tmp_path], Reading(max_bad_share=0))
-    assert report.lines()[1:] == [
-        "not read: 4 .xyz, 1 with no ending, 1 .png, 1 .lock, 1 .xml, 1 .tar, 1 .gz (no reader)"
+        raw = f"{'#!/bin/sh' if name == 'k' else SENTENCE}\n{SENTENCE} {name}.".encode()
+        raw = gzip.compress(raw) if name.endswith(".gz") else raw
+        raw = pa.compress(raw, "zstd", asbytes=True) if name.endswith(".zst") else raw
+        (tmp_path / name).write_bytes(raw)
+    documents, report = read_corpus([tmp_path], max_bad_share=0)
+    assert [d.id for d in documents] == sorted(texts)
+    assert {d.id for d in documents if d.kind == "code"} == {"e.css", "f.vue", "k"}
+    assert report.lines()[1:] == []
+
+
+def test_files_that_are_not_read_are_counted_by_their_ending(tmp_path):
+    packed = gzip.compress(b"member\0\0\0" * 99)
+    files = {
+        **dict.fromkeys(["a.xyz", "b.XYZ", "c.lib", "Program"], b"\x7fELF\0\1\2"),
+        **dict.fromkeys(["c.png", "d.jpg", "e.mp4", "g.svg"], SENTENCE.encode()),
+        **{"h.tar.gz": packed, "i.zip": packed, "j.doc": packed, "k.tar.xz": packed},
+        **dict.fromkeys([".hidden.xyz", "~$a.docx", "app.min.js", "b.js.map"], b"x"),
+        **dict.fromkeys(["package-lock.json", "uv.lock"], b"x"),
+        "bundle.js": b"var a=1;" * 999,
+        "q.txt": SENTENCE.encode(),
+    }
+    for name, raw in files.items():
+        (tmp_path / name).write_bytes(raw)
+    _, report = read_corpus([tmp_path], max_bad_share=0)
+    share = 1000 * len(SENTENCE) // (len(SENTENCE) + len(packed)) / 10
+    assert report.lines() == [
+        f"read 1 documents, 8 words: {share} % of the bytes of files that may hold text",
+        "not read: 2 .js, 1 .map (minified); 2 .xyz, 1 with no ending, 1 .lib (binary); 1 .json, "
+        "1 .lock (lock file); 1 .docx (lock of an open document); 1 .png, 1 .jpg, 1 .mp4, 1 .svg "
+        "(no text); 1 .tar, 1 .zip, 1 .xz (archive: unpack it); 1 .doc (save it as .docx)",
     ]
-    assert report.documents == 1 and not report.skipped
+    assert not report.skipped
 
 
-def test_reports_of_parts_add_up_and_name_ten_endings_at_most():
+ENCODED = {
+    "a.txt": ("Grüße aus dem Süden, für alle.", "latin-1", "windows-1252"),
+    "b.log": ("Пчёлы танцуют, чтобы показать цветы.", "cp1251", "windows-1251"),
+    "c.md": ("蜜蜂は花の場所を踊りで教えるという。", "cp932", "cp932"),
+    "d": ("蜜蜂跳舞，告诉同伴花在哪里，有多远。", "gb18030", "gb18030"),
+    "e.csv": ("kind,text\n1,Grüße aus dem Süden\n", "utf-16", "UTF-16"),
+    "f.py": ("# coding: latin-1\nx = 'Grüße aus dem Süden, für alle'\n", "latin-1", "windows-1252"),
+    "g.xml": ("<?xml version='1.0' encoding='koi8-r'?><a>Пчёлы</a>", "koi8-r", "koi8-r"),
+    "h.txt": ("Bees dance for flowers", "utf-32", "UTF-32"),
+    "i.txt": ("Bats hear the echoes", "utf-16-le", "UTF-16-LE"),
+    "j.txt": ("Bees dance: “here” — or €3.", "cp1252", "windows-1252"),
+}
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_encodings_are_found_and_named(tmp_path, line_end):
+    for name, (text, codec, _) in ENCODED.items():
+        (tmp_path / name).write_bytes(text.replace("\n", line_end).encode(codec))
+    documents, report = read_corpus([tmp_path], min_words=1, max_bad_share=0)
+    found = {d.id.split(":")[0]: d.text for d in documents}
+    for name, (text, _, encoding) in ENCODED.items():
+        assert found[name].replace("\r", "") in text and found[name], name
+        assert name in report.examples[f"read as {encoding}"]
+    assert not report.skipped and "2: read as windows-1251" not in report.lines()
+
+
+def test_few_wrong_bytes_do_not_change_the_encoding(tmp_path):
+    (tmp_path / "a.txt").write_bytes(
+        "Grüße für alle. ".encode() * 50 + b"\xe9 " + SENTENCE.encode()
+    )
+    (tmp_path / "b.log").write_bytes(SENTENCE.encode() * 99 + b"\0" * 20 + b"after a kill")
+    documents, report = read_corpus([tmp_path])
+    assert "für alle. \ufffd A" in documents[0].text and "after a kill" in documents[1].text
+    assert not report.noted and not report.skipped
+
+
+def test_rows_may_share_their_ids(tmp_path):
+    (tmp_path / "a.csv").write_text(f"id,text\n1,{SENTENCE} One.\n1,{SENTENCE} Two.\n,Three.\n")
+    (tmp_path / "b.jsonl").write_text(json.dumps({"id": 1, "text": f"{SENTENCE} Four."}))
+    how = dict(distinct=False, min_words=1, rename_repeated=True)
+    documents, report = read_corpus([tmp_path], **how)
+    assert [d.id for d in documents] == ["1", "a.csv:3", "a.csv:4", "b.jsonl:1"]
+    assert report.noted["rows with the id of another, which are named by their place"] == 2
+
+
+def test_what_git_ignores_and_programs_make_is_left_out(tmp_path):
+    tree = tmp_path / "tree"
+    files = {
+        ".gitignore": "out/\n*.secret.txt\n!keep.secret.txt\n/top.txt\n",
+        ".git/info/exclude": "mine.txt\n",
+        "src/.gitignore": "*.gen.txt\n",
+        **dict.fromkeys(
+            ["a.txt", "keep.secret.txt", "src/top.txt", "src/b.txt", "env.py/c.txt", "d.gen.txt"],
+            "read",
+        ),
+        **dict.fromkeys(
+            ["out/x.txt", "y.secret.txt", "top.txt", "mine.txt", "src/z.gen.txt", "src/out/x.txt"],
+            "ignored",
+        ),
+        **dict.fromkeys(
+            ["build/x.txt", "venv/lib/x.txt", "src/node_modules/x.txt", "my-env/x.txt"], "made"
+        ),
+        "my-env/pyvenv.cfg": "",
+        **dict.fromkeys(["my-index/index.json", "my-index/passages.lance/x.txt"], "made"),
+        "sub/.git/HEAD": "",
+        "sub/top.txt": "read",
+        "sub/x.secret.txt": "read",
+    }
+    for name, text in files.items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(text if name.count("git") else f"{SENTENCE} {text} {name}.")
+    documents, report = read_corpus([tree])
+    assert sorted(d.id for d in documents) == sorted(n for n, t in files.items() if t == "read")
+    assert sum(report.unread.values()) == 11
+    assert report.lines()[1].startswith("not read: 4 .txt, 2 out/ (ignored by git); 1 ")
+    # What is named itself is read, below a work tree as well; without one, nothing is ignored.
+    inner = {d.id for d in read_corpus([tree / "src"])[0]}
+    assert inner == {"b.txt", "top.txt"}
+    for folder in ("out", "build", "src/out"):
+        assert [d.id for d in read_corpus([tree / folder])[0]] == ["x.txt"]
+    (tree / ".git").rename(tmp_path / "gone")
+    assert "mine.txt" in {d.id for d in read_corpus([tree])[0]}
+
+
+def test_reports_of_parts_add_up_and_are_one_screen():
     both, other = ReadReport(), ReadReport()
     for number in range(14):
-        other.leave_unread(Path(f"a.{number:02}"))
+        other.leave_unread(Path(f"a.{number:02}"), "binary")
     other.leave_unread(Path("b.docx"), "pip install it")
-    both.leave_unread(Path("a.13"))
+    other.note("read as UTF-16", "c.txt")
+    both.leave_unread(Path("a.13"), "binary")
+    both.note("read as UTF-16", "d.txt")
     both.add(other)
     named = ", ".join(f"1 .{number:02}" for number in range(9))
     assert both.lines()[1:] == [
-        f"not read: 2 .13, {named}, 4 other endings (no reader); 1 .docx (pip install it)"
+        "2: read as UTF-16 (d.txt, c.txt)",
+        f"not read: 2 .13, {named}, 4 other endings (binary); 1 .docx (pip install it)",
     ]
+    for number in range(99):
+        both.skip(f"row of {number} fields under a header of 200", f"a.csv:{number}", bad=True)
+    assert len(both.lines()) == 16 and both.lines()[-1] == "87 other lines of this kind"
 
 
 def test_zstd_of_each_format(tmp_path):
@@ -153,7 +261,7 @@ def test_a_packed_file_that_is_cut_or_something_else_is_named(tmp_path, ending):
     whole = gzip.compress(rows) if ending == ".gz" else pa.compress(rows, "zstd", asbytes=True)
     (tmp_path / f"cut.jsonl{ending}").write_bytes(whole[:-30])
     (tmp_path / f"other.jsonl{ending}").write_bytes(b"nothing of the kind")
-    _, report = read_corpus([tmp_path], Reading(max_bad_share=1))
+    _, report = read_corpus([tmp_path], max_bad_share=1)
     ((reason, places),) = report.examples.items()
     assert reason == "damaged or encrypted .jsonl" and len(places) == 2
     assert places[0].startswith(f"cut.jsonl{ending}: ")

@@ -8,7 +8,7 @@ from xml.sax.saxutils import quoteattr
 
 import pytest
 
-from revela.corpus.load import Reading, read_corpus
+from revela.corpus.load import read_corpus
 from revela.errors import RevelaError
 
 BODY = "<p>A sentence of post {0} with enough words.</p>\n<pre><code>x = {0}\n  y\n</code></pre>"
@@ -66,7 +66,7 @@ def test_what_is_no_question_or_answer_is_counted(tmp_path):
         '  <row Id="10" PostTypeId="1" />\n',
     ]
     (tmp_path / "Posts.xml.gz").write_bytes(gzip.compress(dump(rows)))
-    documents, report = read_corpus([tmp_path], Reading(max_bad_share=0.5))
+    documents, report = read_corpus([tmp_path], max_bad_share=0.5)
     assert len(documents) == 2
     assert report.examples == {
         "neither question nor answer": ["Posts.xml.gz:7"],
@@ -79,21 +79,15 @@ def test_what_is_no_question_or_answer_is_counted(tmp_path):
 def test_half_a_file_is_named(tmp_path):
     raw = dump(ROWS)
     (tmp_path / "Posts.xml").write_bytes(raw[: raw.index(b'Id="6"')])
-    with pytest.raises(RevelaError, match=r"damaged or encrypted \.xml: Posts\.xml: .*line 8"):
+    with pytest.raises(RevelaError, match=r"damaged or encrypted \.xml \(Posts\.xml: .*line 8"):
         read_corpus([tmp_path])
 
 
-def test_other_xml_is_left_alone_in_a_folder_and_refused_by_name(tmp_path):
-    (tmp_path / "settings.xml").write_text("<settings><row Body='x'/></settings>")
-    (tmp_path / "a.txt").write_text("A text file of more than five words.")
-    documents, report = read_corpus([tmp_path])
-    assert len(documents) == 1 and not report.skipped
-    with pytest.raises(
-        RevelaError,
-        match=r"settings\.xml: XML that is not a StackExchange Posts\.xml "
-        r"\(begins with <settings>\)",
-    ):
-        read_corpus([tmp_path / "settings.xml"])
+def test_other_xml_is_text(tmp_path):
+    (tmp_path / "settings.xml").write_text("<settings><row Body='of the hive'/></settings>")
+    for source in (tmp_path, tmp_path / "settings.xml"):
+        (document,) = read_corpus([source], min_words=1)[0]
+        assert "Body='of the hive'" in document.text and document.kind == "code"
 
 
 def test_entities_do_not_expand_without_end(tmp_path):

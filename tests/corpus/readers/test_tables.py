@@ -22,6 +22,7 @@ from revela.corpus.load import Reading, read_corpus
 from revela.corpus.readers import common, tables
 from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields
+from revela.corpus.readers.table_lines import table_lines
 from revela.errors import RevelaError
 from revela.types import Document
 from tests.collection_folder import write_lines
@@ -71,14 +72,14 @@ def test_a_missing_column_is_answered_with_those_there_are(tmp_path, name):
     WRITERS[name](tmp_path / name, pa.Table.from_pylist(ROWS))
     with pytest.raises(
         RevelaError,
-        match=rf'{name}: no column "body"; name one with --text-field '
+        match=rf'{name}: no column "body"; name one with --text-field of index or fit '
         r"\(has id, title, text, other\)",
     ):
         read_corpus([tmp_path / name], Reading(text_field="body"))
     (tmp_path / "b.txt").write_text(SENTENCE)  # in a folder the table is left out and named
     documents, report = read_corpus([tmp_path], Reading(text_field="body"))
     assert len(documents) == 1 and not report.bad
-    assert report.examples['no column "body"; name one with --text-field'] == [
+    assert report.examples['no column "body"; name one with --text-field of index or fit'] == [
         f"{name} (has id, title, text, other)"
     ]
 
@@ -86,7 +87,7 @@ def test_a_missing_column_is_answered_with_those_there_are(tmp_path, name):
 def test_a_table_without_a_header_does_not_flood_the_message(tmp_path):
     (tmp_path / "a.tsv").write_text("\t".join(["word " * 100] * 50) + "\n")
     with pytest.raises(RevelaError, match=r"\(has word .*\.\.\., \.\.\.\)") as found:
-        read_corpus([tmp_path / "a.tsv"])
+        read_corpus([tmp_path / "a.tsv"], Reading(text_field="body"))
     assert len(str(found.value)) < 1000
 
 
@@ -99,7 +100,7 @@ def test_a_column_of_another_type_is_named(tmp_path):
 def test_a_row_without_text_is_bad_and_the_others_are_read(tmp_path):
     rows = [*ROWS[:3], {**ROWS[3], "text": None}, *ROWS[4:]]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    documents, report = read_corpus([tmp_path], Reading(max_bad_share=0.1))
+    documents, report = read_corpus([tmp_path], max_bad_share=0.1)
     assert len(documents) == 29 and report.examples == {'no text field "text"': ["a.parquet:4"]}
 
 
@@ -109,7 +110,8 @@ def test_a_string_that_is_not_utf8_is_damage(tmp_path):
     pq.write_table(table, tmp_path / "a.parquet")
     arrow_stream(tmp_path / "a.arrow", table)
     with pytest.raises(
-        RevelaError, match=r"encrypted \.arrow: a\.arrow: .*; damaged or encrypted \.parquet: a\.p"
+        RevelaError,
+        match=r"encrypted \.arrow \(a\.arrow: .* encrypted \.parquet \(a\.parquet",
     ):
         read_corpus([tmp_path])
 
@@ -123,7 +125,7 @@ def test_a_truncated_file_is_named(tmp_path, name, keep):
     with pytest.raises(
         RevelaError, match=rf"damaged or encrypted \.(parquet|arrow): {name}.*--max-bad-share"
     ):
-        read_corpus([tmp_path], Reading(max_bad_share=0))
+        read_corpus([tmp_path], max_bad_share=0)
 
 
 def test_damage_within_a_parquet_file_is_named(tmp_path):
@@ -136,7 +138,7 @@ def test_damage_within_a_parquet_file_is_named(tmp_path):
     raw = bytearray((tmp_path / "a.parquet").read_bytes())
     raw[4:3000] = bytes(2996)
     (tmp_path / "a.parquet").write_bytes(raw)
-    with pytest.raises(RevelaError, match=r"damaged or encrypted \.parquet: a\.parquet"):
+    with pytest.raises(RevelaError, match=r"damaged or encrypted \.parquet \(a\.parquet"):
         read_corpus([tmp_path])
 
 
@@ -158,32 +160,88 @@ def test_csv_rows_with_quotes_line_ends_and_separators(tmp_path):
     assert csv_documents(b"", tmp_path / "a.csv", report) == [] and not report.skipped
 
 
+def test_a_large_csv_without_a_column_of_text_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "MAX_BYTES", 1000)
+    rows = "\n".join(["kind,says", *(f"bee,{SENTENCE}" for _ in range(50))])
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(rows.encode()))
+    (tmp_path / "b.txt").write_text(SENTENCE)
+    documents, report = read_corpus([tmp_path])
+    assert [d.id for d in documents] == ["b.txt"]
+    assert report.examples == {"over 0 MB: split it": ["a.csv.gz"]}
+
+
 def test_bad_csv_rows_are_told_apart(tmp_path):
     raw = b"id,text\n1,one\n2,two,three\n3,f\xfcnf\n4\n5,five\n"
     report = ReadReport()
     found = csv_documents(raw, tmp_path / "a.csv", report)
-    assert [d.id for d in found] == ["1", "5"] and report.bad == 3
+    assert [d.text for d in found] == ["one", "fünf", "five"] and report.bad == 2
     assert report.examples == {
+        "read as windows-1252": ["a.csv"],
         "row of 3 fields under a header of 2": ["a.csv:3"],
-        "not UTF-8": ["a.csv:4"],
         "row of 1 fields under a header of 2": ["a.csv:5"],
     }
 
 
-def test_a_quote_that_nobody_closed_is_bounded_and_named(tmp_path, monkeypatch):
+def test_a_quote_that_nobody_closed_costs_no_row(tmp_path, monkeypatch):
     report = ReadReport()
-    found = csv_documents(b'text,id\n"a","1"\n"b,2\n' + b"c,3\n" * 50, tmp_path / "a.csv", report)
-    assert len(found) == 1 and report.examples == {
-        "row of 1 fields under a header of 2": ["a.csv:3"]
-    }
+    raw = b'text,id\r\n"a,\r\nb","1"\r\n"b,2\r\n"c ""d""",3\r\n' + b"e,4\r\n" * 50
+    found = csv_documents(raw, tmp_path / "a.csv", report)
+    assert [d.text for d in found] == ["a,\r\nb", '"b', 'c "d"', *["e"] * 50]
+    assert report.examples == {"a quote that nobody closed": ["a.csv:4"]} and not report.bad
     monkeypatch.setattr(common, "MAX_BYTES", 100)
     with pytest.raises(csv.Error, match="field larger than field limit"):
-        csv_documents(b'text,id\n"a","1"\n"b,2\n' + b"c,3\n" * 50, tmp_path / "a.csv", report)
+        csv_documents(b'text,id\n"b,2\n' + b"c,3\n" * 50, tmp_path / "a.csv", report)
+
+
+HEADED = 'kind;What it eats\nbat;moths, mostly\nbee;"nectar\nand pollen"\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (HEADED, ["kind: bat; What it eats: moths, mostly\n"
+                  "kind: bee; What it eats: nectar and pollen"]),
+        ("Id,Text,Title\n7,They hear echoes.,Bats\n", ["They hear echoes."]),
+        ("id|text\n7|They hear, in the dark.\n", ["They hear, in the dark."]),
+        ("sep=;\nid;text\n7;They hear\n", ["They hear"]),
+        ("id,text,text\n7,They hear,nothing\n", ["They hear"]),
+        ("id,text\n,They hear\n", ["They hear"]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("codec", ["utf-8", "utf-16", "cp1252"])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_tables_as_people_have_them(tmp_path, content, expected, codec, line_end):
+    report = ReadReport()
+    found = csv_documents(content.replace("\n", line_end).encode(codec), tmp_path / "a.csv", report)
+    assert [d.text for d in found] == expected and not report.bad
+    assert all(d.id for d in found) and len(report.noted) == (codec == "utf-16") + (
+        "text,text" in content
+    )
+
+
+def test_a_table_of_numbers_is_data(tmp_path):
+    (tmp_path / "a.txt").write_text(SENTENCE)
+    (tmp_path / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "q1\td7\t1\n" * 20)
+    documents, report = read_corpus([tmp_path])
+    assert len(documents) == 1 and report.lines()[1:] == ["not read: 1 .tsv (table of numbers)"]
+
+
+def test_a_label_stays_beside_its_value():
+    rows = [["Room", "Summer", "Winter"], ["Oslo", "120", ""], ["Rome", "90", "70"]]
+    assert table_lines(rows) == ["Room: Oslo; Summer: 120", "Room: Rome; Summer: 90; Winter: 70"]
+    assert table_lines([["Name:", "Anna"], ["Age", "7"]]) == ["Name: Anna", "Age: 7"]
+    assert table_lines([["Item", "Price"], ["wax", "3 €"]], 1) == ["Item: wax; Price: 3 €"]
+    assert table_lines([["1", "2", "3"], ["a", "b", "c"]]) == ["1 | 2 | 3", "a | b | c"]
+    wide = [["A", "B", "C"], [*["word " * 12] * 3]]
+    assert [line.split(":")[0] for line in table_lines(wide)[0].split("\n")] == ["A", "B", "C"]
+
+
+CELLS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]) | st.sampled_from('\r\n",'))
 
 
 @given(
     st.lists(
-        st.tuples(st.text(st.characters(codec="utf-8")), st.text(st.characters(codec="utf-8"))),
+        st.tuples(CELLS, CELLS),
         min_size=1,
         max_size=20,
     )

@@ -1,4 +1,4 @@
-"""Sources -> documents: one reader per format, chosen by the file's ending.
+"""Sources -> documents: one reader per format, chosen by the file's ending; text has any.
 
 To add a format, write a reader ``(path, name, fields, report) -> documents`` in a file here, and
 name its ending in ``READERS`` and the format in ``FORMATS``. ``name`` is the document's id, or
@@ -12,40 +12,41 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from revela.corpus.endings import suffix
 from revela.corpus.readers.common import (
-    CODE,
-    PROSE,
     DamagedFile,
     ReadReport,
     UnsupportedFile,
     check_unchanged,
     display_path,
-    read_utf8,
-    suffix,
     unreadable_because,
-    walk_files,
 )
+from revela.corpus.readers.folders import holds_text, walk_files
 from revela.corpus.readers.html import read_html
 from revela.corpus.readers.hub import PREFIX, read_hub
 from revela.corpus.readers.json_files import read_json, read_jsonl, read_notebook
-from revela.corpus.readers.office import read_docx, read_epub, read_pdf, read_pptx, read_xlsx
+from revela.corpus.readers.mail import read_eml, read_mbox
+from revela.corpus.readers.office import (
+    read_docx,
+    read_epub,
+    read_odf,
+    read_pptx,
+    read_xlsx,
+)
+from revela.corpus.readers.pdf import read_pdf
 from revela.corpus.readers.rows import Fields
+from revela.corpus.readers.rtf import read_rtf
 from revela.corpus.readers.stackexchange import read_posts
 from revela.corpus.readers.tables import read_arrow, read_csv, read_parquet
+from revela.corpus.readers.text import read_text
 from revela.errors import RevelaError, first_line
 from revela.types import Document
 
-VERSION = 2  # raise it when a reader or the chunking gives other text for the same file
-
-
-def read_text(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """A file of text or source code as one document."""
-    yield Document(name, read_utf8(path), "", "code" if suffix(path) in CODE else "prose")
+VERSION = 3  # raise it when a reader or the chunking gives other text for the same file
 
 
 Reader = Callable[[Path, str, Fields, ReadReport], Iterator[Document]]
 READERS: dict[str, Reader] = {
-    **dict.fromkeys(sorted(PROSE | CODE), read_text),
     **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
     ".jsonl": read_jsonl,
     ".ndjson": read_jsonl,
@@ -57,14 +58,19 @@ READERS: dict[str, Reader] = {
     ".tsv": read_csv,
     ".xml": read_posts,
     ".pdf": read_pdf,
-    ".docx": read_docx,
-    ".pptx": read_pptx,
-    ".xlsx": read_xlsx,
+    **dict.fromkeys((".docx", ".docm"), read_docx),
+    **dict.fromkeys((".pptx", ".pptm"), read_pptx),
+    **dict.fromkeys((".xlsx", ".xlsm"), read_xlsx),
+    **dict.fromkeys((".odt", ".ods", ".odp"), read_odf),
     ".epub": read_epub,
+    ".rtf": read_rtf,
+    ".eml": read_eml,
+    **dict.fromkeys((".mbox", ".mbx"), read_mbox),
 }
 FORMATS = (
-    "text, Markdown, HTML, source code, notebooks, JSONL, JSON, Parquet, Arrow, CSV, TSV, PDF, "
-    "Word, PowerPoint, Excel, EPUB or a StackExchange Posts.xml; .gz or .zst of each"
+    "text of any ending, Markdown, HTML, source code, notebooks, JSONL, JSON, Parquet, Arrow, CSV, "
+    "TSV, PDF, Word, PowerPoint, Excel, OpenDocument, RTF, EPUB, mail (.eml, .mbox) or a "
+    "StackExchange Posts.xml; .gz or .zst of each"
 )
 
 
@@ -100,17 +106,10 @@ def files_of(source: Path | str, report: ReadReport) -> Iterator[File]:
         raise RevelaError(f"{path} does not exist: {expected}")
     if path.is_dir():
         for file in walk_files(path, report):
-            ending = suffix(file)
-            # Most XML is settings: only StackExchange's posts are read.
-            is_posts = ending != ".xml" or file.name.lower().startswith("posts.xml")
-            if ending in READERS and is_posts and file.is_file():
+            if (suffix(file) in READERS and file.is_file()) or holds_text(file, report):
                 yield File(file, display_path(file.relative_to(path)))
-            else:
-                report.leave_unread(file)
-    elif suffix(path) in READERS:
-        yield File(path, display_path(Path(path.name)), given_by_name=True)
     else:
-        raise RevelaError(f"{path}: unknown ending; {expected}")
+        yield File(path, display_path(Path(path.name)), given_by_name=True)
 
 
 def read_file(
@@ -118,9 +117,10 @@ def read_file(
 ) -> Iterator[Document]:
     """The documents of a file; ``reader`` replaces the format's own, to read only a part."""
     path, name = file.path, file.name
+    reader = reader or READERS.get(suffix(path), read_text)
     with check_unchanged(path):
         try:
-            yield from (reader or READERS[suffix(path)])(path, name, fields, report)
+            yield from reader(path, name, fields, report)
         except UnsupportedFile as error:
             if file.given_by_name:
                 raise RevelaError(f"{path}: {error}") from error
@@ -128,13 +128,18 @@ def read_file(
                 report.leave_unread(path, error.short)
             else:
                 report.skip(error.reason, f"{name} ({error.detail})" if error.detail else name)
+            if not error.by_programs:
+                report.count_bytes(path, read=False)
         except RevelaError:
             raise
         except Exception as error:  # libraries raise many for broken files
+            report.count_bytes(path, read=False)
             if isinstance(error, DamagedFile):
                 report.skip(str(error), name, bad=True)
             elif isinstance(error, OSError) and error.errno:
                 report.skip(unreadable_because(error), name, bad=True)
             else:
                 where = f"{name}: {first_line(error)[:80]}"
-                report.skip(f"damaged or encrypted {suffix(path)}", where, bad=True)
+                report.skip(f"damaged or encrypted {suffix(path) or 'file'}", where, bad=True)
+        else:
+            report.count_bytes(path, read=True)

@@ -6,26 +6,23 @@ import gzip
 import io
 import os
 import zlib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
+from revela.corpus.endings import COMPRESSED, suffix
+from revela.corpus.readers.encodings import HEAD, decode, is_binary
 from revela.errors import RevelaError
 
-PROSE = frozenset({".txt", ".md", ".markdown", ".rst"})
-CODE = frozenset({
-    ".py", ".pyi", ".js", ".mjs", ".jsx", ".ts", ".tsx", ".java", ".kt", ".scala", ".go", ".rs",
-    ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".cs", ".rb", ".php", ".swift", ".lua", ".pl", ".r",
-    ".jl", ".sh", ".sql",
-})  # fmt: skip
 MAX_BYTES = 64 * 2**20  # per line, text or page; anything longer is data, not a document
-SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__"})
-COMPRESSED = (".gz", ".zst")  # a file of any format
-MAX_EXAMPLES = 5  # per reason in the report
-MAX_ENDINGS = 10  # per reason in the report
+# The report is one screen.
+MAX_EXAMPLES = 5  # per reason
+MAX_ENDINGS = 10  # per reason
+MAX_REASONS = 12
 
 
 @dataclass
@@ -33,16 +30,24 @@ class ReadReport:
     """What was read from a corpus, and what was skipped and why.
 
     Attributes:
+        skipped: files and rows, by reason.
         bad_reasons: reasons that are faults of the corpus.
-        unread: files in folders that probably hold no documents, by reason and ending.
+        noted: what was read otherwise than it seems, by remark, such as its encoding.
+        unread: files in folders that are left out, by reason and ending.
+        bytes_read, bytes_unread: of files that may hold text; those left out do not.
+        claim: takes an id for a row, or says that another row has it; None: rows may share ids.
     """
 
     documents: int = 0
     words: int = 0
     passages: int = 0
     articles: int = 0
+    bytes_read: int = 0
+    bytes_unread: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
+    noted: Counter[str] = field(default_factory=Counter)
     unread: Counter[tuple[str, str]] = field(default_factory=Counter)
+    claim: Callable[[str], bool] | None = field(default=None, repr=False)
     examples: dict[str, list[str]] = field(default_factory=dict)
     bad_reasons: set[str] = field(default_factory=set)
 
@@ -52,16 +57,32 @@ class ReadReport:
         return sum(self.skipped[reason] for reason in self.bad_reasons)
 
     def skip(self, reason: str, where: str, bad: bool = False) -> None:
-        self.skipped[reason] += 1
+        """Count a file or a row that is not read."""
         if bad:
             self.bad_reasons.add(reason)
+        self._count(self.skipped, reason, where)
+
+    def note(self, remark: str, where: str) -> None:
+        """Count a file or a row that is read, with a remark."""
+        self._count(self.noted, remark, where)
+
+    def _count(self, counter: Counter[str], reason: str, where: str) -> None:
+        counter[reason] += 1
         if len(places := self.examples.setdefault(reason, [])) < MAX_EXAMPLES:
             places.append(where)
 
-    def leave_unread(self, path: Path, reason: str = "no reader") -> None:
-        """Count a file in a folder that is not read, which is no fault of the corpus."""
-        ending = suffix(path) or path.suffix.lower() or "with no ending"
-        self.unread[reason, display_path(Path(ending))] += 1
+    def leave_unread(self, path: Path, reason: str, named: str = "") -> None:
+        """Count a file in a folder that is not read, which is no fault of the corpus; ``named``: in
+        place of its ending.
+        """
+        ending = named or suffix(path) or path.suffix.lower() or "with no ending"
+        self.unread[reason, display_path(Path(ending)) + "/" * ending.endswith("/")] += 1
+
+    def count_bytes(self, path: Path, read: bool) -> None:
+        """Count the bytes of a file that holds text, or may."""
+        size = max(0, size_and_time(path)[0])
+        self.bytes_read += size if read else 0
+        self.bytes_unread += 0 if read else size
 
     def add(self, other: ReadReport) -> None:
         """Add the report of another part of the corpus."""
@@ -69,7 +90,10 @@ class ReadReport:
         self.words += other.words
         self.passages += other.passages
         self.articles += other.articles
+        self.bytes_read += other.bytes_read
+        self.bytes_unread += other.bytes_unread
         self.skipped.update(other.skipped)
+        self.noted.update(other.noted)
         self.unread.update(other.unread)
         self.bad_reasons |= other.bad_reasons
         for reason, places in other.examples.items():
@@ -77,22 +101,36 @@ class ReadReport:
 
     def lines(self, unit: str = "documents") -> list[str]:
         """The report as text, one line per total and per reason."""
-        out = [f"read {self.documents:,} {unit}, {self.words:,} words"]
+        out = [f"read {self.documents:,} {unit}, {self.words:,} words{self._share()}"]
         if self.passages:
             out.append(
                 f"joined {self.passages:,} passages into {self.articles:,} articles by title"
             )
+        out += self._counted("", self.noted)
         unread: dict[str, list[str]] = {}
         for (reason, ending), count in self.unread.most_common():
             unread.setdefault(reason, []).append(f"{count:,} {ending}")
         if unread:
-            named = (f"{_shortened(endings)} ({reason})" for reason, endings in unread.items())
-            out.append(f"not read: {'; '.join(named)}")
-        for reason, count in self.skipped.most_common():
+            named = [f"{_shortened(endings)} ({reason})" for reason, endings in unread.items()]
+            out.append(f"not read: {'; '.join(_first(named, 'reasons'))}")
+        out += self._counted("skipped ", self.skipped)
+        return out
+
+    def _share(self) -> str:
+        """How much of the files was read; 100 % is all."""
+        if not (total := self.bytes_read + self.bytes_unread):
+            return ""
+        tenths = 1000 * self.bytes_read // total
+        return f": {tenths / 10} % of the bytes of files that may hold text"
+
+    def _counted(self, verb: str, counter: Counter[str]) -> list[str]:
+        out = []
+        order = sorted(counter.most_common(), key=lambda pair: pair[0] not in self.bad_reasons)
+        for reason, count in order:  # faults first
             places = self.examples[reason]
             more = ", ..." if count > len(places) else ""
-            out.append(f"skipped {count:,}: {reason} ({', '.join(places)}{more})")
-        return out
+            out.append(f"{verb}{count:,}: {reason} ({', '.join(places)}{more})")
+        return _first(out, "lines of this kind")
 
 
 def _shortened(endings: list[str]) -> str:
@@ -101,8 +139,20 @@ def _shortened(endings: list[str]) -> str:
     return ", ".join(endings[:MAX_ENDINGS] + more)
 
 
+def _first(lines: list[str], what: str) -> list[str]:
+    n_more = len(lines) - MAX_REASONS
+    return lines[:MAX_REASONS] + ([f"{n_more} other {what}"] if n_more > 0 else [])
+
+
 class DamagedFile(Exception):
     """The file, or the rest of it, cannot be read; the message is the reason in the report."""
+
+
+class TooLarge(DamagedFile):
+    """The file has more than ``MAX_BYTES``."""
+
+    def __init__(self) -> None:
+        super().__init__(f"over {MAX_BYTES >> 20} MB: split it")
 
 
 class UnsupportedFile(Exception):
@@ -112,11 +162,15 @@ class UnsupportedFile(Exception):
         reason: what the report counts it under.
         detail: added to the file's name in the report.
         short: if given, a folder's report counts such files by ending, for this reason.
+        by_programs: whether nobody would read the file, as programs made it for programs.
     """
 
-    def __init__(self, reason: str, detail: str = "", short: str = "") -> None:
+    def __init__(
+        self, reason: str, detail: str = "", short: str = "", by_programs: bool = False
+    ) -> None:
         super().__init__(f"{reason} ({detail})" if detail else reason)
         self.reason, self.detail, self.short = reason, detail, short
+        self.by_programs = by_programs
 
 
 @contextmanager
@@ -128,11 +182,6 @@ def reader_extra(name: str, format: str) -> Iterator[None]:
         install = f"pip install 'revela-retriever[{name}]'"
         message = f"{format}, which needs {error.name}: run {install}"
         raise UnsupportedFile(message, short=install) from error
-
-
-def suffix(path: Path) -> str:
-    """The ending that names the format: ``.jsonl`` for ``a.jsonl.gz``."""
-    return Path(path.stem if path.suffix in COMPRESSED else path).suffix.lower()
 
 
 def display_path(path: Path) -> str:
@@ -157,8 +206,14 @@ def open_seekable(path: Path) -> BinaryIO:
 
 
 def open_text(path: Path, errors: str = "surrogateescape", newline: str = "\n") -> TextIO:
-    """Open a text file, decompressed; bytes that are not UTF-8 become surrogates."""
-    return io.TextIOWrapper(open_binary(path), "utf-8-sig", errors, newline)
+    """Open a text file in UTF-8, or in UTF-16 with its mark, decompressed; bytes that are neither
+    become surrogates.
+    """
+    with open_binary(path) as handle:
+        is_wide = handle.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE)
+    return io.TextIOWrapper(
+        open_binary(path), "utf-16" if is_wide else "utf-8-sig", errors, newline
+    )
 
 
 def lines_of(handle: TextIO) -> Iterator[str]:
@@ -196,19 +251,30 @@ def read_bytes(path: Path) -> bytes:
     with open_binary(path) as handle:
         raw = handle.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
-        raise DamagedFile(f"over {MAX_BYTES >> 20} MB")
+        raise TooLarge
     return raw
 
 
-def read_utf8(path: Path) -> str:
-    """The text of a file; DamagedFile if it is too large, or not UTF-8."""
-    raw = read_bytes(path)
-    if b"\0" in raw:
+def read_decoded(path: Path, name: str, report: ReadReport) -> str:
+    """The text of a file, and a remark on its encoding if that is not UTF-8.
+
+    Raises:
+        DamagedFile: it is too large, or no text.
+    """
+    return decoded(read_bytes(path), name, report)
+
+
+def decoded(raw: bytes, name: str, report: ReadReport) -> str:
+    """``read_decoded``, of bytes."""
+    if is_binary(raw[:HEAD]):
         raise DamagedFile("binary")
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DamagedFile("not UTF-8") from error
+    text, encoding = decode(raw)
+    if not encoding:
+        raise DamagedFile("in no encoding that is known: save it as UTF-8")
+    if encoding != "UTF-8":
+        report.note(f"read as {encoding}", name)
+    # Programs that are killed leave runs of zeros in their logs.
+    return text.replace("\0", " ").removeprefix("\ufeff")
 
 
 def is_unicode(text: str) -> bool:
@@ -222,28 +288,6 @@ def is_unicode(text: str) -> bool:
 
 def without_surrogates(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
-
-
-def walk_files(folder: Path, report: ReadReport) -> Iterator[Path]:
-    """Files below a folder, sorted by path, without hidden files, dependencies, caches, and links
-    to files outside.
-    """
-
-    def skip_folder(error: OSError) -> None:
-        report.skip(unreadable_because(error), display_path(Path(error.filename)), bad=True)
-
-    paths: list[Path] = []
-    for parent, folders, names in os.walk(folder, onerror=skip_folder):
-        folders[:] = {name for name in folders if name[0] != "."} - SKIPPED_FOLDERS
-        paths += (Path(parent, name) for name in names if name[0] != ".")
-    root = folder.resolve()
-    if root.parent.name == "snapshots":  # the hub's cache, with links to ../../blobs
-        root = root.parent.parent
-    for path in sorted(paths):
-        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root):
-            report.skip("link to a file outside of the folder", display_path(path))
-        else:
-            yield path
 
 
 def unreadable_because(error: OSError) -> str:

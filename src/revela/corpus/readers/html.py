@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import html
 import re
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from revela.corpus.readers.common import DamagedFile, ReadReport, read_bytes
+from revela.corpus.readers.common import ReadReport, read_decoded
 from revela.corpus.readers.rows import Fields
+from revela.corpus.readers.table_lines import table_lines
+from revela.corpus.readers.text import plain_title
 from revela.types import Document
 
 if TYPE_CHECKING:
@@ -36,36 +39,15 @@ _XHTML = re.compile(
 # The share of links in a list's text above which it is navigation. In manuals, it is below .2 in 44
 # of 100 lists, and .9 or more in 20; the others tell of options, types and changes.
 NAVIGATION = 0.8
-
-# As browsers do, the mark at the start decides, then what the page says of itself.
-_STARTS = {
-    b"\xef\xbb\xbf": "utf-8-sig",
-    b"\xff\xfe": "utf-16",
-    b"\xfe\xff": "utf-16",
-    b"<\0?\0": "utf-16-le",
-    b"\0<\0?": "utf-16-be",
-}
-_DECLARED = re.compile(
-    rb"""<(?:\?xml[^>]*?\sencoding|meta[^>]*?\bcharset)\s*=\s*["']?\s*([^\s"';/>]+)""", re.I
-)
-# Where browsers know more characters than Python's codec of this name; and a page is not UTF-16 if
-# its declaration can be read byte by byte.
-_BROWSER_CODECS = {
-    "big5": "big5hkscs",
-    "euc_kr": "cp949",
-    "gbk": "gb18030",
-    "iso8859-11": "cp874",
-    "shift_jis": "cp932",
-    "utf-16-be": "utf-8",
-    "utf-16-le": "utf-8",
-}
-REPLACED = 0.001  # maximum share of characters that cannot be decoded
+LONG_CELL = 100  # words
+_DEEP = ">".join(["*"] * 256)
+_LAID_OUT = "table, h1, h2, h3, pre"  # what tables hold that are no tables
 
 
 def read_html(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """A page as one document."""
-    title, text = extract_page(decode_page(read_bytes(path)))
-    yield Document(name, text, title)
+    title, text = extract_page(read_decoded(path, name, report))
+    yield Document(name, text, plain_title(title))
 
 
 def extract_page(source: str) -> tuple[str, str]:
@@ -78,43 +60,18 @@ def extract_page(source: str) -> tuple[str, str]:
 
     tree = _parsed(source)
     _keep_lists(tree)
-    text = extract_plain_text(tree, main_content=True).strip() or extract_plain_text(tree).strip()
-    return " ".join((tree.title or "").split()), text
+    _keep_tables(tree)
+    text = "" if _is_deep(tree) else extract_plain_text(tree, main_content=True).strip()
+    return " ".join((tree.title or "").split()), text or extract_plain_text(tree).strip()
 
 
 def extract_fragment(source: str) -> str:
     """The text of HTML without boilerplate, such as a forum post."""
     from resiliparse.extract.html2text import extract_plain_text
 
-    return extract_plain_text(_parsed(source)).strip()
-
-
-def decode_page(raw: bytes) -> str:
-    """The text of a page in UTF-8, or in the encoding that it declares in its first kilobyte.
-
-    Few wrong bytes are replaced, as browsers do: a page is worth more than one letter of it. Many
-    of them say that the encoding is another one, and the page is DamagedFile.
-    """
-    from resiliparse.parse.encoding import map_encoding_to_html5
-
-    encodings = [codec for start, codec in _STARTS.items() if raw.startswith(start)]
-    if not encodings:
-        encodings = ["utf-8"]
-        if declared := _DECLARED.search(raw[:1024]):
-            # None for what is an encoding of Python only.
-            known = map_encoding_to_html5(declared[1].decode("ascii", "replace"), False) or "utf-8"
-            encodings.append(_BROWSER_CODECS.get(known, known))
-        if b"\x1b" in raw:
-            encodings.reverse()  # ISO-2022-JP, whose bytes are all ASCII
-    for encoding in encodings:
-        try:
-            return raw.decode(encoding)
-        except UnicodeError:
-            pass
-    text = raw.decode(encodings[-1], "replace")
-    if text.count("\ufffd") > REPLACED * len(text):
-        raise DamagedFile("neither UTF-8 nor the encoding that the page declares")
-    return text
+    tree = _parsed(source)
+    _keep_tables(tree)
+    return extract_plain_text(tree).strip()
 
 
 def _parsed(source: str) -> HTMLTree:
@@ -129,6 +86,13 @@ def _as_html(found: re.Match[str]) -> str:
     return found[0] if found["text"] is None else html.escape(found["text"])
 
 
+def _is_deep(tree: HTMLTree) -> bool:
+    """Whether elements lie so deep in others that the search for the main content, whose time is
+    quadratic in that, would not end.
+    """
+    return tree.body is not None and tree.body.query_selector(_DEEP) is not None
+
+
 def _keep_lists(tree: HTMLTree) -> None:
     """Have lists taken for text unless they are navigation.
 
@@ -141,6 +105,59 @@ def _keep_lists(tree: HTMLTree) -> None:
         for link in links:
             link.replace_with(*link.child_nodes.values())
         found.outer_html = f"<div><div><div>{found.outer_html}</div></div></div>"
+
+
+def _keep_tables(tree: HTMLTree) -> None:
+    """Write each table as lines, unless what it holds shows that a page is laid out by it."""
+    tables = tree.body.query_selector_all("table").values() if tree.body else ()
+    for table in [table for table in tables if not table.query_selector(_LAID_OUT)]:
+        rows, headings = _grid(table)
+        is_laid_out = any(len(cell.split()) > LONG_CELL for row in rows for cell in row)
+        if max(map(len, rows), default=0) > 1 and not is_laid_out:
+            caption = table.query_selector("caption")
+            lines = [_line(caption)] if caption else []
+            lines += table_lines(rows, headings)
+            table.outer_html = f"<p>{'<br>'.join(map(html.escape, lines))}</p>"
+
+
+def _grid(table: ElementNode) -> tuple[list[list[str]], int | None]:
+    """The rows of a table, cells that span several repeated; and whether the first are headings, if
+    the page says it.
+    """
+    from resiliparse.parse.html import ElementNode
+
+    rows, headings, spans = list[list[str]](), 0, dict[int, tuple[int, str]]()
+    for row in table.get_elements_by_tag_name("tr").values():
+        nodes = (node for node in row.child_nodes.values() if isinstance(node, ElementNode))
+        cells = [cell for cell in nodes if cell.tag in ("td", "th")]
+        waiting, texts = deque(cells), list[str]()
+        while waiting or len(texts) in spans:
+            place = len(texts)
+            if place in spans:
+                left, text = spans.pop(place)
+                if left > 1:
+                    spans[place] = left - 1, text
+                texts.append(text)
+                continue
+            cell = waiting.popleft()
+            text = _line(cell)
+            for _ in range(_span(cell, "colspan")):
+                if (down := _span(cell, "rowspan")) > 1:
+                    spans[len(texts)] = down - 1, text
+                texts.append(text)
+        if any(texts):
+            headings += not rows and all(cell.tag == "th" for cell in cells)
+            rows.append(texts)
+    return rows, headings or None
+
+
+def _span(cell: ElementNode, name: str) -> int:
+    value = cell.getattr(name) or "1"
+    return min(50, max(1, int(value))) if value.isdecimal() else 1
+
+
+def _line(element: ElementNode) -> str:
+    return " ".join((element.text or "").split())
 
 
 def _size(element: ElementNode) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from revela.corpus.headings import first_heading
 from revela.corpus.readers import common
 from revela.corpus.readers.common import (
     DamagedFile,
@@ -14,11 +16,14 @@ from revela.corpus.readers.common import (
     UnsupportedFile,
     lines_of,
     open_text,
-    read_utf8,
+    read_decoded,
     without_surrogates,
 )
 from revela.corpus.readers.rows import Fields, document_of
+from revela.corpus.readers.text import plain_title
 from revela.types import Document
+
+LARGEST = 2**20  # characters of JSON without the text field; more are data
 
 
 def read_jsonl(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
@@ -37,23 +42,42 @@ def read_jsonl(path: Path, name: str, fields: Fields, report: ReadReport) -> Ite
 
 
 def read_json(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """An array of objects, or one object.
+    """An array of objects, or one object, or lines of them as in JSONL.
 
-    Most JSON is settings or data, with comments or large: without the text field, it is
-    UnsupportedFile.
+    Without the text field it is settings or data: the file is one document, if it is small.
     """
     if path.stat().st_size > common.MAX_BYTES:
         over = f"over {common.MAX_BYTES >> 20} MB"
         raise UnsupportedFile(f"JSON {over}; make it JSONL, a row a line", short=over)
-    source = read_utf8(path)
-    value = _parsed(source) if f'"{fields.text}"' in source else None
+    source = read_decoded(path, name, report)
+    has_field = f'"{fields.text}"' in source
+    first, _, others = source.strip().partition("\n")
+    if has_field and others and _is_row(first, fields):
+        yield from read_jsonl(path, name, fields, report)
+        return
+    value = _parsed(source) if has_field else None
     rows = value if isinstance(value, list) else [value]
-    if not any(isinstance(row, dict) and isinstance(row.get(fields.text), str) for row in rows):
-        none = f'no text field "{fields.text}"'
-        raise UnsupportedFile(f"JSON with {none}; name another with --text-field", short=none)
+    if not any(_has_text(row, fields) for row in rows):
+        if len(source) > LARGEST:
+            none = f'data: no text field "{fields.text}"'
+            advice = f"{none}; name another with --text-field of index or fit"
+            raise UnsupportedFile(f"JSON of {advice}", short=none, by_programs=True)
+        yield Document(name, source, "", "code")
+        return
     for number, row in enumerate(rows, 1):
         where = name if rows is not value else f"{name}:{number}"
         yield from _documents(row, where, fields, report)
+
+
+def _has_text(row: Any, fields: Fields) -> bool:
+    return isinstance(row, dict) and isinstance(row.get(fields.text), str)
+
+
+def _is_row(line: str, fields: Fields) -> bool:
+    try:
+        return _has_text(_parsed(line), fields)
+    except DamagedFile:
+        return False
 
 
 def _documents(row: Any, where: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
@@ -65,20 +89,29 @@ def _documents(row: Any, where: str, fields: Fields, report: ReadReport) -> Iter
 
 def read_notebook(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """The cells of a Jupyter notebook as one Markdown document, without outputs."""
-    notebook = _parsed(read_utf8(path))
+    source = read_decoded(path, name, report)
+    notebook = _parsed(source) if source.strip() else {"cells": []}
     try:
-        texts = [_cell(cell) for cell in notebook["cells"]]
+        # Format 3 has sheets of cells, and calls the source of code its input.
+        sheets = notebook.get("worksheets", [notebook])
+        texts = [_cell(cell) for sheet in sheets for cell in sheet["cells"] if cell]
     except (KeyError, TypeError) as error:
-        raise DamagedFile("no Jupyter notebook of format 4") from error
-    text = "\n\n".join(text for text in texts if text)
+        raise DamagedFile("no Jupyter notebook") from error
+    text = without_surrogates("\n\n".join(text for text in texts if text))
     if not text:
-        raise UnsupportedFile("notebook without text")
-    yield Document(name, without_surrogates(text))
+        raise UnsupportedFile("notebook without text", by_programs=True)
+    yield Document(name, text, plain_title(first_heading(text)))
 
 
 def _cell(cell: dict[str, Any]) -> str:
-    text = "".join(cell["source"]).strip()  # a string, or its lines
-    return f"```\n{text}\n```" if text and cell["cell_type"] == "code" else text
+    source = cell["source"] if "source" in cell else cell.get("input")
+    text = "".join(source or "").strip()  # a string, or its lines
+    if text and cell["cell_type"] == "code":
+        fence = "`" * (1 + max(2, *map(len, re.findall("`+", text + "``"))))
+        return f"{fence}\n{text}\n{fence}"
+    if cell["cell_type"] == "heading":
+        return f"{'#' * cell.get('level', 1)} {text}"
+    return text
 
 
 def _parsed(source: str) -> Any:

@@ -1,5 +1,5 @@
-"""PDF (the pdf extra), Word, PowerPoint, Excel (the office extra) and e-books: one document of text
-or Markdown per file.
+"""Word, PowerPoint, Excel (the office extra), OpenDocument and e-books: one
+document of text or Markdown per file.
 
 mammoth, python-pptx and openpyxl lose least: kreuzberg dropped speaker notes and a chapter, and
 calamine allocates memory for every empty cell before the last.
@@ -7,58 +7,63 @@ calamine allocates memory for every empty cell before the last.
 
 from __future__ import annotations
 
-import logging
 import posixpath
 import re
 import xml.etree.ElementTree as ET
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
+from revela.corpus.headings import first_heading
 from revela.corpus.readers import common
 from revela.corpus.readers.common import (
     DamagedFile,
     ReadReport,
     UnsupportedFile,
+    decoded,
     open_seekable,
     reader_extra,
-    without_surrogates,
 )
-from revela.corpus.readers.html import decode_page, extract_fragment
+from revela.corpus.readers.html import extract_fragment
 from revela.corpus.readers.rows import Fields
+from revela.corpus.readers.table_lines import table_lines
+from revela.corpus.readers.text import plain_title
 from revela.types import Document
 
+_NO_VALUE = re.compile(rb"<f\b[^>]*(?:/>|>[^<]*</f>)\s*(?:<v\s*/>|<v></v>|</c>)")  # of a formula
+_AROUND = ("header", "footer", "header-left", "footer-left")
 _HEADING = re.compile(r"<h([1-6])\b[^<>]*(?<!/)>", re.I)
 
 
-def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """The text of all pages."""
-    with reader_extra("pdf", "PDF"):
-        from pypdf import PdfReader
-    # pypdf warns of every fault that it repairs.
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
-    with open_seekable(path) as handle:
-        reader = PdfReader(handle)
-        text = _joined(
-            (page.extract_text() for page in reader.pages), "PDF", "; run OCR on it first"
-        )
-        title = str((reader.metadata and reader.metadata.title) or "")
-    # A font without a character table can give halves of surrogate pairs.
-    text, title = map(without_surrogates, (text, title))
-    yield Document(name, text, " ".join(title.split()))
-
-
 def read_docx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """Paragraphs, lists, tables, text boxes and notes."""
+    """Paragraphs, lists, tables, text boxes and notes; at the end, headers and footers."""
     with reader_extra("office", "Word"):
         import mammoth
     no_image = mammoth.images.img_element(lambda image: {})
     style = "p[style-name='Title'] => h1:fresh"
     with _open_zipped(path) as handle:
         page = mammoth.convert_to_html(handle, style_map=style, convert_image=no_image)
-    yield Document(name, _joined([_markdown(page.value)], "Word"))
+        title = _title_in(handle, "docProps/core.xml")
+        with zipfile.ZipFile(handle) as parts:
+            around = _around(parts)
+            main = [part for part in parts.namelist() if part.startswith("word/document")]
+            if any(b"<m:oMath" in parts.read(part) for part in main):
+                report.note("Word with equations, which are not read", name)
+    yield _titled(name, _joined([_markdown(page.value), *around], "Word"), title)
+
+
+def _around(parts: zipfile.ZipFile) -> list[str]:
+    """The paragraphs of headers and footers, each once, without those of a page's number alone."""
+    found = dict[str, None]()
+    for part in sorted(parts.namelist()):
+        if re.fullmatch(r"word/(header|footer)\d*\.xml", part):
+            for paragraph in ET.fromstring(parts.read(part)).iterfind(".//{*}p"):
+                found["".join(text.text or "" for text in paragraph.iterfind(".//{*}t"))] = None
+    return [text for text in found if any(map(str.isalpha, text))]
 
 
 def read_pptx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
@@ -66,8 +71,9 @@ def read_pptx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
     with reader_extra("office", "PowerPoint"):
         from pptx import Presentation
     with _open_zipped(path) as handle:
-        parts = (part for slide in Presentation(handle).slides for part in _slide(slide))
-        yield Document(name, _joined(parts, "PowerPoint"))
+        parts = [part for slide in Presentation(handle).slides for part in _slide(slide)]
+        title = _title_in(handle, "docProps/core.xml")
+    yield _titled(name, _joined(parts, "PowerPoint"), title)
 
 
 def _slide(slide: Any) -> Iterator[str]:
@@ -86,44 +92,145 @@ def _shapes(shapes: Iterable[Any]) -> Iterator[str]:
         elif shape.has_text_frame:
             yield shape.text_frame.text
         elif getattr(shape, "has_table", False):
-            yield "\n".join(_row(cell.text for cell in row.cells) for row in shape.table.rows)
+            rows = ([cell.text for cell in row.cells] for row in shape.table.rows)
+            yield "\n".join(table_lines(map(_cells, rows)))
 
 
 def read_xlsx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """Sheets, a heading each, with a line per row and tabs between cells."""
+    """Sheets, a heading each, with a line per row."""
     with reader_extra("office", "Excel"):
         import openpyxl
     with _open_zipped(path) as handle:
+        with zipfile.ZipFile(handle) as parts:
+            pages = [part for part in parts.namelist() if part.startswith("xl/worksheets/")]
+            if count := sum(len(_NO_VALUE.findall(parts.read(page))) for page in pages):
+                remark = "formulas without a value: open the file in Excel and save it"
+                report.note(remark, f"{name}: {count:,}")
         sheets = openpyxl.load_workbook(handle, read_only=True, data_only=True).worksheets
-        yield Document(name, _joined(map(_sheet, sheets), "Excel"))
+        text = _joined(map(_sheet, sheets), "Excel")
+        title = _title_in(handle, "docProps/core.xml")
+    yield Document(name, text, plain_title(title))
 
 
 def _sheet(sheet: Any) -> str:
     sheet.reset_dimensions()  # they may be wrong
-    text = "\n".join(filter(None, map(_row, sheet.iter_rows(values_only=True))))
+    text = "\n\n".join(_tables(map(_cells, sheet.iter_rows(values_only=True))))
     return f"# {sheet.title}\n\n{text}" if text else ""
 
 
-def _row(cells: Iterable[object]) -> str:
+def _tables(rows: Iterable[list[str]]) -> Iterator[str]:
+    """The tables of a sheet: what stands between empty rows, without empty columns at its sides. A
+    single cell above is a caption.
+    """
+    for is_filled, block in groupby(rows, any):
+        if not is_filled:
+            continue
+        table = list(block)
+        places = [[place for place, cell in enumerate(row) if cell] for row in table]
+        first, last = min(p[0] for p in places), max(p[-1] for p in places) + 1
+        captions = takewhile(lambda place: len(place) == 1, places) if last - first > 1 else ()
+        lines = [row[place[0]] for place, row in zip(captions, table, strict=False)]
+        below = ([*row, *[""] * (last - len(row))][first:last] for row in table[len(lines) :])
+        yield "\n".join([*lines, *table_lines(below)])
+
+
+def _cells(cells: Iterable[object]) -> list[str]:
+    """Cells as lines of text; of a day, without the time."""
     texts = ("" if cell is None else " ".join(str(cell).split()) for cell in cells)
-    return "\t".join(texts).strip()
+    return [text.removesuffix(" 00:00:00") for text in texts]
 
 
 def read_epub(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """The chapters of an e-book in their order."""
     with _open_zipped(path) as handle, zipfile.ZipFile(handle) as book:
-        yield Document(name, _joined(_chapters(book), "EPUB"))
+        container = ET.fromstring(book.read("META-INF/container.xml"))
+        package = next(container.iterfind(".//{*}rootfile")).attrib["full-path"]
+        about = ET.fromstring(book.read(package))
+        text = _joined(_chapters(book, package, about, name, report), "EPUB")
+        yield _titled(name, text, about.findtext(".//{*}title") or "")
 
 
-def _chapters(book: zipfile.ZipFile) -> Iterator[str]:
-    container = ET.fromstring(book.read("META-INF/container.xml"))
-    package = next(container.iterfind(".//{*}rootfile")).attrib["full-path"]
-    about = ET.fromstring(book.read(package))
+def _chapters(
+    book: zipfile.ZipFile, package: str, about: ET.Element, name: str, report: ReadReport
+) -> Iterator[str]:
     files = {item.get("id"): item.get("href", "") for item in about.iterfind(".//{*}item")}
     for chapter in about.iterfind(".//{*}itemref"):
-        href = unquote(files[chapter.get("idref")])
-        page = book.read(posixpath.join(posixpath.dirname(package), href))
-        yield _markdown(decode_page(page))
+        href = unquote(files.get(chapter.get("idref"), ""))
+        where = f"{name}, {href or chapter.get('idref')}"
+        try:
+            page = book.read(posixpath.normpath(posixpath.join(posixpath.dirname(package), href)))
+            yield _markdown(decoded(page, where, report))
+        except (DamagedFile, KeyError, zipfile.BadZipFile, zlib.error, EOFError):
+            report.skip("damaged or missing chapter", where)
+
+
+def read_odf(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
+    """Text, sheets or slides of OpenDocument (LibreOffice)."""
+    with _open_zipped(path) as handle, zipfile.ZipFile(handle) as parts:
+        body = ET.fromstring(parts.read("content.xml")).find("{*}body")
+        styles = ET.fromstring(parts.read("styles.xml")) if "styles.xml" in parts.namelist() else ()
+        around = (part for style in styles for part in style.iter() if _local(part.tag) in _AROUND)
+        texts = [*_blocks(body), *dict.fromkeys(text for part in around for text in _blocks(part))]
+        text = _joined(texts, "OpenDocument")
+        title = _title_in(handle, "meta.xml")
+    yield _titled(name, text, title)
+
+
+def _blocks(parent: ET.Element | None) -> Iterator[str]:
+    for element in parent if parent is not None else ():
+        kind, named = _local(element.tag), {_local(key): v for key, v in element.attrib.items()}
+        if kind == "h":
+            yield f"{'#' * min(6, int(named.get('outline-level', 1)))} {_inline(element)}"
+        elif kind == "p":
+            yield _inline(element)
+        elif kind == "list-item":
+            yield "- " + "\n".join(_blocks(element))
+        elif kind == "list":
+            yield "\n".join(_blocks(element))
+        elif kind == "table":
+            rows = element.iterfind(".//{*}table-row")
+            lines = "\n\n".join(_tables([*_odf_cells(row)] for row in rows))
+            is_sheet = parent is not None and _local(parent.tag) == "spreadsheet"
+            yield f"# {named.get('name', '')}\n\n{lines}" if is_sheet and lines else lines
+        elif kind not in ("tracked-changes", "sequence-decls", "forms", "table-of-content"):
+            yield from _blocks(element)
+
+
+def _odf_cells(row: ET.Element) -> Iterator[str]:
+    for cell in row:
+        repeated = next((v for key, v in cell.items() if key.endswith("columns-repeated")), "1")
+        text = " ".join(" ".join(_blocks(cell)).split())
+        # The last cell stands for all that follow.
+        yield from [text] * (min(int(repeated), 100) if text else min(int(repeated), 1000))
+
+
+def _inline(element: ET.Element) -> str:
+    """The text of a paragraph, without notes' and comments' places."""
+    spaces = {"s": " ", "tab": "\t", "line-break": "\n"}
+    parts = [element.text or ""]
+    for child in element:
+        kind = _local(child.tag)
+        inner = spaces.get(kind) or ("" if kind == "annotation" else _inline(child))
+        parts += [inner, child.tail or ""]
+    return "".join(parts)
+
+
+def _local(tag: str) -> str:
+    return tag.rpartition("}")[2]
+
+
+def _title_in(handle: BinaryIO, part: str) -> str:
+    """The title in the metadata of a zipped document."""
+    try:
+        with zipfile.ZipFile(handle) as parts:
+            return ET.fromstring(parts.read(part)).findtext(".//{*}title") or ""
+    except (KeyError, ET.ParseError, zipfile.BadZipFile):
+        return ""
+
+
+def _titled(name: str, text: str, title: str) -> Document:
+    """A document whose title is that of its metadata, or else its first heading."""
+    return Document(name, text, plain_title(title) or plain_title(first_heading(text)))
 
 
 def _markdown(page: str) -> str:
@@ -137,14 +244,14 @@ def _open_zipped(path: Path) -> BinaryIO:
     with zipfile.ZipFile(handle) as members:
         unpacked = sum(member.file_size for member in members.infolist())
     if unpacked > common.MAX_BYTES + handle.seek(0, 2):  # pictures unpack to their own size
-        raise DamagedFile(f"over {common.MAX_BYTES >> 20} MB unpacked")
+        raise DamagedFile(f"over {common.MAX_BYTES >> 20} MB unpacked: split it")
     handle.seek(0)
     return handle
 
 
-def _joined(parts: Iterable[str], format: str, advice: str = "") -> str:
+def _joined(parts: Iterable[str], format: str) -> str:
     """Join the parts of a file; UnsupportedFile if they have no text."""
     texts = [part.strip() for part in parts]
     if text := "\n\n".join(filter(None, texts)):
         return text
-    raise UnsupportedFile(f"{format} without text{advice}")
+    raise UnsupportedFile(f"{format} without text")

@@ -9,11 +9,20 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from revela.corpus.endings import CODE
 from revela.corpus.readers import common
-from revela.corpus.readers.common import CODE, ReadReport, UnsupportedFile, is_unicode
+from revela.corpus.readers.common import ReadReport, UnsupportedFile, is_unicode
 from revela.types import Document, Kind, Value, is_missing
 
 ID_FIELDS = ("_id", "id", "docid")
+PATH_FIELDS = ("path", "file_path", "filepath", "filename", "file_name")
+LANGUAGE_FIELDS = ("language", "programming_language", "lang")
+PROGRAMMING = frozenset(
+    """assembly awk bash c c# c++ clojure cobol cpp csharp css cuda dart elixir erlang f# fortran go
+    golang groovy haskell java javascript js julia kotlin lua matlab objective-c ocaml perl php
+    powershell python r ruby rust scala scheme shell solidity sql swift typescript ts vb verilog
+    vhdl zig""".split()  # noqa: SIM905
+)
 
 
 @dataclass(frozen=True)
@@ -39,22 +48,27 @@ def document_of(
     if len(text) > common.MAX_BYTES:
         report.skip(f"text over {common.MAX_BYTES >> 20} MB", where, bad=True)
         return None
-    key = str(next((row[name] for name in ID_FIELDS if row.get(name) is not None), where))
-    title = title if isinstance(title, str) else ""
+    key = next((str(row[name]) for name in ID_FIELDS if row.get(name) not in (None, "")), "")
+    if key and report.claim and not report.claim(key):
+        report.note("rows with the id of another, which are named by their place", where)
+        key = ""
+    key = key or where
+    title = "" if is_missing(title) or isinstance(title, bool | list | dict) else str(title)
     values = ((name, row.get(name)) for name in fields.metadata)
     metadata = {name: _plain(value) for name, value in values if not is_missing(value)}
     if not all(map(is_unicode, (key, title, text, *map(str, metadata.values())))):
         report.skip("not UTF-8", where, bad=True)
         return None
-    return Document(key, text, title, _kind_of(key, text), metadata)
+    return Document(key, text, title, _kind_of(key, row, text), metadata)
 
 
 def columns_of(names: Collection[str], fields: Fields) -> list[str]:
     """The columns to read of a table; UnsupportedFile if that of the text is missing."""
     if fields.text not in names:
-        message = f'no column "{fields.text}"; name one with --text-field'
+        message = f'no column "{fields.text}"; name one with --text-field of index or fit'
         raise UnsupportedFile(message, f"has {_list_names(names)}")
-    columns = dict.fromkeys((*ID_FIELDS, fields.title, fields.text, *fields.metadata))
+    told = (*PATH_FIELDS, *LANGUAGE_FIELDS)
+    columns = dict.fromkeys((*ID_FIELDS, fields.title, fields.text, *fields.metadata, *told))
     return [name for name in columns if name in names]
 
 
@@ -80,7 +94,14 @@ _DEFINITION = re.compile(
     (?: @[\w.]+ (?: \( (?: [^()] | \([^()]*\) )* \) )? \s+ )*
     (?: (?: async\s+ )? def \s+ [\w.]+ [?!]? \s* [(\[:=\n]
     | class \s+ \w+ (?: \( | [^\n;]* \{ \s*$ | \s*:\s*$ )
-    | class \s+ [A-Z]\w* (?: \s*<\s* [\w:]+ )? \s*\n
+    | class \s+ [A-Z]\w* (?: \s*<\s* [\w:]+ )? [ \t]* \r?\n (?= [ \t]+ \S )
+    | package \s+ [\w.]+ (?: ; \s*$ | \s*\n\s*\n\s* (?: import | func | type | var | const | // ) )
+    | <\?php \b
+    | impl \b [^\n{]* \{ \s*$
+    | use \s+ [\w:\\]+ (?: ::\{ [^}]* \} )? ; \s*$
+    | using \s+ [\w.]+ ; \s*$
+    | namespace \s+ [\w.:\\]+ \s* [;{] \s*$
+    | \#!/
     | from \s+ [\w.]+ \s+ import \s
     | import \s+ (?: ["'{(*] | [^\n]* \s from \s+ ["'] )
     | import \s+ (?: static\s+ )? [\w.*]+ (?: \s+as\s+\w+ )?
@@ -99,8 +120,13 @@ _DEFINITION = re.compile(
 )
 
 
-def _kind_of(key: str, text: str) -> Kind:
-    """Code if the id ends like a source file, or the text begins with a definition."""
-    if Path(key).suffix.lower() in CODE or _DEFINITION.match(text[:1000].lstrip()):
+def _kind_of(key: str, row: Mapping[str, object], text: str) -> Kind:
+    """Code if the row's path, id or language says it; where none does, if the text begins with a
+    definition.
+    """
+    names = [key, *(str(row[name]) for name in PATH_FIELDS if row.get(name))]
+    if any(Path(name).suffix.lower() in CODE for name in names):
         return "code"
-    return "prose"
+    if language := next((str(row[name]) for name in LANGUAGE_FIELDS if row.get(name)), ""):
+        return "code" if language.lower() in PROGRAMMING else "prose"
+    return "code" if _DEFINITION.match(text[:1000].lstrip()) else "prose"

@@ -16,8 +16,10 @@ from typing import BinaryIO
 import numpy as np
 
 from revela.corpus.readers.common import ReadReport, UnsupportedFile, open_binary
+from revela.corpus.readers.encodings import HEAD
 from revela.corpus.readers.html import extract_fragment
 from revela.corpus.readers.rows import Fields
+from revela.corpus.readers.text import read_text
 from revela.corpus.spool import ArrowList, arrow_list
 from revela.types import Document
 
@@ -36,7 +38,12 @@ class Post:
 
 
 def read_posts(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """Questions with their answers."""
+    """Questions with their answers; other XML as it is."""
+    with open_binary(path) as handle:
+        is_posts = b"<posts" in handle.read(HEAD)
+    if not is_posts:
+        yield from read_text(path, name, fields, report)
+        return
     with open_binary(path) as handle:
         posts = arrow_list(Post, _posts(handle, name, report))
     if posts:

@@ -7,29 +7,39 @@ length, and with the place of each bad row.
 from __future__ import annotations
 
 import csv
+import io
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from revela.corpus.endings import suffix
 from revela.corpus.readers import common
 from revela.corpus.readers.common import (
     ReadReport,
+    TooLarge,
     UnsupportedFile,
     check_length,
     lines_of,
     open_text,
-    suffix,
+    read_decoded,
 )
 from revela.corpus.readers.rows import Fields, columns_of, document_of
+from revela.corpus.readers.table_lines import lines_below
 from revela.errors import RevelaError, first_line
+from revela.settings import Corpus
 from revela.types import Document
 
+DEFAULT_TEXT = Corpus.text_field
+WORDED = 0.1  # share of the rows of a table that have a word; with fewer it is of numbers
+MENDED = 20  # quotes of a file; each costs as much as is read up to the next one
+_WORD = re.compile(r"\b[^\W\d_]{2,}\b")
 ROWS = 16  # decoded at a time
-DELIMITERS = {".csv": ",;\t", ".tsv": "\t"}
+DELIMITERS = {".csv": ",;\t|", ".tsv": "\t"}
 
 
 def read_parquet(
@@ -121,36 +131,107 @@ def _text_columns(schema: Any, fields: Fields) -> list[str]:
     kind = schema.field(fields.text).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if kind not in (pa.string(), pa.large_string(), pa.string_view()):
-        message = f'column "{fields.text}" is not text; name another with --text-field'
+        message = (
+            f'column "{fields.text}" is not text; name another with --text-field of index or fit'
+        )
         raise UnsupportedFile(message, f"holds {kind}")
     return columns
 
 
 def read_csv(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """Rows below a header of column names.
+    """Rows below a header of column names; without a column for the text, one document with a line
+    for each row, as an Excel sheet is.
 
-    The delimiter is a tab in .tsv; in .csv, the most frequent of comma, semicolon and tab in the
-    header.
+    The delimiter is a tab in .tsv; in .csv, the one that "sep=" names, or the most frequent of
+    ``DELIMITERS`` in the header.
     """
     csv.field_size_limit(common.MAX_BYTES)
-    with open_text(path, newline="") as text:
-        lines = map(check_length, lines_of(text))
-        header = next(lines, "")
-        delimiter = max(DELIMITERS[suffix(path)], key=header.count)
-        reader = csv.reader(chain([header], lines), delimiter=delimiter)
-        if not (names := next(reader, [])):
+    with _open_csv(path, name, report) as text:
+        rows = _rows_of(map(check_length, lines_of(text)), DELIMITERS[suffix(path)], name, report)
+        names = [column.strip() for column in next(rows, ("", []))[1]]
+        if not names:
             return
-        columns_of(names, fields)
-        last = reader.line_num
-        for row in reader:
-            where, last = f"{name}:{last + 1}", reader.line_num
-            if row and len(row) != len(names):  # a quote may not be closed
+        for column in [column for column, times in Counter(names).items() if column and times > 1]:
+            report.note(f'two columns "{column}": the first is read', name)
+        if fields.text not in names and fields.text in (folded := [*map(str.casefold, names)]):
+            names = folded  # Id and Text
+        if fields.text not in names:
+            if fields.text != DEFAULT_TEXT:
+                columns_of(names, fields)  # says which there are
+            yield from _table(names, (row for _, row in rows), name, fields)
+            return
+        for where, row in rows:
+            if len(row) != len(names):
                 reason = f"row of {len(row)} fields under a header of {len(names)}"
                 report.skip(reason, where, bad=True)
-            elif row:
-                values = _typed(dict(zip(names, row, strict=True)), fields)
-                if document := document_of(values, where, fields, report):
-                    yield document
+                continue
+            # Of two columns of one name, the first.
+            values = _typed(dict(zip(reversed(names), reversed(row), strict=True)), fields)
+            if document := document_of(values, where, fields, report):
+                yield document
+
+
+def _table(
+    names: list[str], rows: Iterable[list[str]], name: str, fields: Fields
+) -> Iterator[Document]:
+    """A file without a column for the text as one document, unless it is of numbers."""
+    table, size = list[list[str]](), 0
+    for row in rows:
+        table.append([" ".join(cell.split()) for cell in row])
+        size += sum(map(len, row))
+        if size > common.MAX_BYTES:
+            raise TooLarge
+    if table and sum(any(map(_WORD.search, row)) for row in table) < WORDED * len(table):
+        numbers = "table of numbers"
+        message = f'{numbers} without a column "{fields.text}"'
+        raise UnsupportedFile(message, short=numbers, by_programs=True)
+    if found := "\n".join(filter(None, lines_below(names, table))):
+        yield Document(name, found)
+
+
+def _rows_of(
+    lines: Iterator[str], delimiters: str, name: str, report: ReadReport
+) -> Iterator[tuple[str, list[str]]]:
+    """The place of each row that is not empty, and its cells.
+
+    Where a quote is open at the end, its line is read as it is, and what follows by itself.
+    """
+    header = next((line for line in lines if line.strip()), "")
+    delimiter = max(delimiters, key=header.count)
+    if named := re.fullmatch(r"sep=(.)\s*", header):
+        delimiter, header = named[1], next(lines, "")
+    lines, number, mended, taken = chain([header], lines), 1, 0, list[str]()
+
+    def noted(lines: Iterator[str]) -> Iterator[str]:
+        for line in lines:
+            taken.append(line)
+            yield line
+
+    while True:
+        for row in csv.reader(noted(lines), delimiter=delimiter):
+            place, number = f"{name}:{number}", number + len(taken)
+            if len(taken) > 1 and mended < MENDED and sum(t.count('"') for t in taken) % 2:
+                report.note("a quote that nobody closed", place)
+                row = next(csv.reader(taken[:1], delimiter=delimiter, quoting=csv.QUOTE_NONE))
+                lines, number, mended = chain(taken[1:], lines), number - len(taken) + 1, mended + 1
+                taken = []
+                yield place, row
+                break
+            taken = []
+            if row:
+                yield place, row
+        else:
+            return
+
+
+def _open_csv(path: Path, name: str, report: ReadReport) -> TextIO:
+    """The text of a file; of a large one, in UTF-8."""
+    try:
+        if path.stat().st_size <= common.MAX_BYTES:
+            return io.StringIO(read_decoded(path, name, report), newline="")
+    except TooLarge:  # unpacked
+        pass
+    return open_text(path, newline="")
 
 
 def _typed(row: dict[str, Any], fields: Fields) -> dict[str, Any]:

@@ -1,0 +1,170 @@
+"""The files of a folder: without those that git ignores, what programs install, build or lock, and
+files that hold no text.
+"""
+
+from __future__ import annotations
+
+import mimetypes
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from revela.corpus.endings import suffix
+from revela.corpus.readers.common import ReadReport, display_path, open_binary, unreadable_because
+from revela.corpus.readers.encodings import HEAD, is_binary
+
+INSTALLED = frozenset({"node_modules", "bower_components", "venv", "build", "dist", "__pycache__"})
+_GENERATED = {
+    "minified": re.compile(r"[.-]min\.\w+$|\.(js|css)\.map$"),
+    "lock file": re.compile(
+        r"\.lock$|^(package-lock\.json|npm-shrinkwrap\.json|pnpm-lock\.yaml|go\.sum)$"
+    ),
+    "of a dataset": re.compile(r"^(dataset_info|dataset_dict|state)\.json$"),
+    "lock of an open document": re.compile(r"^(~\$|\.~lock\.)"),
+}
+# What would read what is not read, by ending; the first are documents.
+_ADVICE = {
+    **dict.fromkeys((".doc", ".wpd", ".pages"), "save it as .docx"),
+    **dict.fromkeys((".xls", ".xlsb", ".numbers"), "save it as .xlsx"),
+    **dict.fromkeys((".ppt", ".pps", ".key"), "save it as .pptx"),
+    ".msg": "save it as .eml",
+    **dict.fromkeys((".mobi", ".azw", ".azw3", ".chm"), "convert it to .epub"),
+    **dict.fromkeys((".ps", ".eps", ".djvu", ".dvi", ".xps"), "convert it to .pdf"),
+}
+_ARCHIVES = frozenset(".7z .bz2 .deb .jar .rar .rpm .tar .tgz .whl .xz .zip".split())  # noqa: SIM905
+_TYPES = mimetypes.MimeTypes(()).types_map[1]  # of this Python, not of this machine
+Rules = list[tuple[str, Any]]  # a folder, and the patterns of its .gitignore
+_OF_NO_TEXT = ("image/", "audio/", "video/", "font/")
+
+
+def walk_files(folder: Path, report: ReadReport) -> Iterator[Path]:
+    """Files below a folder, sorted by path, without hidden ones and links that lead outside.
+
+    Left out and counted are what git ignores, if the folder lies in a git work tree, and folders
+    and files that programs make (``INSTALLED``, ``_GENERATED``).
+    """
+
+    def skip_folder(error: OSError) -> None:
+        report.skip(unreadable_because(error), display_path(Path(error.filename)), bad=True)
+
+    root = folder.resolve()
+    if root.parent.name == "snapshots":  # the hub's cache, with links to ../../blobs
+        root = root.parent.parent
+    git, paths = GitIgnore(folder), list[Path]()
+
+    def is_read(path: Path, is_folder: bool) -> bool:
+        why = _made_by_programs(path, is_folder)
+        if is_folder and path.is_symlink():
+            # Inside of the folder, it is read where it lies.
+            why = "" if _is_inside(path, root) else "link to a folder: give that one too"
+        elif not why and git.ignores(path, is_folder):
+            why = "ignored by git"
+        if why:
+            report.leave_unread(path, why, f"{path.name}/" if is_folder else "")
+        return not why
+
+    for parent, folders, names in os.walk(folder, onerror=skip_folder):
+        here = Path(parent)
+        git.enter(here)
+        folders[:] = [name for name in folders if name[0] != "." and is_read(here / name, True)]
+        paths += (here / name for name in names if name[0] != "." and is_read(here / name, False))
+    for path in sorted(paths):
+        if path.is_symlink() and not _is_inside(path, root):
+            report.skip("link to a file outside of the folder", display_path(path))
+        else:
+            yield path
+
+
+def _is_inside(path: Path, root: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(root)
+
+
+def _made_by_programs(path: Path, is_folder: bool) -> str:
+    """Why a file or folder is left out; "": it is not."""
+    if is_folder:
+        is_installed = path.name in INSTALLED or (path / "pyvenv.cfg").is_file()
+        is_installed = is_installed or any(path.glob("*.lance"))  # an index
+        return "made by programs: to read it, give it by name" if is_installed else ""
+    return next((why for why, pattern in _GENERATED.items() if pattern.search(path.name)), "")
+
+
+def holds_text(path: Path, report: ReadReport) -> bool:
+    """Whether a file whose ending no reader claims looks like text; if not, count it."""
+    ending = suffix(path) if path.suffix not in (".bz2", ".xz") else path.suffix
+    if ending in _ADVICE:
+        report.leave_unread(path, _ADVICE[ending])
+        report.count_bytes(path, read=False)
+    elif ending in _ARCHIVES:
+        report.leave_unread(path, "archive: unpack it")
+    elif _TYPES.get(ending, "").startswith(_OF_NO_TEXT) and ending != ".ts":
+        report.leave_unread(path, "no text")
+    elif not path.is_file():
+        report.leave_unread(path, "no file")
+    else:
+        try:
+            with open_binary(path) as handle:
+                head = handle.read(HEAD)
+        except (OSError, EOFError, zlib.error):
+            return True  # its reader says what is wrong
+        if not is_binary(head):
+            return True
+        report.leave_unread(path, "binary")
+    return False
+
+
+class GitIgnore:
+    """What git ignores below a folder: .gitignore of each folder of a work tree, and its
+    .git/info/exclude. Outside of work trees nothing is ignored, nor is the folder itself.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._top = folder, folder.resolve()
+        above = (self._top, *self._top.parents)
+        tree = next((path for path in above if (path / ".git").exists()), None)
+        self._rules: Rules | None = None if tree is None else []
+        self._of: dict[Path, Rules | None] = {}
+        if tree is not None and tree != self._top:
+            within = [path for path in above if path != tree and path.is_relative_to(tree)]
+            for path in (tree, *reversed(within[1:])):
+                self._rules = [*self._rules, *_rules_of(path)] if self._rules else _rules_of(path)
+            if any(_match(self._rules or [], path, True) for path in within):
+                self._rules = []
+
+    def enter(self, folder: Path) -> None:
+        """Read the rules of a folder, after those of the folder that holds it."""
+        rules, place = self._of.get(folder.parent, self._rules), self._place(folder)
+        if (folder / ".git").exists():
+            rules = []  # a work tree of its own
+        self._rules = None if rules is None else [*rules, *_rules_of(place)]
+        self._of[folder] = self._rules
+
+    def ignores(self, path: Path, is_folder: bool = False) -> bool:
+        """Whether git ignores a file or folder of the folder that was entered last."""
+        return bool(self._rules) and _match(self._rules or [], self._place(path), is_folder)
+
+    def _place(self, path: Path) -> Path:
+        return self._top / path.relative_to(self._folder)
+
+
+def _rules_of(folder: Path) -> Rules:
+    import pathspec
+
+    lines = list[str]()
+    for name in (".git/info/exclude", ".gitignore"):
+        with suppress(OSError):
+            lines += (folder / name).read_text("utf-8", "replace").splitlines()
+    return [(str(folder), pathspec.GitIgnoreSpec.from_lines(lines))] if lines else []
+
+
+def _match(rules: Rules, path: Path, is_folder: bool) -> bool:
+    """Whether the last rule that names a path, or a folder that holds it, ignores it."""
+    for folder, spec in reversed(rules):
+        name = str(path)[len(folder) :].lstrip(os.sep).replace(os.sep, "/")
+        found = spec.check_file(f"{name}/" if is_folder else name).include
+        if found is not None:
+            return bool(found)
+    return False

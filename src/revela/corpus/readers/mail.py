@@ -1,0 +1,94 @@
+"""Mail: a message is a document, with its subject as title and its attachments named."""
+
+from __future__ import annotations
+
+import email
+import email.policy
+from collections.abc import Iterator
+from email.message import EmailMessage
+from pathlib import Path
+
+from revela.corpus.readers.common import (
+    DamagedFile,
+    ReadReport,
+    open_binary,
+    read_bytes,
+    without_surrogates,
+)
+from revela.corpus.readers.encodings import decode
+from revela.corpus.readers.html import extract_fragment
+from revela.corpus.readers.rows import Fields
+from revela.types import Document
+
+NAMED = ("From", "To", "Cc", "Date")
+
+
+def read_eml(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
+    """A file with one message."""
+    yield from _document(read_bytes(path), name, report)
+
+
+def read_mbox(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
+    """A file of messages, each after a line that begins with "From "."""
+    number, message = 0, list[bytes]()
+    with open_binary(path) as handle:
+        is_blank = True
+        for line in handle:
+            if is_blank and line.startswith(b"From "):
+                if message:
+                    yield from _document(b"".join(message), f"{name}:{number}", report)
+                number, message = number + 1, []
+            elif number:
+                message.append(line[1:] if line.startswith(b">From ") else line)
+            is_blank = not line.strip()
+    if message:
+        yield from _document(b"".join(message), f"{name}:{number}", report)
+    if not number:
+        raise DamagedFile("no mail in mbox format")
+
+
+def _document(raw: bytes, name: str, report: ReadReport) -> Iterator[Document]:
+    """The document of a message; none, and reported, if the bytes are no mail."""
+    message = email.message_from_bytes(raw, policy=email.policy.default)
+    assert isinstance(message, EmailMessage)
+    if not message.keys():
+        report.skip("no mail", name, bad=True)
+        return
+    lines = [f"{key}: {_header(message, key)}" for key in NAMED if _header(message, key)]
+    files = [part.get_filename() or "" for part in message.walk() if part.is_attachment()]
+    if files := [without_surrogates(file) for file in files if file]:
+        lines.append(f"Attachments: {', '.join(files)}")
+    text = "\n".join(lines) + "\n\n" + _body(message)
+    yield Document(name, without_surrogates(text).strip(), _header(message, "Subject"))
+
+
+def _header(message: EmailMessage, key: str) -> str:
+    try:
+        value = message.get(key, "")
+    except Exception:  # the library fails on some broken headers
+        return ""
+    # Bytes that are not ASCII, without a declaration, are surrogates.
+    raw = str(value).encode("utf-8", "surrogateescape")
+    return " ".join((decode(raw)[0] or str(value)).split())
+
+
+def _body(message: EmailMessage) -> str:
+    """The text, else the text of the page."""
+    shown = message.get_body(("plain", "html")) or next(
+        (part for part in message.walk() if part.get_content_maintype() == "text"), None
+    )
+    if not isinstance(shown, EmailMessage):
+        return ""
+    text = _content(shown)
+    is_page = shown.get_content_type() == "text/html"
+    return extract_fragment(text) if is_page else text.replace("\r\n", "\n")
+
+
+def _content(part: EmailMessage) -> str:
+    raw = part.get_payload(decode=True)
+    if not isinstance(raw, bytes):
+        return ""
+    try:
+        return raw.decode(part.get_content_charset() or "utf-8")
+    except (LookupError, UnicodeDecodeError):
+        return decode(raw)[0] or raw.decode("utf-8", "replace")

@@ -1,0 +1,156 @@
+"""PDF (the pdf extra): its text, with tables of numbers as lines with headings, and the values of
+forms.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from revela.corpus.readers.common import (
+    ReadReport,
+    UnsupportedFile,
+    open_seekable,
+    reader_extra,
+    without_surrogates,
+)
+from revela.corpus.readers.rows import Fields
+from revela.corpus.readers.table_lines import has_headings, is_number, lines_below
+from revela.corpus.readers.text import plain_title
+from revela.types import Document
+
+# A word that goes on in the next line; hyphened ones; and words before which half a word is left
+# out, as in "Ein- und Ausgabe".
+_PARTED = re.compile(r"([^\W\d_]+)([-\u2010\u00ad])[ \t]*\r?\n[ \t]*([^\W\d_]+)")
+_HYPHENED = re.compile(r"\b[^\W\d_]+-[^\W\d_]+")
+_OMITS = frozenset("and or to und oder bis sowie et ou y o e en of och eller og i или и".split())  # noqa: SIM905
+_CELL = re.compile(r"\S+(?: \S+)*")
+_NUMBER = re.compile(r"\S[ \t]+[^\w\s]*\d")  # after something else
+LONG_ROW = 200  # characters
+LONG_CELL = 6  # words; columns of prose have more in most of their lines
+
+
+def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
+    """The text of all pages, and of forms."""
+    with reader_extra("pdf", "PDF"):
+        from pypdf import PdfReader
+    # pypdf warns of every fault that it repairs.
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
+    with open_seekable(path) as handle:
+        reader = PdfReader(handle)
+        pages = [_page(page) for page in reader.pages]
+        title = str((reader.metadata and reader.metadata.title) or "")
+        values = list(_values(reader))
+    if not any(pages + values):
+        raise UnsupportedFile("PDF without text; run OCR on it first")
+    if empty := [number for number, page in enumerate(pages, 1) if not page]:
+        report.note("PDF with pages without text, which may be scans", f"{name}, page {empty[0]}")
+    text = "\n\n".join(filter(None, [*pages, "\n".join(values)]))
+    # A font without a character table can give halves of surrogate pairs.
+    text, title = map(without_surrogates, (text, title))
+    yield Document(name, join_words(text), plain_title(title))
+
+
+def _page(page: Any) -> str:
+    text = str(page.extract_text()).strip()
+    rows = [len(line) < LONG_ROW and bool(_NUMBER.search(line)) for line in text.splitlines()]
+    # To lay a page out takes as long as to read it: only if two lines in a row may be of a table.
+    if any(one and other for one, other in pairwise(rows)):
+        with suppress(Exception):  # the library's, of fonts that it cannot lay out
+            text = _with_tables(text, page.extract_text(extraction_mode="layout"))
+    return text
+
+
+def _values(reader: Any) -> Iterator[str]:
+    """What is filled into a form, which is no part of the page's text."""
+    with suppress(Exception):  # the library's, of broken forms
+        for name, field in (reader.get_fields() or {}).items():
+            if isinstance(value := field.value, str) and value.strip() and value[0] != "/":
+                yield f"{field.alternate_name or name}: {' '.join(value.split())}"
+
+
+class _Cell(NamedTuple):
+    """A cell of a line that is laid out, and where it begins and ends."""
+
+    text: str
+    begin: int
+    end: int
+
+
+def _with_tables(text: str, laid_out: str) -> str:
+    """A page's text whose tables are lines with headings, each value beside that of its column.
+
+    >>> page = "Prices\\nRoom Summer Winter\\nOslo 120 80\\nUlm 60\\nBy night."
+    >>> _with_tables(page, "Prices\\nRoom   Summer  Winter\\nOslo   120     80\\nUlm            60")
+    'Prices\\nRoom: Oslo; Summer: 120; Winter: 80\\nRoom: Ulm; Winter: 60\\nBy night.'
+    """
+    rows = [[_Cell(m[0], *m.span()) for m in _CELL.finditer(x)] for x in laid_out.splitlines()]
+    for is_row, lines in groupby(filter(None, rows), lambda cells: len(cells) > 1):
+        if is_row and (table := _table(list(lines))):
+            letters = "".join(cell for row in table for cell in row)
+            # White space may be otherwise in the text.
+            pattern = r"\s*".join(map(re.escape, "".join(letters.split())))
+            if found := re.search(pattern, text):
+                below = "\n".join(lines_below(table[0], table[1:]))
+                text = text[: found.start()] + below + text[found.end() :]
+    return text
+
+
+def _table(rows: Sequence[Sequence[_Cell]]) -> list[list[str]]:
+    """Headings and the rows below, if these are of a table with numbers; else nothing."""
+    headings, *below = rows
+    table = [[cell.text for cell in headings]]
+    for row in below:
+        if not (cells := _in_columns(headings, row)):
+            break
+        table.append(cells)
+    columns = [*zip(*table[1:], strict=True)]
+    is_named = all(name[0].isalnum() for name in table[0]) and has_headings(table)
+    is_short = all(len(cell.split()) <= LONG_CELL for row in table for cell in row)
+    of_numbers = any(2 * sum(map(is_number, column)) > len(column) for column in columns)
+    return table if len(table) > 2 and is_named and is_short and of_numbers else []
+
+
+def _in_columns(headings: Sequence[_Cell], row: Sequence[_Cell]) -> list[str]:
+    """A row's cells, each below the heading that it is nearest to, at its left or right side or
+    its middle; nothing if two are below one.
+    """
+    cells = [""] * len(headings)
+    for cell in row:
+        gaps = [
+            min(
+                abs(cell.begin - heading.begin),
+                abs(cell.end - heading.end),
+                abs(cell.begin + cell.end - heading.begin - heading.end) // 2,
+            )
+            for heading in headings
+        ]
+        place = gaps.index(min(gaps))
+        if any(cells[place:]):
+            return []
+        cells[place] = cell.text
+    return cells
+
+
+def join_words(text: str) -> str:
+    """Join words that are parted at the end of a line. A hyphen stays if the text has the word with
+    it elsewhere, or one letter stands before it, or another part of the word is left out.
+
+    >>> join_words("The echo-\\nlocation of bats is well-\\nknown, as all well-known things.")
+    'The echolocation of bats is well-known, as all well-known things.'
+    """
+    hyphened = set(_HYPHENED.findall(text)) if _PARTED.search(text) else set()
+
+    def joined(found: re.Match[str]) -> str:
+        first, mark, rest = found.groups()
+        if not rest[0].islower() or rest in _OMITS:
+            return found[0]
+        is_hyphen = mark != "\u00ad" and (len(first) == 1 or f"{first}-{rest}" in hyphened)
+        return f"{first}-{rest}" if is_hyphen else first + rest
+
+    return _PARTED.sub(joined, text)

@@ -1,0 +1,76 @@
+"""Text of any ending, source code and XML: one document per file; and the title of a document."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from revela.corpus.endings import CODE, MARKDOWN, suffix
+from revela.corpus.headings import first_heading
+from revela.corpus.readers.common import ReadReport, UnsupportedFile, read_decoded
+from revela.corpus.readers.rows import Fields
+from revela.types import Document
+
+MINIFIED = 1000  # characters a line, in source code: by programs, for programs
+TITLE = 200  # characters
+# Pictures within a text.
+_DATA = re.compile(r"(data:[\w.+-]+/[\w.+-]+;base64,)[A-Za-z0-9+/=\s]{40,}")
+_FRONT_MATTER = re.compile(r"\s*---[ \t]*\n(.*?\n)(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.S)
+_FRONT_TITLE = re.compile(r"""^title:[ \t]*(?P<quote>["']?)(.+?)(?P=quote)[ \t]*$""", re.M)
+# Of a front matter, what tells of the text.
+_FRONT_KEPT = re.compile(
+    r"^(?:description|summary|abstract|subtitle|tags|keywords|categories|aliases|authors?|date):"
+    r".*\n(?:[ \t-].*\n)*",
+    re.M | re.I,
+)
+_NAMED = re.compile(
+    r"^[ \t]*(?:#\+title:|\\title\{|=(?=[ \t])|:title:|\.TH\b)[ \t]*([^\n}]+)", re.M | re.I
+)
+_LINE_OF_MARKS = r"([=\-~*#^])\{}{{2,}}[ \t]*"
+_UNDERLINED = re.compile(
+    rf"\s*(?:{_LINE_OF_MARKS.format(1)}\n)?[ \t]*(\S[^\n]*)\n{_LINE_OF_MARKS.format(3)}(?:\n|\Z)"
+)
+# Titles that programs give.
+_NO_TITLE = re.compile(
+    r"(?:microsoft (?:word|powerpoint|excel) - .*"
+    r"|.*\.(?:docx?|pptx?|xlsx?|pdf|dvi|tex|indd|qxd|rtf|odt|txt)"
+    r"|(?:untitled|document|dokument|title|slide|folie|presentation|powerpoint presentation"
+    r"|powerpoint-präsentation|презентация powerpoint|no title|none|null)?[\s\d()._-]*)",
+    re.I | re.S,
+)
+
+
+def read_text(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
+    """A file of text or source code as one document."""
+    text = read_decoded(path, name, report)
+    if suffix(path) in CODE or text.startswith("#!"):
+        if len(text) > MINIFIED * (1 + text.count("\n")):
+            raise UnsupportedFile("minified", short="minified", by_programs=True)
+        yield Document(name, text, "", "code")
+        return
+    if ";base64," in text:
+        text = _DATA.sub(r"\1", text)
+    title = ""
+    if suffix(path) in MARKDOWN:
+        text = text.replace("\r\n", "\n") if text.startswith("---\r\n") else text
+        if front := _FRONT_MATTER.match(text):
+            named = _FRONT_TITLE.search(front[1])
+            title = named[2] if named else ""
+            text = "".join([*_FRONT_KEPT.findall(front[1]), "\n", text[front.end() :]]).lstrip("\n")
+        title = title or first_heading(text)
+    elif found := _NAMED.search(text[:2000]):
+        title = found[1]
+    elif found := _UNDERLINED.match(text[:2000]):
+        title = found[2]
+    yield Document(name, text, plain_title(title))
+
+
+def plain_title(title: str) -> str:
+    """A title as one line; "" if a program has made it up.
+
+    >>> plain_title(" Bees and\\n bats "), plain_title("Microsoft Word - Document1.docx")
+    ('Bees and bats', '')
+    """
+    title = " ".join(title.split())
+    return "" if _NO_TITLE.fullmatch(title) else title[:TITLE]
