@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -17,6 +18,7 @@ import pytest
 import revela
 from conftest import make_rows
 from revela.embedded import E5, MINILM
+from revela.files import writing
 from revela.index import default_model, folder_index
 from revela.index.state import read_info
 
@@ -98,6 +100,24 @@ def test_the_cache_is_cleared_beside_what_follows_it(docs, static_folder, cache,
     assert len([*folder_index.cached_indices()]) == 1
     # What was open reads what was made again.
     assert [h.id for h in index.search(QUERY)] == [h.id for h in again.search(QUERY)] != []
+
+
+@pytest.mark.parametrize("of_the_place", [True, False])
+def test_a_search_waits_for_who_writes_to_the_index_of_its_folder(
+    docs, static_folder, cache, caplog, of_the_place
+):
+    """As another search does, or a server that follows the folder."""
+    caplog.set_level("INFO")
+    index = folder_index.open_any(docs, static_folder)
+    (docs / "a.md").write_text("# A zebra")
+    with ThreadPoolExecutor(1) as pool:
+        with writing(index.folder.parent if of_the_place else index.folder):
+            opened = pool.submit(folder_index.open_any, docs, static_folder)
+            with pytest.raises(TimeoutError):
+                opened.result(0.5)
+            assert len(index) == 12
+        assert [hit.id for hit in opened.result().search("zebra", 1)] == ["a.md"]
+    assert caplog.text.count("another process is writing to") == 1
 
 
 def test_a_query_may_begin_as_an_option_does(doing, succeeds, cache, tmp_path):

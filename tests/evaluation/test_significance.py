@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from revela.evaluation.evaluate import Collection, Outcome
+from revela.evaluation.collection import Collection
+from revela.evaluation.metrics import Outcome
 from revela.evaluation.significance import (
     greatest_gains,
     margin,

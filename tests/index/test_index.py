@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import numpy as np
 import pytest
@@ -108,6 +109,23 @@ def test_statistics_stay_true_when_documents_come_and_go(tmp_path):
         index.search("abba", 1)  # a reader looks now whether another process has added to it
         for query in [*queries, "gggg hhhh", "the"]:
             assert counts_are_those_of(index, texts, query)
+
+
+def test_words_are_weighed_as_in_a_fresh_index_after_a_small_change(tmp_path):
+    """LanceDB counts deleted rows until they are a tenth."""
+    docs = [Document(f"d{i}", f"common w{i % 7} w{i}") for i in range(60)]
+    made = build(tmp_path / "made", docs)
+    changed = [Document("d7", "common w0 again")]
+    extend(made, changed)
+    made.delete(["d14", "d15"])
+    left = [doc for doc in docs if doc.id not in ("d7", "d14", "d15")]
+    fresh = build(tmp_path / "fresh", [*left, *changed])
+    for query in ("common", "w0 w1", "w14 again"):
+        found = [
+            {hit.id: hit.score for hit in index.search(query, 60, "lexical")}
+            for index in (made, fresh)
+        ]
+        assert found[0] == pytest.approx(found[1], rel=1e-6)
 
 
 def test_a_replaced_document_may_have_been_what_another_is_now(tmp_path):
@@ -474,8 +492,9 @@ def test_the_filter_is_not_at_fault_where_the_disk_or_a_file_is(tmp_path, error,
     assert not isinstance(caught.value, QueryError)
 
 
-def test_an_index_of_an_earlier_format_says_so(tmp_path):
-    (tmp_path / "index.json").write_text('{"format": 5, "model": "m"}')
+def test_an_index_of_another_version_says_so(tmp_path):
+    with closing(sqlite3.connect(tmp_path / STATE)) as database:
+        database.execute("pragma user_version = 5")
     with pytest.raises(RevelaError, match="another version of revela: make it again"):
         reopen(tmp_path)
 

@@ -10,10 +10,10 @@ import torch
 import naive
 from revela.lm.document_attention import (
     EPSILON,
-    DocumentWeights,
     document_attention,
     select_heads,
 )
+from revela.lm.document_weights import DocumentWeights
 
 LENGTHS = [3, 1, 5, 2]
 

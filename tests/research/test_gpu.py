@@ -12,7 +12,8 @@ import torch
 
 from conftest import tiny_config
 from research.benchmarks import steps
-from revela.lm.document_attention import DocumentWeights, document_attention
+from revela.lm.document_attention import document_attention
+from revela.lm.document_weights import DocumentWeights
 
 CPU = torch.device("cpu")
 NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")

@@ -19,7 +19,6 @@ from revela.corpus.spool import ArrowList, LazyTexts, arrow_list
 from revela.embedded import EMBEDDED, is_installed
 from revela.encoder.prompts import prompts_set
 from revela.errors import RevelaError, extra
-from revela.evaluation.evaluate import Outcome
 from revela.evaluation.label_free import (
     HeldOutCheck,
     Scores,
@@ -29,6 +28,7 @@ from revela.evaluation.label_free import (
     tasks_among,
     with_bm25,
 )
+from revela.evaluation.metrics import Outcome
 from revela.evaluation.significance import MEASURE, standings
 from revela.index.default_model import suited_model
 from revela.index.language import Analyzer, detect

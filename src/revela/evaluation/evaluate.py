@@ -14,7 +14,7 @@ from typing import Any
 
 from revela.encoder.prompts import OWN, Given
 from revela.evaluation.collection import DEPTH, Collection, load_collection
-from revela.evaluation.metrics import Run, means, per_query
+from revela.evaluation.metrics import Outcome, Run, per_query
 from revela.evaluation.results import SystemScores
 from revela.evaluation.runs import (
     check_ids,
@@ -38,17 +38,6 @@ from revela.index.state import is_index
 from revela.index.tokens import encode_packed
 from revela.settings import Precision
 from revela.types import Encoder, TokenEncoder, Vectors, refuse_text
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Results of one system by judged query: metrics, and the id of the first document, if any."""
-
-    scores: dict[str, dict[str, float]]
-    first: dict[str, str]
-
-    def means(self) -> dict[str, float]:
-        return means(self.scores)
 
 
 @dataclass(frozen=True)

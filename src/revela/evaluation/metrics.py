@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -55,3 +56,14 @@ def means(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Averages over the queries; 0 without queries."""
     names = next(iter(scores.values()), METRICS)
     return {name: sum(s[name] for s in scores.values()) / max(1, len(scores)) for name in names}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Results of one system by judged query: metrics, and the id of the first document, if any."""
+
+    scores: dict[str, dict[str, float]]
+    first: dict[str, str]
+
+    def means(self) -> dict[str, float]:
+        return means(self.scores)

@@ -21,7 +21,7 @@ from revela.evaluation.results import SystemScores
 
 if TYPE_CHECKING:
     from revela.evaluation.collection import Collection
-    from revela.evaluation.evaluate import Outcome
+    from revela.evaluation.metrics import Outcome
 
 RESAMPLES, SEED = 9_999, 0  # random sign patterns
 BLOCK = 1_000  # patterns in memory at a time

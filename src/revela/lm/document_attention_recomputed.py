@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 if TYPE_CHECKING:
-    from revela.lm.document_attention import DocumentWeights, Readers
+    from revela.lm.document_weights import DocumentWeights, Readers
 
 
 def recomputed_document_attention(

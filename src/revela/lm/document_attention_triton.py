@@ -31,7 +31,7 @@ from torch.autograd.function import once_differentiable
 from revela.device import sent
 
 if TYPE_CHECKING:
-    from revela.lm.document_attention import DocumentWeights
+    from revela.lm.document_weights import DocumentWeights
 
 
 def block_sizes(wide: int, bytes_each: int) -> tuple[int, int]:

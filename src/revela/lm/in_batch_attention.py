@@ -18,11 +18,11 @@ from torch import Tensor
 
 from revela.device import sent
 from revela.lm.document_attention import (
-    DocumentWeights,
     Kernel,
     document_attention,
     select_heads,
 )
+from revela.lm.document_weights import DocumentWeights
 
 
 class InBatchAttention:

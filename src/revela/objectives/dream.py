@@ -42,11 +42,11 @@ from revela.device import on_cpu, sent
 from revela.errors import RevelaError
 from revela.lm.document_attention import (
     EPSILON,
-    DocumentWeights,
     Kernel,
     document_attention,
     select_heads,
 )
+from revela.lm.document_weights import DocumentWeights
 from revela.lm.language_model import LanguageModel
 from revela.lm.prompts import (
     ANSWER,

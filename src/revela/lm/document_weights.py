@@ -1,0 +1,105 @@
+"""How much each run of query rows attends to each document, and which rows those are
+(document_attention.py).
+
+Shapes: A runs of rows, T rows in all; B documents packed into S tokens; R rows that attend to a
+document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from revela.device import on_cpu, sent
+
+DENSE = 0.8  # of the runs: a document that more of them attend to is computed for all rows
+
+
+@dataclass(frozen=True)
+class Readers:
+    """A document's index and tokens, and the R rows that attend to it.
+
+    ``rows_R`` is None if all T rows are computed, which saves selecting them. Rows that are not
+    kept have a weight of 0.
+    """
+
+    index: int
+    tokens: slice
+    rows_R: Tensor | None
+    run_R: Tensor
+    is_kept_R: Tensor
+    weight_R1: Tensor
+
+
+class DocumentWeights:
+    """The weight of each document for each run of rows, made once for all layers of a step.
+
+    Args:
+        weights_AB: w_j for every row of run i. Carries the gradient to the retriever.
+        lengths: tokens per document, B numbers that sum to S.
+        rows: rows per run, A numbers that sum to T. None: the runs are the documents.
+        epsilon: skip pairs with a weight <= epsilon; they get no gradient. 0 skips exact zeros.
+    """
+
+    def __init__(
+        self,
+        weights_AB: Tensor,
+        lengths: Sequence[int],
+        rows: Sequence[int] | None = None,
+        epsilon: float = 0.0,
+    ) -> None:
+        self.weights_AB, self.epsilon = weights_AB, epsilon
+        self.lengths, self.rows = tuple(lengths), tuple(lengths if rows is None else rows)
+
+    @cached_property
+    def run_T(self) -> Tensor:
+        """The run of each row."""
+        return sent(torch.repeat_interleave(torch.tensor(self.rows)), self.weights_AB.device)
+
+    @cached_property
+    def bounds(self) -> Tensor:
+        """Where each document starts among the S tokens, and where the last one ends, (B + 1,)."""
+        return sent(torch.tensor([0, *self.lengths]).cumsum(0), self.weights_AB.device)
+
+    @cached_property
+    def kept_AB(self) -> Tensor:
+        """The weights above ``epsilon``, without a gradient, and 0 for the others."""
+        weights_AB = self.weights_AB.detach()
+        return (weights_AB * (weights_AB > self.epsilon)).contiguous()
+
+    @cached_property
+    def slot_AB(self) -> Tensor:
+        """The place of each document among those that its run keeps."""
+        return (self.kept_AB > 0).cumsum(dim=1) - 1
+
+    @cached_property
+    def slots(self) -> int:
+        """The maximum number of documents that a run keeps, at least 1. It waits for a GPU."""
+        return max(1, int(on_cpu(self.slot_AB.max())) + 1)
+
+    @cached_property
+    def readers(self) -> list[Readers]:
+        """The documents that some run keeps, and their rows. It waits for a GPU."""
+        is_kept_AB = self.kept_AB > 0
+        on_host_AB = on_cpu(is_kept_AB)
+        runs_B = on_host_AB.sum(dim=0).tolist()
+        sparse = [j for j, runs in enumerate(runs_B) if 0 < runs < DENSE * len(self.rows)]
+        selected_rows = dict[int, Tensor]()
+        if sparse:
+            rows = [on_host_AB[on_cpu(self.run_T), j].nonzero().squeeze(1) for j in sparse]
+            flat = sent(torch.cat(rows), self.kept_AB.device)
+            parts = torch.split(flat, [len(rows_R) for rows_R in rows])
+            selected_rows = dict(zip(sparse, parts, strict=True))
+        readers, end = [], 0
+        for j, length in enumerate(self.lengths):
+            start, end = end, end + length
+            if runs_B[j]:
+                rows_R = selected_rows.get(j)
+                run_R = self.run_T if rows_R is None else self.run_T[rows_R]
+                kept_R, weight_R1 = is_kept_AB[:, j][run_R], self.kept_AB[:, j][run_R][:, None]
+                readers.append(Readers(j, slice(start, end), rows_R, run_R, kept_R, weight_R1))
+        return readers
