@@ -59,6 +59,17 @@ def test_blank_lines_and_nulls_are_nothing(folder):
         read_judgements(folder, "train")
 
 
+def test_two_texts_of_one_id_are_refused_and_one_text_twice_is_one(folder):
+    queries = folder / "queries.jsonl"
+    expected = read_judgements(folder, "train")
+    rows = queries.read_text()
+    queries.write_text(rows + rows)
+    assert read_judgements(folder, "train") == expected
+    queries.write_text(rows + '{"_id": "q0", "text": "nought"}\n')
+    with pytest.raises(RevelaError, match=r'queries\.jsonl has two texts of the _id "q0"'):
+        read_judgements(folder, "train")
+
+
 def test_a_score_may_be_written_as_a_float_but_be_no_fraction(folder):
     file = folder / "qrels" / "train.tsv"
     file.write_text(HEAD + "q0\td1\t2.0\n")

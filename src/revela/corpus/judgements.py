@@ -62,11 +62,17 @@ def check_unknown(path: Path, kind: str, ids: Iterable[str], existing: Mapping[s
 
 
 def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
-    """The rows of a JSONL file of the folder, or of its .gz, with _id and text."""
+    """The rows of a JSONL file of the folder, or of its .gz, with _id and text; of two that say the
+    same, one.
+    """
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
     if path is None:
         raise RevelaError(f"{folder} is not a BEIR-layout folder: it has no {name} (nor {name}.gz)")
-    return _rows_of(path)
+    rows = dict[str, dict[str, Any]]()
+    for row in _rows_of(path):
+        if rows.setdefault(str(row["_id"]), row) != row:
+            raise RevelaError(f'{path} has two texts of the _id "{row["_id"]}": give each its own')
+    return list(rows.values())
 
 
 def read_queries(path: Path) -> dict[str, str]:
