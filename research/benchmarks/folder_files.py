@@ -115,15 +115,15 @@ TEXTS: Mapping[str, tuple[str, str]] = {  # path: encoding, text
 }
 
 QUESTIONS: Mapping[str, str] = {  # question: pattern of the paths that answer it, | between
-    "how do I see which packages of my project are out of date": "*npm-outdated*",
-    "why was this package installed, who depends on it": "*npm-explain*",
-    "take a version that I published back from the registry": "*npm-unpublish*",
-    "remove packages that my package.json does not list any more": "*npm-prune*",
+    "how do I see which npm packages of my project are out of date": "*npm-outdated*",
+    "why did npm install this package, who depends on it": "*npm-explain*",
+    "take a version that I published back from the npm registry": "*npm-unpublish*",
+    "remove npm packages that my package.json does not list any more": "*npm-prune*",
     "under which name am I logged in to the npm registry": "*npm-whoami*",
     "turn on two-factor authentication for my npm account": "*npm-profile*",
-    "install exactly what the lock file says, on a build server": "*npm-ci.*",
-    "mark an old version of my package so that people are warned": "*npm-deprecate*",
-    "which sponsors can I give money to for my dependencies": "*npm-fund*",
+    "have npm install exactly what the lock file says, on a build server": "*npm-ci.*",
+    "mark an old version of my npm package so that people are warned": "*npm-deprecate*",
+    "whom can I give money to for the npm packages that I use": "*npm-fund*",
     "who wrote the first version of sudo, and where": "*sudo/HISTORY*",
     "how can I stop sudo from asking for a password": "*sudo/TROUBLESHOOTING*|*sudoers*",
     "whom do I tell about a security hole in sudo": "*sudo/SECURITY*",
