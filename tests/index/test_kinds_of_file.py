@@ -71,3 +71,15 @@ def test_every_document_of_a_folder_is_found_and_the_others_are_named(
     assert index.search("axolotl", 1, "lexical")[0].title == "Guide > Install"
     shown = succeeds("search", out, "axolotl", "--mode", "lexical")
     assert shown.startswith("1. Guide > Install (i.md)  [") and "An axolotl." in shown
+
+
+def test_rows_that_share_an_id_are_named_by_their_places(tmp_path, succeeds, static_folder):
+    out = tmp_path / "index"
+    for file, names in {"a": "121", "b": "11"}.items():
+        rows = [json.dumps({"_id": name, "text": f"{FILLER} {file}"}) for name in names]
+        (tmp_path / f"{file}.jsonl").write_text("\n".join(rows))
+    succeeds("index", tmp_path / "a.jsonl", "--model", static_folder, "--out", out)
+    said = succeeds("index", tmp_path / "b.jsonl", "--out", out, "--append")
+    assert "1: rows with the id of another, which are named by their place (b.jsonl:2)" in said
+    ids = {row["id"] for row in Index.open(out).table.lance.to_arrow().to_pylist()}
+    assert ids == {"1", "2", "a.jsonl:3", "b.jsonl:2"}
