@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -56,6 +58,46 @@ def test_a_folder_is_searched_and_followed(doing, succeeds, docs, static_folder,
     out = succeeds("cache", docs, "--clear")
     assert out.endswith(" MB are free again\n") and not [*cache.glob("*/index")]
     assert search("--no-cache")[0] == ["a.md"] and not [*cache.glob("*/index")]
+
+
+@pytest.mark.parametrize("how", ["damaged", "of another version", "without a table"])
+def test_a_cached_index_that_cannot_be_opened_is_made_again(
+    doing, succeeds, docs, static_folder, cache, how
+):
+    def search():
+        code, out, err = doing("search", docs, QUERY, "--json", "--model", static_folder)
+        assert code == 0, err
+        return [hit["id"] for hit in json.loads(out)], err
+
+    found, _ = search()
+    (file,) = cache.glob("*/index/state.sqlite")
+    if how == "damaged":
+        file.write_bytes(b"damaged" * 1000)
+    elif how == "without a table":
+        shutil.rmtree(file.with_name("chunks.lance"))
+    else:
+        database = sqlite3.connect(file)
+        database.execute("pragma user_version = 5")
+        database.close()
+    out = succeeds("cache")
+    assert how == "without a table" or "cannot be opened" in out
+    again, said = search()
+    assert again == found and "it is made again" in said and "12 documents are new" in said
+    assert "is unchanged" in search()[1]
+    file.write_bytes(b"damaged" * 1000)
+    succeeds("cache", "--clear")
+    assert not [*cache.glob("*/index")] and search()[0] == found
+
+
+def test_the_cache_is_cleared_beside_what_follows_it(docs, static_folder, cache, succeeds):
+    index = folder_index.open_any(docs, static_folder)
+    with folder_index.kept_in_step(index, 0.05):
+        succeeds("cache", docs, "--clear")
+        time.sleep(0.3)  # it says that it is not in step, and makes nothing
+        again = folder_index.open_any(docs, static_folder)
+    assert len([*folder_index.cached_indices()]) == 1
+    # What was open reads what was made again.
+    assert [h.id for h in index.search(QUERY)] == [h.id for h in again.search(QUERY)] != []
 
 
 def test_a_query_may_begin_as_an_option_does(doing, succeeds, cache, tmp_path):
@@ -146,7 +188,6 @@ def installed(monkeypatch, static_folder, tmp_path):
     monkeypatch.setattr(folder_index, "resolve", found)
     monkeypatch.setattr("revela.model_files.resolve", found)
     monkeypatch.setattr("revela.index.index.resolve", found)
-    monkeypatch.setattr(folder_index, "is_installed", lambda name: name in here)
     monkeypatch.setattr(default_model, "is_installed", lambda name: name in here)
     return here
 
@@ -200,15 +241,6 @@ def test_a_folder_that_has_doubled_is_asked_again(doing, installed, tmp_path, ca
     (kept,) = cache.glob("*.json")
     doing("cache", folder, "--clear")
     assert not kept.exists() and not models_in(cache)
-
-
-def test_an_index_of_an_earlier_version_keeps_its_model(doing, installed, tmp_path, cache):
-    folder = notes(tmp_path / "notes", RUSSIAN, 3)
-    doing("search", folder, "сад", "--model", MINILM)
-    assert not [*cache.glob("*.json")]  # as earlier versions leave it
-    for _ in range(2):
-        code, _, err = doing("search", folder, "сад")
-        assert code == 0 and "is unchanged, 3 documents" in err and models_in(cache) == ["minilm"]
 
 
 def test_without_the_wheel_that_suits_the_other_is_taken(doing, installed, tmp_path, cache):

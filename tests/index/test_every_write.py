@@ -1,5 +1,6 @@
-"""Every write of an index, killed before, within and after it, or with a full disk: the index opens
-and is one version or the next, and the same command again gives what it gives alone.
+"""Every write of an index, killed before, within and after it, with a full disk, or beside others
+that read and write: the index opens and is one version or the next, and the same command again
+gives what it gives alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from test_language import HOMES, NOTE
 
 from revela.errors import RevelaError
 from revela.index import state
+from revela.index.folder_index import _keep_in_step
 from revela.index.index import Index
+from revela.index.lance_errors import lance_errors
 from revela.index.manifest import Info
 from revela.index.state import State, is_finished, is_index
 from revela.index.term_stats import TermCounts
@@ -46,11 +49,12 @@ class Killed(BaseException):
 
 class Writes:
     """Counts all writes, and ends one of them: it fails as on a full disk before anything is
-    written; or the process ends after it, or within it if it is a transaction.
+    written; or the process ends after it, or within it if it is a transaction. Or ``look`` is
+    called after and within each.
     """
 
     def __init__(self, monkeypatch):
-        self.count, self.at, self.how = 0, 0, ""
+        self.count, self.at, self.how, self.look = 0, 0, "", None
         for kind, name in LANCE:
             monkeypatch.setattr(kind, name, self.around(getattr(kind, name)))
         monkeypatch.setattr(state, "atomic_write", self.within(state.atomic_write))
@@ -60,6 +64,10 @@ class Writes:
         self.count += how == self.how
         if how == self.how and self.count == self.at:
             raise error
+        if how == "killed" and self.look:
+            look, self.look = self.look, None  # what looks may write too
+            look()
+            self.look = look
 
     def around(self, write):
         def writes(*given, **named):
@@ -121,8 +129,31 @@ def write_files(folder: Path, docs) -> None:
 
 def sync(docs, yes=False):
     def run(place: Path) -> None:
-        write_files(place / "docs", docs)
-        begun(place / "index").sync(place / "docs", yes=yes)
+        write_files(place.parent / "docs", docs)
+        begun(place / "index").sync(place.parent / "docs", yes=yes)
+
+    return run
+
+
+class Once:
+    """An event that is set after one turn."""
+
+    turns = 0
+
+    def is_set(self) -> bool:
+        return False
+
+    def wait(self, seconds: float) -> bool:
+        self.turns += 1
+        return self.turns > 1
+
+
+def follow_once(docs):
+    """As ``serve --sync`` does."""
+
+    def run(place: Path) -> None:
+        write_files(place.parent / "docs", docs)
+        _keep_in_step(begun(place / "index"), 0, Once())
 
     return run
 
@@ -138,6 +169,7 @@ COMMANDS = {
     "delete": (add(DOCS[:8]), delete),
     "sync of what is new": (nothing, sync(DOCS[:5])),
     "sync": (sync(DOCS[:6]), sync([*CHANGED[:1], *DOCS[3:10]], yes=True)),
+    "serve and sync": (sync(DOCS[:6]), follow_once([*DOCS[2:10], *CHANGED])),
     "sync of what is gone": (sync(DOCS[:8]), sync(DOCS[6:8], yes=True)),
 }
 
@@ -153,9 +185,14 @@ def writes(monkeypatch):
     return Writes(monkeypatch)
 
 
+def all_of(index: Index) -> list[dict[str, object]]:
+    with lance_errors(index.folder):
+        return index.table.lance.search().limit(10**4).to_list()
+
+
 def assert_true(index: Index) -> None:
     """The counts are those of its rows, and every row is there once."""
-    rows = index.table.lance.search().limit(10**4).to_list()
+    rows = index._retried(lambda: all_of(index))
     assert len({(row["id"], row["chunk"]) for row in rows}) == len(rows) == index.state.chunks
     counts = TermCounts.of(row["terms"].split() for row in rows)
     wanted = dict(zip(state._signed(counts.hashes), counts.counts.tolist(), strict=True))
@@ -226,3 +263,34 @@ def test_a_command_that_ends_at_any_write_is_finished_by_the_next(tmp_path, writ
             assert Index.open(place / "index").table.number == version, "nothing is left to do"
         shutil.rmtree(place)
     assert at > 5
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_others_beside_any_write_are_refused_or_read_one_version_or_the_next(
+    tmp_path, writes, name
+):
+    prepare, run = COMMANDS[name]
+    alone, place = tmp_path / "alone", tmp_path / "place"
+    place.mkdir()
+    prepare(place)
+    shutil.copytree(place, alone)
+    run(alone)
+    folder, looks = place / "index", []
+    readers = [Index.open(folder, encoder=Letters())] if is_index(folder) else []
+
+    def look():
+        looks.append(folder)
+        for change in (add(DOCS[:1]), delete, lambda place: begun(place / "index").sync(place)):
+            with pytest.raises(RevelaError, match=r"another process|not finished|is not an index"):
+                change(place)
+        if is_index(folder) and is_finished(folder):
+            for index in (Index.open(folder, encoder=Letters()), *readers):
+                assert_true(index)
+
+    writes.look = look
+    run(place)
+    writes.look = None
+    assert_same(
+        Index.open(folder, encoder=Letters()), Index.open(alone / "index", encoder=Letters())
+    )
+    assert len(looks) > 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pickle
 import sys
@@ -19,7 +18,6 @@ from revela.corpus.parts import DocumentReader, parts_of
 from revela.corpus.readers import read_sources
 from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields
-from revela.index import ingest as encode_corpus
 from revela.types import Document
 
 FILLER = "Much is said before the end of it comes. " * 30
@@ -69,22 +67,3 @@ def test_headings_are_titles_of_rows_and_no_part_of_their_texts(tmp_path):
     (hit,) = index.search("def efgh", 1)
     assert hit.title in ("hhh > abc > def", "hhh > abc") and not hit.text.startswith(("hhh", ">"))
     assert extend(index, docs).unchanged == 1
-
-
-def test_only_what_is_cut_elsewhere_now_is_encoded_again(tmp_path, monkeypatch):
-    docs = [Document("a.md", "# abc\n\nabcd efgh."), Document("b.txt", "# abc\n\nabcd efgh.")]
-    docs.append(Document("c.txt", "abcd efgh.\r\n\r\nabcd."))
-    with monkeypatch.context() as older:
-        older.setattr(encode_corpus, "has_headings", lambda name: False)
-        index = build(tmp_path / "index", docs[:2])
-    added = extend(index, docs[:2])
-    assert (added.replaced, added.unchanged) == (1, 1)
-
-    def earlier(document, *more):
-        text = json.dumps([3, document.title, document.text, document.kind, {}, *more])
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-    markdown, prose, windows = docs
-    assert encode_corpus.digest_of(prose, 3) == earlier(prose)
-    assert encode_corpus.digest_of(windows, 3) != earlier(windows)
-    assert encode_corpus.digest_of(markdown, 3) != earlier(markdown, "headings")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import numpy as np
 import pytest
@@ -450,8 +451,9 @@ def test_the_filter_is_not_at_fault_where_the_disk_or_a_file_is(tmp_path, error,
     assert not isinstance(caught.value, QueryError)
 
 
-def test_an_index_of_an_earlier_format_says_so(tmp_path):
-    (tmp_path / "index.json").write_text('{"format": 5, "model": "m"}')
+def test_an_index_of_another_version_says_so(tmp_path):
+    with closing(sqlite3.connect(tmp_path / STATE)) as database:
+        database.execute("pragma user_version = 5")
     with pytest.raises(RevelaError, match="another version of revela: make it again"):
         reopen(tmp_path)
 

@@ -252,3 +252,29 @@ def test_a_reader_has_the_counts_of_each_commit_while_documents_are_added(synced
     with index.changes():
         pass
     assert index.table.version == version
+
+
+def test_a_file_is_read_again_whose_document_was_changed_otherwise(synced):
+    index, docs = synced
+    index.add([Document("d3.txt", "dada")])
+    for path in docs.iterdir():
+        os.utime(path, (0, 0))
+    read = []
+    with pytest.MonkeyPatch.context() as patch:
+        whole = follow.read_file
+        patch.setattr(
+            follow, "read_file", lambda file, *m: read.append(file.name) or whole(file, *m)
+        )
+        assert index.sync() == Synced(changed=1, unchanged=11) and holds(index, docs)
+    assert read == ["d3.txt"]
+
+
+def test_what_is_gone_after_a_kill_is_deleted(synced, monkeypatch):
+    """Files that a killed run had begun to read, and that were deleted before the next one."""
+    index, docs = synced
+    (docs / "d1.txt").write_text("dada")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(table.Table, "add", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        index.sync()
+    (docs / "d1.txt").unlink()
+    assert index.sync() == Synced(gone=1, unchanged=11) and holds(index, docs)

@@ -13,7 +13,8 @@ from served import encoder, slow
 
 from conftest import make_rows
 from revela.errors import RevelaError
-from revela.server.batching import Batcher, QueueFull
+from revela.server.batching import Batcher
+from revela.server.errors import APIError
 
 
 def tokens_of(texts):
@@ -98,7 +99,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(slow, batcher):
     calls = (["x"], [600], "passage"), (["y"], [500], "passage"), (["z"], [500], "query")
     first, second, other_role = behind_a_batch(slow, batcher, *calls)
     assert len(first) == len(other_role) == 1
-    assert isinstance(second, QueueFull) and second.seconds >= 1
+    assert isinstance(second, APIError) and int(second.headers["retry-after"]) >= 1
     batcher._tokens_done, batcher._seconds_busy = 100, 2.0
     assert batcher._seconds_until(170) == 4
 
@@ -170,7 +171,7 @@ def test_closing_finishes_what_was_taken(slow):
         slow.open.set()
         await closing
         assert not batcher.alive
-        with pytest.raises(QueueFull):
+        with pytest.raises(APIError):
             await batcher.encode(["late"], [1], "passage")
         return await asyncio.gather(*tasks)
 
@@ -191,7 +192,7 @@ def test_who_waits_is_answered_when_the_thread_ends(slow, batcher, monkeypatch):
         assert len(await first) == 1
         for error in await asyncio.wait_for(asyncio.gather(*waits, return_exceptions=True), 60):
             assert isinstance(error, RuntimeError) and "thread has ended" in str(error)
-        with pytest.raises(QueueFull):
+        with pytest.raises(APIError):
             await batcher.encode(["later"], [1], "query")
 
     asyncio.run(run())

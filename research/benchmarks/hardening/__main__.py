@@ -1,6 +1,8 @@
 """Whether kills and damaged inputs do harm; run by hand.
 
     python -m research.benchmarks.hardening kills --kills 25
+    python -m research.benchmarks.hardening index --kills 500
+    python -m research.benchmarks.hardening service --minutes 30
     python -m research.benchmarks.hardening fuzz --inputs 10000 --seed 0
 
 Each part ends with a line of figures as JSON, and exits 1 if something was wrong. docs/results.md,
@@ -11,10 +13,10 @@ from __future__ import annotations
 
 import sys
 
-from research.benchmarks.hardening import fuzz, kills
+from research.benchmarks.hardening import fuzz, index_kills, kills, service
 from research.benchmarks.options import parser_of
 
-PARTS = {"kills": kills, "fuzz": fuzz}
+PARTS = {"kills": kills, "index": index_kills, "service": service, "fuzz": fuzz}
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,17 +26,17 @@ from revela.corpus.load import READING, Reading
 from revela.encoder.prompts import Given as GivenPrompts
 from revela.errors import RevelaError
 from revela.model_files import named_by_auto
+from revela.on_ray import Cluster
 from revela.settings import Indexing, Precision, Recipe
 
 if TYPE_CHECKING:
+    from revela.evaluation.choose_model import Kind
     from revela.index.follow import Synced
     from revela.index.index import Index
     from revela.index.ingest import Added
     from revela.types import Document
 
 INDEXING, COMMIT_EVERY = Indexing(), 10**6
-Choose = Callable[[Sequence["Document"]], str]
-"Chooses a model for documents."
 
 
 @app.command
@@ -105,23 +105,28 @@ def index(
         _delete(out, delete)
         return
     from revela.index.language import check_language
-    from revela.index.state import is_index
+    from revela.index.state import is_finished, is_index
 
     check_language(settings.language)
     _check_sync(sync, yes, append, engine)
     if not corpus and not (sync and is_index(out)):
         raise RevelaError("give a corpus to index, or ids of documents to --delete")
-    made: Any = dict(metadata=metadata or [], context=context, settings=settings, reading=reading)
-    made |= dict(prompts=prompts.given, precision=precision, engine=engine)
-    job = Job(corpus or [], out, model, **made)
-    if sync:
-        opened, synced = job.sync(yes)
-        added, counted = synced.added, synced.describe()
+    made: Any = dict(metadata=metadata or [], context=context, prompts=prompts.given)
+    made |= dict(settings=settings, precision=precision)
+    job = Job(corpus or [], reading, out, model, **made)
+    synced: Synced | None = None
+    if sync and is_finished(out):
+        opened, synced = follow_recorded(job, yes)
+    elif engine.engine == "ray":
+        opened, added = write_by_ray(job, append, engine.cluster, commit_every)
+    elif append or (reading.join_titles and not sync):
+        opened, added = write_at_once(job, append)
     else:
-        opened, added = job.run(append, commit_every)
-        counted = added.describe()
+        opened, synced = write_by_file(job)
+    added = synced.added if synced else added
+    counted = synced.describe() if synced and sync else added.describe()
     print(f"language {opened.info.language}; {opened.calibration.describe()}")
-    if opened.info.prompts and any(opened.info.prompts):
+    if any(opened.info.prompts):
         print(opened.info.prompts.describe())
     print(f"{counted}; {out} holds {len(opened):,} passages")
     if added.cut:
@@ -140,84 +145,17 @@ def _check_sync(sync: bool, yes: bool, append: bool, engine: Engine) -> None:
 
 @dataclass(frozen=True)
 class Job:
-    """What the command line asks for."""
+    """What the command line asks for: a corpus, how it is read, and an index, how it is made."""
 
     corpus: list[Path]
+    reading: Reading
     out: Path
     model: str | None
     metadata: list[str]
     context: str | None
     prompts: GivenPrompts
     settings: Indexing
-    reading: Reading
     precision: Precision
-    engine: Engine
-
-    def run(self, append: bool, commit_every: int) -> tuple[Index, Added]:
-        """Add the corpus to an index, or to a new one."""
-        opened = self.existing() if append else None
-        choose = self.chooser() if opened is None else None
-        if self.engine.engine == "ray":
-            with on_ray.connected(self.engine.cluster):
-                return self.add_by_ray(opened, choose, commit_every)
-        if choose is not None and not self.reading.join_titles:
-            opened, made = self.make(choose)
-            return opened, made.added
-        from revela.corpus.load import read_corpus
-        from revela.index.ingest import metadata_columns
-
-        fields = self.metadata if opened is None else list(opened.info.columns)
-        kept: Any = dict(distinct=False, min_words=1, metadata=fields)
-        documents, report = read_corpus(self.corpus, self.reading, **kept)
-        print_report(report)
-        if choose is not None:
-            opened = self.create(choose, documents, metadata_columns(documents, fields))
-        assert opened is not None
-        return opened, opened.add(documents, progress=True)
-
-    def make(self, choose: Choose) -> tuple[Index, Synced]:
-        """A new index, which knows its sources."""
-        from revela.index.folder_index import make
-        from revela.index.follow import Scan
-        from revela.index.ingest import metadata_columns
-
-        scan = Scan(self.corpus, self.reading, self.metadata)
-
-        def create(documents: Sequence[Document]) -> Index:
-            print_report(scan.report)
-            return self.create(choose, documents, metadata_columns(documents, self.metadata))
-
-        return make(scan, create, progress=True)
-
-    def sync(self, yes: bool) -> tuple[Index, Synced]:
-        """Bring an index in step with the corpus, or make it."""
-        from revela.index.follow import follow
-        from revela.index.state import is_finished
-
-        if not is_finished(self.out):
-            return self.make(self.chooser())
-        opened, reading = self.existing(), None if self.reading == READING else self.reading
-        with opened.changes() as changes:
-            synced, report = follow(changes, self.corpus, reading, yes=yes, progress=True)
-        print_report(report)
-        return opened, synced
-
-    def add_by_ray(
-        self, opened: Index | None, choose: Choose | None, commit_every: int
-    ) -> tuple[Index, Added]:
-        """``run``, by a cluster."""
-        from revela.index import build_on_ray
-
-        reader = reader_of_parts(
-            self.reading, list(opened.info.columns) if opened else self.metadata
-        )
-        documents = build_on_ray.SurveyedCorpus(self.corpus, reader, self.reading.max_bad_share)
-        print_report(documents.report)
-        if choose is not None:
-            opened = self.create(choose, documents, documents.metadata_columns())
-        assert opened is not None
-        kept: Any = dict(wave=commit_every, precision=self.precision, progress=True)
-        return opened, build_on_ray.add(opened, documents, self.engine.cluster, **kept)
 
     def existing(self) -> Index:
         """The index to append to.
@@ -240,76 +178,156 @@ class Job:
             )
         return opened
 
-    def chooser(self) -> Choose:
-        """What names the model of a new index: the one that is given or that a killed run has
-        begun with; or the one that suits the documents, by their languages or as auto finds it.
+    def opened(self, append: bool, by_ray: bool = False) -> tuple[Index | None, list[str]]:
+        """The index to append to, None for a new one, and the fields of its metadata."""
+        if append:
+            index = self.existing()
+            return index, list(index.info.columns)
+        self.check_new(by_ray)
+        return None, self.metadata
 
-        Raises:
-            RevelaError: the folder is taken, or no model can be named.
+    def check_new(self, by_ray: bool = False) -> None:
+        """Refuse a folder that is taken, a file that is no context, and a choice of a model that
+        cannot be made.
         """
         from revela.index.contexts import Context
         from revela.index.state import unfinished_in
 
         if self.context is not None:
-            Context.of(self.context)  # refuses a file that is none
-        begun = unfinished_in(self.out)  # refuses a folder that is taken
-        names = named_by_auto(self.model) if self.model else None
-        if self.model and names is None:
-            model = self.model
-        elif begun is not None:
-            model = begun.model
-        else:
-            return by_language if names is None else self.chooser_of(names)
-        return lambda _: model
+            Context.of(self.context)
+        begun = unfinished_in(self.out)
+        if begun is not None or not self.model or (names := named_by_auto(self.model)) is None:
+            return
+        from revela.evaluation.choose_model import candidates_of
 
-    def chooser_of(self, names: Sequence[str]) -> Choose:
-        """What chooses a model, and fits it where it is a language model."""
-        from revela.evaluation.choose_model import KINDS, candidates_of, choose_model
-        from revela.fitting import FitOptions, fit
-
-        if self.engine.engine == "ray":
+        if by_ray:
             raise RevelaError(
                 "--model auto reads the text in this process: leave --engine out, or choose by "
                 "revela fit TEXT --model auto --out RETRIEVER"
             )
-        folder = self.out.with_name(f"{self.out.name}-model")
-        if folder.exists():
+        if self.fitted.exists():
             raise RevelaError(
-                f"{folder} exists, where a fitted model would go: give it as --model, or remove it"
+                f"{self.fitted} exists, where a fitted model would go: give it as --model, or "
+                "remove it"
             )
-        settings, reading = self.settings, self.reading
-        kinds = [kind for kind in KINDS if kind != "table" or not settings.keep_tokens]
-        candidates_of(names, kinds)
-        recipe = Recipe.of(language=settings.language, precision=self.precision, **vars(reading))
-        how: Any = dict(kinds=kinds, recipe=recipe, chunk_words=settings.chunk_words)
+        candidates_of(names, self.kinds)
 
-        def choose(documents: Sequence[Document]) -> str:
-            chosen = choose_model(documents, names, **how).candidate
-            if chosen.kind == "embedder":
-                return chosen.model
-            static = chosen.kind == "table"
-            its = recipe.replace(model=chosen.model, precision="auto" if static else self.precision)
-            fit(self.corpus, folder, its, FitOptions(static=static), command_line())
-            print(f"{chosen} is saved in {folder}, where the index finds it")
-            return str(folder)
+    @property
+    def fitted(self) -> Path:
+        """Where ``--model auto`` saves what it makes of a language model."""
+        return self.out.with_name(f"{self.out.name}-model")
 
-        return choose
+    @property
+    def kinds(self) -> list[Kind]:
+        """What ``--model auto`` chooses from."""
+        from revela.evaluation.choose_model import KINDS
 
-    def create(
-        self, choose: Choose, documents: Sequence[Document], columns: Mapping[str, str]
-    ) -> Index:
-        """A new index, with the context of a model that reads one."""
+        return [kind for kind in KINDS if kind != "table" or not self.settings.keep_tokens]
+
+    def choose(self, documents: Sequence[Document]) -> str:
+        """The model of a new index: the one that is given or that a killed run has begun with; or
+        the one that suits the documents, by their languages or as auto finds it.
+        """
+        from revela.index.state import unfinished_in
+
+        names = named_by_auto(self.model) if self.model else None
+        if self.model and names is None:
+            return self.model
+        if (begun := unfinished_in(self.out)) is not None:
+            return begun.model
+        return by_language(documents) if names is None else self.choose_by_auto(names, documents)
+
+    def choose_by_auto(self, names: Sequence[str], documents: Sequence[Document]) -> str:
+        """The best of some models; one that is made of a language model is fitted and saved."""
+        from revela.evaluation.choose_model import choose_model
+        from revela.fitting import FitOptions, fit
+
+        settings, how = self.settings, vars(self.reading)
+        recipe = Recipe.of(language=settings.language, precision=self.precision, **how)
+        given: Any = dict(kinds=self.kinds, recipe=recipe, chunk_words=settings.chunk_words)
+        chosen = choose_model(documents, names, **given).candidate
+        if chosen.kind == "embedder":
+            return chosen.model
+        static = chosen.kind == "table"
+        its = recipe.replace(model=chosen.model, precision="auto" if static else self.precision)
+        fit(self.corpus, self.fitted, its, FitOptions(static=static), command_line())
+        print(f"{chosen} is saved in {self.fitted}, where the index finds it")
+        return str(self.fitted)
+
+    def create(self, documents: Sequence[Document], columns: Mapping[str, str]) -> Index:
+        """A new index for documents, by the model that is chosen for them, with the context of one
+        that reads a context.
+        """
         from revela.index.contexts import chosen_for
         from revela.index.index import Index
         from revela.model_files import resolve
         from revela.retriever.load import keep_graph, load_encoder
 
-        folder = resolve(choose(documents))
+        folder = resolve(self.choose(documents))
         keep_graph(folder)
         encoder = load_encoder(folder, self.precision, prompts=self.prompts)
         known = chosen_for(encoder, self.context, documents, self.settings.chunk_words)
         given: Any = dict(context=known, encoder=encoder, prompts=self.prompts)
         return Index.create(self.out, folder, columns, self.settings, **given)
+
+
+# Each of these scans the corpus, chooses a model for it if the index is new, and writes it.
+
+
+def write_by_file(job: Job) -> tuple[Index, Synced]:
+    """Make an index that knows its files."""
+    from revela.index.follow import Scan, follow
+    from revela.index.ingest import metadata_columns
+
+    job.check_new()
+    scan = Scan(job.corpus, job.reading, job.metadata)
+    scan.check_report()
+    print_report(scan.report)
+    index = job.create(scan.documents, metadata_columns(scan.documents, job.metadata))
+    with index.changes() as changes:
+        return index, follow(changes, scan=scan, progress=True)[0]
+
+
+def write_at_once(job: Job, append: bool) -> tuple[Index, Added]:
+    """Add documents to an index that does not know their files."""
+    from revela.corpus.load import read_corpus
+    from revela.index.ingest import metadata_columns
+
+    index, fields = job.opened(append)
+    kept: Any = dict(distinct=False, min_words=1, metadata=fields)
+    documents, report = read_corpus(job.corpus, job.reading, **kept)
+    print_report(report)
+    if index is None:
+        index = job.create(documents, metadata_columns(documents, fields))
+    return index, index.add(documents, progress=True)
+
+
+def write_by_ray(
+    job: Job, append: bool, cluster: Cluster, commit_every: int
+) -> tuple[Index, Added]:
+    """``write_at_once``, by a cluster."""
+    from revela.index import build_on_ray
+
+    index, fields = job.opened(append, by_ray=True)
+    with on_ray.connected(cluster):
+        reader = reader_of_parts(job.reading, fields)
+        survey = build_on_ray.SurveyedCorpus(job.corpus, reader, job.reading.max_bad_share)
+        print_report(survey.report)
+        if index is None:
+            index = job.create(survey, survey.metadata_columns())
+        how: Any = dict(wave=commit_every, precision=job.precision, progress=True)
+        return index, build_on_ray.add(index, survey, cluster, **how)
+
+
+def follow_recorded(job: Job, yes: bool) -> tuple[Index, Synced]:
+    """Bring an index in step with the corpus, or with what it was made of."""
+    from revela.index.follow import follow
+
+    index, reading = job.existing(), None if job.reading == READING else job.reading
+    with index.changes() as changes:
+        synced, report = follow(changes, job.corpus, reading, yes=yes, progress=True)
+    print_report(report)
+    return index, synced
 
 
 def by_language(documents: Sequence[Document]) -> str:

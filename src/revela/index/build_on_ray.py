@@ -199,7 +199,7 @@ class Job:
             raise RevelaError(
                 f"{model} is not the same model on every machine: put it where all machines see it"
             )
-        precision, prompts = self.info.precision_of(self.precision), self.info.prompts_of(model)
+        precision, prompts = self.info.precision_of(self.precision), self.info.prompts
         encoder: TokenEncoder = load_encoder(model, precision, prompts=prompts)
         return encoder if self.context is None else conditioned(encoder, self.context)
 

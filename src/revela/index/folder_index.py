@@ -14,7 +14,7 @@ import os
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -25,7 +25,7 @@ from typing import Any
 
 from revela.corpus.load import Reading
 from revela.corpus.spool import LazyTexts
-from revela.embedded import MINILM, cache_folder, is_installed
+from revela.embedded import cache_folder
 from revela.encoder.prompts import OWN, Given, Prompts, named_prompts, prompts_of
 from revela.encoder.static_encoder import gives_tokens
 from revela.errors import RevelaError, first_line
@@ -39,7 +39,7 @@ from revela.model_files import fingerprint, name_of, resolve
 from revela.retriever import load
 from revela.settings import Indexing, Precision
 from revela.silence import duration
-from revela.types import Document, Hits
+from revela.types import Hits
 
 log = logging.getLogger(__name__)
 READING = Reading(max_bad_share=1)  # the log names what cannot be read
@@ -120,7 +120,7 @@ class Suited:
 def _opened_by_language(path: Path, cached: bool, open_by: Opening) -> Index:
     """The index of a text by the embedder that suits its languages."""
     file = _choice_file(absolute(path))
-    suited, scan, why = _kept_choice(path, file) if cached else None, None, ""
+    suited, scan, why = _kept_choice(file) if cached else None, None, ""
     if suited is None:
         scan = Scan([path], READING)
         scan.check_report()
@@ -138,15 +138,11 @@ def _opened_by_language(path: Path, cached: bool, open_by: Opening) -> Index:
     return index
 
 
-def _kept_choice(path: Path, file: Path) -> Suited | None:
-    """What was chosen for a text before, if it was: MiniLM by earlier versions, in any language."""
+def _kept_choice(file: Path) -> Suited | None:
+    """What was chosen for a text before, if it was."""
     with suppress(OSError, ValueError, TypeError):
         return Suited(**json.loads(file.read_text(encoding="utf-8")))
-    if not is_installed(MINILM):
-        return None
-    folder, settings = _settings_of(MINILM)
-    place = _place(path.resolve(), folder, settings, named_prompts(folder))
-    return Suited(MINILM) if is_finished(place) else None
+    return None
 
 
 def _choice_file(source: str) -> Path:
@@ -198,7 +194,7 @@ def _synced(
 ) -> Index:
     """The index of a text in its place, up to date."""
     start = time.perf_counter()
-    how: Any = dict(yes=True, progress=progress)
+    loading, how = dict[str, float](), dict[str, Any](yes=True, progress=progress)
     index = _opened_in(place, model, options)
     if index is not None:
         with index.changes(wait=True) as changes:
@@ -206,35 +202,18 @@ def _synced(
     else:
         load.keep_graph(model)
         scan = scan or Scan([path], READING)
-
-        def create(_: object) -> Index:
-            return Index.create(place, model, settings=settings, prompts=options["prompts"])
-
-        made, synced = make(scan, create, **how)
-        report, index = scan.report, Index.open(place, model, encoder=made.encoder, **options)
+        scan.check_report()
+        begun = time.perf_counter()
+        made = Index.create(place, model, settings=settings, prompts=options["prompts"])
+        loading["loading the model"] = time.perf_counter() - begun
+        with made.changes() as changes:
+            synced, report = follow(changes, scan=scan, **how)
+        index = Index.open(place, model, encoder=made.encoder, **options)
     for line in report.lines()[1:] if synced.any else []:
         log.info(line)
+    synced = replace(synced, seconds={**loading, **synced.seconds})
     log.info(_summary(path, place, synced, time.perf_counter() - start))
     return index
-
-
-def make(
-    scan: Scan,
-    create: Callable[[Sequence[Document]], Index],
-    *,
-    yes: bool = False,
-    progress: bool = False,
-) -> tuple[Index, Synced]:
-    """Make an index of what a scan has found, or finish one that a killed run has left; ``create``
-    makes or opens it, and loads its model.
-    """
-    scan.check_report()
-    start = time.perf_counter()
-    index = create(scan.documents)
-    loading = time.perf_counter() - start
-    with index.changes() as changes:
-        synced, _ = follow(changes, scan=scan, yes=yes, progress=progress)
-    return index, replace(synced, seconds={"loading the model": loading, **synced.seconds})
 
 
 def _opened_in(place: Path, model: Path, options: Any) -> Index | None:
@@ -337,7 +316,7 @@ def clear_cache(path: str | Path | None = None) -> int:
         raise RevelaError(f"the cache holds no index of {path}: revela cache lists what it holds")
     for cached in found:
         # What follows the text, as a server does, has the lock of the index alone.
-        with writing(cached.folder.parent), writing(cached.folder):
+        with writing(cached.folder.parent), writing(cached.folder, wait=True):
             remove_whole(cached.folder)
             _choice_file(cached.path).unlink(missing_ok=True)
     return sum(cached.bytes for cached in found)

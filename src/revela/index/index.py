@@ -233,7 +233,7 @@ class Index:
     @property
     def prompts(self) -> Prompts:
         """What its retriever reads before queries and before passages."""
-        return self.info.prompts_of(self.model_folder)
+        return self.info.prompts
 
     @property
     def encoder(self) -> TokenEncoder:
@@ -324,8 +324,8 @@ class Index:
         """What ``read`` gives: where another process has changed or packed the table meanwhile, it
         reads again.
         """
+        failed = -1
         while True:
-            table = self.table
             try:
                 return read()
             except Moved:
@@ -334,7 +334,9 @@ class Index:
                 raise
             except (KeyError, RevelaError) as error:
                 self._open()
-                if self.table.version != table.version:
+                version = self.table.version
+                if version != failed:
+                    failed = version
                     continue
                 if isinstance(error, RevelaError):
                     raise

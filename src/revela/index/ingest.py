@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from revela.corpus.chunk import chunk
-from revela.corpus.headings import has_headings, titles
+from revela.corpus.headings import titles
 from revela.encoder.prompts import OWN, Given, prompts_of
 from revela.errors import RevelaError
 from revela.index.language import Terms
@@ -200,9 +200,7 @@ def cut_to_fit(rows: Rows, encoder: Encoder) -> tuple[Rows, int]:
 def digest_of(document: Document, chunk_words: int) -> str:
     """16 hex digits that change when a document's rows do."""
     metadata = dict(document.metadata)
-    content: list[object] = [chunk_words, document.title, document.text, document.kind, metadata]
-    if has_headings(document.id) or "\r" in document.text:
-        content.append("sections")  # rows of earlier versions were cut elsewhere
+    content = [chunk_words, document.title, document.text, document.kind, metadata]
     text = json.dumps(content, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

@@ -8,11 +8,10 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from revela.encoder.processor import has_bf16, has_gpu
-from revela.encoder.prompts import Prompts, named_prompts
+from revela.encoder.prompts import Prompts
 from revela.index.fusion import FusionRule
 from revela.index.language import CORPUS_WORDS, Analyzer, Terms
 from revela.settings import Indexing, Precision
@@ -108,15 +107,11 @@ class Info:
     calibration: Calibration = field(default_factory=Calibration)
     precision: str = ""  # that the vectors were made in
     context: Mapping[str, Any] | None = None  # ``Context.about``, and the digest of its rows
-    prompts: Prompts | None = None  # None: those of the model's folder
+    prompts: Prompts = field(default_factory=Prompts)  # that the vectors were made with
 
     def analyzer(self, cache_size: int = CORPUS_WORDS) -> Terms:
         """What splits passages and queries into terms."""
         return Analyzer(self.language, cache_size)
-
-    def prompts_of(self, model: Path) -> Prompts:
-        """The prompts that the model in this folder made the vectors with."""
-        return named_prompts(model) if self.prompts is None else self.prompts
 
     def precision_of(self, given: Precision) -> Precision:
         """The precision of queries, and of what is added: the given one, or, if that is "auto", the
@@ -144,5 +139,5 @@ class Info:
         measured["scores"] = {how: tuple(found) for how, found in measured["scores"].items()}
         content["calibration"] = Calibration(**measured)
         content["settings"] = Indexing(**content["settings"])
-        content["prompts"] = content["prompts"] and Prompts(*content["prompts"])
+        content["prompts"] = Prompts(*content["prompts"])
         return cls(**content)

@@ -28,7 +28,6 @@ from revela.types import hash64
 
 STATE = "state.sqlite"
 FORMAT = 6
-EARLIER = "index.json"  # of indices of format 5 and before
 COMMIT = 100  # chunks that a commit counts as, at least: each of its files takes .3 ms of a search
 # A document without a path is in no file any more, and will be deleted.
 TABLES = f"""
@@ -110,8 +109,6 @@ class State:
         self.folder, self._lock = folder, threading.RLock()
         file = folder / STATE
         if not file.is_file():
-            if (folder / EARLIER).is_file():
-                raise _of_another_version(folder)
             raise RevelaError(
                 f"{folder} is not an index: it has no {STATE}; make one with revela index"
             )
@@ -125,7 +122,9 @@ class State:
             self._database.execute("pragma cache_spill = off")
             (found,) = self._database.execute("pragma user_version").fetchone()
         if found != FORMAT:
-            raise _of_another_version(folder)
+            raise RevelaError(
+                f"{folder} was made by another version of revela: make it again with revela index"
+            )
 
     @classmethod
     def create(cls, folder: Path, info: Info) -> State:
@@ -370,15 +369,9 @@ def _signed(hashes: NDArray[np.uint64]) -> list[int]:
     return signed
 
 
-def _of_another_version(folder: Path) -> RevelaError:
-    return RevelaError(
-        f"{folder} was made by another version of revela: make it again with revela index"
-    )
-
-
 def is_index(folder: Path) -> bool:
     """Whether a folder holds an index, of this version or another."""
-    return (folder / STATE).is_file() or (folder / EARLIER).is_file()
+    return (folder / STATE).is_file()
 
 
 def read_info(folder: Path) -> Info:

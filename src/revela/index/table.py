@@ -291,9 +291,11 @@ class Table:
         with lance_errors(self.folder):
             missing = self._missing()
             with progress_bar("packing", "part", total=1 + len(missing)) as shown:
-                # Other writers are locked out, so files of no version are a killed run's.
                 age = timedelta(milliseconds=1)
-                self.lance.optimize(cleanup_older_than=age, delete_unverified=True)
+                # The first time indices are brought up to date, and then fragments that they know
+                # are joined. Other writers are locked out: files of no version are a killed run's.
+                for _ in range(2):
+                    self.lance.optimize(cleanup_older_than=age, delete_unverified=True)
                 shown.update()
                 for column, kind in missing.items():
                     self.lance.create_index(column, config=configs[kind])

@@ -62,6 +62,16 @@ def passage_prompt_of(model: SentenceTransformer) -> str:
     return model.prompts.get("document") or model.prompts.get("passage") or ""
 
 
+def counter_of(model: SentenceTransformer) -> TokenCounter:
+    """Counts tokens as a model reads them."""
+    from revela.retriever.context import read_as_text, slot_ids
+
+    tokenizer = getattr(model.tokenizer, "backend_tokenizer", model.tokenizer)
+    prompts = query_prompt_of(model), passage_prompt_of(model)
+    as_text = read_as_text if slot_ids(model) else list
+    return TokenCounter(tokenizer, *prompts, token_limit(model), as_text=as_text)
+
+
 def token_limit(model: SentenceTransformer) -> int | None:
     """The maximum number of tokens that a model reads of a text; None: all."""
     if isinstance(model[0], modules.StaticEmbedding):  # whose max_seq_length is infinity
@@ -209,8 +219,6 @@ class RetrieverEncoder:
     @functools.cached_property
     def counter(self) -> TokenCounter:
         """Counts tokens as the model reads them, without ``max_tokens``."""
-        from revela.retriever.tokens import counter_of
-
         return counter_of(self.model)
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""A text in the tokens of a model: their spans (``TokenWindow``, ``halves``), and their number."""
+"""A text in the tokens of a model: their spans (``TokenWindow``), its first half (``halves``)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from revela.encoder.token_counter import Spans, TokenCounter
+from revela.encoder.token_counter import Spans
 from revela.errors import RevelaError
 
 if TYPE_CHECKING:
@@ -44,17 +44,6 @@ def token_window(model: SentenceTransformer, name: str, max_tokens: int) -> Toke
     limit = min(limit, model.max_seq_length or limit)
     prompts = (query_prompt_of(model), passage_prompt_of(model))
     return TokenWindow(tokenizer, limit - max(len(tokenizer(p)["input_ids"]) for p in prompts))
-
-
-def counter_of(model: SentenceTransformer) -> TokenCounter:
-    """Counts tokens as a model reads them."""
-    from revela.retriever.context import read_as_text, slot_ids
-    from revela.retriever.encode import passage_prompt_of, query_prompt_of, token_limit
-
-    tokenizer = getattr(model.tokenizer, "backend_tokenizer", model.tokenizer)
-    prompts = query_prompt_of(model), passage_prompt_of(model)
-    as_text = read_as_text if slot_ids(model) else list
-    return TokenCounter(tokenizer, *prompts, token_limit(model), as_text=as_text)
 
 
 def halves(

@@ -19,19 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from revela.index.tokens import encode_packed
+from revela.server.errors import queue_full
 from revela.types import QueryTokens, TokenEncoder, Vectors
 
 Role = Literal["query", "passage"]
 ROLES: tuple[Role, ...] = ("query", "passage")
 BATCHES_AHEAD = 4  # batches formed at once
-
-
-class QueueFull(Exception):
-    """Too many tokens are waiting; there should be room in ``seconds``."""
-
-    def __init__(self, seconds: int) -> None:
-        super().__init__(f"full for another {seconds} s")
-        self.seconds = seconds
 
 
 @dataclass(eq=False)
@@ -108,14 +101,15 @@ class Batcher:
                 the ``packed_signs`` of its tokens.
 
         Raises:
-            QueueFull: no text was queued.
+            APIError: too many tokens are waiting, and no text was queued (429).
         """
         job = _Job(texts, tokens, with_tokens, left=len(texts))
         with self._change:
             self._drop_done(role)
             waiting = self.waiting_tokens[role]
             if not self.alive or waiting + sum(tokens) > self._max_tokens:
-                raise QueueFull(self._seconds_until(waiting + sum(tokens) - self._max_tokens))
+                seconds = self._seconds_until(waiting + sum(tokens) - self._max_tokens)
+                raise queue_full("texts", seconds)
             self.waiting_tokens[role] += sum(tokens)
             self._jobs[role].append(job)
             self._change.notify()

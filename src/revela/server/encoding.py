@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from revela.errors import QueryError, RevelaError
 from revela.server import Limits
-from revela.server.batching import Batcher, QueueFull, Role
-from revela.server.errors import APIError, check_count, queue_full
+from revela.server.batching import Batcher, Role
+from revela.server.errors import APIError, check_count
 from revela.server.routing import in_thread
 from revela.types import TokenEncoder
 
@@ -100,8 +100,6 @@ class Encoding:
         """
         try:
             return await self.batcher.encode(texts, tokens, role, with_tokens)
-        except QueueFull as error:
-            raise queue_full("texts", error.seconds) from error
         except QueryError:
             raise
         except RevelaError as error:  # the model's fault, and it names a path
