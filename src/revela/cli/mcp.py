@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +23,7 @@ from revela.server import Access, Limits
 
 if TYPE_CHECKING:
     from revela.index.index import Index
+    from revela.index.word_search import Words
     from revela.server.mcp import Documents
 
 SYNC_SECONDS = 30
@@ -148,41 +148,56 @@ def _documents(
 
 class Opening:
     """The index of text, made in a thread, as clients do not wait long for a server; from then on
-    it follows the text. Where that fails, it is tried again at the next call.
+    it follows the text. Until it is there, the text is searched by its words. What fails is tried
+    again at the next call.
     """
 
     def __init__(self, path: Path, model: str | None, prompts: GivenPrompts) -> None:
         self._asked = path, model, prompts
-        self._lock = threading.Lock()
-        self._opening: Future[Index] | None = None
+        self._change = threading.Condition()
+        self._runs = False
+        self._found: Index | Words | None = None
+        self._error: Exception | None = None
 
-    def index(self) -> Index:
-        """The index, once it is there; RevelaError if it could not be made."""
-        return self.begin().result()
+    def index(self) -> Index | Words:
+        """The index, or the words of the text once they are counted; RevelaError if neither could
+        be had.
+        """
+        self.begin()
+        with self._change:
+            self._change.wait_for(lambda: self._found is not None or self._error is not None)
+            if self._found is None:
+                assert self._error is not None
+                raise self._error
+            return self._found
 
-    def begin(self) -> Future[Index]:
-        """Open it unless that is done, or going on."""
-        with self._lock:
-            opening = self._opening
-            if opening is None or (opening.done() and opening.exception()):
-                opening = self._opening = Future()
-                threading.Thread(
-                    target=self._run, args=(opening,), name="index", daemon=True
-                ).start()
-            return opening
+    def begin(self) -> None:
+        """Open the index unless that is done, or going on."""
+        with self._change:
+            if not self._runs:
+                self._runs, self._found, self._error = True, None, None
+                threading.Thread(target=self._run, name="index", daemon=True).start()
 
-    def _run(self, opening: Future[Index]) -> None:
+    def _run(self) -> None:
         from revela.index.folder_index import kept_in_step, open_any
+        from revela.index.follow import ALL
 
         path, model, prompts = self._asked
         try:
-            index = open_any(path, model, prompts=prompts)
-            opening.set_result(index)
+            index = open_any(path, model, prompts=prompts, by_words=self._note)
         except Exception as error:
-            opening.set_exception(error)
+            with self._change:
+                self._runs, self._found, self._error = False, None, error
+                self._change.notify_all()
             return
-        with kept_in_step(index, SYNC_SECONDS):
+        self._note(index)
+        with kept_in_step(index, SYNC_SECONDS, refused=ALL):
             threading.Event().wait()
+
+    def _note(self, found: Index | Words) -> None:
+        with self._change:
+            self._found = found
+            self._change.notify_all()
 
 
 def _serve(server: Any, host: str, port: int, token: str | None) -> None:

@@ -27,6 +27,7 @@ from revela.errors import QueryError, RevelaError
 from revela.index.filters import EXAMPLE, where_sql
 from revela.index.index import Index
 from revela.index.search import check_query
+from revela.index.word_search import Words
 from revela.server import Access, Limits
 from revela.server.token_budget import as_json, count_tokens, fitting, shared_out
 from revela.types import Hit
@@ -89,14 +90,15 @@ class Documents:
 
     Args:
         name: of the documents, for agents.
-        index: gives the index; called by the tools, as it may take long.
+        index: gives the index, or the words of one that is being made; called by the tools, as it
+            may take long.
         columns: for filters, and their Arrow types.
         folder: root of the files, if ids are paths.
         base_url: base of the documents' addresses; "": those of their files.
     """
 
     name: str
-    index: Callable[[], Index]
+    index: Callable[[], Index | Words]
     columns: Mapping[str, str]
     folder: Path | None = None
     base_url: str = ""
@@ -261,8 +263,9 @@ class Tools:
             with self._lock:
                 index = self.documents.index()
                 hits = index.search(query, 2 * k, where=filter, min_score=min_score)
+        notice = index.notice if isinstance(index, Words) else ""
         results = [self.documents.result(hit, copies) for hit, copies in distinct(hits, k)]
-        return _answer(within(results, max_tokens))
+        return _answer(within(results, max_tokens, notice))
 
     def fetch(
         self,
