@@ -21,6 +21,7 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
+from itertools import chain
 from typing import Any, Protocol
 
 import regex
@@ -122,8 +123,8 @@ class Analyzer:
             if number % 2:
                 terms += [term for _, _, term in self.places(piece)]
             else:
-                for word in _ASCII_WORD.findall(piece):
-                    terms += self._terms_of[word]
+                found = map(self._terms_of.__getitem__, _ASCII_WORD.findall(piece))
+                terms += chain.from_iterable(found)
         return terms
 
     def places(self, text: str) -> Iterator[tuple[int, int, str]]:
