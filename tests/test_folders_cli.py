@@ -345,3 +345,19 @@ def test_mistakes_are_one_sentence(refused, cache, tmp_path, arguments, message)
     (tmp_path / "a.bin").write_bytes(b"x\0")
     (tmp_path / "empty").mkdir()
     assert message in refused(*(argument.format(tmp=tmp_path) for argument in arguments))
+
+
+def test_a_folder_that_has_lost_all_keeps_its_index(doing, refused, docs, static_folder, cache):
+    asked = ("search", docs, QUERY, "--json", "--model", static_folder)
+    assert json.loads(doing(*asked)[1])
+    kept = docs.rename(docs.with_name("elsewhere"))
+    docs.mkdir()  # as where nothing is mounted
+    said = refused(*asked)
+    assert "has lost all of its 12 documents" in said and f"revela cache {docs} --clear" in said
+    docs.rmdir()
+    kept.rename(docs)
+    for file in sorted(docs.iterdir())[:8]:
+        file.unlink()
+    code, out, err = doing(*asked)
+    assert code == 0 and "8 gone, 4 unchanged" in err
+    assert {hit["id"] for hit in json.loads(out)} <= {file.name for file in docs.iterdir()}

@@ -146,7 +146,7 @@ def test_what_has_lost_half_stays_unless_one_says_so(synced, tmp_path, left):
     other.write_text("bee")
     index.sync([docs, other])
     as_files(docs, dict(list(TEXTS.items())[:left]))
-    with pytest.raises(RevelaError, match=f"docs has lost {12 - left} of its 12 documents.*--yes"):
+    with pytest.raises(RevelaError, match=f"lost {12 - left} of its 12 documents.*--sync --yes"):
         index.sync()
     assert len(rows_of(index)) == 25
     assert index.sync(yes=True) == Synced(gone=12 - left, unchanged=left + 1)

@@ -20,11 +20,14 @@ from mcp.client.streamable_http import streamable_http_client
 from served import build, encoder
 
 from conftest import make_rows
-from revela.cli.mcp import mcp
+from revela.cli.mcp import _documents, mcp
+from revela.encoder.prompts import OWN
 from revela.errors import RevelaError
+from revela.index.index import Index
 from revela.model_files import fingerprint
 from revela.retriever.load import load_encoder
 from revela.server.mcp import Documents
+from revela.server.token_budget import count_tokens
 from revela.types import Document
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -97,7 +100,7 @@ async def ask(client):
     results = found.structured_content["results"]
     assert len(results) == 2 and json.loads(found.content[0].text)["results"] == results
     first = next(result for result in results if result["id"] == "guide.md")
-    assert first["url"] == "https://wiki.example/docs/guide.md" and first["path"] is None
+    assert first["url"] == "https://wiki.example/docs/guide.md" and "path" not in first
     assert first["metadata"] == {"year": 2020} and "garden opens" in first["text"]
     cut = await client.call_tool("search", {"query": "garden", "min_score": 1.1})
     assert cut.structured_content == {"results": []}
@@ -105,20 +108,25 @@ async def ask(client):
     (only,) = filtered.structured_content["results"]
     assert (only["id"], only["title"]) == ("a b.txt", "Engines")
     assert only["url"].endswith("/a%20b.txt")
-    assert set(only) >= {"id", "title", "url", "text", "score", "confidence", "chunk", "metadata"}
+    assert set(only) >= {"id", "title", "url", "text", "score", "chunk", "metadata"}
     guide = (await client.call_tool("fetch", {"id": "guide.md"})).structured_content
-    assert guide["text"] == GUIDE and guide["next_chunk"] is None
+    assert guide["text"] == GUIDE and not {"next_chunk", "note"} & set(guide)
     assert set(guide) >= {"id", "title", "text", "url", "metadata"}
-    return await whole(client, "long.txt")
+    return await whole(client, "long.txt", 4000), await whole(client, "long.txt", 200)
 
 
-async def whole(client, document):
-    text, chunk = "", 0
-    while chunk is not None:
-        part = await client.call_tool("fetch", {"id": document, "chunk": chunk})
-        part = part.structured_content
-        assert len(part["text"]) <= 40_000
-        text, chunk = text + part["text"], part["next_chunk"]
+async def whole(client, document, max_tokens):
+    """A document that is read to its end, in parts of at most so many tokens."""
+    text, following = "", {"chunk": 0}
+    while following:
+        asked = {"id": document, "max_tokens": max_tokens, **following}
+        found = await client.call_tool("fetch", asked)
+        assert count_tokens(found.content[0].text) <= max_tokens
+        part = found.structured_content
+        text += part["text"]
+        following = {name[5:]: part[name] for name in ("next_chunk", "next_offset") if name in part}
+        where = ", ".join(f"{name}={value}" for name, value in following.items())
+        assert part.get("note", "").endswith(f"fetch it with {where}." if where else "")
     return text
 
 
@@ -131,7 +139,7 @@ def test_agents_search_and_read(served_index, http, transport, mode):
         async with connected as client:
             return await ask(client)
 
-    assert asyncio.run(run()) == LONG
+    assert asyncio.run(run()) == (LONG, LONG)
 
 
 def test_a_folder_of_text_is_made_an_index(served_index, tmp_path):
@@ -158,6 +166,44 @@ def test_a_folder_of_text_is_made_an_index(served_index, tmp_path):
     assert result["url"] == file.as_uri()
 
 
+def test_a_folder_that_could_not_be_read_is_tried_again_at_the_next_call(served_index, tmp_path):
+    (tmp_path / "docs").mkdir()
+    model = str(served_index.parent / "model")
+    server = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "revela", "mcp", str(tmp_path / "docs"), "--model", model],
+        env={"PYTHONPATH": str(SOURCE), "REVELA_CACHE": str(tmp_path / "cache")},
+    )
+
+    async def run():
+        async with Client(server) as client:
+            for _ in range(2):
+                failed = await client.call_tool("search", {"query": "garden"})
+                assert failed.is_error and "the server's log says why" in failed.content[0].text
+            (tmp_path / "docs" / "guide.md").write_text(GUIDE)
+            return await client.call_tool("search", {"query": "garden"})
+
+    (result,) = asyncio.run(run()).structured_content["results"]
+    assert result["id"] == "guide.md"
+
+
+def test_an_index_is_opened_at_the_first_call_and_again_if_that_fails(served_index, monkeypatch):
+    opened, open_index = [], Index.open
+
+    def failing_once(*given, **more):
+        opened.append(given)
+        if len(opened) == 1:
+            raise RevelaError("the model cannot be loaded")
+        return open_index(*given, **more)
+
+    monkeypatch.setattr(Index, "open", failing_once)
+    documents = _documents(served_index, None, "", None, OWN)
+    assert not opened and documents.columns["year"] == "int64"
+    with pytest.raises(RevelaError, match="the model cannot be loaded"):
+        documents.index()
+    assert documents.index() is documents.index() and len(opened) == 2
+
+
 @pytest.mark.parametrize(
     "name", ["/etc/passwd", "../secret.md", "a" * 5000, "no such file", "a\0b"]
 )
@@ -180,6 +226,8 @@ BAD = {
     "SQL": ("search", {"query": "a", "filter": "year > 1"}, "filter: input should be"),
     "id": ("fetch", {"id": "none'); --"}, "is not in the index"),
     "chunk": ("fetch", {"id": "guide.md", "chunk": 99}, "has 1 passages, from 0"),
+    "offset": ("fetch", {"id": "guide.md", "offset": 9999}, "passage 0 of guide.md has"),
+    "budget": ("search", {"query": "a", "max_tokens": 10}, "max_tokens: input should be greater"),
 }
 
 

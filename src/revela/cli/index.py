@@ -321,11 +321,13 @@ def write_by_ray(
 
 def follow_recorded(job: Job, yes: bool) -> tuple[Index, Synced]:
     """Bring an index in step with the corpus, or with what it was made of."""
-    from revela.index.follow import follow
+    from revela.index.follow import HALF, NONE, follow
 
     index, reading = job.existing(), None if job.reading == READING else job.reading
     with index.changes() as changes:
-        synced, report = follow(changes, job.corpus, reading, yes=yes, progress=True)
+        refused = NONE if yes else HALF
+        how: Any = dict(refused=refused, progress=True)
+        synced, report = follow(changes, job.corpus, reading, **how)
     print_report(report)
     return index, synced
 

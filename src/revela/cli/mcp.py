@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import signal
+import sys
 import threading
-from concurrent.futures import Future
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +15,7 @@ from cyclopts import Parameter
 
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
 from revela.cli.main import app
+from revela.cli.mcp_clients import ClientName, Entry
 from revela.cli.serve import token_of
 from revela.encoder.prompts import Given as GivenPrompts
 from revela.errors import RevelaError
@@ -20,6 +23,7 @@ from revela.server import Access, Limits
 
 if TYPE_CHECKING:
     from revela.index.index import Index
+    from revela.index.word_search import Words
     from revela.server.mcp import Documents
 
 SYNC_SECONDS = 30
@@ -37,6 +41,8 @@ def mcp(
     token_file: Path | None = None,
     model: str | None = None,
     prompts: Annotated[PromptFlags, Flat] = PROMPTS,
+    install: ClientName | None = None,
+    write: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Serve an index to agents, by the Model Context Protocol: tools that search and fetch.
 
@@ -59,7 +65,15 @@ def mcp(
         File with that token.
     model:
         As for search.
+    install:
+        Print the entry of this server for a client, with these flags, rather than serve.
+    write:
+        Write that entry into the client's file, which keeps what else it holds.
     """
+    if install or write:
+        given = dict(name=name, base_url=base_url, model=model, **vars(prompts))
+        _install(install, index_folder, given, write, http)
+        return
     token = token_of(token_env, token_file)
     if token and http is None:
         raise RevelaError("a token is for --http: give a port, or leave the token out")
@@ -80,44 +94,110 @@ def _show_once() -> None:
     logging.getLogger("revela").propagate = False
 
 
+def _install(
+    client: ClientName | None,
+    path: Path,
+    given: Mapping[str, str | None],
+    write: bool,
+    http: int | None,
+) -> None:
+    """Print a client's entry that starts this server with what was given, or write it."""
+    if client is None:
+        raise RevelaError("--write is for --install: name the client")
+    if http is not None:
+        raise RevelaError("a client of --install starts the server itself: leave out --http")
+    if not path.exists():
+        raise RevelaError(f"{path} does not exist: give the path of an index, or of text")
+    model = given["model"]
+    if model and Path(model).exists():  # clients start the server elsewhere
+        given = {**given, "model": str(Path(model).resolve())}
+    flags = ((f"--{flag.replace('_', '-')}", value) for flag, value in given.items() if value)
+    entry = Entry.of(client, path, [f"{flag}={value}" for flag, value in flags])
+    if not write:
+        print(f"add this to {entry.file}, or give --write:\n", file=sys.stderr)
+        print(entry.text())
+        return
+    done = "added to" if entry.write() else "is already in"
+    print(f"{entry.name} {done} {entry.file}; start {client} anew to use it")
+
+
 def _documents(
     path: Path, name: str | None, base_url: str, model: str | None, prompts: GivenPrompts
 ) -> Documents:
     from revela.index.filters import OWN_COLUMNS
-    from revela.index.index import Index
-    from revela.index.state import is_index
+    from revela.index.state import State, is_index
     from revela.server.mcp import Documents
 
     name = name or path.resolve().name
     if is_index(path) or not path.exists():
-        index = Index.open(path, model, prompts=prompts)
-        columns = {**OWN_COLUMNS, **index.info.columns}
-        return Documents(name, lambda: index, columns, base_url=base_url)
+        info = State(path).info  # refuses what is no index; all else waits for the first call
+        columns = {**OWN_COLUMNS, **info.columns}
+
+        @functools.cache  # an error is not kept
+        def index() -> Index:
+            from revela.index.index import Index
+
+            return Index.open(path, model, prompts=prompts)
+
+        return Documents(name, index, columns, base_url=base_url)
     folder = path.resolve() if path.is_dir() else path.resolve().parent
-    opening = _opening(path, model, prompts)
-    return Documents(name, opening.result, OWN_COLUMNS, folder, base_url)
+    opening = Opening(path, model, prompts)
+    opening.begin()
+    return Documents(name, opening.index, OWN_COLUMNS, folder, base_url)
 
 
-def _opening(path: Path, model: str | None, prompts: GivenPrompts) -> Future[Index]:
+class Opening:
     """The index of text, made in a thread, as clients do not wait long for a server; from then on
-    it follows the text.
+    it follows the text. Until it is there, the text is searched by its words. What fails is tried
+    again at the next call.
     """
-    from revela.index.folder_index import kept_in_step, open_any
 
-    opening: Future[Index] = Future()
+    def __init__(self, path: Path, model: str | None, prompts: GivenPrompts) -> None:
+        self._asked = path, model, prompts
+        self._change = threading.Condition()
+        self._runs = False
+        self._found: Index | Words | None = None
+        self._error: Exception | None = None
 
-    def run() -> None:
+    def index(self) -> Index | Words:
+        """The index, or the words of the text once they are counted; RevelaError if neither could
+        be had.
+        """
+        self.begin()
+        with self._change:
+            self._change.wait_for(lambda: self._found is not None or self._error is not None)
+            if self._found is None:
+                assert self._error is not None
+                raise self._error
+            return self._found
+
+    def begin(self) -> None:
+        """Open the index unless that is done, or going on."""
+        with self._change:
+            if not self._runs:
+                self._runs, self._found, self._error = True, None, None
+                threading.Thread(target=self._run, name="index", daemon=True).start()
+
+    def _run(self) -> None:
+        from revela.index.folder_index import kept_in_step, open_any
+        from revela.index.follow import ALL
+
+        path, model, prompts = self._asked
         try:
-            index = open_any(path, model, prompts=prompts)
-            opening.set_result(index)
+            index = open_any(path, model, prompts=prompts, by_words=self._note)
         except Exception as error:
-            opening.set_exception(error)
+            with self._change:
+                self._runs, self._found, self._error = False, None, error
+                self._change.notify_all()
             return
-        with kept_in_step(index, SYNC_SECONDS):
+        self._note(index)
+        with kept_in_step(index, SYNC_SECONDS, refused=ALL):
             threading.Event().wait()
 
-    threading.Thread(target=run, name="index", daemon=True).start()
-    return opening
+    def _note(self, found: Index | Words) -> None:
+        with self._change:
+            self._found = found
+            self._change.notify_all()
 
 
 def _serve(server: Any, host: str, port: int, token: str | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ from revela.errors import RevelaError
 from revela.index.search import Rerank
 
 if TYPE_CHECKING:
+    from revela.index.word_search import Words
     from revela.types import Hit
 
 
@@ -92,6 +94,8 @@ def search(
 
     asked = read_queries(queries) if queries else {}
     given: Any = dict(prompts=prompts.given, weight=weight)
+    if query is not None and not (as_json or where or mode == "dense" or min_score is not None):
+        given["by_words"] = partial(_answer_by_words, query, top)
     opened = open_any(index_folder, model, cached=not no_cache, progress=True, **given)
     how: Any = dict(k=top, mode=mode, where=where, fusion=fusion, rerank=rerank)
     how |= dict(min_score=min_score, explain=explain)
@@ -104,6 +108,13 @@ def search(
         print_json([asdict(hit) for hit in hits])
     else:
         print_hits(hits, query)
+
+
+def _answer_by_words(query: str, top: int, words: Words) -> None:
+    """Print the first answer of a text that has no vectors yet."""
+    print(f"{words.notice} The full answer follows.\n")
+    print_hits(words.search(query.strip(), top), query)
+    print(flush=True)
 
 
 def _tell(

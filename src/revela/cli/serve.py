@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -17,6 +17,7 @@ from revela.server import Access, Limits
 from revela.settings import Precision
 
 if TYPE_CHECKING:
+    from revela.index.word_search import Words
     from revela.retriever.load import Loaded
 
 LIMITS = Limits()
@@ -76,33 +77,47 @@ def serve(
         raise RevelaError(f"--sync {sync:g} is no time: give seconds, such as 60")
     from revela.server.app import Service
     from revela.server.encoding import ServedModel
-    from revela.server.lifecycle import listen, server_of, url_of
+    from revela.server.lifecycle import in_background, listen, server_of, url_of
     from revela.server.middleware import is_loopback
 
     listening = listen(host, port)
 
     from revela.encoder.saved_config import trained_dimensions
     from revela.index.folder_index import kept_in_step, open_any
+    from revela.index.follow import ALL, HALF
+    from revela.index.state import is_index
     from revela.model_files import name_of
 
-    how: Any = dict(precision=precision, weight=weight, prompts=prompts.given)
-    index = open_any(index_folder, model, cached=not no_cache, progress=True, **how)
-    folder, encoder = index.model_folder, cast("Loaded", index.encoder)
     local = is_loopback(listening.getsockname()[0])
-    dimensions = trained_dimensions(folder)
-    served = ServedModel(name or name_of(folder), encoder, encoder.counter, dimensions)
     access = Access(token, local_only=local and token is None)
-    service = Service(index, served, limits, access)
-    server = server_of(service.app(), limits)
-    with kept_in_step(index, sync, precision) if sync else nullcontext():
+    url = url_of(host, listening)
+    if token is None and not local:
+        print(
+            "anyone who reaches this address can use it: give --token-env or --token-file",
+            flush=True,
+        )
+    with ExitStack() as meanwhile:
+
+        def answer_by_words(words: Words) -> None:
+            from revela.server.first_app import first_app
+
+            app = first_app(words, name or index_folder.name, limits, access)
+            listening.listen()
+            meanwhile.enter_context(in_background(app, limits, listening))
+            print(f"serving {index_folder} at {url}. {words.notice}", flush=True)
+
+        how: Any = dict(precision=precision, weight=weight, prompts=prompts.given)
+        how |= dict(cached=not no_cache, progress=True, by_words=answer_by_words)
+        index = open_any(index_folder, model, **how)
+        folder, encoder = index.model_folder, cast("Loaded", index.encoder)
+        dimensions = trained_dimensions(folder)
+        served = ServedModel(name or name_of(folder), encoder, encoder.counter, dimensions)
+        service = Service(index, served, limits, access)
+        server = server_of(service.app(), limits)
         listening.listen()  # clients wait from here on, instead of being refused
-        url = url_of(host, listening)
+    refused = HALF if is_index(index_folder) else ALL
+    with kept_in_step(index, sync, precision, refused) if sync else nullcontext():
         print(f"serving {index_folder} at {url} as {service.name}; stop with Ctrl-C", flush=True)
-        if token is None and not local:
-            print(
-                "anyone who reaches this address can use it: give --token-env or --token-file",
-                flush=True,
-            )
         server.run(sockets=[listening])
 
 

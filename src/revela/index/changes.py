@@ -10,11 +10,14 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from revela.corpus.spool import ArrowList, LazyTexts, arrow_list
+from revela.corpus.words import count_words
 from revela.errors import RevelaError
 from revela.files import writing
 from revela.index.calibration import calibrate
@@ -34,6 +37,50 @@ from revela.index.term_stats import TermCounts
 from revela.types import Document, TokenEncoder
 
 log = logging.getLogger(__name__)
+
+
+@contextmanager
+def word_bar(
+    documents: Sequence[Document],
+    shown: bool,
+    tell: Callable[[float], None] | None = None,
+    kept: bool = True,
+) -> Iterator[Callable[[Added], None]]:
+    """While open, a bar counts the words of documents as they are put into an index; it yields what
+    counts each batch. If the process is asked to stop, a line says how to go on.
+
+    Args:
+        documents: in their order.
+        shown: show the bar.
+        tell: is given the share of the words that are in the index, after each batch.
+        kept: what was put stays when the process stops.
+    """
+    words = [count_words(document.text) for document in documents] if shown or tell else []
+    left, total, done, number = iter(words), sum(words), 0, 0
+    # Without smoothing, the time left follows from all batches: chunks differ in length.
+    how: Any = dict(unit="word", unit_scale=True, smoothing=0, disable=not (shown and documents))
+    with tqdm(total=total, **how) as bar:
+
+        def count(batch: Added) -> None:
+            nonlocal done, number
+            read = sum(islice(left, batch.documents))
+            done, number = done + read, number + batch.documents
+            if batch.chunks:
+                bar.update(read)
+            elif bar.total:  # was there before, and says nothing about the pace
+                bar.total -= read
+            if tell:
+                tell(done / max(1, total))
+
+        try:
+            yield count
+        except (KeyboardInterrupt, SystemExit):
+            if kept and documents:
+                log.warning(
+                    f"stopped: {number:,} of {len(documents):,} documents are in the index, the "
+                    "same command goes on from there"
+                )
+            raise
 
 
 @contextmanager
@@ -77,10 +124,10 @@ class Changes:
         check_repeated(names)
         self.state.forget(names)
         total = Added()
-        with tqdm(total=len(documents), unit="document", disable=not progress) as bar:
+        with word_bar(documents, progress) as count:
             for added in self.put_by_commits(documents):
                 total += added
-                bar.update(added.documents)
+                count(added)
         return total
 
     def put_by_commits(self, documents: Sequence[Document]) -> Iterator[Added]:

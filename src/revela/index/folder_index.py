@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
 from revela.corpus.load import READING
+from revela.corpus.readers.common import ReadReport
 from revela.corpus.spool import LazyTexts
 from revela.embedded import cache_folder
 from revela.encoder.prompts import OWN, Given, Prompts, named_prompts, prompts_of
@@ -31,10 +31,11 @@ from revela.encoder.static_encoder import gives_tokens
 from revela.errors import RevelaError, first_line
 from revela.files import atomic_write, remove_whole, writing
 from revela.index.default_model import installed_model, suited_model
-from revela.index.follow import Scan, Synced, absolute, follow, recorded_sources
+from revela.index.follow import ALL, HALF, Scan, Synced, absolute, follow, recorded_sources
 from revela.index.fusion import check_weight
 from revela.index.index import Index
 from revela.index.state import STATE, State, is_finished, is_index, unfinished_in
+from revela.index.word_search import Words
 from revela.model_files import fingerprint, name_of, resolve
 from revela.retriever import load
 from revela.settings import Indexing, Precision
@@ -42,8 +43,8 @@ from revela.silence import duration
 from revela.types import Hits
 
 log = logging.getLogger(__name__)
-Opening = Callable[..., Index]
-"Opens the index of a text by a model, and what was read of the text."
+SOON = 2**19  # characters of a text, whose vectors take some six seconds
+FirstAnswers = Callable[[Words], None]
 
 
 def open_any(
@@ -53,6 +54,7 @@ def open_any(
     cached: bool = True,
     progress: bool = False,
     prompts: Given = OWN,
+    by_words: FirstAnswers | None = None,
     **options: Any,
 ) -> Index:
     """Open an index; or that of a folder of files or a file, which is brought up to date first.
@@ -65,6 +67,8 @@ def open_any(
             to what is returned.
         progress: show a bar.
         prompts: of queries and of passages, in place of the model's own (None).
+        by_words: is given a text of more than ``SOON`` characters that has no index yet, to be
+            searched by its words while its vectors are made.
         options: as for ``Index.open``.
 
     Raises:
@@ -78,34 +82,102 @@ def open_any(
         raise RevelaError(
             f"{path} is not an index, and no folder or file of text either: give the path of one"
         )
-    open_by: Opening = partial(_opened, path, cached, progress, options, prompts)
-    return open_by(str(model)) if model is not None else _opened_by_language(path, cached, open_by)
+    text = _Text(path, cached, progress, prompts, by_words, options)
+    return text.by_language() if model is None else text.opened(str(model))
 
 
-def _opened(
-    path: Path,
-    cached: bool,
-    progress: bool,
-    options: Mapping[str, Any],
-    prompts: Given,
-    model: str,
-    scan: Scan | None = None,
-) -> Index:
-    """The index of a text by a model, up to date; ``scan`` is what was read of it, if it was."""
-    folder, settings = _settings_of(model)
-    options = {**options, "default_rerank": "tokens" if settings.keep_tokens else None}
-    options["prompts"] = prompts_of(folder, prompts)
-    if cached:
-        place = _place(path.resolve(), folder, settings, options["prompts"])
+@dataclass(frozen=True)
+class _Text:
+    """A text whose index is opened, made or brought up to date; fields as for ``open_any``."""
+
+    path: Path
+    cached: bool
+    progress: bool
+    prompts: Given
+    by_words: FirstAnswers | None
+    options: Mapping[str, Any]
+
+    def opened(self, model: str, scan: Scan | None = None) -> Index:
+        """The index by a model, up to date; ``scan`` is what was read of the text, if it was."""
+        folder, settings = _settings_of(model)
+        options = {**self.options, "default_rerank": "tokens" if settings.keep_tokens else None}
+        options["prompts"] = prompts_of(folder, self.prompts)
+        if self.cached:
+            place = _place(self.path.resolve(), folder, settings, options["prompts"])
+            index = self._synced(folder, settings, place, options, scan)
+            os.utime(place / STATE)  # when it was used last
+        else:
+            temporary = tempfile.TemporaryDirectory(prefix="revela-")
+            place = Path(temporary.name) / "index"
+            index = self._synced(folder, settings, place, options, scan)
+            weakref.finalize(index, temporary.cleanup)
+        return index
+
+    def by_language(self) -> Index:
+        """The index by the embedder that suits the text's languages."""
+        file = _choice_file(absolute(self.path))
+        suited, scan, why = _kept_choice(file) if self.cached else None, None, ""
+        if suited is None:
+            scan = Scan([self.path], READING)
+            scan.check_report()
+            texts = LazyTexts(scan.documents, lambda document: document.full_text)
+            model, why = suited_model(texts)
+            suited = Suited(model)
+        index = self.opened(installed_model(suited.model, why), scan)
+        if suited.passages and 2 * suited.passages <= len(index):
+            model, why = suited_model(index.sample())
+            if model != suited.model:
+                index = self.opened(installed_model(model, why))
+            suited = Suited(model)
+        if self.cached and not suited.passages:
+            with atomic_write(file) as temporary:
+                temporary.write_text(json.dumps(asdict(Suited(suited.model, len(index)))))
+        return index
+
+    def _synced(
+        self, model: Path, settings: Indexing, place: Path, options: Any, scan: Scan | None
+    ) -> Index:
+        """The index in its place, up to date. Words are counted before its lock is waited for."""
+        start, words = time.perf_counter(), None
+        if self.by_words and not _is_finished(place):
+            scan = scan or Scan([self.path], READING)
+            scan.check_report()
+            if sum(len(document.text) for document in scan.documents) > SOON:
+                words = Words(scan.documents, settings.chunk_words)
+                self.by_words(words)
         with writing(place.parent, wait=True):
-            index = _synced(path, folder, settings, place, progress, options, scan)
-        os.utime(place / STATE)  # when it was used last
-    else:
-        temporary = tempfile.TemporaryDirectory(prefix="revela-")
-        place = Path(temporary.name) / "index"
-        index = _synced(path, folder, settings, place, progress, options, scan)
-        weakref.finalize(index, temporary.cleanup)
-    return index
+            index, synced, report = self._followed(model, settings, place, options, scan, words)
+        for line in report.lines()[not report.bytes_unread :] if synced.any else []:
+            log.info(line)
+        log.info(_summary(self.path, place, synced, time.perf_counter() - start))
+        return index
+
+    def _followed(
+        self,
+        model: Path,
+        settings: Indexing,
+        place: Path,
+        options: Any,
+        scan: Scan | None,
+        words: Words | None,
+    ) -> tuple[Index, Synced, ReadReport]:
+        """The index in its place, which is locked; what was changed, and what was read."""
+        how: Any = dict(refused=ALL, progress=self.progress, kept=self.cached)
+        index = _opened_in(place, model, options)
+        if index is not None:
+            with index.changes(wait=True) as changes:
+                return index, *follow(changes, [self.path], READING, **how)
+        load.keep_graph(model)
+        scan = scan or Scan([self.path], READING)
+        scan.check_report()
+        begun = time.perf_counter()
+        made = Index.create(place, model, settings=settings, prompts=options["prompts"])
+        loading = {"loading the model": time.perf_counter() - begun}
+        with made.changes() as changes:
+            tell = words.tell if words else None
+            synced, report = follow(changes, scan=scan, tell=tell, **how)
+        index = Index.open(place, model, encoder=made.encoder, **options)
+        return index, replace(synced, seconds={**loading, **synced.seconds}), report
 
 
 @dataclass(frozen=True)
@@ -114,27 +186,6 @@ class Suited:
 
     model: str
     passages: int = 0
-
-
-def _opened_by_language(path: Path, cached: bool, open_by: Opening) -> Index:
-    """The index of a text by the embedder that suits its languages."""
-    file = _choice_file(absolute(path))
-    suited, scan, why = _kept_choice(file) if cached else None, None, ""
-    if suited is None:
-        scan = Scan([path], READING)
-        scan.check_report()
-        model, why = suited_model(LazyTexts(scan.documents, lambda document: document.full_text))
-        suited = Suited(model)
-    index = open_by(installed_model(suited.model, why), scan)
-    if suited.passages and 2 * suited.passages <= len(index):
-        model, why = suited_model(index.sample())
-        if model != suited.model:
-            index = open_by(installed_model(model, why))
-        suited = Suited(model)
-    if cached and not suited.passages:
-        with atomic_write(file) as temporary:
-            temporary.write_text(json.dumps(asdict(Suited(suited.model, len(index)))))
-    return index
 
 
 def _kept_choice(file: Path) -> Suited | None:
@@ -182,37 +233,11 @@ def _place(path: Path, model: Path, settings: Indexing, prompts: Prompts) -> Pat
     return cache_folder() / "indices" / digest.hexdigest() / "index"
 
 
-def _synced(
-    path: Path,
-    model: Path,
-    settings: Indexing,
-    place: Path,
-    progress: bool,
-    options: Any,
-    scan: Scan | None,
-) -> Index:
-    """The index of a text in its place, up to date."""
-    start = time.perf_counter()
-    loading, how = dict[str, float](), dict[str, Any](yes=True, progress=progress)
-    index = _opened_in(place, model, options)
-    if index is not None:
-        with index.changes(wait=True) as changes:
-            synced, report = follow(changes, [path], READING, **how)
-    else:
-        load.keep_graph(model)
-        scan = scan or Scan([path], READING)
-        scan.check_report()
-        begun = time.perf_counter()
-        made = Index.create(place, model, settings=settings, prompts=options["prompts"])
-        loading["loading the model"] = time.perf_counter() - begun
-        with made.changes() as changes:
-            synced, report = follow(changes, scan=scan, **how)
-        index = Index.open(place, model, encoder=made.encoder, **options)
-    for line in report.lines()[not report.bytes_unread :] if synced.any else []:
-        log.info(line)
-    synced = replace(synced, seconds={**loading, **synced.seconds})
-    log.info(_summary(path, place, synced, time.perf_counter() - start))
-    return index
+def _is_finished(place: Path) -> bool:
+    """Whether a place of the cache holds an index that can be opened."""
+    with suppress(RevelaError):
+        return is_finished(place)
+    return False
 
 
 def _opened_in(place: Path, model: Path, options: Any) -> Index | None:
@@ -249,18 +274,22 @@ def megabytes(size: int) -> str:
 
 
 @contextmanager
-def kept_in_step(index: Index, seconds: float, precision: Precision = "auto") -> Iterator[None]:
+def kept_in_step(
+    index: Index, seconds: float, precision: Precision = "auto", refused: float = HALF
+) -> Iterator[None]:
     """While open, a thread syncs an index with its sources every so many seconds.
 
     The thread has an ``Index`` and a retriever of its own, so searches never wait for it. It loads
-    the retriever when something has changed. It logs what fails.
+    the retriever when something has changed. It logs what fails; ``refused`` is as for ``follow``.
 
     Raises:
         RevelaError: the index does not know its sources.
     """
     recorded_sources(index.state)
     own, stop = Index.open(index.folder, index.model_folder, precision=precision), Event()
-    thread = Thread(target=_keep_in_step, args=(own, seconds, stop), name="sync", daemon=True)
+    thread = Thread(
+        target=_keep_in_step, args=(own, seconds, stop, refused), name="sync", daemon=True
+    )
     thread.start()
     try:
         yield
@@ -269,11 +298,11 @@ def kept_in_step(index: Index, seconds: float, precision: Precision = "auto") ->
         thread.join()
 
 
-def _keep_in_step(index: Index, seconds: float, stop: Event) -> None:
+def _keep_in_step(index: Index, seconds: float, stop: Event, refused: float) -> None:
     while not stop.wait(seconds):
         try:
             with index.changes() as changes:
-                synced, _ = follow(changes, stop=stop)
+                synced, _ = follow(changes, stop=stop, refused=refused)
             if synced.any:
                 log.info(f"{synced.describe()}; {index.folder} is in step again")
         except Exception as error:  # serving goes on

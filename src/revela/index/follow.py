@@ -17,11 +17,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
+from math import inf
 from pathlib import Path
 from threading import Event
 from typing import Any
-
-from tqdm import tqdm
 
 from revela.corpus.load import READING, Reading, check_report, filter_documents, first_claim
 from revela.corpus.readers import VERSION, File, files_of, read_file
@@ -30,7 +29,7 @@ from revela.corpus.readers.hub import PREFIX, read_hub
 from revela.corpus.readers.rows import Fields
 from revela.corpus.spool import arrow_list
 from revela.errors import RevelaError
-from revela.index.changes import Changes
+from revela.index.changes import Changes, word_bar
 from revela.index.ingest import Added, check_repeated, repeated_id
 from revela.index.state import FileState, Loss, ReadFile, State
 from revela.silence import progress_bar
@@ -41,6 +40,7 @@ log = logging.getLogger(__name__)
 # compares its digest.
 FRESH_NS = 2 * 10**9
 DELETE_BATCH = 10_000  # documents per commit
+HALF, ALL, NONE = 0.5, 1.0, inf  # shares of a source's documents whose loss is refused
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,11 @@ def follow(
     reading: Reading | None = None,
     *,
     scan: Scan | None = None,
-    yes: bool = False,
+    refused: float = HALF,
     progress: bool = False,
     stop: Event | None = None,
+    tell: Callable[[float], None] | None = None,
+    kept: bool = True,
 ) -> tuple[Synced, ReadReport]:
     """Bring an index in step with its sources; what that has changed, and what was read.
 
@@ -183,9 +185,10 @@ def follow(
         sources: by default those of the last time.
         reading: how they are read; by default as the last time.
         scan: what was found in ``sources``, if they were read already.
-        yes: delete documents even if a source has lost half of its own, or more.
+        refused: raise RevelaError if a source has lost this share of its documents, or more.
         progress: show a bar.
         stop: once it is set, raise RevelaError after the next commit.
+        tell, kept: as for ``word_bar``.
     """
     state = changes.state
     if scan is None:
@@ -194,15 +197,15 @@ def follow(
         scan = Scan(sources, reading, list(changes.info.columns), recorded, state.owner_of)
     start = time.perf_counter()
     documents, added, unfinished = scan.documents, Added(), deque(scan.read)
-    _check(changes, scan, yes)
+    _check(changes, scan, refused)
     state.begin({"sources": scan.sources, **_how(scan.reading)})
     state.keep(scan.touched)
-    with tqdm(total=len(documents), unit="document", disable=not (progress and documents)) as bar:
+    with word_bar(documents, progress, tell, kept) as count:
         pending = 0  # documents in the table whose files are not
         for batch in changes.put_by_commits(documents) if documents else ():
             added += batch
             pending += batch.documents
-            bar.update(batch.documents)
+            count(batch)
             finished: list[ReadFile] = []
             while unfinished and unfinished[0].documents <= pending:
                 pending -= unfinished[0].documents
@@ -256,10 +259,8 @@ def _recorded_files(state: State, reading: Reading) -> dict[str, FileState]:
     return state.files() if is_same else {}
 
 
-def _check(changes: Changes, scan: Scan, yes: bool) -> None:
-    """Refuse documents that share an id, what cannot be read, and a source that has lost half of
-    its documents, unless ``yes``.
-    """
+def _check(changes: Changes, scan: Scan, refused: float) -> None:
+    """Refuse repeated ids, what cannot be read, and a source that has lost too much."""
     names = [name for some in scan.documents.arrays("id") for name in some.to_pylist()]
     check_repeated(names)
     listed = scan.listed if scan.is_whole else None
@@ -270,14 +271,20 @@ def _check(changes: Changes, scan: Scan, yes: bool) -> None:
     if untouched or names or not any(loss.gone for loss in losses):
         scan.check_report(untouched)
     for loss in losses:
-        if 2 * loss.gone >= loss.documents > 0 and not yes:
-            raise RevelaError(_refusal(changes.folder, loss))
+        if loss.gone >= refused * loss.documents > 0:
+            raise RevelaError(_refusal(changes.folder, loss, refused))
 
 
-def _refusal(folder: Path, loss: Loss) -> str:
+def _refusal(folder: Path, loss: Loss, refused: float) -> str:
+    if refused == ALL:  # the index of a folder, in the cache
+        return (
+            f"{loss.source} has lost all of its {loss.documents:,} documents, so its index stays "
+            f"as it is: bring them back, or run revela cache {loss.source} --clear"
+        )
     return (
         f"{loss.source} has lost {loss.gone:,} of its {loss.documents:,} documents, so "
-        f"{folder} stays as it is: give --yes to delete them there too, or bring them back"
+        f"{folder} stays as it is: run revela index --sync --yes to delete them there too, or "
+        "bring them back"
     )
 
 
@@ -291,8 +298,12 @@ def absolute(source: Path | str) -> str:
 
 def _digest(path: Path) -> str:
     """16 hex digits of a file's bytes; "" if it cannot be read."""
+    digest = hashlib.blake2b(digest_size=8)
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+        # hashlib.file_digest clears a large buffer for each file: most of a small one's time.
+        with path.open("rb", buffering=0) as file:
+            while piece := file.read(2**16):
+                digest.update(piece)
     except OSError:
         return ""
+    return digest.hexdigest()

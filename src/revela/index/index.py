@@ -493,8 +493,9 @@ class Index:
         Raises:
             RevelaError: a source is missing or has lost too much, or as for ``add``.
         """
-        from revela.index.follow import follow
+        from revela.index.follow import HALF, NONE, follow
 
         given = [sources] if isinstance(sources, str | Path) else sources
         with self.changes() as changes:
-            return follow(changes, given, reading, yes=yes, progress=progress)[0]
+            refused = NONE if yes else HALF
+            return follow(changes, given, reading, refused=refused, progress=progress)[0]

@@ -170,13 +170,19 @@ def table_rows(
     rows: Rows = {name: [] for name in (*names, *columns)}
     for document in documents:
         metadata = [_as_column(document, name, kind, folder) for name, kind in columns.items()]
-        pieces = [piece.text for piece in chunk(document, 0, info.settings.chunk_words)] or [""]
-        for number, (title, text) in enumerate(zip(titles(document, pieces), pieces, strict=True)):
+        passages = passages_of(document, info.settings.chunk_words)
+        for number, (title, text) in enumerate(passages):
             passage = f"{title} {text}" if title else text
             row = (document.id, number, title, passage, digests[document.id], *metadata)
             for column, value in zip(rows.values(), row, strict=True):
                 column.append(value)
     return rows
+
+
+def passages_of(document: Document, chunk_words: int) -> Iterator[tuple[str, str]]:
+    """The title and the text of each of a document's chunks; an empty one has one."""
+    pieces = [piece.text for piece in chunk(document, 0, chunk_words)] or [""]
+    return zip(titles(document, pieces), pieces, strict=True)
 
 
 def cut_to_fit(rows: Rows, encoder: Encoder) -> tuple[Rows, int]:

@@ -21,6 +21,7 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
+from itertools import chain
 from typing import Any, Protocol
 
 import regex
@@ -131,8 +132,8 @@ class Analyzer:
                 terms += [term for _, _, term in self.places(piece)]
             else:
                 is_signed = "++" in piece or "#" in piece
-                for word in (_ASCII_OR_SIGNED if is_signed else _ASCII_WORD).findall(piece):
-                    terms += self._terms_of[word]
+                words = (_ASCII_OR_SIGNED if is_signed else _ASCII_WORD).findall(piece)
+                terms += chain.from_iterable(map(self._terms_of.__getitem__, words))
         return terms
 
     def places(self, text: str) -> Iterator[tuple[int, int, str]]:

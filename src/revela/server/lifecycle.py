@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -27,6 +30,20 @@ def server_of(app: ASGIApp, limits: Limits) -> uvicorn.Server:
         limit_concurrency=CONNECTIONS,
     )
     return uvicorn.Server(config)
+
+
+@contextmanager
+def in_background(app: ASGIApp, limits: Limits, listening: socket.socket) -> Iterator[None]:
+    """While open, a thread serves an application on a socket, which is left open."""
+    server = server_of(app, limits)
+    sockets = [listening.dup()]
+    thread = Thread(target=server.run, args=(sockets,), name="first answers", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def url_of(host: str, listening: socket.socket) -> str:

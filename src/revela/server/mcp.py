@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
-from mcp.types import ToolAnnotations
+from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import BaseModel, Field, ValidationError
 from starlette.types import ASGIApp
 
@@ -27,12 +27,22 @@ from revela.errors import QueryError, RevelaError
 from revela.index.filters import EXAMPLE, where_sql
 from revela.index.index import Index
 from revela.index.search import check_query
+from revela.index.word_search import Words
 from revela.server import Access, Limits
+from revela.server.token_budget import as_json, count_tokens, fitting, shared_out
 from revela.types import Hit
 
 log = logging.getLogger(__name__)
-FETCHED_CHARACTERS = 40_000  # of text per call: some ten thousand tokens
+MAX_TOKENS, LEAST_TOKENS = 4000, 200  # of an answer, by default and at least
+NOTE_TOKENS = 60  # kept free for the note
+TEXT_TOKENS = 40  # a result is left out where less of its text would fit
+METADATA_CHARACTERS = 200  # of a value
+COPIES = 5  # named
 READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+NOT_FOUND = (
+    "If no passage answers the question, say that it was not found in these documents, rather than "
+    "answer from other knowledge: results are the nearest there are, and may all be beside it."
+)
 
 
 class SearchResult(BaseModel):
@@ -41,20 +51,23 @@ class SearchResult(BaseModel):
     id: str
     title: str
     url: str
-    path: str | None = Field(description="The document's file, if it is known.")
+    path: str | None = Field(default=None, description="The document's file, if it is known.")
     score: float
     confidence: float | None = Field(
-        description="How often a first result of such a score is right, from 0 to 1, if known."
+        default=None, description="How often a first result of such a score is right, from 0 to 1."
     )
     text: str = Field(description="The best passage.")
+    cut: bool | None = Field(default=None, description="Whether it goes on: see fetch.")
     chunk: int = Field(description="The number of that passage in the document, from 0.")
-    metadata: dict[str, Any]
+    metadata: dict[str, Any] | None = None
+    copies: list[str] | None = Field(default=None, description="Ids of others with an equal one.")
 
 
 class SearchResults(BaseModel):
     """Results, best first."""
 
     results: list[SearchResult]
+    note: str | None = Field(default=None, description="What was cut, and how to get it.")
 
 
 class FetchedDocument(BaseModel):
@@ -64,9 +77,11 @@ class FetchedDocument(BaseModel):
     title: str
     text: str
     url: str
-    path: str | None
-    metadata: dict[str, Any]
-    next_chunk: int | None = Field(description="Where to go on, if the text does.")
+    path: str | None = None
+    metadata: dict[str, Any] | None = None
+    next_chunk: int | None = Field(default=None, description="Where to go on, if the text does.")
+    next_offset: int | None = Field(default=None, description="And with which offset.")
+    note: str | None = Field(default=None, description="How much was read, and how to go on.")
 
 
 @dataclass(frozen=True)
@@ -75,14 +90,15 @@ class Documents:
 
     Args:
         name: of the documents, for agents.
-        index: gives the index; called by the tools, as it may take long.
+        index: gives the index, or the words of one that is being made; called by the tools, as it
+            may take long.
         columns: for filters, and their Arrow types.
         folder: root of the files, if ids are paths.
         base_url: base of the documents' addresses; "": those of their files.
     """
 
     name: str
-    index: Callable[[], Index]
+    index: Callable[[], Index | Words]
     columns: Mapping[str, str]
     folder: Path | None = None
     base_url: str = ""
@@ -106,20 +122,30 @@ class Documents:
                 return file
         return None
 
-    def result(self, hit: Hit) -> SearchResult:
-        """A hit for agents."""
+    def result(self, hit: Hit, copies: Sequence[str] = ()) -> SearchResult:
+        """A hit for agents, with the ids of documents whose passage is equal."""
         url, path = self.place(hit.id)
         return SearchResult(
             id=hit.id,
             title=hit.title or hit.id,
             url=url,
             path=path,
-            score=hit.score,
-            confidence=hit.confidence,
+            score=round(hit.score, 3),
+            confidence=None if hit.confidence is None else round(hit.confidence, 2),
             text=hit.text,
             chunk=hit.chunk,
-            metadata=dict(hit.metadata),
+            metadata=_metadata(hit),
+            copies=list(copies[:COPIES]) or None,
         )
+
+
+def _metadata(hit: Hit) -> dict[str, Any] | None:
+    """A hit's metadata, its texts cut; None if it has none."""
+    short = {
+        name: value[:METADATA_CHARACTERS] if isinstance(value, str) else value
+        for name, value in hit.metadata.items()
+    }
+    return short or None
 
 
 class _Server(MCPServer[Any]):
@@ -153,6 +179,65 @@ def _tool_errors() -> Iterator[None]:
         raise ToolError("the index cannot be read: the server's log says why") from error
 
 
+def _answer(answer: BaseModel) -> CallToolResult:
+    """An answer without what it does not have, as JSON in a text and as structure."""
+    given = answer.model_dump(mode="json", exclude_none=True)
+    text = TextContent(type="text", text=as_json(given))
+    return CallToolResult(content=[text], structured_content=given)
+
+
+def _tokens_of(answer: BaseModel) -> int:
+    return count_tokens(as_json(answer.model_dump(mode="json", exclude_none=True)))
+
+
+def distinct(hits: Sequence[Hit], k: int) -> list[tuple[Hit, list[str]]]:
+    """The k best hits of different texts, each with the ids of those whose text is equal."""
+    groups: dict[str, tuple[Hit, list[str]]] = {}
+    for hit in hits:
+        _, copies = groups.setdefault(" ".join(hit.text.split()) or hit.id, (hit, []))
+        copies.append(hit.id)
+    return [(hit, copies[1:]) for hit, copies in list(groups.values())[:k]]
+
+
+def within(results: Sequence[SearchResult], max_tokens: int, notice: str = "") -> SearchResults:
+    """As many of the results as fit, best first, the longest texts cut; a note says so, after a
+    notice.
+    """
+    whole = SearchResults(results=list(results), note=notice or None)
+    if _tokens_of(whole) <= max_tokens:
+        return whole
+    bare = [result.model_copy(update={"text": "", "cut": True}) for result in results]
+    least = [min(TEXT_TOKENS, count_tokens(result.text)) for result in results]
+
+    def left(shown: int) -> int:
+        answer = SearchResults(results=bare[:shown], note=notice)
+        return max_tokens - NOTE_TOKENS - _tokens_of(answer)
+
+    numbers = range(len(results), 1, -1)
+    shown = next((n for n in numbers if left(n) >= sum(least[:n])), 1)
+    kept = shared_out([result.text for result in results[:shown]], max(left(shown), TEXT_TOKENS))
+    cut = [
+        result if length == len(result.text) else _cut(result, length)
+        for result, length in zip(results, kept, strict=False)
+    ]
+    notes = []
+    if number := sum(bool(result.cut) for result in cut):
+        notes.append(f"{number} texts are cut: fetch with id and chunk reads on")
+    if rest := len(results) - shown:
+        notes.append(f"{rest} results are left out: a greater max_tokens shows them")
+    said = f"To fit {max_tokens:,} tokens, {', and '.join(notes)}."
+    return SearchResults(results=cut, note=f"{notice} {said}".strip())
+
+
+def _cut(result: SearchResult, length: int) -> SearchResult:
+    return result.model_copy(update={"text": result.text[:length], "cut": True})
+
+
+MaxTokens = Annotated[
+    int, Field(ge=LEAST_TOKENS, le=100_000, description="Maximum size of the answer.")
+]
+
+
 class Tools:
     """The tools' functions."""
 
@@ -170,37 +255,63 @@ class Tools:
         min_score: Annotated[
             float | None, Field(description="Leave out documents of a lower score.")
         ] = None,
-    ) -> SearchResults:
+        max_tokens: MaxTokens = MAX_TOKENS,
+    ) -> Annotated[CallToolResult, SearchResults]:
         with _tool_errors():
             check_query(query)
             where_sql(filter or {}, self.documents.columns)
             with self._lock:
-                hits = self.documents.index().search(query, k, where=filter, min_score=min_score)
-        return SearchResults(results=[self.documents.result(hit) for hit in hits])
+                index = self.documents.index()
+                hits = index.search(query, 2 * k, where=filter, min_score=min_score)
+        notice = index.notice if isinstance(index, Words) else ""
+        results = [self.documents.result(hit, copies) for hit, copies in distinct(hits, k)]
+        return _answer(within(results, max_tokens, notice))
 
     def fetch(
         self,
         id: Annotated[str, Field(description="The id of a search result.")],
         chunk: Annotated[int, Field(ge=0, description="The first passage to read.")] = 0,
-    ) -> FetchedDocument:
+        offset: Annotated[int, Field(ge=0, description="The first character of it to read.")] = 0,
+        max_tokens: MaxTokens = MAX_TOKENS,
+    ) -> Annotated[CallToolResult, FetchedDocument]:
         with _tool_errors():
             chunks = self.documents.index().chunks(id)
-        if not (rest := chunks[chunk:]):
+        if not chunks[chunk:]:
             has = f"has {len(chunks)} passages, from 0" if chunks else "is not in the index"
             raise ToolError(f"the document {id[:200]} {has}: take ids and chunks of search")
+        texts = [passage.text for passage in chunks]
+        if offset > (length := len(texts[chunk])):
+            raise ToolError(f"passage {chunk} of {id[:200]} has {length:,} characters: see offset")
         url, path = self.documents.place(id)
-        ends = list(accumulate(len(passage.text) for passage in rest))
-        read = max(1, bisect_right(ends, FETCHED_CHARACTERS))
-        text = "".join(passage.text for passage in rest[:read])
-        return FetchedDocument(
+        document = FetchedDocument(
             id=id,
             title=chunks[0].title or id,
-            text=text,
+            text="",
             url=url,
             path=path,
-            metadata=dict(chunks[0].metadata),
-            next_chunk=chunk + read if read < len(rest) else None,
+            metadata=_metadata(chunks[0]),
         )
+        left = max(TEXT_TOKENS, max_tokens - NOTE_TOKENS - _tokens_of(document))
+        texts[chunk] = texts[chunk][offset:]
+        return _answer(document.model_copy(update=_read(texts, chunk, offset, left)))
+
+
+def _read(texts: Sequence[str], first: int, offset: int, tokens: int) -> dict[str, Any]:
+    """What a fetched document says of its passages from the first on: as many whole ones as fit, or
+    the beginning of one that does not.
+    """
+    fits = fitting("".join(texts[first:]), tokens)
+    ends = list(accumulate(len(text) for text in texts[first:]))
+    whole = bisect_right(ends, fits)
+    if whole == len(ends):
+        return {"text": "".join(texts[first:])}
+    following = {"next_chunk": first + whole}
+    length = ends[whole - 1] if whole else fits
+    if not whole:
+        following["next_offset"] = offset + length
+    where = ", ".join(f"{name[5:]}={value}" for name, value in following.items())
+    note = f"The document has {len(texts)} passages, from 0; it goes on: fetch it with {where}."
+    return {"text": "".join(texts[first:])[:length], "note": note, **following}
 
 
 def mcp_server(documents: Documents) -> MCPServer[Any]:
@@ -211,10 +322,10 @@ def mcp_server(documents: Documents) -> MCPServer[Any]:
     columns = ", ".join(f"{column} ({kind})" for column, kind in documents.columns.items())
     search = (
         f"Search {name} by meaning and by words. Gives documents, best first, each with its best "
-        f"passage. A filter may name the columns {columns}."
+        f"passage. {NOT_FOUND} A filter may name the columns {columns}."
     )
     server.add_tool(tools.search, description=search, annotations=READS)
-    fetch = f"Read a document of {name}; a long one in parts, from the passage chunk on."
+    fetch = f"Read a document of {name}; a long one in parts, on from a passage (chunk)."
     server.add_tool(tools.fetch, description=fetch, annotations=READS)
     return server
 

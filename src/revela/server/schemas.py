@@ -241,6 +241,8 @@ class SearchResults(AnswerModel):
     mode: str
     milliseconds: float
     data: list[SearchResult]
+    note: str | None = None
+    "While the vectors of a folder are made: that it was searched by words, and how far they are."
 
 
 class RerankedDocument(AnswerModel):

@@ -1,0 +1,134 @@
+"""A text that is searched by its words alone, in memory, while its index is being made.
+
+BM25 ranks whole documents first, which need not be cut into passages then, and after that the
+passages of the best of them. Shapes: T terms of a query, N texts.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+from revela.corpus.spool import LazyTexts
+from revela.errors import QueryError
+from revela.index.ingest import passages_of
+from revela.index.language import Analyzer, detect
+from revela.index.search import check_query
+from revela.index.term_stats import K1, B, idf, max_score
+from revela.types import Document, Hit, Hits, Vectors
+
+CUT = 100  # documents whose passages are ranked
+
+
+class Words:
+    """Documents, searched by BM25. ``made`` is the share of their text whose vectors are made.
+
+    Args:
+        documents: of a text.
+        chunk_words: as for an index.
+
+    Example:
+        >>> words = Words([Document("a", "Invoices are kept."), Document("b", "A pond.")], 120)
+        >>> [hit.id for hit in words.search("invoice")]
+        ['a']
+        >>> words.notice
+        'By words only: vectors of 2 documents are being made, 0 % of the text is done.'
+    """
+
+    def __init__(self, documents: Sequence[Document], chunk_words: int) -> None:
+        self.made = 0.0
+        self._documents, self._chunk_words = documents, chunk_words
+        self._terms = Analyzer(detect(LazyTexts(documents, lambda document: document.full_text)))
+        self._numbers = defaultdict[str, int](count().__next__)  # of terms
+        self._rows = dict[str, int]()
+        held, ends = array("i"), array("q")  # the terms of all documents, and where each one's end
+        for row, document in enumerate(documents):
+            self._rows[document.id] = row
+            held.extend(map(self._numbers.__getitem__, self._terms(document.full_text)))
+            ends.append(len(held))
+        self._held, self._ends_N = np.array(held, np.int32), np.array(ends, np.int64)
+
+    def __len__(self) -> int:
+        """The number of documents."""
+        return len(self._rows)
+
+    def tell(self, made: float) -> None:
+        """Note how much is made."""
+        self.made = made
+
+    @property
+    def notice(self) -> str:
+        """What a reader of these results must know."""
+        return (
+            f"By words only: vectors of {len(self):,} documents are being made, "
+            f"{100 * self.made:.0f} % of the text is done."
+        )
+
+    def search(
+        self,
+        query: str,
+        k: int = 10,
+        where: Mapping[str, object] | None = None,
+        min_score: float | None = None,
+    ) -> Hits:
+        """The k best documents, each with its best passage. Scores are BM25 as a share of its
+        maximum: ``min_score``, of an index's scores, leaves none of them out.
+
+        Raises:
+            QueryError: as for ``Index.search``, or there is a filter, for which an index is needed.
+        """
+        check_query(query)
+        if where:
+            raise QueryError(f"{self.notice} Filters are for then: leave it out, or wait", "filter")
+        asked = [term for term in self._terms(query) if term in self._numbers]
+        counts_TN = self._counts(asked)
+        frequencies_T = np.count_nonzero(counts_TN, axis=1)
+        idf_T, best = idf(frequencies_T, len(self)), max_score(frequencies_T, len(self))
+        scores_N = bm25(counts_TN, np.diff(self._ends_N, prepend=0), idf_T)
+        order = np.argsort(-scores_N, kind="stable")[: max(k, CUT)]
+        hits = [hit for row in order.tolist() if scores_N[row] for hit in self._passages(row)]
+        terms = [self._terms(f"{hit.title} {hit.text}") for hit in hits]
+        counts = np.array([[held.count(term) for held in terms] for term in asked], np.int64)
+        lengths = np.array([len(held) for held in terms], np.int64)
+        shares = bm25(counts.reshape(len(asked), len(hits)), lengths, idf_T) / (best or 1)
+        found = dict[str, Hit]()
+        for i in np.argsort(-shares, kind="stable").tolist():
+            hit = hits[i]
+            if shares[i] and len(found) < k:
+                shown = Hit(hit.id, float(shares[i]), hit.title, hit.text, hit.chunk)
+                found.setdefault(hit.id, shown)
+        return Hits(found.values())
+
+    def chunks(self, document: str) -> list[Hit]:
+        """The passages of a document by its id, as of an index."""
+        row = self._rows.get(document)
+        return [] if row is None else list(self._passages(row))
+
+    def _counts(self, terms: Iterable[str]) -> NDArray[np.int64]:
+        """How often each document has each term, (T, N)."""
+        counts = [np.zeros((0, len(self)), np.int64)]
+        for term in terms:
+            places = np.flatnonzero(self._held == self._numbers[term])
+            rows = np.searchsorted(self._ends_N, places, side="right")
+            counts.append(np.bincount(rows, minlength=len(self))[None])
+        return np.concatenate(counts)
+
+    def _passages(self, row: int) -> Iterable[Hit]:
+        document = self._documents[row]
+        for number, (title, text) in enumerate(passages_of(document, self._chunk_words)):
+            yield Hit(document.id, 0.0, title, text, number)
+
+
+def bm25(
+    counts_TN: NDArray[np.int64], lengths_N: NDArray[np.int64], idf_T: NDArray[np.float64]
+) -> Vectors:
+    """The scores of texts with so many of each term of a query, and so many terms in all, (N,)."""
+    mean = lengths_N.mean() if lengths_N.any() else 1.0
+    norms_N = K1 * (1 - B + B * lengths_N / mean)
+    scores: Vectors = ((K1 + 1) * counts_TN / (counts_TN + norms_N) * idf_T[:, None]).sum(axis=0)
+    return scores

@@ -1,0 +1,231 @@
+"""The first answers of a folder: by its words, while its vectors are made."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import nullcontext
+
+import pytest
+
+from conftest import make_rows
+from revela.cli.mcp import Opening
+from revela.encoder.prompts import OWN
+from revela.errors import QueryError, RevelaError
+from revela.index import changes, folder_index
+from revela.index.index import Index
+from revela.index.word_search import Words
+from revela.server.mcp import Documents, Tools
+from revela.settings import Indexing
+from revela.types import Document
+
+GUIDE = "# Guide\r\n\r\nThe castle is old.\r\n\r\n## Garden\r\n\r\n" + "It is quiet there. " * 40
+MIXED = [
+    Document("guide.md", GUIDE + "The garden opens at nine."),
+    Document("a.txt", "An engine and a violin in the garden of the castle.", "Engines"),
+    Document("list.txt", "- apples\n- a garden hose\n- nails\n" * 30),
+    Document("zh.txt", "花园每天早上九点开门。" * 20),
+    Document("empty.txt", "."),
+]
+
+
+@pytest.fixture
+def docs(tmp_path, monkeypatch):
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(folder_index, "SOON", 0)
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    for i, row in enumerate(make_rows(40, sentences=4)):
+        (folder / f"{i}.txt").write_text(row["text"])
+    (folder / "zebra.txt").write_text("A zebra stands alone.")
+    return folder
+
+
+def test_words_find_what_an_index_finds_by_words(tmp_path, static_folder):
+    settings = Indexing(chunk_words=30)
+    index = Index.create(tmp_path / "index", static_folder, settings=settings)
+    rows = [Document(f"d{i}", row["text"]) for i, row in enumerate(make_rows(40, sentences=9))]
+    index.add([*MIXED, *rows])
+    words = Words([*MIXED, *rows], 30)
+    assert len(words) == 45
+    for query in ("garden", "where is the castle", "ocean01 engine02", "九点开门", "of the", "zzz"):
+        found, expected = words.search(query, 50), index.search(query, 50, mode="lexical")
+        assert {hit.id for hit in found} == {hit.id for hit in expected}, query
+        assert [hit.id for hit in found[:1]] == [hit.id for hit in expected[:1]]
+        assert all(0 < hit.score <= 1 and hit.confidence is None for hit in found)
+        assert [hit.score for hit in found] == sorted((h.score for h in found), reverse=True)
+    assert words.chunks("none") == []
+    for document in MIXED[:4]:
+        assert words.chunks(document.id) == index.chunks(document.id)
+        assert "".join(hit.text for hit in words.chunks(document.id)) == document.text
+
+
+def test_words_refuse_what_needs_an_index():
+    words = Words(MIXED, 120)
+    with pytest.raises(QueryError, match=r"vectors of 5 documents are being made.*Filters"):
+        words.search("garden", where={"id": "a.txt"})
+    with pytest.raises(QueryError, match="the query is empty"):
+        words.search(" ")
+
+
+def test_words_are_given_before_vectors_are_made_and_learn_how_far_these_are(
+    docs, static_folder, monkeypatch
+):
+    given, shares, put = [], [], changes.Changes._write
+    monkeypatch.setattr("revela.index.ingest.BATCH", 3000)
+
+    def write(self, *some):
+        shares.append(given[0].made)
+        return put(self, *some)
+
+    monkeypatch.setattr(changes.Changes, "_write", write)
+
+    def by_words(words):
+        assert not shares
+        assert [hit.id for hit in words.search("zebra")] == ["zebra.txt"]
+        given.append(words)
+
+    index = folder_index.open_any(docs, static_folder, by_words=by_words)
+    assert len(shares) > 3 and shares == sorted({*shares}) and shares[0] == 0
+    assert len(given) == 1 and given[0].made == 1 and len(given[0]) == 41 <= len(index)
+    assert "100 % of the text is done" in given[0].notice
+    folder_index.open_any(docs, static_folder, by_words=pytest.fail)  # it has an index now
+
+
+def test_a_small_text_and_an_index_are_not_searched_by_words_first(
+    docs, static_folder, monkeypatch
+):
+    monkeypatch.setattr(folder_index, "SOON", 2**20)
+    index = folder_index.open_any(docs, static_folder, by_words=pytest.fail)
+    folder_index.open_any(index.folder, by_words=pytest.fail)
+
+
+def stop_after(monkeypatch, commits, error):
+    """Have the process stop in a commit, as Ctrl-C and SIGTERM do."""
+    put, done = changes.Changes._write, []
+
+    def write(self, *some):
+        done.append(some)
+        if len(done) > commits:
+            raise error
+        return put(self, *some)
+
+    monkeypatch.setattr("revela.index.ingest.BATCH", 3000)
+    monkeypatch.setattr(changes.Changes, "_write", write)
+    return done
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143)])
+def test_a_stopped_search_says_how_much_is_kept_and_goes_on(
+    doing, docs, static_folder, monkeypatch, error
+):
+    asked = ("search", docs, "zebra", "--model", static_folder)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, error)
+        code, out, err = doing(*asked)
+    assert code in (130, 143)
+    assert out.startswith("By words only: vectors of ") and "1. zebra.txt" in out
+    assert "the same command goes on" in err
+    kept = int(err.split("stopped: ")[1].split(" of 41 documents")[0])
+    assert 0 < kept < 41
+    with monkeypatch.context() as patch:
+        again = stop_after(patch, 99, error)
+        code, out, err = doing(*asked)
+    assert code == 0 and out.count("1. zebra.txt") == 2
+    assert sum(len(batch.documents) for batch, _ in again) == 41 - kept
+    code, out, err = doing(*asked)
+    assert out.count("1. zebra.txt") == 1 and "By words only" not in out
+
+
+def test_what_is_thrown_away_is_not_said_to_be_kept(doing, docs, static_folder, monkeypatch):
+    stop_after(monkeypatch, 2, KeyboardInterrupt())
+    code, _, err = doing("search", docs, "zebra", "--no-cache", "--model", static_folder)
+    assert code == 130 and "goes on" not in err
+
+
+@pytest.mark.parametrize(
+    "more", ["--json", "--where id='zebra.txt'", "--min-score 0", "--mode dense"]
+)
+def test_one_answer_is_printed_where_words_cannot_give_it(doing, docs, static_folder, more):
+    code, out, err = doing("search", docs, "zebra", "--model", static_folder, more)
+    assert code == 0 and "By words only" not in out, err
+
+
+def test_the_bar_counts_words_and_its_time_left_follows_from_what_is_encoded(monkeypatch):
+    documents = [Document(f"{i}", "word " * words) for i, words in enumerate([10] * 8 + [500] * 4)]
+    shown = []
+
+    class Bar(changes.tqdm):
+        def close(self):
+            if not shown or shown[-1] is not self:
+                shown.append(self)
+            super().close()
+
+    monkeypatch.setattr(changes, "tqdm", Bar)
+    told = []
+    with changes.word_bar(documents, True, told.append) as count:
+        count(changes.Added(unchanged=4))  # they are in the index
+        assert told == [40 / 2080]
+        count(changes.Added(new=4, chunks=4))
+        count(changes.Added(new=2, chunks=9))
+        half = told[-1]
+    (bar,) = shown
+    assert (bar.n, bar.total, bar.unit, bar.smoothing) == (1040, 2040, "word", 0)
+    assert half == 1080 / 2080
+
+
+def wait_for(is_so):
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+class Held:
+    """``open_any``, held between the words and the index."""
+
+    def __init__(self, *errors):
+        self.errors, self.words_given, self.go_on = [*errors], threading.Event(), threading.Event()
+        self.index = object()
+
+    def __call__(self, path, model, prompts, by_words):
+        if self.errors and (error := self.errors.pop(0)):
+            raise error
+        by_words(Words(MIXED, 120))
+        self.words_given.set()
+        assert self.go_on.wait(60)
+        if self.errors:
+            raise self.errors.pop(0)
+        return self.index
+
+
+@pytest.fixture
+def held(monkeypatch):
+    def hold(*errors):
+        open_any = Held(*errors)
+        monkeypatch.setattr(folder_index, "open_any", open_any)
+        monkeypatch.setattr(folder_index, "kept_in_step", lambda *_, **__: nullcontext())
+        return open_any
+
+    return hold
+
+
+def test_agents_are_answered_by_words_and_told_so_until_the_index_is_there(held):
+    making, opening = held(), Opening("docs", None, OWN)
+    tools = Tools(Documents("docs", opening.index, {}))
+    answer = tools.search("garden", k=2).structured_content
+    assert len(answer["results"]) == 2 and answer["note"].startswith("By words only: vectors of")
+    assert tools.fetch("a.txt").structured_content["text"] == MIXED[1].text
+    making.go_on.set()
+    wait_for(lambda: opening.index() is making.index)
+
+
+def test_what_failed_is_tried_again_at_the_next_call(held):
+    failed = RevelaError("docs holds no document")
+    making, opening = held(failed, None, failed), Opening("docs", None, OWN)
+    with pytest.raises(RevelaError, match="holds no document"):
+        opening.index()
+    assert isinstance(opening.index(), Words)  # the second time words are counted,
+    making.go_on.set()  # and then it fails
+    wait_for(lambda: not opening._runs)
+    wait_for(lambda: opening.index() is making.index)
