@@ -10,6 +10,7 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from datetime import UTC, datetime
 
 import httpx
 import numpy as np
@@ -130,9 +131,14 @@ def test_search_takes_filters(server):
     found = post(server, SEARCH, {**asked, "where": {"year": {"gte": 2030}, "lang": "en"}}).json()
     years = sorted(hit["metadata"]["year"] for hit in found["data"])
     assert years == list(range(2030, 2040))
-    assert httpx.get(server.url + "/v1/index").json() == {
+    about = httpx.get(server.url + "/v1/index").json()
+    assert datetime.fromisoformat(about.pop("updated")) <= datetime.now(UTC)
+    assert len(set(about.pop("examples"))) == 3
+    assert about == {
         "object": "index",
+        "name": "",
         "model": "tiny",
+        "documents": 40,
         "passages": 40,
         "columns": {"id": "string", "title": "string", "year": "int64", "lang": "string"},
         "tokens": True,

@@ -103,7 +103,7 @@ def search(
     if as_json:
         print_json([asdict(hit) for hit in hits])
     else:
-        print_hits(hits, query)
+        print_hits(hits, opened.snippets(query, hits))
 
 
 def _tell(

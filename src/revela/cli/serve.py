@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
 from revela.cli.main import app
 from revela.errors import RevelaError
-from revela.server import Access, Limits
+from revela.server import Access, Limits, Site
 from revela.settings import Precision
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def serve(
     prompts: Annotated[PromptFlags, Flat] = PROMPTS,
     weight: float | None = None,
     precision: Precision = "auto",
+    base_url: str = "",
     sync: float | None = None,
     no_cache: Annotated[bool, Parameter(negative=())] = False,
     limits: Annotated[Limits, Flat] = LIMITS,
@@ -64,6 +65,8 @@ def serve(
         Share of the vectors in hybrid search, as for search.
     precision:
         Arithmetic; auto is that of the index.
+    base_url:
+        Address that the documents' ids are relative to: results link there.
     sync:
         Seconds between updates of the index from its sources.
     no_cache:
@@ -74,6 +77,10 @@ def serve(
         raise RevelaError("a limit of revela serve is not positive: give numbers above 0")
     if sync is not None and not sync > 0:
         raise RevelaError(f"--sync {sync:g} is no time: give seconds, such as 60")
+    if base_url and "://" not in base_url:
+        raise RevelaError(
+            f"--base-url {base_url} is no address: give one such as https://example.org/docs"
+        )
     from revela.server.app import Service
     from revela.server.encoding import ServedModel
     from revela.server.lifecycle import listen, server_of, url_of
@@ -92,7 +99,8 @@ def serve(
     dimensions = trained_dimensions(folder)
     served = ServedModel(name or name_of(folder), encoder, encoder.counter, dimensions)
     access = Access(token, local_only=local and token is None)
-    service = Service(index, served, limits, access)
+    site = Site(index_folder.resolve().name, base_url)
+    service = Service(index, served, limits, access, site)
     server = server_of(service.app(), limits)
     with kept_in_step(index, sync, precision) if sync else nullcontext():
         listening.listen()  # clients wait from here on, instead of being refused

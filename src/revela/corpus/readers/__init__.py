@@ -35,7 +35,7 @@ from revela.corpus.readers.tables import read_arrow, read_csv, read_parquet
 from revela.errors import RevelaError, first_line
 from revela.types import Document
 
-VERSION = 2  # raise it when a reader or the chunking gives other text for the same file
+VERSION = 3  # raise it when a reader or the chunking gives other text for the same file
 
 
 def read_text(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:

@@ -34,7 +34,7 @@ _HEADING = re.compile(r"<h([1-6])\b[^<>]*(?<!/)>", re.I)
 
 
 def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """The text of all pages."""
+    """The text of all pages, with a form feed between them."""
     with reader_extra("pdf", "PDF"):
         from pypdf import PdfReader
     # pypdf warns of every fault that it repairs.
@@ -42,7 +42,7 @@ def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
     with open_seekable(path) as handle:
         reader = PdfReader(handle)
         text = _joined(
-            (page.extract_text() for page in reader.pages), "PDF", "; run OCR on it first"
+            (page.extract_text() for page in reader.pages), "PDF", "; run OCR on it first", True
         )
         title = str((reader.metadata and reader.metadata.title) or "")
     # A font without a character table can give halves of surrogate pairs.
@@ -142,9 +142,9 @@ def _open_zipped(path: Path) -> BinaryIO:
     return handle
 
 
-def _joined(parts: Iterable[str], format: str, advice: str = "") -> str:
-    """Join the parts of a file; UnsupportedFile if they have no text."""
+def _joined(parts: Iterable[str], format: str, advice: str = "", pages: bool = False) -> str:
+    """Join the parts of a file; UnsupportedFile if they have no text. ``pages`` stay countable."""
     texts = [part.strip() for part in parts]
-    if text := "\n\n".join(filter(None, texts)):
-        return text
+    if any(texts):
+        return "\n\n\f".join(texts) if pages else "\n\n".join(filter(None, texts))
     raise UnsupportedFile(f"{format} without text{advice}")
