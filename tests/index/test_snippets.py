@@ -206,19 +206,32 @@ def test_no_text_takes_long(piece):
     assert time.perf_counter() - start < 3 and len(found.text) <= CHARACTERS + 4
 
 
+@pytest.mark.parametrize("piece", ["蜜", "a1-b2 ", "word{} ", "ก", "-", "a_"])
+def test_no_query_takes_long(piece):
+    query = "".join(piece.format(i) for i in range(10_000))[:10_000]
+    start = time.perf_counter()
+    sought = Sought.of(query, Analyzer("none"), lambda terms: np.ones(len(terms)))
+    for _ in range(10):
+        snippet(FILLER * 20 + query[:2000], sought, "a.md")
+    assert time.perf_counter() - start < 5
+
+
 def test_equal_texts_are_known_by_their_first():
     assert same_texts(["a  b", "c", "a\nb", "c ", "d"]) == [None, None, 0, 1, None]
 
 
 def test_examples_are_headings_or_else_sentences():
-    titles = ["Guide > How to **install** it", "", "v1.2.3", "Guide > Care of bees", "README"]
-    assert examples_of(titles * 9, ["x"]) == ["How to install it", "Care of bees"]
-    said = [
-        "The garden opens at nine.\nMore.",
-        "x = f(y, z) + 1",
-        "See https://a.b/c for more of it.",
+    titles = ["Guide > How to **install** it", "", "v1.2.3", "Guide > See also", "README"]
+    hits = [Hit("a.md", 1, title, "x") for title in titles] + [Hit("b.md", 1, "B > See also", "y")]
+    assert examples_of([*hits, Hit("c.md", 1, "C", "## Care of bees\nx")]) == [
+        "How to install it",
+        "Care of bees",
     ]
-    assert examples_of([""] * 3, said) == ["The garden opens at nine."]
-    assert examples_of([], []) == []
-    many = [f"heading of chapter {'abcdefghij'[i]}" for i in range(10)]
-    assert examples_of(many, []) == [many[0], many[4], many[9]]
+    said = ["# The garden opens at nine.\nMore.", "x = f(y, z) + 1", "See https://a.b/c for more."]
+    said += ["Intro\n\nThe garden opens at nine.\nMore."]
+    hits = [Hit("d1", 1, "", text) for text in said]
+    assert examples_of(hits) == ["The garden opens at nine."]
+    assert examples_of([]) == []
+    many = [f"heading of chapter {letter}" for letter in "abcdefghij"]
+    found = examples_of([Hit("a", 1, title, "x") for title in many])
+    assert found == [many[0], many[4], many[9]]

@@ -24,7 +24,7 @@ from revela.index.fusion import Fusion, check_weight
 from revela.index.language import check_language
 from revela.index.manifest import Calibration, Info
 from revela.index.places import file_of
-from revela.index.rows import as_stored
+from revela.index.rows import HIT_COLUMNS, as_stored
 from revela.index.search import IndexSnapshot, Mode, Rerank, SearchOptions, check_query
 from revela.index.snippets import CHARACTERS, Snippet, Sought, examples_of, snippet
 from revela.index.state import STATE, Moved, Now, State, unfinished_in
@@ -282,8 +282,9 @@ class Index:
 
     def examples(self) -> list[str]:
         """Some queries that it answers: headings, or titles, of its documents; else sentences."""
-        rows = self._retried(lambda: self.table.sample("title", "passage"))
-        return examples_of(rows["title"].to_pylist(), rows["passage"].to_pylist())
+        columns = [*HIT_COLUMNS, *self.info.columns]
+        rows = self._retried(lambda: self.table.sample(*columns)).to_pylist()
+        return examples_of([self._hit(row, 0.0) for row in rows])
 
     def sample(self) -> list[str]:
         """At most a thousand passages, evenly spaced."""

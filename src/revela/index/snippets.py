@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -29,6 +30,7 @@ from revela.index.language import ENGLISH_STOP_WORDS, LETTER, Terms, normalised
 from revela.types import Hit, evenly_spaced
 
 CHARACTERS, LINES = 300, 6  # of a snippet, at most; characters of double width count twice
+QUERY = 1000  # characters of a query whose words are marked
 LONG_WORD = 40  # characters; a longer one may be cut
 RARE = 0.35  # of the greatest idf: words below it are not marked, as they stand everywhere
 # What questions are made of, and BM25 counts.
@@ -54,7 +56,7 @@ _TARGET = r"""(?:\([^()\s]{0,2000}(?:\([^()\s]{0,200}\)[^()\s]{0,200})?
     (?:\s+["'(][^"\n]{0,200}["')])?\)|\[[^\[\]\n]{0,100}\])"""
 _INLINE = re.compile(
     rf"""(?P<ticks>`{{1,3}})(?P<code>[^`\n]{{1,500}})(?P=ticks)
-    |<!--.{{0,2000}}?-->
+    |<!--.{{0,1000}}?-->
     |\[\s*!\[{_WORDS}\]{_TARGET}[^\[\]]{{0,200}}\]{_TARGET}    # a badge
     |!\[(?P<image>{_WORDS})\]{_TARGET}
     |\[(?P<link>{_WORDS})\]{_TARGET}
@@ -94,11 +96,11 @@ class Snippet(NamedTuple):
 
 @dataclass(frozen=True)
 class Sought:
-    """The words of a query that are marked: terms and patterns of identifiers, with their idf."""
+    """The words of a query that are marked, and their idf; identifiers are in lower case."""
 
     analyzer: Terms
     terms: dict[str, float]
-    identifiers: list[tuple[regex.Pattern[str], float]]
+    identifiers: dict[str, float]
     unstemmed: frozenset[str] = frozenset()  # terms that are the words themselves
 
     @classmethod
@@ -106,27 +108,29 @@ class Sought:
         cls, query: str, analyzer: Terms, idf: Callable[[Sequence[str]], NDArray[np.float64]]
     ) -> Sought:
         """The words of a query by their idf; those that stand everywhere are left out."""
-        query = normalised(query)
+        query = normalised(query[:QUERY])
         places = list(analyzer.places(query))
-        weights = dict(zip(places, idf([term for *_, term in places]).tolist(), strict=True))
-        names, identifiers = list[tuple[int, int]](), []
-        for found in _IDENTIFIER.finditer(query):
-            if _NAMES.search(found[0]):
-                begin, end = found.span()
+        *found, absent = idf([*(term for *_, term in places), "\0"]).tolist()
+        weights = dict(zip(places, found, strict=True))
+        names, identifiers = list[tuple[int, int]](), dict[str, float]()
+        for name in _IDENTIFIER.finditer(query):
+            if _NAMES.search(name[0]):
+                begin, end = name.span()
                 names.append((begin, end))
                 inside = (w for (b, e, _), w in weights.items() if begin <= b and e <= end)
-                identifiers.append((_whole(found[0]), sum(inside)))
+                identifiers[name[0].lower()] = sum(inside)
         words, before = dict[str, float](), (-1, -1)
-        for (begin, end, term), weight in weights.items():
+        for i, (begin, end, term) in enumerate(places):
             # Of getFileName the whole; of characters in a row the longest n-grams.
-            is_part = (begin, end) == before or _is_inside(begin, end, places)
+            near = places[max(0, i - 3) : i + 4]
+            is_part = (begin, end) == before or _is_inside(begin, end, near)
             before = begin, end
             if not is_part and not any(b <= begin and end <= e for b, e in names):
-                words[term] = weight
+                words[term] = weights[begin, end, term]
         common = QUESTION_WORDS.union(*map(analyzer, QUESTION_WORDS))
         telling = {t: w for t, w in words.items() if t not in common and not _HIRAGANA.search(t)}
         words = telling or words
-        least = RARE * max(words.values(), default=0)
+        least = RARE * max((weight for weight in words.values() if weight < absent), default=0)
         kept = {term: weight for term, weight in words.items() if weight >= least}
         unstemmed = (t for b, e, t in places if t in kept and _is_word(t, query[b:e]))
         return cls(analyzer, kept, identifiers, frozenset(unstemmed))
@@ -139,10 +143,13 @@ class Sought:
             for begin, end, term in self.analyzer.places(plain)
             if (known := self._known(term, plain[begin:end]))
         ]
-        for pattern, weight in self.identifiers:
-            for match in pattern.finditer(plain):
+        lower = plain.lower()
+        for name, weight in self.identifiers.items():
+            if not all(part in lower for part in _PART.findall(name)):
+                continue
+            for match in _whole(name).finditer(plain):
                 begin, end = match.span()
-                found.append((begins[begin], ends[end - 1], pattern.pattern, weight))
+                found.append((begins[begin], ends[end - 1], name, weight))
         return sorted(found)
 
     def _known(self, term: str, word: str) -> str:
@@ -170,6 +177,7 @@ def _is_inside(begin: int, end: int, places: Sequence[tuple[int, int, str]]) -> 
     return any(b <= begin and end <= e and e - b > end - begin for b, e, _ in places)
 
 
+@lru_cache
 def _whole(name: str) -> regex.Pattern[str]:
     """An identifier with any signs between its parts; some between digits."""
     parts = _PART.findall(name)
@@ -303,7 +311,8 @@ def _rows(lines: Iterator[Line]) -> Iterator[Line]:
 def heading_of(hit: Hit) -> str:
     """What a hit is called: its title, and the headings that its text begins with; else its id."""
     own = (line.text for line in _headings(lines_of(hit.text, hit.id)))
-    return " > ".join([*filter(None, [plain(hit.title).strip()]), *own]) or hit.id
+    title = plain(hit.title) if has_headings(hit.id) else hit.title
+    return " > ".join([*filter(None, [title.strip()]), *own]) or hit.id
 
 
 def _headings(lines: Sequence[Line]) -> list[Line]:
@@ -399,14 +408,13 @@ def _window(
     if begin:  # not within a word
         space = re.compile(r"\s").search(shown.text, begin - 1, min(first, begin + LONG_WORD))
         begin = space.end() if space else _between(shown.text, begin, first)
-    for start in shown.starts(first):
-        reached = min(len(shown.text), start + characters)
-        is_full = reached < len(shown.text) or shown.text.count("\n", start, reached) >= lines
+    for number, start in enumerate(shown.starts(first)):
         if past - start > characters or shown.text.count("\n", start, past) >= lines:
             break
-        begin = start
-        if is_full:
+        is_whole = len(shown.text) - start <= characters and shown.text.count("\n", start) < lines
+        if number and not is_whole:
             break
+        begin = start  # and what stands before, if there is room
     end = _end(shown.text, begin, past, characters, lines)
     return begin, end
 
@@ -517,24 +525,26 @@ def same_texts(texts: Sequence[str]) -> list[int | None]:
     return found
 
 
-def examples_of(titles: Sequence[str], passages: Sequence[str], most: int = 3) -> list[str]:
-    """Queries to begin with: the last headings of titles, or else sentences."""
-    named = (plain(title.rsplit(" > ", 1)[-1]) for title in titles)
-    found = list(dict.fromkeys(" ".join(name.split()) for name in named if _is_natural(name, 2)))
+def examples_of(hits: Sequence[Hit], most: int = 3) -> list[str]:
+    """Queries to begin with: headings that stand once, or else sentences."""
+    named = Counter(" ".join(heading_of(hit).rsplit(" > ", 1)[-1].split()) for hit in hits)
+    found = [name for name, count in named.items() if count == 1 and _is_natural(name, 2)]
     if len(found) < most:
-        spoken = (_first_natural(passage) for passage in passages)
-        found += [text for text in dict.fromkeys(spoken) if text]
+        found += [said for said in dict.fromkeys(map(_first_natural, hits)) if said]
     return [found[i] for i in evenly_spaced(len(found), most)] if found else []
 
 
-def _first_natural(passage: str) -> str:
-    """The first natural line or sentence of a passage."""
-    lines = _Shown(lines_of(passage, "a.md")).text.split("\n")
-    all_said = (said.strip() for line in lines for said in sentences(line))
-    return next((said for said in all_said if _is_natural(said, 3)), "")
+def _first_natural(hit: Hit) -> str:
+    """The first natural sentence of a passage."""
+    lines = lines_of(hit.text, hit.id)
+    texts = (line.text for line in lines if line.kind == "prose")
+    all_said = (said.strip() for text in texts for said in sentences(text))
+    return next((said for said in all_said if _is_natural(said, 4)), "")
 
 
 def _is_natural(text: str, least: int) -> bool:
     """Whether a text is some words, and hardly anything but letters."""
     letters = sum(letter.isalpha() or letter.isspace() for letter in text)
-    return least <= count_words(text) <= 12 and letters >= 0.9 * len(text) and len(text) <= 80
+    if not text[:1].isalnum() or len(text) > 80:
+        return False
+    return least <= count_words(text) <= 12 and letters >= 0.9 * len(text)
