@@ -147,13 +147,14 @@ def test_search_takes_filters(server):
     }
 
 
-def test_results_say_where_their_words_stand(make_service, encoder, tmp_path, monkeypatch):
+def test_results_say_where_their_words_stand(make_service, encoder, tmp_path):
     (tmp_path / "docs").mkdir()
     text = "# One\r\n\r\nocean01 [here](x).\r\n\r\nA *garden01*, ocean02."
     (tmp_path / "docs" / "a b.md").write_bytes(text.encode())
     rows = [Document("a b.md", text), Document("copy", "ocean01"), Document("rows:2", " ocean01\n")]
     service = make_service(local_only=True)
     service.index = build(tmp_path / "index", rows, encoder)
+    service.index.state.compare([], [], [])
     service.index.state.begin({"sources": [str(tmp_path / "docs")]})
     service.site = Site("notes", "https://a.example/x/")
     asked = query(query="garden01?", k=3, mode="lexical", marked=True)
@@ -164,9 +165,8 @@ def test_results_say_where_their_words_stand(make_service, encoder, tmp_path, mo
         assert (hit["heading"], hit["title"], hit["line"], hit["page"]) == ("One", "", 5, None)
         assert hit["path"] == str(tmp_path / "docs" / "a b.md")
         assert hit["url"] == "https://a.example/x/a%20b.md"
-        first, second = post(server, SEARCH, query(query="ocean01", mode="lexical")).json()["data"][
-            :2
-        ]
+        found = post(server, SEARCH, query(query="ocean01", mode="lexical")).json()["data"]
+        first, second = found[:2]
         assert [first["same_as"], second["same_as"]] == [None, 1] and first["passage"] is None
         assert first["path"] is None and {first["id"], second["id"]} == {"copy", "rows:2"}
         assert httpx.get(server.url + "/v1/index").json()["name"] == "notes"
