@@ -148,6 +148,24 @@ def test_a_card_shows_the_answer_and_opens_to_all_of_its_passage(page):
     assert passage.text == short
 
 
+def test_whether_there_is_an_answer_is_said_in_words(page):
+    asked(page, "zebra")
+    verdict, hit = field_of(page, "#verdict"), "{...found.data[0], rank: 1, same_as: null}"
+    answer = "{ query: 'zebra', mode: 'lexical', marked: true }"
+    for given, words in [
+        ("unlikely", "Probably no answer in these documents"),
+        ("perhaps", "Perhaps"),
+        ("sure", "Sure"),
+        ("another", ""),
+    ]:
+        page.execute_async_script(
+            f"const done = arguments[0]; fetch('v1/search', {{ method: 'POST', headers: headers(), "
+            f"body: JSON.stringify({answer}) }}).then((a) => a.json()).then((found) => "
+            f"{{ show({{ answer: '{given}', data: [{hit}] }}); done(); }})"
+        )
+        assert words in verdict.text and verdict.is_displayed() == bool(words)
+
+
 def test_bars_are_the_scores_and_words_have_none(page, held):
     asked(page, "ocean01 and more")
     widths = (

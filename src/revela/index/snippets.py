@@ -32,7 +32,7 @@ from revela.types import Hit, evenly_spaced
 CHARACTERS, LINES = 300, 6  # of a snippet, at most; characters of double width count twice
 QUERY = 1000  # characters of a query whose words are marked
 LONG_WORD = 40  # characters; a longer one may be cut
-RARE = 0.35  # of the greatest idf: words below it are not marked, as they stand everywhere
+RARE = 0.25  # of the greatest idf: words below it are not marked, as they stand everywhere
 # What questions are made of, and BM25 counts.
 QUESTION_WORDS = frozenset([
     *ENGLISH_STOP_WORDS, *"""about am been can could did do does from had has have he her his how i
@@ -298,9 +298,9 @@ def _rows(lines: Iterator[Line]) -> Iterator[Line]:
         is_bars = text.startswith("|") or text.count(" | ") > 1
         if line.kind in ("prose", "row") and (is_bars or "\t" in text.strip()):
             cells = _CELLS.split(text.strip("|")) if is_bars else text.split("\t")
-            shown = " | ".join(" ".join(cell.split()) for cell in cells)
+            shown = " | ".join(" ".join(cell.split()) for cell in cells).rstrip(" |")
             first, heading = (line.number, None) if first is None else (first, first)
-            yield Line(shown if shown.strip(" |") else "", "row", line.number, heading)
+            yield Line(shown, "row", line.number, heading)
             continue
         text = " ".join(text.split())
         goes_on = line.kind == "prose" and not blank
