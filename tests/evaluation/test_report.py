@@ -289,7 +289,7 @@ def test_a_tie_is_no_win(tmp_path):
     scores = {
         "c": {name: {"means": {"ndcg@10": 0.5, "map": m}} for name, m in (("x", 0.4), ("y", 0.3))}
     }
-    run = write_run(tmp_path / "r", ABOUT | {"bm25": {"title": 0.453}}, {"c": means})
+    run = write_run(tmp_path / "r", ABOUT | {"bm25": {"title": 0.453}}, scores)
     page = page_of(run)
     assert page.best == [("judged c", "x", "MAP")]
 
