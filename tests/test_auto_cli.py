@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from conftest import make_rows
 from revela import Index, RevelaError
+from revela.cli.eval import _advice, _verdict
 from revela.encoder.static_encoder import is_static
 from revela.evaluation import choose_model as choosing
 from revela.evaluation.choose_model import Candidate, Choice
+from revela.evaluation.results import SystemScores
 from revela.model_files import resolve
 from tests.collection_folder import write_lines
 
@@ -155,6 +158,7 @@ def test_eval_ranks_models_on_a_text_without_labels(
     said = succeeds(*given, "--json", scores_file)
     assert "comparing 2 retrievers by 39 held-out documents (sentence: 39 queries" in said
     assert "make a fitted one by revela fit TEXT" in said
+    assert re.search(r"^in short: .*\n(saved to .*\n)?\Z", said, re.MULTILINE)
     scores = json.loads(scores_file.read_text())["without labels"]
     assert set(scores) == {"BM25", *(n + b for n in (table, fitted) for b in ("", " + BM25"))}
     means = [found["means"]["ndcg@10"] for found in scores.values()]
@@ -171,3 +175,33 @@ def test_eval_ranks_models_on_a_text_without_labels(
     assert "(title: 39 queries over 39 passages)" in said
     write_lines(corpus, titled[:20])
     assert "too few to compare models by: give more of it, or judged" in refused(*given)
+
+
+@pytest.mark.parametrize(
+    ("names", "near", "words"),
+    [
+        (["a", "BM25"], [], "a finds most on this text"),
+        (["a", "b", "BM25"], ["b"], "a is first, and b may be as good: take the cheapest"),
+        (["a", "BM25"], ["BM25"], "no model is known to find more than words alone"),
+        (["BM25", "a"], ["a"], "no model is known to find more than words alone"),
+    ],
+)
+def test_a_ranking_is_summed_up(names, near, words):
+    assert words in _advice({name: SystemScores({}) for name in names}, near)
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        ({"BM25": (0.6, {}), "a": (0.7, {"BM25": 0.01})}, "a has the highest .* more than chance"),
+        (
+            {"BM25": (0.6, {}), "a": (0.7, {"BM25": 0.4})},
+            "BM25 has 0.600: which may be chance",
+        ),
+        ({"BM25": (0.6, {}), "a": (0.5, {"BM25": 0.4})}, "no system finds more than words alone"),
+        ({"a": (0.5, {})}, "on c a has the highest nDCG@10, 0.500$"),
+    ],
+)
+def test_an_evaluation_begins_with_what_it_found(scores, words):
+    found = {name: SystemScores({"ndcg@10": mean}, p=p) for name, (mean, p) in scores.items()}
+    assert re.search(words, _verdict("c", found))

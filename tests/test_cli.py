@@ -172,7 +172,10 @@ def test_an_index_grows_shrinks_and_filters(succeeds, refused, tmp_path):
     assert (hit["id"], hit["text"]) == ("b", "violin violin")
     assert hit["metadata"] == {"year": 2022, "lang": "en"}
     err = refused("search", out, "violin", "--where", "yaer > 2020")
-    assert "No field named yaer" in err and "id, chunk, title, passage, year, lang" in err
+    assert (
+        "No field named yaer" in err
+        and "id, chunk, title, passage, first_line, first_page, year, lang" in err
+    )
     assert "the query is empty" in refused("search", out, " ")
     err = refused("index", f"--out {out} --delete c nobody")
     assert "has no document nobody: nothing was deleted" in err

@@ -14,8 +14,6 @@ import pytest
 
 from revela.cli.main import main
 from revela.cli.printing import (
-    FILE_WIDTH,
-    SNIPPET,
     print_group,
     print_hits,
     print_json,
@@ -25,44 +23,66 @@ from revela.cli.printing import (
     print_table,
 )
 from revela.corpus.readers.common import ReadReport
+from revela.index.bm25 import BM25
+from revela.index.snippets import CHARACTERS, LINES, Sought, snippet
 from revela.types import Chunk, Hit
 
 LONG = "filler words here " * 40 + "the camshaft turns " + "and then more " * 40
 
 
-def test_hits_are_shown_from_shortly_before_the_words_looked_for(capsys, monkeypatch):
+def print_found(hits, query):
+    """Print hits as if they were all that an index has."""
+    known = BM25([hit.text for hit in hits] or ["?"])
+    sought = Sought.of(query, known.terms, known.idf)
+    print_hits(hits, [snippet(hit.text, sought, hit.id) for hit in hits])
+
+
+def test_hits_are_shown_from_the_sentence_of_the_words_looked_for_on(capsys, monkeypatch):
     hits = [Hit("a", 0.5, "A title", "short text"), Hit("b", 0.25, "", LONG)]
-    print_hits(hits, "why does the camshaft (turn")
-    first, text, second, snippet = capsys.readouterr().out.splitlines()
+    print_found(hits, "why does the camshaft (turn")
+    first, text, second, found = capsys.readouterr().out.splitlines()
     assert (first, text, second) == ("1. A title (a)  [0.5000]", "   short text", "2. b  [0.2500]")
-    assert snippet.startswith("   ... ") and snippet.endswith("...")
-    assert 0 < snippet.index("the camshaft") < SNIPPET // 2
+    assert found.startswith("   … ") and found.endswith(" …")
+    assert 0 < found.index("the camshaft") < CHARACTERS // 2
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    print_hits(hits[1:], "Camshaft")
+    print_found(hits[1:], "Camshaft")
     assert "\033[1mcamshaft\033[0m" in capsys.readouterr().out
-    print_hits([], "?")
+    print_found([], "?")
     assert capsys.readouterr().out == "nothing found\n"
 
 
 def test_what_was_looked_for_is_shown_in_text_without_spaces(capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     text = "一二三四五六七八九十" * 40 + "蜜蜂在花丛之间跳舞。"
-    print_hits([Hit("a", 0.5, "", text)], "蜜蜂怎样跳舞？")
+    print_found([Hit("a", 0.5, "", text)], "蜜蜂怎样跳舞？")
     assert "\033[1m蜜蜂\033[0m在花丛之间\033[1m跳舞\033[0m" in capsys.readouterr().out
-    print_hits([Hit("a", 0.5, "", "मैं हिन्दी बोलता हूँ")], "हिन्दी")
-    assert "\033[1mहिन्दी\033[0m" in capsys.readouterr().out
 
 
-def test_code_keeps_its_lines_and_one_that_is_cut_ends_in_dots(capsys):
+def test_code_keeps_its_lines_and_a_place_is_named(capsys):
     members = "".join(f"    def f{i}(self):\n\n        return {i}\n" for i in range(6))
-    looked_for = "    def close_file(self, path):\n        x\n"
-    code = f"class A:\n{members}{looked_for * 3}"
-    print_hits([Hit("a.py", 0.5, "", code)], "close a file by path")
-    shown = ["   def close_file(self, path):", "       x"] * 3
-    assert capsys.readouterr().out.splitlines() == ["1. a.py  [0.5000]", "   ...", *shown]
-    print_hits([Hit("a.py", 0.5, "", f"def close_file():\n    x = {'y' * 300}\n")], "close_file")
-    *_, last = capsys.readouterr().out.splitlines()
-    assert last == f"       x = {'y' * (FILE_WIDTH - 8)}..."
+    code = f"class A:\n{members}    def close_file(self, path):\n        x\n"
+    print_found([Hit("a.py", 0.5, "", code, line=11)], "close a file by path")
+    first, *shown = capsys.readouterr().out.splitlines()
+    assert first == "1. a.py:30  [0.5000]"
+    assert shown[-2:] == ["   def close_file(self, path):", "       x"] and len(shown) == LINES
+    print_found([Hit("a.pdf", 0.5, "On bees", "Wax.\n\n\fThey dance.", page=3)], "dance")
+    assert capsys.readouterr().out.startswith("1. On bees (a.pdf, page 4)  [0.5000]")
+
+
+def test_equal_texts_are_shown_once(capsys):
+    hits = [
+        Hit("a", 0.5, "", "One  text."),
+        Hit("b", 0.4, "B", "Two."),
+        Hit("c", 0.3, "", "One text."),
+    ]
+    print_found(hits, "text")
+    assert capsys.readouterr().out.splitlines() == [
+        "1. a  [0.5000]",
+        "   One text.",
+        "   the same text: c",
+        "2. B (b)  [0.4000]",
+        "   Two.",
+    ]
 
 
 def test_a_group_is_shown_document_by_document_with_each_title_once(capsys):
@@ -95,7 +115,7 @@ def test_what_a_stranger_wrote_does_not_control_the_terminal(capsys, monkeypatch
     report.skip("broken JSON", f"{forged}.jsonl:1", bad=True)
     print_report(report)
     code = f"def f():\n    return 1{ESCAPES}\n"
-    print_hits([Hit("a", 0.5, forged, f"text {ESCAPES}"), Hit(forged, 0.25, "", code)], "text")
+    print_found([Hit("a", 0.5, forged, f"text {ESCAPES}"), Hit(forged, 0.25, "", code)], "text")
     print_group("group 1", [Chunk(0, ESCAPES, forged)], [forged])
     print_table(forged, ["name", forged], [[forged, 0.5]])
     print_log("stdout")

@@ -120,7 +120,8 @@ class Hit:
     ``id`` is the document's, ``text`` and ``chunk`` (its number, from 0) the chunk's; ``title`` is
     the document's, and in Markdown the headings above the chunk (Guide > Install). ``score`` is
     comparable only within one search mode. ``confidence`` is how often a first hit of such a score
-    is right, among questions of which the text answers half (calibration.py).
+    is right, among questions of which the text answers half (calibration.py). ``line`` and ``page``
+    are where the chunk begins in a file of text and in a PDF, from 1.
     """
 
     id: str
@@ -131,6 +132,8 @@ class Hit:
     metadata: Mapping[str, Value] = field(default_factory=dict, hash=False)
     confidence: float | None = None
     explanation: Explanation | None = None
+    line: int | None = None
+    page: int | None = None
 
 
 class Hits(list[Hit]):

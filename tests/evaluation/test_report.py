@@ -14,7 +14,7 @@ import pytest
 from revela.errors import RevelaError
 from revela.evaluation.plots import Line, Plot, smooth
 from revela.evaluation.report import merge, report
-from revela.evaluation.results import SystemScores, read_results, write_json
+from revela.evaluation.results import SystemScores, outcome_in_words, read_results, write_json
 from tests.collection_folder import write_lines
 
 HOSTILE = "<script>alert(1)</script>\"><img src=x onerror='alert(2)'>{{ 7 * 7 }} $x_$"
@@ -255,6 +255,58 @@ def test_the_page_stands_alone_and_nothing_in_it_runs(tmp_path):
     metas = [a for tag, a in page.elements if tag == "meta"]
     policy = next(a["content"] for a in metas if a.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'") and "script" not in policy
+
+
+@pytest.mark.parametrize(
+    "start, saved, kept, words",
+    [
+        ({"a": 0.5}, {"a": 0.5}, 0, "did not help by the label-free check: the start was saved"),
+        (
+            {"a": 0.5, "b": 0.3},
+            {"a": 0.6, "b": 0.3},
+            40,
+            "helped .*0.400 at .*, 0.450 after",
+        ),
+        ({"a": 0.5}, {"a": 0.504}, 4, "changed no more than chance"),
+        ({"a": 0.5}, {"a": 0.4}, 1000, "made it worse .*after 1,000 steps, which was saved"),
+        ({}, {}, 8, "the last state was saved unchecked"),
+        ({"a": 0.5}, {}, 8, "the last state was saved unchecked"),
+    ],
+)
+def test_what_a_run_has_done_is_said_in_words(start, saved, kept, words):
+    assert re.search(words, outcome_in_words(start, saved, kept))
+
+
+def test_the_page_begins_with_what_happened(page, tmp_path):
+    said = re.findall(r'<p class="happened">(.*?)</p>', page.source)
+    assert said[0].startswith("a: training helped by the label-free check: nDCG@10 0.400 at the")
+    assert said[1] == "b: the run is not finished."
+    (alone,) = re.findall(r'"happened">(.*?)</p>', page_of(write_run(tmp_path / "r")).source)
+    assert alone.startswith("training helped")
+
+
+def test_a_tie_is_no_win(tmp_path):
+    scores = {
+        "c": {name: {"means": {"ndcg@10": 0.5, "map": m}} for name, m in (("x", 0.4), ("y", 0.3))}
+    }
+    run = write_run(tmp_path / "r", ABOUT | {"bm25": {"title": 0.453}}, scores)
+    page = page_of(run)
+    assert page.best == [("judged c", "x", "MAP")]
+
+
+def test_an_axis_has_a_least_span():
+    def span(values):
+        from matplotlib.figure import Figure
+
+        axis = Figure().subplots()
+        Plot("", "x", "y", [Line(list(enumerate(values)))])._draw(axis)
+        low, high = axis.get_ylim()
+        return low, high
+
+    low, high = span([0.700, 0.701])
+    assert high - low == pytest.approx(0.05) and low < 0.7 < 0.701 < high
+    low, high = span([0.2, 0.7])
+    assert 0.5 < high - low < 0.6
 
 
 def test_plots_are_drawn_as_svg():

@@ -236,9 +236,9 @@ def test_filters(index):
     ]:
         with pytest.raises(RevelaError, match=why) as caught:
             index.search("abba", 5, where=wrong)
-        assert "id, chunk, title, passage, year" in str(caught.value) and "\n" not in str(
+        assert "id, chunk, title, passage, first_line, first_page, year" in str(
             caught.value
-        )
+        ) and "\n" not in str(caught.value)
     with pytest.raises(RevelaError, match="longer than"):
         index.search("abba", 5, where="year > 1 and " * 2000 + "year > 1")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 from letters import Letters, build, extend, rows_of
@@ -12,6 +13,7 @@ from revela.errors import RevelaError
 from revela.index.index import Index
 from revela.index.ingest import check_repeated, commits, metadata_columns
 from revela.index.manifest import Info
+from revela.index.places import file_of
 from revela.settings import Indexing
 from revela.types import Document
 
@@ -109,6 +111,40 @@ class FewWords(Letters):
             [" ".join(text.split()[i : i + n]) for i in range(0, len(text.split()), n)] or [""]
             for text, n in zip(texts, room, strict=True)
         ]
+
+
+class TwoWords(Letters):
+    """Reads two words of a passage."""
+
+    def fitted(self, heads, texts, part=1):
+        return [re.findall(r"\s*\S+\s+\S+\s*|\s*\S+\s*", text) or [""] for text in texts]
+
+
+def test_rows_know_the_line_or_page_they_begin_on(tmp_path):
+    text = "\n\nOne two.\r\n\r\n\fThree\nfour\nfive.\n\n\n\fEight"
+    docs = [Document(name, text) for name in ("a.md", "b.pdf", "c", "d.jsonl:3")]
+    for encoder, lines, pages in [
+        (Letters(), [3, 5, 10], [1, 2, 3]),
+        (TwoWords(), [3, 5, 7, 10], [1, 2, 2, 3]),
+    ]:
+        index = build(tmp_path / type(encoder).__name__, docs, encoder)
+        found = [[(hit.line, hit.page) for hit in index.chunks(d.id)] for d in docs]
+        assert found[0] == [(line, None) for line in lines]
+        assert found[1] == [(None, page) for page in pages]
+        assert found[2] == found[3] == [(None, None)] * len(lines)
+
+
+def test_the_file_of_an_id_is_below_its_sources(tmp_path):
+    (tmp_path / "in").mkdir()
+    for name in ("in/a.txt", "in/rows.csv", "out.txt", "one.jsonl"):
+        (tmp_path / name).write_text("x")
+    sources = [tmp_path / "in", tmp_path / "one.jsonl", tmp_path / "gone"]
+    for name, file in [
+        ("a.txt", "in/a.txt"), ("rows.csv:12", "in/rows.csv"), ("one.jsonl:3", "one.jsonl"),
+        ("../out.txt", None), (str(tmp_path / "out.txt"), None), ("a" * 5000, None), ("", None),
+        ("a\0b", None), ("d12", None),
+    ]:  # fmt: skip
+        assert file_of(sources, name) == (tmp_path / file if file else None), name
 
 
 def test_chunks_that_the_model_does_not_read_to_the_end_are_cut(tmp_path):

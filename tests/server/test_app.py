@@ -10,6 +10,7 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from datetime import UTC, datetime
 
 import httpx
 import numpy as np
@@ -31,11 +32,12 @@ from served import (
 
 from revela.encoder.token_counter import TokenCounter
 from revela.errors import QueryError, RevelaError
-from revela.server import Limits, lifecycle, middleware
+from revela.server import Access, Limits, Site, lifecycle, middleware
 from revela.server.app import THREADS, Service
 from revela.server.encoding import ServedModel
 from revela.server.lifecycle import listen
 from revela.server.schemas import EmbeddingRequest
+from revela.types import Document
 
 TEXTS = [
     "ocean1 ocean2",
@@ -130,14 +132,47 @@ def test_search_takes_filters(server):
     found = post(server, SEARCH, {**asked, "where": {"year": {"gte": 2030}, "lang": "en"}}).json()
     years = sorted(hit["metadata"]["year"] for hit in found["data"])
     assert years == list(range(2030, 2040))
-    assert httpx.get(server.url + "/v1/index").json() == {
+    about = httpx.get(server.url + "/v1/index").json()
+    assert datetime.fromisoformat(about.pop("updated")) <= datetime.now(UTC)
+    assert len(set(about.pop("examples"))) == 3
+    assert about == {
         "object": "index",
+        "name": "",
         "model": "tiny",
+        "documents": 40,
         "passages": 40,
         "columns": {"id": "string", "title": "string", "year": "int64", "lang": "string"},
         "tokens": True,
         "rerank": "none",
     }
+
+
+def test_results_say_where_their_words_stand(make_service, encoder, tmp_path):
+    (tmp_path / "docs").mkdir()
+    text = "# One\r\n\r\nocean01 [here](x).\r\n\r\nA *garden01*, ocean02."
+    (tmp_path / "docs" / "a b.md").write_bytes(text.encode())
+    rows = [Document("a b.md", text), Document("copy", "ocean01"), Document("rows:2", " ocean01\n")]
+    service = make_service(local_only=True)
+    service.index = build(tmp_path / "index", rows, encoder)
+    service.index.state.compare([], [], [])
+    service.index.state.begin({"sources": [str(tmp_path / "docs")]})
+    service.site = Site("notes", "https://a.example/x/")
+    asked = query(query="garden01?", k=3, mode="lexical", marked=True)
+    with running(service) as server:
+        (hit,) = post(server, SEARCH, asked).json()["data"]
+        plain = "ocean01 here.\nA garden01, ocean02."
+        assert hit["snippet"] == hit["passage"] == {"text": plain, "marks": [[16, 24]]}
+        assert (hit["heading"], hit["title"], hit["line"], hit["page"]) == ("One", "", 5, None)
+        assert hit["path"] == str(tmp_path / "docs" / "a b.md")
+        assert hit["url"] == "https://a.example/x/a%20b.md"
+        found = post(server, SEARCH, query(query="ocean01", mode="lexical")).json()["data"]
+        first, second = found[:2]
+        assert [first["same_as"], second["same_as"]] == [None, 1] and first["passage"] is None
+        assert first["path"] is None and {first["id"], second["id"]} == {"copy", "rows:2"}
+        assert httpx.get(server.url + "/v1/index").json()["name"] == "notes"
+        service.access = Access()  # a stranger is not told where files lie
+        (hit,) = post(server, SEARCH, asked).json()["data"]
+        assert hit["path"] is None and hit["url"]
 
 
 def test_vectors_are_cut_where_the_model_was_trained_for_it(make_service, encoder):

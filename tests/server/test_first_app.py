@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from revela.index.word_search import Words
-from revela.server import Access, Limits
+from revela.server import Access, Limits, Site
 from revela.server.first_app import first_app
 from revela.server.lifecycle import in_background, listen
 from revela.types import Document
@@ -29,7 +29,7 @@ def ask(listening, method, path, **more):
 def test_it_searches_by_words_and_says_how_far_the_vectors_are(listening):
     words = Words(DOCUMENTS, 120)
     words.tell(0.4)
-    with in_background(first_app(words, "docs", Limits(), Access()), Limits(), listening):
+    with in_background(first_app(words, "docs", Limits(), Access(), Site()), Limits(), listening):
         found = ask(listening, "POST", "/v1/search", json={"query": "gardens", "k": 1}).json()
         (hit,) = found["data"]
         assert (hit["id"], hit["rank"], found["mode"]) == ("a.md", 1, "lexical")
@@ -52,7 +52,7 @@ def test_it_searches_by_words_and_says_how_far_the_vectors_are(listening):
 
 def test_it_asks_for_the_token_and_leaves_the_socket_to_the_whole_service(listening):
     apps = [
-        first_app(Words(DOCUMENTS[i:], 120), f"docs{i}", Limits(), Access("sesame"))
+        first_app(Words(DOCUMENTS[i:], 120), f"docs{i}", Limits(), Access("sesame"), Site())
         for i in range(2)
     ]
     for i, app in enumerate(apps):

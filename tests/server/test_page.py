@@ -12,6 +12,8 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 from served import build, documents, encoder, index, make_service, running
 
+from revela.index.snippets import heading_of
+from revela.server import Site
 from revela.types import Document
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -23,6 +25,11 @@ pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER), reason="needs Debian's packages chromium and chromium-driver"
 )
 MARKUP = "<b>Markup</b> & more"
+LONG = Document(
+    "notes/long.md",
+    "# Long\n\n" + "Filler words stand. " * 20 + "The **axolotl** sleeps.\n\n[x](y) النهاية",
+    metadata={"year": 1991, "lang": "en"},
+)
 TRICKY = Document(
     "tricky",
     "zebra <img src=x onerror=\"document.title='broken'\"> zebras and a Zebra's stripes",
@@ -65,7 +72,7 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def held(encoder, tmp_path_factory) -> Held:
-    folder, rows = tmp_path_factory.mktemp("page") / "index", [*documents(40, 6), TRICKY]
+    folder, rows = tmp_path_factory.mktemp("page") / "index", [*documents(40, 6), TRICKY, LONG]
     return Held(build(folder, rows, encoder, ("year", "lang")))
 
 
@@ -85,7 +92,7 @@ def page(browser, site):
 
 
 def wait(page, condition):
-    return WebDriverWait(page, 60, poll_frequency=0.05).until(lambda _: condition())
+    return WebDriverWait(page, 20, poll_frequency=0.05).until(lambda _: condition())
 
 
 def titles(page):
@@ -120,7 +127,84 @@ def test_results_come_as_one_types_with_words_marked_and_markup_shown_as_text(pa
     assert [mark.text for mark in marks] == ["zebra", "zebras", "Zebra"] and page.title == "revela"
     assert page.find_elements(By.CSS_SELECTOR, "#results img, #results b") == []
     assert "10 results" in status(page) and page.current_url.endswith("#q=zebra")
-    assert field_of(page, "#model").text == "41 passages · tiny"
+    about = field_of(page, "#about").text
+    assert about.startswith("42 documents · last sync ") and about.endswith(" · tiny")
+
+
+def test_a_card_shows_the_answer_and_opens_to_all_of_its_passage(page):
+    field_of(page, "input[value=lexical]").click()
+    ask(page, "where does the axolotl sleep")
+    wait(page, lambda: titles(page)[:1] == ["Long"])
+    card = field_of(page, "#results li")
+    passage = card.find_element(By.CSS_SELECTOR, "p")
+    assert [mark.text for mark in card.find_elements(By.TAG_NAME, "mark")] == ["axolotl", "sleeps"]
+    assert passage.text.startswith("… Filler") and passage.text.endswith("sleeps.\nx النهاية")
+    short = passage.text
+    card.find_element(By.CSS_SELECTOR, "h2 button").click()
+    assert len(passage.text) > len(short) and "**" not in passage.text
+    assert [mark.text for mark in card.find_elements(By.TAG_NAME, "mark")] == ["axolotl", "sleeps"]
+    assert "notes/long.md" in card.text and "line 3" in card.text
+    card.find_element(By.CSS_SELECTOR, "h2 button").click()
+    assert passage.text == short
+
+
+def test_whether_there_is_an_answer_is_said_in_words(page):
+    asked(page, "zebra")
+    verdict, hit = field_of(page, "#verdict"), "{...found.data[0], rank: 1, same_as: null}"
+    answer = "{ query: 'zebra', mode: 'lexical', marked: true }"
+    for given, words in [
+        ("unlikely", "Probably no answer in these documents"),
+        ("perhaps", "Perhaps"),
+        ("sure", "Sure"),
+        ("another", ""),
+    ]:
+        page.execute_async_script(
+            f"const done = arguments[0]; fetch('v1/search', {{ method: 'POST', headers: headers(), "
+            f"body: JSON.stringify({answer}) }}).then((a) => a.json()).then((found) => "
+            f"{{ show({{ answer: '{given}', data: [{hit}] }}); done(); }})"
+        )
+        assert words in verdict.text and verdict.is_displayed() == bool(words)
+
+
+def test_bars_are_the_scores_and_words_have_none(page, held):
+    asked(page, "ocean01 and more")
+    widths = (
+        "return [...document.querySelectorAll('.score span')].map((b) => parseFloat(b.style.width))"
+    )
+    scores = [hit.score for hit in held.search("ocean01 and more", 10)]
+    assert page.execute_script(widths) == pytest.approx([100 * max(s, 0) for s in scores], abs=0.1)
+    field_of(page, "input[value=lexical]").click()
+    wait(page, lambda: page.execute_script(widths) == [])
+    assert not field_of(page, "#tokens").is_enabled()
+
+
+def test_equal_texts_share_a_card_and_links_lead_to_documents(
+    browser, make_service, encoder, tmp_path
+):
+    text = "The axolotl sleeps under stones."
+    rows = [Document(f"dir/{name} b.txt", text) for name in ("a", "ä")]
+    rows += [Document(f"d{i}", f"ocean{i}") for i in range(3)]
+    service = make_service()
+    service.index = build(tmp_path / "index", rows, encoder)
+    service.site = Site("<i>my</i> notes", "https://example.org/docs/")
+    with running(service) as site:
+        browser.get(site.url + "/")
+        wait(browser, lambda: field_of(browser, "#name").text == "<i>my</i> notes")
+        examples = browser.find_elements(By.CSS_SELECTOR, "#examples button")
+        assert [example.text for example in examples] == [text]
+        examples[0].click()
+        wait(browser, lambda: len(titles(browser)) == 4)
+        links = browser.find_elements(By.CSS_SELECTOR, "#results li:first-child .place a")
+        addresses = {link.get_attribute("href") for link in links}
+        start = "https://example.org/docs/dir/"
+        assert addresses == {f"{start}a%20b.txt", f"{start}%C3%A4%20b.txt"}
+        assert "the same text" in field_of(browser, "#results li").text
+        assert not field_of(browser, "#verdict").is_displayed()
+        assert field_of(browser, "#query").get_attribute("value") == text
+        button = field_of(browser, "#results .place button")
+        assert button.get_attribute("title").startswith("dir/") and button.text == "Copy path"
+        button.click()
+        wait(browser, lambda: "Copied" in button.text or "Not copied" in button.text)
 
 
 def test_modes_are_switched_and_kept_in_the_address(page, site):
@@ -167,7 +251,7 @@ def test_what_was_found_is_ordered_again_or_not(page, held):
     wait(page, button.is_displayed)
     for how in ("tokens", "none"):
         button.click()
-        wanted = [hit.title for hit in held.search("ocean01 and more", 10, rerank=how)]
+        wanted = [heading_of(hit) for hit in held.search("ocean01 and more", 10, rerank=how)]
         wait(page, lambda wanted=wanted: titles(page) == wanted)
         assert button.get_attribute("aria-pressed") == str(how == "tokens").lower()
 
@@ -180,7 +264,7 @@ def test_an_index_that_re_ranks_by_itself_says_so_and_can_be_told_not_to(
     button = field_of(page, "#tokens")
     wait(page, lambda: button.get_attribute("aria-pressed") == "true")
     button.click()
-    wanted = [hit.title for hit in held.search("ocean01 and more", 10, rerank="none")]
+    wanted = [heading_of(hit) for hit in held.search("ocean01 and more", 10, rerank="none")]
     ask(page, "ocean01 and more")
     wait(page, lambda: titles(page) == wanted)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
@@ -126,6 +126,7 @@ def _print_evaluations(
     main, *others = METRICS
     for evaluation in evaluations:
         collection, outcomes = evaluation.collection, evaluation.outcomes
+        print(_verdict(evaluation.name, evaluation.scores))
         sizes = f"{len(collection.documents):,} documents, {len(collection.queries):,} queries"
         print(f"{evaluation.name}: {sizes}, language {collection.bm25.terms.language}")
         for label, reads in evaluation.contexts.items():
@@ -147,6 +148,33 @@ def _print_evaluations(
         "two-sided, by random signs"
     )
     return results
+
+
+def _verdict(name: str, scores: Mapping[str, SystemScores]) -> str:
+    """What an evaluation has found, in a sentence."""
+    from revela.evaluation.significance import MEASURE
+
+    best = max(scores, key=lambda system: scores[system].means[MEASURE])
+    value, words = scores[best].means[MEASURE], scores.get("BM25")
+    if words is None or best == "BM25":
+        than = "" if words is None else ": no system finds more than words alone"
+        return f"on {name} {best} has the highest nDCG@10, {value:.3f}{than}"
+    p = scores[best].p.get("BM25")
+    how = "more than chance explains" if p is not None and p < CHANCE else "which may be chance"
+    return (
+        f"on {name} {best} has the highest nDCG@10, {value:.3f}, where BM25 has "
+        f"{words.means[MEASURE]:.3f}: {how}"
+    )
+
+
+def _advice(scores: Mapping[str, SystemScores], near: Sequence[str]) -> str:
+    """What the ranking of models on a text means, in a sentence."""
+    best = next(iter(scores))
+    if "BM25" in (best, *near):
+        return "in short: on this text no model is known to find more than words alone (BM25)"
+    if near:
+        return f"in short: {best} is first, and {', '.join(near)} may be as good: take the cheapest"
+    return f"in short: {best} finds most on this text, more than chance explains"
 
 
 def _rank_on_text(
@@ -179,10 +207,10 @@ def _rank_on_text(
         by_task = (s.means[task] for task in tasks)
         rows.append([system, s.means[MEASURE], s.margin, *by_task, _p(s.p.get(best))])
     print_table("without labels", ["system", MEASURE, "±", *tasks, "p, first"], rows)
-    if near := [name for name in others if scores[name].p[best] >= CHANCE]:
-        print(f"by chance any of these could be first: {', '.join([best, *near])}")
+    near = [name for name in others if scores[name].p[best] >= CHANCE]
     if any(system not in (BM25, *models) for system in scores if BM25 not in system):
         print("make a fitted one by revela fit TEXT --model LM --out RETRIEVER; a table: --static")
+    print(_advice(scores, near))
     return {"without labels": scores}
 
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from revela.corpus.readers.common import ReadReport
+    from revela.index.snippets import Snippet
     from revela.types import Chunk, Explanation, Hit
 
 SNIPPET = 240  # characters
-LINES = 6  # of code
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # a terminal obeys them, or cannot show
 FILE_WIDTH = 160  # columns of a table in a file or a pipe
 
@@ -97,23 +97,55 @@ def _cell(value: object) -> str:
     return f"{value:.3f}" if isinstance(value, float) else printable(str(value))
 
 
-def print_hits(hits: Sequence[Hit], query: str) -> None:
-    """Hits with the part of their passage around the query's words, bold on a terminal."""
-    from revela.corpus.words import runs, terms
+def print_hits(hits: Sequence[Hit], snippets: Sequence[Snippet]) -> None:
+    """Hits with their snippets, whose marks are bold on a terminal; of equal texts only the first,
+    and the names of the others.
+    """
+    from revela.index.snippets import same_texts
 
-    spaced = (rf"(?<!\w){re.escape(word)}(?!\w)" for word in terms(query) if len(word) > 2)
-    words = re.compile("|".join([*spaced, *map(re.escape, runs(query))]) or r"(?!)", re.IGNORECASE)
-    for rank, hit in enumerate(hits, 1):
-        is_code = re.search(r"\n[ \t]+\S", hit.text)
-        shown = _lines(hit.text, words) if is_code else _sentence(hit.text, words)
-        if sys.stdout.isatty():
-            shown = words.sub(lambda word: f"\033[1m{word.group()}\033[0m", shown)
-        name = hit.id if hit.title in ("", hit.id) else f"{hit.title} ({hit.id})"
-        print(f"{rank}. {one_line(name)}  [{hit.score:.4f}]\n   {shown}")
+    same = same_texts([hit.text for hit in hits])
+    names = [_named(*pair) for pair in zip(hits, snippets, strict=True)]
+    for i, (hit, shown) in enumerate(zip(hits, snippets, strict=True)):
+        if same[i] is not None:
+            continue
+        text = _bold(shown) if sys.stdout.isatty() else printable_lines(shown.text)
+        print(f"{i + 1}. {names[i]}  [{hit.score:.4f}]\n   {text}")
+        if others := [name for name, first in zip(names, same, strict=True) if first == i]:
+            print(f"   the same text: {'; '.join(others)}")
         if hit.explanation is not None:
             print(f"   {_explained(hit.explanation, hit.confidence)}")
     if not hits:
         print("nothing found")
+
+
+def _named(hit: Hit, shown: Snippet) -> str:
+    """The title of a hit, and where it stands: (notes/bees.md:12), (report.pdf, page 3)."""
+    from revela.index.snippets import heading_of
+
+    place = hit.id
+    if hit.page is not None:
+        place += f", page {hit.page + shown.page}"
+    if hit.line is not None:
+        place += f":{hit.line + shown.line}"
+    heading = heading_of(hit)
+    return one_line(place if heading == hit.id else f"{heading} ({place})")
+
+
+def _bold(shown: Snippet) -> str:
+    """A snippet as a terminal shows it."""
+    parts, at = list[str](), 0
+    for begin, end in shown.marks:
+        parts += (
+            printable_lines(shown.text[at:begin]),
+            f"\033[1m{printable(shown.text[begin:end])}\033[0m",
+        )
+        at = end
+    return "".join([*parts, printable_lines(shown.text[at:])])
+
+
+def printable_lines(text: str) -> str:
+    """Untrusted text, ``printable`` but for its lines, which are indented."""
+    return "\n   ".join(map(printable, text.split("\n")))
 
 
 def _explained(why: Explanation, confidence: float | None) -> str:
@@ -122,29 +154,6 @@ def _explained(why: Explanation, confidence: float | None) -> str:
     if confidence is not None:
         parts.append(f"confidence {confidence:.2f}")
     return ", ".join(parts)
-
-
-def _sentence(text: str, words: re.Pattern[str]) -> str:
-    """Prose in one line, from shortly before the first of these words on."""
-    line = one_line(text)
-    first = words.search(line)
-    start = 0
-    if first and first.start() > SNIPPET // 2:
-        latest = first.start() - SNIPPET // 3
-        start = max(line.rfind(" ", 0, latest) + 1, latest - SNIPPET // 3)
-    return ("... " if start else "") + snippet(line[start:])
-
-
-def _lines(text: str, words: re.Pattern[str]) -> str:
-    """Some lines of code, from the one with the most of these words on."""
-    lines = [line.rstrip() for line in text.expandtabs(4).splitlines() if line.strip()]
-    held = [len({word.lower() for word in words.findall(line)}) for line in lines]
-    first = max(0, min(held.index(max(held)), len(lines) - LINES))
-    indent = min(len(line) - len(line.lstrip()) for line in lines[first : first + LINES])
-    shown = [cut(printable(line[indent:]), FILE_WIDTH) for line in lines[first : first + LINES]]
-    before = ["..."] if first else []
-    after = ["..."] if first + LINES < len(lines) else []
-    return "\n   ".join([*before, *shown, *after])
 
 
 def print_group(title: str, members: Sequence[Chunk], names: Sequence[str]) -> None:

@@ -107,13 +107,14 @@ def search(
     if as_json:
         print_json([asdict(hit) for hit in hits])
     else:
-        print_hits(hits, query)
+        print_hits(hits, opened.snippets(query, hits))
 
 
 def _answer_by_words(query: str, top: int, words: Words) -> None:
     """Print the first answer of a text that has no vectors yet."""
     print(f"{words.notice} The full answer follows.\n")
-    print_hits(words.search(query.strip(), top), query)
+    hits = words.search(query.strip(), top)
+    print_hits(hits, words.snippets(query, hits))
     print(flush=True)
 
 

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
 from revela.cli.main import app
 from revela.errors import RevelaError
-from revela.server import Access, Limits
+from revela.server import Access, Limits, Site
 from revela.settings import Precision
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def serve(
     prompts: Annotated[PromptFlags, Flat] = PROMPTS,
     weight: float | None = None,
     precision: Precision = "auto",
+    base_url: str = "",
     sync: float | None = None,
     no_cache: Annotated[bool, Parameter(negative=())] = False,
     limits: Annotated[Limits, Flat] = LIMITS,
@@ -65,6 +66,8 @@ def serve(
         Share of the vectors in hybrid search, as for search.
     precision:
         Arithmetic; auto is that of the index.
+    base_url:
+        Address that the documents' ids are relative to: results link there.
     sync:
         Seconds between updates of the index from its sources.
     no_cache:
@@ -75,6 +78,10 @@ def serve(
         raise RevelaError("a limit of revela serve is not positive: give numbers above 0")
     if sync is not None and not sync > 0:
         raise RevelaError(f"--sync {sync:g} is no time: give seconds, such as 60")
+    if base_url and "://" not in base_url:
+        raise RevelaError(
+            f"--base-url {base_url} is no address: give one such as https://example.org/docs"
+        )
     from revela.server.app import Service
     from revela.server.encoding import ServedModel
     from revela.server.lifecycle import in_background, listen, server_of, url_of
@@ -90,6 +97,7 @@ def serve(
 
     local = is_loopback(listening.getsockname()[0])
     access = Access(token, local_only=local and token is None)
+    site = Site(index_folder.resolve().name, base_url)
     url = url_of(host, listening)
     if token is None and not local:
         print(
@@ -101,7 +109,7 @@ def serve(
         def answer_by_words(words: Words) -> None:
             from revela.server.first_app import first_app
 
-            app = first_app(words, name or index_folder.name, limits, access)
+            app = first_app(words, name or index_folder.name, limits, access, site)
             listening.listen()
             meanwhile.enter_context(in_background(app, limits, listening))
             print(f"serving {index_folder} at {url}. {words.notice}", flush=True)
@@ -112,7 +120,7 @@ def serve(
         folder, encoder = index.model_folder, cast("Loaded", index.encoder)
         dimensions = trained_dimensions(folder)
         served = ServedModel(name or name_of(folder), encoder, encoder.counter, dimensions)
-        service = Service(index, served, limits, access)
+        service = Service(index, served, limits, access, site)
         server = server_of(service.app(), limits)
         listening.listen()  # clients wait from here on, instead of being refused
     refused = HALF if is_index(index_folder) else ALL

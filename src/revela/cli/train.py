@@ -54,12 +54,14 @@ def train(
     with extra("train", "training"):
         from revela.distributed import joined
     from revela.api import train as run
+    from revela.evaluation.results import outcome_in_words
 
     with joined():
         recipe = recipe_of(preset, recipe_file, given)
         result = run(corpus, out, recipe, resume=resume, command=command_line())
-        if result.scores:
-            print_scores("label-free check, nDCG@10", result.outcome.after, result.scores)
         outcome = result.outcome
+        print(outcome_in_words(outcome.before, outcome.after, outcome.kept))
+        if result.scores:
+            print_scores("label-free check, nDCG@10", outcome.after, result.scores)
         more = ", continue with --resume" if outcome.interrupted else ""
         print(f"{outcome.steps:,} steps in {duration(outcome.minutes)}; saved to {out}{more}")

@@ -29,6 +29,7 @@ from revela.evaluation.label_free import (
     with_bm25,
 )
 from revela.evaluation.metrics import Outcome
+from revela.evaluation.results import NOISE
 from revela.evaluation.significance import MEASURE, standings
 from revela.index.default_model import suited_model
 from revela.index.language import Analyzer, detect
@@ -48,7 +49,6 @@ DOCUMENTS = 2000  # in the sample, at most
 PASSAGES, QUERIES = 1000, 400  # per task, at most
 HELD_OUT = 0.3  # of the sample
 MIN_QUERIES = 30  # for a choice
-NOISE = 0.005  # nDCG@10
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ STYLE: Any = {
 }
 SVG_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 SIZE = (4.4, 2.9)  # inches
+LEAST_SPAN = 0.05  # of an axis of scores or losses
 MINUTES = "minutes of training"
 UNITS = {"moved passage, MRR@100": "MRR@100", "spans by place": "accuracy"}  # else cosine
 
@@ -78,6 +79,9 @@ class Plot:
                 axis.fill_between(x, low, high, color=ink, alpha=0.18, linewidth=0)
         if self.level is not None:
             axis.axhline(self.level, color=LEVEL, linestyle=(0, (5, 3)), linewidth=1.2)
+        low, high = axis.get_ylim()
+        if (missing := LEAST_SPAN - (high - low)) > 0:  # or chance would look like a trend
+            axis.set_ylim(low - missing / 2, high + missing / 2)
         axis.set(xlabel=self.x_label, ylabel=self.y_label)
         axis.grid(color=INK, alpha=0.15, linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)

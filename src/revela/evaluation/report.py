@@ -28,6 +28,7 @@ from revela.evaluation.plots import (
     profile_plots,
 )
 from revela.evaluation.results import (
+    NOISE,
     Comparison,
     CurvePoint,
     Interval,
@@ -105,6 +106,7 @@ def render(results: Results, names: Sequence[str]) -> str:
     return environment.get_template("report.html").render(
         title=", ".join(names),
         runs=runs,
+        happened={name: run.in_words() for name, run in runs.items()},
         legend=_legend(kinds_of(runs)),
         facts=facts_table(runs),
         label_free=check_tables(runs),
@@ -148,7 +150,8 @@ def check_tables(runs: Runs) -> list[Table]:
     tables = []
     for task in check_tasks(runs):
         columns = [
-            _marked([scores(run).get(task) for scores in systems.values()]) for run in runs.values()
+            _marked([scores(run).get(task) for scores in systems.values()], NOISE)
+            for run in runs.values()
         ]
         tables.append(Table(task, ["nDCG@10", *runs], _rows(systems, columns)))
     return tables
@@ -306,11 +309,13 @@ def _from_to(starts: Sequence[float], ends: Sequence[float]) -> str:
     return f"from {fmean(starts):.3f}{seeds}"
 
 
-def _marked(values: Iterable[float | None]) -> list[Cell]:
-    """Values with three digits, the highest marked."""
+def _marked(values: Iterable[float | None], tie: float = 0.0) -> list[Cell]:
+    """Values with three digits; the highest is marked unless another is as high, or nearly."""
     texts = ["" if value is None else f"{value:.3f}" for value in values]
-    best = max((text for text in texts if text and text != "nan"), key=float, default=None)
-    return [Cell(text, best=bool(text) and text == best and len(texts) > 1) for text in texts]
+    known = sorted(float(text) for text in texts if text and text != "nan")
+    wins = len(known) > 1 and known[-1] - known[-2] > tie + 1e-9
+    best = f"{known[-1]:.3f}" if wins else None
+    return [Cell(text, best=text == best) for text in texts]
 
 
 def _p(value: float | None) -> str:

@@ -4,9 +4,10 @@ file, and the reader that collects them for a report.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -17,6 +18,7 @@ from revela.files import atomic_write
 
 RUN, LINES, COMPARISON = "run.json", "metrics.jsonl", "compare.json"
 SCORES, PROBE = "scores.json", "probe.json"
+NOISE = 0.005  # nDCG@10: label-free checks of equally good states differ by this
 T = TypeVar("T")
 
 
@@ -176,6 +178,37 @@ class Run:
         checks = self.checks()
         kept = [check for row, check in checks if row.step == self.metrics[-1].kept]
         return (kept or [check for _, check in checks] or [{}])[-1]
+
+    def in_words(self) -> str:
+        """What happened, in a sentence."""
+        if not self.finished or not self.metrics or self.metrics[-1].kept is None:
+            return "the run is not finished"
+        start = next((check for row, check in self.checks() if row.step == 0), {})
+        return outcome_in_words(start, self.saved(), self.metrics[-1].kept)
+
+
+def outcome_in_words(start: Mapping[str, float], saved: Mapping[str, float], kept: int) -> str:
+    """What a run that ended has done for the retriever, by its label-free scores.
+
+    Args:
+        start: scores by task before the first step.
+        saved: those of the saved state.
+        kept: the step of that state.
+
+    >>> outcome_in_words({"title": 0.5}, {"title": 0.5}, 0)
+    'training did not help by the label-free check: the start was saved'
+    """
+    if not start or start.keys() != saved.keys():
+        return "there was no label-free check at start and end: the last state was saved unchecked"
+    if kept == 0:
+        return "training did not help by the label-free check: the start was saved"
+    first, last = fmean(start.values()), fmean(saved.values())
+    change = f"nDCG@10 {first:.3f} at the start, {last:.3f} after {kept:,} steps, which was saved"
+    if last > first + NOISE:
+        return f"training helped by the label-free check: {change}"
+    if last < first - NOISE:
+        return f"training made it worse by the label-free check: {change}"
+    return f"training changed no more than chance does by the label-free check: {change}"
 
 
 def write_json(content: Any, path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,9 +23,11 @@ from revela.index.filters import where_sql
 from revela.index.fusion import Fusion, check_weight
 from revela.index.language import check_language
 from revela.index.manifest import Calibration, Info
-from revela.index.rows import as_stored
+from revela.index.places import file_of
+from revela.index.rows import HIT_COLUMNS, as_stored
 from revela.index.search import IndexSnapshot, Mode, Rerank, SearchOptions, check_query
-from revela.index.state import Moved, Now, State, unfinished_in
+from revela.index.snippets import CHARACTERS, Snippet, Sought, examples_of, snippet
+from revela.index.state import STATE, Moved, Now, State, unfinished_in
 from revela.index.table import Table
 from revela.index.tokens import Weight, term_weights
 from revela.model_files import fingerprint, resolve
@@ -267,6 +270,22 @@ class Index:
         """The number of chunks."""
         return len(self.table)
 
+    @property
+    def documents(self) -> int:
+        """The number of documents."""
+        return self._retried(lambda: self.table.documents)
+
+    @property
+    def updated(self) -> datetime:
+        """When it was made, changed, or brought in step with its files last."""
+        return datetime.fromtimestamp((self.folder / STATE).stat().st_mtime, UTC)
+
+    def examples(self) -> list[str]:
+        """Some queries that it answers: headings, or titles, of its documents; else sentences."""
+        columns = [*HIT_COLUMNS, *self.info.columns]
+        rows = self._retried(lambda: self.table.sample(*columns)).to_pylist()
+        return examples_of([self._hit(row, 0.0) for row in rows])
+
     def sample(self) -> list[str]:
         """At most a thousand passages, evenly spaced."""
         rows = self._retried(lambda: self.table.sample("passage"))
@@ -431,7 +450,19 @@ class Index:
         title, passage = row["title"], row["passage"]
         text = passage[len(title) + 1 :] if title else passage
         metadata = {name: row[name] for name in self.info.columns if not is_missing(row[name])}
-        return Hit(row["id"], score, title, text, row["chunk"], metadata, confidence, explanation)
+        about = metadata, confidence, explanation, row["first_line"], row["first_page"]
+        return Hit(row["id"], score, title, text, row["chunk"], *about)
+
+    def snippets(
+        self, query: str, hits: Sequence[Hit], characters: int = CHARACTERS
+    ) -> list[Snippet]:
+        """What is shown of each hit: the part of its text with the rarest words of the query."""
+        sought = Sought.of(query, self.table.query_terms, self.state.idf)
+        return [snippet(hit.text, sought, hit.id, characters) for hit in hits]
+
+    def file(self, document: str) -> Path | None:
+        """The file of a document by its id; None if it is not known, or gone."""
+        return file_of(self.state.sources.get("sources", []), document)
 
     # Change
 

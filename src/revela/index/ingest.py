@@ -24,6 +24,7 @@ from revela.encoder.prompts import OWN, Given, prompts_of
 from revela.errors import RevelaError
 from revela.index.language import Terms
 from revela.index.manifest import Info
+from revela.index.places import Start, starts
 from revela.index.rows import RESERVED, Stored, arrow_rows, as_stored
 from revela.index.table import Table
 from revela.index.tokens import encode_packed
@@ -170,19 +171,20 @@ def table_rows(
     rows: Rows = {name: [] for name in (*names, *columns)}
     for document in documents:
         metadata = [_as_column(document, name, kind, folder) for name, kind in columns.items()]
+        digest = digests[document.id]
         passages = passages_of(document, info.settings.chunk_words)
-        for number, (title, text) in enumerate(passages):
+        for number, (title, text, start) in enumerate(passages):
             passage = f"{title} {text}" if title else text
-            row = (document.id, number, title, passage, digests[document.id], *metadata)
+            row = (document.id, number, title, passage, *start, digest, *metadata)
             for column, value in zip(rows.values(), row, strict=True):
                 column.append(value)
     return rows
 
 
-def passages_of(document: Document, chunk_words: int) -> Iterator[tuple[str, str]]:
-    """The title and the text of each of a document's chunks; an empty one has one."""
+def passages_of(document: Document, chunk_words: int) -> Iterator[tuple[str, str, Start]]:
+    """The title, the text and the start of each of a document's chunks; an empty one has one."""
     pieces = [piece.text for piece in chunk(document, 0, chunk_words)] or [""]
-    return zip(titles(document, pieces), pieces, strict=True)
+    return zip(titles(document, pieces), pieces, starts(document, pieces), strict=True)
 
 
 def cut_to_fit(rows: Rows, encoder: Encoder) -> tuple[Rows, int]:
@@ -208,10 +210,12 @@ def cut_to_fit(rows: Rows, encoder: Encoder) -> tuple[Rows, int]:
     numbers = Counter[Value | None]()
     for i, (head, parts) in enumerate(zip(heads, pieces, strict=True)):
         name = rows["id"][i]
+        start: Any = Start(rows["first_line"][i], rows["first_page"][i])  # type: ignore[arg-type]
         for piece in parts:
             row = {column: values[i] for column, values in rows.items()}
             row |= {"chunk": numbers[name], "title": head[:-1], "passage": head + piece}
-            numbers[name] += 1
+            row |= {"first_line": start.line, "first_page": start.page}
+            numbers[name], start = numbers[name] + 1, start.after(piece.lstrip())
             for column, value in row.items():
                 fitting[column].append(value)
     return fitting, cut

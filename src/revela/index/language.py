@@ -70,10 +70,12 @@ _MARKED = r"\p{L}\p{N}\p{M}"
 _PAIRED = r"\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}ー"
 _TRIPLED = r"\p{Script=Thai}\p{Script=Lao}\p{Script=Khmer}\p{Script=Myanmar}"
 _SIGNED = r"(?<![A-Za-z0-9])(?:[Cc]\+\+|[CcFfJj]#)(?![A-Za-z0-9])"  # C++ and C# are no C
+# A letter, digit or mark where words are spaced (regex.V1).
+LETTER = rf"[{_MARKED}--[{_PAIRED}{_TRIPLED}]]"
 _RUN = regex.compile(
     rf"(?P<pairs>(?:[{_MARKED}&&[{_PAIRED}]]\p{{M}}*+)++)"
     rf"|(?P<triples>(?:[{_MARKED}&&[{_TRIPLED}]]\p{{M}}*+)++)"
-    rf"|(?P<word>{_SIGNED}|[{_MARKED}--[{_PAIRED}{_TRIPLED}]]++)",
+    rf"|(?P<word>{_SIGNED}|{LETTER}++)",
     regex.V1,
 )
 _ASCII_WORD = re.compile(r"[A-Za-z0-9]+")

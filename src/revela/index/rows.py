@@ -15,7 +15,8 @@ from revela.errors import RevelaError
 from revela.index.manifest import Info
 from revela.types import Value, Vectors
 
-HIT_COLUMNS = ("id", "chunk", "title", "passage")  # columns of a hit, before those of metadata
+# Columns of a hit, before those of metadata.
+HIT_COLUMNS = ("id", "chunk", "title", "passage", "first_line", "first_page")
 RESERVED = (*HIT_COLUMNS, "terms", "digest", "vector", "tokens")
 
 
@@ -35,6 +36,8 @@ def schema_of(info: Info) -> Any:
         "chunk": pa.int32(),
         "title": pa.string(),
         "passage": pa.string(),
+        "first_line": pa.int32(),
+        "first_page": pa.int32(),
         "digest": pa.string(),
         "vector": pa.list_(pa.float32(), info.width),
         "terms": pa.string(),

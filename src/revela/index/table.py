@@ -105,6 +105,12 @@ class Table:
         return int(self.lance.count_rows())
 
     @property
+    def documents(self) -> int:
+        """The number of documents."""
+        with lance_errors(self.folder):
+            return int(self.lance.count_rows("chunk = 0"))
+
+    @property
     def is_exact(self) -> bool:
         """Whether it is the version that it was opened ``at``."""
         return self.version == self.number

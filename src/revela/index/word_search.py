@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -19,6 +20,7 @@ from revela.errors import QueryError
 from revela.index.ingest import passages_of
 from revela.index.language import Analyzer, detect
 from revela.index.search import check_query
+from revela.index.snippets import CHARACTERS, Snippet, Sought, snippet
 from revela.index.term_stats import K1, B, idf, max_score
 from revela.types import Document, Hit, Hits, Vectors
 
@@ -100,14 +102,25 @@ class Words:
         for i in np.argsort(-shares, kind="stable").tolist():
             hit = hits[i]
             if shares[i] and len(found) < k:
-                shown = Hit(hit.id, float(shares[i]), hit.title, hit.text, hit.chunk)
-                found.setdefault(hit.id, shown)
+                found.setdefault(hit.id, replace(hit, score=float(shares[i])))
         return Hits(found.values())
 
     def chunks(self, document: str) -> list[Hit]:
         """The passages of a document by its id, as of an index."""
         row = self._rows.get(document)
         return [] if row is None else list(self._passages(row))
+
+    def snippets(
+        self, query: str, hits: Sequence[Hit], characters: int = CHARACTERS
+    ) -> list[Snippet]:
+        """What is shown of each hit, as of an index."""
+        sought = Sought.of(query, self._terms, self._idf)
+        return [snippet(hit.text, sought, hit.id, characters) for hit in hits]
+
+    def _idf(self, terms: Sequence[str]) -> NDArray[np.float64]:
+        known = [term for term in terms if term in self._numbers]
+        frequencies = dict(zip(known, np.count_nonzero(self._counts(known), axis=1), strict=True))
+        return idf(np.array([frequencies.get(term, 0) for term in terms]), len(self))
 
     def _counts(self, terms: Iterable[str]) -> NDArray[np.int64]:
         """How often each document has each term, (T, N)."""
@@ -120,8 +133,9 @@ class Words:
 
     def _passages(self, row: int) -> Iterable[Hit]:
         document = self._documents[row]
-        for number, (title, text) in enumerate(passages_of(document, self._chunk_words)):
-            yield Hit(document.id, 0.0, title, text, number)
+        passages = passages_of(document, self._chunk_words)
+        for number, (title, text, start) in enumerate(passages):
+            yield Hit(document.id, 0.0, title, text, number, line=start.line, page=start.page)
 
 
 def bm25(

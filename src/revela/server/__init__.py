@@ -6,6 +6,7 @@ Only this package imports FastAPI, uvicorn and the Prometheus client, and not at
 from __future__ import annotations
 
 from dataclasses import dataclass
+from urllib.parse import quote
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,18 @@ class Access:
 
     token: str | None = None
     local_only: bool = False
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the documents are called, and the base of their addresses; "": they have none."""
+
+    name: str = ""
+    base_url: str = ""
+
+    def url(self, document: str) -> str | None:
+        """The address of a document by its id."""
+        return f"{self.base_url.rstrip('/')}/{quote(document)}" if self.base_url else None
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,9 @@ from revela.index.filters import OWN_COLUMNS
 from revela.index.index import Index
 from revela.index.rows import shortened
 from revela.index.search import check_query
-from revela.server import Access, Limits, schemas
+from revela.index.snippets import Snippet, heading_of, same_texts
+from revela.index.word_search import Words
+from revela.server import Access, Limits, Site, schemas
 from revela.server.batching import ROLES, Role
 from revela.server.encoding import Encoding, ServedModel
 from revela.server.errors import ERROR_HANDLERS, APIError, no_such_model
@@ -42,6 +45,7 @@ from revela.server.schemas import EmbeddingRequest, SearchRequest
 from revela.types import Hit, TokenEncoder, Vectors
 
 THREADS = 4  # for searches
+WHOLE = 10**6  # characters: all of a passage
 
 
 class Service:
@@ -53,8 +57,9 @@ class Service:
         model: ServedModel,
         limits: Limits,
         access: Access = Access(),  # noqa: B008  (frozen)
+        site: Site = Site(),  # noqa: B008  (frozen)
     ) -> None:
-        self.index = index
+        self.index, self.site = index, site
         self.name, self.limits, self.access = model.name, limits, access
         if context := index.info.context:  # vectors of another context are those of another model
             self.name += f"@{context['digest'][:8]}"
@@ -142,17 +147,17 @@ class Service:
         start = time.perf_counter()
         try:
             with self.room.one():
-                hits = await while_connected(request, self._search(body))
+                found = await while_connected(request, self._search(body))
         except QueryError as error:  # any other is the index's fault
             raise APIError(400, str(error), error.param or None) from error
         return schemas.SearchResults(
             model=self.name,
             mode=body.mode,
             milliseconds=round(1000 * (time.perf_counter() - start), 1),
-            data=[schemas.SearchResult(rank=i, **asdict(hit)) for i, hit in enumerate(hits, 1)],
+            data=found,
         )
 
-    async def _search(self, body: SearchRequest) -> list[Hit]:
+    async def _search(self, body: SearchRequest) -> list[schemas.SearchResult]:
         asked: Any = dict(k=body.k, mode=body.mode, where=body.where, fusion=body.fusion)
         asked |= dict(rerank=body.rerank, min_score=body.min_score)
         check_query(body.query)
@@ -168,19 +173,32 @@ class Service:
             # Cut as everywhere: the words of all of it are searched for.
             tokens = await self.encoding.tokens([body.query], "query", True, "query")
             (encoded,) = await self.encoding.encode([body.query], tokens, "query", by_tokens)
-        search = partial(
-            self.index.search, body.query, encoded=encoded, explain=body.explain, **asked
-        )
-        return await in_thread(self.search_threads, search)
+        asked |= dict(encoded=encoded, explain=body.explain)
+
+        def found() -> list[schemas.SearchResult]:
+            hits = self.index.search(body.query, **asked)
+            # A stranger is not told where files lie.
+            file = self.index.file if self.access.local_only else None
+            return results_of(self.index, body, hits, self.site, file)
+
+        return await in_thread(self.search_threads, found)
 
     async def index_info(self) -> schemas.IndexInfo:
         """The index: its size, the columns for filters, and whether it keeps tokens."""
+        return await in_thread(self.encoding.threads, self._index_info)
+
+    def _index_info(self) -> schemas.IndexInfo:
+        index = self.index
         return schemas.IndexInfo(
+            name=self.site.name,
             model=self.name,
-            passages=await in_thread(self.encoding.threads, self.index.__len__),
+            documents=index.documents,
+            passages=len(index),
+            updated=index.updated,
+            examples=index.examples(),
             columns=self.columns,
-            tokens=self.index.info.settings.keep_tokens,
-            rerank=self.index.reranking("hybrid", "score"),
+            tokens=index.info.settings.keep_tokens,
+            rerank=index.reranking("hybrid", "score"),
         )
 
     async def models(self) -> schemas.Models:
@@ -209,6 +227,35 @@ class Service:
     async def page(self) -> Response:
         """The web page for searching."""
         return Response(self.page_html, media_type="text/html", headers=self.page_headers)
+
+
+def results_of(
+    source: Index | Words,
+    body: SearchRequest,
+    hits: Sequence[Hit],
+    site: Site,
+    file: Callable[[str], Path | None] | None = None,
+) -> list[schemas.SearchResult]:
+    """Hits as they are shown; ``file`` gives the path of a document."""
+    snippets = source.snippets(body.query, hits)
+    whole = source.snippets(body.query, hits, WHOLE) if body.marked else []
+    same = same_texts([hit.text for hit in hits])
+    results = list[schemas.SearchResult]()
+    for i, (hit, shown) in enumerate(zip(hits, snippets, strict=True)):
+        about: dict[str, Any] = asdict(hit)
+        about["line"] = hit.line and hit.line + shown.line
+        about["page"] = hit.page and hit.page + shown.page
+        path = file(hit.id) if file else None
+        about |= dict(rank=i + 1, heading=heading_of(hit), snippet=_marked(shown))
+        about |= dict(path=path and str(path), url=site.url(hit.id))
+        about["passage"] = _marked(whole[i]) if body.marked else None
+        about["same_as"] = None if (first := same[i]) is None else first + 1
+        results.append(schemas.SearchResult(**about))
+    return results
+
+
+def _marked(shown: Snippet) -> schemas.Marked:
+    return schemas.Marked(text=shown.text, marks=[list(mark) for mark in shown.marks])
 
 
 def warm(encoder: TokenEncoder) -> int:

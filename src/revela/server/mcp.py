@@ -9,10 +9,10 @@ import logging
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -26,9 +26,10 @@ from revela import __version__
 from revela.errors import QueryError, RevelaError
 from revela.index.filters import EXAMPLE, where_sql
 from revela.index.index import Index
+from revela.index.places import file_of
 from revela.index.search import check_query
 from revela.index.word_search import Words
-from revela.server import Access, Limits
+from revela.server import Access, Limits, Site
 from revela.server.token_budget import as_json, count_tokens, fitting, shared_out
 from revela.types import Hit
 
@@ -105,22 +106,10 @@ class Documents:
 
     def place(self, name: str) -> tuple[str, str | None]:
         """url and path of a document by its id; clients cite only what has a url."""
-        path = self._file(name)
-        if self.base_url:
-            url = f"{self.base_url.rstrip('/')}/{quote(name)}"
-        else:
-            url = path.as_uri() if path else f"revela:{quote(name)}"
+        path = file_of([self.folder], name) if self.folder else None
+        url = Site(base_url=self.base_url).url(name)
+        url = url or (path.as_uri() if path else f"revela:{quote(name)}")
         return url, str(path) if path else None
-
-    def _file(self, name: str) -> Path | None:
-        """The file below the folder that an id names; one from a file of rows may be any text."""
-        relative = PurePath(name)
-        if self.folder is None or relative.is_absolute() or ".." in relative.parts:
-            return None
-        with suppress(OSError):  # too long for a name
-            if (file := self.folder / relative).is_file():
-                return file
-        return None
 
     def result(self, hit: Hit, copies: Sequence[str] = ()) -> SearchResult:
         """A hit for agents, with the ids of documents whose passage is equal."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
@@ -155,6 +156,7 @@ class SearchRequest(RequestModel):
     k: Integer = Field(10, ge=1, le=100, description="Maximum number of results.")
     min_score: float | None = Field(None, description="Leave out documents of a lower score.")
     explain: bool = Field(False, description="Say what words and vectors gave each result.")
+    marked: bool = Field(False, description="Give all of each passage as it is shown, marked.")
 
 
 class RerankRequest(RequestModel):
@@ -214,6 +216,13 @@ class Embeddings(AnswerModel):
     usage: Usage
 
 
+class Marked(AnswerModel):
+    """Plain text, and the begin and end of each place in it that is marked, in code points."""
+
+    text: str
+    marks: list[list[int]]
+
+
 class SearchResult(AnswerModel):
     """A document with its best chunk."""
 
@@ -222,8 +231,20 @@ class SearchResult(AnswerModel):
     id: str
     score: float
     title: str
+    heading: str = Field(
+        description="The title and the headings that the text begins with, or the id."
+    )
     text: str
+    snippet: Marked = Field(description="Where the rarest words of the query stand in the text.")
+    passage: Marked | None = Field(None, description="All of the text as it is shown.")
     chunk: int
+    url: str | None = Field(None, description="The document's address, if the server knows it.")
+    path: str | None = Field(
+        None, description="The document's file, on a server that answers its own machine only."
+    )
+    line: int | None = Field(None, description="The line of the first mark in a file of text.")
+    page: int | None = Field(None, description="Its page in a PDF.")
+    same_as: int | None = Field(None, description="The rank of a result with the same text.")
     metadata: dict[str, Any]
     confidence: float | None = Field(
         None,
@@ -276,8 +297,14 @@ class IndexInfo(AnswerModel):
     """The index that is served."""
 
     object: Literal["index"] = "index"
+    name: str = Field(description="What the documents are called.")
     model: str
+    documents: int
     passages: int
+    updated: datetime = Field(
+        description="When it was made, changed, or brought in step with its files last."
+    )
+    examples: list[str] = Field(description="Some queries that it answers.")
     columns: dict[str, str] = Field(description="Columns for filters, and their types.")
     tokens: bool = Field(description='Whether "rerank": "tokens" is available.')
     rerank: Rerank = Field(description="How a search that says nothing is re-ranked.")

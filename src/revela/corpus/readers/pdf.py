@@ -50,7 +50,8 @@ def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
         raise UnsupportedFile("PDF without text; run OCR on it first")
     if empty := [number for number, page in enumerate(pages, 1) if not page]:
         report.note("PDF with pages without text, which may be scans", f"{name}, page {empty[0]}")
-    text = "\n\n".join(filter(None, [*pages, "\n".join(values)]))
+    # Form feeds tell pages apart (index/places.py).
+    text = "\n\n".join(filter(None, ["\n\n\f".join(pages), "\n".join(values)]))
     # A font without a character table can give halves of surrogate pairs.
     text, title = map(without_surrogates, (text, title))
     yield Document(name, join_words(text), plain_title(title))

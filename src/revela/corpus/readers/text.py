@@ -57,7 +57,9 @@ def read_text(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
         if front := _FRONT_MATTER.match(text):
             named = _FRONT_TITLE.search(front[1])
             title = named[2] if named else ""
-            text = "".join([*_FRONT_KEPT.findall(front[1]), "\n", text[front.end() :]]).lstrip("\n")
+            kept = "".join(_FRONT_KEPT.findall(front[1]))
+            left_out = front[0].count("\n") - kept.count("\n")  # lines keep their numbers
+            text = kept + "\n" * left_out + text[front.end() :]
         title = title or first_heading(text)
     elif found := _NAMED.search(text[:2000]):
         title = found[1]

@@ -1,0 +1,237 @@
+"""What is shown of a hit: which part, as what text, and what is marked."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from revela.index.bm25 import BM25
+from revela.index.language import Analyzer
+from revela.index.snippets import (
+    CHARACTERS,
+    LINES,
+    Snippet,
+    Sought,
+    examples_of,
+    heading_of,
+    plain,
+    same_texts,
+    snippet,
+)
+from revela.types import Hit
+
+FILLER = "Filler words stand here and there. "
+
+
+def shown(text, query, name="a.md", language="en", others=(FILLER,), characters=CHARACTERS):
+    known = BM25([text, *others], language)
+    return snippet(text, Sought.of(query, known.terms, known.idf), name, characters)
+
+
+def marked(found: Snippet) -> list[str]:
+    return [found.text[begin:end] for begin, end in found.marks]
+
+
+def test_the_window_is_that_with_the_rarest_words():
+    common = "The engine stands here. "
+    text = FILLER * 20 + common + FILLER * 20 + "The camshaft of it turns. " + FILLER * 20
+    found = shown(text, "why does the engine camshaft turn", others=[common] * 9)
+    assert found.text.startswith("… The camshaft of it turns. Filler") and found.text[-1] == "…"
+    assert len(found.text) <= CHARACTERS + 4 and marked(found) == ["camshaft", "turns"]
+
+
+def test_the_end_of_a_passage_fills_the_window_with_what_stands_before():
+    found = shown(FILLER * 20 + "A camshaft turns.", "camshaft")
+    assert found.text.endswith("there. A camshaft turns.") and len(found.text) > CHARACTERS - 40
+
+
+def test_words_that_stand_everywhere_and_words_of_questions_are_not_marked():
+    others = [f"bees fly to flower{i}" for i in range(30)]
+    found = shown("What do bees do when wax melts?", "what do bees do with wax", others=others)
+    assert marked(found) == ["wax"]
+    assert marked(shown("What is it?", "what is it")) == ["What"]
+
+
+@pytest.mark.parametrize(
+    "text, query, words",
+    [
+        ("NW 5 and NW-1008, NW-10070 and NW-1007.", "NW-1007", ["NW-1007"]),
+        ("Order nw 1007 is late.", "where is NW-1007?", ["nw 1007"]),
+        ("订单号NW-1007的状态", "NW-1007", ["NW-1007"]),
+        ("Take 35 or 3.5 mg.", "3.5", ["3.5"]),
+        ("max_words and words", "max_words", ["max_words"]),
+        ("getFileName of a file", "getFileName", ["getFileName"]),
+        ("A well-known word is well put.", "well-known", ["well", "known", "well"]),
+    ],
+)
+def test_an_identifier_is_one_thing(text, query, words):
+    assert marked(shown(text, query, "a.txt")) == words
+
+
+@pytest.mark.parametrize(
+    "text, query, language, words",
+    [
+        ("Die Bibliotheken öffnen früh.", "Wann öffnet die Bibliothek?", "de",
+         ["Bibliotheken", "öffnen"]),
+        ("蜜蜂在花丛之间，ＡＢ跳舞。", "蜜蜂怎样跳舞？", "zh", ["蜜蜂", "跳舞"]),
+        ("ミツバチは踊ります。", "ミツバチはなぜ踊る", "ja", ["ミツバチ"]),
+        ("يَفتَحُ المتحفُ أبوابَهُ صباحاً", "متى يفتح المتحف", "ar", ["يَفتَحُ", "المتحفُ"]),
+        ("พิพิธภัณฑ์เปิดเวลาเก้าโมง", "พิพิธภัณฑ์เปิดกี่โมง", "th", ["พิพิธภัณฑ์เปิด", "โมง"]),
+        ("मैं हिन्दी बोलता हूँ", "हिन्दी", "hi", ["हिन्दी"]),
+        ("Die ﬁne Fußgänger\u00adzone", "Fine Fußgängerzone", "de", ["ﬁne", "Fußgänger\u00adzone"]),
+    ],
+)  # fmt: skip
+def test_stems_and_pairs_of_characters_are_marked_in_the_text_as_it_is(
+    text, query, language, words
+):
+    assert marked(shown(text, query, "a.txt", language)) == words
+
+
+def test_a_long_text_without_spaces_is_cut_between_letters():
+    found = shown("一二三四五六七八九十" * 60 + "蜜蜂跳舞。" + "好" * 400, "蜜蜂", "a.txt", "zh")
+    assert "蜜蜂跳舞" in found.text and len(found.text) <= CHARACTERS // 2 + 4
+    marks = "ก\u0e49" * 400 + "แมวดำ" + "ก\u0e49" * 400
+    text = shown(marks, "แมวดำ", "a.txt", "th").text
+    assert "แมวดำ" in text and not text.startswith(("… \u0e49", "\u0e49"))
+
+
+MARKDOWN = """
+[![CI](https://a.b/c.svg)](https://a.b/c) ![logo](logo.png)
+# A *guide* #
+
+Read [the **long** manual](https://a.b/c_(d) "Title") and [that][1], <https://a.b>, \\*so\\*.
+> It is __very__ ~~un~~likely that `__init__` or `a*b*c` or snake_case_name is changed.
+
+- first ![A picture of bees](bees.png)
+- [x] second<br>
+
+1. one
+
+```python
+x = a[0](**kw)  # **not bold**
+```
+<!-- nobody
+sees this -->
+[1]: https://a.b/long
+"""
+
+
+def test_markdown_is_shown_without_its_signs():
+    found = shown(MARKDOWN, "init", characters=10**6)
+    hit = Hit("a.md", 0.5, "The `big` book", MARKDOWN)
+    assert heading_of(hit) == "The big book > A guide"
+    assert found.text.splitlines() == [
+        "Read the long manual and that, https://a.b, *so*. It is very unlikely that __init__ or "
+        "a*b*c or snake_case_name is changed.",
+        "• first A picture of bees",
+        "• second",
+        "1. one",
+        "x = a[0](**kw)  # **not bold**",
+    ]
+    assert marked(found) == ["init"] and plain(MARKDOWN).count("\n") == MARKDOWN.count("\n")
+
+
+def test_the_line_of_the_first_mark_is_counted_in_the_file():
+    lines = MARKDOWN.strip().splitlines()
+    for query, words in [("snake_case_name", "snake_case"), ("kw", "**kw"), ("second", "second")]:
+        number = next(i for i, line in enumerate(lines) if words in line)
+        assert shown(MARKDOWN, query).line == number
+        assert shown(MARKDOWN.replace("\n", "\r\n"), query).line == number
+    found = shown("\n\nFirst page.\n\n\fSecond\fThe wax\nmelts.", "melt", "a.pdf")
+    assert (found.line, found.page) == (3, 2) and found.text.endswith("wax melts.")
+
+
+ROWS = [("Animal", "Legs"), *((f"animal{i}", str(i)) for i in range(60))]
+
+
+@pytest.mark.parametrize(
+    "text, name",
+    [
+        ("\n".join(f"| {a} | {b} |" for a, b in [ROWS[0], ("---", ":-:"), *ROWS[1:]]), "a.md"),
+        ("\r\n".join(f"{a}\t{b}" for a, b in ROWS), "a.xlsx"),
+    ],
+)
+def test_the_row_of_a_table_is_shown_below_its_heading(text, name):
+    found = shown("Before it.\n\n" + text + "\n\nAfter it.", "animal33", name, "none")
+    assert found.text.split("\n")[:3] == ["Animal | Legs", "animal33 | 33", "animal34 | 34"]
+    assert marked(found) == ["animal33"] and found.text.count("\n") <= LINES
+
+
+def test_code_keeps_its_lines_without_what_all_are_indented_by():
+    members = "".join(f"    def f{i}(self):\n\n        return {i}\n" for i in range(6))
+    text = "class A:\n" + members + "    def close_file(self, path):\n        del a[i](x)\n" * 4
+    for name in ("a.py", "d12"):
+        found = shown(text, "close a file by path", name)
+        assert "def close_file(self, path):\n    del a[i](x)\ndef" in found.text
+        assert found.text.count("\n") < LINES
+        assert set(marked(found)) == {"close", "file", "path"}
+    found = shown("def f():\n    x = '" + "y " * 900 + "camshaft'\n", "camshaft", "a.py")
+    assert marked(found) == ["camshaft"] and len(found.text) < CHARACTERS + 4
+
+
+@pytest.mark.parametrize("text", ["", "  \n\n\f ", "no word of it", "\ufeff\u200d", "\ud800 a"])
+def test_a_text_without_the_words_is_shown_from_its_start(text):
+    found = shown(text, "camshaft", "a.txt")
+    assert found.marks == [] and found.line == 0 and found.text == text.strip(" \n\f")
+
+
+def test_without_stems_a_word_with_another_ending_is_marked():
+    found = shown(
+        "Below 1 bar, refill it; reform portable ports.", "refilled port", language="none"
+    )
+    assert marked(found) == ["refill", "ports"]
+    assert marked(shown("animal33 and animal3", "animal33", language="none")) == ["animal33"]
+
+
+def test_a_passage_of_headings_is_shown():
+    assert shown("# One\n\n## Two", "two").text == "One\nTwo"
+    assert heading_of(Hit("a.md", 1, "", "# One\n\n## Two")) == "a.md"
+    assert heading_of(Hit("d1", 1, "", "# a comment\nx = [\n  1,\n]")) == "d1"
+
+
+def test_a_query_without_words_marks_nothing():
+    assert shown("A text.", "?!").marks == [] and shown("A text.", "the").marks == []
+
+
+@pytest.mark.parametrize(
+    "piece", [".", "[a](", "**a ", "_a *", "<a ", "`a", "![", "<!--", "|", "a\t", "#", "a-", "\f\n"]
+)
+def test_no_text_takes_long(piece):
+    known = Analyzer("en")
+    sought = Sought.of("a needle-1", known, lambda terms: np.ones(len(terms)))
+    start = time.perf_counter()
+    found = snippet(piece * (100_000 // len(piece)), sought, "a.md")
+    assert time.perf_counter() - start < 3 and len(found.text) <= CHARACTERS + 4
+
+
+@pytest.mark.parametrize("piece", ["蜜", "a1-b2 ", "word{} ", "ก", "-", "a_"])
+def test_no_query_takes_long(piece):
+    query = "".join(piece.format(i) for i in range(10_000))[:10_000]
+    start = time.perf_counter()
+    sought = Sought.of(query, Analyzer("none"), lambda terms: np.ones(len(terms)))
+    for _ in range(10):
+        snippet(FILLER * 20 + query[:2000], sought, "a.md")
+    assert time.perf_counter() - start < 5
+
+
+def test_equal_texts_are_known_by_their_first():
+    assert same_texts(["a  b", "c", "a\nb", "c ", "d"]) == [None, None, 0, 1, None]
+
+
+def test_examples_are_headings_or_else_sentences():
+    titles = ["Guide > How to **install** it", "", "v1.2.3", "Guide > See also", "README"]
+    hits = [Hit("a.md", 1, title, "x") for title in titles] + [Hit("b.md", 1, "B > See also", "y")]
+    assert examples_of([*hits, Hit("c.md", 1, "C", "## Care of bees\nx")]) == [
+        "How to install it",
+        "Care of bees",
+    ]
+    said = ["# The garden opens at nine.\nMore.", "x = f(y, z) + 1", "See https://a.b/c for more."]
+    said += ["Intro\n\nThe garden opens at nine.\nMore."]
+    hits = [Hit("d1", 1, "", text) for text in said]
+    assert examples_of(hits) == ["The garden opens at nine."]
+    assert examples_of([]) == []
+    many = [f"heading of chapter {letter}" for letter in "abcdefghij"]
+    found = examples_of([Hit("a", 1, title, "x") for title in many])
+    assert found == [many[0], many[4], many[9]]
