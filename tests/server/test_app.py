@@ -122,7 +122,9 @@ def assert_hits(rows, hits):
 def test_search_is_the_indexs_own(server, index, encoder, asked):
     answer = post(server, SEARCH, query(query="ocean01 ocean02", k=3, **asked)).json()
     assert answer["mode"] == asked.get("mode", "hybrid") and answer["model"] == "tiny"
-    assert_hits(answer["data"], index.search("ocean01 ocean02", 3, **asked))
+    hits = index.search("ocean01 ocean02", 3, **asked)
+    assert_hits(answer["data"], hits)
+    assert answer["answer"] == hits.answer
 
 
 def test_search_takes_filters(server):

@@ -24,8 +24,8 @@ from revela.cli.mcp import mcp
 from revela.errors import RevelaError
 from revela.model_files import fingerprint
 from revela.retriever.load import load_encoder
-from revela.server.mcp import Documents
-from revela.types import Document
+from revela.server.mcp import Documents, Tools
+from revela.types import Document, Hit, Hits
 
 SOURCE = Path(__file__).parents[2] / "src"
 LONG = " ".join(row["text"] for row in make_rows(200, sentences=6))
@@ -100,7 +100,7 @@ async def ask(client):
     assert first["url"] == "https://wiki.example/docs/guide.md" and first["path"] is None
     assert first["metadata"] == {"year": 2020} and "garden opens" in first["text"]
     cut = await client.call_tool("search", {"query": "garden", "min_score": 1.1})
-    assert cut.structured_content == {"results": []}
+    assert cut.structured_content == {"answer": None, "results": []}
     filtered = await client.call_tool("search", {"query": "garden", "filter": {"year": 2021}})
     (only,) = filtered.structured_content["results"]
     assert (only["id"], only["title"]) == ("a b.txt", "Engines")
@@ -255,3 +255,12 @@ def test_what_cannot_be_served_is_refused(served_index, monkeypatch, arguments, 
 def test_no_index_is_one_sentence(tmp_path):
     with pytest.raises(RevelaError, match="is not an index"):
         mcp(tmp_path / "none")
+
+
+def test_an_agent_is_told_whether_the_first_result_answers():
+    class Unsure:
+        def search(self, query, k, **options):
+            return Hits([Hit("a", 0.2, "", "text", confidence=0.01)])
+
+    answer = Tools(Documents("manuals", Unsure, {})).search("who painted the ceiling")
+    assert answer.answer == "probably no answer in these documents"

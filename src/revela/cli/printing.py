@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from revela.corpus.readers.common import ReadReport
-    from revela.types import Chunk, Explanation, Hit
+    from revela.types import Chunk, Explanation, Hit, Hits
 
 SNIPPET = 240  # characters
 LINES = 6  # of code
@@ -95,6 +95,14 @@ def _cell(value: object) -> str:
     if value is None:
         return ""
     return f"{value:.3f}" if isinstance(value, float) else printable(str(value))
+
+
+def print_answer(hits: Hits) -> None:
+    """Whether the first hit answers the query, in words, if that is known."""
+    if hits.answer is not None:
+        from revela.types import ANSWERS
+
+        print(f"{ANSWERS[hits.answer]}:")
 
 
 def print_hits(hits: Sequence[Hit], query: str) -> None:

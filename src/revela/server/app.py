@@ -39,7 +39,7 @@ from revela.server.middleware import BodyLimit, Guard, Measured, Metrics
 from revela.server.rerank import Reranking
 from revela.server.routing import BODY_ERRORS, Room, answers, in_thread, while_connected
 from revela.server.schemas import EmbeddingRequest, SearchRequest
-from revela.types import Hit, TokenEncoder, Vectors
+from revela.types import Hits, TokenEncoder, Vectors
 
 THREADS = 4  # for searches
 
@@ -149,10 +149,11 @@ class Service:
             model=self.name,
             mode=body.mode,
             milliseconds=round(1000 * (time.perf_counter() - start), 1),
+            answer=hits.answer,
             data=[schemas.SearchResult(rank=i, **asdict(hit)) for i, hit in enumerate(hits, 1)],
         )
 
-    async def _search(self, body: SearchRequest) -> list[Hit]:
+    async def _search(self, body: SearchRequest) -> Hits:
         asked: Any = dict(k=body.k, mode=body.mode, where=body.where, fusion=body.fusion)
         asked |= dict(rerank=body.rerank, min_score=body.min_score)
         check_query(body.query)

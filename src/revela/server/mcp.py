@@ -28,7 +28,7 @@ from revela.index.filters import EXAMPLE, where_sql
 from revela.index.index import Index
 from revela.index.search import check_query
 from revela.server import Access, Limits
-from revela.types import Hit
+from revela.types import ANSWERS, Hit
 
 log = logging.getLogger(__name__)
 FETCHED_CHARACTERS = 40_000  # of text per call: some ten thousand tokens
@@ -44,7 +44,7 @@ class SearchResult(BaseModel):
     path: str | None = Field(description="The document's file, if it is known.")
     score: float
     confidence: float | None = Field(
-        description="How often a first result of such a score is right, from 0 to 1, if known."
+        description="How often a first result that stands out as far is right, 0 to 1, if known."
     )
     text: str = Field(description="The best passage.")
     chunk: int = Field(description="The number of that passage in the document, from 0.")
@@ -54,6 +54,10 @@ class SearchResult(BaseModel):
 class SearchResults(BaseModel):
     """Results, best first."""
 
+    answer: str | None = Field(
+        description="Whether the first result answers the query: sure, perhaps, or probably no "
+        "answer in these documents; null if that is not known."
+    )
     results: list[SearchResult]
 
 
@@ -176,7 +180,10 @@ class Tools:
             where_sql(filter or {}, self.documents.columns)
             with self._lock:
                 hits = self.documents.index().search(query, k, where=filter, min_score=min_score)
-        return SearchResults(results=[self.documents.result(hit) for hit in hits])
+        return SearchResults(
+            answer=ANSWERS[hits.answer] if hits.answer else None,
+            results=[self.documents.result(hit) for hit in hits],
+        )
 
     def fetch(
         self,
