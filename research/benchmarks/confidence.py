@@ -37,13 +37,14 @@ from revela.files import atomic_write
 from revela.index.index import Index
 from revela.index.state import is_finished
 from revela.index.table import id_filter
+from revela.settings import Indexing
 from revela.types import Hits
 
 DOCUMENTS, QUERIES, BINS = 1000, 250, 10
 Numbers = NDArray[np.float64]
 
 
-def index_of(folder: Path, part: Collection, model: str | None, out: Path) -> Index:
+def index_of(folder: Path, part: Collection, model: str | None, out: Path, tokens: bool) -> Index:
     """The index of some documents of a collection, kept or made now."""
     if not is_finished(out):
         chosen, corpus = set(part.document_ids), out.parent / "corpus.jsonl"
@@ -51,20 +52,21 @@ def index_of(folder: Path, part: Collection, model: str | None, out: Path) -> In
         with atomic_write(corpus) as temporary:
             temporary.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         with redirect_stdout(sys.stderr):
-            make_index([corpus], out=out, model=model)
-    return Index.open(out, model)
+            make_index([corpus], out=out, model=model, settings=Indexing(keep_tokens=tokens))
+    return Index.open(out, model, default_rerank="tokens" if tokens else None)
 
 
 def first_hits(index: Index, part: Collection) -> tuple[list[Hits], list[bool], list[Hits]]:
     """The first hit of each question and whether it is right, and those where nothing answers."""
     found, right, without = list[Hits](), list[bool](), list[Hits]()
-    vectors = index.encoder.encode_queries(part.queries)
-    for name, query, vector in zip(part.query_ids, part.queries, vectors, strict=True):
+    by_tokens = index.reranking("hybrid", "score") == "tokens"
+    encode = index.encoder.query_tokens if by_tokens else index.encoder.encode_queries
+    for name, query, read in zip(part.query_ids, part.queries, encode(part.queries), strict=True):
         relevant = [document for document, grade in part.qrels[name].items() if grade > 0]
-        found.append(index.search(query, 1, encoded=vector))
+        found.append(index.search(query, 1, encoded=read))
         right.append(found[-1][0].id in relevant)
         where = f"not {id_filter(relevant)}"
-        if hits := index.search(query, 1, where=where, encoded=vector):
+        if hits := index.search(query, 1, where=where, encoded=read):
             without.append(hits)
     return found, right, without
 
@@ -80,6 +82,7 @@ def main() -> None:
     parser = collections_parser(__doc__)
     add = parser.add_argument
     add("--model", help="as for `revela index`; by default chosen by each collection's language")
+    add("--tokens", action="store_true", help="keep token vectors, and re-rank by them")
     add("--out", type=Path, default=OUT / "confidence", help="for indices")
     arguments = parser.parse_args()
     kinds = "no answer", "right"
@@ -89,11 +92,13 @@ def main() -> None:
     rows = []
     for name, folder in collections_in(arguments.data, arguments.only).items():
         part = part_of(load_collection(folder), DOCUMENTS, QUERIES)
-        index = index_of(folder, part, arguments.model, arguments.out / name / "index")
-        if "hybrid" not in index.calibration.scores:
+        place = arguments.out / name / "index"
+        index = index_of(folder, part, arguments.model, place, arguments.tokens)
+        how = "tokens" if arguments.tokens else "hybrid"
+        if how not in index.calibration.scores:
             print_cells(name, ["not measured", *[""] * (len(titles) - 1)])
             continue
-        cut = index.calibration.scores["hybrid"][2]
+        cut = index.calibration.scores[how][2]
         found, right, without = first_hits(index, part)
         confidence = np.array([hits[0].confidence for hits in (*found, *without)])
         error = calibration_error(confidence, np.r_[right, np.zeros(len(without))])

@@ -36,6 +36,7 @@ from revela.server.app import THREADS, Service
 from revela.server.encoding import ServedModel
 from revela.server.lifecycle import listen
 from revela.server.schemas import EmbeddingRequest
+from revela.types import Hits
 
 TEXTS = [
     "ocean1 ocean2",
@@ -400,7 +401,7 @@ def test_clients_that_have_left_keep_their_threads(make_service, index, monkeypa
     """Texts are counted, and searches run, in few threads."""
     held = Gate()
     held.stop()
-    monkeypatch.setattr(type(index), "search", lambda *_, **__: held.wait() or [])
+    monkeypatch.setattr(type(index), "search", lambda *_, **__: held.wait() or Hits())
     with running(make_service()) as server:
         count = server.service.encoding.count
         monkeypatch.setitem(count, "passage", lambda texts: held.wait() or [1] * len(texts))
