@@ -14,6 +14,7 @@ import pytest
 
 from revela.cli.main import main
 from revela.cli.printing import (
+    print_answer,
     print_group,
     print_hits,
     print_json,
@@ -25,7 +26,7 @@ from revela.cli.printing import (
 from revela.corpus.readers.common import ReadReport
 from revela.index.bm25 import BM25
 from revela.index.snippets import CHARACTERS, LINES, Sought, snippet
-from revela.types import Chunk, Hit
+from revela.types import Chunk, Hit, Hits
 
 LONG = "filler words here " * 40 + "the camshaft turns " + "and then more " * 40
 
@@ -49,6 +50,15 @@ def test_hits_are_shown_from_the_sentence_of_the_words_looked_for_on(capsys, mon
     assert "\033[1mcamshaft\033[0m" in capsys.readouterr().out
     print_found([], "?")
     assert capsys.readouterr().out == "nothing found\n"
+
+
+def test_it_is_said_whether_the_first_hit_answers(capsys):
+    for confidence in (0.9, 0.3, 0.01, None):
+        print_answer(
+            Hits([Hit("a", 0.5, "", "text", confidence=confidence), Hit("b", 0.1, "", "")])
+        )
+    said = ["sure:", "perhaps:", "probably no answer in these documents:"]
+    assert capsys.readouterr().out.splitlines() == said
 
 
 def test_what_was_looked_for_is_shown_in_text_without_spaces(capsys, monkeypatch):

@@ -3,11 +3,12 @@
     python -m research.benchmarks.confidence --data COLLECTIONS LANGUAGES
 
 `revela index` makes an index of at most ``DOCUMENTS`` whole documents of each collection, with its
-defaults, and ``QUERIES`` judged questions are searched twice: in all documents, and in those that
-do not answer them. Printed are the score that `revela index` names, below which 95 of 100 first
-hits lie where nothing answers; the shares of questions without an answer, and of right first hits,
-that score more; the share of first hits that are right; and the expected calibration error of
-``Hit.confidence`` over both kinds, in ten groups of equal size. Indices are kept in ``--out``.
+defaults (MiniLM for English and multilingual-e5-small for other languages), and ``QUERIES`` judged
+questions are searched twice: in all documents, and in those that do not answer them. Printed are,
+of questions without an answer and of right first hits, the shares of which `revela search` says
+"sure", and "probably no answer"; the shares that score above what `revela index` names; the share
+of first hits that are right; and the expected calibration error of ``Hit.confidence`` over both
+kinds of question, in ten groups of equal size. Indices are kept in ``--out``.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ from revela.files import atomic_write
 from revela.index.index import Index
 from revela.index.state import is_finished
 from revela.index.table import id_filter
-from revela.types import Hit
+from revela.settings import Indexing
+from revela.types import Hits
 
 DOCUMENTS, QUERIES, BINS = 1000, 250, 10
 Numbers = NDArray[np.float64]
 
 
-def index_of(folder: Path, part: Collection, model: str, out: Path) -> Index:
+def index_of(folder: Path, part: Collection, model: str | None, out: Path, tokens: bool) -> Index:
     """The index of some documents of a collection, kept or made now."""
     if not is_finished(out):
         chosen, corpus = set(part.document_ids), out.parent / "corpus.jsonl"
@@ -50,20 +52,22 @@ def index_of(folder: Path, part: Collection, model: str, out: Path) -> Index:
         with atomic_write(corpus) as temporary:
             temporary.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         with redirect_stdout(sys.stderr):
-            make_index([corpus], out=out, model=model)
-    return Index.open(out, model)
+            make_index([corpus], out=out, model=model, settings=Indexing(keep_tokens=tokens))
+    return Index.open(out, model, default_rerank="tokens" if tokens else None)
 
 
-def first_hits(index: Index, part: Collection) -> tuple[list[Hit], list[bool], list[Hit]]:
+def first_hits(index: Index, part: Collection) -> tuple[list[Hits], list[bool], list[Hits]]:
     """The first hit of each question and whether it is right, and those where nothing answers."""
-    found, right, without = list[Hit](), list[bool](), list[Hit]()
-    vectors = index.encoder.encode_queries(part.queries)
-    for name, query, vector in zip(part.query_ids, part.queries, vectors, strict=True):
+    found, right, without = list[Hits](), list[bool](), list[Hits]()
+    by_tokens = index.reranking("hybrid", "score") == "tokens"
+    encode = index.encoder.query_tokens if by_tokens else index.encoder.encode_queries
+    for name, query, read in zip(part.query_ids, part.queries, encode(part.queries), strict=True):
         relevant = [document for document, grade in part.qrels[name].items() if grade > 0]
-        (hit,) = index.search(query, 1, encoded=vector)
-        found.append(hit)
-        right.append(hit.id in relevant)
-        without += index.search(query, 1, where=f"not {id_filter(relevant)}", encoded=vector)
+        found.append(index.search(query, 1, encoded=read))
+        right.append(found[-1][0].id in relevant)
+        where = f"not {id_filter(relevant)}"
+        if hits := index.search(query, 1, where=where, encoded=read):
+            without.append(hits)
     return found, right, without
 
 
@@ -75,25 +79,35 @@ def calibration_error(predicted: Numbers, right: Numbers) -> float:
 
 
 def main() -> None:
-    parser = collections_parser(__doc__, model="embedded:minilm-l6")
-    parser.add_argument("--out", type=Path, default=OUT / "confidence", help="for indices")
+    parser = collections_parser(__doc__)
+    add = parser.add_argument
+    add("--model", help="as for `revela index`; by default chosen by each collection's language")
+    add("--tokens", action="store_true", help="keep token vectors, and re-rank by them")
+    add("--out", type=Path, default=OUT / "confidence", help="for indices")
     arguments = parser.parse_args()
-    titles = ["95 of 100 below", "no answer, above", "right, above"]
-    print_header([*titles, "right", "calibration error"])
+    kinds = "no answer", "right"
+    said = [f"{kind}, {what}" for what in ("sure", "unlikely", "above") for kind in kinds]
+    titles = [*said, "score", "right", "calibration error"]
+    print_header(titles)
     rows = []
     for name, folder in collections_in(arguments.data, arguments.only).items():
         part = part_of(load_collection(folder), DOCUMENTS, QUERIES)
-        index = index_of(folder, part, arguments.model, arguments.out / name / "index")
-        if "hybrid" not in index.calibration.scores:
-            print_cells(name, ["not measured", "", "", "", ""])
+        place = arguments.out / name / "index"
+        index = index_of(folder, part, arguments.model, place, arguments.tokens)
+        how = "tokens" if arguments.tokens else "hybrid"
+        if how not in index.calibration.scores:
+            print_cells(name, ["not measured", *[""] * (len(titles) - 1)])
             continue
-        half, _ = index.calibration.scores["hybrid"]
+        cut = index.calibration.scores[how][2]
         found, right, without = first_hits(index, part)
-        confidence = np.array([hit.confidence for hit in (*found, *without)])
+        confidence = np.array([hits[0].confidence for hits in (*found, *without)])
         error = calibration_error(confidence, np.r_[right, np.zeros(len(without))])
-        over = fmean(hit.score > half for hit in without)
-        kept = [hit.score > half for hit, is_right in zip(found, right, strict=True) if is_right]
-        rows.append((half, over, fmean(kept), fmean(right), error))
+        pair = without, [hits for hits, is_right in zip(found, right, strict=True) if is_right]
+        shares = [
+            fmean(hits.answer == a for hits in of) for a in ("sure", "unlikely") for of in pair
+        ]
+        shares += [fmean(hits[0].score > cut for hits in of) for of in pair]
+        rows.append((*shares, cut, fmean(right), error))
         print_cells(name, rows[-1], 2)
     print_cells("mean", map(fmean, zip(*rows, strict=True)), 2)
 

@@ -113,15 +113,24 @@ class Explanation:
     tokens: float | None = None
 
 
+Answer = Literal["sure", "perhaps", "unlikely"]
+ANSWERS: dict[Answer, str] = {
+    "sure": "sure",
+    "perhaps": "perhaps",
+    "unlikely": "probably no answer in these documents",
+}
+SURE, PERHAPS = 0.5, 0.15  # confidence that each needs more than
+
+
 @dataclass(frozen=True, slots=True)
 class Hit:
     """A search result: a document and its best chunk for the query.
 
     ``id`` is the document's, ``text`` and ``chunk`` (its number, from 0) the chunk's; ``title`` is
     the document's, and in Markdown the headings above the chunk (Guide > Install). ``score`` is
-    comparable only within one search mode. ``confidence`` is how often a first hit of such a score
-    is right, among questions of which the text answers half (calibration.py). ``line`` and ``page``
-    are where the chunk begins in a file of text and in a PDF, from 1.
+    comparable only within one search mode. ``confidence`` is how often a first hit that stands out
+    as far is right, among questions of which the text answers half (calibration.py). ``line`` and
+    ``page`` are where the chunk begins in a file of text and in a PDF, from 1.
     """
 
     id: str
@@ -138,6 +147,15 @@ class Hit:
 
 class Hits(list[Hit]):
     """Results of a search, best first: a list, which notebooks show as a table."""
+
+    @property
+    def answer(self) -> Answer | None:
+        """Whether the first one answers the query, by its confidence; None if that is not known."""
+        if not self or (confidence := self[0].confidence) is None:
+            return None
+        if confidence > SURE:
+            return "sure"
+        return "perhaps" if confidence > PERHAPS else "unlikely"
 
     def _repr_html_(self) -> str:
         rows = "".join(

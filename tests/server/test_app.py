@@ -37,7 +37,7 @@ from revela.server.app import THREADS, Service
 from revela.server.encoding import ServedModel
 from revela.server.lifecycle import listen
 from revela.server.schemas import EmbeddingRequest
-from revela.types import Document
+from revela.types import Document, Hits
 
 TEXTS = [
     "ocean1 ocean2",
@@ -124,7 +124,9 @@ def assert_hits(rows, hits):
 def test_search_is_the_indexs_own(server, index, encoder, asked):
     answer = post(server, SEARCH, query(query="ocean01 ocean02", k=3, **asked)).json()
     assert answer["mode"] == asked.get("mode", "hybrid") and answer["model"] == "tiny"
-    assert_hits(answer["data"], index.search("ocean01 ocean02", 3, **asked))
+    hits = index.search("ocean01 ocean02", 3, **asked)
+    assert_hits(answer["data"], hits)
+    assert answer["answer"] == hits.answer
 
 
 def test_search_takes_filters(server):
@@ -433,7 +435,7 @@ def test_clients_that_have_left_keep_their_threads(make_service, index, monkeypa
     """Texts are counted, and searches run, in few threads."""
     held = Gate()
     held.stop()
-    monkeypatch.setattr(type(index), "search", lambda *_, **__: held.wait() or [])
+    monkeypatch.setattr(type(index), "search", lambda *_, **__: held.wait() or Hits())
     with running(make_service()) as server:
         count = server.service.encoding.count
         monkeypatch.setitem(count, "passage", lambda texts: held.wait() or [1] * len(texts))

@@ -26,9 +26,9 @@ from revela.errors import RevelaError
 from revela.index.index import Index
 from revela.model_files import fingerprint
 from revela.retriever.load import load_encoder
-from revela.server.mcp import Documents
+from revela.server.mcp import Documents, Tools
 from revela.server.token_budget import count_tokens
-from revela.types import Document
+from revela.types import Document, Hit, Hits
 
 SOURCE = Path(__file__).parents[2] / "src"
 LONG = " ".join(row["text"] for row in make_rows(200, sentences=6))
@@ -303,3 +303,12 @@ def test_what_cannot_be_served_is_refused(served_index, monkeypatch, arguments, 
 def test_no_index_is_one_sentence(tmp_path):
     with pytest.raises(RevelaError, match="is not an index"):
         mcp(tmp_path / "none")
+
+
+def test_an_agent_is_told_whether_the_first_result_answers():
+    class Unsure:
+        def search(self, query, k, **options):
+            return Hits([Hit("a", 0.2, "", "text", confidence=0.01)])
+
+    answer = Tools(Documents("manuals", Unsure, {})).search("who painted the ceiling")
+    assert answer.answer == "probably no answer in these documents"

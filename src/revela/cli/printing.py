@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from revela.corpus.readers.common import ReadReport
     from revela.index.snippets import Snippet
-    from revela.types import Chunk, Explanation, Hit
+    from revela.types import Chunk, Explanation, Hit, Hits
 
 SNIPPET = 240  # characters
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # a terminal obeys them, or cannot show
@@ -95,6 +95,14 @@ def _cell(value: object) -> str:
     if value is None:
         return ""
     return f"{value:.3f}" if isinstance(value, float) else printable(str(value))
+
+
+def print_answer(hits: Hits) -> None:
+    """Whether the first hit answers the query, in words, if that is known."""
+    if hits.answer is not None:
+        from revela.types import ANSWERS
+
+        print(f"{ANSWERS[hits.answer]}:")
 
 
 def print_hits(hits: Sequence[Hit], snippets: Sequence[Snippet]) -> None:

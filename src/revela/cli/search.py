@@ -12,13 +12,13 @@ from cyclopts import Parameter
 
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
 from revela.cli.main import app
-from revela.cli.printing import print_hits, print_json
+from revela.cli.printing import print_answer, print_hits, print_json
 from revela.errors import RevelaError
 from revela.index.search import Rerank
 
 if TYPE_CHECKING:
     from revela.index.word_search import Words
-    from revela.types import Hit
+    from revela.types import Hits
 
 
 @app.command
@@ -82,8 +82,8 @@ def search(
     no_cache:
         Make the index of a folder of files in a temporary folder, and remove it.
     as_json:
-        Print JSON, with the confidence of each hit: how often a first hit of its score is right,
-        among questions of which the text answers half, as measured without labels.
+        Print JSON, with the confidence of each hit: how often a first hit that stands out as far is
+        right, among questions of which the text answers half, as measured without labels.
     """
     if top < 1:
         raise RevelaError(f"--top {top} is no number of results: give 1 or more")
@@ -107,6 +107,7 @@ def search(
     if as_json:
         print_json([asdict(hit) for hit in hits])
     else:
+        print_answer(hits)
         print_hits(hits, opened.snippets(query, hits))
 
 
@@ -119,13 +120,13 @@ def _answer_by_words(query: str, top: int, words: Words) -> None:
 
 
 def _tell(
-    found: Iterable[tuple[str, list[Hit]]], asked: Mapping[str, str], run: Path | None, name: str
+    found: Iterable[tuple[str, Hits]], asked: Mapping[str, str], run: Path | None, name: str
 ) -> None:
     """Print what queries have found, or write it to a run file."""
     if run is None:
         for query, hits in found:
-            row = {"_id": query, "text": asked[query], "hits": [asdict(hit) for hit in hits]}
-            print_json(row, indent=None)
+            about = {"_id": query, "text": asked[query], "answer": hits.answer}
+            print_json({**about, "hits": [asdict(hit) for hit in hits]}, indent=None)
         return
     from revela.evaluation.runs import check_ids, write_run
 

@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,11 +29,18 @@ from revela.corpus.words import count_words, joined, words
 from revela.errors import QueryError
 from revela.index.bm25 import BM25
 from revela.index.exact import rankings_of, top_k
-from revela.index.fusion import DEPTH, as_chance, chance_of
-from revela.index.language import Terms
-from revela.index.manifest import Calibration
+from revela.index.fusion import DEPTH, as_chance, best_chunks, chance_of
+from revela.index.manifest import Calibration, apart
 from revela.index.rows import shortened
-from revela.index.search import MemorySnapshot, Scores, fuse, rerank
+from revela.index.search import (
+    ALIKE,
+    MemorySnapshot,
+    Scores,
+    fuse,
+    rerank,
+    runner_up,
+    scores_of,
+)
 from revela.index.table import Table
 from revela.index.tokens import chance_of_tokens, encode_packed, term_weights
 from revela.types import Encoder, QueryTokens, TokenEncoder, Vectors, evenly_spaced, hash64
@@ -42,11 +50,12 @@ FEW_TOKENS = 50  # queries and passages that the chance of token vectors is meas
 QUERY_WORDS = 12  # maximum
 MIN_WORDS = 4  # of a sentence, of the rest of its passage, and of a record
 LONG = 4 * QUERY_WORDS  # words of a text that a piece can be removed from
+HELD = 0.7  # least share of a query's terms in a passage that has its sentence, or nearly
 LETTERS = 0.8  # minimum share of the characters of prose, without spaces
-ALIKE = 0.8  # minimum Jaccard similarity of the terms of two passages that are one
-WRONG_QUANTILE, MIN_WRONG = 0.95, 20  # of hits where nothing answers, and how many are needed
+WRONG_QUANTILE, MIN_WRONG = 0.97, 20  # of hits where nothing answers, and how many are needed
 # Links, images, fenced code, and lines that begin as headings, quotations and tables do.
 _MARKUP = re.compile(r"://|\]\(|```|^\s*[#>|]", re.MULTILINE)
+_CODE = re.compile(r"[{}<>=_*|\\]|\(\)|[;)]$")  # in a piece of a text without sentences
 
 
 class Example(NamedTuple):
@@ -99,7 +108,9 @@ class SentenceTest:
         self._bm25 = BM25(self._texts, language)
         places_Q = np.array([example.place for example in examples], np.int64)
         right_QN = _same_documents(places_Q, documents)
-        right_QN |= _alike(places_Q, passages, self._bm25.terms)
+        self._documents = [str(document) for document in documents]
+        self._terms = [frozenset(self._bm25.terms(passage)) for passage in passages]
+        right_QN |= _alike(places_Q, self._terms)
         can_fail = np.flatnonzero(~right_QN.all(axis=1))
         self._places, self._right_QN = places_Q[can_fail], right_QN[can_fail]
         self._queries = [examples[i].query for i in can_fail]
@@ -169,11 +180,17 @@ class SentenceTest:
         if tokens:
             results = zip(self._queries, unanswered, tokens, strict=False)
             wrong["tokens"] = [rerank(snapshot, *result) for result in results]
-        firsts = {how: [max(found.values()) for found in w if found] for how, w in wrong.items()}
+        firsts = {how: [self._first_two(f) for f in found if f] for how, found in wrong.items()}
         scores = {
             how: confidence_from(np.array(f)) for how, f in firsts.items() if len(f) >= MIN_WRONG
         }
         return replace(measured, scores=scores)
+
+    def _first_two(self, found: Scores) -> tuple[float, float]:
+        """The scores of the first document and of the best other one."""
+        ranking = {row: (self._documents[row], score) for row, score in found.items()}
+        scores = scores_of(best_chunks(ranking))
+        return next(iter(scores.values())), runner_up(scores, self._terms.__getitem__)
 
     def _chance_of_tokens(
         self, encoder: TokenEncoder, tokens: Sequence[QueryTokens], signs: Sequence[bytes]
@@ -192,14 +209,21 @@ class SentenceTest:
         self, snapshot: MemorySnapshot, queries_QD: Vectors, nearest: tuple[Any, Vectors]
     ) -> list[Scores]:
         """What each query finds by vectors and words where nothing answers it: its passages that
-        are not right, and their scores, best first.
+        are not right and do not hold the words of the query, as the same text in another form does,
+        and their scores, best first.
         """
         dense, lexical = rankings_of(*nearest), rankings_of(*self._matching)
         found = []
         for query, vector, right_N, *sides in zip(
             self._queries, queries_QD, self._right_QN, dense, lexical, strict=True
         ):
-            near, match = ({r: s for r, s in side.items() if not right_N[r]} for side in sides)
+            sought = {*self._bm25.terms(query)}
+            wrong = {
+                row
+                for row in chain(*sides)
+                if not right_N[row] and len(sought & self._terms[row]) < HELD * len(sought)
+            }
+            near, match = ({r: s for r, s in side.items() if r in wrong} for side in sides)
             match = {row: score for row, score in match.items() if score > 0}
             found.append(fuse(snapshot, query, vector, near, match) if near else {})
         return found
@@ -216,14 +240,17 @@ def calibrate(table: Table, encoder: Encoder) -> Calibration:
     return test(encoder, table.vectors_in(rows), by_tokens=True, scored=True, packed=packed)
 
 
-def confidence_from(wrong: NDArray[np.float64]) -> tuple[float, float]:
-    """(half, slope) of ``Calibration.confidence``, from the scores of first hits where nothing
-    answers: their quantile, and one over their standard deviation.
+def confidence_from(wrong_Q2: NDArray[np.float64]) -> tuple[float, float, float]:
+    """(half, slope, cut) of ``Calibration.scores``, from the scores of first hits and of the best
+    other documents where nothing answers: the quantile of how far they stand ``apart``, one over
+    its standard deviation, and the quantile of the first.
 
-    Hits for questions that a text does not answer rarely score higher; hits for questions that it
+    Hits for questions that a text does not answer rarely stand out more; hits for questions that it
     answers mostly do (docs/results.md).
     """
-    return float(np.quantile(wrong, WRONG_QUANTILE)), float(1 / max(wrong.std(), 1e-3))
+    apart_Q = np.array([apart(*pair) for pair in wrong_Q2])
+    half, cut = (float(np.quantile(of, WRONG_QUANTILE)) for of in (apart_Q, wrong_Q2[:, 0]))
+    return half, float(1 / max(apart_Q.std(), 1e-3)), cut
 
 
 def sentence_queries(
@@ -258,6 +285,8 @@ def sentence_queries(
             sentence = rng.choice(own)
         elif count_words(text) >= LONG and _is_prose(text):
             sentence = _piece(text, rng, QUERY_WORDS)
+            if _CODE.search(sentence.strip()):
+                continue
         else:
             continue
         rest = passages[place].replace(sentence, " ", 1)
@@ -333,17 +362,16 @@ def _same_documents(places_Q: NDArray[np.int64], documents: Sequence[object]) ->
     return np.equal(numbers_N[places_Q, None], numbers_N)
 
 
-def _alike(places_Q: NDArray[np.int64], passages: Sequence[str], terms: Terms) -> NDArray[np.bool_]:
-    """(Q, N): whether a passage has the terms of each query's, but for a few."""
-    sets = [frozenset(terms(passage)) for passage in passages]
+def _alike(places_Q: NDArray[np.int64], sets: Sequence[frozenset[str]]) -> NDArray[np.bool_]:
+    """(Q, N): whether a passage has the terms of each query's, but for a few (``are_alike``)."""
     holders = defaultdict[str, list[int]](list)
     for row, found in enumerate(sets):
         for term in found:
             holders[term].append(row)
     sizes_N = np.array([len(found) for found in sets])
-    alike_QN = np.zeros((len(places_Q), len(passages)), np.bool_)
+    alike_QN = np.zeros((len(places_Q), len(sets)), np.bool_)
     for own, place in zip(alike_QN, places_Q, strict=True):
         rows = [row for term in sets[place] for row in holders[term]]
-        shared_N = np.bincount(np.array(rows, np.int64), minlength=len(passages))
+        shared_N = np.bincount(np.array(rows, np.int64), minlength=len(sets))
         own[:] = shared_N >= ALIKE * np.maximum(sizes_N + sizes_N[place] - shared_N, 1)
     return alike_QN

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +26,16 @@ from revela.index.language import check_language
 from revela.index.manifest import Calibration, Info
 from revela.index.places import file_of
 from revela.index.rows import HIT_COLUMNS, as_stored
-from revela.index.search import IndexSnapshot, Mode, Rerank, SearchOptions, check_query
+from revela.index.search import (
+    COPIES,
+    IndexSnapshot,
+    Mode,
+    Rerank,
+    SearchOptions,
+    check_query,
+    runner_up,
+    scores_of,
+)
 from revela.index.snippets import CHARACTERS, Snippet, Sought, examples_of, snippet
 from revela.index.state import STATE, Moved, Now, State, unfinished_in
 from revela.index.table import Table
@@ -391,11 +401,15 @@ class Index:
         encoder = self.encoder if makes_tokens else None
         snapshot = IndexSnapshot(table, self.state, calibration.rule, encoder)
         ranking = snapshot.search(query, vector, options)
-        rows = table.rows(list(ranking))
-        reasons = snapshot.explain(query, vector, options, list(ranking)) if explain else {}
+        shown, first = options.shown(ranking), dict(islice(scores_of(ranking).items(), COPIES))
+        rows = table.rows([*{**shown, **first}])
+        best = max(first.values(), default=0.0)
+        second = runner_up(first, lambda row: {*table.query_terms(rows[row]["passage"])})
+        reasons = snapshot.explain(query, vector, options, list(shown)) if explain else {}
         hits = Hits()
-        for row, (document, score) in ranking.items():
-            confidence = calibration.confidence(score, options.calibrated_as)
+        for row, (document, score) in shown.items():
+            other = second if score > second else best
+            confidence = calibration.confidence(score, other, options.calibrated_as)
             hits.append(self._hit(rows[row], score, confidence, reasons.get(row)))
             if hits[-1].id != document:
                 raise KeyError(document)
@@ -406,7 +420,7 @@ class Index:
         by_score = mode == "dense" or (mode == "hybrid" and fusion == "score")
         return (self._default_rerank if by_score else None) or "none"
 
-    def search_many(self, queries: Sequence[str], **options: Any) -> Iterator[list[Hit]]:
+    def search_many(self, queries: Sequence[str], **options: Any) -> Iterator[Hits]:
         """``search`` for each query, with the same options; queries are encoded in batches."""
         refuse_text(queries, "queries")
         given = self.options(**{name: options[name] for name in options if name != "explain"})

@@ -18,8 +18,16 @@ from revela.settings import Indexing, Precision
 
 CONTEXT = "context.safetensors"  # what a retriever that reads a context reads (contexts.py)
 CONTEXT_CHOICES = ("kind", "seed", "texts")  # of a context; a resumed run must repeat them
-MEASURED = 3  # version of how calibration is measured: 2 had no chance
+MEASURED = 4  # version of how calibration is measured
+OTHER = 0.5  # how much of the best other document's score counts against a hit
 PRIOR = 5  # queries added to both sides' counts, so that few queries say little
+
+
+def apart(score: float, other: float) -> float:
+    """How far a hit stands out from the best other document: of a text that does not answer a
+    question, many passages are as near to it.
+    """
+    return score - OTHER * other
 
 
 @dataclass(frozen=True)
@@ -41,18 +49,24 @@ class Calibration:
     tokens: float = 0.0  # the same of token vectors, where they can be had
     version: int = MEASURED
     scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """(half, slope) of ``confidence`` by search: "hybrid", and re-ranked by "tokens". None are
-    measured where the text has few sentences, as in code.
+    """(half, slope, cut) by search: "hybrid", and re-ranked by "tokens". ``cut`` is the score below
+    which most first hits lie where nothing answers; the others are those of ``confidence``. None
+    are measured where the text has few sentences, as in code.
     """
 
-    def confidence(self, score: float, search: str) -> float | None:
-        """Probability that a first hit of this score is right, if the text answers half of all
-        questions; None if it was not measured.
+    def confidence(self, score: float, other: float, search: str) -> float | None:
+        """Probability that a first hit is right, if the text answers half of all questions; None if
+        it was not measured.
+
+        Args:
+            score: of the hit.
+            other: the best score of another document.
+            search: a key of ``scores``.
         """
         if search not in self.scores:
             return None
-        half, slope = self.scores[search]
-        return 1 / (1 + math.exp(-max(-700.0, slope * (score - half))))
+        half, slope, _ = self.scores[search]
+        return 1 / (1 + math.exp(-max(-700.0, slope * (apart(score, other) - half))))
 
     def is_outdated(self, passages: int) -> bool:
         """Whether to measure again: the text has doubled, or it is measured in another way now."""
@@ -84,9 +98,10 @@ class Calibration:
             f"{100 * self.vectors / self.queries:.0f}"
         )
         if self.ratio <= 4:
-            below = ", ".join(f"{half:.2f} ({how})" for how, (half, _) in self.scores.items())
-            said = "where nothing answers, 95 of 100 first hits score below"
-            return f"{text}; {said} {below}" if below else text
+            below = ", ".join(f"{cut:.2f} ({how})" for how, (_, _, cut) in self.scores.items())
+            said = "where nothing answers, 97 of 100 first hits score below"
+            few = "how sure a hit is cannot be told, as the text has too few sentences"
+            return f"{text}; {said} {below}" if below else f"{text}; {few}"
         return (
             f"{text}: this embedder does not know this text, and searches go by words; give "
             "another --model, or train one (docs/languages.md)"

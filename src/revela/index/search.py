@@ -6,7 +6,7 @@ check (``MemorySnapshot``, by document).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf, isnan
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 Mode = Literal["dense", "lexical", "hybrid"]
 Rerank = Literal["tokens", "none"]
 QUERY_CHARACTERS = 10_000  # maximum length of a query
+ALIKE = 0.8  # minimum Jaccard similarity of the terms of two passages that are one
+COPIES = 10  # results that may be copies of the first, itself included
 Scores = dict[int, float]
 """Rows and their scores, best first."""
 
@@ -108,6 +110,26 @@ def rerank(
     return rerank_by_tokens(tokens, scores, signs, weights, own, snapshot.rule.tokens)
 
 
+def are_alike(first: Collection[str], second: Collection[str]) -> bool:
+    """Whether two passages have the same terms, but for a few."""
+    shared = len({*first} & {*second})
+    return shared >= ALIKE * max(len(first) + len(second) - shared, 1)
+
+
+def runner_up(scores: Scores, terms_of: Callable[[int], Collection[str]]) -> float:
+    """The score of the first document that is no copy of the best, or of the last of ``COPIES``; 0
+    without one.
+
+    Args:
+        scores: a row of each document, best first.
+        terms_of: the terms of a row's passage, each once.
+    """
+    rows = list(scores)[:COPIES]
+    own = terms_of(rows[0]) if rows[1:] else ()
+    others = (scores[row] for row in rows[1:] if not are_alike(own, terms_of(row)))
+    return next(others, scores[rows[-1]] if len(rows) == COPIES else 0.0)
+
+
 @dataclass(frozen=True)
 class MemorySnapshot:
     """Texts in memory, with their vectors (N, D)."""
@@ -167,6 +189,12 @@ class SearchOptions:
                 "rerank",
             )
 
+    def shown(self, ranking: Ranking) -> Ranking:
+        """What is shown of a ranking of documents."""
+        min_score = -inf if self.min_score is None else self.min_score
+        best = ((row, found) for row, found in ranking.items() if found[1] >= min_score)
+        return dict(islice(best, self.k))
+
     @property
     def calibrated_as(self) -> str:
         """The key of such a search in ``Calibration.scores``; "" if its scores are not measured."""
@@ -192,7 +220,9 @@ class IndexSnapshot:
     encoder: TokenEncoder | None  # to re-rank by tokens that the index does not keep
 
     def search(self, query: str, vector: Vectors | None, options: SearchOptions) -> Ranking:
-        """The best row of each of the k best documents, best first; without a vector by words."""
+        """The best row of each document, best first: of at least k, if there are so many. Without a
+        vector by words.
+        """
         ranking = self._documents(query, vector, options)
         scores = scores_of(ranking)
         if options.tokens is not None:
@@ -200,9 +230,7 @@ class IndexSnapshot:
             if options.mode == "dense":
                 scores, weight = self._similarities(scores), 1.0
             scores = rerank(self, query, scores, options.tokens, weight)
-        min_score = -inf if options.min_score is None else options.min_score
-        best = ((row, score) for row, score in scores.items() if score >= min_score)
-        return {row: (ranking[row][0], score) for row, score in islice(best, options.k)}
+        return {row: (ranking[row][0], score) for row, score in scores.items()}
 
     def explain(
         self, query: str, vector: Vectors | None, options: SearchOptions, rows: Sequence[int]

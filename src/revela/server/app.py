@@ -42,7 +42,7 @@ from revela.server.middleware import BodyLimit, Guard, Measured, Metrics
 from revela.server.rerank import Reranking
 from revela.server.routing import BODY_ERRORS, Room, answers, in_thread, while_connected
 from revela.server.schemas import EmbeddingRequest, SearchRequest
-from revela.types import Hit, TokenEncoder, Vectors
+from revela.types import Hit, Hits, TokenEncoder, Vectors
 
 THREADS = 4  # for searches
 WHOLE = 10**6  # characters: all of a passage
@@ -147,17 +147,18 @@ class Service:
         start = time.perf_counter()
         try:
             with self.room.one():
-                found = await while_connected(request, self._search(body))
+                hits, found = await while_connected(request, self._search(body))
         except QueryError as error:  # any other is the index's fault
             raise APIError(400, str(error), error.param or None) from error
         return schemas.SearchResults(
             model=self.name,
             mode=body.mode,
             milliseconds=round(1000 * (time.perf_counter() - start), 1),
+            answer=hits.answer,
             data=found,
         )
 
-    async def _search(self, body: SearchRequest) -> list[schemas.SearchResult]:
+    async def _search(self, body: SearchRequest) -> tuple[Hits, list[schemas.SearchResult]]:
         asked: Any = dict(k=body.k, mode=body.mode, where=body.where, fusion=body.fusion)
         asked |= dict(rerank=body.rerank, min_score=body.min_score)
         check_query(body.query)
@@ -175,11 +176,11 @@ class Service:
             (encoded,) = await self.encoding.encode([body.query], tokens, "query", by_tokens)
         asked |= dict(encoded=encoded, explain=body.explain)
 
-        def found() -> list[schemas.SearchResult]:
+        def found() -> tuple[Hits, list[schemas.SearchResult]]:
             hits = self.index.search(body.query, **asked)
             # A stranger is not told where files lie.
             file = self.index.file if self.access.local_only else None
-            return results_of(self.index, body, hits, self.site, file)
+            return hits, results_of(self.index, body, hits, self.site, file)
 
         return await in_thread(self.search_threads, found)
 

@@ -31,7 +31,7 @@ from revela.index.search import check_query
 from revela.index.word_search import Words
 from revela.server import Access, Limits, Site
 from revela.server.token_budget import as_json, count_tokens, fitting, shared_out
-from revela.types import Hit
+from revela.types import ANSWERS, Hit
 
 log = logging.getLogger(__name__)
 MAX_TOKENS, LEAST_TOKENS = 4000, 200  # of an answer, by default and at least
@@ -55,7 +55,8 @@ class SearchResult(BaseModel):
     path: str | None = Field(default=None, description="The document's file, if it is known.")
     score: float
     confidence: float | None = Field(
-        default=None, description="How often a first result of such a score is right, from 0 to 1."
+        default=None,
+        description="How often a first result that stands out as far is right, from 0 to 1.",
     )
     text: str = Field(description="The best passage.")
     cut: bool | None = Field(default=None, description="Whether it goes on: see fetch.")
@@ -67,6 +68,11 @@ class SearchResult(BaseModel):
 class SearchResults(BaseModel):
     """Results, best first."""
 
+    answer: str | None = Field(
+        default=None,
+        description="Whether the first result answers the query: sure, perhaps, or probably no "
+        "answer in these documents.",
+    )
     results: list[SearchResult]
     note: str | None = Field(default=None, description="What was cut, and how to get it.")
 
@@ -188,19 +194,21 @@ def distinct(hits: Sequence[Hit], k: int) -> list[tuple[Hit, list[str]]]:
     return [(hit, copies[1:]) for hit, copies in list(groups.values())[:k]]
 
 
-def within(results: Sequence[SearchResult], max_tokens: int, notice: str = "") -> SearchResults:
+def within(
+    results: Sequence[SearchResult], max_tokens: int, notice: str = "", answer: str | None = None
+) -> SearchResults:
     """As many of the results as fit, best first, the longest texts cut; a note says so, after a
     notice.
     """
-    whole = SearchResults(results=list(results), note=notice or None)
+    whole = SearchResults(answer=answer, results=list(results), note=notice or None)
     if _tokens_of(whole) <= max_tokens:
         return whole
     bare = [result.model_copy(update={"text": "", "cut": True}) for result in results]
     least = [min(TEXT_TOKENS, count_tokens(result.text)) for result in results]
 
     def left(shown: int) -> int:
-        answer = SearchResults(results=bare[:shown], note=notice)
-        return max_tokens - NOTE_TOKENS - _tokens_of(answer)
+        given = SearchResults(answer=answer, results=bare[:shown], note=notice)
+        return max_tokens - NOTE_TOKENS - _tokens_of(given)
 
     numbers = range(len(results), 1, -1)
     shown = next((n for n in numbers if left(n) >= sum(least[:n])), 1)
@@ -215,7 +223,7 @@ def within(results: Sequence[SearchResult], max_tokens: int, notice: str = "") -
     if rest := len(results) - shown:
         notes.append(f"{rest} results are left out: a greater max_tokens shows them")
     said = f"To fit {max_tokens:,} tokens, {', and '.join(notes)}."
-    return SearchResults(results=cut, note=f"{notice} {said}".strip())
+    return SearchResults(answer=answer, results=cut, note=f"{notice} {said}".strip())
 
 
 def _cut(result: SearchResult, length: int) -> SearchResult:
@@ -254,7 +262,8 @@ class Tools:
                 hits = index.search(query, 2 * k, where=filter, min_score=min_score)
         notice = index.notice if isinstance(index, Words) else ""
         results = [self.documents.result(hit, copies) for hit, copies in distinct(hits, k)]
-        return _answer(within(results, max_tokens, notice))
+        answer = ANSWERS[hits.answer] if hits.answer else None
+        return _answer(within(results, max_tokens, notice, answer))
 
     def fetch(
         self,

@@ -22,7 +22,7 @@ from revela.index.filters import EXAMPLE
 from revela.index.search import Rerank
 from revela.server.batching import Role
 from revela.server.errors import APIError
-from revela.types import Explanation
+from revela.types import Answer, Explanation
 
 # Names of our fields in other APIs, where the spelling is not close.
 ALIASES = {
@@ -248,8 +248,8 @@ class SearchResult(AnswerModel):
     metadata: dict[str, Any]
     confidence: float | None = Field(
         None,
-        description="How often a first result of this score is right, among questions of which the "
-        "text answers half; as measured without labels.",
+        description="How often a first result that stands out as far is right, among questions of "
+        "which the text answers half; as measured without labels.",
     )
     explanation: Explanation | None = None
 
@@ -261,6 +261,11 @@ class SearchResults(AnswerModel):
     model: str
     mode: str
     milliseconds: float
+    answer: Answer | None = Field(
+        None,
+        description="Whether the first result answers the query: sure, perhaps, or unlikely (there "
+        "is probably no answer in these documents). Null: not known.",
+    )
     data: list[SearchResult]
     note: str | None = None
     "While the vectors of a folder are made: that it was searched by words, and how far they are."
