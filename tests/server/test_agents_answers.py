@@ -10,7 +10,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from revela.errors import RevelaError
 from revela.server.mcp import MAX_TOKENS, Documents, Tools, mcp_server
 from revela.server.token_budget import count_tokens, shared_out
-from revela.types import Hit
+from revela.types import Hit, Hits
 
 ENGLISH = "The invoices of a year are kept for ten years, by § 147 of the code. "
 SCRIPTS = {
@@ -31,7 +31,7 @@ class Found:
         ]
 
     def search(self, query, k, **_):
-        return self.hits[:k]
+        return Hits(self.hits[:k])
 
     def chunks(self, name):
         return [hit for hit in self.hits if hit.id == name]

@@ -24,7 +24,6 @@ from revela.index.filters import where_sql
 from revela.index.fusion import Fusion, check_weight
 from revela.index.language import check_language
 from revela.index.manifest import Calibration, Info
-from revela.index.places import file_of
 from revela.index.rows import HIT_COLUMNS, as_stored
 from revela.index.search import (
     COPIES,
@@ -36,7 +35,6 @@ from revela.index.search import (
     runner_up,
     scores_of,
 )
-from revela.index.snippets import CHARACTERS, Snippet, Sought, examples_of, snippet
 from revela.index.state import STATE, Moved, Now, State, unfinished_in
 from revela.index.table import Table
 from revela.index.tokens import Weight, term_weights
@@ -61,6 +59,7 @@ if TYPE_CHECKING:
     from revela.index.contexts import Choice, Context
     from revela.index.follow import Synced
     from revela.index.ingest import Added
+    from revela.index.snippets import Snippet
 
 T = TypeVar("T")
 QUERY_BATCH = 256  # queries that are encoded together
@@ -292,6 +291,8 @@ class Index:
 
     def examples(self) -> list[str]:
         """Some queries that it answers: headings, or titles, of its documents; else sentences."""
+        from revela.index.snippets import examples_of
+
         columns = [*HIT_COLUMNS, *self.info.columns]
         rows = self._retried(lambda: self.table.sample(*columns)).to_pylist()
         return examples_of([self._hit(row, 0.0) for row in rows])
@@ -468,14 +469,21 @@ class Index:
         return Hit(row["id"], score, title, text, row["chunk"], *about)
 
     def snippets(
-        self, query: str, hits: Sequence[Hit], characters: int = CHARACTERS
+        self, query: str, hits: Sequence[Hit], characters: int | None = None
     ) -> list[Snippet]:
-        """What is shown of each hit: the part of its text with the rarest words of the query."""
+        """What is shown of each hit: the part of its text with the rarest words of the query, of at
+        most so many characters (by default ``snippets.CHARACTERS``).
+        """
+        from revela.index.snippets import CHARACTERS, Sought, snippet
+
+        characters = characters or CHARACTERS
         sought = Sought.of(query, self.table.query_terms, self.state.idf)
         return [snippet(hit.text, sought, hit.id, characters) for hit in hits]
 
     def file(self, document: str) -> Path | None:
         """The file of a document by its id; None if it is not known, or gone."""
+        from revela.index.places import file_of
+
         return file_of(self.state.sources.get("sources", []), document)
 
     # Change

@@ -262,7 +262,7 @@ class SearchResults(AnswerModel):
     mode: str
     milliseconds: float
     answer: Answer | None = Field(
-        None,
+        default=None,
         description="Whether the first result answers the query: sure, perhaps, or unlikely (there "
         "is probably no answer in these documents). Null: not known.",
     )

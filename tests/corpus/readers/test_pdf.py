@@ -45,7 +45,7 @@ def test_pages_are_joined(tmp_path):
     )
     document = read_corpus([tmp_path])[0][0]
     assert (document.id, document.title) == ("a.pdf", "On paper")
-    assert document.text == "The first page speaks of invoices.\n\nThe second one of archives."
+    assert document.text == "The first page speaks of invoices.\n\n\fThe second one of archives."
 
 
 def test_words_and_titles_of_a_pdf(tmp_path):
