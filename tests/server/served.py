@@ -19,8 +19,7 @@ from conftest import make_rows, tiny_retriever
 from revela.index.index import Index
 from revela.index.ingest import metadata_columns
 from revela.index.manifest import Info
-from revela.retriever.encode import RetrieverEncoder
-from revela.retriever.tokens import counter_of
+from revela.retriever.encode import RetrieverEncoder, counter_of
 from revela.server import Access, Limits
 from revela.server.app import Service
 from revela.server.encoding import ServedModel
