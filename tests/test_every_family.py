@@ -171,6 +171,6 @@ def test_another_family_is_no_language_model(kind, tmp_path):
 @pytest.mark.parametrize("kind", families.cases([*families.NO_RETRIEVER], families.OFTEN))
 def test_another_family_is_no_retriever(kind, tmp_path):
     folder = families.folder_of(kind, tmp_path / "model")
-    recipe = Recipe.of("crop", model=str(folder))
+    recipe = Recipe.of("crop", model=str(folder), layers=2)
     with pytest.raises(RevelaError, match=families.NO_RETRIEVER[kind]):
         check_recipe(recipe, tmp_path / "out", resume=False)

@@ -132,6 +132,7 @@ class LanguageModel(nn.Module):
         self._body = getattr(self._inner, "model", body) if body is self._inner else body  # Llama 4
         self._layers = self._decoder_layers()
         self._scored_S: Tensor | None = None
+        self._rows = int(self._inner.get_input_embeddings().num_embeddings)
         self._check_on_two_tokens()
 
     def _check_unsupported(self, config: Any) -> None:
@@ -218,9 +219,12 @@ class LanguageModel(nn.Module):
             fully_shard(layer, reshard_after_forward=True)
 
     def pack(self, ids_BL: Tensor, mask_BL: Tensor) -> Packed:
-        """Drop a batch's padding, on either side. Each chunk's positions count from 0."""
+        """Drop a batch's padding, on either side. Each chunk's positions count from 0.
+
+        A token for which the LM has no row (Gemma 3's for images) is read as the last that has one.
+        """
         layout, places_T = layout_of(mask_BL, self.device)
-        ids_T = ids_BL.flatten()[sent(places_T, ids_BL.device)]
+        ids_T = ids_BL.flatten()[sent(places_T, ids_BL.device)].clamp(max=self._rows - 1)
         return Packed(sent(ids_T, self.device)[None], layout)
 
     def prefill(self, packed: Packed, layers: Sequence[int]) -> KVCache:
@@ -273,8 +277,8 @@ class LanguageModel(nn.Module):
         self._check_run(stream, layers)
 
     def loss(self, packed: Packed, memory: KVCache | None = None, mix: Mix | None = None) -> Tensor:
-        """Mean cross-entropy (nats per token) of all tokens but the first of each chunk (Revela,
-        eq. 8); arguments as for ``logits``.
+        """Mean cross-entropy (nats per token) of all tokens but the first of each chunk; arguments
+        as for ``logits``.
         """
         return self.token_losses(packed, packed.layout.with_next_R, memory, mix).mean()
 
@@ -318,7 +322,8 @@ class LanguageModel(nn.Module):
                 f"--loss-tokens corpus: {self.name} scales its logits, which takes all of them: "
                 "leave it out"
             )
-        self._scored_S = torch.unique(tokens).to(self._head.weight.device)
+        scored_S = torch.unique(tokens.clamp(max=self._rows - 1))
+        self._scored_S = scored_S.to(self._head.weight.device)
         self._part = self._part_of_head(self._scored_S)
 
     def _among(self, targets_R: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -1,11 +1,11 @@
 """Revela (ICLR 2026): a retriever learns from an LM's next-token loss which chunks help to predict
 which.
 
-    Sim_ij = softmax_{j != i}( cos(q_i, p_j) / tau )                       (eq. 4)
+    Sim_ij = softmax_{j != i}( cos(q_i, p_j) / tau )
     b_i    = sum_j Sim_ij * attention(Q_i, K_j, V_j)                       (eqs. 5-7)
     h_i    = (1 - g) s_i + g b_i    gated: a gate per head, the LM frozen (ours)
-    h_i    = s_i + b_i              sum: V-normalised b, all heads, the LM trained by LoRA
-    L      = mean over tokens of -log p(token | what precedes it)          (eq. 8)
+    h_i    = s_i + b_i              sum (eq. 8): V-normalised b, all heads, the LM trained by LoRA
+    L      = mean over tokens of -log p(token | what precedes it)
 
 - q_i, p_j: the retriever's vectors of chunk i as query and chunk j as passage, in one group.
 - Q_i, K_j, V_j: the LM's attention queries of chunk i, keys and values of chunk j.
@@ -149,7 +149,7 @@ class RevelaLoss(RetrieverLoss):
         return block_diagonal(sim(query, passage).float() for query, passage in pairs)
 
     def lm_loss(self, packed: Packed, weights_BB: Tensor) -> Tensor:
-        """L with Sim = ``weights_BB`` (eqs. 5-8): the mean over groups of the mean over tokens."""
+        """L with Sim = ``weights_BB``: the mean over groups of the mean over tokens."""
         gated = self.gates_LH is not None
         mix = InBatchAttention(
             weights_BB,
@@ -175,7 +175,7 @@ def in_batch_weights(
     standardise: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """(B, B) Sim (eq. 4): softmax over j != i of cos(query_i, passage_j) / tau.
+    """(B, B) Sim: softmax over j != i of cos(query_i, passage_j) / tau.
 
     Asymmetric; the diagonal is 0, rows sum to 1.
 

@@ -173,7 +173,8 @@ def check_model(folder: Path, layers: int, lora_rank: int) -> None:
     reasons = {
         "reads images too, and a retriever is made of text alone": hasattr(config, "vision_config"),
         "has a decoder that cannot be left out": config.is_encoder_decoder
-        and type(config) not in encoders,
+        and not isinstance(config, tuple(encoders))
+        and not config.model_type.startswith("t5gemma"),
         "reads padding like text, so a vector would depend on the texts beside it": (
             "attention_mask" not in tokenizer.model_input_names
         ),
@@ -188,7 +189,8 @@ def check_model(folder: Path, layers: int, lora_rank: int) -> None:
         keep_lower_layers(transformer, layers)
         with torch.device("meta"):
             anew = AutoModel.from_config(transformer.config)
-        if _factors(anew) != _factors(transformer):
+        kept = _factors(transformer)
+        if any(kept.get(name, value) != value for name, value in _factors(anew).items()):
             raise RevelaError(
                 f"{folder} ({config.model_type}) scales each layer by how many there are, so its "
                 "lower ones cannot be saved alone: give --layers 0, or another --model"
@@ -197,10 +199,14 @@ def check_model(folder: Path, layers: int, lora_rank: int) -> None:
         inject_lora(transformer, lora_rank, lora_rank, 0.0)
 
 
-def _factors(model: PreTrainedModel) -> list[list[float]]:
-    """The constants of a model's modules that its configuration decides."""
-    parts = (vars(part).values() for part in model.modules())
-    return [[value for value in values if isinstance(value, float)] for values in parts]
+def _factors(model: PreTrainedModel) -> dict[tuple[str, str], float]:
+    """The constants of a model's modules that its configuration decides, by module and name."""
+    return {
+        (part, name): value
+        for part, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, float)
+    }
 
 
 def add_pad_token(transformer: modules.Transformer) -> None:

@@ -40,8 +40,9 @@ def inject_lora(transformer: nn.Module, rank: int, alpha: int, dropout: float) -
     parts = dict(transformer.named_modules())
     lists = tuple(f"{name}." for name, part in parts.items() if isinstance(part, nn.ModuleList))
     inside = {name: part for name, part in parts.items() if name.startswith(lists)}
-    # A subclass may give more than a tensor (Llama 4's router of experts).
-    targets = [name for name, part in inside.items() if type(part) in (nn.Linear, Conv1D)]
+    linear = {n: part for n, part in inside.items() if isinstance(part, nn.Linear | Conv1D)}
+    # A router of experts may be a linear module that gives more than a tensor (Llama 4).
+    targets = [name for name, part in linear.items() if "Router" not in type(part).__name__]
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,
