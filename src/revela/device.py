@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +16,8 @@ from revela.settings import Precision
 
 def autocast(device: torch.device, bf16: bool) -> torch.autocast:
     """A context: bf16 autocast on this device, or none."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16)
+    kind = "cpu" if device.type == "meta" else device.type  # which computes nothing
+    return torch.autocast(kind, dtype=torch.bfloat16, enabled=bf16)
 
 
 def compute_device() -> torch.device:
@@ -53,6 +56,16 @@ def on_cpu(tensor: Tensor) -> Tensor:
     """
     original: Tensor = tensor.__dict__.get("original", tensor)
     return original.cpu()
+
+
+def work_so_far(device: torch.device) -> Callable[[], None]:
+    """A function that waits until the device has done what it has been asked for by now."""
+    if device.type != "cuda":
+        return lambda: None
+    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    wait: Callable[[], None] = event.synchronize
+    return wait
 
 
 def has_fast_bf16(device: torch.device) -> bool:

@@ -95,7 +95,7 @@ def fit(
     check_single_process()
     check_language(recipe.corpus.language)
     if names is None:
-        folder = _language_model(recipe.retriever.model)
+        folder = _language_model(recipe.retriever.model, 0 if static else recipe.retriever.layers)
     else:
         candidates_of(names, kinds)
     silence_libraries()
@@ -234,12 +234,15 @@ def _kinds(recipe: Recipe, options: FitOptions) -> Sequence[Kind]:
     return ("table", "fit")
 
 
-def _language_model(name: str) -> Path:
+def _language_model(name: str, layers: int) -> Path:
     """The folder of the model to fit."""
+    from revela.retriever.build import check_model
+
     folder = resolve(name)
     if (folder / "modules.json").is_file():
         raise RevelaError(
             f"{name} is an embedder, which a fit would harm: give a raw language model as --model, "
             "or search with this one as it is"
         )
+    check_model(folder, layers, lora_rank=0)
     return folder

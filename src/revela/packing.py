@@ -143,7 +143,7 @@ def _side_by_side(
             scale=scale,
             enable_gqa=causal and heads != groups,
         )
-        return out_BHLD.reshape(query_BHLD.shape)
+        return out_BHLD.reshape(len(query_BHLD), heads, length, -1)
     scale = width**-0.5 if scale is None else scale
     # The rows of heads that share keys, one head after another.
     rows_BGRD = (query_BHLD * scale).reshape(len(query_BHLD), groups, -1, width)
@@ -186,7 +186,8 @@ def attention_with_prefix(
     out_BGRD = F.scaled_dot_product_attention(
         rows_BGRD, key_BGSD, value_BGSD, visible_RS, scale=scale
     )
-    return layout.pack(out_BGRD.view(query_BHLD.shape).transpose(1, 2))
+    out_BHLD = out_BGRD.view(texts, heads, length, -1)  # values may be narrower (DeepSeek)
+    return layout.pack(out_BHLD.transpose(1, 2))
 
 
 def _attention(

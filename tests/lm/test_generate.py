@@ -33,6 +33,16 @@ def test_a_real_model_writes_what_it_would_write_alone(tiny_lm_folder):
         assert output and want.startswith(output[:-1])  # it may stop earlier, at a question mark
 
 
+def test_a_token_without_a_row_is_read(tiny_lm_folder, tmp_path):
+    """Gemma 3 has one, for images."""
+    AutoModelForCausalLM.from_pretrained(tiny_lm_folder).save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_lm_folder)
+    tokenizer.add_tokens(["<image>"])
+    tokenizer.save_pretrained(tmp_path)
+    (output,) = writer.writer(tmp_path, PROMPTING, 64, "fp32")(["ocean1 <image> ocean2."])
+    assert output
+
+
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
 )

@@ -325,6 +325,8 @@ def test_logits_that_are_not_the_heads_output_are_used_in_the_loss():
     want = model(input_ids=ids, labels=ids).loss
     lm = LanguageModel(model)
     torch.testing.assert_close(lm.loss(lm.pack(ids, torch.ones_like(ids))), want, atol=1e-5, rtol=0)
+    with pytest.raises(RevelaError, match="--loss-tokens corpus: cohere scales its logits"):
+        LanguageModel(model, "cohere").score_only(ids[0])
 
 
 def objective_of(lm, model=None, **changes):
@@ -396,5 +398,7 @@ def test_a_loss_over_some_tokens_is_the_whole_one_without_the_others(kind):
         packed, rows_R, memory, mix
     )
     assert (losses < whole).all()
+    lm.token_losses(lm.pack(ids % 50 + 300, mask), rows_R)  # a batch leaves its targets behind it
+    torch.testing.assert_close(lm.token_losses(packed, rows_R, memory, mix), losses, atol=0, rtol=0)
     lm.score_only(torch.arange(lm.model.config.vocab_size))
     torch.testing.assert_close(lm.token_losses(packed, rows_R, memory, mix), whole)

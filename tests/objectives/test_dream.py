@@ -117,7 +117,9 @@ def texts():
 
 
 def naive_answer_loss(model, prompt, tail, weights, gate, heads):
-    """The whole text of each question in one stock pass, A' written out in the injected heads."""
+    """The whole text of each question in one stock pass, A' written out in the injected heads; the
+    mean over questions of the mean over an answer's tokens.
+    """
     losses, current = [], {}
 
     def attention(module, query, key, value, mask, scaling=None, **_):
@@ -162,11 +164,12 @@ def naive_answer_loss(model, prompt, tail, weights, gate, heads):
             weights=weights[i], rows={start + t for t, role in enumerate(roles) if role == QUESTION}
         )
         logits = model(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
-        losses += [
+        answer = [
             -logits[start + t - 1, ids[0, start + t]]
             for t, role in enumerate(roles)
             if role == ANSWER
         ]
+        losses.append(torch.stack(answer).mean())
     return torch.stack(losses).mean()
 
 

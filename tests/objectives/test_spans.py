@@ -143,7 +143,8 @@ def test_the_loss_is_that_of_the_stock_model(folder):
     batch = made.batches([row(r["text"][: 80 * (i + 1)], i) for i, r in enumerate(make_rows(3))])
     stock = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
     total, count = 0.0, 0
-    for ids, mask, target in zip(*batch.values(), strict=True):
+    names = ("text_input_ids", "text_attention_mask", "target_ids")
+    for ids, mask, target in zip(*(batch[name] for name in names), strict=True):
         target = target[target != IGNORED][None]
         logits = stock(input_ids=ids[mask.bool()][None], labels=target).logits
         total += F.cross_entropy(logits[0], target[0], reduction="sum").item()
@@ -172,7 +173,9 @@ def test_it_learns_a_periodic_text(folder):
             read, target = zip(*pairs, strict=True)  # all of one length
             text = {"input_ids": torch.tensor([lm.around(some) for some in read])}
             text["attention_mask"] = torch.ones_like(text["input_ids"])
-            loss = made.loss([text, {"ids": torch.tensor([[*some, end] for some in target])}])
+            ids_BT = torch.tensor([[*some, end] for some in target])
+            weight_B = torch.full((4,), 1 / ids_BT.numel())
+            loss = made.loss([text, {"ids": ids_BT, "weight": weight_B}])
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -14,10 +14,9 @@ from conftest import SLOTS, make_rows
 from revela.encoder.graphs import open_export
 from revela.retriever.build import load_retriever
 from revela.retriever.context import filled, read_as_text, slot_ids
-from revela.retriever.encode import counter_of
+from revela.retriever.encode import counter_of, token_window
 from revela.retriever.load import load_encoder
 from revela.retriever.onnx_export import export_onnx
-from revela.retriever.tokens import token_window
 
 TEXTS = ["ocean1", *(row["text"] for row in make_rows(6, sentences=3)), "", "engine2 " * 200]
 

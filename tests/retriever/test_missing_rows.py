@@ -81,8 +81,10 @@ def test_it_is_trained(lm, tmp_path, embedder, tiny_lm_folder):
     tiny = dict(layers=1, chunk_words=12, group_size=4, gate_heads=2, precision="fp32")
     ends = dict(max_minutes=0, max_steps=1, check_every=0, threads=1)
     recipe = Recipe.of(model=str(model), lm=str(lm), **tiny, **ends)
-    documents = [Document(row["_id"], row["text"]) for row in make_rows(8)]
-    train(recipe, documents, tmp_path / "out")
+    documents = [Document(str(i), text) for i, text in enumerate(WITH_IT[-9:])]
+    train(recipe, documents, tmp_path / "out")  # the LM reads it too
+    whole = recipe.replace(loss_tokens="corpus")
+    train(whole, documents, tmp_path / "corpus")
     vectors = Retriever(tmp_path / "out", "fp32").encode_passages(WITH_IT)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     assert torch.isfinite(torch.from_numpy(vectors)).all()

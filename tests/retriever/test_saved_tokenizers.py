@@ -75,6 +75,22 @@ def test_ids_and_vectors_are_kept(lm, tmp_path, pooling, lower_case):
     ]
 
 
+@pytest.mark.parametrize("adds", [dict(add_eos_token=True), dict(add_bos_token=True), {}])
+def test_what_the_class_adds_to_a_text_is_kept(lm, tmp_path, adds):
+    """Some classes put EOS after a text if they are told to, and others BOS before it."""
+    transformers.AutoTokenizer.from_pretrained(lm, **adds).save_pretrained(lm)
+    model = build(lm, lower_case=True)
+    before, vectors = ids(model), model.encode_document(TEXTS)
+    assert [model.tokenizer.decode(row) for row in before] == [
+        transformers.AutoTokenizer.from_pretrained(lm).decode(row)
+        for row in map(transformers.AutoTokenizer.from_pretrained(lm).encode, map(str.lower, TEXTS))
+    ]
+    save_retriever(model, tmp_path / "out", "card")
+    stock = SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert ids(stock) == before
+    np.testing.assert_allclose(stock.encode_document(TEXTS), vectors, atol=1e-5)
+
+
 def test_the_first_stage_of_a_context_reads_as_before(lm, tmp_path):
     model = build(lm, lower_case=True)
     first = add_context(Recipe.of(context=2), model, TEXTS[0])

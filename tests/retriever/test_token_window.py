@@ -11,8 +11,7 @@ from small import build
 from tokenizers import Tokenizer, models
 
 from revela.errors import RevelaError
-from revela.retriever.encode import RetrieverEncoder
-from revela.retriever.tokens import token_window
+from revela.retriever.encode import RetrieverEncoder, token_window
 
 TEXT = "ocean1 engine2 garden3 planet4 market5 violin0 enzyme1 castle2 " * 8
 

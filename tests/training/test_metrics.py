@@ -6,9 +6,11 @@ import json
 from itertools import islice, pairwise
 
 import pytest
+import torch
 
 from revela.errors import RevelaError
 from revela.retriever.tokens import halves
+from revela.training import loop
 from revela.training.loop import row_batches, sides
 from revela.training.metrics import Budget, Metrics
 
@@ -74,3 +76,32 @@ def test_first_half_is_half_of_the_tokens(tiny_tokenizer):
     whole, part = (len(tiny_tokenizer(t)["input_ids"]) for t in (text, half))
     assert part == whole // 2
     assert halves(["x", text], tiny_tokenizer, 64) == ["x", half]
+
+
+def test_a_step_lasts_until_the_device_has_computed_the_one_before(monkeypatch):
+    """The CPU asks for a step in .1 s, which takes the device 5 s; what a check takes is no time of
+    a step.
+    """
+    now, free = 0.0, 0.0
+
+    def work_so_far(_device):
+        nonlocal free
+        free = end = max(free, now) + 5.0
+
+        def wait():
+            nonlocal now
+            now = max(now, end)
+
+        return wait
+
+    monkeypatch.setattr(loop, "work_so_far", work_so_far)
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now)
+    watch, laps = loop.Stopwatch(torch.device("cpu")), []
+    for step in range(20):
+        now += 0.1
+        laps.append(watch.lap())
+        if step == 9:
+            with watch.stopped():
+                now += 1000.0
+    assert laps[0] == pytest.approx(0.1) and laps[1] == pytest.approx(5.0)
+    assert 95.0 <= sum(laps) <= 101.0

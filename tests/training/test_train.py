@@ -32,7 +32,7 @@ from revela.retriever.load import load_encoder
 from revela.settings import OBJECTIVES as NAMES
 from revela.settings import InBatch, Recipe, objective_class, presets
 from revela.training.checkpoint import load_checkpoint, save_checkpoint, saved_checkpoints
-from revela.training.checks import CheckPlan
+from revela.training.checks import NO_CHECKS, CheckPlan
 from revela.training.loop import BatchReader
 from revela.training.metrics import Budget, Progress
 from revela.training.record import Provenance, output_folder
@@ -70,7 +70,8 @@ def assert_same_tensors(one, other, least=1):
 
 
 def stop_and_resume(recipe, documents, out):
-    """Ctrl-C at step 3, then --resume; the fit is that of the first part, as no other can be made.
+    """Ctrl-C at step 3, then --resume; the fit, the order of clusters and the LM's heads are those
+    of the first part, as no other can be made.
 
     The limit, and with it the learning rate, is the unbroken run's.
     """
@@ -79,7 +80,9 @@ def stop_and_resume(recipe, documents, out):
         outcome = train(recipe, documents, out)
     assert outcome.interrupted and outcome.steps == 3
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("revela.training.train.fit_to_corpus", None)
+        for name in ("training.train.fit_to_corpus", "groups.dataset.similar_order"):
+            patch.setattr(f"revela.{name}", None)
+        patch.setattr("revela.objectives.find_heads.cached_ranking", None)
         train(recipe, documents, out, resume=True)
 
 
@@ -125,7 +128,7 @@ SMALL = dict(layers=2, group_size=8, lora_rank=4, warmup_steps=2)
 ASKED = dict(queries="telling-sentence", chunk_words=30)
 RESUMED = {
     "gated": dict(groups="iterative", refresh_every=2),
-    "paper": presets()["paper"] | SMALL | dict(groups_per_step=2),
+    "paper": presets()["paper"] | SMALL | dict(groups_per_step=2, groups="cluster"),
     "crop": presets()["crop"]
     | dict(group_size=8, crop_window=30, matryoshka=(4, 16), lora_rank=0, keep="last"),
     "attention": presets()["attention"]
@@ -489,16 +492,102 @@ def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
     caplog.set_level("INFO", "revela")
     mine, other = tmp_path / "mine.json", tmp_path / "other.json"
     ranked = [(3, 1, 0.9), (0, 2, 0.5), (1, 1, 0.1), (1, 2, 0.0)]
-    save_heads(mine, "tiny", resolve(recipe.lm.model), ranked)
+    save_heads(mine, "questions", "tiny", resolve(recipe.lm.model), ranked)
     train(recipe.replace(heads=str(mine)), documents, tmp_path / "out")
     assert "3 heads that look from questions to answers: 3-1 0-2 1-1" in caplog.messages
-    save_heads(other, "another", resolve(str(taught_lm_folder)), [(0, 0, 1.0)])
-    none = tmp_path / "none.json"
-    refused = {other: "ranks the heads of another", none: "is not a ranking of heads"}
+    save_heads(other, "questions", "another", resolve(str(taught_lm_folder)), [(0, 0, 1.0)])
+    none, kind = tmp_path / "none.json", tmp_path / "kind.json"
+    save_heads(kind, "siblings", "tiny", resolve(recipe.lm.model), ranked)
+    refused = {
+        other: "ranks the heads of another",
+        none: "is not a ranking of heads",
+        kind: "ranks heads by how they look to a related document, and .* --objective dream --out",
+    }
     for file, message in refused.items():
         with pytest.raises(RevelaError, match=message):
             train(recipe.replace(heads=str(file)), documents, tmp_path / "no")
         assert not (tmp_path / "no").exists()
+
+
+def test_gates_on_the_heads_of_a_file(recipe, documents, tmp_path, caplog):
+    caplog.set_level("INFO", "revela")
+    recipe, folder = recipe.replace(max_steps=1), resolve(recipe.lm.model)
+    files = {
+        "siblings": [(3, 1, 0.9), (0, 2, 0.5), (2, 1, 0.1), (3, 0, 0.0)],
+        "low": [(0, 2, 0.5)],
+        "none": [],
+    }
+    for name, ranking in files.items():
+        save_heads(tmp_path / name, "siblings", "tiny", folder, ranking)
+    save_heads(tmp_path / "dream", "questions", "tiny", folder, files["siblings"])
+    for count, heads in {2: [[3, 1], [2, 1]], 0: [[3, 1], [2, 1], [3, 0]]}.items():
+        out = tmp_path / f"out-{count}"
+        train(recipe.replace(heads=str(tmp_path / "siblings"), gate_heads=count), documents, out)
+        assert json.loads((out / "run.json").read_text())["about"]["heads"] == heads
+    refused = {
+        "low": "names no head of layer 2 or above, where gates are",
+        "none": "names no head",
+        "dream": "ranks heads by how they look from a question .* --objective revela --out",
+    }
+    for name, message in refused.items():
+        with pytest.raises(RevelaError, match=message):
+            train(recipe.replace(heads=str(tmp_path / name)), documents, tmp_path / "no")
+    with pytest.raises(RevelaError, match=r"gate.*greater than 0"):
+        recipe.replace(gate=0)
+
+
+UNEQUAL = [
+    Document(row["_id"], row["text"][: 80 + 60 * (i % 5)], row["title"] if i % 3 else "")
+    for i, row in enumerate(make_rows(120))
+]
+WEIGHED = {
+    "gated": {},
+    "infonce": presets()["infonce"] | {"queries": "title"},
+    "dream": LEARNED,
+    "attention": presets()["attention"] | {"query_heads": 3},
+    "spans": presets()["spans"] | {"model": "new:tiny", "lora_rank": 0},
+}
+
+
+@pytest.mark.parametrize("name", WEIGHED)
+def test_groups_weigh_the_same_in_one_batch_and_in_two(recipe, tmp_path, name):
+    """Whatever their lengths, and how many of their texts have a query."""
+    few = dict(group_size=4, max_steps=1, groups_per_step=4, lm_tokens=64, lora_dropout=0.0)
+    recipe, found = recipe.replace(**WEIGHED[name] | few), []
+    for count in (1, 2, 4):
+        train(recipe.replace(groups_per_batch=count), UNEQUAL, tmp_path / str(count))
+        found.append(losses(tmp_path / str(count))[1])
+    assert found == pytest.approx([found[0]] * 3, rel=1e-5)
+
+
+def test_a_run_in_a_thread_leaves_signals_alone(recipe, documents, tmp_path):
+    before, outcomes = signal.getsignal(signal.SIGINT), []
+    one_step = recipe.replace(max_steps=1)
+    thread = threading.Thread(
+        target=lambda: outcomes.append(train(one_step, documents, tmp_path / "out"))
+    )
+    thread.start()
+    thread.join()
+    assert outcomes[0].steps == 1 and signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_first_stage_trains_alike_whether_it_was_checked_before(
+    tiny_bert_folder, documents, tmp_path, monkeypatch
+):
+    """With the dropout of its layers, which this model has."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_bert_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_dropout_prob": 0.5}))
+    small = dict(model=str(folder), context=3, group_size=8, max_steps=2, keep="last")
+    recipe = TINY.replace(**CDE | ASKED | small)
+    plans = {
+        "plain": NO_CHECKS,
+        "checked": CheckPlan(lambda encoder: {"task": float(encoder.encode_queries(["a"]).sum())}),
+    }
+    for name, plan in plans.items():
+        train(recipe.replace(check_every=1), documents, tmp_path / name, plan=plan)
+    assert losses(tmp_path / "plain") == losses(tmp_path / "checked")
 
 
 def test_metrics_go_to_a_tracker(recipe, documents, tmp_path, monkeypatch):

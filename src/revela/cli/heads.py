@@ -21,7 +21,7 @@ def heads(
     """Rank the attention heads of a language model that look to a related document or, with
     --objective dream, from a question to its answer.
 
-    Needs no labels; the ranking is cached per model.
+    Needs no labels; the ranking is cached per model and text.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def heads(
     with extra("train", "revela heads"):
         from revela.groups.dataset import default_queries_file
         from revela.lm.heads import save_heads
-        from revela.objectives.find_heads import rank_heads
+        from revela.objectives.find_heads import kind_of, rank_heads
     from revela.corpus.load import read_for
     from revela.silence import silence_libraries
 
@@ -53,4 +53,4 @@ def heads(
     ]
     print_table(f"heads of {recipe.lm.model}", ["rank", "layer", "head", "score"], rows)
     if out is not None:
-        save_heads(out, recipe.lm.model, folder, ranking)
+        save_heads(out, kind_of(recipe), recipe.lm.model, folder, ranking)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from revela.corpus.chunk import chunk_all
@@ -28,8 +29,10 @@ from revela.distributed import cores, world_size
 from revela.embedded import cache_folder
 from revela.errors import RevelaError
 from revela.groups.order import (
+    ORDER,
     IterativeGroups,
     Model,
+    load_or_make,
     similar_order,
     vectors_of_beginnings,
 )
@@ -204,7 +207,8 @@ class TrainingSet:
         Args:
             model: the untrained retriever.
             encoder: the retriever in training, for iterative groups.
-            folder: stores rounds of iterative groups until the run ends.
+            folder: stores the order of clusters, or rounds of iterative groups, until the run
+                ends.
         """
         recipe, size, rows = self.recipe, self.recipe.groups.group_size, self.grouped_rows
         if len(rows) < size:
@@ -212,7 +216,8 @@ class TrainingSet:
         if self.folder is not None:
             groups, number = _stored_groups(recipe, self.folder)
         else:
-            groups, number = _with_first_epoch(self.corpus_groups(lambda: model), size)
+            built = self.corpus_groups(lambda: model, folder)
+            groups, number = _with_first_epoch(built, size)
         if not number:
             raise RevelaError(self._no_group())
         made = "" if len(rows) == len(self.chunks) else f" -> {len(rows):,} to train on"
@@ -228,12 +233,19 @@ class TrainingSet:
             groups = queries.groups(groups)
         return groups, number
 
-    def corpus_groups(self, model: Model) -> Groups:
-        """Epoch -> groups of a corpus; ``model`` loads the untrained retriever, if needed."""
+    def corpus_groups(self, model: Model, folder: Path | None = None) -> Groups:
+        """Epoch -> groups of a corpus; ``model`` loads the untrained retriever, if needed.
+
+        On a GPU, k-means differs from one call to the next: ``folder`` keeps what it gave.
+        """
         recipe, rows = self.recipe, self.grouped_rows
         vectors_ND = order_R = None
         if recipe.groups.kind == "cluster":
-            order_R = similar_order(recipe, rows, model)
+
+            def order() -> NDArray[np.int64]:
+                return similar_order(recipe, rows, model)
+
+            order_R = order() if folder is None else load_or_make(folder / ORDER, order)
         if recipe.groups.kind == "document":
             vectors_ND = vectors_of_beginnings(recipe, self.documents, model)
         return epoch_groups(recipe, rows, vectors_ND, order_R, self.lazy_queries)

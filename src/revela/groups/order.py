@@ -28,6 +28,7 @@ from revela.types import Chunk, Document, Encoder, Vectors
 
 ENCODING_BATCH = 2**14  # texts that are encoded between two writes to disk
 POOL = 8  # rows sampled for a round of iterative groups, per row that the round needs
+ORDER = "groups-order.npy"  # of a run
 BEGINNING = 2000  # characters that say what a document is about
 
 Model = Callable[[], SentenceTransformer]

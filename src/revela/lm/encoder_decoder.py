@@ -240,17 +240,23 @@ class EncoderDecoder(nn.Module):
         first = special.index(plain[0])
         return special[:first], special[first + len(plain) :]
 
-    def loss(self, hidden_BLD: Tensor, mask_BL: Tensor, target_BT: Tensor) -> Tensor:
-        """Mean cross-entropy (nats) of the target's tokens, given the encoder's last states; -100
-        is padding.
+    def losses(self, hidden_BLD: Tensor, mask_BL: Tensor, target_BT: Tensor) -> Tensor:
+        """The sum of the cross-entropies (nats) of each target's tokens, (B,), given the encoder's
+        last states; -100 is padding.
         """
         from transformers.modeling_outputs import BaseModelOutput
 
         with autocast(hidden_BLD.device, self.bf16):
             encoded = BaseModelOutput(last_hidden_state=hidden_BLD)
-            output = self.model(encoder_outputs=encoded, attention_mask=mask_BL, labels=target_BT)
-        loss: Tensor = output.loss
-        return loss
+            read_BT = self.model.prepare_decoder_input_ids_from_labels(target_BT)
+            logits_BTV = self.model(
+                encoder_outputs=encoded,
+                attention_mask=mask_BL,
+                decoder_input_ids=read_BT,
+                use_cache=False,
+            ).logits
+        logits_BVT = logits_BTV.float().transpose(1, 2)
+        return F.cross_entropy(logits_BVT, target_BT, reduction="none").sum(dim=1)
 
     @torch.inference_mode()
     def predict(self, ids_BL: Tensor, begin: Sequence[int], count: int) -> Tensor:

@@ -44,7 +44,7 @@ def writer(folder: Path, prompting: Prompting, passage_tokens: int, precision: P
     device = compute_device()
     dtype = torch.bfloat16 if uses_bf16(precision, device) else torch.float32
     model = open_causal_lm(folder, dtype).to(device)
-    tokenizer = load_tokenizer(folder)
+    tokenizer, rows = load_tokenizer(folder), model.get_input_embeddings().num_embeddings
     before, after, start = prompting.before, prompting.after, start_ids(tokenizer)
     head, foot = [*start, *plain_ids(tokenizer, before)], plain_ids(tokenizer, after)
     head_cache, head_1T = DynamicCache(), torch.tensor([head], device=device)
@@ -59,8 +59,9 @@ def writer(folder: Path, prompting: Prompting, passage_tokens: int, precision: P
         mask = [[1] * len(head) + [0] * (longest - len(t)) + [1] * len(t) for t in tails]
         cache = copy.deepcopy(head_cache)
         cache.batch_repeat_interleave(len(passages))
+        read = torch.tensor([[*head, *t] for t in padded], device=device)
         ids = model.generate(
-            input_ids=torch.tensor([[*head, *t] for t in padded], device=device),
+            input_ids=read.clamp(max=rows - 1),  # a token may have no row, as in LanguageModel.pack
             attention_mask=torch.tensor(mask, device=device),
             past_key_values=cache,
             max_new_tokens=NEW_TOKENS,

@@ -52,6 +52,10 @@ class Packed:
         return self.layout.lengths
 
 
+class NoStream(RevelaError):
+    """A model called its attention without the stream that it was given."""
+
+
 def _attention(
     module: Any,
     query: Tensor,
@@ -63,7 +67,7 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """Causal attention within each packed chunk, then the stream's mix."""
     if stream is None:
-        raise RevelaError(
+        raise NoStream(
             "this model's attention belongs to a revela.lm.LanguageModel: "
             "call its prefill(), logits() and loss()"
         )
@@ -111,6 +115,7 @@ class LanguageModel(nn.Module):
     """
 
     _inner: Any
+    _body: Any
 
     def __init__(self, model: Any, name: str = "the language model", bf16: bool = False) -> None:
         super().__init__()
@@ -118,13 +123,16 @@ class LanguageModel(nn.Module):
         # PEFT puts LoRA into the model it wraps, so that model is the one to run.
         self._inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         config = self._inner.config.get_text_config()
-        self.n_layers, self.n_heads = int(config.num_hidden_layers), int(config.num_attention_heads)
         self._check_unsupported(config)
+        self.n_layers, self.n_heads = int(config.num_hidden_layers), int(config.num_attention_heads)
         self._inner.set_attn_implementation(ATTENTION)
         if bf16:
             _keep_linear_in_bf16(self._inner)
+        body = self._inner.base_model
+        self._body = getattr(self._inner, "model", body) if body is self._inner else body  # Llama 4
         self._layers = self._decoder_layers()
         self._scored_S: Tensor | None = None
+        self._rows = int(self._inner.get_input_embeddings().num_embeddings)
         self._check_on_two_tokens()
 
     def _check_unsupported(self, config: Any) -> None:
@@ -147,27 +155,53 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def _check_on_two_tokens(self) -> None:
-        """Check that all layers run our attention, and whether the logits are the head's output."""
+        """Check that all layers run our attention once, and whether the logits are the head's
+        output.
+        """
         ones = torch.ones(1, 2, dtype=torch.long)
         packed = self.pack(ones, ones)
         stream = Stream(packed.layout)
-        logits_TV = self._run(self._inner, packed, stream).logits[0]
-        if missing := sorted(set(range(self.n_layers)) - stream.layers_run):
+        who = f"{self.name} ({self._inner.config.model_type})"
+        try:
+            logits_TV = self._run(self._inner, packed, stream).logits[0]
+        except NoStream as error:
             raise RevelaError(
-                f"{self.name} ({self._inner.config.model_type}): layers {missing[:8]} do not use "
-                f"transformers' AttentionInterface; {USE}"
+                f"{who} does not hand on to its attention what it is given: {USE}"
+            ) from error
+        if missing := sorted(set(range(self.n_layers)) - stream.layers_run.keys()):
+            raise RevelaError(
+                f"{who}: layers {missing[:8]} do not use transformers' AttentionInterface; {USE}"
             )
+        if max(stream.layers_run.values()) > 1:
+            raise RevelaError(f"{who} calls attention more than once in a layer: {USE}")
         # Some models scale or cap their logits after the head.
         self._head = self._inner.get_output_embeddings()
-        hidden_TD = self._run(self._inner.base_model, packed, stream).last_hidden_state[0]
+        hidden_TD = self._run(self._body, packed, Stream(packed.layout)).last_hidden_state[0]
         with autocast(self.device, self.bf16):
             head_TV = self._head(hidden_TD)
-        self._logits_are_heads = torch.allclose(head_TV, logits_TV, rtol=1e-3, atol=1e-4)
+        self._logits_are_heads = logits_TV.device.type == "meta" or torch.allclose(
+            head_TV, logits_TV, rtol=1e-3, atol=1e-4
+        )
 
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
         return torch.device(self._inner.device)
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The longest text that it reads, by its positions and its sliding window; None: any."""
+        config = self._inner.config.get_text_config()
+        limits = (getattr(config, n, None) for n in ("max_position_embeddings", "sliding_window"))
+        return min((limit for limit in limits if limit), default=None)
+
+    def train(self, mode: bool = True) -> LanguageModel:
+        """Turn on the dropout of what is trained (LoRA) only: the LM itself stays as it is."""
+        self.training = mode
+        for part in self.model.eval().modules():
+            if hasattr(part, "lora_dropout"):
+                part.lora_dropout.train(mode)
+        return self
 
     @property
     def trainable(self) -> bool:
@@ -185,9 +219,12 @@ class LanguageModel(nn.Module):
             fully_shard(layer, reshard_after_forward=True)
 
     def pack(self, ids_BL: Tensor, mask_BL: Tensor) -> Packed:
-        """Drop a batch's padding, on either side. Each chunk's positions count from 0."""
+        """Drop a batch's padding, on either side. Each chunk's positions count from 0.
+
+        A token for which the LM has no row (Gemma 3's for images) is read as the last that has one.
+        """
         layout, places_T = layout_of(mask_BL, self.device)
-        ids_T = ids_BL.flatten()[sent(places_T, ids_BL.device)]
+        ids_T = ids_BL.flatten()[sent(places_T, ids_BL.device)].clamp(max=self._rows - 1)
         return Packed(sent(ids_T, self.device)[None], layout)
 
     def prefill(self, packed: Packed, layers: Sequence[int]) -> KVCache:
@@ -207,7 +244,7 @@ class LanguageModel(nn.Module):
             if first > 0:
                 stack.enter_context(self._layers[first - 1].register_forward_hook(keep_output))
             stack.enter_context(suppress(StopForward))
-            self._run(self._inner.base_model, packed, stream)
+            self._run(self._body, packed, stream)
         self._check_run(stream, layers)
         return stream.kept
 
@@ -236,12 +273,12 @@ class LanguageModel(nn.Module):
         """
         stream = Stream(packed.layout, mix=mix, prefix=prefix, last=max(layers))
         with suppress(StopForward):
-            self._run(self._inner.base_model, packed, stream)
+            self._run(self._body, packed, stream)
         self._check_run(stream, layers)
 
     def loss(self, packed: Packed, memory: KVCache | None = None, mix: Mix | None = None) -> Tensor:
-        """Mean cross-entropy (nats per token) of all tokens but the first of each chunk (Revela,
-        eq. 8); arguments as for ``logits``.
+        """Mean cross-entropy (nats per token) of all tokens but the first of each chunk; arguments
+        as for ``logits``.
         """
         return self.token_losses(packed, packed.layout.with_next_R, memory, mix).mean()
 
@@ -263,28 +300,45 @@ class LanguageModel(nn.Module):
             logits_RV = self.logits(packed, *streams).index_select(0, rows_R)
             exact = torch.promote_types(logits_RV.dtype, torch.float32)
             return F.cross_entropy(logits_RV.to(exact), targets_R, reduction="none")
-        output = self._run_mixed(self._inner.base_model, packed, *streams)
+        output = self._run_mixed(self._body, packed, *streams)
         hidden_RD = output.last_hidden_state[0].index_select(0, rows_R)
         if self._scored_S is None:
             return linear_cross_entropy(hidden_RD, head.weight, targets_R, head.bias)
-        if len(new := targets_R[self._place_V[targets_R] < 0]):
-            self.score_only(torch.cat([self._scored_S, new]))
-        return linear_cross_entropy(
-            hidden_RD, self._weight_SD, self._place_V[targets_R], self._bias_S
-        )
+        place_V, weight_SD, bias_S = self._among(targets_R)
+        return linear_cross_entropy(hidden_RD, weight_SD, place_V[targets_R], bias_S)
 
     def score_only(self, tokens: Tensor) -> None:
-        """Take the losses' softmax over these tokens and all later targets, not the vocabulary.
+        """Take the softmax of a batch's losses over these tokens and the batch's own, not the
+        vocabulary.
 
         The products of a head of 262,144 tokens cost more than the layers. ``logits`` still gives
         those of the whole vocabulary.
+
+        Raises:
+            RevelaError: the LM changes its logits after the head.
         """
-        head = self._head
-        self._scored_S = tokens_S = torch.unique(tokens).to(head.weight.device)
-        self._weight_SD = head.weight.detach()[tokens_S]
-        self._bias_S = None if head.bias is None else head.bias.detach()[tokens_S]
-        self._place_V = torch.full((len(head.weight),), -1, device=tokens_S.device)
-        self._place_V[tokens_S] = torch.arange(len(tokens_S), device=tokens_S.device)
+        if not self._logits_are_heads:
+            raise RevelaError(
+                f"--loss-tokens corpus: {self.name} scales its logits, which takes all of them: "
+                "leave it out"
+            )
+        scored_S = torch.unique(tokens.clamp(max=self._rows - 1))
+        self._scored_S = scored_S.to(self._head.weight.device)
+        self._part = self._part_of_head(self._scored_S)
+
+    def _among(self, targets_R: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """``_part_of_head`` of the scored tokens and these."""
+        assert self._scored_S is not None
+        if len(new := targets_R[self._part[0][targets_R] < 0]):
+            return self._part_of_head(torch.unique(torch.cat([self._scored_S, new])))
+        return self._part
+
+    def _part_of_head(self, tokens_S: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The place of each token among these, or -1, (V,); their weights (S, D), biases (S,)."""
+        weight, bias = self._head.weight.detach(), self._head.bias
+        place_V = torch.full((len(weight),), -1, device=tokens_S.device)
+        place_V[tokens_S] = torch.arange(len(tokens_S), device=tokens_S.device)
+        return place_V, weight[tokens_S], None if bias is None else bias.detach()[tokens_S]
 
     def _run_mixed(
         self,
@@ -324,7 +378,7 @@ class LanguageModel(nn.Module):
             )
 
     def _check_run(self, stream: Stream, layers: Iterable[int]) -> None:
-        if missing := sorted(set(layers) - stream.layers_run):
+        if missing := sorted(set(layers) - stream.layers_run.keys()):
             raise RevelaError(
                 f"{self.name}: layers {missing} ran without in-batch attention; {USE}"
             )

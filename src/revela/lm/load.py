@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,25 @@ def load_language_model(
         task_type="CAUSAL_LM",
     )
     return LanguageModel(get_peft_model(model, config), name or str(folder), bf16=bf16)
+
+
+def check_language_model(folder: Path, name: str) -> None:
+    """Refuse a model that cannot be the LM of a run, without reading its weights.
+
+    Raises:
+        RevelaError: as ``LanguageModel`` does, or transformers has no such causal LM.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = _opened(AutoConfig, folder)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # of a family's own code
+        reason = first_line(error)
+        raise RevelaError(f"{folder} cannot be opened as a causal LM: {reason}") from error
+    with suppress(NotImplementedError):  # what depends on numbers: which experts read a token
+        LanguageModel(model.eval(), name)
 
 
 def open_causal_lm(folder: Path, dtype: torch.dtype) -> Any:

@@ -7,6 +7,7 @@ Shapes: T tokens in all, P tokens of a prefix, H query heads, G key-value heads,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,7 +61,7 @@ class Stream:
         memory: of stream e over the same chunks, for ``mix``.
         prefix: keys and values of a text that each chunk continues.
         last: the pass ends with the attention of this layer; without a ``mix``, before it.
-        layers_run: the layers whose attention has run.
+        layers_run: how often the attention of each layer has run.
     """
 
     layout: Layout
@@ -70,13 +71,13 @@ class Stream:
     prefix: KVCache | None = None
     last: int | None = None
     kept: KVCache = field(default_factory=KVCache)
-    layers_run: set[int] = field(default_factory=set)
+    layers_run: Counter[int] = field(default_factory=Counter)
 
     def begin(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
         """Take a layer's keys and values (G, T, D) before its attention, and return those of the
         prefix (G, P, D), if there is one.
         """
-        self.layers_run.add(layer)
+        self.layers_run[layer] += 1
         if layer in self.keep:
             self.kept.keys[layer], self.kept.values[layer] = key, value
         if layer == self.last and self.mix is None:

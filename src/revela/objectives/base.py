@@ -30,6 +30,8 @@ Row = Mapping[str, Any]
 Batch = dict[str, Tensor]
 Side = dict[str, Tensor]
 Collate = Callable[[Sequence[Row]], Batch]
+Heads = list[tuple[int, int]]
+"""(layer, head) pairs, best first."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class BuildContext:
     "Where the retriever was loaded from."
     written: GeneratedQueries | None = None
     "Queries that a language model writes during training."
+    heads: Callable[[Callable[[], Heads]], Heads] = lambda find: find()
+    "The LM's heads that the run uses: those that ``find`` gives, or a resumed run began with."
 
     @property
     def batching(self) -> dict[str, Any]:
@@ -132,6 +136,21 @@ class RetrieverLoss(nn.Module):
         with torch.autocast(query_ND.device.type, enabled=False):
             pairs = zip(self.groups(query_ND), self.groups(passage_ND), strict=True)
             return [query_nD @ passage_nD.T for query_nD, passage_nD in pairs]
+
+
+def group_weights(group_N: Sequence[int], counts: Sequence[int] | None = None) -> Tensor:
+    """The weight of each item in a mean over groups of the mean within each, (N,).
+
+    So groups weigh the same, whether they share a batch or not.
+
+    Args:
+        group_N: the group of each item.
+        counts: how many equal parts each item is a sum of; default: one.
+    """
+    parts: dict[int, int] = {}
+    for group, count in zip(group_N, counts or [1] * len(group_N), strict=True):
+        parts[group] = parts.get(group, 0) + count
+    return torch.tensor([1 / (len(parts) * parts[group]) for group in group_N])
 
 
 def off_diagonal_softmax(scores_nn: Tensor) -> Tensor:

@@ -35,7 +35,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from revela.device import autocast
 from revela.objectives.base import Batch, BuildContext, Collate, Row, Side, row_random
 from revela.objectives.gradcache import embed
 from revela.retriever.context import ContextEncoder, filled
@@ -76,7 +75,7 @@ class Contextual(nn.Module):
             a batch.
         null: probability of a batch without documents.
         retriever_batch: documents per forward pass; see gradcache.embed.
-        bf16: run the first stage under bf16 autocast.
+        bf16: run the first stage's transformer under bf16 autocast.
     """
 
     def __init__(
@@ -110,8 +109,11 @@ class Contextual(nn.Module):
         return loss
 
     def _embed(self, documents: Side) -> Tensor:
-        with autocast(documents["input_ids"].device, self.bf16):
-            return embed(self.context_encoder.model, documents, self.retriever_batch)
+        from revela.retriever.encode import transformer_in_bf16
+
+        model: Any = self.context_encoder.model
+        with transformer_in_bf16(model, self.bf16):
+            return embed(model, documents, self.retriever_batch)
 
 
 @dataclass(frozen=True)

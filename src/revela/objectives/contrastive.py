@@ -6,10 +6,10 @@
 - target(i): the passage of query i. The other passages that the softmax is over are negatives.
 
 InfoNCE (the control of DREAM): the query of a chunk was written for it or taken from it, and finds
-it among the chunks of its group. Queries may also be judged (``--pairs``); passages are then whole
-documents. Hard negatives may be added (``--negatives``; ANCE; stage 3 of Dwell in the Beginning):
-BM25, and later the retriever, ranks them high for the query, but they do not answer it.
-training/negatives.py mines them.
+it among the chunks of its group. Groups weigh the same, however many queries they have. Queries may
+also be judged (``--pairs``); passages are then whole documents. Hard negatives may be added
+(``--negatives``; ANCE; stage 3 of Dwell in the Beginning): BM25, and later the retriever, ranks
+them high for the query, but they do not answer it. training/negatives.py mines them.
 
 Random crops (Contriever; Izacard et al., TMLR 2022; Dwell in the Beginning, eq. 1): a crop of a
 text finds another crop of it among the crops of all texts of the batch.
@@ -39,7 +39,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from revela.corpus.words import joined, words
-from revela.objectives.base import Batch, BuildContext, Collate, RetrieverLoss, Row, row_random
+from revela.objectives.base import (
+    Batch,
+    BuildContext,
+    Collate,
+    RetrieverLoss,
+    Row,
+    group_weights,
+    row_random,
+)
 from revela.queries.from_text import query_hash
 from revela.settings import Crop, InfoNCE
 from revela.types import Encoder
@@ -95,6 +103,7 @@ class QueryBatches(PairBatches):
         has_query = [i for i, row in enumerate(rows) if row["query"]]
         batch = self.sides([rows[i]["query"] for i in has_query], [row["text"] for row in passages])
         target_Q = torch.tensor(has_query)
+        weight_Q = group_weights([i // size for i in has_query])
         group_B = [*(i // size for i in range(len(rows))), *(group for group, _ in mined)]
         hash_B = torch.tensor([query_hash(row["query"]) for row in passages])
         allowed_QB = comparison_mask(target_Q, torch.tensor(group_B), hash_B)
@@ -102,7 +111,8 @@ class QueryBatches(PairBatches):
             allowed_QB &= ~self._answers(hash_B[has_query], passages).scatter(
                 1, target_Q[:, None], False
             )
-        return {**batch, "query_target": target_Q, "query_allowed": allowed_QB}
+        own = {"target": target_Q, "weight": weight_Q, "allowed": allowed_QB}
+        return {**batch, **{f"query_{name}": tensor for name, tensor in own.items()}}
 
     def _mined(self, rows: Sequence[Row], size: int) -> Iterator[tuple[int, Row]]:
         """(group, row) of the mined negatives of each group, each text once per group."""
@@ -164,12 +174,17 @@ def info_nce(
     target_Q: Tensor,
     tau: float | Tensor,
     allowed_QB: Tensor | None = None,
+    weight_Q: Tensor | None = None,
 ) -> Tensor:
-    """L in nats, over the ``allowed_QB`` passages or all; vectors of any norm."""
+    """L in nats, over the ``allowed_QB`` passages or all; vectors of any norm. ``weight_Q`` is each
+    query's share in the mean; None: all are equal.
+    """
     scores_QB = F.normalize(query_QD, dim=-1) @ F.normalize(passage_BD, dim=-1).T / tau
     if allowed_QB is not None:
         scores_QB = scores_QB.masked_fill(~allowed_QB, -torch.inf)
-    return F.cross_entropy(scores_QB, target_Q)
+    if weight_Q is None:
+        return F.cross_entropy(scores_QB, target_Q)
+    return F.cross_entropy(scores_QB, target_Q, reduction="none") @ weight_Q
 
 
 def true_negative_mask(query_QS: Tensor, passage_BS: Tensor, target_Q: Tensor) -> Tensor:
@@ -199,10 +214,12 @@ class ContrastiveLoss(RetrieverLoss):
         Args:
             features: queries, with the index ``target`` of each one's passage, and passages. Both
                 may have vectors by a ``surrogate``. Queries may have ``allowed``, the (Q, B)
-                passages that the softmax is over; without it, those of all processes.
+                passages that the softmax is over; without it, those of all processes; and
+                ``weight``, each one's share in the mean.
         """
         query, passage = ({**side} for side in features)
         target_Q, allowed_QB = query.pop("target"), query.pop("allowed", None)
+        weight_Q = query.pop("weight", None)
         surrogate_QS, surrogate_BS = (side.pop("surrogate", None) for side in (query, passage))
         query_QD, passage_BD = self.embed(query), self.embed(passage)
         with torch.autocast(query_QD.device.type, enabled=False):
@@ -213,7 +230,7 @@ class ContrastiveLoss(RetrieverLoss):
             if surrogate_QS is not None and surrogate_BS is not None:
                 true_QB = true_negative_mask(surrogate_QS, surrogate_BS, target_Q)
                 allowed_QB = true_QB if allowed_QB is None else allowed_QB & true_QB
-            return info_nce(query_QD, passage_BD, target_Q, self.tau, allowed_QB)
+            return info_nce(query_QD, passage_BD, target_Q, self.tau, allowed_QB, weight_Q)
 
 
 def gather_from_ranks(vectors_BD: Tensor) -> tuple[Tensor, int]:

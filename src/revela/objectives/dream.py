@@ -3,7 +3,8 @@
     w   = softmax_i( cos(q, d_i) / tau )
     A~  = w_i * (A within D_i, normalised to sum to 1) on the tokens of D_i; 0 outside candidates
     A'  = (1 - g) A + g A~
-    L   = mean over answer tokens of -log p(token | what precedes it)
+    L   = mean over questions of the mean over answer tokens of
+          -log p(token | what precedes it)                               (eq. 10)
 
 - q, d_i: the retriever's vectors of the question and of candidate chunk D_i.
 - A: the LM's attention in the rows of the question and in the query-focused heads, those that look
@@ -61,6 +62,7 @@ from revela.objectives.base import (
     Batch,
     BuildContext,
     Collate,
+    Heads,
     RetrieverLoss,
     Row,
     Side,
@@ -94,18 +96,21 @@ def load_query_focused_lm(
     lm, tokenizer, folder = load_lm(parts)
     recipe, size = parts.recipe, parts.recipe.groups.group_size
     tokens = recipe.lm.lm_tokens
-    context = getattr(lm.model.config.get_text_config(), "max_position_embeddings", None)
     max_length = (size + answers) * (tokens + 8) + QUESTION_TOKENS
-    if context is not None and max_length > context:
+    if lm.max_tokens is not None and max_length > lm.max_tokens:
         raise RevelaError(
             f"{size} candidates of {tokens} tokens may take {max_length:,} tokens, more than the "
-            f"{context:,} that {recipe.lm.model} reads: lower --lm-tokens or --group-size"
+            f"{lm.max_tokens:,} that {recipe.lm.model} reads: lower --lm-tokens or --group-size"
         )
-    if settings.heads:
-        ranking = heads_from_file(Path(settings.heads), folder)
-    else:
-        ranking = query_heads(recipe, lm, tokenizer, folder, parts.rows, parts.written)
-    heads = [(layer, head) for layer, head, _ in ranking[: settings.query_heads]]
+
+    def best_heads() -> Heads:
+        if settings.heads:
+            ranking = heads_from_file(Path(settings.heads), "questions", folder)
+        else:
+            ranking = query_heads(recipe, lm, tokenizer, folder, parts.rows, parts.written)
+        return [(layer, head) for layer, head, _ in ranking[: settings.query_heads]]
+
+    heads = parts.heads(best_heads)
     names = " ".join(f"{layer}-{head}" for layer, head in heads)
     log.info(f"{len(heads)} heads that look from questions to answers: {names}")
     return lm, heads, PromptMaker(tokenizer, tokens, size)
@@ -211,7 +216,7 @@ class DreamLoss(RetrieverLoss):
         self.gate_logit = nn.Parameter(torch.tensor(math.log(gate / (1 - gate))))
 
     def forward(self, features: Sequence[Side]) -> Tensor:
-        """Loss in nats per token of an answer.
+        """Loss in nats per token of an answer: the mean over groups of L.
 
         Args:
             features: questions and candidates for the retriever; prompt and tail for the LM, which
@@ -245,6 +250,8 @@ class DreamLoss(RetrieverLoss):
         inject = Injection(weights_QB, questions, self.heads, gate_logit.sigmoid(), self.kernel)
         rows_R = on_cpu(questions.tails.layout.with_next_R)
         before_answer_R = sent(rows_R[questions.role_T[rows_R + 1] == ANSWER], weights_QB.device)
-        return self.lm.token_losses(
+        losses_R = self.lm.token_losses(
             questions.tails, before_answer_R, mix=inject, prefix=questions.memory
-        ).mean()
+        )
+        counts = (on_cpu(tail["role"]) == ANSWER).sum(dim=1).tolist()
+        return torch.stack([losses.mean() for losses in torch.split(losses_R, counts)]).mean()

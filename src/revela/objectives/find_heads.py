@@ -1,4 +1,5 @@
-"""Find the heads of an LM that an objective uses, by a probe; the ranking is cached per LM.
+"""Find the heads of an LM that an objective uses, by a probe; the ranking is cached per LM and
+text.
 
 Revela gates heads that look to a related document. DREAM injects into heads that look from a
 question to its answer.
@@ -13,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from tqdm.auto import tqdm
 
 from revela.corpus.spool import ArrowList
@@ -25,7 +25,7 @@ from revela.groups.strategies import epoch_groups
 from revela.lm.heads import Head, cached_ranking, probe_heads, ranked_heads, score_query_heads
 from revela.lm.language_model import LanguageModel
 from revela.lm.load import load_language_model, load_tokenizer
-from revela.lm.prompts import Batch, PromptMaker
+from revela.lm.prompts import PromptMaker
 from revela.model_files import find_weights
 from revela.objectives.base import tokenize
 from revela.queries.generated import GeneratedQueries
@@ -38,6 +38,11 @@ MIN_WORDS, MAX_WORDS = 6, 48  # of a piece
 PROBE_QUESTIONS = 64  # for query-focused heads
 
 
+def kind_of(recipe: Recipe) -> str:
+    """The kind of heads (``lm.heads.KINDS``) that the recipe's objective uses."""
+    return "questions" if isinstance(recipe.objective, QueryFocused) else "siblings"
+
+
 def rank_heads(
     recipe: Recipe, documents: Sequence[Document], queries_file: Path | None
 ) -> tuple[Path, list[Head]]:
@@ -47,7 +52,7 @@ def rank_heads(
     bf16 = uses_bf16(recipe.training.precision, device)
     lm = load_language_model(folder, bf16=bf16, name=recipe.lm.model).to(device)
     tokenizer = load_tokenizer(folder)
-    if not isinstance(recipe.objective, QueryFocused):
+    if kind_of(recipe) == "siblings":
         return folder, sibling_heads(recipe, lm, tokenizer, folder, documents)
     data = TrainingSet(recipe, documents, queries_file=queries_file)
     return folder, query_heads(recipe, lm, tokenizer, folder, data.rows, data.generated_queries)
@@ -65,16 +70,18 @@ def sibling_heads(
     Empty if no document is long enough.
     """
 
+    probed = list(_probe_groups(documents, recipe.training.seed))
+
     def probe() -> list[Head]:
         groups = []
-        for texts, owners in _probe_groups(documents, recipe.training.seed):
+        for texts, owners in probed:
             tokens = tokenize(tokenizer, texts, recipe.lm.lm_tokens)
             packed = lm.pack(tokens["input_ids"], tokens["attention_mask"])
             groups.append((packed, torch.tensor(owners)))
         progress = tqdm(groups, unit="group", disable=not is_rank_zero())
         return ranked_heads(probe_heads(lm, progress)) if groups else []
 
-    return cached_ranking("siblings", lm, folder, probe)
+    return cached_ranking("siblings", lm, folder, [recipe.lm.lm_tokens, probed], probe)
 
 
 def query_heads(
@@ -91,10 +98,14 @@ def query_heads(
     """
     prompts = PromptMaker(tokenizer, recipe.lm.lm_tokens, recipe.groups.group_size)
 
-    def probe() -> list[Head]:
-        return ranked_heads(score_query_heads(lm, _questions(recipe, rows, written, prompts)))
+    groups = list(_groups_with_questions(recipe, rows, written))
 
-    return cached_ranking("questions", lm, folder, probe)
+    def probe() -> list[Head]:
+        shown = tqdm(groups, unit="group", disable=not is_rank_zero())
+        return ranked_heads(score_query_heads(lm, map(prompts.head_example, shown)))
+
+    probed = [[(member.text, member.query) for member in group] for group in groups]
+    return cached_ranking("questions", lm, folder, [recipe.lm.lm_tokens, probed], probe)
 
 
 def _probe_groups(
@@ -122,10 +133,10 @@ def _probe_groups(
             )
 
 
-def _questions(
-    recipe: Recipe, rows: ArrowList[Chunk], written: GeneratedQueries | None, prompts: PromptMaker
-) -> Iterator[tuple[Batch, Batch, Tensor]]:
-    """(prompt, tail with "N/A" as its last question, candidates that answer the others)."""
+def _groups_with_questions(
+    recipe: Recipe, rows: ArrowList[Chunk], written: GeneratedQueries | None
+) -> Iterator[list[Chunk]]:
+    """The chunks of each group, until they have enough questions."""
     # Stored groups are in another order.
     rows = rows.select(np.argsort(rows.column("document"), kind="stable"))
     by_document = recipe.replace(groups="document")
@@ -135,11 +146,9 @@ def _questions(
         probed = GeneratedQueries(written.lm, rows)
         groups, row = probed.groups(groups), probed.row
     n_questions = 0
-    with tqdm(total=PROBE_QUESTIONS, unit="question", disable=not is_rank_zero()) as bar:
-        for group in groups(0):
-            prompt, tail, answers = prompts.head_example([row(i) for i in group])
-            yield prompt, tail, answers
-            bar.update(min(len(answers), PROBE_QUESTIONS - n_questions))
-            n_questions += len(answers)
-            if n_questions >= PROBE_QUESTIONS:
-                return
+    for group in groups(0):
+        members = [row(i) for i in group]
+        yield members
+        n_questions += sum(bool(member.query) for member in members)
+        if n_questions >= PROBE_QUESTIONS:
+            return

@@ -1,11 +1,11 @@
 """Revela (ICLR 2026): a retriever learns from an LM's next-token loss which chunks help to predict
 which.
 
-    Sim_ij = softmax_{j != i}( cos(q_i, p_j) / tau )                       (eq. 4)
+    Sim_ij = softmax_{j != i}( cos(q_i, p_j) / tau )
     b_i    = sum_j Sim_ij * attention(Q_i, K_j, V_j)                       (eqs. 5-7)
     h_i    = (1 - g) s_i + g b_i    gated: a gate per head, the LM frozen (ours)
-    h_i    = s_i + b_i              sum: V-normalised b, all heads, the LM trained by LoRA
-    L      = mean over tokens of -log p(token | what precedes it)          (eq. 8)
+    h_i    = s_i + b_i              sum (eq. 8): V-normalised b, all heads, the LM trained by LoRA
+    L      = mean over tokens of -log p(token | what precedes it)
 
 - q_i, p_j: the retriever's vectors of chunk i as query and chunk j as passage, in one group.
 - Q_i, K_j, V_j: the LM's attention queries of chunk i, keys and values of chunk j.
@@ -35,6 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from revela.errors import RevelaError
 from revela.lm.document_attention import EPSILON, Kernel
 from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel, Packed
@@ -43,6 +44,7 @@ from revela.objectives.base import (
     BuildContext,
     ChunkBatches,
     Collate,
+    Heads,
     RetrieverLoss,
     Side,
     load_lm,
@@ -72,19 +74,29 @@ def gates(settings: InBatch, parts: BuildContext, lm: Any, tokenizer: Any, folde
     from revela.lm.heads import heads_from_file
     from revela.objectives.find_heads import sibling_heads
 
-    first = int(settings.gate_first_layer * lm.n_layers)
-    if settings.heads:
-        ranking = heads_from_file(Path(settings.heads), folder)
-    elif settings.gate_heads:
-        ranking = sibling_heads(parts.recipe, lm, tokenizer, folder, parts.documents)
-    else:
-        ranking = []
-    gate = settings.gate
-    if not ranking:
+    gate, first = settings.gate, int(settings.gate_first_layer * lm.n_layers)
+
+    def best_heads() -> Heads:
+        """The best of the upper layers; none: all of them."""
+        if settings.heads:
+            ranking = heads_from_file(Path(settings.heads), "siblings", folder)
+        elif settings.gate_heads:
+            ranking = sibling_heads(parts.recipe, lm, tokenizer, folder, parts.documents)
+        else:
+            return []
+        best = [(layer, head) for layer, head, _ in ranking if layer >= first]
+        if settings.heads and not best:
+            raise RevelaError(
+                f"{settings.heads} names no head of layer {first} or above, where gates are: "
+                "make another with revela heads --objective revela --out"
+            )
+        return best[: settings.gate_heads or None]
+
+    best = parts.heads(best_heads)
+    if not best:
         why = "the documents are too short to probe the LM's heads: " if settings.gate_heads else ""
         log.info(f"{why}gate {gate} on every head of layers {first} to {lm.n_layers - 1}")
         return gates_in_upper_layers(lm, gate, first)
-    best = [(layer, head) for layer, head, _ in ranking if layer >= first][: settings.gate_heads]
     names = " ".join(f"{layer}-{head}" for layer, head in best[:12])
     log.info(f"gate {gate} on {len(best)} heads: {names}{' ...' if len(best) > 12 else ''}")
     return gates_on_heads(lm, gate, best)
@@ -137,7 +149,7 @@ class RevelaLoss(RetrieverLoss):
         return block_diagonal(sim(query, passage).float() for query, passage in pairs)
 
     def lm_loss(self, packed: Packed, weights_BB: Tensor) -> Tensor:
-        """L with Sim = ``weights_BB`` (eqs. 5-8): the mean over groups of the mean over tokens."""
+        """L with Sim = ``weights_BB``: the mean over groups of the mean over tokens."""
         gated = self.gates_LH is not None
         mix = InBatchAttention(
             weights_BB,
@@ -163,7 +175,7 @@ def in_batch_weights(
     standardise: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """(B, B) Sim (eq. 4): softmax over j != i of cos(query_i, passage_j) / tau.
+    """(B, B) Sim: softmax over j != i of cos(query_i, passage_j) / tau.
 
     Asymmetric; the diagonal is 0, rows sum to 1.
 

@@ -1,7 +1,7 @@
 """Span corruption (T5; Raffel et al., JMLR 2020): an encoder-decoder writes spans that are hidden
 from it.
 
-    L = -mean_t log P(target_t | target_<t, input)
+    L = -mean_t log P(target_t | target_<t, input)                          mean over groups of it
 
     x = x_1 .. x_n    ->    input   x_1 <0> x_4 x_5 <1> x_8 ..
                             target  <0> x_2 x_3 <1> x_6 x_7 .. END
@@ -34,7 +34,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from revela.device import autocast
 from revela.errors import RevelaError
-from revela.objectives.base import Batch, BuildContext, Collate, Row, Side, row_random
+from revela.objectives.base import (
+    Batch,
+    BuildContext,
+    Collate,
+    Row,
+    Side,
+    group_weights,
+    row_random,
+)
 from revela.settings import Spans
 
 IGNORED = -100  # label of padding
@@ -79,13 +87,16 @@ class SpanBatches:
         tokens = self.lm.tokenizer([row["text"] for row in rows], add_special_tokens=False)
         pairs = [self._pair(row, ids) for row, ids in zip(rows, tokens["input_ids"], strict=True)]
         inputs, targets = zip(*pairs, strict=True)
-        padding = int(self.lm.tokenizer.pad_token_id)
+        padding, size = int(self.lm.tokenizer.pad_token_id), self.parts.recipe.groups.group_size
+        lengths = [len(target) for target in targets]
+        weight_B = group_weights([i // size for i in range(len(rows))], lengths)
         mask_BL = _padded([[1] * len(ids) for ids in inputs], 0)
         self.parts.count(int(mask_BL.sum()))
         return {
             "text_input_ids": _padded(inputs, padding),
             "text_attention_mask": mask_BL,
             "target_ids": _padded(targets, IGNORED),
+            "target_weight": weight_B,
         }
 
     def _pair(self, row: Row, ids: list[int]) -> tuple[list[int], list[int]]:
@@ -168,5 +179,6 @@ class SpanLoss(nn.Module):
         # Called through the retriever, the encoder skips padding.
         with autocast(text["input_ids"].device, self.lm.bf16):
             hidden_BLD = model[0](dict(text))["token_embeddings"]
-        loss: Tensor = self.lm.loss(hidden_BLD, text["attention_mask"], target["ids"])
+        losses_B = self.lm.losses(hidden_BLD, text["attention_mask"], target["ids"])
+        loss: Tensor = losses_B @ target["weight"]
         return loss

@@ -22,7 +22,7 @@ from torch import nn
 from revela.encoder.prompts import DECODER, OWN, Given, prompts_of, prompts_set
 from revela.errors import RevelaError, first_line
 from revela.model_files import SAVE_AGAIN, check_retriever, modules_of
-from revela.retriever.lora import merged
+from revela.retriever.lora import inject_lora, merged
 from revela.retriever.routes import has_routes
 from revela.retriever.static_trainable import make_trainable
 from revela.settings import Recipe
@@ -149,6 +149,66 @@ def build_retriever(
     return SentenceTransformer(modules=parts, prompts=prompts, similarity_fn_name="cosine")
 
 
+def check_model(folder: Path, layers: int, lora_rank: int) -> None:
+    """Refuse a model that cannot become a retriever and be trained, without reading its weights;
+    arguments as for ``build_retriever`` and ``add_lora``.
+
+    Raises:
+        RevelaError: transformers does not know it, it reads other things than one text, or it has
+            no lower layers or nothing that LoRA can change.
+    """
+    from sentence_transformers.base.modules import transformer as stock
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+    if (folder / "modules.json").is_file():
+        return
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        with torch.device("meta"):
+            transformer = AutoModel.from_config(config)
+    except Exception as error:  # of a family's own code
+        raise RevelaError(f"{folder} cannot be opened as a model: {first_line(error)}") from error
+    encoders = [kind for kind, *_ in stock._ENCODER_ONLY_MODELS]  # nothing public says it
+    reasons = {
+        "reads images too, and a retriever is made of text alone": hasattr(config, "vision_config"),
+        "has a decoder that cannot be left out": config.is_encoder_decoder
+        and not isinstance(config, tuple(encoders))
+        and not config.model_type.startswith("t5gemma"),
+        "reads padding like text, so a vector would depend on the texts beside it": (
+            "attention_mask" not in tokenizer.model_input_names
+        ),
+        "has no plain table of tokens": not isinstance(
+            transformer.get_input_embeddings(), nn.Embedding
+        ),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise RevelaError(f"{folder} ({config.model_type}) {reason}: give another --model")
+    if layers and not config.is_encoder_decoder:
+        keep_lower_layers(transformer, layers)
+        with torch.device("meta"):
+            anew = AutoModel.from_config(transformer.config)
+        kept = _factors(transformer)
+        if any(kept.get(name, value) != value for name, value in _factors(anew).items()):
+            raise RevelaError(
+                f"{folder} ({config.model_type}) scales each layer by how many there are, so its "
+                "lower ones cannot be saved alone: give --layers 0, or another --model"
+            )
+    if lora_rank:
+        inject_lora(transformer, lora_rank, lora_rank, 0.0)
+
+
+def _factors(model: PreTrainedModel) -> dict[tuple[str, str], float]:
+    """The constants of a model's modules that its configuration decides, by module and name."""
+    return {
+        (part, name): value
+        for part, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, float)
+    }
+
+
 def add_pad_token(transformer: modules.Transformer) -> None:
     """Give a tokenizer without a token for padding one, in place. Padding is masked: any token does
     that is no part of a text.
@@ -213,19 +273,26 @@ def set_parts(model: SentenceTransformer, parts: Sequence[nn.Module]) -> None:
 
 def keep_lower_layers(model: PreTrainedModel, layers: int) -> None:
     """Cut a transformer to its lower layers, in place; its final norm stays."""
-    depth = int(model.config.num_hidden_layers)
+    config = model.config.get_text_config()
+    depth = int(config.num_hidden_layers)
     if layers >= depth:
         return
     for module in model.modules():
         for name, child in module.named_children():
             if isinstance(child, nn.ModuleList) and len(child) == depth:
                 setattr(module, name, child[:layers])
-    model.config.num_hidden_layers = layers
-    if hasattr(model.config, "attention_types"):  # GPT-Neo
-        model.config.attention_layers = model.config.attention_layers[:layers]
-        model.config.attention_types = [[model.config.attention_layers, 1]]
-    if vars(model.config).get("layer_types"):  # of some a property
-        model.config.layer_types = model.config.layer_types[:layers]
+    try:
+        config.num_hidden_layers = layers
+    except NotImplementedError as error:  # Funnel
+        raise RevelaError(
+            f"{type(model).__name__} has no lower layers of its own: give --layers 0, or another "
+            "--model"
+        ) from error
+    for name, value in list(vars(config).items()):  # layer_types, Longformer's attention_window
+        if isinstance(value, list) and len(value) == depth and not name.endswith("_id"):
+            setattr(config, name, value[:layers])
+    if hasattr(config, "attention_types"):  # GPT-Neo
+        config.attention_types = [[config.attention_layers, 1]]
 
 
 def _append_eos(tokenizer: PreTrainedTokenizerFast) -> None:

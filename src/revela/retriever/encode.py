@@ -42,6 +42,7 @@ from revela.retriever.context import (
 )
 from revela.retriever.routes import Task, routed
 from revela.retriever.static_trainable import TrainableTable
+from revela.retriever.tokens import TokenWindow
 from revela.settings import Precision
 from revela.silence import SHOWN_AFTER, silence_libraries
 from revela.types import QueryTokens, Vectors, check_vectors_finite
@@ -60,16 +61,6 @@ def query_prompt_of(model: SentenceTransformer) -> str:
 def passage_prompt_of(model: SentenceTransformer) -> str:
     """The prompt of a model's passages, under either of the two names in use; "" if it has none."""
     return model.prompts.get("document") or model.prompts.get("passage") or ""
-
-
-def counter_of(model: SentenceTransformer) -> TokenCounter:
-    """Counts tokens as a model reads them."""
-    from revela.retriever.context import read_as_text, slot_ids
-
-    tokenizer = getattr(model.tokenizer, "backend_tokenizer", model.tokenizer)
-    prompts = query_prompt_of(model), passage_prompt_of(model)
-    as_text = read_as_text if slot_ids(model) else list
-    return TokenCounter(tokenizer, *prompts, token_limit(model), as_text=as_text)
 
 
 def token_limit(model: SentenceTransformer) -> int | None:
@@ -368,6 +359,28 @@ def token_batches(
                     ours = value[rows][:, columns] if value.shape == mask_NL.shape else value
                     batch[name] = sent(ours, model.device)
             yield [window[i] for i in rows], batch
+
+
+def token_window(model: SentenceTransformer, name: str, max_tokens: int) -> TokenWindow:
+    """The window of a retriever: ``max_tokens``, or the model's own limit if that is lower."""
+    tokenizer: Any = getattr(model, "tokenizer", None)
+    if not getattr(tokenizer, "is_fast", False):
+        raise RevelaError(
+            f"{name} has no fast tokenizer of transformers, so tokens have no character offsets: "
+            "probe another model"
+        )
+    limit = max_tokens + len(slot_ids(model))  # slots do not count as text
+    limit = min(limit, model.max_seq_length or limit)
+    prompts = (query_prompt_of(model), passage_prompt_of(model))
+    return TokenWindow(tokenizer, limit - max(len(tokenizer(p)["input_ids"]) for p in prompts))
+
+
+def counter_of(model: SentenceTransformer) -> TokenCounter:
+    """Counts tokens as a model reads them."""
+    tokenizer = getattr(model.tokenizer, "backend_tokenizer", model.tokenizer)
+    prompts = query_prompt_of(model), passage_prompt_of(model)
+    as_text = read_as_text if slot_ids(model) else list
+    return TokenCounter(tokenizer, *prompts, token_limit(model), as_text=as_text)
 
 
 @contextlib.contextmanager

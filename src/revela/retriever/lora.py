@@ -21,18 +21,28 @@ def add_lora(model: SentenceTransformer, rank: int, alpha: int, dropout: float) 
     W becomes W + (alpha / rank) B A (Hu et al., ICLR 2022). A has ``rank`` rows. B starts at 0, so
     the model's vectors do not change yet. With rank 0 all weights of the transformer are trained.
     """
+    model.requires_grad_(False)
+    if rank:
+        inject_lora(model[0].model, rank, alpha, dropout)
+    else:
+        model[0].model.requires_grad_(True)
+
+
+def inject_lora(transformer: nn.Module, rank: int, alpha: int, dropout: float) -> None:
+    """Put LoRA into the linear modules of a transformer's layers, in place.
+
+    Raises:
+        RevelaError: there are none that it can change.
+    """
     from peft import LoraConfig, inject_adapter_in_model
     from transformers.pytorch_utils import Conv1D  # a linear module, with the weight transposed
 
-    model.requires_grad_(False)
-    transformer = model[0].model
-    if not rank:
-        transformer.requires_grad_(True)
-        return
     parts = dict(transformer.named_modules())
     lists = tuple(f"{name}." for name, part in parts.items() if isinstance(part, nn.ModuleList))
     inside = {name: part for name, part in parts.items() if name.startswith(lists)}
-    targets = [name for name, part in inside.items() if isinstance(part, nn.Linear | Conv1D)]
+    linear = {n: part for n, part in inside.items() if isinstance(part, nn.Linear | Conv1D)}
+    # A router of experts may be a linear module that gives more than a tensor (Llama 4).
+    targets = [name for name, part in linear.items() if "Router" not in type(part).__name__]
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,

@@ -1,17 +1,13 @@
-"""A text in the tokens of a model: their spans (``TokenWindow``), its first half (``halves``)."""
+"""Where the tokens of a text are in it (``TokenWindow``, ``halves``)."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from revela.encoder.token_counter import Spans
-from revela.errors import RevelaError
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
 
 
 @dataclass(frozen=True)
@@ -27,23 +23,6 @@ class TokenWindow:
             list(texts), add_special_tokens=False, return_offsets_mapping=True
         )["offset_mapping"]
         return found
-
-
-def token_window(model: SentenceTransformer, name: str, max_tokens: int) -> TokenWindow:
-    """The window of a retriever: ``max_tokens``, or the model's own limit if that is lower."""
-    from revela.retriever.context import slot_ids
-    from revela.retriever.encode import passage_prompt_of, query_prompt_of
-
-    tokenizer: Any = getattr(model, "tokenizer", None)
-    if not getattr(tokenizer, "is_fast", False):
-        raise RevelaError(
-            f"{name} has no fast tokenizer of transformers, so tokens have no character offsets: "
-            "probe another model"
-        )
-    limit = max_tokens + len(slot_ids(model))  # slots do not count as text
-    limit = min(limit, model.max_seq_length or limit)
-    prompts = (query_prompt_of(model), passage_prompt_of(model))
-    return TokenWindow(tokenizer, limit - max(len(tokenizer(p)["input_ids"]) for p in prompts))
 
 
 def halves(

@@ -15,7 +15,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from revela.errors import RevelaError
-from revela.settings.sections import CHECKED, PositiveFloat, Rare, Share
+from revela.settings.sections import CHECKED, PositiveFloat, Rare
 
 Reads = Literal["chunks", "queries", "windows"]
 QuerySide = Literal["first-half", "random-span", "whole"]
@@ -36,6 +36,8 @@ class Objective:
     "What groups are made of: chunks; chunks with queries; or windows, which are joined chunks."
     learned_from: ClassVar[str] = "{model} was trained by an objective of its own."
     "A sentence for the model card, with settings of the recipe in braces."
+    reads_lm: ClassVar[bool] = False
+    "Whether it reads the recipe's LM (--lm) by the attention of ``lm/``."
     across_groups: ClassVar[bool] = False
     """Whether texts of all groups of a batch are compared. Several processes then share each batch
     and gather its vectors."""
@@ -79,9 +81,11 @@ class Objective:
 class InBatch(Objective):
     """Settings of in-batch attention, for the objectives that read it."""
 
+    reads_lm: ClassVar[bool] = True
+
     tau: PositiveFloat = 1.0
     "Temperature of the similarities: of the standard scores, or of the cosines."
-    gate: Share = 0.5
+    gate: float = Field(default=0.5, gt=0, le=1)
     "The gate g: share of the other chunks in the attention output of the gated heads."
     gate_heads: NonNegativeInt = 24
     "Gate this many heads, the best of the label-free probe. 0: all."
@@ -139,6 +143,7 @@ class Gains(InBatch):
 class QueryFocused(Objective):
     """Settings of query-focused heads, for the objectives that read them."""
 
+    reads_lm: ClassVar[bool] = True
     reads: ClassVar[Reads] = "queries"
 
     tau: PositiveFloat = 0.05
@@ -195,6 +200,7 @@ class Replug(Objective):
 
     name: ClassVar[str] = "replug"
     module: ClassVar[str] = "replug"
+    reads_lm: ClassVar[bool] = True
     learned_from: ClassVar[str] = (
         "{model} learned to rank texts by how likely {lm} finds another text after each."
     )

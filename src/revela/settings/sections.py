@@ -175,7 +175,7 @@ class LM:
     half of a step with a vocabulary of 262,144."""
     shard_lm: Rare[bool] = False
     """Under torchrun, shard the layers of the frozen LM over the processes, for an LM too large for
-    one GPU."""
+    one GPU. Each process reads the whole LM into main memory first."""
 
 
 @dataclass(frozen=True, config=CHECKED)

@@ -10,7 +10,7 @@ from revela.errors import RevelaError
 from revela.files import check_free
 from revela.index.language import check_language
 from revela.lm.encoder_decoder import size_of
-from revela.model_files import NEW
+from revela.model_files import NEW, find_weights, named_by_auto
 from revela.settings import Recipe
 
 
@@ -19,8 +19,8 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
 
     Raises:
         RevelaError: the output folder is in the way, the run has no limit, a tracker is not
-            installed, judgements cannot be read, or the processes cannot share the groups of a
-            step.
+            installed, judgements cannot be read, the processes cannot share the groups of a
+            step, or a model is of a family that cannot be used.
     """
     training = recipe.training
     _check_tracker(training.track)
@@ -41,6 +41,20 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
         read_judgements(Path(folder), "train")
     if not resume:
         check_free(out)
+    _check_models(recipe)
+
+
+def _check_models(recipe: Recipe) -> None:
+    """Refuse families that cannot be used, before a corpus is read; weights are not."""
+    from revela.lm.load import check_language_model
+    from revela.retriever.build import check_model
+
+    name, offline, lm = recipe.retriever.model, recipe.retriever.offline_model, recipe.lm.model
+    if named_by_auto(name) is None and not name.startswith(NEW):
+        retriever = recipe.retriever
+        check_model(find_weights(name, offline), retriever.layers, retriever.lora_rank)
+    if recipe.objective.reads_lm:
+        check_language_model(find_weights(lm, offline), lm)
 
 
 def _check_tracker(track: str) -> None:

@@ -13,8 +13,11 @@ from __future__ import annotations
 import math
 import random
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from itertools import count, groupby, islice
 from types import FrameType
 from typing import Any, NamedTuple
@@ -24,7 +27,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from revela import distributed as distributed
-from revela.device import sent
+from revela.device import sent, work_so_far
 from revela.errors import RevelaError
 from revela.groups.dataset import TrainingSet
 from revela.groups.strategies import Groups
@@ -217,6 +220,33 @@ def batch_seed(seed: int, number: int) -> int:
     return random.Random(f"{seed}/{number}").getrandbits(63)
 
 
+class Stopwatch:
+    """Measures the seconds of each step.
+
+    A GPU computes a step after the CPU has asked for it. So that it need not wait for the CPU, a
+    lap ends once the step *before* is computed; whoever logs waits for the rest, in the next lap.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.began = device, time.monotonic()
+        self._wait_for_last: Callable[[], None] = lambda: None
+
+    def lap(self) -> float:
+        """The seconds since the last lap, once the device has computed the step before."""
+        self._wait_for_last()
+        self._wait_for_last = work_so_far(self.device)
+        began, self.began = self.began, time.monotonic()
+        return self.began - began
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """While open, no time counts; it begins when the device has computed the last step."""
+        self._wait_for_last()
+        stopped = time.monotonic()
+        yield
+        self.began += time.monotonic() - stopped
+
+
 def agree(budget: Budget, seconds: float, tokens: int, stop: bool) -> bool:
     """Spend what a step took in each process; returns whether any of them is to stop."""
     gathered = distributed.all_gather((seconds, tokens, stop))
@@ -247,7 +277,7 @@ def check_finite(step: int, sums: Tensor, grad_norm: Tensor) -> tuple[float, flo
 
 class Stop:
     """While open, the first Ctrl-C or SIGTERM requests a stop after the step; the second stops at
-    once.
+    once. In a thread other than the main one signals are left alone.
     """
 
     SIGNALS = signal.SIGINT, signal.SIGTERM
@@ -256,11 +286,13 @@ class Stop:
         self.requested = False
 
     def __enter__(self) -> Stop:
-        self._handlers = [signal.signal(number, self._request) for number in self.SIGNALS]
+        is_main = threading.current_thread() is threading.main_thread()
+        numbers = self.SIGNALS if is_main else ()
+        self._handlers = {number: signal.signal(number, self._request) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in zip(self.SIGNALS, self._handlers, strict=True):
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
     def _request(self, _number: int, _frame: FrameType | None) -> None:

@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -48,6 +48,7 @@ class Provenance:
 
 
 UNKNOWN = Provenance()
+Head = tuple[int, int]
 
 
 @contextmanager
@@ -117,6 +118,25 @@ def check_same_run(settings: dict[str, Any], digest: str, out: Path, free: Colle
             f"{out} was begun with other settings ({', '.join(changed)}): give the same, or "
             "another --out"
         )
+
+
+def heads_of_run(out: Path, find: Callable[[], list[Head]]) -> list[Head]:
+    """The LM's (layer, head) pairs that run.json names, or else ``find``'s, which are then named
+    there; all processes call it.
+    """
+    named = distributed.from_rank_zero(lambda: _read_record(out)["about"].get("heads"))
+    if named is None:
+        own = find()  # in all ranks: they may share the LM
+
+        def name_them() -> list[Head]:
+            record = _read_record(out)
+            record["about"]["heads"] = own
+            with atomic_write(out / RUN_FILE) as temporary:
+                temporary.write_text(json.dumps(record, indent=1))
+            return own
+
+        named = distributed.from_rank_zero(name_them)
+    return [(int(layer), int(head)) for layer, head in named]
 
 
 def model_of_run(out: Path) -> str:

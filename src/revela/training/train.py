@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from revela.groups.dataset import TrainingSet
 from revela.groups.store import GroupFolder
 from revela.lm.encoder_decoder import new_encoder_decoder
 from revela.model_files import NEW, commits, find_weights
-from revela.objectives.base import BuildContext
+from revela.objectives.base import BuildContext, Heads
 from revela.objectives.build import build_objective
 from revela.retriever.build import untrained_retriever
 from revela.retriever.context import ContextEncoder, add_context, train_context_encoder
@@ -49,6 +48,7 @@ from revela.training.checks import NO_CHECKS, BestState, CheckPlan, Checks
 from revela.training.loop import (
     BatchReader,
     Stop,
+    Stopwatch,
     agree,
     check_finite,
     make_optimizer,
@@ -72,6 +72,7 @@ from revela.training.record import (
     Provenance,
     checkpoint_to_resume,
     environment,
+    heads_of_run,
     output_folder,
     write_record,
 )
@@ -164,7 +165,7 @@ def train(
         # Objective and optimiser.
         budget = Budget(settings.max_steps, settings.max_minutes, settings.max_tokens_read)
         objective, collate = build_objective(
-            _build_context(data, encoder, budget, negatives, folder)
+            _build_context(data, encoder, budget, negatives, folder, partial(heads_of_run, out))
         )
         optimizer = make_optimizer(objective, settings.learning_rate)
         distributed.copy_first(run_tensors(objective))
@@ -181,22 +182,21 @@ def train(
         # Loop.
         if checkpoint:
             load_checkpoint(checkpoint, objective, optimizer, budget)
-        model.train()
+        objective.train()  # all that is trained, whatever a check has left
         progress = Progress(budget, metrics)
         read, ahead = partial(read_rows, data, collate), reads_ahead(recipe, data)
         reader = BatchReader(recipe, groups, read, budget, ahead=ahead, step=step)
         interrupted, logged, sums = False, step, torch.zeros(2, device=device)
         with _in_precision(model, bf16), progress.bar(step), reader, Stop() as stop:
+            watch = Stopwatch(device)
             while (done := budget.done(step)) < 1.0 and not interrupted:
-                began = time.monotonic()
                 batches, tokens = reader.next_step()
                 factor = budget.learning_rate_factor(step, settings.warmup_steps)
                 rate = settings.learning_rate * factor
                 loss, grad_norm = take_step(objective, optimizer, batches, rate, settings.seed)
                 step, sums = step + 1, sums + torch.stack([loss, grad_norm])
-                seconds = time.monotonic() - began
                 progress.advance()
-                interrupted = agree(budget, seconds, tokens, stop.requested)
+                interrupted = agree(budget, watch.lap(), tokens, stop.requested)
                 ends = budget.done(step) >= 1.0
                 logs = step % settings.log_every == 0
                 saves = ends or interrupted or step % settings.save_every == 0
@@ -208,9 +208,11 @@ def train(
                 is_due = plan.is_due(settings.check_every, step, done, budget.done(step))
                 if checks and not ends and is_due:
                     reader.wait()
-                    checks.run(step)
+                    with watch.stopped():
+                        checks.run(step)
                 if saves and is_first:
-                    save_checkpoint(checkpoints, step, objective, optimizer, budget)
+                    with watch.stopped():
+                        save_checkpoint(checkpoints, step, objective, optimizer, budget)
         check_same_weights(objective, step)
 
         # Check the last state, and save it or the best one.
@@ -318,6 +320,7 @@ def _build_context(
     budget: Budget,
     negatives: Negatives | None,
     folder: Path,
+    heads: Callable[[Callable[[], Heads]], Heads],
 ) -> BuildContext:
     """What objectives are built from; the retriever was loaded from ``folder``."""
     return BuildContext(
@@ -334,6 +337,7 @@ def _build_context(
         mined=negatives,
         folder=folder,
         written=data.generated_queries,
+        heads=heads,
     )
 
 

@@ -22,8 +22,8 @@ from revela.evaluation.results import ProbeResult, Profile
 from revela.lm.encoder_decoder import FOLDER as DECODER_FOLDER
 from revela.lm.encoder_decoder import EncoderDecoder, load_encoder_decoder
 from revela.retriever.build import load_retriever
-from revela.retriever.encode import RetrieverEncoder
-from revela.retriever.tokens import TokenWindow, token_window
+from revela.retriever.encode import RetrieverEncoder, token_window
+from revela.retriever.tokens import TokenWindow
 from revela.settings import Precision
 from revela.silence import silence_libraries
 from revela.types import Document, Encoder, Vectors
