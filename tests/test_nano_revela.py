@@ -135,7 +135,9 @@ def test_a_folder_is_read_trained_on_saved_and_searched(
     printed = capsys.readouterr().out
     losses = re.findall(r"loss (\d\.\d+)", printed)
     assert len(losses) == 3 and len(set(losses)) == 3
-    assert len(re.findall(r"^  0\.\d{3}  (?:below/)?\d+\.md: ", printed, re.M)) == 6
+    hits = re.findall(r"^-?0\.\d{3}  (?:below/)?\d+\.md: .+", printed, re.M)
+    assert len(hits) == 3 and hits == sorted(hits, reverse=True)
+    assert re.search(r"of the same file: 0\.\d{3} -> 0\.\d{3}$", printed, re.M)
     (retriever, folder), stock = made[0], SentenceTransformer(str(out), device="cpu")
     assert folder == out and stock.max_seq_length == nano.MAX_TOKENS
     start = nano.Retriever(str(tiny_lm_folder))
