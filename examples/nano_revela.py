@@ -16,9 +16,9 @@ helps lowers the loss, so its gradient teaches the retriever which chunks belong
 The gate g is .3 in every head of the upper 40 % of the LM's layers and is not trained; the LM stays
 as it is. In the paper's form b joins all layers, and the LM is trained along.
 
-Smaller than the paper's set-up: batches of 8 chunks (16), a step a batch (32), six layers, pooled by
-their mean (all layers, the state at an EOS), all weights trained (LoRA of rank 256, warm-up and
-decay of the rate), one LM of 135M parameters for both parts (Llama-3.2-1B predicts).
+Smaller than in the paper (theirs in brackets): batches of 8 chunks (16), one a step (32); six
+layers and their mean (all layers, the state at an EOS); all weights trained at one rate (LoRA of
+rank 256, warm-up, decay); SmolLM2-135M for both parts (Llama-3.2-1B predicts).
 
 --lm and --retriever are hub ids or folders. Without a hub, revela has a SmolLM2 (4 bits, instruct):
 python -c "import revela.embedded as e; print(e.embedded_folder('embedded:smollm2-135m'))"
@@ -281,9 +281,7 @@ def main(argv: list[str] | None = None) -> None:
 
     chunks = read_chunks(args.folder)
     if len(chunks) < BATCH:
-        parser.error(
-            f"{args.folder} has {len(chunks)} chunks of text, fewer than the {BATCH} of a batch"
-        )
+        parser.error(f"{args.folder} has fewer than {BATCH} chunks in .md and .txt files")
     retriever = Retriever(args.retriever).to(DEVICE)
     options = dict(dtype=torch.float32, attn_implementation="in_batch")
     lm = AutoModelForCausalLM.from_pretrained(args.lm, **options).to(DEVICE)

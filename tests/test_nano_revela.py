@@ -56,7 +56,7 @@ def gradients(model) -> dict[str, torch.Tensor]:
 def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     """Equal to 1e-5 of the largest gradient."""
     assert found.keys() == expected.keys()
-    largest = max((gradient.abs().max() for gradient in expected.values()), default=1)
+    largest = max([1e-9, *(float(gradient.abs().max()) for gradient in expected.values())])
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name] / largest, gradient / largest, atol=1e-5, rtol=0)
 
@@ -137,7 +137,7 @@ def test_a_folder_is_read_trained_on_saved_and_searched(
     assert len(losses) == 3 and len(set(losses)) == 3
     hits = re.findall(r"^-?0\.\d{3}  (?:below/)?\d+\.md: .+", printed, re.M)
     assert len(hits) == 3 and hits == sorted(hits, reverse=True)
-    assert re.search(r"of the same file: 0\.\d{3} -> 0\.\d{3}$", printed, re.M)
+    assert re.search(r"of the same file: [01]\.\d{3} -> [01]\.\d{3}$", printed, re.M)
     (retriever, folder), stock = made[0], SentenceTransformer(str(out), device="cpu")
     assert folder == out and stock.max_seq_length == nano.MAX_TOKENS
     start = nano.Retriever(str(tiny_lm_folder))
@@ -198,9 +198,9 @@ def test_a_folder_with_too_little_text_is_refused(nano, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         nano.main([str(tmp_path)])
     said = capsys.readouterr().err
-    assert stop.value.code == 2 and "has 1 chunks" in said
+    assert stop.value.code == 2 and "has fewer than 8 chunks" in said
 
 
 def test_it_has_at_most_300_lines_and_imports_nothing_of_ours():
     text = EXAMPLE.read_text()
-    assert len(text.splitlines()) <= 300 and not re.search(r"(import|from) revela", text)
+    assert len(text.splitlines()) <= 300 and not re.search(r"^(import|from) revela", text, re.M)
