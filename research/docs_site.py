@@ -40,7 +40,10 @@ def sources() -> dict[str, Path]:
 def markdown_of(path: Path) -> str:
     """A page as Markdown that GitHub would show."""
     text = path.read_text(encoding="utf-8")
-    return page_of_script(text) if path.suffix == ".py" else text
+    if path.suffix != ".py":
+        return text
+    # A script without cells is a page of code.
+    return page_of_script(text) if "\n# %%" in text else f"# {path.name}\n\n```python\n{text}```\n"
 
 
 def page_of_script(text: str) -> str:

@@ -1,0 +1,206 @@
+"""examples/nano_revela.py against the package: losses and gradients, and the folder it saves."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModelForCausalLM
+
+from conftest import make_rows, tiny_config
+from revela.lm.language_model import LanguageModel
+from revela.objectives.revela import RevelaLoss, gates_in_upper_layers
+from revela.retriever.build import load_retriever
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "nano_revela.py"
+TEXTS = [  # of different lengths
+    "Ocean1 ocean2 ocean3.",
+    "Ocean4 ocean5 engine1 engine2 engine3 garden4 about the ocean and more words than before.",
+    "Engine4 engine.",
+    "Garden1 garden2, planet3 planet5; market1 market2 market3 violin1.",
+    "Violin2 violin3 enzyme1 enzyme2 and the castle of the glacier.",
+]
+HALVES = [text[: len(text) // 2] for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def nano():
+    spec = importlib.util.spec_from_file_location(EXAMPLE.stem, EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[EXAMPLE.stem] = module  # dataclasses look themselves up
+    spec.loader.exec_module(module)
+    module.LAYERS = 2
+    yield module
+    del sys.modules[EXAMPLE.stem]
+
+
+def tiny_lm(kind: str, attention: str, trained: bool):
+    """The same weights at every call."""
+    torch.manual_seed(2)
+    config = tiny_config(kind)
+    config.initializer_range = 0.1  # so that attention is far from the mean
+    lm = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    return lm.eval().requires_grad_(trained)
+
+
+def gradients(model) -> dict[str, torch.Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """Equal to 1e-5 of the largest gradient."""
+    assert found.keys() == expected.keys()
+    largest = max([1e-9, *(float(gradient.abs().max()) for gradient in expected.values())])
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name] / largest, gradient / largest, atol=1e-5, rtol=0)
+
+
+def nano_loss(nano, retriever, lm, form):
+    """Its loss, and Sim."""
+    sim_BB = nano.similarity(retriever(nano.QUERY, HALVES), retriever(nano.PASSAGE, TEXTS), form)
+    sim_BB.retain_grad()
+    tokens = nano.tokenize(retriever.tokenizer, TEXTS)
+    return nano.next_token_loss(lm, tokens, sim_BB, form), sim_BB
+
+
+def package_loss(nano, model, lm, form):
+    """The package's loss, and Sim."""
+    gates_LH = None
+    if form.gate is not None:
+        gates_LH = gates_in_upper_layers(lm, form.gate, int(form.first_layer * lm.n_layers))
+    loss = RevelaLoss(model, lm, gates_LH=gates_LH, tau=form.tau)
+    sides = (HALVES, nano.QUERY), (TEXTS, nano.PASSAGE)
+    vectors = [loss.embed(model.preprocess(texts, prompt=prompt)) for texts, prompt in sides]
+    sim_BB = loss.weights(*vectors)
+    sim_BB.retain_grad()
+    tokens = model.tokenizer(TEXTS, padding=True, return_tensors="pt")
+    assert len(set(tokens["attention_mask"].sum(1).tolist())) == len(TEXTS)
+    return loss.lm_loss(lm.pack(tokens["input_ids"], tokens["attention_mask"]), sim_BB), sim_BB
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox"])
+@pytest.mark.parametrize(
+    ("name", "tau"), [("paper", 1e-4), ("paper", 0.1), ("gated", 1.0)], ids=str
+)
+def test_loss_and_gradients_are_the_packages(nano, tiny_lm_folder, tmp_path, name, tau, kind):
+    form = dataclasses.replace(nano.FORMS[name], tau=tau)
+    retriever = nano.Retriever(str(tiny_lm_folder))
+    lm = tiny_lm(kind, "in_batch", form.train_lm)
+    loss, sim_BB = nano_loss(nano, retriever, lm, form)
+    loss.backward()
+
+    nano.save(retriever, tmp_path)
+    stock = load_retriever(tmp_path, device="cpu").requires_grad_()
+    ours = LanguageModel(tiny_lm(kind, "sdpa", form.train_lm))
+    expected, expected_BB = package_loss(nano, stock, ours, form)
+    expected.backward()
+
+    torch.testing.assert_close(loss, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(sim_BB, expected_BB, atol=1e-5, rtol=0)
+    kept_BB = sim_BB > 0  # the package gives no gradient to weights of 0
+    assert kept_BB.sum() > len(TEXTS) or tau == 1e-4
+    found_BB, wanted_BB = sim_BB.grad[kept_BB], expected_BB.grad[kept_BB]
+    assert wanted_BB.abs().max() > 1e-3
+    torch.testing.assert_close(found_BB, wanted_BB, atol=1e-5, rtol=0)
+    assert max(gradient.abs().max() for gradient in gradients(stock).values()) > 1e-4 or tau == 1e-4
+    assert_close(gradients(retriever.model), gradients(stock[0].model))
+    assert_close(gradients(lm), gradients(ours.model))
+    assert bool(gradients(lm)) == form.train_lm
+
+
+def test_a_folder_is_read_trained_on_saved_and_searched(
+    nano, tiny_lm_folder, tmp_path, monkeypatch, capsys
+):
+    text = tmp_path / "text"
+    (text / "below").mkdir(parents=True)
+    rows = make_rows(12, sentences=30)
+    for i, row in enumerate(rows):
+        folder = text / "below" if i % 2 else text
+        ends = "\r\n" if i % 3 else "\n"
+        (folder / f"{i}.md").write_text(f"# {row['title']}{ends}{ends}{row['text']}", newline="")
+    made = []
+    monkeypatch.setattr(
+        nano, "save", lambda *given, save=nano.save: made.append(given) or save(*given)
+    )
+    out, query = tmp_path / "out", rows[3]["text"].split(". ")[0]
+    models = ["--lm", str(tiny_lm_folder), "--retriever", str(tiny_lm_folder)]
+    nano.main([str(text), *models, "--out", str(out), "--query", query, "--steps", "3"])
+
+    printed = capsys.readouterr().out
+    losses = re.findall(r"loss (\d\.\d+)", printed)
+    assert len(losses) == 3 and len(set(losses)) == 3
+    hits = re.findall(r"^-?0\.\d{3}  (?:below/)?\d+\.md: .+", printed, re.M)
+    assert len(hits) == 3 and hits == sorted(hits, reverse=True)
+    assert re.search(r"of the same file: [01]\.\d{3} -> [01]\.\d{3}$", printed, re.M)
+    (retriever, folder), stock = made[0], SentenceTransformer(str(out), device="cpu")
+    assert folder == out and stock.max_seq_length == nano.MAX_TOKENS
+    start = nano.Retriever(str(tiny_lm_folder))
+    assert_same_vectors(nano, retriever, stock)
+    with torch.no_grad():
+        text = rows[0]["text"]
+        change = retriever(nano.QUERY, [text]) - start(nano.QUERY, [text])
+    assert change.abs().max() > 1e-4
+
+
+@torch.no_grad()
+def assert_same_vectors(nano, retriever, stock) -> None:
+    texts = [*TEXTS, *HALVES, "ocean", "OCEAN", "long text " * 200]
+    for prompt, encode in (
+        (nano.QUERY, stock.encode_query),
+        (nano.PASSAGE, stock.encode_document),
+    ):
+        vectors = encode(texts, convert_to_tensor=True)
+        torch.testing.assert_close(retriever(prompt, texts), vectors, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "gemma3", "gpt_neox"])
+def test_other_families_are_cut_and_saved(nano, tiny_tokenizer, tmp_path, kind):
+    torch.manual_seed(0)
+    start, saved = tmp_path / "start", tmp_path / "saved"
+    AutoModelForCausalLM.from_config(tiny_config(kind)).save_pretrained(start)
+    tiny_tokenizer.save_pretrained(start)
+    retriever = nano.Retriever(str(start))
+    nano.save(retriever, saved)
+    stock = SentenceTransformer(str(saved), device="cpu")
+    assert stock[0].model.config.num_hidden_layers == 2
+    assert_same_vectors(nano, retriever, stock)
+
+
+def test_chunks_end_with_sentences_and_batches_are_of_runs(nano, tmp_path):
+    sentences = [f"This is sentence {i} of a file, and it has ten words." for i in range(40)]
+    (tmp_path / "a.md").write_text(
+        " ".join(sentences[:20]) + "\r\n\r\n" + "\n".join(sentences[20:])
+    )
+    (tmp_path / "b.txt").write_text("word " * 100)
+    (tmp_path / "c.csv").write_text("not read")
+    chunks = nano.read_chunks(tmp_path)
+    texts = [chunk.text for chunk in chunks if chunk.file == "a.md"]
+    assert " ".join(texts) == " ".join(sentences)
+    assert all(text.endswith(".") and len(text.split()) <= nano.WORDS for text in texts)
+    assert [len(chunk.text.split()) for chunk in chunks if chunk.file == "b.txt"] == [48, 48, 4]
+    many = [nano.Chunk(str(i // 40), str(i)) for i in range(83)]
+    half = nano.BATCH // 2
+    for batch, _ in zip(nano.batches(many), range(20), strict=False):
+        numbers = [int(chunk.text) for chunk in batch]
+        for run in (numbers[:half], numbers[half:]):
+            assert run == list(range(run[0], run[0] + half))
+        assert len(set(numbers)) == nano.BATCH
+
+
+def test_a_folder_with_too_little_text_is_refused(nano, tmp_path, capsys):
+    (tmp_path / "a.md").write_text("Only this.")
+    with pytest.raises(SystemExit) as stop:
+        nano.main([str(tmp_path)])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and "has fewer than 8 chunks" in said
+
+
+def test_it_has_at_most_300_lines_and_imports_nothing_of_ours():
+    text = EXAMPLE.read_text()
+    assert len(text.splitlines()) <= 300 and not re.search(r"^(import|from) revela", text, re.M)
