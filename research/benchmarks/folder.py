@@ -3,8 +3,9 @@
     python -m research.benchmarks.folder
 
 Made of what any Debian machine can have: the documentation of some packages (``apt-get download``)
-and the files of folder_files.py. `revela index` reads it with its defaults; then each question
-whose answer is there is searched, and each whose answer is not.
+and the files of folder_files.py. `revela index` reads it as `revela search FOLDER` does; then each
+question whose answer is there is searched, and each whose answer is not, and what is said of the
+first hit is counted, by whether it is right.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from research.benchmarks.folder_files import QUESTIONS, UNANSWERED, write_files
 from research.benchmarks.options import OUT, parser_of, print_cells, print_header
 from revela.index.index import Index
-from revela.types import Hit
+from revela.types import ANSWERS, Hit
 
 PACKAGES = [
     "apt-doc",
@@ -66,19 +68,16 @@ def main() -> None:
     command += ["--model", arguments.model] if arguments.model else []
     subprocess.run([*command, "--sync"], check=True)
     index = Index.open(out)
-    right, wrong, unanswered = list[Hit](), list[Hit](), list[Hit]()
+    said = {kind: Counter[str]() for kind in ("right", "wrong", "no answer")}
     for query, paths in {**QUESTIONS, **dict.fromkeys(UNANSWERED, "")}.items():
-        (hit,) = index.search(query, 1)
-        is_right = answers(hit, paths)
-        (unanswered if not paths else right if is_right else wrong).append(hit)
+        hits = index.search(query, 1, rerank="tokens")
+        kind = "no answer" if not paths else "right" if answers(hits[0], paths) else "wrong"
+        said[kind][str(hits.answer)] += 1
         if arguments.verbose:
-            said = "right" if is_right else "wrong" if paths else "no answer"
-            print(f"{said:9} {hit.score:.3f} {hit.confidence or 0:.2f} {query}  ->  {hit.id}")
-    half, _ = index.calibration.scores["hybrid"]
-    print_header(["questions", "right at first", "right, above the score", "wrong, above it"])
-    kept, lost = (sum(hit.score > half for hit in hits) for hits in (right, wrong))
-    print_cells("answered", [len(QUESTIONS), len(right), f"{kept} of {len(right)}", lost])
-    print_cells("not answered", [len(UNANSWERED), "", "", sum(h.score > half for h in unanswered)])
+            print(f"{kind:9} {hits.answer!s:8} {hits[0].score:.3f} {query}  ->  {hits[0].id}")
+    print_header(["of", "sure", "perhaps", "probably no answer"])
+    for kind, counts in said.items():
+        print_cells(kind, [counts.total(), *(counts[answer] for answer in ANSWERS)])
 
 
 if __name__ == "__main__":
