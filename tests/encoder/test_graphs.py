@@ -346,6 +346,7 @@ def test_an_index_in_int8_whose_export_is_gone(
 
 WITHOUT_TORCH = """
 import asyncio, sys
+from pathlib import Path
 from types import SimpleNamespace
 from revela.cli.serve import serve
 from revela.index.index import Index
@@ -366,7 +367,7 @@ lifecycle.server_of = server_of
 Service.app = lambda service: service
 for folder in sys.argv[2:]:
     assert Index.open(folder).search("ocean", 3, rerank="tokens")
-    serve(folder, port=0)
+    serve(Path(folder), port=0)
     assert "torch" not in sys.modules
 """
 

@@ -21,6 +21,7 @@ from test_language import HOMES, NOTE
 from revela.errors import RevelaError
 from revela.index import state
 from revela.index.folder_index import _keep_in_step
+from revela.index.follow import HALF
 from revela.index.index import Index
 from revela.index.lance_errors import lance_errors
 from revela.index.manifest import Info
@@ -153,7 +154,7 @@ def follow_once(docs):
 
     def run(place: Path) -> None:
         write_files(place.parent / "docs", docs)
-        _keep_in_step(begun(place / "index"), 0, Once())
+        _keep_in_step(begun(place / "index"), 0, Once(), HALF)
 
     return run
 

@@ -77,7 +77,9 @@ def share(tmp_path):
 
 def test_what_a_machine_has_in_a_language(share):
     found = {d.id.removeprefix(f"{share}/"): (d.title, d.text) for d in translated("de", share)}
+    latin = manual_page(PAGE.replace("Alphabets", "Größe"))
     assert found == {
+        "man/de/man1/alt.1": latin,
         "man/de/man1/ls.1.gz": ("Verzeichnisinhalte aufülisten", manual_page(PAGE)[1]),
         "doc/pack/README.de.gz": ("", "Dieses Paket enthält die Handbücher der Programme."),
         "help/de/viewer/index.page": (

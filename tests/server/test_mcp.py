@@ -311,4 +311,4 @@ def test_an_agent_is_told_whether_the_first_result_answers():
             return Hits([Hit("a", 0.2, "", "text", confidence=0.01)])
 
     answer = Tools(Documents("manuals", Unsure, {})).search("who painted the ceiling")
-    assert answer.answer == "probably no answer in these documents"
+    assert answer.structured_content["answer"] == "probably no answer in these documents"

@@ -8,12 +8,12 @@ from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from revela.corpus.endings import suffix
+from revela.corpus.endings import CODE, MARKDOWN, suffix
 from revela.corpus.readers import READERS
-from revela.corpus.readers.pdf import read_pdf
-from revela.corpus.readers.text import read_text
 from revela.types import Document
 
+# Rows of a file may have any id.
+_TEXT = CODE | MARKDOWN | {".adoc", ".log", ".org", ".rst", ".tex", ".text", ".txt"}
 _ROW = re.compile(r"(.+):\d+")  # the id of a row, by its file and number
 
 
@@ -36,8 +36,9 @@ def starts(document: Document, chunks: Sequence[str]) -> Iterator[Start]:
     >>> list(starts(Document("a.txt", "One.\\n\\nTwo."), ["One.\\n\\n", "Two."]))
     [Start(line=1, page=None), Start(line=3, page=None)]
     """
-    reader = READERS.get(suffix(Path(document.id)), read_text)
-    now = Start(1) if reader is read_text else Start(page=1) if reader is read_pdf else Start()
+    ending = suffix(Path(document.id))
+    is_text = ending in _TEXT and ending not in READERS
+    now = Start(1) if is_text else Start(page=1) if ending == ".pdf" else Start()
     at = 0
     for chunk in chunks:
         begin = document.text.index(chunk, at)

@@ -39,9 +39,9 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
         )
     if folder := judgements_dir(recipe):
         read_judgements(Path(folder), "train")
-    if not resume:
+    if not resume:  # whose models are those that it began with
         check_free(out)
-    _check_models(recipe)
+        _check_models(recipe)
 
 
 def _check_models(recipe: Recipe) -> None:

@@ -51,7 +51,7 @@ def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
     if empty := [number for number, page in enumerate(pages, 1) if not page]:
         report.note("PDF with pages without text, which may be scans", f"{name}, page {empty[0]}")
     # Form feeds tell pages apart (index/places.py).
-    text = "\n\n".join(filter(None, ["\n\n\f".join(pages), "\n".join(values)]))
+    text = "\n\n".join(filter(None, ["\n\n\f".join(pages).rstrip(), "\n".join(values)]))
     # A font without a character table can give halves of surrogate pairs.
     text, title = map(without_surrogates, (text, title))
     yield Document(name, join_words(text), plain_title(title))
