@@ -188,6 +188,7 @@ def test_without_stems_a_word_with_another_ending_is_marked():
 def test_a_passage_of_headings_is_shown():
     assert shown("# One\n\n## Two", "two").text == "One\nTwo"
     assert heading_of(Hit("a.md", 1, "", "# One\n\n## Two")) == "a.md"
+    assert heading_of(Hit("b.md", 1, "Bees", "# Bees\n\nThey dance.")) == "Bees"
     assert heading_of(Hit("d1", 1, "", "# a comment\nx = [\n  1,\n]")) == "d1"
 
 

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise, takewhile
+from itertools import groupby, pairwise, takewhile
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -311,8 +311,10 @@ def _rows(lines: Iterator[Line]) -> Iterator[Line]:
 def heading_of(hit: Hit) -> str:
     """What a hit is called: its title, and the headings that its text begins with; else its id."""
     own = (line.text for line in _headings(lines_of(hit.text, hit.id)))
-    title = plain(hit.title) if has_headings(hit.id) else hit.title
-    return " > ".join([*filter(None, [title.strip()]), *own]) or hit.id
+    title = (plain(hit.title) if has_headings(hit.id) else hit.title).strip()
+    parts = [*filter(None, title.split(" > ")), *own]
+    # A file's first heading is its title too.
+    return " > ".join(name for name, _ in groupby(parts)) or hit.id
 
 
 def _headings(lines: Sequence[Line]) -> list[Line]:
