@@ -13,12 +13,12 @@ helps lowers the loss, so its gradient teaches the retriever which chunks belong
     h_i    = (1 - g) s_i + g b_i       --form gated, of this project
     loss   = mean of -log p(a token of chunk i | the tokens before it, the other chunks)
 
-The gate g is .3 in every head of the upper 40 % of the LM's layers and is not trained; the LM stays
-as it is. In the paper's form b joins all layers, and the LM is trained along.
-
-Smaller than in the paper (theirs in brackets): batches of 8 chunks (16), one a step (32); six
-layers and their mean (all layers, the state at an EOS); all weights trained at one rate (LoRA of
-rank 256, warm-up, decay); SmolLM2-135M for both parts (Llama-3.2-1B predicts).
+g is .3 in every head of the upper 40 % of the LM's layers; it and the LM are not trained. In the
+paper's form b joins all layers, and the LM is trained along. Smaller than in the paper (theirs in
+brackets): 8 chunks a batch (16), one batch a step (32), six layers and their mean (all, the state
+at an EOS), all weights at one rate (LoRA of rank 256, warm-up, decay), SmolLM2-135M for both parts
+(Llama-3.2-1B predicts). Twelve steps on this project's docs take 105 s of two cores, and bring
+chunks whose nearest one is of the same file from .439 to .459 of all.
 
 --lm and --retriever are hub ids or folders. Without a hub, revela has a SmolLM2 (4 bits, instruct):
 python -c "import revela.embedded as e; print(e.embedded_folder('embedded:smollm2-135m'))"
@@ -47,7 +47,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BATCH, WORDS, MAX_TOKENS = 8, 48, 96  # chunks of a batch; words and tokens of a chunk, at most
-LAYERS, LEARNING_RATE = 6, 1e-4  # of the retriever, which is the lower part of a transformer
+LAYERS, LEARNING_RATE = 6, 4e-4  # of the retriever, which is the lower part of a transformer
 QUERY, PASSAGE = "query: ", "passage: "  # what the retriever reads before a text
 
 
