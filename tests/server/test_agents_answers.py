@@ -67,7 +67,7 @@ def test_an_answer_fits_its_budget_and_says_what_was_cut(script, max_tokens, wor
 def test_ten_passages_of_prose_are_given_whole_by_default():
     _, answer = search([f"{i}: {ENGLISH * 9}" for i in range(10)])
     assert len(answer["results"]) == 10 and "note" not in answer
-    assert {len(result["text"].split()) for result in answer["results"]} == {127}
+    assert {len(result["text"].split()) for result in answer["results"]} == {145}
 
 
 def test_a_long_value_of_metadata_leaves_room_for_the_text():
