@@ -25,7 +25,8 @@ from revela.cli.printing import (
 )
 from revela.corpus.readers.common import ReadReport
 from revela.index.bm25 import BM25
-from revela.index.snippets import CHARACTERS, LINES, Sought, snippet
+from revela.index.snippets import CHARACTERS, LINES, snippet
+from revela.index.sought import Sought
 from revela.types import Chunk, Hit, Hits
 
 LONG = "filler words here " * 40 + "the camshaft turns " + "and then more " * 40

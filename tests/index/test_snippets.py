@@ -7,19 +7,19 @@ import time
 import numpy as np
 import pytest
 
+from revela.corpus.plain_lines import plain
 from revela.index.bm25 import BM25
 from revela.index.language import Analyzer
 from revela.index.snippets import (
     CHARACTERS,
     LINES,
     Snippet,
-    Sought,
     examples_of,
     heading_of,
-    plain,
     same_texts,
     snippet,
 )
+from revela.index.sought import Sought
 from revela.types import Hit
 
 FILLER = "Filler words stand here and there. "

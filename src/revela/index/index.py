@@ -474,7 +474,8 @@ class Index:
         """What is shown of each hit: the part of its text with the rarest words of the query, of at
         most so many characters (by default ``snippets.CHARACTERS``).
         """
-        from revela.index.snippets import CHARACTERS, Sought, snippet
+        from revela.index.snippets import CHARACTERS, snippet
+        from revela.index.sought import Sought
 
         characters = characters or CHARACTERS
         sought = Sought.of(query, self.table.query_terms, self.state.idf)

@@ -1,8 +1,5 @@
-"""What is shown of a hit: the part of its passage with the rarest words of the query, as plain
-text, and the places of these words in it.
-
-The words are found as BM25 finds them (language.py): by their stems, and pairs of characters where
-words are not spaced. An identifier such as NW-1007 is one word.
+"""What is shown of a hit: the part of its passage with the rarest words of the query (sought.py),
+as plain text (corpus/plain_lines.py), and the places of these words in it.
 """
 
 from __future__ import annotations
@@ -11,76 +8,20 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import groupby, pairwise, takewhile
-from pathlib import Path
-from typing import Literal, NamedTuple
-
-import numpy as np
-import regex
-from numpy.typing import NDArray
+from collections.abc import Sequence
+from itertools import groupby, takewhile
+from typing import NamedTuple
 
 from revela.corpus.chunk import sentences
-from revela.corpus.endings import CODE, suffix
 from revela.corpus.headings import has_headings
+from revela.corpus.plain_lines import Line, lines_of, plain
 from revela.corpus.words import count_words
-from revela.index.language import ENGLISH_STOP_WORDS, LETTER, Terms, normalised
+from revela.index.sought import Sought
 from revela.types import Hit, evenly_spaced
 
 CHARACTERS, LINES = 300, 6  # of a snippet, at most; characters of double width count twice
-QUERY = 1000  # characters of a query whose words are marked
 LONG_WORD = 40  # characters; a longer one may be cut
-RARE = 0.25  # of the greatest idf: words below it are not marked, as they stand everywhere
-# What questions are made of, and BM25 counts.
-QUESTION_WORDS = frozenset([
-    *ENGLISH_STOP_WORDS, *"""about am been can could did do does from had has have he her his how i
-    its me my our she should so than them us we were what when where which who whom whose why would
-    you your""".split()  # noqa: SIM905
-])  # fmt: skip
-_JOINT = r"[-_./:@#+\\]{1,2}"
-_IDENTIFIER = regex.compile(rf"{LETTER}+(?:{_JOINT}{LETTER}+)+", regex.V1)
-_NAMES = re.compile(r"\d|[_.@\\]|::")  # a sign of an identifier; well-known and he/she have none
-_PART = regex.compile(rf"{LETTER}+", regex.V1)
-_HIRAGANA = re.compile("[\u3041-\u309f]")
-_CLUSTER = regex.compile(r"\X")
-
-_TAGS = (
-    "a|abbr|b|blockquote|br|center|code|dd|details|div|dl|dt|em|figure|font|h[1-6]|hr|i|img|kbd|li|"
-    "ol|p|picture|pre|s|samp|small|source|span|strong|sub|summary|sup|table|tbody|td|th|thead|tr|u|"
-    "ul|video"
-)
-_WORDS = r"(?:[^\[\]\\]|\\.){0,500}"
-_TARGET = r"""(?:\([^()\s]{0,2000}(?:\([^()\s]{0,200}\)[^()\s]{0,200})?
-    (?:\s+["'(][^"\n]{0,200}["')])?\)|\[[^\[\]\n]{0,100}\])"""
-_INLINE = re.compile(
-    rf"""(?P<ticks>`{{1,3}})(?P<code>[^`\n]{{1,500}})(?P=ticks)
-    |<!--.{{0,1000}}?-->
-    |\[\s*!\[{_WORDS}\]{_TARGET}[^\[\]]{{0,200}}\]{_TARGET}    # a badge
-    |!\[(?P<image>{_WORDS})\]{_TARGET}
-    |\[(?P<link>{_WORDS})\]{_TARGET}
-    |^[ ]{{0,3}}\[[^\[\]\n]{{1,200}}\]:[ \t]*\S.{{0,500}}$     # where a link leads
-    |<(?P<address>(?:https?://|mailto:)[^<>\s]{{1,2000}})>
-    |</?(?:{_TAGS})(?:\s[^<>]{{0,1000}})?/?>
-    |(?<![\w*])(?P<star>\*{{1,3}})(?=[^\s*])(?P<starred>[^*]{{0,300}}[^\s*])(?P=star)(?!\*)
-    |(?<![\w])(?P<bar>_{{1,3}})(?=[^\s_])(?P<barred>[^_]{{0,300}}[^\s_])(?P=bar)(?!\w)
-    |~~(?P<struck>[^~\n]{{1,300}})~~
-    |\\(?P<escaped>[!-/:-@\[-`{{-~])""",
-    re.VERBOSE | re.MULTILINE | re.DOTALL | re.IGNORECASE,
-)
-_KEPT = ("link", "starred", "barred", "struck")  # and cleaned in turn
-_FENCE = re.compile(r"\s*(`{3,}|~{3,})")
-_RULE = re.compile(r"\s*(?:=+|-{2,}|(?:[-*_] ?){3,})\s*")  # also the line below a heading
-_HEADING = re.compile(r"\s{0,3}#{1,6}\s+(.*?)\s*#*\s*")
-_QUOTE = re.compile(r"(?:\s{0,3}>\s?)+")
-_ITEM = re.compile(r"\s*(?:[-*+]\s+(?:\[[ xX]\]\s+)?|(?P<number>\d{1,9}[.)])\s+)(?=\S)")
-_DASHES = re.compile(r"\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*")  # below a table's heading
-_CELLS = re.compile(r"(?<!\\)\|")
 _BLANK = re.compile(r"\A\s*\n")
-_CODE_END = re.compile(r"[{}()\[\];:,]\s*$")
-
-Kind = Literal["prose", "heading", "item", "row", "code"]
 
 
 class Snippet(NamedTuple):
@@ -92,220 +33,6 @@ class Snippet(NamedTuple):
     marks: list[tuple[int, int]]
     line: int = 0
     page: int = 0
-
-
-@dataclass(frozen=True)
-class Sought:
-    """The words of a query that are marked, and their idf; identifiers are in lower case."""
-
-    analyzer: Terms
-    terms: dict[str, float]
-    identifiers: dict[str, float]
-    unstemmed: frozenset[str] = frozenset()  # terms that are the words themselves
-
-    @classmethod
-    def of(
-        cls, query: str, analyzer: Terms, idf: Callable[[Sequence[str]], NDArray[np.float64]]
-    ) -> Sought:
-        """The words of a query by their idf; those that stand everywhere are left out."""
-        query = normalised(query[:QUERY])
-        places = list(analyzer.places(query))
-        *found, absent = idf([*(term for *_, term in places), "\0"]).tolist()
-        weights = dict(zip(places, found, strict=True))
-        names, identifiers = list[tuple[int, int]](), dict[str, float]()
-        for name in _IDENTIFIER.finditer(query):
-            if _NAMES.search(name[0]):
-                begin, end = name.span()
-                names.append((begin, end))
-                inside = (w for (b, e, _), w in weights.items() if begin <= b and e <= end)
-                identifiers[name[0].lower()] = sum(inside)
-        words, before = dict[str, float](), (-1, -1)
-        for i, (begin, end, term) in enumerate(places):
-            # Of getFileName the whole; of characters in a row the longest n-grams.
-            near = places[max(0, i - 3) : i + 4]
-            is_part = (begin, end) == before or _is_inside(begin, end, near)
-            before = begin, end
-            if not is_part and not any(b <= begin and end <= e for b, e in names):
-                words[term] = weights[begin, end, term]
-        common = QUESTION_WORDS.union(*map(analyzer, QUESTION_WORDS))
-        telling = {t: w for t, w in words.items() if t not in common and not _HIRAGANA.search(t)}
-        words = telling or words
-        least = RARE * max((weight for weight in words.values() if weight < absent), default=0)
-        kept = {term: weight for term, weight in words.items() if weight >= least}
-        unstemmed = (t for b, e, t in places if t in kept and _is_word(t, query[b:e]))
-        return cls(analyzer, kept, identifiers, frozenset(unstemmed))
-
-    def places(self, text: str) -> list[tuple[int, int, str, float]]:
-        """Begin, end, word and idf of each in a text, in order."""
-        plain, begins, ends = _normalised(text)
-        found = [
-            (begins[begin], ends[end - 1], known, self.terms[known])
-            for begin, end, term in self.analyzer.places(plain)
-            if (known := self._known(term, plain[begin:end]))
-        ]
-        lower = plain.lower()
-        for name, weight in self.identifiers.items():
-            if not all(part in lower for part in _PART.findall(name)):
-                continue
-            for match in _whole(name).finditer(plain):
-                begin, end = match.span()
-                found.append((begins[begin], ends[end - 1], name, weight))
-        return sorted(found)
-
-    def _known(self, term: str, word: str) -> str:
-        """The term sought that this one of a text is; "" if there is none. Where words are not
-        stemmed, as the text is in several languages, some letters more or less are its ending.
-        """
-        if term in self.terms:
-            return term
-        if not self.unstemmed or len(term) < 4 or not _is_word(term, word):
-            return ""
-        return next((known for known in self.unstemmed if _has_ending(known, term)), "")
-
-
-def _is_word(term: str, word: str) -> bool:
-    return term == word.lower() and word.isalpha()
-
-
-def _has_ending(one: str, other: str) -> bool:
-    """Whether one is the other with up to three letters at its end, fewer for short words."""
-    short, long = sorted((one, other), key=len)
-    return long.startswith(short) and len(long) - len(short) <= min(3, len(short) - 3)
-
-
-def _is_inside(begin: int, end: int, places: Sequence[tuple[int, int, str]]) -> bool:
-    return any(b <= begin and end <= e and e - b > end - begin for b, e, _ in places)
-
-
-@lru_cache
-def _whole(name: str) -> regex.Pattern[str]:
-    """An identifier with any signs between its parts; some between digits."""
-    parts = _PART.findall(name)
-    pattern = regex.escape(parts[0])
-    for last, part in pairwise(parts):
-        least = 1 if last[-1].isdigit() and part[0].isdigit() else 0
-        pattern += rf"[\W_]{{{least},2}}{regex.escape(part)}"
-    return regex.compile(rf"(?<!{LETTER}){pattern}(?!{LETTER})", regex.V1 | regex.IGNORECASE)
-
-
-def _normalised(text: str) -> tuple[str, Sequence[int], Sequence[int]]:
-    """A text as the analyzer reads it; and of each of its characters, begin and end in the text."""
-    if normalised(text) == text:
-        return text, range(len(text)), range(1, len(text) + 1)
-    plain, begins, ends = list[str](), list[int](), list[int]()
-    for cluster in _CLUSTER.finditer(text):
-        part = normalised(cluster[0])
-        plain.append(part)
-        begins += [cluster.start()] * len(part)
-        ends += [cluster.end()] * len(part)
-    return "".join(plain), begins, ends
-
-
-class Line(NamedTuple):
-    """A line as it is shown; ``number``: in the passage, ``heading``: of a row, the table's first
-    line, if that is another one.
-    """
-
-    text: str
-    kind: Kind
-    number: int
-    heading: int | None = None
-    begins: bool = True  # rather than goes on with the line before
-
-
-def plain(text: str) -> str:
-    """Markdown without its signs: links, emphasis, images, badges; with as many line breaks."""
-    if not re.search(r"[`\[*_~<\\]", text):
-        return text
-
-    def bare(found: re.Match[str]) -> str:
-        kept = next((found[name] for name in _KEPT if found[name] is not None), None)
-        if kept is not None:
-            kept = plain(kept)
-        else:
-            kept = found["code"] or found["address"] or found["escaped"] or ""
-            if found["image"] and " " in found["image"].strip():  # else it names a picture
-                kept = found["image"]
-        return kept + "\n" * (found[0].count("\n") - kept.count("\n"))
-
-    return _INLINE.sub(bare, text)
-
-
-def lines_of(text: str, name: str = "") -> list[Line]:
-    """The lines of a passage as they are shown; ``name``: of the document, whose ending says what
-    it is.
-    """
-    raw = re.sub("[\r\f]", " ", text).split("\n")
-    ending = suffix(Path(name)) if "." in name else ""
-    if ending in CODE or (not has_headings(name) and _is_code(raw)):
-        return [Line(line.expandtabs(4).rstrip(), "code", i) for i, line in enumerate(raw)]
-    if has_headings(name) or "](" in text or "```" in text:
-        return list(_markdown(raw))
-    kinds: Iterator[tuple[str, Kind]] = ((s, "item" if _ITEM.match(s) else "prose") for s in raw)
-    return list(_rows(Line(line, kind, i) for i, (line, kind) in enumerate(kinds)))
-
-
-def _is_code(raw: Sequence[str]) -> bool:
-    filled = [line for line in raw if line.strip()]
-    ended = sum(bool(_CODE_END.search(line)) for line in filled)
-    return any(line[0].isspace() for line in filled) and 4 * ended >= len(filled)
-
-
-def _markdown(raw: Sequence[str]) -> Iterator[Line]:
-    """Lines of Markdown, without its signs; those of code keep theirs."""
-    fence, kept, coded = "", list[str](), list[bool]()
-    for line in raw:
-        mark = _FENCE.match(line)
-        if mark and (not fence or mark[1].startswith(fence)):
-            fence = "" if fence else mark[1]
-            kept.append("")
-            coded.append(True)
-        else:
-            kept.append(line)
-            coded.append(bool(fence))
-    outside = "\n".join("" if code else line for line, code in zip(kept, coded, strict=True))
-    cleaned = plain(outside).split("\n")
-    lines = list[Line]()
-    for i, code in enumerate(coded):
-        lines.append(Line(kept[i].expandtabs(4), "code", i) if code else _block(cleaned[i], i))
-    yield from _rows(iter(lines))
-
-
-def _block(line: str, number: int) -> Line:
-    """A line of Markdown outside of code."""
-    if _DASHES.fullmatch(line) and "|" in line:
-        return Line("|", "row", number)
-    if _RULE.fullmatch(line):
-        return Line("", "prose", number)
-    line = _QUOTE.sub("", line, count=1) if _QUOTE.match(line) else line
-    if heading := _HEADING.fullmatch(line):
-        return Line(heading[1], "heading", number)
-    if item := _ITEM.match(line):
-        return Line(f"{item['number'] or '•'} {line[item.end() :]}", "item", number)
-    return Line(line, "prose", number)
-
-
-def _rows(lines: Iterator[Line]) -> Iterator[Line]:
-    """The lines, where rows of tables are marked as such; white space is single."""
-    first: int | None = None  # of the table
-    blank = True
-    for line in lines:
-        if line.kind == "code":
-            first, blank = None, True
-            yield line
-            continue
-        text = line.text.strip("\n\r ")
-        is_bars = text.startswith("|") or text.count(" | ") > 1
-        if line.kind in ("prose", "row") and (is_bars or "\t" in text.strip()):
-            cells = _CELLS.split(text.strip("|")) if is_bars else text.split("\t")
-            shown = " | ".join(" ".join(cell.split()) for cell in cells).rstrip(" |")
-            first, heading = (line.number, None) if first is None else (first, first)
-            yield Line(shown, "row", line.number, heading)
-            continue
-        text = " ".join(text.split())
-        goes_on = line.kind == "prose" and not blank
-        blank, first = line.kind == "heading" or not text, None
-        yield Line(text, line.kind, line.number, None, not goes_on)
 
 
 def heading_of(hit: Hit) -> str:

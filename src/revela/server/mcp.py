@@ -28,6 +28,7 @@ from revela.index.filters import EXAMPLE, where_sql
 from revela.index.index import Index
 from revela.index.places import file_of
 from revela.index.search import check_query
+from revela.index.snippets import same_texts
 from revela.index.word_search import Words
 from revela.server import Access, Limits, Site
 from revela.server.token_budget import as_json, count_tokens, fitting, shared_out
@@ -187,11 +188,14 @@ def _tokens_of(answer: BaseModel) -> int:
 
 def distinct(hits: Sequence[Hit], k: int) -> list[tuple[Hit, list[str]]]:
     """The k best hits of different texts, each with the ids of those whose text is equal."""
-    groups: dict[str, tuple[Hit, list[str]]] = {}
-    for hit in hits:
-        _, copies = groups.setdefault(" ".join(hit.text.split()) or hit.id, (hit, []))
-        copies.append(hit.id)
-    return [(hit, copies[1:]) for hit, copies in list(groups.values())[:k]]
+    groups: dict[int, tuple[Hit, list[str]]] = {}
+    same = same_texts([hit.text.strip() or hit.id for hit in hits])
+    for number, (hit, first) in enumerate(zip(hits, same, strict=True)):
+        if first is None:
+            groups[number] = hit, []
+        else:
+            groups[first][1].append(hit.id)
+    return list(groups.values())[:k]
 
 
 def within(

@@ -1,0 +1,153 @@
+"""The lines of a passage as plain text: Markdown without its signs, code as it is, table rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from revela.corpus.endings import CODE, suffix
+from revela.corpus.headings import has_headings
+
+_TAGS = (
+    "a|abbr|b|blockquote|br|center|code|dd|details|div|dl|dt|em|figure|font|h[1-6]|hr|i|img|kbd|li|"
+    "ol|p|picture|pre|s|samp|small|source|span|strong|sub|summary|sup|table|tbody|td|th|thead|tr|u|"
+    "ul|video"
+)
+_WORDS = r"(?:[^\[\]\\]|\\.){0,500}"
+_TARGET = r"""(?:\([^()\s]{0,2000}(?:\([^()\s]{0,200}\)[^()\s]{0,200})?
+    (?:\s+["'(][^"\n]{0,200}["')])?\)|\[[^\[\]\n]{0,100}\])"""
+_INLINE = re.compile(
+    rf"""(?P<ticks>`{{1,3}})(?P<code>[^`\n]{{1,500}})(?P=ticks)
+    |<!--.{{0,1000}}?-->
+    |\[\s*!\[{_WORDS}\]{_TARGET}[^\[\]]{{0,200}}\]{_TARGET}    # a badge
+    |!\[(?P<image>{_WORDS})\]{_TARGET}
+    |\[(?P<link>{_WORDS})\]{_TARGET}
+    |^[ ]{{0,3}}\[[^\[\]\n]{{1,200}}\]:[ \t]*\S.{{0,500}}$     # where a link leads
+    |<(?P<address>(?:https?://|mailto:)[^<>\s]{{1,2000}})>
+    |</?(?:{_TAGS})(?:\s[^<>]{{0,1000}})?/?>
+    |(?<![\w*])(?P<star>\*{{1,3}})(?=[^\s*])(?P<starred>[^*]{{0,300}}[^\s*])(?P=star)(?!\*)
+    |(?<![\w])(?P<bar>_{{1,3}})(?=[^\s_])(?P<barred>[^_]{{0,300}}[^\s_])(?P=bar)(?!\w)
+    |~~(?P<struck>[^~\n]{{1,300}})~~
+    |\\(?P<escaped>[!-/:-@\[-`{{-~])""",
+    re.VERBOSE | re.MULTILINE | re.DOTALL | re.IGNORECASE,
+)
+_KEPT = ("link", "starred", "barred", "struck")  # and cleaned in turn
+_FENCE = re.compile(r"\s*(`{3,}|~{3,})")
+_RULE = re.compile(r"\s*(?:=+|-{2,}|(?:[-*_] ?){3,})\s*")  # also the line below a heading
+_HEADING = re.compile(r"\s{0,3}#{1,6}\s+(.*?)\s*#*\s*")
+_QUOTE = re.compile(r"(?:\s{0,3}>\s?)+")
+_ITEM = re.compile(r"\s*(?:[-*+]\s+(?:\[[ xX]\]\s+)?|(?P<number>\d{1,9}[.)])\s+)(?=\S)")
+_DASHES = re.compile(r"\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*")  # below a table's heading
+_CELLS = re.compile(r"(?<!\\)\|")
+_CODE_END = re.compile(r"[{}()\[\];:,]\s*$")
+
+Kind = Literal["prose", "heading", "item", "row", "code"]
+
+
+class Line(NamedTuple):
+    """A line as it is shown; ``number``: in the passage, ``heading``: of a row, the table's first
+    line, if that is another one.
+    """
+
+    text: str
+    kind: Kind
+    number: int
+    heading: int | None = None
+    begins: bool = True  # rather than goes on with the line before
+
+
+def plain(text: str) -> str:
+    """Markdown without its signs: links, emphasis, images, badges; with as many line breaks."""
+    if not re.search(r"[`\[*_~<\\]", text):
+        return text
+
+    def bare(found: re.Match[str]) -> str:
+        kept = next((found[name] for name in _KEPT if found[name] is not None), None)
+        if kept is not None:
+            kept = plain(kept)
+        else:
+            kept = found["code"] or found["address"] or found["escaped"] or ""
+            if found["image"] and " " in found["image"].strip():  # else it names a picture
+                kept = found["image"]
+        return kept + "\n" * (found[0].count("\n") - kept.count("\n"))
+
+    return _INLINE.sub(bare, text)
+
+
+def lines_of(text: str, name: str = "") -> list[Line]:
+    """The lines of a passage as they are shown; ``name``: of the document, whose ending says what
+    it is.
+    """
+    raw = re.sub("[\r\f]", " ", text).split("\n")
+    ending = suffix(Path(name)) if "." in name else ""
+    if ending in CODE or (not has_headings(name) and _is_code(raw)):
+        return [Line(line.expandtabs(4).rstrip(), "code", i) for i, line in enumerate(raw)]
+    if has_headings(name) or "](" in text or "```" in text:
+        return list(_markdown(raw))
+    kinds: Iterator[tuple[str, Kind]] = ((s, "item" if _ITEM.match(s) else "prose") for s in raw)
+    return list(_rows(Line(line, kind, i) for i, (line, kind) in enumerate(kinds)))
+
+
+def _is_code(raw: Sequence[str]) -> bool:
+    filled = [line for line in raw if line.strip()]
+    ended = sum(bool(_CODE_END.search(line)) for line in filled)
+    return any(line[0].isspace() for line in filled) and 4 * ended >= len(filled)
+
+
+def _markdown(raw: Sequence[str]) -> Iterator[Line]:
+    """Lines of Markdown, without its signs; those of code keep theirs."""
+    fence, kept, coded = "", list[str](), list[bool]()
+    for line in raw:
+        mark = _FENCE.match(line)
+        if mark and (not fence or mark[1].startswith(fence)):
+            fence = "" if fence else mark[1]
+            kept.append("")
+            coded.append(True)
+        else:
+            kept.append(line)
+            coded.append(bool(fence))
+    outside = "\n".join("" if code else line for line, code in zip(kept, coded, strict=True))
+    cleaned = plain(outside).split("\n")
+    lines = list[Line]()
+    for i, code in enumerate(coded):
+        lines.append(Line(kept[i].expandtabs(4), "code", i) if code else _block(cleaned[i], i))
+    yield from _rows(iter(lines))
+
+
+def _block(line: str, number: int) -> Line:
+    """A line of Markdown outside of code."""
+    if _DASHES.fullmatch(line) and "|" in line:
+        return Line("|", "row", number)
+    if _RULE.fullmatch(line):
+        return Line("", "prose", number)
+    line = _QUOTE.sub("", line, count=1) if _QUOTE.match(line) else line
+    if heading := _HEADING.fullmatch(line):
+        return Line(heading[1], "heading", number)
+    if item := _ITEM.match(line):
+        return Line(f"{item['number'] or '•'} {line[item.end() :]}", "item", number)
+    return Line(line, "prose", number)
+
+
+def _rows(lines: Iterator[Line]) -> Iterator[Line]:
+    """The lines, where rows of tables are marked as such; white space is single."""
+    first: int | None = None  # of the table
+    blank = True
+    for line in lines:
+        if line.kind == "code":
+            first, blank = None, True
+            yield line
+            continue
+        text = line.text.strip("\n\r ")
+        is_bars = text.startswith("|") or text.count(" | ") > 1
+        if line.kind in ("prose", "row") and (is_bars or "\t" in text.strip()):
+            cells = _CELLS.split(text.strip("|")) if is_bars else text.split("\t")
+            shown = " | ".join(" ".join(cell.split()) for cell in cells).rstrip(" |")
+            first, heading = (line.number, None) if first is None else (first, first)
+            yield Line(shown, "row", line.number, heading)
+            continue
+        text = " ".join(text.split())
+        goes_on = line.kind == "prose" and not blank
+        blank, first = line.kind == "heading" or not text, None
+        yield Line(text, line.kind, line.number, None, not goes_on)
