@@ -244,39 +244,36 @@ class EncoderDecoder(nn.Module):
         """The sum of the cross-entropies (nats) of each target's tokens, (B,), given the encoder's
         last states; -100 is padding.
         """
-        from transformers.modeling_outputs import BaseModelOutput
-
         with autocast(hidden_BLD.device, self.bf16):
-            encoded = BaseModelOutput(last_hidden_state=hidden_BLD)
             read_BT = self.model.prepare_decoder_input_ids_from_labels(target_BT)
-            logits_BTV = self.model(
-                encoder_outputs=encoded,
-                attention_mask=mask_BL,
-                decoder_input_ids=read_BT,
-                use_cache=False,
-            ).logits
+            logits_BTV = self._logits(hidden_BLD, mask_BL, read_BT)
         logits_BVT = logits_BTV.float().transpose(1, 2)
         return F.cross_entropy(logits_BVT, target_BT, reduction="none").sum(dim=1)
+
+    def _logits(self, hidden_BLD: Tensor, mask_BL: Tensor, read_BT: Tensor) -> Tensor:
+        """The decoder's logits after each id that it reads, (B, T, V)."""
+        from transformers.modeling_outputs import BaseModelOutput
+
+        logits_BTV: Tensor = self.model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=hidden_BLD),
+            attention_mask=mask_BL,
+            decoder_input_ids=read_BT,
+            use_cache=False,
+        ).logits
+        return logits_BTV
 
     @torch.inference_mode()
     def predict(self, ids_BL: Tensor, begin: Sequence[int], count: int) -> Tensor:
         """The next ``count`` tokens, greedily, of the decoder's text, which starts with ``begin``;
         (B, count).
         """
-        from transformers.modeling_outputs import BaseModelOutput
-
         device = self.model.device
         mask_BL = torch.ones_like(ids_BL, device=device)
         read_BT = torch.tensor([[self.start, *begin]], device=device).repeat(len(ids_BL), 1)
         with autocast(device, self.bf16):
-            encoded = BaseModelOutput(last_hidden_state=self._encode(ids_BL.to(device), mask_BL))
+            hidden_BLD = self._encode(ids_BL.to(device), mask_BL)
             for _ in range(count):
-                logits_BTV = self.model(
-                    encoder_outputs=encoded,
-                    attention_mask=mask_BL,
-                    decoder_input_ids=read_BT,
-                    use_cache=False,
-                ).logits
+                logits_BTV = self._logits(hidden_BLD, mask_BL, read_BT)
                 read_BT = torch.cat([read_BT, logits_BTV[:, -1:].argmax(dim=-1)], dim=1)
         return read_BT[:, -count:].cpu()
 
