@@ -316,29 +316,32 @@ def detect(texts: Sequence[str]) -> str:
     >>> detect(["Les factures sont conservées pendant dix ans.", "Le jardin ouvre à neuf heures."])
     'fr'
     """
-    blocks = defaultdict[str, list[tuple[int, dict[str, float]]]](list)
+    blocks = defaultdict[str, list[tuple[float, dict[str, float]]]](list)
     letters = Counter[str]()
-    for block in _blocks(texts[i][:LENGTH] for i in evenly_spaced(len(texts), SAMPLE)):
+    sample = [texts[i][:LENGTH] for i in evenly_spaced(len(texts), SAMPLE)]
+    for block, size in _joined([(text, len(text)) for text in sample], BLOCK):
         scripts = Counter(WRITTEN_WITH.get(s, s) for s in map(script_of, block[:BLOCK]) if s)
         likely = dict(_identifier().rank(block))
         if scripts and next(iter(likely)) != NO_LANGUAGE:
             script, count = scripts.most_common(1)[0]
-            blocks[script].append((len(block), likely))
+            blocks[script].append((size, likely))
             letters[script] += count
     total = sum(size for found in blocks.values() for size, _ in found)
-    chosen = dict[str, int]()
+    chosen = dict[str, float]()
     for script, found in blocks.items():
         votes = _votes(script, found, "")
-        votes = _votes(script, found, votes.most_common(1)[0][0])
+        votes = _votes(script, found, max(votes, key=votes.__getitem__))
         large = {code: n for code, n in votes.items() if code and n >= MIN_SHARE * total}
-        if sum(large.values()) >= KNOWN * votes.total() and letters[script] >= MIN_LETTERS:
+        if sum(large.values()) >= KNOWN * sum(votes.values()) and letters[script] >= MIN_LETTERS:
             chosen |= large
     return "+".join(sorted(chosen, key=lambda code: -chosen[code])) or "none"
 
 
-def _votes(script: str, blocks: Sequence[tuple[int, dict[str, float]]], first: str) -> Counter[str]:
+def _votes(
+    script: str, blocks: Sequence[tuple[float, dict[str, float]]], first: str
+) -> dict[str, float]:
     """The size of the text in each language; "" for one that is not written in this script."""
-    votes = Counter[str]()
+    votes = defaultdict[str, float](float)
     for size, likely in blocks:
         code, most = next(iter(likely.items()))
         if most - likely.get(first, -inf) <= MARGIN:
@@ -363,7 +366,7 @@ def other_languages(texts: Sequence[str]) -> dict[str, float]:
                 by_script[script].append((piece, 1 / len(pieces)))
     others = Counter[str]()
     for weighed in by_script.values():
-        for block, weight in _joined(weighed):
+        for block, weight in _joined(weighed, PIECE):
             (code, most), *rest = _identifier().rank(block)
             if code != NO_LANGUAGE and most - dict(rest).get("en", most) > MARGIN:
                 others[code] += weight  # type: ignore[assignment]
@@ -378,25 +381,13 @@ def _pieces(text: str, most: int) -> list[str]:
     return [text[max(0, middle - PIECE // 2) : middle + PIECE // 2] for middle in middles]
 
 
-def _joined(pieces: Sequence[tuple[str, float]]) -> Iterator[tuple[str, float]]:
-    """Pieces and their weights; the short ones joined with those that follow."""
+def _joined(pieces: Iterable[tuple[str, float]], least: int) -> Iterator[tuple[str, float]]:
+    """Pieces and their weights; those of fewer characters joined with others of them."""
     block, weight = "", 0.0
-    for piece, its in sorted(pieces, key=lambda pair: len(pair[0]) < PIECE):
+    for piece, its in sorted(pieces, key=lambda pair: len(pair[0]) < least):
         block, weight = f"{block}\n{piece}" if block else piece, weight + its
-        if len(block) >= PIECE:
+        if len(block) >= least:
             yield block, weight
             block, weight = "", 0.0
     if block:
         yield block, weight
-
-
-def _blocks(texts: Iterable[str]) -> Iterator[str]:
-    """Texts, the short ones joined with those that follow."""
-    block = ""
-    for text in texts:
-        block = f"{block}\n{text}" if block else text
-        if len(block) >= BLOCK:
-            yield block
-            block = ""
-    if block:
-        yield block
