@@ -78,8 +78,8 @@ class Retriever:
             out: folder for the retriever, which does not exist yet.
             preset: settings to start from; empty: those of ``objective``, else "gated".
             resume: continue the run in ``out`` from its last checkpoint.
-            settings: any setting by its flag's name (docs/command-line.md); ``objective`` may also be
-                an objective of your own (docs/train.md).
+            settings: any setting by its flag's name (docs/command-line.md); ``objective`` may also
+                be an objective of your own (docs/train.md).
 
         Examples:
             >>> Retriever.train("docs/", "out", preset="pairs", max_minutes=5)  # doctest: +SKIP
