@@ -1,8 +1,8 @@
 """Writes build/docs, of which mkdocs makes the site: ``make docs``.
 
 The pages are the files that a reader of the repository sees. README.md is the first one;
-CONTRIBUTING.md, CHANGELOG.md, the notebook and the examples are pages too. Links between files of
-the repository become links between pages.
+CONTRIBUTING.md, CHANGELOG.md and the examples are pages too. Links between files of the repository
+become links between pages.
 
 python -m research.docs_site
 """
@@ -19,7 +19,6 @@ ELSEWHERE = {  # pages of files outside docs/
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
-    "research/notebook.md": "notebook.md",
     **{
         f"examples/{path.name}": f"examples/{path.stem}.md"
         for path in sorted((ROOT / "examples").glob("*.py"))
