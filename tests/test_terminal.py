@@ -36,7 +36,7 @@ def print_found(hits, query):
     """Print hits as if they were all that an index has."""
     known = BM25([hit.text for hit in hits] or ["?"])
     sought = Sought.of(query, known.terms, known.idf)
-    print_hits(hits, [snippet(hit.text, sought, hit.id) for hit in hits])
+    print_hits(hits, [snippet(hit, sought) for hit in hits])
 
 
 def test_hits_are_shown_from_the_sentence_of_the_words_looked_for_on(capsys, monkeypatch):
