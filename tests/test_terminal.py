@@ -58,7 +58,9 @@ def test_it_is_said_whether_the_first_hit_answers(capsys):
         print_answer(
             Hits([Hit("a", 0.5, "", "text", confidence=confidence), Hit("b", 0.1, "", "")])
         )
+    print_answer(Hits())
     said = ["sure:", "perhaps:", "probably no answer in these documents:"]
+    said.append("not known whether these answer it:")
     assert capsys.readouterr().out.splitlines() == said
 
 

@@ -98,10 +98,10 @@ def _cell(value: object) -> str:
 
 
 def print_answer(hits: Hits) -> None:
-    """Whether the first hit answers the query, in words, if that is known."""
-    if hits.answer is not None:
-        from revela.types import ANSWERS
+    """Whether the first hit answers the query, in words."""
+    from revela.types import ANSWERS
 
+    if hits:
         print(f"{ANSWERS[hits.answer]}:")
 
 

@@ -191,7 +191,8 @@ def _end(text: str, begin: int, past: int, characters: int, lines: int) -> int:
         end = at if at >= past else end
     if end < len(text) and text[end] != "\n":
         space = max(text.rfind(" ", past, end), text.rfind("\n", past, end))
-        end = space if space > end - LONG_WORD else _between(text, end, len(text))
+        longest = min(LONG_WORD, (end - begin) // 4)
+        end = space if space > end - longest else _between(text, end, len(text))
     return max(end, past)
 
 
