@@ -1,8 +1,8 @@
 """Writes build/docs, of which mkdocs makes the site: ``make docs``.
 
 The pages are the files that a reader of the repository sees. README.md is the first one;
-CONTRIBUTING.md, CHANGELOG.md and the examples are pages too. Links between files of
-the repository become links between pages.
+CONTRIBUTING.md, CHANGELOG.md and the examples are pages too. Links between files of the repository
+become links between pages.
 
 python -m research.docs_site
 """

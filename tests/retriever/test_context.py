@@ -21,11 +21,11 @@ from revela.retriever.context import (
     add_context,
     draw_documents,
     load_context_encoder,
-    slot_ids,
     write_rows,
 )
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.load import load_encoder
+from revela.retriever.module import slot_ids
 from revela.retriever.save import save_retriever
 from revela.settings import Recipe
 from revela.types import Document
