@@ -35,6 +35,7 @@ from revela.model_files import resolve
 from revela.objectives.base import BuildContext, ChunkBatches
 from revela.retriever.build import build_retriever
 from revela.retriever.encode import RetrieverEncoder
+from revela.retriever.module import RetrieverModule
 from revela.settings import Recipe, presets
 from revela.silence import silence_libraries
 from revela.training.loop import BatchReader, Rows, make_optimizer, take_step
@@ -110,7 +111,8 @@ def reading(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
     step = 0.02
     recipe = Recipe.of(**presets()["gated"], max_minutes=0.0, max_steps=arguments.reading + 2)
     r = recipe.retriever
-    model = retriever(1, query_prompt=r.query_prompt, passage_prompt=r.passage_prompt)
+    prompts = dict(query_prompt=r.query_prompt, passage_prompt=r.passage_prompt)
+    model = RetrieverModule(retriever(1, **prompts))
     chunks = arrow_list(Chunk, (Chunk(i, text) for i, text in enumerate(pieces(texts, 130))))
     size = recipe.groups.group_size
     groups = [list(range(i, i + size)) for i in range(0, len(chunks) - size + 1, size)]

@@ -127,14 +127,14 @@ def test_results_lie_in_mtebs_layout_and_are_used_again(folder, encoder, tmp_pat
     assert "finished before" in caplog.messages[0] and len(caplog.messages) == 1
     assert again.means == pytest.approx(first.means, abs=1e-5)  # the file has five digits
     assert again.settings == first.settings
-    encoder.max_tokens = 8  # other vectors, so another place
+    encoder.retriever.max_tokens = 8  # other vectors, so another place
     shorter = run([folder], encoder, tmp_path / "out")["Judged"]
     assert shorter.settings["max_tokens"] == 8 and shorter != first
     assert (place / "experiments" / "max_tokens_8" / "Judged.json").is_file()
     other = run([write(tmp_path / "other" / "Judged", grade=5)], encoder, tmp_path / "out")
     assert other["Judged"].means["ndcg@10"] != first.means["ndcg@10"]  # a folder that changed
     (place / "Judged.json").write_text('{"task_name":')
-    encoder.max_tokens = 64
+    encoder.retriever.max_tokens = 64
     with pytest.raises(RevelaError, match=r"Judged\.json is damaged: delete it"):
         run([folder], encoder, tmp_path / "out")
 

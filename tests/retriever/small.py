@@ -6,6 +6,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from revela.retriever.build import build_retriever
 from revela.retriever.fit import fit_to_corpus
+from revela.retriever.module import RetrieverModule
 from revela.settings import Fit
 
 
@@ -25,7 +26,7 @@ def build(folder, pooling="mean", **changes):
 def fit(model, texts, **settings):
     """Fit it, with everything off that is not asked for."""
     off = dict(token_weighting=0.0, whitening=0.0, lexical=0.0)
-    fit_to_corpus(model, texts, Fit(**(off | settings)))
+    fit_to_corpus(RetrieverModule(model), texts, Fit(**(off | settings)))
 
 
 def tokenizer_of(words, limit=None):

@@ -23,7 +23,7 @@ from revela.encoder.prompts import DECODER, OWN, Given, prompts_of, prompts_set
 from revela.errors import RevelaError, first_line
 from revela.model_files import SAVE_AGAIN, check_retriever, modules_of
 from revela.retriever.lora import inject_lora, merged
-from revela.retriever.routes import has_routes
+from revela.retriever.module import has_routes
 from revela.retriever.static_trainable import make_trainable
 from revela.settings import Recipe
 from revela.silence import loading_bar

@@ -1,4 +1,4 @@
-"""Where the tokens of a text are in it (``TokenWindow``, ``halves``)."""
+"""Where the tokens of a text are in it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from revela.encoder.token_counter import Spans
+from revela.errors import RevelaError
+from revela.retriever.module import RetrieverModule
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,18 @@ class TokenWindow:
             list(texts), add_special_tokens=False, return_offsets_mapping=True
         )["offset_mapping"]
         return found
+
+
+def token_window(retriever: RetrieverModule, name: str) -> TokenWindow:
+    """The window of a retriever: its limit less the longest prompt."""
+    tokenizer, limit = retriever.tokenizer, retriever.limit()
+    if not getattr(tokenizer, "is_fast", False) or limit is None:
+        raise RevelaError(
+            f"{name} has no fast tokenizer of transformers, so tokens have no character offsets: "
+            "probe another model"
+        )
+    prompts = retriever.prompt("query"), retriever.prompt("document")
+    return TokenWindow(tokenizer, limit - max(len(tokenizer(p)["input_ids"]) for p in prompts))
 
 
 def halves(

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 RARE = "rare"
 Rare = Annotated[T, RARE]
-"Not listed by ``--help``; docs/settings.md lists all."
+"Not listed by ``--help``; docs/command-line.md lists all."
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Widths = Annotated[tuple[PositiveInt, ...], Field(strict=False)]

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from revela.objectives.base import BuildContext, Heads
 from revela.objectives.build import build_objective
 from revela.retriever.build import untrained_retriever
 from revela.retriever.context import ContextEncoder, add_context, train_context_encoder
-from revela.retriever.encode import RetrieverEncoder, transformer_in_bf16, without_padding
+from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, insert_fit
 from revela.retriever.lora import add_lora, frozen_in_bf16
 from revela.retriever.static_trainable import TrainableTable
@@ -135,7 +134,7 @@ def train(
         encoder.words_to_vectors = words_to_vectors_of(folder)
         if context_encoder is not None:
             encoder = encoder.with_context(partial(context_encoder.of_texts, context_texts))
-        max_tokens = _truncate_for_training(recipe, model)
+        encoder.retriever.max_tokens = recipe.lm.lm_tokens  # until it is saved
 
         # Groups: rows that are read together, and mined negatives if requested.
         groups, n_groups = data.groups(model, encoder, checkpoints)
@@ -191,7 +190,7 @@ def train(
         read, ahead = partial(read_rows, data, collate), reads_ahead(recipe, data)
         reader = BatchReader(recipe, groups, read, budget, ahead=ahead, step=step)
         interrupted, logged, sums = False, step, torch.zeros(2, device=device)
-        with _in_precision(model, bf16), progress.bar(step), reader, Stop() as stop:
+        with frozen_in_bf16(model, bf16), progress.bar(step), reader, Stop() as stop:
             watch = Stopwatch(device)
             while (done := budget.done(step)) < 1.0 and not interrupted:
                 batches, tokens = reader.next_step()
@@ -227,7 +226,7 @@ def train(
             if data.generated_queries is not None:
                 log.info(data.generated_queries.summary())
             metrics.write(step, minutes=round(budget.minutes, 3), kept=kept)
-            minutes, model.max_seq_length = budget.minutes, max_tokens
+            minutes, encoder.retriever.max_tokens = budget.minutes, None
             outcome = Outcome(untrained, before, after, step, kept, minutes, interrupted)
             used = {f: model["name"] for f, model in models.items() if f in ("model", "lm")}
             save_outcome(data, encoder, context_texts, outcome, plan.bm25, provenance, used, out)
@@ -266,15 +265,6 @@ def _context_texts(recipe: Recipe, data: TrainingSet) -> list[str]:
     return [data.rows[i].text for i in drawn]
 
 
-def _truncate_for_training(recipe: Recipe, model: SentenceTransformer) -> int:
-    """Truncate texts in training; returns the maximum tokens of the saved model."""
-    limit = model.max_seq_length or recipe.retriever.max_tokens
-    if isinstance(model[0], TrainableTable):  # reads whole texts
-        return limit
-    model.max_seq_length = min(limit, recipe.lm.lm_tokens + recipe.context.slots)
-    return limit
-
-
 def _data_and_models(
     recipe: Recipe, data: TrainingSet, n_groups: int, models: dict[str, dict[str, str]]
 ) -> dict[str, Any]:
@@ -304,7 +294,7 @@ def _fit(recipe: Recipe, data: TrainingSet, encoder: RetrieverEncoder, checkpoin
         insert_fit(encoder.model, saved)
         return
     texts, seed = LazyTexts(data.chunks, lambda chunk: chunk.text), recipe.training.seed
-    fitted = fit_to_corpus(encoder.model, texts, recipe.fit, seed=seed, bf16=encoder.bf16)
+    fitted = fit_to_corpus(encoder.retriever, texts, recipe.fit, seed=seed)
     if fitted and distributed.is_rank_zero():
         save_fit(checkpoints, fitted)
 
@@ -333,11 +323,11 @@ def _build_context(
     """What objectives are built from; the retriever was loaded from ``folder``."""
     return BuildContext(
         data.recipe,
-        encoder.model,
+        encoder.retriever,
         data.documents,
         data.rows,
-        encoder.model.device,
-        encoder.bf16,
+        encoder.retriever.device,
+        encoder.retriever.bf16,
         count=budget.count,
         context_encoder=encoder.context_encoder,
         corpora=data.corpora,
@@ -347,14 +337,3 @@ def _build_context(
         written=data.generated_queries,
         heads=heads,
     )
-
-
-@contextmanager
-def _in_precision(model: SentenceTransformer, bf16: bool) -> Iterator[None]:
-    """Compute the retriever in training precision, without padding."""
-    with (
-        without_padding(model),
-        transformer_in_bf16(model, bf16),
-        frozen_in_bf16(model, bf16),
-    ):
-        yield
