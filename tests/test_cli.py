@@ -327,10 +327,11 @@ def test_typos_are_refused(doing, tmp_path):
     assert code == 2 and "lerning" in out + err
 
 
-def test_flag_beats_recipe_beats_preset(recipes, refused, tmp_path):
+def test_flag_beats_recipe_beats_preset(recipes, refused, tiny_lm_folder, tmp_path):
+    models = (f"--model {tiny_lm_folder} --lm {tiny_lm_folder}",)
     (tmp_path / "r.toml").write_text("[objective]\ntau = 0.3\n[retriever]\nlora_rank = 7\n")
     command = ("train", tmp_path, f"--out {tmp_path / 'o'}")
-    refused(*command, f"--preset paper --recipe {tmp_path / 'r.toml'} --lora-rank 9")
+    refused(*command, f"--preset paper --recipe {tmp_path / 'r.toml'} --lora-rank 9", *models)
     refused(*command)
     paper, plain = recipes
     assert (paper.objective.tau, paper.retriever.lora_rank) == (0.3, 9)
@@ -436,7 +437,8 @@ def test_compare_puts_flags_and_recipe_over_every_preset(
             ("train", "--preset paper --crop-window 99"),
             "--crop-window has no effect on --objective revela",
         ),
-        (("train", "--preset paper --objective crop"), "stop"),  # what the preset says nobody gave
+        # what the preset says nobody gave
+        (("train", "--preset paper --objective crop --model embedded:smollm2-135m"), "stop"),
         (("train", "--preset attention --recipe {tmp}/r.toml"), "stop"),
         (("train", "--preset pairs --lm x"), "stop"),
         (("train", "--preset crop --query-lm x"), "--query-lm has no effect on --objective crop"),

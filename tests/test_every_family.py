@@ -19,6 +19,8 @@ import revela.training.train as training
 from conftest import make_rows, tiny_retriever
 from revela import Document
 from revela.errors import RevelaError
+from revela.lm.document_attention import reference_attention
+from revela.lm.document_weights import DocumentWeights
 from revela.lm.heads import AttentionMass
 from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
@@ -158,9 +160,10 @@ def naive_logits(model, ids, mask, weights, gates):
         if first:
             memory[layer] = key[0], value[0]
         else:
-            inputs = query[0], *memory[layer], weights, lengths, scaling
+            documents = DocumentWeights(weights, lengths)
+            inputs = query[0], *memory[layer], documents, scaling, None
             g = gates[layer][:, None, None]
-            own = (1 - g) * own + g * naive.document_attention(*inputs)
+            own = (1 - g) * own + g * reference_attention(*inputs)
         return own.transpose(0, 1)[None].contiguous(), None
 
     AttentionInterface.register("naive", attention)

@@ -1,5 +1,5 @@
 """Our hybrid search in mteb's search protocol gives the scores of ``revela eval``, for our encoders
-and mteb's own; the patch in the documentation registers it.
+and mteb's own; research/mteb.patch registers it there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mteb.models import SentenceTransformerEncoderWrapper
 from revela.evaluation.mteb import MtebEncoder, folder_task
 from revela.evaluation.mteb_hybrid import MtebHybrid
 
-PAGE = Path(__file__).parents[2] / "docs" / "sentence-transformers.md"
+PATCH = Path(__file__).parents[2] / "research" / "mteb.patch"
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +137,8 @@ def test_what_gives_no_vectors_is_refused():
         MtebHybrid(mteb.get_model("mteb/baseline-bm25s"))
 
 
-def test_the_patch_of_the_documentation_registers_a_hybrid(hybrid, monkeypatch):
-    (patch,) = re.findall(r"```diff\n(.*?)```", PAGE.read_text(), re.DOTALL)
+def test_the_patch_of_mteb_registers_a_hybrid(hybrid, monkeypatch):
+    patch = PATCH.read_text()
     file = patch.partition("+++ b/mteb/")[2]
     lines = [line[1:] for line in file.splitlines() if line.startswith("+")]
     module = {"__package__": "mteb.models.model_implementations"}

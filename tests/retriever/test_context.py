@@ -125,7 +125,7 @@ def test_the_order_of_documents(plain):
 
 
 def test_a_saved_folder_is_the_same_in_stock_sentence_transformers(plain, tmp_path):
-    """And so is what docs/contexts.md says of another corpus."""
+    """And so is what research/contexts.md says of another corpus."""
     model, first = contextual(plain)
     rows_JD, folder = first.of_texts(TEXTS[4:]), tmp_path / "saved"
     save_retriever(model, folder, "", context=SavedContext(first, rows_JD, {"drawn from": "us"}))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from revela.cli.flags import PROMPTS, Flat, Out, PromptFlags, Several
-from revela.cli.main import app
+from revela.cli.main import MEASURE, app
 from revela.cli.printing import print_report, print_table, snippet
 from revela.encoder.prompts import Given as GivenPrompts
 from revela.errors import RevelaError, extra
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CHANCE = 0.05  # p values from here on count as chance
 
 
-@app.command(name="eval")
+@app.command(name="eval", group=MEASURE)
 def evaluate(
     model: list[str],
     *,

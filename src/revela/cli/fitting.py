@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from revela.cli.flags import Corpus, Flat, Out
-from revela.cli.main import app
+from revela.cli.main import MAKE, app
 from revela.cli.printing import command_line, print_scores
 from revela.corpus.load import READING, Reading
 from revela.settings import Corpus as corpus_settings
@@ -16,7 +16,7 @@ from revela.settings import Fit, Pooling, Recipe, Retriever, TorchPrecision, Tra
 from revela.silence import duration
 
 
-@app.command
+@app.command(group=MAKE)
 def fit(
     corpus: Corpus,
     *,

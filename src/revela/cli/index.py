@@ -20,7 +20,7 @@ from revela.cli.flags import (
     Several,
     reader_of_parts,
 )
-from revela.cli.main import app
+from revela.cli.main import SEARCH, app
 from revela.cli.printing import command_line, print_report
 from revela.corpus.load import READING, Reading
 from revela.encoder.prompts import Given as GivenPrompts
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 INDEXING, COMMIT_EVERY = Indexing(), 10**6
 
 
-@app.command
+@app.command(group=SEARCH)
 def index(
     corpus: Annotated[list[Path] | None, Parameter(negative=())] = None,
     *,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
-from revela.cli.main import app
+from revela.cli.main import SEARCH, app
 from revela.cli.mcp_clients import ClientName, Entry
 from revela.cli.serve import token_of
 from revela.encoder.prompts import Given as GivenPrompts
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SYNC_SECONDS = 30
 
 
-@app.command
+@app.command(group=SEARCH)
 def mcp(
     index_folder: Annotated[Path, Parameter(name="index")],
     *,

@@ -17,13 +17,13 @@ from revela.cli.flags import (
     given_settings,
     recipe_of,
 )
-from revela.cli.main import app
+from revela.cli.main import MEASURE, app
 from revela.cli.printing import command_line, one_line, snippet
 from revela.errors import RevelaError, extra
 from revela.settings import OFFLINE_EMBEDDER
 
 
-@app.command
+@app.command(group=MEASURE)
 def queries(
     corpus: Corpus,
     *,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
-from revela.cli.main import app
+from revela.cli.main import SEARCH, app
 from revela.cli.printing import print_answer, print_hits, print_json
 from revela.errors import RevelaError
 from revela.index.search import Rerank
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from revela.types import Hits
 
 
-@app.command
+@app.command(group=SEARCH)
 def search(
     index_folder: Annotated[Path, Parameter(name="index")],
     query: str | None = None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from cyclopts import Parameter
 
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
-from revela.cli.main import app
+from revela.cli.main import SEARCH, app
 from revela.errors import RevelaError
 from revela.server import Access, Limits, Site
 from revela.settings import Precision
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LIMITS = Limits()
 
 
-@app.command
+@app.command(group=SEARCH)
 def serve(
     index_folder: Annotated[Path, Parameter(name="index")],
     *,

@@ -1,7 +1,7 @@
 """What objectives share: what they are built from, batches of chunks, cosines per group.
 
 An objective is one file with its batches and its loss; its settings are a frozen dataclass,
-``settings.Objective``. docs/objectives.md shows how to write one.
+``settings.Objective``. docs/train.md shows how to write one.
 
 Shapes: N texts of a batch, n of one of its groups, D width of a vector.
 """

@@ -61,7 +61,7 @@ ONE_TOKEN = ("lasttoken", "cls")
 MEANS = ("mean", "weightedmean")
 WORDS_TO_VECTORS = 2.5
 """Minimum of W / V (index/fusion.py) of a fitted model: as its vectors hold the words of the text,
-they find sentences of it oftener than questions about it (docs/fusion.md)."""
+they find sentences of it oftener than questions about it (docs/search.md)."""
 TrainRows = Callable[[Tensor], Tensor]
 """Trains the rows of the LM's tokens, (V, D) -> (V, W); the rows of tokens without weight are 0."""
 
@@ -79,13 +79,13 @@ def fit(
 
     It makes retrievers of raw language models: six layers of SmolLM2-135M go from nDCG@10 .453 to
     .551 on CoNaLa, .205 to .622 on CosQA. It harms embedders: MiniLM falls from .729 to .679 and
-    from .795 to .739 (docs/sentence-transformers.md).
+    from .795 to .739 (docs/elsewhere.md).
 
     Args:
         model: changed in place, to fp32; or a name (a folder, a hub id, embedded:smollm2-135m),
             of which a language model's lower layers are taken, as ``revela train`` does.
         texts: what will be searched, or a part of it; 1,500 of them are drawn.
-        token_weighting: docs/settings.md explains it, whitening and lexical; 0: without.
+        token_weighting: docs/command-line.md explains it, whitening and lexical; 0: without.
         whitening: exponent.
         lexical: weight of the lexical half.
         seed: of the draw.

@@ -4,7 +4,7 @@
 
 r is the initial row, of length one, and stays. R starts as r and is trained; c starts at 0 and is
 trained. Without r, rows of rare words forget which word they are, and small corpora lose by
-training (docs/results.md).
+training (research/notebook.md).
 
 Tokens with equal rows are one word: they share R and c, as the forms of a stem do in a table by
 static_from_words.py. A stock ``StaticEmbedding`` of twice the width is saved.

@@ -25,7 +25,7 @@ QuerySide = Literal["first-half", "random-span", "whole"]
 class Objective:
     """Settings of an objective, and what the rest of the package knows about it.
 
-    To add one, subclass it with the settings of its own, and write ``build`` (docs/objectives.md).
+    To add one, subclass it with the settings of its own, and write ``build`` (docs/train.md).
     An instance can be given to ``Recipe(objective=...)`` and ``Retriever.train(objective=...)``.
     """
 

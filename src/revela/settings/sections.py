@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 RARE = "rare"
 Rare = Annotated[T, RARE]
-"Not listed by ``--help``; docs/settings.md lists all."
+"Not listed by ``--help``; docs/command-line.md lists all."
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Widths = Annotated[tuple[PositiveInt, ...], Field(strict=False)]
@@ -103,8 +103,9 @@ class Retriever:
     folder, embedded:smollm2-135m (instruct, 4 bits) or embedded:minilm-l6; or new:tiny, new:small
     or new:base, an encoder-decoder without training and a tokenizer of the corpus; or auto, or
     auto:NAME,NAME with more candidates: the one that suits the text, found without labels."""
-    offline_model: ClassVar[str] = OFFLINE_MODEL
-    "Replaces the default --model and --lm when the hub cannot be reached and they are not cached."
+    offline_model: Rare[str] = OFFLINE_MODEL
+    """Replaces the default --model and --lm when the hub cannot be reached and they are not cached.
+    Empty: refuse to start, as the presets paper, paper-code and dream-paper do."""
     layers: NonNegativeInt = 6
     """Lower layers of a decoder that the retriever keeps. 0: all. Sentence-Transformers models and
     T5Gemma stay complete."""

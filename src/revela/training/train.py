@@ -72,6 +72,7 @@ from revela.training.record import (
     checkpoint_to_resume,
     environment,
     heads_of_run,
+    models_of,
     output_folder,
     write_record,
 )
@@ -142,13 +143,16 @@ def train(
 
         # Record: run.json, metrics.jsonl, and a tracker if requested.
         untrained = plan.score_untrained(encoder)
+        models = dict[str, dict[str, str]]()
         if is_first:
+            queries = data.generated_queries
+            models = models_of(recipe, folder, queries.lm if queries else None)
             about = {
                 "corpus": provenance.corpus,
                 "command": provenance.command,
                 "bm25": plan.bm25,
                 "untrained": untrained,
-                **_data_and_models(recipe, data, n_groups),
+                **_data_and_models(recipe, data, n_groups, models),
                 **environment(),
             }
             write_record(record, about, out)
@@ -224,7 +228,8 @@ def train(
             metrics.write(step, minutes=round(budget.minutes, 3), kept=kept)
             minutes, encoder.retriever.max_tokens = budget.minutes, None
             outcome = Outcome(untrained, before, after, step, kept, minutes, interrupted)
-            save_outcome(data, encoder, context_texts, outcome, plan.bm25, provenance, out)
+            used = {f: model["name"] for f, model in models.items() if f in ("model", "lm")}
+            save_outcome(data, encoder, context_texts, outcome, plan.bm25, provenance, used, out)
             recipe.objective.save(objective, out)
             metrics.close()
             if not interrupted:
@@ -260,7 +265,9 @@ def _context_texts(recipe: Recipe, data: TrainingSet) -> list[str]:
     return [data.rows[i].text for i in drawn]
 
 
-def _data_and_models(recipe: Recipe, data: TrainingSet, n_groups: int) -> dict[str, Any]:
+def _data_and_models(
+    recipe: Recipe, data: TrainingSet, n_groups: int, models: dict[str, dict[str, str]]
+) -> dict[str, Any]:
     """What run.json says about data and models."""
     return {
         "documents": data.n_documents,
@@ -268,6 +275,7 @@ def _data_and_models(recipe: Recipe, data: TrainingSet, n_groups: int) -> dict[s
         "rows": len(data.rows),
         "groups": n_groups,
         "corpus_digest": data.fingerprint,
+        "models": models,
         "revisions": {k: v for k, v in commits.items() if k in recipe.to_dict().values()},
     }
 
