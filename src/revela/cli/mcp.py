@@ -44,7 +44,7 @@ def mcp(
     install: ClientName | None = None,
     write: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
-    """Serve an index to agents, by the Model Context Protocol: tools that search and fetch.
+    """Give a folder, a file or an index to agents, by the Model Context Protocol: search and fetch.
 
     Parameters
     ----------
