@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 INDEXING, COMMIT_EVERY = Indexing(), 10**6
 
 
-@app.command(group=SEARCH)
+@app.command(group=SEARCH, sort_key=4)
 def index(
     corpus: Annotated[list[Path] | None, Parameter(negative=())] = None,
     *,

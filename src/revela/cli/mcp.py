@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SYNC_SECONDS = 30
 
 
-@app.command(group=SEARCH)
+@app.command(group=SEARCH, sort_key=3)
 def mcp(
     index_folder: Annotated[Path, Parameter(name="index")],
     *,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from revela.types import Hits
 
 
-@app.command(group=SEARCH)
+@app.command(group=SEARCH, sort_key=1)
 def search(
     index_folder: Annotated[Path, Parameter(name="index")],
     query: str | None = None,

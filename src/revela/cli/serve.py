@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LIMITS = Limits()
 
 
-@app.command(group=SEARCH)
+@app.command(group=SEARCH, sort_key=2)
 def serve(
     index_folder: Annotated[Path, Parameter(name="index")],
     *,
