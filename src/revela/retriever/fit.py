@@ -99,15 +99,7 @@ def fit(
     """
     refuse_text(texts, "texts")
     if not isinstance(model, SentenceTransformer):
-        model = build_retriever(
-            resolve(str(model)),
-            layers=Retriever.layers,
-            pooling=Retriever.pooling,
-            max_tokens=Retriever.max_tokens,
-            lower_case=False,
-            query_prompt=Retriever.query_prompt,
-            passage_prompt=Retriever.passage_prompt,
-        )
+        model = build_retriever(resolve(str(model)), Retriever())
     _check_parts(model)
     with_words = [text for text in texts if any(map(str.isalnum, text))]
     if len(with_words) < 2:
