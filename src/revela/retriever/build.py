@@ -21,6 +21,7 @@ from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
 from revela.encoder.prompts import DECODER, OWN, Given, prompts_of, prompts_set
+from revela.encoder.token_counter import special_tokens_of
 from revela.errors import RevelaError, first_line
 from revela.model_files import SAVE_AGAIN, check_retriever, modules_of
 from revela.retriever.lora import inject_lora, merged
@@ -290,10 +291,8 @@ def _append_eos(tokenizer: PreTrainedTokenizerFast) -> None:
         raise RevelaError(
             "the tokenizer has no EOS token, which --pooling eos reads: give --pooling mean"
         )
-    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-    special = tokenizer("a")["input_ids"]
-    before = special[: special.index(plain[0])]
-    if special[-1] == tokenizer.eos_token_id and len(special) > len(before) + len(plain):
+    before, after = special_tokens_of(tokenizer)
+    if after[-1:] == [tokenizer.eos_token_id]:
         return
     front = tokenizer.convert_ids_to_tokens(before)
     tokens = [*front, tokenizer.eos_token]
