@@ -69,10 +69,10 @@ class Table:
     paper: Mapping[str, Numbers] = field(default_factory=dict)
 
 
-def _means(**sizes: Mapping[str, float]) -> Numbers:
-    """The numbers of a table of which only means are known; a size begins with an underscore."""
+def _means(sizes: Mapping[str, Mapping[str, float]]) -> Numbers:
+    """The numbers of a table of which only means are known."""
     return {
-        size.lstrip("_"): {system: {MEAN: value} for system, value in systems.items()}
+        size: {system: {MEAN: value} for system, value in systems.items()}
         for size, systems in sizes.items()
     }
 
@@ -87,7 +87,7 @@ TABLES = {
         *("papers/revela-1.toml", "paper", ("135m", "500m", "1b", "3b"), WIKIPEDIA_GROUPS, True),
         JUDGE,
         {
-            "v1": {
+            "arXiv v1": {
                 "135m": {
                     "revela": {"scifact": 0.579, MEAN: 0.336},
                     "replug": {MEAN: 0.284},
@@ -97,10 +97,12 @@ TABLES = {
                 "1b": {"revela": {"scifact": 0.718, MEAN: 0.423}, "replug": {MEAN: 0.352}},
             },
             "ICLR, read off a figure": _means(
-                _135m={"revela": 0.333},
-                _500m={"revela": 0.388},
-                _1b={"revela": 0.427},
-                _3b={"revela": 0.452},
+                {
+                    "135m": {"revela": 0.333},
+                    "500m": {"revela": 0.388},
+                    "1b": {"revela": 0.427},
+                    "3b": {"revela": 0.452},
+                }
             ),
         },
     ),
@@ -109,7 +111,9 @@ TABLES = {
         *("papers/revela-2.toml", "paper-code", ("135m", "500m", "1b", "3b"), CODE_GROUPS, True),
         JUDGE,
         {
-            "v1": _means(_135m={"revela": 0.447}, _500m={"revela": 0.529}, _1b={"revela": 0.546}),
+            "arXiv v1": _means(
+                {"135m": {"revela": 0.447}, "500m": {"revela": 0.529}, "1b": {"revela": 0.546}}
+            ),
             "ICLR, read off a figure": {
                 "135m": {"revela": {MEAN: 0.484}},
                 "500m": {"revela": {MEAN: 0.561}},
@@ -123,10 +127,12 @@ TABLES = {
         *("random-groups.toml", "paper", ("135m", "500m", "1b")),
         flags={**JUDGE, **STEPS},
         paper={
-            "v1, tables 8 and 9": _means(
-                _135m={"document": 0.336, "random": 0.039},
-                _500m={"document": 0.387, "random": 0.048},
-                _1b={"document": 0.423, "random": 0.045},
+            "arXiv v1, tables 8 and 9": _means(
+                {
+                    "135m": {"document": 0.336, "random": 0.039},
+                    "500m": {"document": 0.387, "random": 0.048},
+                    "1b": {"document": 0.423, "random": 0.045},
+                }
             )
         },
     ),
@@ -134,19 +140,21 @@ TABLES = {
         "13 tasks of BEIR",
         *("lm-size.toml", "paper", ("500m",), WIKIPEDIA_GROUPS, True),
         STEPS,
-        {"v1": _means(_500m={"lm-135m": 0.412, "lm-1b": 0.387})},
+        {"arXiv v1": _means({"500m": {"lm-135m": 0.412, "lm-1b": 0.387}})},
     ),
     "revela-rank": Table(
         "13 tasks of BEIR",
         *("lora-rank.toml", "paper", ("1b",), WIKIPEDIA_GROUPS, True),
         {**JUDGE, **STEPS},
-        {"v1": _means(_1b={"rank-16": 0.396, "rank-64": 0.408, "rank-256": 0.423})},
+        {"arXiv v1": _means({"1b": {"rank-16": 0.396, "rank-64": 0.408, "rank-256": 0.423}})},
     ),
     "revela-batch": Table(
         "13 tasks of BEIR",
         *("group-size.toml", "paper", ("1b",)),
         flags={**JUDGE, **STEPS},
-        paper={"v1": _means(_1b={"chunks-8": 0.413, "chunks-12": 0.411, "chunks-16": 0.423})},
+        paper={
+            "arXiv v1": _means({"1b": {"chunks-8": 0.413, "chunks-12": 0.411, "chunks-16": 0.423}})
+        },
     ),
     "dream-1": Table(
         "9 tasks of BEIR",
@@ -154,9 +162,11 @@ TABLES = {
         flags={"--lm": "meta-llama/Llama-3.1-8B-Instruct"},
         paper={
             "arXiv 2606.24667": _means(
-                _500m={"dream": 0.4163, "infonce": 0.299},
-                _1b={"dream": 0.4888, "infonce": 0.327},
-                _3b={"dream": 0.5074, "infonce": 0.334},
+                {
+                    "500m": {"dream": 0.4163, "infonce": 0.299},
+                    "1b": {"dream": 0.4888, "infonce": 0.327},
+                    "3b": {"dream": 0.5074, "infonce": 0.334},
+                }
             )
         },
     ),
@@ -165,7 +175,7 @@ TABLES = {
         *("papers/cde-1.toml", "cde", ("minilm",)),
         paper={
             "table 1, small model": _means(
-                minilm={"plain": 0.599, "batches": 0.617, "context": 0.624, "both": 0.631}
+                {"minilm": {"plain": 0.599, "batches": 0.617, "context": 0.624, "both": 0.631}}
             )
         },
     ),

@@ -12,8 +12,10 @@ from conftest import make_rows
 from research import reproduce
 from revela.cli.flags import recipes_of
 from revela.cli.main import add_settings
+from revela.corpus.chunk import sentences
 from revela.evaluation.results import Comparison, CurvePoint, read_results
 from revela.settings import Recipe
+from tests.collection_folder import write_lines
 from tests.research.test_recipes import write_judged
 
 
@@ -84,10 +86,10 @@ def test_a_table_has_means_over_seeds_and_empty_cells_for_what_is_not_known():
         "| size | system | source | SciFact | mine | mean |",
         "| --- | --- | --- | --- | --- | --- |",
         "| 135m | BM25 | here | 0.600 | 0.400 | 0.500 |",
-        "| 135m | BM25 | v1 | 0.687 |  | 0.418 |",
+        "| 135m | BM25 | arXiv v1 | 0.687 |  | 0.418 |",
         "| 135m | start | here | 0.100 | 0.300 | 0.200 |",
         "| 135m | revela | here | 0.200 | 0.400 | 0.300 |",
-        "| 135m | revela | v1 | 0.579 |  | 0.336 |",
+        "| 135m | revela | arXiv v1 | 0.579 |  | 0.336 |",
         "| 135m | revela | ICLR, read off a figure |  |  | 0.333 |",
     ]
 
@@ -98,19 +100,26 @@ def test_without_collections_nothing_runs(tmp_path, capsys):
     assert f"no collection in {tmp_path}: give --data" in capsys.readouterr().err
 
 
-def test_it_runs_at_tiny_scale(tmp_path, corpus_file, tiny_lm_folder, capfd):
+def test_it_runs_at_tiny_scale_on_groups_in_the_form_of_the_authors(
+    succeeds, tmp_path, tiny_lm_folder, capsys
+):
+    rows = [sentences(row["text"]) for row in make_rows(100)]
+    write_lines(tmp_path / "groups.jsonl", [{"src": "wikipedia", "text": row[:4]} for row in rows])
+    groups = tmp_path / "groups"
+    sized = ["--group-size 4", "--held-out 0.2", "--chunk-words 8"]
+    said = succeeds("groups", tmp_path / "groups.jsonl", f"--out {groups}", *sized)
+    assert "80 groups of 4" in said
     write_judged(tmp_path / "data" / "scifact", make_rows(20, seed=5))
-    out, data = tmp_path / "out", tmp_path / "data"
-    flags = ["--table", "revela-1", "--sizes", "135m", "--data", data, "--corpus", corpus_file]
-    models = ["--model", tiny_lm_folder, "--lm", tiny_lm_folder, "--group-size", 4]
-    tiny = "--layers 2 --lora-rank 4 --precision fp32 --threads 1 --max-steps 2 --held-out 0.2"
-    more = f"{tiny} --chunk-words 20 --groups-per-step 1 --warmup-steps 0".split()
-    reproduce.main([*map(str, [*flags, "--out", out, *models]), *more])
+    out, models = tmp_path / "out", f"--model {tiny_lm_folder} --lm {tiny_lm_folder}"
+    flags = f"--table revela-1 --data {tmp_path / 'data'} --corpus {groups} --out {out} {models}"
+    tiny = "--layers 2 --lora-rank 4 --precision fp32 --threads 1 --max-steps 2"
+    sized = "--group-size 4 --held-out 0.2 --chunk-words 8 --groups-per-step 1 --warmup-steps 0"
+    reproduce.main(f"{flags} {tiny} {sized}".split())
     (comparison,) = read_results([out / "revela-1" / "135m"]).comparisons.values()
     assert list(comparison.curves) == ["revela, seed 0", "replug, seed 0"]
     text = (out / "revela-1.md").read_text()
     for label, curve in comparison.curves.items():
         score = f"{curve[-1].judged['scifact']:.3f}"
         assert f"| 135m | {label.split(',')[0]} | here | {score} | {score} |" in text
-    assert "| 135m | replug | v1 |  | 0.284 |" in text
-    assert text in capfd.readouterr().out
+    assert "| 135m | replug | arXiv v1 |  | 0.284 |" in text
+    assert text in capsys.readouterr().out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,8 @@ from revela.errors import RevelaError
 from revela.index.search import Rerank
 
 if TYPE_CHECKING:
+    from revela.index.index import Index
+    from revela.index.snippets import Snippet
     from revela.index.word_search import Words
     from revela.types import Hits
 
@@ -96,6 +98,7 @@ def search(
     given: Any = dict(prompts=prompts.given, weight=weight)
     if query is not None and not (as_json or where or mode == "dense" or min_score is not None):
         given["by_words"] = partial(_answer_by_words, query, top)
+        given["outdated"] = partial(_answer_before, query, top)
     opened = open_any(index_folder, model, cached=not no_cache, progress=True, **given)
     how: Any = dict(k=top, mode=mode, where=where, fusion=fusion, rerank=rerank)
     how |= dict(min_score=min_score, explain=explain)
@@ -113,9 +116,20 @@ def search(
 
 def _answer_by_words(query: str, top: int, words: Words) -> None:
     """Print the first answer of a text that has no vectors yet."""
-    print(f"{words.notice} The full answer follows.\n")
     hits = words.search(query.strip(), top)
-    print_hits(hits, words.snippets(query, hits))
+    _print_first(words.notice, hits, words.snippets(query, hits))
+
+
+def _answer_before(query: str, top: int, index: Index, changed: int) -> None:
+    """Print what was known before many files changed."""
+    hits = index.search(query.strip(), top, mode="lexical")
+    notice = f"By words only, and without {changed:,} documents that are new or have changed."
+    _print_first(notice, hits, index.snippets(query, hits))
+
+
+def _print_first(notice: str, hits: Hits, snippets: Sequence[Snippet]) -> None:
+    print(f"{notice} The full answer follows.\n")
+    print_hits(hits, snippets)
     print(flush=True)
 
 
