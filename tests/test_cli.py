@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conftest import make_rows
+from conftest import make_rows, tiny_retriever
 from revela.errors import RevelaError
 from revela.groups.dataset import TrainingSet, default_queries_file
 from revela.settings import (
@@ -617,18 +617,11 @@ def test_compare_deletes_nothing_that_it_did_not_make(tmp_path):
 
 def test_eval_compares_models_and_asks_mteb(succeeds, refused, tiny_lm_folder, tmp_path):
     pytest.importorskip("mteb")
-    from revela.retriever.build import build_retriever
 
     for name, layers in (("a", 1), ("b", 2)):
-        build_retriever(
-            tiny_lm_folder,
-            layers=layers,
-            pooling="mean",
-            max_tokens=64,
-            lower_case=False,
-            query_prompt="",
-            passage_prompt="",
-        ).save(str(tmp_path / name))
+        tiny_retriever(tiny_lm_folder, layers=layers, query_prompt="", passage_prompt="").save(
+            str(tmp_path / name)
+        )
     rows = make_rows(20, seed=5)
     folder = judged_folder(tmp_path / "judged", rows, {r["_id"]: r["text"][:60] for r in rows})
     scores, out = tmp_path / "scores.json", tmp_path / "mteb"

@@ -81,7 +81,7 @@ def test_as_a_retriever(kind, tmp_path, monkeypatch):
         with pytest.raises(RevelaError, match=r"no EOS token, .* --pooling mean"):
             tiny_retriever(folder, pooling="eos")
         return
-    model = tiny_retriever(folder, pooling="eos", lower_case=True)
+    model = tiny_retriever(folder, pooling="eos", lower_case="yes")
     assert {model.tokenizer(text)["input_ids"][-1] for text in TEXTS} == {
         model.tokenizer.eos_token_id
     }

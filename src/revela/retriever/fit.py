@@ -27,7 +27,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -51,9 +51,6 @@ from revela.retriever.module import RetrieverModule
 from revela.settings import Fit, Retriever
 from revela.silence import progress_bar
 from revela.types import refuse_text
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 FITTING_SAMPLE = 1500  # chunks or texts that a model is fitted to
@@ -99,15 +96,7 @@ def fit(
     """
     refuse_text(texts, "texts")
     if not isinstance(model, SentenceTransformer):
-        model = build_retriever(
-            resolve(str(model)),
-            layers=Retriever.layers,
-            pooling=Retriever.pooling,
-            max_tokens=Retriever.max_tokens,
-            lower_case=False,
-            query_prompt=Retriever.query_prompt,
-            passage_prompt=Retriever.passage_prompt,
-        )
+        model = build_retriever(resolve(str(model)), Retriever())
     _check_parts(model)
     with_words = [text for text in texts if any(map(str.isalnum, text))]
     if len(with_words) < 2:
