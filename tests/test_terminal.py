@@ -36,7 +36,7 @@ def print_found(hits, query):
     """Print hits as if they were all that an index has."""
     known = BM25([hit.text for hit in hits] or ["?"])
     sought = Sought.of(query, known.terms, known.idf)
-    print_hits(hits, [snippet(hit.text, sought, hit.id) for hit in hits])
+    print_hits(hits, [snippet(hit, sought) for hit in hits])
 
 
 def test_hits_are_shown_from_the_sentence_of_the_words_looked_for_on(capsys, monkeypatch):
@@ -58,7 +58,9 @@ def test_it_is_said_whether_the_first_hit_answers(capsys):
         print_answer(
             Hits([Hit("a", 0.5, "", "text", confidence=confidence), Hit("b", 0.1, "", "")])
         )
+    print_answer(Hits())
     said = ["sure:", "perhaps:", "probably no answer in these documents:"]
+    said.append("not known whether these answer it:")
     assert capsys.readouterr().out.splitlines() == said
 
 

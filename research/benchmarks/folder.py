@@ -75,9 +75,9 @@ def main() -> None:
         said[kind][str(hits.answer)] += 1
         if arguments.verbose:
             print(f"{kind:9} {hits.answer!s:8} {hits[0].score:.3f} {query}  ->  {hits[0].id}")
-    print_header(["of", "sure", "perhaps", "probably no answer"])
+    print_header(["of", *ANSWERS.values()])
     for kind, counts in said.items():
-        print_cells(kind, [counts.total(), *(counts[answer] for answer in ANSWERS)])
+        print_cells(kind, [counts.total(), *(counts[str(answer)] for answer in ANSWERS)])
 
 
 if __name__ == "__main__":

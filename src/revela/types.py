@@ -114,10 +114,11 @@ class Explanation:
 
 
 Answer = Literal["sure", "perhaps", "unlikely"]
-ANSWERS: dict[Answer, str] = {
+ANSWERS: dict[Answer | None, str] = {
     "sure": "sure",
     "perhaps": "perhaps",
     "unlikely": "probably no answer in these documents",
+    None: "not known whether these answer it",
 }
 SURE, PERHAPS = 0.5, 0.15  # confidence that each needs more than
 

@@ -212,6 +212,15 @@ def test_confidence_is_half_where_97_of_100_hits_score_less_if_nothing_answers()
     assert measured.confidence(half, 0, "tokens") is None
 
 
+def test_what_has_nothing_of_a_question_does_not_answer_it_though_nothing_was_measured(tmp_path):
+    index = build(tmp_path / "index", ["aaaa bbbb", "aabb abab", "bbaa abba"])
+    assert not index.calibration.scores
+    nothing, known = index.search("zzzz xxxx"), index.search("aaaa bbbb")
+    assert nothing[0].score == 0 and nothing.answer == "unlikely"
+    assert known[0].score > 0 and known.answer is None
+    assert index.search("zzzz xxxx", mode="dense").answer is None
+
+
 def test_what_many_documents_match_as_well_is_less_sure(tmp_path):
     """A copy of the first hit takes nothing from it, another document does; the number of hits that
     are asked for and a least score change nothing.

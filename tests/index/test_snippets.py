@@ -27,7 +27,9 @@ FILLER = "Filler words stand here and there. "
 
 def shown(text, query, name="a.md", language="en", others=(FILLER,), characters=CHARACTERS):
     known = BM25([text, *others], language)
-    return snippet(text, Sought.of(query, known.terms, known.idf), name, characters)
+    return snippet(
+        Hit(name, 1, "", text, line=1, page=1), Sought.of(query, known.terms, known.idf), characters
+    )
 
 
 def marked(found: Snippet) -> list[str]:
@@ -137,10 +139,10 @@ def test_the_line_of_the_first_mark_is_counted_in_the_file():
     lines = MARKDOWN.strip().splitlines()
     for query, words in [("snake_case_name", "snake_case"), ("kw", "**kw"), ("second", "second")]:
         number = next(i for i, line in enumerate(lines) if words in line)
-        assert shown(MARKDOWN, query).line == number
-        assert shown(MARKDOWN.replace("\n", "\r\n"), query).line == number
+        assert shown(MARKDOWN, query).line == number + 1
+        assert shown(MARKDOWN.replace("\n", "\r\n"), query).line == number + 1
     found = shown("\n\nFirst page.\n\n\fSecond\fThe wax\nmelts.", "melt", "a.pdf")
-    assert (found.line, found.page) == (3, 2) and found.text.endswith("wax melts.")
+    assert (found.line, found.page) == (4, 3) and found.text.endswith("wax melts.")
 
 
 ROWS = [("Animal", "Legs"), *((f"animal{i}", str(i)) for i in range(60))]
@@ -159,6 +161,12 @@ def test_the_row_of_a_table_is_shown_below_its_heading(text, name):
     assert marked(found) == ["animal33"] and found.text.count("\n") <= LINES
 
 
+def test_rows_with_their_headings_in_them_are_lines():
+    rows = [f"Part: NW-{i}; Name: hinge, {i} mm; Shelf: C{i}" for i in range(3)]
+    found = shown("Prices of\nparts.\n\n" + "\n".join(rows), "hinge", "a.xlsx")
+    assert found.text.split("\n") == ["Prices of parts.", *rows]
+
+
 def test_code_keeps_its_lines_without_what_all_are_indented_by():
     members = "".join(f"    def f{i}(self):\n\n        return {i}\n" for i in range(6))
     text = "class A:\n" + members + "    def close_file(self, path):\n        del a[i](x)\n" * 4
@@ -174,7 +182,7 @@ def test_code_keeps_its_lines_without_what_all_are_indented_by():
 @pytest.mark.parametrize("text", ["", "  \n\n\f ", "no word of it", "\ufeff\u200d", "\ud800 a"])
 def test_a_text_without_the_words_is_shown_from_its_start(text):
     found = shown(text, "camshaft", "a.txt")
-    assert found.marks == [] and found.line == 0 and found.text == text.strip(" \n\f")
+    assert found.marks == [] and found.line == 1 and found.text == text.strip(" \n\f")
 
 
 def test_without_stems_a_word_with_another_ending_is_marked():
@@ -203,7 +211,7 @@ def test_no_text_takes_long(piece):
     known = Analyzer("en")
     sought = Sought.of("a needle-1", known, lambda terms: np.ones(len(terms)))
     start = time.perf_counter()
-    found = snippet(piece * (100_000 // len(piece)), sought, "a.md")
+    found = snippet(Hit("a.md", 1, "", piece * (100_000 // len(piece))), sought)
     assert time.perf_counter() - start < 3 and len(found.text) <= CHARACTERS + 4
 
 
@@ -213,7 +221,7 @@ def test_no_query_takes_long(piece):
     start = time.perf_counter()
     sought = Sought.of(query, Analyzer("none"), lambda terms: np.ones(len(terms)))
     for _ in range(10):
-        snippet(FILLER * 20 + query[:2000], sought, "a.md")
+        snippet(Hit("a.md", 1, "", FILLER * 20 + query[:2000]), sought)
     assert time.perf_counter() - start < 5
 
 

@@ -8,6 +8,9 @@ import pytest
 from mcp.server.mcpserver.exceptions import ToolError
 
 from revela.errors import RevelaError
+from revela.index.bm25 import BM25
+from revela.index.snippets import CHARACTERS, snippet
+from revela.index.sought import Sought
 from revela.server.mcp import MAX_TOKENS, Documents, Tools, mcp_server
 from revela.server.token_budget import count_tokens, shared_out
 from revela.types import Hit, Hits
@@ -26,12 +29,18 @@ class Found:
 
     def __init__(self, texts, metadata=None):
         self.hits = [
-            Hit(f"notes/year {i}/file.md", 1 - i / 1000, "Guide > Taxes", text, i, metadata or {})
+            Hit(f"notes/year {i}/file.md", 1 - i / 1000, "Guide > Taxes", text, i, metadata or {},
+                line=5)
             for i, text in enumerate(texts)
-        ]
+        ]  # fmt: skip
+        self.known = BM25([*texts, "Other words."], "en")
 
     def search(self, query, k, **_):
         return Hits(self.hits[:k])
+
+    def snippets(self, query, hits, characters=CHARACTERS):
+        sought = Sought.of(query, self.known.terms, self.known.idf)
+        return [snippet(hit, sought, characters) for hit in hits]
 
     def chunks(self, name):
         return [hit for hit in self.hits if hit.id == name]
@@ -56,12 +65,26 @@ def test_an_answer_fits_its_budget_and_says_what_was_cut(script, max_tokens, wor
     cut = [result for result in results if result.get("cut")]
     assert results and all(len(result["text"]) > 10 for result in results)
     for result, whole in zip(results, texts, strict=False):
-        assert (result["text"] == whole) != (result in cut) and whole.startswith(result["text"])
+        assert (result["text"] == whole) != (result in cut)
+        shown = result["text"].strip("… \n")
+        assert "".join(shown.split()) in "".join(whole.split())
     note = answer.get("note", "")
     assert (f"{len(cut)} texts are cut" in note) == bool(cut)
     assert (f"{10 - len(results)} results are left out" in note) == (len(results) < 10)
     if cut or len(results) < 10:  # what there is room for is used
-        assert count_tokens(text) > max_tokens - 140
+        assert count_tokens(text) > 0.9 * max_tokens - 140
+
+
+@pytest.mark.parametrize("max_tokens", [300, MAX_TOKENS])
+def test_a_long_passage_comes_with_the_part_that_answers_and_its_place(max_tokens):
+    answer = "\n\nThe camshaft turns at noon.\n\n"
+    found = Found(["# Engine\n\n" + ENGLISH * 20 + answer + ENGLISH * 20])
+    given = Tools(Documents("notes", lambda: found, {})).search("camshaft", max_tokens=max_tokens)
+    (result,) = given.structured_content["results"]
+    assert result["title"] == "Guide > Taxes > Engine" and result["line"] == 5 + 4
+    part = result["text"] if max_tokens == 300 else result["snippet"]
+    assert answer.strip() in part and len(part) < 500
+    assert ("snippet" in result) != result.get("cut", False)
 
 
 def test_ten_passages_of_prose_are_given_whole_by_default():

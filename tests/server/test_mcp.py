@@ -24,6 +24,7 @@ from revela.cli.mcp import _documents, mcp
 from revela.encoder.prompts import OWN
 from revela.errors import RevelaError
 from revela.index.index import Index
+from revela.index.snippets import Snippet
 from revela.model_files import fingerprint
 from revela.retriever.load import load_encoder
 from revela.server.mcp import Documents, Tools
@@ -102,6 +103,7 @@ async def ask(client):
     first = next(result for result in results if result["id"] == "guide.md")
     assert first["url"] == "https://wiki.example/docs/guide.md" and "path" not in first
     assert first["metadata"] == {"year": 2020} and "garden opens" in first["text"]
+    assert first["title"] == "Guide" and first["line"] == 5
     cut = await client.call_tool("search", {"query": "garden", "min_score": 1.1})
     assert cut.structured_content == {"results": []}
     filtered = await client.call_tool("search", {"query": "garden", "filter": {"year": 2021}})
@@ -309,6 +311,9 @@ def test_an_agent_is_told_whether_the_first_result_answers():
     class Unsure:
         def search(self, query, k, **options):
             return Hits([Hit("a", 0.2, "", "text", confidence=0.01)])
+
+        def snippets(self, query, hits):
+            return [Snippet("text", [])]
 
     answer = Tools(Documents("manuals", Unsure, {})).search("who painted the ceiling")
     assert answer.structured_content["answer"] == "probably no answer in these documents"

@@ -98,10 +98,10 @@ def _cell(value: object) -> str:
 
 
 def print_answer(hits: Hits) -> None:
-    """Whether the first hit answers the query, in words, if that is known."""
-    if hits.answer is not None:
-        from revela.types import ANSWERS
+    """Whether the first hit answers the query, in words."""
+    from revela.types import ANSWERS
 
+    if hits:
         print(f"{ANSWERS[hits.answer]}:")
 
 
@@ -131,10 +131,10 @@ def _named(hit: Hit, shown: Snippet) -> str:
     from revela.index.snippets import heading_of
 
     place = hit.id
-    if hit.page is not None:
-        place += f", page {hit.page + shown.page}"
-    if hit.line is not None:
-        place += f":{hit.line + shown.line}"
+    if shown.page is not None:
+        place += f", page {shown.page}"
+    if shown.line is not None:
+        place += f":{shown.line}"
     heading = heading_of(hit)
     return one_line(place if heading == hit.id else f"{heading} ({place})")
 

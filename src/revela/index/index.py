@@ -479,7 +479,7 @@ class Index:
 
         characters = characters or CHARACTERS
         sought = Sought.of(query, self.table.query_terms, self.state.idf)
-        return [snippet(hit.text, sought, hit.id, characters) for hit in hits]
+        return [snippet(hit, sought, characters) for hit in hits]
 
     def file(self, document: str) -> Path | None:
         """The file of a document by its id; None if it is not known, or gone."""

@@ -7,7 +7,7 @@ of letters, digits and the marks that combine with them. Each run gives terms by
   stemmed (Snowball), unless it is a stop word; then without accents. Of an identifier such as
   ``getFileName`` the parts as well.
 - Han, Kana and Hangul: single characters and pairs of neighbours. Thai, Lao, Khmer and Burmese:
-  pairs and triples. Dictionaries are not needed for BM25 to rank well (docs/results.md).
+  pairs and triples. Dictionaries are not needed for BM25 to rank well (research/notebook.md).
 
 An index has the languages that are found in its text: ``en``, ``ru+en`` for Russian and English
 documents, or ``en+de+fr``. Where a script has several, the words of a passage are stemmed in the

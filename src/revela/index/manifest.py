@@ -56,13 +56,16 @@ class Calibration:
 
     def confidence(self, score: float, other: float, search: str) -> float | None:
         """Probability that a first hit is right, if the text answers half of all questions; None if
-        it was not measured.
+        it was not measured. It is 0 of a hit that scores 0: it has no word of the question, and a
+        vector no nearer to it than any passage's.
 
         Args:
             score: of the hit.
             other: the best score of another document.
-            search: a key of ``scores``.
+            search: a key of ``scores``, of what was not measured too; "" of other searches.
         """
+        if search and score <= 0:
+            return 0.0
         if search not in self.scores:
             return None
         half, slope, _ = self.scores[search]

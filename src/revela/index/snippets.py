@@ -25,14 +25,14 @@ _BLANK = re.compile(r"\A\s*\n")
 
 
 class Snippet(NamedTuple):
-    """A text in one to ``LINES`` lines, the places (begin, end) of what is marked in it, and how
-    many lines and pages of the passage lie before the line with the rarest of it.
+    """A text in one to ``LINES`` lines, the places (begin, end) of what is marked in it, and the
+    line of the file and the page that the rarest of it stands on, where these are known.
     """
 
     text: str
     marks: list[tuple[int, int]]
-    line: int = 0
-    page: int = 0
+    line: int | None = None
+    page: int | None = None
 
 
 def heading_of(hit: Hit) -> str:
@@ -89,23 +89,23 @@ class _Shown:
         return sorted(set(found), reverse=True)
 
 
-def snippet(text: str, sought: Sought, name: str = "", characters: int = CHARACTERS) -> Snippet:
-    """The part of a passage with the most of the words sought, by their idf, as plain text, without
-    the headings that it begins with (``heading_of``).
+def snippet(hit: Hit, sought: Sought, characters: int = CHARACTERS) -> Snippet:
+    """The part of a hit's passage with the most of the words sought, by their idf, as plain text,
+    without the headings that it begins with (``heading_of``).
 
     Args:
-        text: the passage.
+        hit: its text is the passage.
         sought: the query's words.
-        name: the document's id.
         characters: of the snippet, at most; all of the passage is shown if it fits.
 
     >>> from revela.index.bm25 import BM25
     >>> known = BM25(["Order **NW-1007** is late.", "Order NW-2 came."], "en")
-    >>> snippet("Order **NW-1007** is late.", Sought.of("NW-1007", known.terms, known.idf), "a.md")
-    Snippet(text='Order NW-1007 is late.', marks=[(6, 13)], line=0, page=0)
+    >>> hit = Hit("a.md", 1.0, "", "Order **NW-1007** is late.", line=3)
+    >>> snippet(hit, Sought.of("NW-1007", known.terms, known.idf))
+    Snippet(text='Order NW-1007 is late.', marks=[(6, 13)], line=3, page=None)
     """
-    text = _BLANK.sub("", text)
-    all_lines = lines_of(text, name)
+    text = _BLANK.sub("", hit.text)
+    all_lines = lines_of(text, hit.id)
     called = _headings(all_lines)
     shown = _Shown([line for line in all_lines if line not in called])
     characters = characters // 2 if shown.is_wide else characters
@@ -118,9 +118,12 @@ def snippet(text: str, sought: Sought, name: str = "", characters: int = CHARACT
         spans = [(begin, end)]
         if (first := shown.at(begin).heading) is not None and shown.at(begin).kind == "row":
             spans.insert(0, _heading_of(shown, first, characters // 2))
-    found = _cut(shown, spans, places)
-    before = text.split("\n")[: found.line + 1]
-    return found._replace(page="".join(before).count("\f"))
+    found, number = _cut(shown, spans, places)
+    pages = "".join(text.split("\n")[: number + 1]).count("\f")
+    return found._replace(
+        line=None if hit.line is None else hit.line + number,
+        page=None if hit.page is None else hit.page + pages,
+    )
 
 
 def _heading_of(shown: _Shown, number: int, most: int) -> tuple[int, int]:
@@ -188,7 +191,8 @@ def _end(text: str, begin: int, past: int, characters: int, lines: int) -> int:
         end = at if at >= past else end
     if end < len(text) and text[end] != "\n":
         space = max(text.rfind(" ", past, end), text.rfind("\n", past, end))
-        end = space if space > end - LONG_WORD else _between(text, end, len(text))
+        longest = min(LONG_WORD, (end - begin) // 4)
+        end = space if space > end - longest else _between(text, end, len(text))
     return max(end, past)
 
 
@@ -196,8 +200,10 @@ def _cut(
     shown: _Shown,
     spans: Sequence[tuple[int, int]],
     places: Sequence[tuple[int, int, str, float]],
-) -> Snippet:
-    """The text of these spans, with dots where it is cut, and its marks."""
+) -> tuple[Snippet, int]:
+    """The text of these spans, with dots where it is cut, and its marks; and the number of the line
+    with the rarest of it.
+    """
     merged = list[tuple[int, int]]()
     for begin, end, *_ in places:
         if merged and begin <= merged[-1][1]:
@@ -221,7 +227,7 @@ def _cut(
             words[shown.at(first).number][word] = weight
     most = max(words, key=lambda number: sum(words[number].values()), default=None)
     line = shown.at(begin).number if most is None and shown.lines else most or 0
-    return _dedented(Snippet(text, marks, line), _indent(shown, begin, end))
+    return _dedented(Snippet(text, marks), _indent(shown, begin, end)), line
 
 
 def _indent(shown: _Shown, begin: int, end: int) -> int:
@@ -241,7 +247,7 @@ def _dedented(found: Snippet, indent: int) -> Snippet:
         for begin, end in found.marks
     ]
     text = "\n".join(line[indent:] for line in found.text.split("\n"))
-    return Snippet(text, marks, found.line)
+    return Snippet(text, marks)
 
 
 def same_texts(texts: Sequence[str]) -> list[int | None]:

@@ -116,7 +116,7 @@ class Words:
     ) -> list[Snippet]:
         """What is shown of each hit, as of an index."""
         sought = Sought.of(query, self._terms, self._idf)
-        return [snippet(hit.text, sought, hit.id, characters) for hit in hits]
+        return [snippet(hit, sought, characters) for hit in hits]
 
     def _idf(self, terms: Sequence[str]) -> NDArray[np.float64]:
         known = [term for term in terms if term in self._numbers]

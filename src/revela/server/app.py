@@ -244,8 +244,7 @@ def results_of(
     results = list[schemas.SearchResult]()
     for i, (hit, shown) in enumerate(zip(hits, snippets, strict=True)):
         about: dict[str, Any] = asdict(hit)
-        about["line"] = hit.line and hit.line + shown.line
-        about["page"] = hit.page and hit.page + shown.page
+        about |= dict(line=shown.line, page=shown.page)
         path = file(hit.id) if file else None
         about |= dict(rank=i + 1, heading=heading_of(hit), snippet=_marked(shown))
         about |= dict(path=path and str(path), url=site.url(hit.id))

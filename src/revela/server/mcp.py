@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
+from unicodedata import east_asian_width
 from urllib.parse import quote
 
 from mcp.server.mcpserver import MCPServer
@@ -28,7 +29,7 @@ from revela.index.filters import EXAMPLE, where_sql
 from revela.index.index import Index
 from revela.index.places import file_of
 from revela.index.search import check_query
-from revela.index.snippets import same_texts
+from revela.index.snippets import CHARACTERS, Snippet, heading_of, same_texts
 from revela.index.word_search import Words
 from revela.server import Access, Limits, Site
 from revela.server.token_budget import as_json, count_tokens, fitting, shared_out
@@ -51,16 +52,23 @@ class SearchResult(BaseModel):
     """A document with its best passage."""
 
     id: str
-    title: str
+    title: str = Field(description="With the headings above the passage, if they are known.")
     url: str
     path: str | None = Field(default=None, description="The document's file, if it is known.")
+    page: int | None = Field(default=None, description="Of a PDF, where the snippet stands.")
+    line: int | None = Field(default=None, description="Of a file of text, the same.")
     score: float
     confidence: float | None = Field(
         default=None,
         description="How often a first result that stands out as far is right, from 0 to 1.",
     )
+    snippet: str | None = Field(
+        default=None, description="The part of a long passage with the rarest words of the query."
+    )
     text: str = Field(description="The best passage.")
-    cut: bool | None = Field(default=None, description="Whether it goes on: see fetch.")
+    cut: bool | None = Field(
+        default=None, description="Whether text is only a part of it, like snippet: see fetch."
+    )
     chunk: int = Field(description="The number of that passage in the document, from 0.")
     metadata: dict[str, Any] | None = None
     copies: list[str] | None = Field(default=None, description="Ids of others with an equal one.")
@@ -71,8 +79,8 @@ class SearchResults(BaseModel):
 
     answer: str | None = Field(
         default=None,
-        description="Whether the first result answers the query: sure, perhaps, or probably no "
-        "answer in these documents.",
+        description="Whether the first result answers the query: sure, perhaps, probably no "
+        "answer in these documents, or not known.",
     )
     results: list[SearchResult]
     note: str | None = Field(default=None, description="What was cut, and how to get it.")
@@ -118,16 +126,19 @@ class Documents:
         url = url or (path.as_uri() if path else f"revela:{quote(name)}")
         return url, str(path) if path else None
 
-    def result(self, hit: Hit, copies: Sequence[str] = ()) -> SearchResult:
+    def result(self, hit: Hit, shown: Snippet, copies: Sequence[str] = ()) -> SearchResult:
         """A hit for agents, with the ids of documents whose passage is equal."""
         url, path = self.place(hit.id)
         return SearchResult(
             id=hit.id,
-            title=hit.title or hit.id,
+            title=heading_of(hit),
             url=url,
             path=path,
+            page=shown.page,
+            line=shown.line,
             score=round(hit.score, 3),
             confidence=None if hit.confidence is None else round(hit.confidence, 2),
+            snippet=shown.text if len(hit.text) > CHARACTERS else None,
             text=hit.text,
             chunk=hit.chunk,
             metadata=_metadata(hit),
@@ -199,15 +210,20 @@ def distinct(hits: Sequence[Hit], k: int) -> list[tuple[Hit, list[str]]]:
 
 
 def within(
-    results: Sequence[SearchResult], max_tokens: int, notice: str = "", answer: str | None = None
+    results: Sequence[SearchResult],
+    max_tokens: int,
+    part_of: Callable[[int, int], str],
+    notice: str = "",
+    answer: str | None = None,
 ) -> SearchResults:
-    """As many of the results as fit, best first, the longest texts cut; a note says so, after a
-    notice.
+    """As many of the results as fit, best first. If not all do, none has a snippet, and the longest
+    texts are cut to the part of so many characters that ``part_of`` gives by the result's number
+    (``snippets.snippet``); a note says so, after a notice.
     """
     whole = SearchResults(answer=answer, results=list(results), note=notice or None)
     if _tokens_of(whole) <= max_tokens:
         return whole
-    bare = [result.model_copy(update={"text": "", "cut": True}) for result in results]
+    bare = [result.model_copy(update=dict(text="", cut=True, snippet=None)) for result in results]
     least = [min(TEXT_TOKENS, count_tokens(result.text)) for result in results]
 
     def left(shown: int) -> int:
@@ -217,10 +233,17 @@ def within(
     numbers = range(len(results), 1, -1)
     shown = next((n for n in numbers if left(n) >= sum(least[:n])), 1)
     kept = shared_out([result.text for result in results[:shown]], max(left(shown), TEXT_TOKENS))
-    cut = [
-        result if length == len(result.text) else _cut(result, length)
-        for result, length in zip(results, kept, strict=False)
-    ]
+    cut = list[SearchResult]()
+    for number, (result, length) in enumerate(zip(results, kept, strict=False)):
+        text = result.text
+        is_cut = length < len(text)
+        if is_cut:
+            tokens = count_tokens(as_json(text[:length])[1:-1])
+            wide = sum(east_asian_width(letter) in "WF" for letter in text[:length])
+            text = part_of(number, length + wide)
+            text = text[: fitting(text, tokens)]
+        given = dict(text=text, cut=is_cut or None, snippet=None)
+        cut.append(result.model_copy(update=given))
     notes = []
     if number := sum(bool(result.cut) for result in cut):
         notes.append(f"{number} texts are cut: fetch with id and chunk reads on")
@@ -228,10 +251,6 @@ def within(
         notes.append(f"{rest} results are left out: a greater max_tokens shows them")
     said = f"To fit {max_tokens:,} tokens, {', and '.join(notes)}."
     return SearchResults(answer=answer, results=cut, note=f"{notice} {said}".strip())
-
-
-def _cut(result: SearchResult, length: int) -> SearchResult:
-    return result.model_copy(update={"text": result.text[:length], "cut": True})
 
 
 MaxTokens = Annotated[
@@ -264,10 +283,19 @@ class Tools:
             with self._lock:
                 index = self.documents.index()
                 hits = index.search(query, 2 * k, where=filter, min_score=min_score)
+        found = distinct(hits, k)
+        snippets = index.snippets(query, [hit for hit, _ in found])
+
+        def part_of(number: int, characters: int) -> str:
+            return index.snippets(query, [found[number][0]], characters)[0].text
+
+        results = [
+            self.documents.result(hit, shown, copies)
+            for (hit, copies), shown in zip(found, snippets, strict=True)
+        ]
         notice = index.notice if isinstance(index, Words) else ""
-        results = [self.documents.result(hit, copies) for hit, copies in distinct(hits, k)]
-        answer = ANSWERS[hits.answer] if hits.answer else None
-        return _answer(within(results, max_tokens, notice, answer))
+        answer = ANSWERS[hits.answer] if hits and not notice else None
+        return _answer(within(results, max_tokens, part_of, notice, answer))
 
     def fetch(
         self,
