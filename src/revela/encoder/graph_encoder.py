@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 IDS = "input_ids"
 READ_AHEAD = 4096  # texts that are tokenized, and sorted by length, at once
 TOKENS_PER_BATCH = 4096
-# Lengths of batches, as each new shape has to be prepared. OpenVINO keeps what it has prepared, and
-# never frees some of it: 160 shapes take 200 MB more if lengths are not rounded.
+# Lengths of batches are multiples of it. OpenVINO prepares each new shape, keeps what it has
+# prepared, and never frees some of it.
 ROUNDED = 16
-# What it keeps of former shapes, by kind of operation. By default 5,000: 3 MB for each shape. With
-# none, a query takes twice as long.
+# How many prepared operations of a kind it keeps. Of its default, 5,000, a service grows for hours,
+# by 3 MB for each shape; with none, a query takes twice as long.
 PREPARED = 100
 Tokens = tuple[Vectors, Spans]
 """The vectors of a text's tokens (T, W), and where the tokens are in prompt and text."""
