@@ -17,6 +17,7 @@ from revela.lm.language_model import LanguageModel
 from revela.lm.prompts import PromptMaker
 from revela.objectives.dream import DreamLoss
 from revela.retriever.build import build_retriever
+from revela.retriever.module import RetrieverModule
 from revela.types import Chunk
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "nano_dream.py"
@@ -70,7 +71,8 @@ def test_loss_and_gradients_are_the_packages(nano, tiny_lm_folder, kind):
     options = dict(pooling="mean", layers=2, max_tokens=nano.MAX_TOKENS, lower_case=False)
     model = build_retriever(tiny_lm_folder, **options, **prompts).requires_grad_()
     lm, made = LanguageModel(tiny_lm(kind)), PromptMaker(tokenizer, nano.MAX_TOKENS, len(TEXTS))
-    objective = DreamLoss(model, lm, HEADS, tau=nano.TAU, gate=nano.GATE, group_size=len(TEXTS))
+    steered = dict(tau=nano.TAU, gate=nano.GATE, group_size=len(TEXTS))
+    objective = DreamLoss(RetrieverModule(model), lm, HEADS, **steered)
     sides = (QUESTIONS, nano.QUERY), (TEXTS, nano.PASSAGE)
     questions = list(zip(QUESTIONS, ANSWERS, strict=True))
     features = [
