@@ -1,8 +1,8 @@
 """Writes build/docs, of which mkdocs makes the site: ``make docs``.
 
 The pages are the files that a reader of the repository sees. README.md is the first one;
-CONTRIBUTING.md, CHANGELOG.md, the notebook and the examples are pages too. Links between files of
-the repository become links between pages.
+CONTRIBUTING.md, CHANGELOG.md and the examples are pages too. Links between files of the repository
+become links between pages.
 
 python -m research.docs_site
 """
@@ -19,7 +19,6 @@ ELSEWHERE = {  # pages of files outside docs/
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
-    "research/notebook.md": "notebook.md",
     **{
         f"examples/{path.name}": f"examples/{path.stem}.md"
         for path in sorted((ROOT / "examples").glob("*.py"))
@@ -27,7 +26,11 @@ ELSEWHERE = {  # pages of files outside docs/
 }
 ORIGINS = {page: origin for origin, page in ELSEWHERE.items()}  # of an example, the file
 INDEX = "examples/train_on_a_folder.md"  # what a link to the folder leads to
-LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^()\s#]+)")
+LINK = re.compile(r"\[(?P<words>[^\[\]]*)\]\((?!\w+:|#)(?P<target>[^()\s]+)\)")
+
+
+PAGES = {p.relative_to(ROOT / "docs").as_posix() for p in ROOT.glob("docs/**/*.md")}
+PAGES |= ORIGINS.keys()
 
 
 def sources() -> dict[str, Path]:
@@ -59,14 +62,20 @@ def page_of_script(text: str) -> str:
 
 
 def with_links(markdown: str, page: str) -> str:
-    """Links to files of the repository, from the file that a page is made of, as links to pages."""
+    """Links to files of the repository, from the file that a page is made of, as links to pages;
+    of a link to a file that is no page (the notebook), its words.
+    """
     folder = posixpath.dirname(ORIGINS.get(page, f"docs/{page}"))
 
     def linked(match: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(folder, match[0]))
+        target, _, anchor = match["target"].partition("#")
+        target = posixpath.normpath(posixpath.join(folder, target))
         found = INDEX if target == "examples" else target.removeprefix("docs/")
         found = ELSEWHERE.get(target, found)
-        return posixpath.relpath(found, posixpath.dirname(page) or ".")
+        if found not in PAGES and not (ROOT / "docs" / found).is_file():
+            return match["words"]
+        path = posixpath.relpath(found, posixpath.dirname(page) or ".")
+        return f"[{match['words']}]({path}{'#' * bool(anchor)}{anchor})"
 
     return LINK.sub(linked, markdown)
 

@@ -1,4 +1,4 @@
-"""Writes docs/settings.md, the list of all settings, and a page for each objective: ``make
+"""Writes docs/command-line.md (every verb and every setting) and docs/objectives.md: ``make
 settings``.
 
 python -m research.settings_page
@@ -13,12 +13,15 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from revela.cli import app
 from revela.settings import OBJECTIVES, SECTIONS, descriptions, flag_of, is_rare, presets
 
 DOCS = Path(__file__).parents[1] / "docs"
-HEAD = """# Settings
+COMMANDS = """# Command line
 
-Generated from the package by `make settings`; do not edit.
+Generated from the package by `make settings`; do not edit. `revela VERB --help` says the same.
+"""
+SETTINGS = """## Settings of training
 
 A setting has one name everywhere: `--chunk-words 30` on the command line, `chunk_words=30` in
 `Retriever.train(...)` and `revela.settings.Recipe.of(...)`, and in a recipe file, which
@@ -41,28 +44,50 @@ layers = 4
 
 A flag wins over a recipe file, and a file over a preset. `--help` leaves out settings with a ·.
 """
+OBJECTIVES_HEAD = """# Objectives
+
+Generated from the files of the objectives by `make settings`; do not edit. [Make a model](train.md)
+says which one to take, [results](results.md#which-objective-is-best-at-equal-time) what each gave,
+and [papers](papers.md) goes through the papers equation by equation.
+"""
 
 
 def pages() -> dict[Path, str]:
     """The text of every generated page, by its path."""
-    objectives = {DOCS / "objectives" / f"{name}.md": objective_page(name) for name in OBJECTIVES}
-    return {DOCS / "settings.md": settings_page(), **objectives}
+    return {
+        DOCS / "command-line.md": "\n".join([COMMANDS, *verbs(), SETTINGS, *settings()]) + "\n",
+        DOCS / "objectives.md": "\n".join([OBJECTIVES_HEAD, *map(objective, OBJECTIVES)]),
+    }
 
 
-def settings_page() -> str:
+def verbs() -> list[str]:
+    """Each verb in the words of its help, by groups."""
+    whole = app.generate_docs(heading_level=1, usage_name="revela")
+    whole = re.sub(r"^(revela \w+) -m \S+", r"\1", whole, flags=re.M)  # the module that runs
+    parts = re.split(r"^## revela (\w+)\n", whole, flags=re.M)
+    texts = dict(zip(parts[1::2], parts[2::2], strict=True))
+    shown = []
+    for group in sorted({app[name].group[0] for name in texts}, key=lambda group: group.sort_key):
+        shown.append(f"## {group.name}\n")
+        for name, text in texts.items():
+            if app[name].group[0] == group:
+                shown += [f"### {name}", text.replace("```console", "```text").rstrip() + "\n"]
+    return shown
+
+
+def settings() -> list[str]:
     """What all objectives share, and where the settings of each are."""
-    parts = [HEAD, "## Presets\n", "| preset | sets |", "|---|---|"]
-    for name, settings in presets().items():
-        changes = ", ".join(f"`{key} = {value!r}`" for key, value in settings.items())
+    parts = ["### Presets\n", "| preset | sets |", "|---|---|"]
+    for name, changed in presets().items():
+        changes = ", ".join(f"`{key} = {value!r}`" for key, value in changed.items())
         parts.append(f"| {name} | {changes} |")
     for section, kind in SECTIONS.items():
-        parts += ["", f"## {section}", "", *table(section, kind)]
-    links = " · ".join(f"[{name}](objectives/{name}.md#settings)" for name in OBJECTIVES)
-    parts += ["", "## objective", "", f"Each has settings of its own: {links}"]
-    return "\n".join(parts) + "\n"
+        parts += ["", f"### {section}", "", *table(section, kind)]
+    links = " · ".join(f"[{name}](objectives.md#{name})" for name in OBJECTIVES)
+    return [*parts, "", "### objective", "", f"Each has settings of its own: {links}"]
 
 
-def objective_page(name: str) -> str:
+def objective(name: str) -> str:
     """What an objective's file says about it, its presets, and its settings."""
     kind = OBJECTIVES[name]
     module = import_module(f"revela.objectives.{kind.module}")
@@ -70,24 +95,15 @@ def objective_page(name: str) -> str:
     # The legend of shapes is for who reads the code.
     text = re.sub(r"\n\nShapes:.*", "", inspect.cleandoc(module.__doc__ or ""), flags=re.S)
     text = re.sub(r"^(Cost|When to use it): ", r"\n**\1:** ", text, flags=re.M)
-    parts = [f"# {name}", "", f"{kind.__doc__}", "", text.replace("\n\n\n", "\n\n"), ""]
-    parts += [
-        f"The file is `src/{file.as_posix()}`. [What each objective gave]"
-        "(../results.md#which-objective-is-best-at-equal-time) · "
-        "[the papers, equation by equation](../papers.md)",
-        "",
-        "## Presets",
-    ]
-    for preset, settings in presets().items():
-        if settings.get("objective") != name:
-            continue
-        toml = resources.files("revela").joinpath("presets", f"{preset}.toml")
-        command = f"revela train docs/ --preset {preset} --out {preset}-retriever"
-        parts += ["", f"### {preset}", "", "```bash", command, "```", ""]
-        parts += ["```toml", toml.read_text(encoding="utf-8").rstrip(), "```"]
-    parts += ["", "## Settings", "", "Beside [those that all objectives share](../settings.md); "]
-    parts[-1] += "`--help` leaves out those with a ·."
-    return "\n".join([*parts, "", *table("objective", kind)]) + "\n"
+    parts = [f"## {name}", "", f"{kind.__doc__}", "", re.sub(r"\n{3,}", "\n\n", text), ""]
+    parts += [f"The file is `src/{file.as_posix()}`.", ""]
+    for preset, changed in presets().items():
+        if changed.get("objective") == name:
+            toml = resources.files("revela").joinpath("presets", f"{preset}.toml")
+            command = f"revela train docs/ --preset {preset} --out {preset}-retriever"
+            parts += ["```bash", command, "```", ""]
+            parts += ["```toml", toml.read_text(encoding="utf-8").rstrip(), "```", ""]
+    return "\n".join([*parts, *table("objective", kind)]) + "\n"
 
 
 def table(section: str, kind: Any) -> list[str]:

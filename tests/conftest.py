@@ -9,8 +9,6 @@ import logging
 import os
 import random
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
 
@@ -154,33 +152,39 @@ def tiny_config(kind: str, vocabulary: int = 400):
 
 
 class Embed(torch.nn.Module):
-    """A retriever of one table, the same every time."""
+    """Like a ``RetrieverModule``, of one table, the same every time; ``began`` is the table before
+    training, if another.
+    """
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(3)
-        self.table = torch.nn.Embedding(400, 8)
+        self.table, self.width, self.began = torch.nn.Embedding(400, 8), None, None
+
+    def pool(self, features):
+        return self.table(features["input_ids"]).mean(1)
 
     def forward(self, features):
-        return {"sentence_embedding": self.table(features["input_ids"]).mean(1)}
-
-
-def moved_since_it_began() -> tuple[Embed, Embed, Callable[[], AbstractContextManager[None]]]:
-    """A retriever, what it was at another time, and a context inside which it is that."""
-    model, began = Embed().double(), Embed().double()
-    with torch.no_grad():
-        began.table.weight.add_(
-            0.3 * torch.randn(began.table.weight.shape, generator=torch.Generator().manual_seed(9))
-        )
-    now = model.table.weight.data.clone()
+        return torch.nn.functional.normalize(self.pool(features)[:, : self.width], dim=1)
 
     @contextlib.contextmanager
-    def as_it_began():
-        model.table.weight.data.copy_(began.table.weight)
+    def evaluating(self, adapters=True):
+        training, now = self.training, self.table.weight.data
+        self.eval()
+        if not adapters and self.began is not None:
+            self.table.weight.data = self.began
         yield
-        model.table.weight.data.copy_(now)
+        self.table.weight.data = now
+        self.train(training)
 
-    return model, began, as_it_began
+
+def moved_since_it_began() -> tuple[Embed, Embed]:
+    """A retriever, and what it was before training."""
+    model, began = Embed().double(), Embed().double()
+    noise = torch.randn(began.table.weight.shape, generator=torch.Generator().manual_seed(9))
+    began.table.weight.data += 0.3 * noise
+    model.began = began.table.weight.data.clone()
+    return model, began
 
 
 def train_by_sgd(objective, features, steps: int, rate: float) -> list[float]:
@@ -237,10 +241,11 @@ def tiny_bert_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -
 def tiny_retriever(folder: Path, **changes):
     """A new retriever from a language model, of two layers."""
     from revela.retriever.build import build_retriever
+    from revela.settings import Retriever
 
-    settings = dict(layers=2, pooling="mean", max_tokens=64, lower_case=False)
+    settings = dict(layers=2, pooling="mean", max_tokens=64, lower_case="no")
     settings |= dict(query_prompt="query: ", passage_prompt="passage: ")
-    return build_retriever(folder, **{**settings, **changes})
+    return build_retriever(folder, Retriever(**{**settings, **changes}))
 
 
 @pytest.fixture(scope="session")
@@ -249,12 +254,13 @@ def saved_retriever(tmp_path_factory: pytest.TempPathFactory, tiny_lm_folder: Pa
     whitening.
     """
     from revela.retriever.fit import fit_to_corpus
+    from revela.retriever.module import RetrieverModule
     from revela.retriever.save import save_retriever
     from revela.settings import Fit
 
     folder = tmp_path_factory.mktemp("saved-retriever")
-    model = tiny_retriever(tiny_lm_folder, max_tokens=100, lower_case=True)
-    fit_to_corpus(model, [row["text"] for row in make_rows(30)], Fit())
+    model = tiny_retriever(tiny_lm_folder, max_tokens=100, lower_case="yes")
+    fit_to_corpus(RetrieverModule(model), [row["text"] for row in make_rows(30)], Fit())
     save_retriever(model, folder, "")
     return folder
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conftest import make_rows
+from conftest import make_rows, tiny_retriever
 from revela.errors import RevelaError
 from revela.groups.dataset import TrainingSet, default_queries_file
 from revela.settings import (
@@ -327,10 +327,11 @@ def test_typos_are_refused(doing, tmp_path):
     assert code == 2 and "lerning" in out + err
 
 
-def test_flag_beats_recipe_beats_preset(recipes, refused, tmp_path):
+def test_flag_beats_recipe_beats_preset(recipes, refused, tiny_lm_folder, tmp_path):
+    models = (f"--model {tiny_lm_folder} --lm {tiny_lm_folder}",)
     (tmp_path / "r.toml").write_text("[objective]\ntau = 0.3\n[retriever]\nlora_rank = 7\n")
     command = ("train", tmp_path, f"--out {tmp_path / 'o'}")
-    refused(*command, f"--preset paper --recipe {tmp_path / 'r.toml'} --lora-rank 9")
+    refused(*command, f"--preset paper --recipe {tmp_path / 'r.toml'} --lora-rank 9", *models)
     refused(*command)
     paper, plain = recipes
     assert (paper.objective.tau, paper.retriever.lora_rank) == (0.3, 9)
@@ -436,7 +437,8 @@ def test_compare_puts_flags_and_recipe_over_every_preset(
             ("train", "--preset paper --crop-window 99"),
             "--crop-window has no effect on --objective revela",
         ),
-        (("train", "--preset paper --objective crop"), "stop"),  # what the preset says nobody gave
+        # what the preset says nobody gave
+        (("train", "--preset paper --objective crop --model embedded:smollm2-135m"), "stop"),
         (("train", "--preset attention --recipe {tmp}/r.toml"), "stop"),
         (("train", "--preset pairs --lm x"), "stop"),
         (("train", "--preset crop --query-lm x"), "--query-lm has no effect on --objective crop"),
@@ -615,18 +617,11 @@ def test_compare_deletes_nothing_that_it_did_not_make(tmp_path):
 
 def test_eval_compares_models_and_asks_mteb(succeeds, refused, tiny_lm_folder, tmp_path):
     pytest.importorskip("mteb")
-    from revela.retriever.build import build_retriever
 
     for name, layers in (("a", 1), ("b", 2)):
-        build_retriever(
-            tiny_lm_folder,
-            layers=layers,
-            pooling="mean",
-            max_tokens=64,
-            lower_case=False,
-            query_prompt="",
-            passage_prompt="",
-        ).save(str(tmp_path / name))
+        tiny_retriever(tiny_lm_folder, layers=layers, query_prompt="", passage_prompt="").save(
+            str(tmp_path / name)
+        )
     rows = make_rows(20, seed=5)
     folder = judged_folder(tmp_path / "judged", rows, {r["_id"]: r["text"][:60] for r in rows})
     scores, out = tmp_path / "scores.json", tmp_path / "mteb"

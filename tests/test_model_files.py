@@ -228,7 +228,7 @@ def test_only_without_a_network_does_another_model_stand_in(
     assert model_files.find_weights(REPO, str(tiny_lm_folder)) == tiny_lm_folder
     (said,) = caplog.messages
     assert str(tiny_lm_folder) in said
-    with pytest.raises(RevelaError):
+    with pytest.raises(RevelaError, match="take no other model in its place: connect, or"):
         model_files.find_weights(REPO, "")
     with pytest.raises(RevelaError):
         model_files.find_weights("somebody/else", str(tiny_lm_folder))

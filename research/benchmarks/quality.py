@@ -81,6 +81,7 @@ def save_untrained(
     from revela.model_files import resolve
     from revela.retriever.build import untrained_retriever
     from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
+    from revela.retriever.module import RetrieverModule
     from revela.retriever.save import save_retriever
     from revela.settings import Recipe
     from revela.silence import silence_libraries
@@ -92,13 +93,11 @@ def save_untrained(
     documents, _ = read_corpus([corpus])
     model = untrained_retriever(recipe, resolve(lm), documents)
     if fit:
-        model.max_seq_length = recipe.lm.lm_tokens
         chunks = training_chunks(recipe, documents)
-        fast = has_fast_bf16(model.device)
-        trainer = row_trainer(model, documents, steps=steps)
-        how = dict(seed=recipe.training.seed, bf16=fast, train_rows=trainer)
-        fit_to_corpus(model, [chunk.text for chunk in chunks], recipe.fit, **how)
-        model.max_seq_length = recipe.retriever.max_tokens
+        retriever = RetrieverModule(model, has_fast_bf16(model.device), recipe.lm.lm_tokens)
+        how = dict(train_rows=row_trainer(model, documents, steps=steps))
+        texts = [chunk.text for chunk in chunks]
+        fit_to_corpus(retriever, texts, recipe.fit, seed=recipe.training.seed, **how)
     save_retriever(model, out, "untrained", words_to_vectors=WORDS_TO_VECTORS if fit else 1.0)
 
 

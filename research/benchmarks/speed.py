@@ -35,7 +35,8 @@ from revela.model_files import resolve
 from revela.objectives.base import BuildContext, ChunkBatches
 from revela.retriever.build import build_retriever
 from revela.retriever.encode import RetrieverEncoder
-from revela.settings import Recipe, presets
+from revela.retriever.module import RetrieverModule
+from revela.settings import Recipe, Retriever, presets
 from revela.silence import silence_libraries
 from revela.training.loop import BatchReader, Rows, make_optimizer, take_step
 from revela.training.metrics import Budget
@@ -49,8 +50,8 @@ READY = "one batch, ready"
 def retriever(layers: int, **prompts: str) -> Any:
     """The lower layers of SmolLM2-135M with mean pooling, on the CPU."""
     given = dict(query_prompt="", passage_prompt="") | prompts
-    settings = dict(pooling="mean", max_tokens=512, lower_case=False, layers=layers)
-    return build_retriever(resolve(SMOL), **settings, **given).to(CPU)
+    settings = dict(pooling="mean", max_tokens=512, lower_case="no", layers=layers)
+    return build_retriever(resolve(SMOL), Retriever(**settings, **given)).to(CPU)
 
 
 def encoding(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
@@ -110,7 +111,8 @@ def reading(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
     step = 0.02
     recipe = Recipe.of(**presets()["gated"], max_minutes=0.0, max_steps=arguments.reading + 2)
     r = recipe.retriever
-    model = retriever(1, query_prompt=r.query_prompt, passage_prompt=r.passage_prompt)
+    prompts = dict(query_prompt=r.query_prompt, passage_prompt=r.passage_prompt)
+    model = RetrieverModule(retriever(1, **prompts))
     chunks = arrow_list(Chunk, (Chunk(i, text) for i, text in enumerate(pieces(texts, 130))))
     size = recipe.groups.group_size
     groups = [list(range(i, i + size)) for i in range(0, len(chunks) - size + 1, size)]

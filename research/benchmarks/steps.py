@@ -29,16 +29,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import Tensor, nn
 
 from research.benchmarks.options import parser_of, write_out
-from revela.device import autocast, has_fast_bf16
+from revela.device import has_fast_bf16
 from revela.lm.cross_entropy import linear_cross_entropy
 from revela.lm.language_model import LanguageModel
 from revela.objectives.revela import RevelaLoss, gates_on_heads
-from revela.packing import packed
 from revela.retriever.build import POOLING_MODES
 from revela.retriever.lora import add_lora
+from revela.retriever.module import RetrieverModule
 from revela.settings import Recipe, presets
 from revela.silence import silence_libraries
 
@@ -68,14 +71,16 @@ def configurations() -> dict[str, Any]:
     }
 
 
-class Reader(nn.Module):
-    """A transformers model as the first module of a Sentence-Transformers model."""
+class Reader(Transformer):  # type: ignore[misc]
+    """A transformers model as the first module of a Sentence-Transformers model; it reads ids."""
+
+    tokenizer = None
 
     def __init__(self, model: Any) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.model = model
 
-    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+    def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
         read = {name: features[name] for name in ("input_ids", "attention_mask")}
         return {**features, "token_embeddings": self.model(**read).last_hidden_state}
 
@@ -85,10 +90,9 @@ class Models:
     """The models of a preset, and the forms of its step."""
 
     recipe: Recipe
-    retriever: nn.Sequential
+    retriever: RetrieverModule
     lm: LanguageModel
     device: torch.device
-    bf16: bool  # under bf16 autocast
     group_size: int = 0  # chunks; 0: a batch is one group
 
     def __post_init__(self) -> None:
@@ -122,8 +126,8 @@ class Models:
 
         def without_documents(features: Features) -> Tensor:
             query, passage, chunk = features
-            sides = [self.retriever(dict(f))["sentence_embedding"] for f in (query, passage)]
-            return self._bound(chunk, objective.layers) + sum(v.float().sum() for v in sides)
+            sides = [self.retriever(side) for side in (query, passage)]
+            return self._bound(chunk, objective.layers) + sum(vectors.sum() for vectors in sides)
 
         return without_documents
 
@@ -142,7 +146,6 @@ class Models:
 
 def build(config: Any, preset: str, device: torch.device) -> Models:
     """A preset's models with random weights of this shape, in the precision of training."""
-    from sentence_transformers.sentence_transformer import modules
     from transformers import AutoModel, AutoModelForCausalLM
 
     recipe = Recipe.of(**presets()[preset])
@@ -157,8 +160,10 @@ def build(config: Any, preset: str, device: torch.device) -> Models:
         half = torch.bfloat16 if bf16 and not lm_lora else torch.float32
         lm = AutoModelForCausalLM.from_config(config, dtype=half)
     pooling = modules.Pooling(config.hidden_size, pooling_mode=POOLING_MODES[r.pooling])
-    retriever = nn.Sequential(Reader(body), pooling, modules.Normalize())
-    add_lora(retriever, r.lora_rank, r.lora_alpha, r.lora_dropout)
+    parts = [Reader(body), pooling, modules.Normalize()]
+    model = SentenceTransformer(modules=parts, device=str(device))
+    add_lora(model, r.lora_rank, r.lora_alpha, r.lora_dropout)
+    retriever = RetrieverModule(model, bf16).train()
     lm.requires_grad_(False).eval()
     if lm_lora:
         from peft import LoraConfig, get_peft_model
@@ -167,7 +172,7 @@ def build(config: Any, preset: str, device: torch.device) -> Models:
         lm = get_peft_model(lm, LoraConfig(**sizes, target_modules="all-linear")).train()
     language_model = LanguageModel(lm, bf16=bf16 and lm_lora).to(device)
     size = recipe.groups.group_size
-    return Models(recipe, retriever.train(), language_model, device, bf16, size)
+    return Models(recipe, retriever, language_model, device, size)
 
 
 def batch(models: Models, groups: int, tokens: int) -> Features:
@@ -266,10 +271,8 @@ def step_rows(
         step = models.step(form)
 
         def forward_and_backward() -> None:
-            with packed(models.retriever[0].model):
-                with autocast(device, models.bf16):
-                    loss = step(features)
-                loss.backward()
+            loss = step(features)
+            loss.backward()
             losses[form] = loss.detach()
 
         try:

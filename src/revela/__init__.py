@@ -1,5 +1,6 @@
-"""Raw text in, a dense retriever out: trained without labels by a language model's next-token
-prediction.
+"""revela searches your own text on your own machine, by words and by meaning at once, and measures
+without labels which of the two to trust; where no embedding model knows your text, it makes one
+from a language model.
 
 The public names are imported when they are first used: ``import revela`` costs nothing.
 

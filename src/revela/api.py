@@ -78,8 +78,8 @@ class Retriever:
             out: folder for the retriever, which does not exist yet.
             preset: settings to start from; empty: those of ``objective``, else "gated".
             resume: continue the run in ``out`` from its last checkpoint.
-            settings: any setting by its flag's name (docs/settings.md); ``objective`` may also be
-                an objective of your own (docs/objectives.md).
+            settings: any setting by its flag's name (docs/command-line.md); ``objective`` may also
+                be an objective of your own (docs/train.md).
 
         Examples:
             >>> Retriever.train("docs/", "out", preset="pairs", max_minutes=5)  # doctest: +SKIP
@@ -111,7 +111,7 @@ class Retriever:
             static: make a table of the corpus's words, without any layer.
             steps: of training its rows, or those of the lexical half; None: by the size of the
                 corpus, 0: none.
-            settings: those of ``fitting.FITTED_BY``, by their flags' names (docs/settings.md).
+            settings: those of ``fitting.FITTED_BY``, by their flags' names (docs/command-line.md).
 
         Examples:
             >>> Retriever.fit("docs/", "out", model="embedded:smollm2-135m")  # doctest: +SKIP

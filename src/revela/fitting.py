@@ -159,8 +159,7 @@ def _fit_layers(
 
     recipe, scores = data.recipe, dict[str, dict[str, float]]()
     model = untrained_retriever(recipe, folder, data.documents).to(compute_device())
-    bf16 = uses_bf16(recipe.training.precision, model.device)
-    encoder = RetrieverEncoder(model, bf16)
+    encoder = RetrieverEncoder(model, uses_bf16(recipe.training.precision, model.device))
     if check.tasks:
         scores = {"BM25": check.bm25(), "untrained": check(encoder)}
     start = time.monotonic()
@@ -169,7 +168,7 @@ def _fit_layers(
         drop_unused_tokens(model, chain((chunk.text for chunk in data.chunks), held_out))
     texts, seed = LazyTexts(data.chunks, lambda chunk: chunk.text), recipe.training.seed
     trainer = row_trainer(model, data.documents, steps=options.steps, seed=seed)
-    fit_to_corpus(model, texts, recipe.fit, seed=seed, bf16=bf16, train_rows=trainer)
+    fit_to_corpus(encoder.retriever, texts, recipe.fit, seed=seed, train_rows=trainer)
     encoder.words_to_vectors = WORDS_TO_VECTORS
     minutes = (time.monotonic() - start) / 60
     if check.tasks:

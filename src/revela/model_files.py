@@ -17,7 +17,7 @@ from pathlib import Path
 from revela.embedded import EMBEDDED, cache_folder, converted_name, embedded_folder, log_once
 from revela.errors import RevelaError, first_line
 from revela.files import atomic_write, disk_error
-from revela.settings import LM, Retriever
+from revela.settings import LM, OFFLINE_MODEL, Retriever
 
 LOADED = (
     *("modules.json", "*config*.json", "*token*.json", "vocab.*", "merges.txt", "*.model"),
@@ -82,14 +82,30 @@ def resolve(name: str) -> Path:
 
 
 def find_weights(name: str, offline_model: str) -> Path:
-    """``resolve``; without a network ``offline_model`` stands in for a recipe's default model."""
+    """The folder of ``find_model``."""
+    return find_model(name, offline_model)[1]
+
+
+def find_model(name: str, offline_model: str) -> tuple[str, Path]:
+    """A model's name and folder (``resolve``); without a network those of ``offline_model``, if
+    there is one, in place of a recipe's default model.
+
+    Raises:
+        RevelaError: as ``resolve`` does.
+    """
     try:
-        return resolve(name)
-    except Unreachable:
-        if name not in (Retriever.model, LM.model) or not offline_model:
+        return name, resolve(name)
+    except Unreachable as error:
+        if name not in (Retriever.model, LM.model):
             raise
+        if not offline_model:
+            raise Unreachable(
+                f"{name} is not in the hub cache, the hub cannot be reached, and these settings "
+                "take no other model in its place: connect, or name one by --model and --lm "
+                f"({OFFLINE_MODEL})"
+            ) from error
         log_once(f"{name} is not cached and the hub cannot be reached: using {offline_model}")
-        return resolve(offline_model)
+        return offline_model, resolve(offline_model)
 
 
 def named_by_auto(name: str) -> list[str] | None:

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-import torch.nn.functional as F
 from folders import KINDS, edit, pooled
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
@@ -20,9 +19,8 @@ from revela.encoder.prompts import KNOWN, prompts_of
 from revela.model_files import resolve
 from revela.objectives.base import BuildContext
 from revela.retriever.build import load_retriever, positions_of, untrained_retriever
-from revela.retriever.encode import without_padding
 from revela.retriever.load import load_encoder
-from revela.retriever.lora import without_adapters
+from revela.retriever.module import RetrieverModule
 from revela.settings import Recipe
 
 TEXTS = [
@@ -127,13 +125,13 @@ def trained(folder):
     """The vectors that training begins with."""
     recipe = Recipe()
     model = untrained_retriever(recipe, folder, []).cpu().eval()
-    batch = BuildContext(recipe, model, [], [], torch.device("cpu"), bf16=False).sides(TEXTS, TEXTS)
+    retriever, cpu = RetrieverModule(model), torch.device("cpu")
+    batch = BuildContext(recipe, retriever, [], [], cpu, bf16=False).sides(TEXTS, TEXTS)
     made = []
-    with torch.no_grad(), without_padding(model), without_adapters(model):
+    with torch.no_grad(), retriever.evaluating(adapters=False):
         for side in ("query_", "passage_"):
             features = {k.removeprefix(side): v for k, v in batch.items() if k.startswith(side)}
-            vectors = model(features)["sentence_embedding"][:, : model.truncate_dim]
-            made.append(F.normalize(vectors, dim=-1).numpy())
+            made.append(retriever(features).numpy())
     return made
 
 

@@ -13,10 +13,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from conftest import make_rows
+from conftest import make_rows, tiny_retriever
 from revela.errors import RevelaError
 from revela.evaluation.evaluate import load_collection, mean_outcomes
-from revela.retriever.build import build_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.load import load_encoder
 from tests.collection_folder import write_collection
@@ -38,8 +37,7 @@ PROMPTS = {"query_prompt": "ask: ", "passage_prompt": "read: "}
 
 @pytest.fixture
 def encoder(tiny_lm_folder):
-    how = dict(layers=2, pooling="mean", max_tokens=64, lower_case=False)
-    return RetrieverEncoder(build_retriever(tiny_lm_folder, **how, **PROMPTS), bf16=False)
+    return RetrieverEncoder(tiny_retriever(tiny_lm_folder, **PROMPTS), bf16=False)
 
 
 @pytest.fixture
@@ -127,14 +125,14 @@ def test_results_lie_in_mtebs_layout_and_are_used_again(folder, encoder, tmp_pat
     assert "finished before" in caplog.messages[0] and len(caplog.messages) == 1
     assert again.means == pytest.approx(first.means, abs=1e-5)  # the file has five digits
     assert again.settings == first.settings
-    encoder.max_tokens = 8  # other vectors, so another place
+    encoder.retriever.max_tokens = 8  # other vectors, so another place
     shorter = run([folder], encoder, tmp_path / "out")["Judged"]
     assert shorter.settings["max_tokens"] == 8 and shorter != first
     assert (place / "experiments" / "max_tokens_8" / "Judged.json").is_file()
     other = run([write(tmp_path / "other" / "Judged", grade=5)], encoder, tmp_path / "out")
     assert other["Judged"].means["ndcg@10"] != first.means["ndcg@10"]  # a folder that changed
     (place / "Judged.json").write_text('{"task_name":')
-    encoder.max_tokens = 64
+    encoder.retriever.max_tokens = 64
     with pytest.raises(RevelaError, match=r"Judged\.json is damaged: delete it"):
         run([folder], encoder, tmp_path / "out")
 

@@ -1,5 +1,5 @@
 """Our hybrid search in mteb's search protocol gives the scores of ``revela eval``, for our encoders
-and mteb's own; the patch in the documentation registers it.
+and mteb's own; research/mteb.patch registers it there.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import pytest
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
-from conftest import make_rows
+from conftest import make_rows, tiny_retriever
 from revela import RevelaError, __version__
 from revela.evaluation.collection import load_collection
 from revela.evaluation.evaluate import mean_outcomes, rankings
-from revela.retriever.build import build_retriever
 from revela.retriever.load import load_encoder
 from tests.collection_folder import write_collection
 
@@ -26,16 +25,15 @@ from mteb.models import SentenceTransformerEncoderWrapper
 from revela.evaluation.mteb import MtebEncoder, folder_task
 from revela.evaluation.mteb_hybrid import MtebHybrid
 
-PAGE = Path(__file__).parents[2] / "docs" / "sentence-transformers.md"
+PATCH = Path(__file__).parents[2] / "research" / "mteb.patch"
 
 
 @pytest.fixture(scope="module")
 def retriever(tiny_lm_folder, tmp_path_factory):
     """An embedder with prompts, saved."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    how = dict(layers=2, pooling="mean", max_tokens=64, lower_case=False)
     prompts = dict(query_prompt="ask: ", passage_prompt="read: ")
-    build_retriever(tiny_lm_folder, **how, **prompts).save_pretrained(str(folder))
+    tiny_retriever(tiny_lm_folder, **prompts).save_pretrained(str(folder))
     return folder
 
 
@@ -137,8 +135,8 @@ def test_what_gives_no_vectors_is_refused():
         MtebHybrid(mteb.get_model("mteb/baseline-bm25s"))
 
 
-def test_the_patch_of_the_documentation_registers_a_hybrid(hybrid, monkeypatch):
-    (patch,) = re.findall(r"```diff\n(.*?)```", PAGE.read_text(), re.DOTALL)
+def test_the_patch_of_mteb_registers_a_hybrid(hybrid, monkeypatch):
+    patch = PATCH.read_text()
     file = patch.partition("+++ b/mteb/")[2]
     lines = [line[1:] for line in file.splitlines() if line.startswith("+")]
     module = {"__package__": "mteb.models.model_implementations"}

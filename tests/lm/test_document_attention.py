@@ -1,13 +1,16 @@
-"""Document attention: each implementation against a naive loop, in fp64."""
+"""Document attention: the reference against torch's own attention, and each implementation against
+the reference, in fp64.
+"""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
+from itertools import accumulate, pairwise, product
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-import naive
 from revela.lm.document_attention import (
     EPSILON,
     document_attention,
@@ -44,37 +47,55 @@ KERNELS = ["torch", TRITON]
 
 
 @pytest.mark.parametrize("v_norm", [False, True])
+def test_the_reference_is_torchs_attention_within_each_document(v_norm):
+    query, key, value, weights = tensors(4, 2)
+    found = attend(*(query, key, value, weights), LENGTHS, v_norm=v_norm, kernel="reference")
+    bounds = list(pairwise(accumulate(LENGTHS, initial=0)))
+    for head, (i, (a, b)) in product(range(4), enumerate(bounds)):
+        row_RD, total_RD = query[head, a:b], 0
+        for j, (c, d) in enumerate(bounds):
+            value_LD = value[head // 2, c:d]
+            inputs = row_RD[None], key[head // 2, c:d][None]
+            output_RD = F.scaled_dot_product_attention(*inputs, value_LD[None])[0]
+            if v_norm:
+                norm_LD = value_LD.square().sum(1).sqrt()[:, None].expand_as(value_LD)
+                norm_RD = F.scaled_dot_product_attention(*inputs, norm_LD[None])[0]
+                output_RD = output_RD / (norm_RD + 1e-6)
+            total_RD = total_RD + weights[i, j] * output_RD
+        torch.testing.assert_close(found[head, a:b], total_RD, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("v_norm", [False, True])
 @pytest.mark.parametrize(
     ("n_heads", "n_groups", "heads"), [(4, 4, None), (4, 2, [2, 0]), (3, 1, [2, 0])]
 )
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_equals_the_naive_loop(v_norm, n_heads, n_groups, heads, kernel):
+def test_equals_the_reference(v_norm, n_heads, n_groups, heads, kernel):
     inputs = [t.detach().requires_grad_() for t in tensors(n_heads, n_groups)]
     changes = dict(heads=None if heads is None else torch.tensor(heads), scale=0.3)
     fast = attend(*inputs, LENGTHS, v_norm=v_norm, kernel=kernel, **changes)
-    slow = naive.document_attention(*inputs, LENGTHS, 0.3, v_norm=v_norm, heads=heads)
+    slow = attend(*inputs, LENGTHS, v_norm=v_norm, kernel="reference", **changes)
     torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
     direction = torch.randn_like(slow)
     found = [torch.autograd.grad((out * direction).sum(), inputs) for out in (fast, slow)]
     # The diagonal's weights are exactly 0: such pairs are skipped and get no gradient.
     assert (found[0][3].diagonal() == 0).all()
-    found[1][3].fill_diagonal_(0)
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("v_norm", [False, True])
-def test_rows_that_are_no_documents_equal_the_naive_loop(kernel, v_norm):
+def test_rows_that_are_no_documents_equal_the_reference(kernel, v_norm):
     """Three questions of 2, 0 and 3 tokens about four documents."""
     _, key, value, _ = tensors(4, 2)
     generator = torch.Generator().manual_seed(2)
     query = torch.randn(4, 5, 6, dtype=torch.float64, generator=generator)
     weights = torch.rand(3, 4, dtype=torch.float64, generator=generator)
     inputs = [t.detach().requires_grad_() for t in (query, key, value, weights)]
-    of = dict(rows=[2, 0, 3], v_norm=v_norm)
-    fast = attend(*inputs, LENGTHS, heads=torch.tensor([3, 0]), kernel=kernel, **of)
-    slow = naive.document_attention(*inputs, LENGTHS, 6**-0.5, heads=[3, 0], **of)
+    of = dict(rows=[2, 0, 3], v_norm=v_norm, heads=torch.tensor([3, 0]))
+    fast = attend(*inputs, LENGTHS, kernel=kernel, **of)
+    slow = attend(*inputs, LENGTHS, kernel="reference", **of)
     torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
     direction = torch.randn(slow.shape, dtype=torch.float64, generator=generator)
     found = (torch.autograd.grad((out * direction).sum(), inputs) for out in (fast, slow))
@@ -94,13 +115,16 @@ def test_dropping_light_pairs_is_close_and_drops_their_gradient():
     # V-normed outputs have a norm of at most 1: the error is at most the sum of dropped weights.
     assert (exact - pruned).norm(dim=-1).max() <= 0.003
     assert not torch.equal(exact, pruned)
+    settings = dict(v_norm=True, epsilon=0.003, kernel="reference")
+    plain = attend(query, key, value, weights, LENGTHS, **settings)
+    torch.testing.assert_close(pruned, plain, atol=1e-10, rtol=0)
     gradient = torch.autograd.grad(pruned.sum(), weights)[0]
     assert gradient[0, 2] == 0 and gradient[0, 1] != 0
 
 
 @pytest.mark.parametrize("kernel", ["torch", TRITON])
 @pytest.mark.parametrize("v_norm", [False, True])
-def test_documents_of_more_than_one_block_equal_the_naive_loop(kernel, v_norm):
+def test_documents_of_more_than_one_block_equal_the_reference(kernel, v_norm):
     """Longer than a kernel's blocks of rows and keys, with pairs of weight 0 and a document whose
     weights are all 0.
     """
@@ -113,13 +137,11 @@ def test_documents_of_more_than_one_block_equal_the_naive_loop(kernel, v_norm):
     inputs = [t.requires_grad_() for t in (query, key, value, weights)]
     fast = attend(*inputs, lengths, v_norm=v_norm, kernel=kernel)
     direction = torch.randn(fast.shape, dtype=torch.float64, generator=generator)
-    slow = naive.document_attention(*inputs, lengths, 4**-0.5, v_norm=v_norm)
+    slow = attend(*inputs, lengths, v_norm=v_norm, kernel="reference")
     torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
-    pairs = weights.detach() > 0
-    got, want = (torch.autograd.grad((out * direction).sum(), inputs) for out in (fast, slow))
-    for a, b in zip(got[:3], want[:3], strict=True):
-        torch.testing.assert_close(a, b, atol=1e-10, rtol=0)
-    torch.testing.assert_close(got[3][pairs], want[3][pairs], atol=1e-10, rtol=0)
+    found = (torch.autograd.grad((out * direction).sum(), inputs) for out in (fast, slow))
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-10, rtol=0)
 
 
 @INTERPRETED
@@ -127,7 +149,7 @@ def test_documents_of_more_than_one_block_equal_the_naive_loop(kernel, v_norm):
 def test_the_backward_kernels_read_a_document_once_more_not_once_per_block_of_its_keys(
     v_norm, monkeypatch
 ):
-    from revela.lm import document_attention_triton as kernels
+    from revela.lm.triton import document_attention as kernels
 
     once, passes = kernels._attend, []
     monkeypatch.setattr(kernels, "_attend", lambda *inputs: passes.append(1) or once(*inputs))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 
 import pytest
@@ -12,6 +11,7 @@ from conftest import Embed, tiny_retriever
 from revela.objectives import distillation
 from revela.objectives.base import BuildContext, ChunkBatches, RetrieverLoss
 from revela.objectives.distillation import InitialRetriever
+from revela.retriever.module import RetrieverModule
 from revela.retriever.tokens import halves
 from revela.settings import Recipe
 
@@ -54,7 +54,7 @@ def test_the_query_side_is_what_the_setting_says(tiny_lm_folder, tiny_tokenizer,
     def queries(seed=0, epoch=0, order=(0, 1, 2)):
         """Of the texts in this order, by the text."""
         recipe = Recipe.of(lm_tokens=64, seed=seed, query_side=side)
-        parts = BuildContext(recipe, model, [], [], torch.device("cpu"), False)
+        parts = BuildContext(recipe, RetrieverModule(model), [], [], torch.device("cpu"), False)
         rows = [{"text": TEXTS[i], "document": 0, "row": i, "epoch": epoch} for i in order]
         batch = ChunkBatches(parts, tiny_tokenizer, side)(rows)
         masked = zip(batch["query_input_ids"], batch["query_attention_mask"], strict=True)
@@ -84,10 +84,9 @@ class Noisy(Embed):
         super().__init__()
         self.noisy = []
 
-    def forward(self, features):
+    def pool(self, features):
         self.noisy.append(self.training)
-        vectors = super().forward(features)["sentence_embedding"]
-        return {"sentence_embedding": torch.nn.functional.dropout(vectors, 0.5, self.training)}
+        return torch.nn.functional.dropout(super().pool(features), 0.5, self.training)
 
 
 def tokenized(*texts):
@@ -99,9 +98,9 @@ def tokenized(*texts):
 
 def test_the_start_has_no_dropout_and_training_goes_on_with_it():
     objective, texts = RetrieverLoss(Noisy(), tau=1.0), tokenized([5, 6], [7, 8])
-    start = InitialRetriever(contextlib.nullcontext)
-    found = [start.unit(objective, texts) for _ in range(2)]
-    want = torch.nn.functional.normalize(Embed()(texts)["sentence_embedding"], dim=1)
+    start = InitialRetriever()
+    found = [start.embed(objective, texts) for _ in range(2)]
+    want = Embed()(texts)
     assert torch.equal(found[0], want) and torch.equal(found[1], want)
     assert objective.model.noisy == [False, False] and objective.model.training
     assert not found[0].requires_grad
@@ -109,24 +108,18 @@ def test_the_start_has_no_dropout_and_training_goes_on_with_it():
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_text_is_read_once_for_the_start_whatever_is_beside_it(keep):
-    objective, start = (
-        RetrieverLoss(Embed(), tau=1.0),
-        InitialRetriever(contextlib.nullcontext, keep),
-    )
-    first = start.unit(objective, tokenized([5, 6], [7, 8], [9, 10]))
+    objective, start = RetrieverLoss(Embed(), tau=1.0), InitialRetriever(keep)
+    first = start.embed(objective, tokenized([5, 6], [7, 8], [9, 10]))
     objective.model.table.weight.data.neg_()  # so that reading again shows
-    again = start.unit(objective, tokenized([9, 10], [5, 6]))
+    again = start.embed(objective, tokenized([9, 10], [5, 6]))
     assert torch.equal(again, (1 if keep else -1) * first[[2, 0]])
-    new = start.unit(objective, tokenized([9, 10], [9, 10, 11]))
-    assert torch.equal(start.unit(objective, tokenized([9, 10, 11])), new[1:])
+    new = start.embed(objective, tokenized([9, 10], [9, 10, 11]))
+    assert torch.equal(start.embed(objective, tokenized([9, 10, 11])), new[1:])
 
 
 def test_no_more_vectors_of_the_start_are_kept_than_there_is_room_for(monkeypatch):
     monkeypatch.setattr(distillation, "MAX_CACHED", 8 * 2)
-    objective, start = (
-        RetrieverLoss(Embed(), tau=1.0),
-        InitialRetriever(contextlib.nullcontext, cache=True),
-    )
+    objective, start = RetrieverLoss(Embed(), tau=1.0), InitialRetriever(cache=True)
     for i in range(3, 9):
-        start.unit(objective, tokenized([i, i + 1]))
+        start.embed(objective, tokenized([i, i + 1]))
     assert len(start.cached) == 2

@@ -14,10 +14,11 @@ from conftest import make_rows, tiny_retriever
 from revela.corpus.spool import arrow_list
 from revela.objectives import gradcache
 from revela.objectives.base import BuildContext
-from revela.objectives.contextual import ContextBatches, Contextual, ContextualRetriever
+from revela.objectives.contextual import ContextBatches, Contextual
 from revela.objectives.contrastive import ContrastiveLoss
 from revela.objectives.matryoshka import Matryoshka
-from revela.retriever.context import add_context, filled, slot_ids
+from revela.retriever.context import add_context
+from revela.retriever.module import RetrieverModule, slot_ids
 from revela.settings import Recipe
 from revela.types import Chunk
 
@@ -51,12 +52,14 @@ def sides_of(model, first, texts=6, documents=SLOTS):
 
     query = {**read("query", TEXTS[:texts]), "target": torch.arange(texts)}
     passage = read("document", [f"{text} more" for text in TEXTS[:texts]])
-    return [query, passage, first.preprocess(TEXTS[-documents:])]
+    read = first.stage.tokenize(TEXTS[-documents:], "document")
+    return [query, passage, {k: v for k, v in read.items() if isinstance(v, torch.Tensor)}]
 
 
 def wrapped(model, first, batch=0, dropout=0.0, null=0.0):
     model, first = copy.deepcopy((model, first))
-    retriever = ContextualRetriever(model, dropout)
+    retriever = RetrieverModule(model)
+    retriever.slot_dropout = dropout
     loss = ContrastiveLoss(retriever, tau=TAU, retriever_batch=batch)
     return Contextual(loss, retriever, first, null=null, retriever_batch=batch), model, first
 
@@ -110,8 +113,8 @@ def test_both_stages_have_the_gradient_of_plain_autograd(tiny_lm_folder, batch):
     assert found.keys() == plain.keys()
     for name in found:
         torch.testing.assert_close(found[name], plain[name], atol=1e-12, rtol=0, msg=name)
-    layer = "model.0.model.layers.0.mlp.up_proj.weight"
-    for name in ("anchors_AD", "model.4.linear.weight", layer):
+    layer = "stage.model.0.model.layers.0.mlp.up_proj.weight"
+    for name in ("anchors_AD", "stage.model.4.linear.weight", layer):
         assert found[f"1/{name}"].abs().max() > 1e-6, name
 
 
@@ -152,8 +155,8 @@ def test_null_contexts(tiny_lm_folder):
         contextual.eval()  # no slot is dropped when a retriever is used
         assert contextual(sides).item() != pytest.approx(losses[-1], abs=1e-9)
     with torch.no_grad():
-        retriever = ContextualRetriever(model)
-        retriever.set_context(first.null_JD, first.null_JD)
+        retriever = RetrieverModule(model)
+        retriever.context = first.null_JD, first.null_JD
         expected = ContrastiveLoss(retriever, tau=TAU)(sides[:2]).item()
     assert losses == pytest.approx([expected] * 2, abs=1e-12)
     with torch.no_grad():
@@ -168,22 +171,38 @@ def test_null_contexts(tiny_lm_folder):
 def test_some_slots_of_some_texts_are_dropped(tiny_lm_folder):
     model, first = parts_of(tiny_lm_folder)
     rows_JD, null_JD = first.of_texts(TEXTS).double(), torch.zeros(SLOTS, 32).double()
-    table = model[0].model.get_input_embeddings()
-    slots = slot_ids(model)
-    ids_BJ = torch.arange(slots.start, slots.stop).expand(400, -1)
-    with filled(model, rows_JD, null_JD, dropout=0.25):
-        found = table(ids_BJ)
+    table, retriever, found = model[0].model.get_input_embeddings(), RetrieverModule(model), []
+    retriever.context, retriever.slot_dropout = (rows_JD, null_JD), 0.25
+    ids_BJ = torch.tensor(retriever.slots).expand(400, -1)
+    layer = model[0].model.layers[0]
+    layer.register_forward_pre_hook(lambda *_: found.append(table(ids_BJ)))
+    retriever.states(retriever.tokenize(TEXTS[:1], "query"))
+    found = found[-1]
     is_null = (found == 0).all(-1)
     assert 0.2 < is_null.double().mean() < 0.3 and is_null.any(1).sum() < 300
     torch.testing.assert_close(found[~is_null], rows_JD.expand(400, -1, -1)[~is_null])
 
 
+def test_only_the_first_stages_transformer_is_under_bf16_autocast(tiny_lm_folder):
+    model, first = parts_of(tiny_lm_folder, double=False)
+    retriever, seen = RetrieverModule(model), {}
+    contextual = Contextual(ContrastiveLoss(retriever, tau=TAU), retriever, first, bf16=True)
+    for name, part in (("layer", first.model[0].model.layers[0]), ("dense", first.model[3])):
+        part.register_forward_hook(
+            lambda *_, name=name: seen.update({name: torch.is_autocast_enabled("cpu")})
+        )
+    contextual(sides_of(model, first))
+    assert seen == {"layer": True, "dense": False}
+    first.of_texts(TEXTS)  # as it is used and saved
+    assert seen == {"layer": False, "dense": False}
+
+
 def test_with_widths(tiny_lm_folder):
     """Around Matryoshka the retriever still reads the batch's context."""
     model, first = parts_of(tiny_lm_folder, double=False)
-    retriever = ContextualRetriever(model)
-    loss = ContrastiveLoss(retriever, tau=TAU)
-    contextual = Contextual(Matryoshka(loss, [4, 32]), retriever, first)
+    retriever = RetrieverModule(model)
+    loss = Matryoshka(ContrastiveLoss(retriever, tau=TAU), retriever, [4, 32])
+    contextual = Contextual(loss, retriever, first)
     contextual(sides_of(model, first)).backward()
     assert first.model[4].linear.weight.grad.abs().max() > 0
     names = [name for name, _ in contextual.named_parameters()]

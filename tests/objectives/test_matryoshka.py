@@ -25,7 +25,7 @@ def sides():
 
 def naive(model: Embed, width: int) -> torch.Tensor:
     """Query by query, on the first numbers of each vector."""
-    query, passage = (model(side)["sentence_embedding"][:, :width] for side in sides())
+    query, passage = (model.pool(side)[:, :width] for side in sides())
     losses = []
     for i in range(len(query)):
         scores = torch.stack([F.cosine_similarity(query[i], p, dim=0) for p in passage]) / 0.1
@@ -37,7 +37,8 @@ def naive(model: Embed, width: int) -> torch.Tensor:
 def test_a_batch_is_what_a_loop_over_cut_vectors_gives(retriever_batch):
     torch.manual_seed(1)
     model = Embed()
-    objective = Matryoshka(ContrastiveLoss(model, tau=0.1, retriever_batch=retriever_batch), WIDTHS)
+    loss = ContrastiveLoss(model, tau=0.1, retriever_batch=retriever_batch)
+    objective = Matryoshka(loss, model, WIDTHS)
     expected = {}
     for width in WIDTHS:
         plain = copy.deepcopy(model)
@@ -57,7 +58,8 @@ def test_a_batch_is_what_a_loop_over_cut_vectors_gives(retriever_batch):
 
 
 def test_the_draw_follows_the_seed():
-    objective = Matryoshka(ContrastiveLoss(Embed(), tau=0.1), WIDTHS)
+    model = Embed()
+    objective = Matryoshka(ContrastiveLoss(model, tau=0.1), model, WIDTHS)
     runs = []
     for _ in range(2):
         torch.manual_seed(4)

@@ -17,7 +17,7 @@ from revela.objectives.base import RetrieverLoss
 from revela.settings import Objective
 
 
-# docs/objectives.md shows these two classes.
+# docs/train.md names these two classes.
 @dataclass(frozen=True)
 class Neighbours(Objective):
     """A chunk should be nearer to the other chunks of its document than to those of others."""

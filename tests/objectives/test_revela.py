@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
@@ -25,15 +26,16 @@ from revela.objectives.revela import (
 )
 def test_sim_rows_sum_to_one_without_the_diagonal(size, tau, standardise, seed):
     generator = torch.Generator().manual_seed(seed)
-    query, passage = (torch.randn(size, 8, generator=generator) for _ in range(2))
+    query, passage = F.normalize(torch.randn(2, size, 8, generator=generator), dim=2)
     weights = in_batch_weights(query, passage, tau, standardise=standardise)
     assert torch.equal(weights.diagonal(), torch.zeros(size))
     torch.testing.assert_close(weights.sum(1), torch.ones(size))
 
 
 def test_sim_by_hand_and_asymmetric():
-    query = torch.tensor([[2.0, 0], [0, 1], [1, 1]])
-    passage = torch.tensor([[1.0, 0], [3, 3], [0, 5]])
+    half = 0.5**0.5
+    query = torch.tensor([[1.0, 0], [0, 1], [half, half]])
+    passage = torch.tensor([[1.0, 0], [half, half], [0, 1]])
     weights = in_batch_weights(query, passage, 0.5)
     want = (torch.tensor([0.5**0.5, 0.0]) / 0.5).softmax(0)  # row 0 against passages 1 and 2
     torch.testing.assert_close(weights[0, 1:], want)

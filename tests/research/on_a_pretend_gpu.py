@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from transformers import LlamaForCausalLM
 
 from research.benchmarks import steps
 from revela import packing as packed_attention
-from revela.device import autocast, sent
+from revela.device import sent
 from revela.lm.heads import probe_heads, score_query_heads
 from revela.lm.language_model import LanguageModel
 from revela.objectives.attention_distillation import AttentionLoss
@@ -30,7 +29,9 @@ from revela.objectives.gains import GainsLoss
 from revela.objectives.replug import ReplugLoss
 from revela.objectives.revela import gates_in_upper_layers
 from revela.packing import packed
+from revela.retriever import module
 from revela.retriever.fit import fit_to_corpus
+from revela.retriever.module import RetrieverModule
 from revela.settings import Fit
 from tests.conftest import Embed, tiny_config, tiny_retriever
 from tests.research.pretend_gpu import DEVICE, waits
@@ -60,11 +61,10 @@ def step(preset: str, groups: int, device: torch.device, bf16: bool = False) -> 
     models.lm.to(device).eval()
     features = [{name: sent(t, device) for name, t in side.items()} for side in features]
     objective = models.step(steps.OURS)
-    with packed(models.retriever[0].model):
+    with packed(models.retriever.model[0].model):  # which tries once whether it may
         waits.clear()
-        with autocast(device, bf16):
-            loss = objective(features)
-        loss.backward()
+    loss = objective(features)
+    loss.backward()
     counted = dict(waits)
     gradients = [numbers(p.grad) for p in models.retriever.parameters() if p.requires_grad]
     return {"loss": float(loss), "gradients": gradients, "waits": counted}
@@ -85,7 +85,7 @@ def objective(name: str, device: torch.device) -> dict[str, Any]:
     prompt["document"] = torch.tensor([document] * 2)
     tail["role"] = torch.tensor([[0, 1, 1, 1, 1, 1]] * 5)
     tail["group"] = torch.tensor([0, 0, 0, 1, 1])
-    start, shared = InitialRetriever(nullcontext, cache=True), dict(tau=0.2, group_size=3)
+    start, shared = InitialRetriever(cache=True), dict(tau=0.2, group_size=3)
     gated = dict(gates_LH=gates_in_upper_layers(lm, 0.5, 2))
     heads = [(2, 3), (0, 1), (2, 0)]
     if name == "gains":
@@ -136,19 +136,24 @@ def probes(device: torch.device) -> list[Any]:
 
 
 def fit(folder: Path, device: torch.device) -> dict[str, Any]:
-    """The retriever's devices after the fit, and cosines of its vectors (equal up to rotation)."""
+    """The retriever's devices after the fit, cosines of its vectors (equal up to rotation), and how
+    often the fit waits, of batches of a few texts.
+    """
     model = tiny_retriever(folder, max_tokens=32).eval()
     texts = [f"ocean{i % 3} engine{i % 5} garden{i % 7}" for i in range(40)]
     with torch.no_grad():
         model.to(device)
-        fit_to_corpus(model, texts, Fit(token_weighting=1e-2, whitening=0.4, lexical=1.0))
-        features = {
-            k: v.to(device) if isinstance(v, Tensor) else v
-            for k, v in model.preprocess(texts[:5]).items()
-        }
-        vectors_ND = model(features)["sentence_embedding"]
+        retriever, module.TOKENS_ON_A_GPU = RetrieverModule(model), 100
+        waits.clear()
+        fit_to_corpus(retriever, texts, Fit(token_weighting=1e-2, whitening=0.4, lexical=1.0))
+        counted = dict(waits)
+        vectors_ND = retriever(retriever.tokenize(texts[:5], "document"))
         cosines = numbers(vectors_ND @ vectors_ND.T)
-    return {"devices": sorted({p.device.type for p in model.parameters()}), "cosines": cosines}
+    return {
+        "devices": sorted({p.device.type for p in model.parameters()}),
+        "cosines": cosines,
+        "waits": counted,
+    }
 
 
 def main() -> None:

@@ -76,7 +76,7 @@ import sys
 import triton, triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from revela.lm import document_attention_triton as kernels
+from revela.lm.triton import document_attention as kernels
 
 indices = "owner_pointer", "bound_pointer", "slot_pointer"
 indices = *indices, "block_document_pointer", "block_start_pointer"

@@ -6,7 +6,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from revela.retriever.build import build_retriever
 from revela.retriever.fit import fit_to_corpus
-from revela.settings import Fit
+from revela.retriever.module import RetrieverModule
+from revela.settings import Fit, Retriever
 
 
 def build(folder, pooling="mean", **changes):
@@ -15,17 +16,17 @@ def build(folder, pooling="mean", **changes):
         layers=2,
         pooling=pooling,
         max_tokens=32,
-        lower_case=False,
+        lower_case="no",
         query_prompt="query: ",
         passage_prompt="passage: ",
     )
-    return build_retriever(folder, **(settings | changes))
+    return build_retriever(folder, Retriever(**(settings | changes)))
 
 
 def fit(model, texts, **settings):
     """Fit it, with everything off that is not asked for."""
     off = dict(token_weighting=0.0, whitening=0.0, lexical=0.0)
-    fit_to_corpus(model, texts, Fit(**(off | settings)))
+    fit_to_corpus(RetrieverModule(model), texts, Fit(**(off | settings)))
 
 
 def tokenizer_of(words, limit=None):

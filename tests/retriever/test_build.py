@@ -17,10 +17,11 @@ from sentence_transformers.sentence_transformer import modules
 from small import build, fit
 
 from revela.errors import RevelaError
-from revela.retriever import encode
+from revela.retriever import module
 from revela.retriever.build import load_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.lora import add_lora, frozen_in_bf16, merged
+from revela.retriever.module import RetrieverModule
 from revela.retriever.save import save_retriever
 from revela.training.checkpoint import trainable_state
 
@@ -118,7 +119,7 @@ def test_the_saved_tokenizer_cuts_nothing_by_itself(tiny_lm_folder, tmp_path):
 
 
 def test_case_is_folded_by_the_tokenizer_itself(tiny_lm_folder, tmp_path):
-    model = build(tiny_lm_folder, lower_case=True)
+    model = build(tiny_lm_folder, lower_case="yes")
     save_retriever(model, tmp_path / "out", "card")
     again = RetrieverEncoder(load_retriever(tmp_path / "out"), False)
     np.testing.assert_allclose(
@@ -138,8 +139,8 @@ def test_encoding_by_token_budget_gives_the_vectors_of_sentence_transformers(
     """Mixed lengths, an empty text, batches cut by tokens, windows shorter than the texts: same
     vectors, same order.
     """
-    monkeypatch.setattr(encode, "TOKENS_PER_BATCH", 40)
-    monkeypatch.setattr(encode, "READ_AHEAD", 7)
+    monkeypatch.setattr(module, "TOKENS_PER_BATCH", 40)
+    monkeypatch.setattr(module, "READ_AHEAD", 7)
     model = build(tiny_lm_folder)
     fit(model, TEXTS, token_weighting=1e-3, whitening=0.25, lexical=1.0)
     texts = [
@@ -173,13 +174,13 @@ def test_frozen_weights_are_half_as_large_while_it_is_open(tiny_lm_folder):
     add_lora(model, 4, 8, 0.0)
     linear = model[0].model.layers[0].mlp.up_proj.base_layer
     whole = linear.weight.clone()
-    features = model.preprocess(TEXTS)
-    with encode.transformer_in_bf16(model, True):
-        cast = model(dict(features))["sentence_embedding"]
-        with frozen_in_bf16(model, True):
-            assert linear.weight.dtype == torch.bfloat16
-            half = {p.dtype for name, p in model.named_parameters() if "lora" in name}
-            found = model(dict(features))["sentence_embedding"]
+    retriever = RetrieverModule(model, bf16=True)
+    features = retriever.tokenize(TEXTS, "document")
+    cast = retriever(features)
+    with frozen_in_bf16(model, True):
+        assert linear.weight.dtype == torch.bfloat16
+        half = {p.dtype for name, p in model.named_parameters() if "lora" in name}
+        found = retriever(features)
     assert torch.equal(found, cast) and half == {torch.float32} == {found.dtype}
     assert torch.equal(linear.weight, whole)
     with frozen_in_bf16(model, False):

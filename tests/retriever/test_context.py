@@ -16,16 +16,16 @@ from small import build
 
 from conftest import make_rows
 from revela.errors import RevelaError
+from revela.index.contexts import draw_documents
 from revela.retriever.context import (
     SavedContext,
     add_context,
-    draw_documents,
     load_context_encoder,
-    slot_ids,
     write_rows,
 )
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.load import load_encoder
+from revela.retriever.module import slot_ids
 from revela.retriever.save import save_retriever
 from revela.settings import Recipe
 from revela.types import Document
@@ -125,7 +125,7 @@ def test_the_order_of_documents(plain):
 
 
 def test_a_saved_folder_is_the_same_in_stock_sentence_transformers(plain, tmp_path):
-    """And so is what docs/contexts.md says of another corpus."""
+    """And so is what research/contexts.md says of another corpus."""
     model, first = contextual(plain)
     rows_JD, folder = first.of_texts(TEXTS[4:]), tmp_path / "saved"
     save_retriever(model, folder, "", context=SavedContext(first, rows_JD, {"drawn from": "us"}))

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from conftest import SLOTS, make_rows
 from revela.encoder.graphs import open_export
 from revela.retriever.build import load_retriever
-from revela.retriever.context import filled, read_as_text, slot_ids
-from revela.retriever.encode import counter_of, token_window
 from revela.retriever.load import load_encoder
+from revela.retriever.module import RetrieverModule, read_as_text
 from revela.retriever.onnx_export import export_onnx
+from revela.retriever.tokens import token_window
 
 TEXTS = ["ocean1", *(row["text"] for row in make_rows(6, sentences=3)), "", "engine2 " * 200]
 
@@ -38,16 +38,17 @@ def test_packed_is_padded_is_one_at_a_time(encoder, other, role):
     alone = np.concatenate([getattr(other, f"encode_{role}")([text]) for text in TEXTS])
     np.testing.assert_allclose(packed, alone, atol=1e-6)
     model, read = encoder.model, [text or "." for text in TEXTS]
-    rows = encoder.context_of(TEXTS[1:4])
+    rows, retriever = encoder.context_of(TEXTS[1:4]), RetrieverModule(model)
+    retriever.context, retriever.packs = (rows, rows), False
     prompt = model.prompts[{"queries": "query", "passages": "document"}[role]]
-    with torch.no_grad(), filled(model, rows):
-        padded = model(model.preprocess(read, prompt=prompt))["sentence_embedding"].numpy()
+    with torch.no_grad():
+        padded = retriever(model.preprocess(read, prompt=prompt)).numpy()
     np.testing.assert_allclose(packed, padded, atol=1e-6)
     assert np.abs(packed - getattr(encoder, f"encode_{role}")(TEXTS)).max() > 1e-3
 
 
 def test_text_that_looks_like_a_slot_is_text(encoder):
-    ids, seen = slot_ids(encoder.model), []
+    ids, seen = encoder.retriever.slots, []
     table = encoder.model[0].model.get_input_embeddings()
     handle = table.register_forward_hook(lambda _module, inputs, _out: seen.append(inputs[0]))
     text = "ocean1 <|context-3|> engine2 <|context-0|><|context-7|>"
@@ -58,13 +59,13 @@ def test_text_that_looks_like_a_slot_is_text(encoder):
     assert int(sum(torch.isin(x, torch.tensor(ids)).sum() for x in seen)) == SLOTS == len(ids)
     raw = encoder.model.encode([text], prompt=encoder.model.prompts["document"])
     assert np.abs(vector - raw).max() > 1e-4  # sentence-transformers itself reads slots there
-    (count,) = counter_of(encoder.model).count_passages([text])
+    (count,) = encoder.counter.count_passages([text])
     assert count == max(x.numel() for x in seen)
 
 
 def test_slots_count_as_tokens_of_the_prompt(encoder, saved_retriever):
     model, text = encoder.model, "ocean1 engine2"
-    counter = counter_of(model)
+    counter = encoder.counter
     bare = model.tokenizer(text, add_special_tokens=False).input_ids
     for count, role in ((counter.count_queries, "query"), (counter.count_passages, "document")):
         prompt = model.prompts[role]
@@ -72,8 +73,10 @@ def test_slots_count_as_tokens_of_the_prompt(encoder, saved_retriever):
         assert count([text])[0] > SLOTS + len(bare)
     assert counter.limit == model.max_seq_length == 100 + SLOTS
     # Texts of 40 tokens besides: with slots as without.
-    plain = token_window(load_retriever(saved_retriever), "m", 40)
-    assert token_window(model, "m", 40).size == pytest.approx(plain.size, abs=1)
+    plain = RetrieverModule(load_retriever(saved_retriever), max_tokens=40)
+    ours = RetrieverModule(model, max_tokens=40)
+    sizes = [token_window(retriever, "m").size for retriever in (ours, plain)]
+    assert sizes[0] == pytest.approx(sizes[1], abs=1)
 
 
 def test_onnx_says_what_torch_says(contextual, encoder, tmp_path):

@@ -17,6 +17,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from conftest import make_rows, tiny_config
 from revela.errors import RevelaError
 from revela.retriever.fit import fit_to_corpus
+from revela.retriever.module import RetrieverModule
 from revela.retriever.prune import prune
 from revela.retriever.save import save_retriever
 from revela.settings import Fit
@@ -89,7 +90,7 @@ def test_a_corpus_has_the_same_tokens_and_vectors(folder, tmp_path):
     assert rows == len(pruned.tokenizer) == pruned[0].model.config.vocab_size
     assert rows < len(whole.tokenizer)
     for model in (whole, pruned):
-        fit_to_corpus(model, CORPUS, Fit())
+        fit_to_corpus(RetrieverModule(model), CORPUS, Fit())
     save_retriever(pruned, tmp_path / "saved", "")
     stock = SentenceTransformer(str(tmp_path / "saved"))
     assert tokens_of(stock, CORPUS) == tokens_of(whole, CORPUS)

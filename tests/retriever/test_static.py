@@ -111,9 +111,9 @@ def test_other_modules_are_left_to_sentence_transformers(tmp_path):
     assert isinstance(encoder, RetrieverEncoder)
     # of length one all the same, as dot products are taken for cosines
     np.testing.assert_allclose(np.linalg.norm(encoder.encode_queries(["word1"])), 1, atol=1e-5)
-    encoder.max_tokens = 2
+    encoder.retriever.max_tokens = 2
     cut = encoder.encode_queries(["word1 word2 word3"])
-    encoder.max_tokens = None
+    encoder.retriever.max_tokens = None
     np.testing.assert_allclose(cut, encoder.encode_queries(["word1 word2"]), atol=1e-6)
     assert abs(cut - encoder.encode_queries(["word1 word2 word3"])).max() > 0.01
 

@@ -11,7 +11,9 @@ from small import build
 from tokenizers import Tokenizer, models
 
 from revela.errors import RevelaError
-from revela.retriever.encode import RetrieverEncoder, token_window
+from revela.retriever.encode import RetrieverEncoder
+from revela.retriever.module import RetrieverModule
+from revela.retriever.tokens import token_window
 
 TEXT = "ocean1 engine2 garden3 planet4 market5 violin0 enzyme1 castle2 " * 8
 
@@ -20,21 +22,21 @@ TEXT = "ocean1 engine2 garden3 planet4 market5 violin0 enzyme1 castle2 " * 8
 def test_a_text_that_fills_the_window_is_read_to_its_end(tiny_lm_folder, pooling):
     model = build(tiny_lm_folder, pooling)
     model.max_seq_length = 40
-    window = token_window(model, "m", 512)
+    window = token_window(RetrieverModule(model, max_tokens=512), "m")
     spans = window.spans([TEXT])[0]
 
     text = TEXT[: spans[window.size - 1][1]]
     ids = model.preprocess([text], prompt=model.prompts["query"])["input_ids"][0].tolist()
     last = model.tokenizer(text, add_special_tokens=False)["input_ids"][-1]
     assert ids[-2 if pooling == "eos" else -1] == last and 20 < window.size < len(ids) <= 40
-    assert token_window(model, "m", 30).size == window.size - 10
+    assert token_window(RetrieverModule(model, max_tokens=30), "m").size == window.size - 10
 
 
 def test_a_model_without_offsets_is_refused():
     words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     static = SentenceTransformer(modules=[StaticEmbedding(words, embedding_dim=4)])
     with pytest.raises(RevelaError, match="static has no fast tokenizer"):
-        token_window(static, "static", 64)
+        token_window(RetrieverModule(static, max_tokens=64), "static")
 
 
 LONG = [TEXT * 3, "ocean1", "", "QUJD" * 60, "蜜蜂通过舞蹈告诉同伴花的位置。" * 9]

@@ -17,7 +17,7 @@ from revela.encoder.static_encoder import StaticEncoder
 from revela.errors import RevelaError
 from revela.objectives.contrastive import info_nce
 from revela.retriever.encode import RetrieverEncoder
-from revela.retriever.lora import without_adapters
+from revela.retriever.module import RetrieverModule
 from revela.retriever.save import save_retriever
 from revela.retriever.static_trainable import TrainableTable, TwoHalves, make_trainable
 
@@ -61,7 +61,7 @@ def test_loss_and_gradients_are_those_of_a_loop():
         halves.change_S += torch.randn(9)
     texts = [[0, 1, 1], [2], [8, 4, 3], [1, 3], [2, 5, 6], [7, 4]]
     flat, starts = torch.tensor([*chain(*texts)]), torch.tensor([0, 3, 4, 7, 9, 12])
-    queries, passages = halves(flat, starts).chunk(2)
+    queries, passages = F.normalize(halves(flat, starts), dim=1).chunk(2)
     ours = info_nce(queries, passages, torch.arange(3), 0.1)
     ours.backward()
     found = [halves.rows_SD.grad.clone(), halves.change_S.grad.clone()]
@@ -133,12 +133,13 @@ def test_a_row_of_0_stays_so():
 
 def test_before_training_is_what_the_cosines_were():
     model = trainable()
-    features = model.preprocess(TEXTS[:2])
-    first = F.cosine_similarity(*model(dict(features))["sentence_embedding"], dim=0)
+    retriever = RetrieverModule(model)
+    features = retriever.tokenize(TEXTS[:2], "document")
+    first = F.cosine_similarity(*retriever(features), dim=0)
     moved(model)
-    with without_adapters(model):
-        again = F.cosine_similarity(*model(dict(features))["sentence_embedding"], dim=0)
-    now = F.cosine_similarity(*model(dict(features))["sentence_embedding"], dim=0)
+    with retriever.evaluating(adapters=False):
+        again = F.cosine_similarity(*retriever(features), dim=0)
+    now = F.cosine_similarity(*retriever(features), dim=0)
     torch.testing.assert_close(first, again)
     assert (first - now).abs() > 1e-2
 

@@ -19,7 +19,7 @@ from conftest import make_rows, tiny_retriever
 from revela.index.index import Index
 from revela.index.ingest import metadata_columns
 from revela.index.manifest import Info
-from revela.retriever.encode import RetrieverEncoder, counter_of
+from revela.retriever.encode import RetrieverEncoder
 from revela.server import Access, Limits
 from revela.server.app import Service
 from revela.server.encoding import ServedModel
@@ -91,7 +91,7 @@ def index(encoder, tmp_path_factory) -> Index:
 
 @pytest.fixture(scope="session")
 def make_service(encoder, index):
-    counter = counter_of(encoder.model)
+    counter = encoder.counter
 
     def make(encoder=encoder, token=None, local_only=False, dimensions=(), **limits):
         changed = dataclasses.replace(Limits(), **limits)

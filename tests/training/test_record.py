@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import huggingface_hub
 import pytest
 
 from conftest import make_rows
@@ -11,7 +12,9 @@ from revela.corpus.spool import arrow_list
 from revela.errors import RevelaError
 from revela.groups.dataset import TrainingSet
 from revela.groups.store import GroupedCorpus, save_groups
-from revela.settings import Recipe
+from revela.model_files import fingerprint
+from revela.settings import Recipe, presets
+from revela.training.check_settings import check_recipe
 from revela.training.record import (
     FREE_WHEN_DONE,
     RUN_FILE,
@@ -20,6 +23,7 @@ from revela.training.record import (
     remove_unstarted,
     write_record,
 )
+from revela.training.train import train
 from revela.types import Chunk, Document
 
 
@@ -97,6 +101,55 @@ def test_what_a_run_began_with_stays_and_a_record_is_whole_or_not_there(begun, m
     with pytest.raises(ZeroDivisionError):
         write_record({}, {}, begun)
     assert (begun / RUN_FILE).read_text() == before and not list(begun.glob(".*"))
+
+
+def test_a_run_goes_on_with_the_weights_that_it_began_with(tmp_path):
+    def about(digest):
+        models = {"model": {"name": "embedded:smollm2-135m", "digest": digest}}
+        return {"corpus_digest": "one", "models": models}
+
+    write_record(settings(), about("1"), tmp_path)
+    write_record(settings(), about("1"), tmp_path)
+    message = (
+        r"other weights of --model \(of embedded:smollm2-135m\): give those, by HF_HUB_OFFLINE"
+    )
+    with pytest.raises(RevelaError, match=message):
+        write_record(settings(), about("2"), tmp_path)
+    assert json.loads((tmp_path / RUN_FILE).read_text())["about"] == about("1")
+
+
+@pytest.fixture
+def nothing_cached(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+def test_what_replaced_a_default_model_is_recorded_and_named_in_the_card(
+    nothing_cached, tiny_lm_folder, tmp_path
+):
+    small = dict(layers=2, chunk_words=20, gate_heads=4, lora_rank=4, precision="fp32", threads=1)
+    limits = dict(max_steps=1, max_minutes=0, group_size=4)
+    recipe = Recipe.of(offline_model=str(tiny_lm_folder), **small, **limits)
+    documents = [Document(row["_id"], row["text"], row["title"]) for row in make_rows(12)]
+    out = tmp_path / "out"
+    train(recipe, documents, out)
+    record = json.loads((out / RUN_FILE).read_text())
+    used = {"name": str(tiny_lm_folder), "digest": fingerprint(tiny_lm_folder)}
+    assert record["about"]["models"] == {"model": used, "lm": used}
+    assert record["model"] == "HuggingFaceTB/SmolLM2-135M"
+    assert "HuggingFaceTB" not in (out / "README.md").read_text()
+
+
+@pytest.mark.parametrize("preset", [name for name in presets() if "paper" in name])
+def test_a_paper_is_not_reproduced_with_another_model(
+    nothing_cached, tiny_lm_folder, tmp_path, preset
+):
+    named = dict(model=str(tiny_lm_folder), lm=str(tiny_lm_folder))
+    for missing in named:
+        recipe = Recipe.of(preset, **{**named, missing: Recipe().lm.model})
+        with pytest.raises(RevelaError, match="take no other model in its place: connect, or"):
+            train(recipe, [Document("d", "text")], tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+    check_recipe(Recipe.of(preset, **named), tmp_path / "out", resume=False)
 
 
 def test_groups_of_other_text_have_another_fingerprint(tmp_path):

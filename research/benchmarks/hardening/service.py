@@ -71,7 +71,7 @@ def write(folder: Path, name: str, rng: random.Random) -> None:
 def change(folder: Path, end: float, every: float) -> None:
     """Add, change and delete files."""
     rng, number = random.Random(0), FILES
-    while time.monotonic() < end:
+    while time.monotonic() + every < end:
         time.sleep(every)
         for _ in range(rng.randint(1, 5)):
             files = sorted(path.name for path in folder.iterdir())

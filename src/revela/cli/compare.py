@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 from revela.cli.flags import Corpus, Given, Out, RecipeFile, Several, recipes_of
-from revela.cli.main import app
+from revela.cli.main import MAKE, app
 from revela.cli.printing import command_line, print_scores
 from revela.errors import extra
 
 
-@app.command
+@app.command(group=MAKE)
 def compare(
     corpus: Corpus,
     *,

@@ -16,7 +16,7 @@ from revela.cli.flags import (
     PromptFlags,
     reader_of_parts,
 )
-from revela.cli.main import app
+from revela.cli.main import ELSEWHERE, app
 from revela.cli.printing import print_report
 from revela.corpus.load import READING, Reading
 from revela.settings import Indexing, Precision
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CHUNK_WORDS = Indexing.chunk_words
 
 
-@app.command
+@app.command(group=ELSEWHERE)
 def encode(
     corpus: Corpus,
     *,

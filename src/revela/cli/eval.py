@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from revela.cli.flags import PROMPTS, Flat, Out, PromptFlags, Several
-from revela.cli.main import app
+from revela.cli.main import MEASURE, app
 from revela.cli.printing import print_report, print_table, snippet
 from revela.encoder.prompts import Given as GivenPrompts
 from revela.errors import RevelaError, extra
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 CHANCE = 0.05  # p values from here on count as chance
 
 
-@app.command(name="eval")
+@app.command(name="eval", group=MEASURE)
 def evaluate(
-    model: list[str],
+    model: Annotated[list[str], Several],
     *,
     on: Annotated[list[Path], Several] = [],  # noqa: B006
     benchmark: Annotated[list[str], Several] = [],  # noqa: B006
@@ -46,8 +46,8 @@ def evaluate(
     context_seed: int = 0,
     precision: Precision = "auto",
 ) -> None:
-    """Score models on judged queries of local folders or public benchmarks, or on a text without
-    labels, beside BM25 and their fusion with it.
+    """Score models beside BM25 and their fusion with it: on judged queries (--on, --benchmark), or
+    on your own text without labels (--text).
 
     Parameters
     ----------

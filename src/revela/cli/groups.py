@@ -19,7 +19,7 @@ from revela.cli.flags import (
     Several,
     recipe_of,
 )
-from revela.cli.main import app
+from revela.cli.main import MAKE, app
 from revela.cli.printing import print_group
 from revela.errors import RevelaError, extra
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from revela.settings import Recipe
 
 
-@app.command
+@app.command(group=MAKE)
 def groups(
     corpus: Corpus,
     *,
@@ -42,7 +42,7 @@ def groups(
     recipe_file: RecipeFile = None,
     given: Given = None,
 ) -> None:
-    """Build the groups of chunks that training compares with one another, and keep them for train.
+    """Build the groups of chunks that training compares, and keep them for train.
 
     Parameters
     ----------

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from revela.cli.flags import Corpus, Given, Out, Preset, RecipeFile, recipe_of
-from revela.cli.main import app
+from revela.cli.main import MAKE, app
 from revela.cli.printing import print_table
 from revela.errors import extra
 
 
-@app.command
+@app.command(group=MAKE)
 def heads(
     corpus: Corpus,
     *,

@@ -10,17 +10,24 @@ import re
 import signal
 import sys
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Group
 
+import revela
 from revela.cli.printing import print_log, printable
 from revela.errors import RevelaError
 from revela.files import disk_error
 
 app = App(
     name="revela",
-    help="Train a dense retriever on raw text, measure it beside BM25, search and serve with it.",
+    help=(revela.__doc__ or "").partition("\n\n")[0],
     version_flags=["--version"],
+    group_commands=Group("Options", sort_key=5),
 )
+# What --help shows the verbs under, in this order.
+SEARCH = Group("Search", sort_key=1)
+MAKE = Group("Make a model", sort_key=2)
+MEASURE = Group("Measure", sort_key=3)
+ELSEWHERE = Group("Use it elsewhere", sort_key=4)
 TRAINING_VERBS = ("train", "queries", "groups", "compare", "heads")
 
 

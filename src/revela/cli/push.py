@@ -7,10 +7,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from revela.cli.main import app
+from revela.cli.main import ELSEWHERE, app
 
 
-@app.command
+@app.command(group=ELSEWHERE)
 def push(
     model: Path,
     name: str,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
-from revela.cli.main import app
+from revela.cli.main import SEARCH, app
 from revela.cli.printing import print_answer, print_hits, print_json
 from revela.errors import RevelaError
 from revela.index.search import Rerank
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from revela.types import Hits
 
 
-@app.command
+@app.command(group=SEARCH, sort_key=1)
 def search(
     index_folder: Annotated[Path, Parameter(name="index")],
     query: str | None = None,
@@ -43,13 +43,13 @@ def search(
     no_cache: Annotated[bool, Parameter(negative=())] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
-    """Search an index, or a folder of files or a file, whose index is made, or brought up to date,
-    in the cache.
+    """Search a folder, a file or an index. The index of a folder is kept in the cache and follows
+    it.
 
     Parameters
     ----------
     index_folder:
-        Made by revela index; or a folder of files, or a file.
+        A folder of files, a file, or a folder made by revela index.
     query:
         What to look for.
     queries:
@@ -62,30 +62,29 @@ def search(
     fusion:
         Join both by score, or by rank (reciprocal rank fusion).
     weight:
-        Share of the vectors in the fusion by score, from 0 (words alone) to 1; by default it is set
-        by how well words and vectors find sentences of the index.
+        Share of the vectors in the fusion by score, from 0 (words alone) to 1 (vectors alone).
+        Default: measured on the text, without labels.
     rerank:
-        Order the first 50 again by the vectors of single tokens (tokens), in milliseconds if the
-        index was made with --keep-tokens; or none. The index of a folder of files is re-ranked by
-        tokens, others are not.
+        Order the first 50 results again by the vectors of single tokens (tokens), or not (none).
+        Default: tokens for a folder of files, none for an index. It takes milliseconds in an index
+        made with --keep-tokens.
     top:
         Number of documents; each is printed with its best passage.
     where:
         Filter in SQL over the index's metadata, id and title: "year > 2020 and lang = 'en'".
     model:
-        The retriever, if it has moved since the index was made; for a folder of files, that which
-        makes the index: by default embedded:minilm-l6 for English text, and embedded:e5-small for
-        other languages and mixtures.
+        Of a folder: the model that makes its vectors; by default embedded:minilm-l6 for English
+        text, and embedded:e5-small for other languages and mixtures. Of an index: where its model
+        is, if that has moved.
     min_score:
-        Leave out documents of a lower score. revela index says below which score most wrong
+        Leave out results that score less. revela index prints the score below which 97 of 100 wrong
         first hits lie.
     explain:
-        Say what words, vectors and tokens gave each hit.
+        Show what words, vectors and tokens gave each result.
     no_cache:
         Make the index of a folder of files in a temporary folder, and remove it.
     as_json:
-        Print JSON, with the confidence of each hit: how often a first hit that stands out as far is
-        right, among questions of which the text answers half, as measured without labels.
+        Print JSON, with the confidence of each result (docs/search.md).
     """
     if top < 1:
         raise RevelaError(f"--top {top} is no number of results: give 1 or more")

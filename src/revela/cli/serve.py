@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from cyclopts import Parameter
 
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
-from revela.cli.main import app
+from revela.cli.main import SEARCH, app
 from revela.errors import RevelaError
 from revela.server import Access, Limits, Site
 from revela.settings import Precision
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LIMITS = Limits()
 
 
-@app.command
+@app.command(group=SEARCH, sort_key=2)
 def serve(
     index_folder: Annotated[Path, Parameter(name="index")],
     *,
@@ -41,8 +41,7 @@ def serve(
     no_cache: Annotated[bool, Parameter(negative=())] = False,
     limits: Annotated[Limits, Flat] = LIMITS,
 ) -> None:
-    """Serve an index, or a folder of files or a file as search does, over HTTP: embeddings in
-    OpenAI's format, search, and a web page.
+    """Serve a folder, a file or an index over HTTP: a search page, search, embeddings, re-ranking.
 
     Parameters
     ----------

@@ -8,13 +8,13 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from revela.cli.flags import Corpus, Given, Out, Preset, RecipeFile, check_paths, recipe_of
-from revela.cli.main import app
+from revela.cli.main import MAKE, app
 from revela.cli.printing import command_line, print_scores
 from revela.errors import extra
 from revela.silence import duration
 
 
-@app.command
+@app.command(group=MAKE)
 def train(
     corpus: Corpus,
     *,
@@ -29,7 +29,7 @@ def train(
     On several GPUs: ``torchrun --nproc-per-node N -m revela train GROUPS --out DIR``, on stored
     groups.
 
-    ``--preset NAME --help`` lists the settings of another objective, docs/settings.md all of them.
+    ``--preset NAME --help`` lists the settings of another objective, docs/command-line.md all.
 
     Parameters
     ----------

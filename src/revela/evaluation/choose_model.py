@@ -311,9 +311,9 @@ def encoder_of(candidate: Candidate, data: Sample) -> Encoder:
     model = untrained_retriever(recipe, folder, data.documents).to(compute_device())
     encoder = RetrieverEncoder(model, uses_bf16(recipe.training.precision, model.device))
     trainer = row_trainer(model, data.documents, seed=recipe.training.seed)
-    how = dict(seed=recipe.training.seed, bf16=encoder.bf16, train_rows=trainer)
+    how = dict(seed=recipe.training.seed, train_rows=trainer)
     texts = LazyTexts(training_chunks(recipe, data.documents), lambda chunk: chunk.text)
-    fit_to_corpus(model, texts, recipe.fit, **how)
+    fit_to_corpus(encoder.retriever, texts, recipe.fit, **how)
     encoder.words_to_vectors = WORDS_TO_VECTORS
     return encoder
 

@@ -36,12 +36,7 @@ from revela.evaluation.metrics import METRICS as OURS
 from revela.evaluation.results import SystemScores
 from revela.index.contexts import Choice, Context, check_without_slots
 from revela.model_files import fingerprint, name_of, resolve
-from revela.retriever.encode import (
-    RetrieverEncoder,
-    passage_prompt_of,
-    query_prompt_of,
-    token_limit,
-)
+from revela.retriever.encode import RetrieverEncoder
 from revela.settings import Precision
 from revela.types import Encoder, Vectors
 
@@ -100,9 +95,9 @@ class MtebEncoder:
     def _variant(self) -> dict[str, Any]:
         """Settings that make other vectors than the model's own."""
         variant: dict[str, Any] = {}
-        if self.settings["max_tokens"] != token_limit(self.encoder.model):
+        if self.settings["max_tokens"] != self.encoder.retriever.own_limit():
             variant["max_tokens"] = self.settings["max_tokens"]
-        if self.encoder.bf16:
+        if self.encoder.retriever.bf16:
             variant["arithmetic"] = "bf16"
         if self.encoder.slots and self.context != CONTEXT:
             about = self.context.about(self.encoder.slots)
@@ -149,12 +144,13 @@ class MtebEncoder:
 
 
 def _settings(encoder: RetrieverEncoder, context: Context) -> dict[str, Any]:
-    limits = [n for n in (token_limit(encoder.model), encoder.max_tokens) if n is not None]
+    retriever = encoder.retriever
+    limits = [n for n in (retriever.own_limit(), retriever.max_tokens) if n is not None]
     settings = {
-        "query_prompt": query_prompt_of(encoder.model),
-        "passage_prompt": passage_prompt_of(encoder.model),
+        "query_prompt": retriever.prompt("query"),
+        "passage_prompt": retriever.prompt("document"),
         "max_tokens": min(limits, default=None),
-        "arithmetic": "bf16" if encoder.bf16 else "fp32",
+        "arithmetic": encoder.precision,
     }
     return settings | ({"context": context.describe()} if encoder.slots else {})
 

@@ -1,5 +1,5 @@
 """BM25 by bm25s, with Lucene's defaults, k1 1.2 and b 0.75, over the terms of language.py: .695 on
-SciFact, where .679 to .687 are published. docs/results.md has other settings and languages.
+SciFact, where .679 to .687 are published. research/notebook.md has other settings and languages.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ embedder and the text, so that scores of different queries can be compared:
 
 The weight w of the words needs no labels: W / V is how often words find the passage that a sentence
 was taken from, to how often vectors do (calibration.py). Below 1 it says little, since sentences
-are no questions. It is a number of the corpus; weights by query found no more (docs/fusion.md).
+are no questions. It is a number of the corpus; weights by query found no more (docs/search.md).
 
 By rank (``fuse_ranks``): reciprocal rank fusion (Cormack, Clarke & Buettcher, SIGIR 2009), the sum
 over rankings of 1 / (k + rank), for comparison.

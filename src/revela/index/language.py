@@ -7,7 +7,7 @@ of letters, digits and the marks that combine with them. Each run gives terms by
   stemmed (Snowball), unless it is a stop word; then without accents. Of an identifier such as
   ``getFileName`` the parts as well.
 - Han, Kana and Hangul: single characters and pairs of neighbours. Thai, Lao, Khmer and Burmese:
-  pairs and triples. Dictionaries are not needed for BM25 to rank well (docs/results.md).
+  pairs and triples. Dictionaries are not needed for BM25 to rank well (research/notebook.md).
 
 An index has one language for each script, found in its text: ``en``, or ``ru+en`` for Russian and
 English documents. Words of a script whose documents are in several languages are not stemmed.

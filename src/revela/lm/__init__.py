@@ -6,7 +6,8 @@ Reading order, for Revela:
    the attention of a layer keeps and changes in such a pass.
 2. in_batch_attention.py: the gate, h = (1 - g) s + g b. Sim comes from objectives/revela.py:
    ``in_batch_weights``.
-3. document_attention.py: b, and its implementations.
+3. document_attention.py: b, as the equation reads; document_attention_recomputed.py and triton/
+   are faster.
 4. cross_entropy.py: the loss of stream h.
 
 heads.py ranks the LM's heads. prompts.py is what the LM reads in DREAM and attention distillation;

@@ -12,14 +12,14 @@ authors' code):
 A run is a number of consecutive rows with the same weights. In Revela it is a chunk, and w_j is
 Sim: the chunks attend to one another. In DREAM it is a question about the candidates.
 
-Two implementations, which the tests hold to a loop over rows, documents and tokens:
+``reference_attention`` is the equation, line by line; the tests hold the others to it:
 - document_attention_recomputed.py, the default: one document at a time, with only the rows that
   give it a weight. The backward pass computes the attention again, so memory grows with the tokens
   and not with the (row, document) pairs;
-- document_attention_triton.py: the same on a GPU, without a loop on the host.
+- triton/document_attention.py: the same on a GPU, without a loop on the host.
 
-Shapes: A runs of rows, T rows in all; B documents packed into S tokens (Revela: A = B, T = S); R
-rows that attend to a document; H query heads, G key-value heads, K selected heads, D head width.
+Shapes: A runs of rows, T rows in all; B documents packed into S tokens, L of a document (Revela: A
+= B, T = S); H query heads, G key-value heads, K selected heads, D head width.
 """
 
 from __future__ import annotations
@@ -31,17 +31,38 @@ from torch import Tensor
 
 from revela.lm.document_weights import DocumentWeights
 
-Kernel = Literal["torch", "triton"]
+Kernel = Literal["reference", "torch", "triton"]
 V_NORM_EPS = 1e-6  # as in the authors' code
 EPSILON = 1e-4  # pairs with no more weight are skipped by the objectives
 
 
-def select_heads(
-    heads_K: Tensor, query_HTD: Tensor, key_GSD: Tensor, value_GSD: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The queries of these heads, and the keys and values of each, (K, ...)."""
-    group_K = heads_K // (len(query_HTD) // len(key_GSD))
-    return query_HTD[heads_K], key_GSD[group_K], value_GSD[group_K]
+def reference_attention(
+    query_HTD: Tensor,
+    key_GSD: Tensor,
+    value_GSD: Tensor,
+    documents: DocumentWeights,
+    scale: float,
+    norm_eps: float | None,
+) -> Tensor:
+    """b as the equation reads, (H, T, D); arguments as for ``document_attention``, ``norm_eps``
+    None for no V-norm.
+    """
+    is_kept_AB = documents.weights_AB > documents.epsilon
+    weights_TB = (documents.weights_AB * is_kept_AB)[documents.run_T]
+    shared = len(query_HTD) // len(key_GSD)
+    key_HSD, value_HSD = (x_GSD.repeat_interleave(shared, dim=0) for x_GSD in (key_GSD, value_GSD))
+    keys, values = (
+        torch.split(x_HSD, list(documents.lengths), 1) for x_HSD in (key_HSD, value_HSD)
+    )
+    b_HTD = query_HTD.new_zeros(*query_HTD.shape[:2], value_GSD.shape[-1])
+    for key_HLD, value_HLD, weight_T in zip(keys, values, weights_TB.unbind(dim=1), strict=True):
+        attention_HTL = (query_HTD @ key_HLD.transpose(1, 2) * scale).softmax(dim=-1)
+        output_HTD = attention_HTL @ value_HLD
+        if norm_eps is not None:
+            norm_HT1 = attention_HTL @ value_HLD.norm(dim=-1, keepdim=True)
+            output_HTD = output_HTD / (norm_HT1 + norm_eps)
+        b_HTD = b_HTD + weight_T[:, None] * output_HTD
+    return b_HTD
 
 
 def document_attention(
@@ -73,7 +94,17 @@ def document_attention(
         query_HTD, key_GSD, value_GSD = (t.to(dtype) for t in (query_HTD, key_GSD, value_GSD))
     scale = query_HTD.shape[-1] ** -0.5 if scale is None else scale
     if kernel == "triton":
-        from revela.lm.document_attention_triton import triton_document_attention as attend
-    else:
+        from revela.lm.triton.document_attention import triton_document_attention as attend
+    elif kernel == "torch":
         from revela.lm.document_attention_recomputed import recomputed_document_attention as attend
+    else:
+        attend = reference_attention
     return attend(query_HTD, key_GSD, value_GSD, documents, scale, V_NORM_EPS if v_norm else None)
+
+
+def select_heads(
+    heads_K: Tensor, query_HTD: Tensor, key_GSD: Tensor, value_GSD: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The queries of these heads, and the keys and values of each, (K, ...)."""
+    group_K = heads_K // (len(query_HTD) // len(key_GSD))
+    return query_HTD[heads_K], key_GSD[group_K], value_GSD[group_K]

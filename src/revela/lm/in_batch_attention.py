@@ -17,11 +17,7 @@ import torch
 from torch import Tensor
 
 from revela.device import sent
-from revela.lm.document_attention import (
-    Kernel,
-    document_attention,
-    select_heads,
-)
+from revela.lm.document_attention import Kernel, document_attention, select_heads
 from revela.lm.document_weights import DocumentWeights
 
 

@@ -90,6 +90,5 @@ class AttentionLoss(RetrieverLoss):
         """(Q, B) cosines of each group's questions (without "N/A") and candidates."""
         passages = self.groups(passage_ND)
         counts = (group_Q.bincount(minlength=len(passages)) - 1).clamp(min=0).tolist()
-        with torch.autocast(question_QD.device.type, enabled=False):
-            pairs = zip(torch.split(question_QD, counts), passages, strict=True)
-            return [own_QD @ passage_BD.T for own_QD, passage_BD in pairs if len(own_QD)]
+        pairs = zip(torch.split(question_QD, counts), passages, strict=True)
+        return [own_QD @ passage_BD.T for own_QD, passage_BD in pairs if len(own_QD)]

@@ -1,7 +1,7 @@
 """What objectives share: what they are built from, batches of chunks, cosines per group.
 
 An objective is one file with its batches and its loss; its settings are a frozen dataclass,
-``settings.Objective``. docs/objectives.md shows how to write one.
+``settings.Objective``. docs/train.md shows how to write one.
 
 Shapes: N texts of a batch, n of one of its groups, D width of a vector.
 """
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from revela.corpus.spool import ArrowList
@@ -40,7 +39,7 @@ class BuildContext:
 
     recipe: Recipe
     model: Any
-    "The retriever, a SentenceTransformer."
+    "The retriever, a ``RetrieverModule``."
     documents: Sequence[Document]
     rows: ArrowList[Chunk]
     "What groups are made of; without queries if ``written`` has them."
@@ -72,14 +71,9 @@ class BuildContext:
 
     def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
         """Tokenized queries and passages: query_input_ids, passage_input_ids and so on."""
-        from revela.retriever.encode import passage_prompt_of, query_prompt_of
-
         batch: Batch = {}
-        for name, texts, prompt in (
-            ("query", queries, query_prompt_of(self.model)),
-            ("passage", passages, passage_prompt_of(self.model)),
-        ):
-            features = self.model.preprocess(list(texts), prompt=prompt or None)
+        for name, texts, role in (("query", queries, "query"), ("passage", passages, "document")):
+            features = self.model.tokenize(texts, role)
             if "prompt_length" in features:  # which a pooling may leave out
                 features["prompt_length"] = torch.full((len(texts),), features["prompt_length"])
             tensors = {k: v for k, v in features.items() if isinstance(v, Tensor)}
@@ -92,7 +86,7 @@ class RetrieverLoss(nn.Module):
     """Base class of losses: embeds texts, and compares those of a group by cosine.
 
     Args:
-        model: the retriever; gives ``sentence_embedding`` of tokenized texts.
+        model: the retriever; gives unit vectors of tokenized texts.
         tau: temperature of the cosines.
         group_size: texts per group; a batch has one or more groups. 0: a batch is one group.
         retriever_batch: texts per forward pass; see gradcache.embed.
@@ -111,12 +105,8 @@ class RetrieverLoss(nn.Module):
         self.group_size, self.retriever_batch = group_size, retriever_batch
 
     def embed(self, side: Side) -> Tensor:
-        """(N, D) vectors of tokenized texts, of any norm."""
-        return embed(self.model, side, self.retriever_batch)
-
-    def unit(self, side: Side) -> Tensor:
         """(N, D) unit vectors of tokenized texts."""
-        return F.normalize(self.embed(side), dim=-1)
+        return embed(self.model, side, self.retriever_batch)
 
     def groups(self, rows_N: Tensor) -> tuple[Tensor, ...]:
         """The rows of a batch, split by group."""
@@ -129,13 +119,12 @@ class RetrieverLoss(nn.Module):
 
     def cosines(self, query: Side, passage: Side) -> list[Tensor]:
         """(n, n) cosines of each group: queries in rows, passages in columns."""
-        return self.cosines_of(self.unit(query), self.unit(passage))
+        return self.cosines_of(self.embed(query), self.embed(passage))
 
     def cosines_of(self, query_ND: Tensor, passage_ND: Tensor) -> list[Tensor]:
         """``cosines`` of unit vectors."""
-        with torch.autocast(query_ND.device.type, enabled=False):
-            pairs = zip(self.groups(query_ND), self.groups(passage_ND), strict=True)
-            return [query_nD @ passage_nD.T for query_nD, passage_nD in pairs]
+        pairs = zip(self.groups(query_ND), self.groups(passage_ND), strict=True)
+        return [query_nD @ passage_nD.T for query_nD, passage_nD in pairs]
 
 
 def group_weights(group_N: Sequence[int], counts: Sequence[int] | None = None) -> Tensor:

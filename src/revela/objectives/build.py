@@ -8,7 +8,7 @@ from torch import nn
 
 from revela.errors import RevelaError
 from revela.objectives.base import BuildContext, Collate
-from revela.objectives.contextual import ContextBatches, Contextual, ContextualRetriever
+from revela.objectives.contextual import ContextBatches, Contextual
 from revela.objectives.matryoshka import Matryoshka
 from revela.retriever.static_trainable import TrainableTable
 
@@ -19,18 +19,18 @@ def build_objective(parts: BuildContext) -> tuple[nn.Module, Collate]:
     Raises:
         RevelaError: a model cannot be loaded, or a setting does not suit it.
     """
-    recipe, context_encoder, model = parts.recipe, parts.context_encoder, parts.model
-    widths, width = recipe.retriever.matryoshka, model.get_embedding_dimension()
-    _check_widths(widths, width, isinstance(model[0], TrainableTable))
+    recipe, context_encoder, retriever = parts.recipe, parts.context_encoder, parts.model
+    widths, width = recipe.retriever.matryoshka, retriever.dimension
+    _check_widths(widths, width, isinstance(retriever.model[0], TrainableTable))
     loss, collate = recipe.objective.build(parts)
     loss.to(parts.device)
+    loss = Matryoshka(loss, retriever, [*widths, width]) if widths else loss
     if context_encoder is None:
-        return (Matryoshka(loss, [*widths, width]) if widths else loss), collate
-    constant, settings = context_encoder.constant, recipe.context
-    dropout = 0.0 if constant else settings.context_dropout
-    loss.model = retriever = ContextualRetriever(loss.model, dropout)
+        return loss, collate
+    settings, constant = recipe.context, context_encoder.constant
+    retriever.slot_dropout = 0.0 if constant else settings.context_dropout
     contextual = Contextual(
-        Matryoshka(loss, [*widths, width]) if widths else loss,
+        loss,
         retriever,
         context_encoder,
         null=settings.context_null,

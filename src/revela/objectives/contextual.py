@@ -27,8 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -37,39 +36,15 @@ from torch import Tensor, nn
 
 from revela.objectives.base import Batch, BuildContext, Collate, Row, Side, row_random
 from revela.objectives.gradcache import embed
-from revela.retriever.context import ContextEncoder, filled
-
-
-class ContextualRetriever(nn.Module):
-    """A retriever that reads the context of the last ``set_context``.
-
-    In training each slot of a text is null with probability ``dropout``.
-    """
-
-    def __init__(self, model: nn.Module, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.model, self.dropout = model, dropout
-        self._rows: tuple[Tensor, Tensor] | None = None
-
-    def set_context(self, rows_JD: Tensor, null_JD: Tensor) -> None:
-        """Read these rows before every text until the next call; a dropped slot reads its row of
-        ``null_JD``. A backward pass may run the retriever again.
-        """
-        self._rows = rows_JD, null_JD
-
-    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
-        assert self._rows is not None
-        model: Any = self.model
-        with filled(model, *self._rows, self.dropout if self.training else 0.0):
-            out: dict[str, Any] = model(features)
-        return out
+from revela.retriever.context import ContextEncoder
+from revela.retriever.module import RetrieverModule
 
 
 class Contextual(nn.Module):
     """An objective whose retriever reads a context per batch.
 
     Args:
-        objective: its ``model`` is ``retriever``, perhaps wrapped.
+        objective: reads by ``retriever``.
         retriever: the second stage.
         context_encoder: the first stage. Unless it is constant, its documents are the last side of
             a batch.
@@ -81,7 +56,7 @@ class Contextual(nn.Module):
     def __init__(
         self,
         objective: nn.Module,
-        retriever: ContextualRetriever,
+        retriever: RetrieverModule,
         context_encoder: ContextEncoder,
         *,
         null: float = 0.0,
@@ -89,11 +64,9 @@ class Contextual(nn.Module):
         bf16: bool = False,
     ) -> None:
         super().__init__()
-        self.objective, self.context_encoder = objective, context_encoder
-        self.null, self.bf16 = null, bf16
-        self.retriever_batch = retriever_batch
-        # The bound method alone: the objective already registers the retriever's parameters.
-        self._set_context = retriever.set_context
+        self.objective, self.retriever = objective, retriever
+        self.context_encoder = context_encoder
+        self.null, self.retriever_batch, self.bf16 = null, retriever_batch, bf16
 
     def forward(self, features: Sequence[Side]) -> Tensor:
         """The objective's loss in the context of this batch."""
@@ -101,19 +74,14 @@ class Contextual(nn.Module):
         if encoder.constant:
             rows_JD = encoder.anchors_JD
         else:
-            rows_JD = encoder.of_vectors(self._embed(sides.pop()))
+            read = partial(encoder.vectors, bf16=self.bf16)
+            rows_JD = encoder.of_vectors(embed(read, sides.pop(), self.retriever_batch))
             if self.training and self.null and torch.rand(()) < self.null:
                 rows_JD = encoder.null_JD
-        self._set_context(rows_JD, encoder.null_JD)
+        # Kept until the next batch: a backward pass may run the retriever again.
+        self.retriever.context = rows_JD, encoder.null_JD
         loss: Tensor = self.objective(sides)
         return loss
-
-    def _embed(self, documents: Side) -> Tensor:
-        from revela.retriever.encode import transformer_in_bf16
-
-        model: Any = self.context_encoder.model
-        with transformer_in_bf16(model, self.bf16):
-            return embed(model, documents, self.retriever_batch)
 
 
 @dataclass(frozen=True)
@@ -127,9 +95,10 @@ class ContextBatches:
     def __call__(self, rows: Sequence[Row]) -> Batch:
         batch = self.collate(rows)
         texts = [self.parts.rows[i].text for i in self.choose(rows)]
-        features = self.context_encoder.preprocess(texts)
+        features = self.context_encoder.stage.tokenize(texts, "document")
         self.parts.count(int(features["attention_mask"].sum()))
-        return {**batch, **{f"context_{name}": tensor for name, tensor in features.items()}}
+        tensors = {k: v for k, v in features.items() if isinstance(v, Tensor)}
+        return {**batch, **{f"context_{name}": tensor for name, tensor in tensors.items()}}
 
     def choose(self, rows: Sequence[Row]) -> list[int]:
         """Rows of the corpus that are the context of a batch: J, or all there are."""

@@ -176,10 +176,10 @@ def info_nce(
     allowed_QB: Tensor | None = None,
     weight_Q: Tensor | None = None,
 ) -> Tensor:
-    """L in nats, over the ``allowed_QB`` passages or all; vectors of any norm. ``weight_Q`` is each
+    """L in nats, over the ``allowed_QB`` passages or all, of unit vectors. ``weight_Q`` is each
     query's share in the mean; None: all are equal.
     """
-    scores_QB = F.normalize(query_QD, dim=-1) @ F.normalize(passage_BD, dim=-1).T / tau
+    scores_QB = query_QD @ passage_BD.T / tau
     if allowed_QB is not None:
         scores_QB = scores_QB.masked_fill(~allowed_QB, -torch.inf)
     if weight_Q is None:
@@ -222,15 +222,14 @@ class ContrastiveLoss(RetrieverLoss):
         weight_Q = query.pop("weight", None)
         surrogate_QS, surrogate_BS = (side.pop("surrogate", None) for side in (query, passage))
         query_QD, passage_BD = self.embed(query), self.embed(passage)
-        with torch.autocast(query_QD.device.type, enabled=False):
-            if allowed_QB is None:
-                passage_BD, first = gather_from_ranks(passage_BD)
-                target_Q = target_Q + first
-                surrogate_BS = None if surrogate_BS is None else gather_from_ranks(surrogate_BS)[0]
-            if surrogate_QS is not None and surrogate_BS is not None:
-                true_QB = true_negative_mask(surrogate_QS, surrogate_BS, target_Q)
-                allowed_QB = true_QB if allowed_QB is None else allowed_QB & true_QB
-            return info_nce(query_QD, passage_BD, target_Q, self.tau, allowed_QB, weight_Q)
+        if allowed_QB is None:
+            passage_BD, first = gather_from_ranks(passage_BD)
+            target_Q = target_Q + first
+            surrogate_BS = None if surrogate_BS is None else gather_from_ranks(surrogate_BS)[0]
+        if surrogate_QS is not None and surrogate_BS is not None:
+            true_QB = true_negative_mask(surrogate_QS, surrogate_BS, target_Q)
+            allowed_QB = true_QB if allowed_QB is None else allowed_QB & true_QB
+        return info_nce(query_QD, passage_BD, target_Q, self.tau, allowed_QB, weight_Q)
 
 
 def gather_from_ranks(vectors_BD: Tensor) -> tuple[Tensor, int]:

@@ -13,9 +13,8 @@ Shapes: Q queries, B candidates of each; N texts, D width of a vector.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
 from hashlib import blake2b
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,37 +34,27 @@ class InitialRetriever:
     """The retriever before training, without dropout.
 
     Args:
-        as_before: a context in which the objective's model is as it was.
         cache: compute the vector of each text once. Its vector must depend on the text alone.
     """
 
-    def __init__(
-        self, as_before: Callable[[], AbstractContextManager[None]], cache: bool = False
-    ) -> None:
-        self.as_before, self.cache = as_before, cache
-        self.cached: dict[bytes, Tensor] = {}
+    def __init__(self, cache: bool = False) -> None:
+        self.cache, self.cached = cache, dict[bytes, Tensor]()
 
     @classmethod
     def of(cls, parts: BuildContext) -> InitialRetriever:
-        """The retriever without LoRA, or a table with its initial rows."""
-        from revela.retriever.lora import without_adapters
-
-        cache = parts.context_encoder is None and not parts.recipe.retriever.matryoshka
-        return cls(partial(without_adapters, parts.model), cache)
+        """With a cache, unless vectors depend on a batch's context or width."""
+        return cls(parts.context_encoder is None and not parts.recipe.retriever.matryoshka)
 
     @torch.no_grad()
-    def unit(self, objective: RetrieverLoss, side: Side) -> Tensor:
+    def embed(self, objective: RetrieverLoss, side: Side) -> Tensor:
         """(N, D) unit vectors of tokenized texts."""
         rows = zip(on_cpu(side["input_ids"]), on_cpu(side["attention_mask"]).bool(), strict=True)
         keys = [blake2b(ids[mask].numpy(), digest_size=16).digest() for ids, mask in rows]
         if self.cached.keys() >= set(keys):
             return torch.stack([self.cached[key] for key in keys])
-        model = objective.model
-        was_training = model.training
-        model.eval()
-        with self.as_before():
-            unit_ND = objective.unit(side)
-        model.train(was_training)
+        retriever: Any = objective.model
+        with retriever.evaluating(adapters=False):
+            unit_ND = objective.embed(side)
         if self.cache and len(self.cached) * unit_ND.shape[1] < MAX_CACHED:
             self.cached.update(zip(keys, unit_ND, strict=True))
         return unit_ND
@@ -88,8 +77,8 @@ def distillation_loss(
         teachers: the LM's scores of each group, in the shape of its cosines.
     """
     query, passage = sides
-    cosines = compare(objective.unit(query), objective.unit(passage))
-    initial_cosines = compare(initial.unit(objective, query), initial.unit(objective, passage))
+    cosines = compare(objective.embed(query), objective.embed(passage))
+    initial_cosines = compare(initial.embed(objective, query), initial.embed(objective, passage))
     groups = zip(cosines, teachers, initial_cosines, strict=True)
     return torch.stack([ranking_loss(*group, objective.tau) for group in groups]).mean()
 
@@ -98,11 +87,10 @@ def ranking_loss(
     cosine_QB: Tensor, teacher_QB: Tensor, initial_QB: Tensor, tau: float | Tensor
 ) -> Tensor:
     """L of one group, in nats per query."""
-    with torch.autocast(cosine_QB.device.type, enabled=False):
-        target_QB = TARGET_SCALE * zscore(zscore(teacher_QB) + zscore(initial_QB))
-        return F.kl_div(
-            (cosine_QB / tau).log_softmax(dim=-1), target_QB.softmax(dim=-1), reduction="batchmean"
-        )
+    target_QB = TARGET_SCALE * zscore(zscore(teacher_QB) + zscore(initial_QB))
+    return F.kl_div(
+        (cosine_QB / tau).log_softmax(dim=-1), target_QB.softmax(dim=-1), reduction="batchmean"
+    )
 
 
 def zscore(scores: Tensor) -> Tensor:

@@ -224,7 +224,7 @@ class DreamLoss(RetrieverLoss):
                 lm/prompts.py). Groups without a question are skipped.
         """
         question, passage, prompt, tail = features
-        question_QD, passage_ND = self.unit(question), self.unit(passage)
+        question_QD, passage_ND = self.embed(question), self.embed(passage)
         passages = self.groups(passage_ND)
         counts = on_cpu(tail["group"]).bincount(minlength=len(passages)).tolist()
         pairs = zip(torch.split(question_QD, counts), passages, strict=True)
@@ -232,8 +232,7 @@ class DreamLoss(RetrieverLoss):
         for i, (own_QD, passage_BD) in enumerate(pairs):
             if not len(own_QD):
                 continue
-            with torch.autocast(question_QD.device.type, enabled=False):
-                weights_QB = (own_QD @ passage_BD.T / self.log_tau.exp()).softmax(dim=-1)
+            weights_QB = (own_QD @ passage_BD.T / self.log_tau.exp()).softmax(dim=-1)
             loss_of = partial(self.answer_loss, *of_group(prompt, tail, i))
             losses.append(detached_backward(loss_of, weights_QB, self.gate_logit))
         return torch.stack(losses).mean()

@@ -12,33 +12,29 @@ Shapes: N texts, D width of a vector.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+Side = dict[str, Tensor]
 
-def embed(model: nn.Module, features: dict[str, Any], batch: int) -> Tensor:
-    """(N, D) vectors of tokenized texts, in fp32 or better.
+
+def embed(vectors: Callable[[Side], Tensor], features: Side, batch: int) -> Tensor:
+    """(N, D) vectors of tokenized texts.
 
     Args:
-        model: gives ``sentence_embedding``.
+        vectors: gives those of some of the texts.
         features: of N texts.
         batch: texts per forward pass; the backward pass repeats it with the same dropout. 0: all at
             once, without repetition.
     """
-
-    def vectors(part: dict[str, Any]) -> Tensor:
-        out: Tensor = model(dict(part))["sentence_embedding"]
-        return out.to(torch.promote_types(out.dtype, torch.float32))
-
     if not batch or not torch.is_grad_enabled():
         return vectors(features)
     parts = []
     for i in range(0, len(features["input_ids"]), batch):
         rows = slice(i, i + batch)
-        part = {k: v[rows] if isinstance(v, Tensor) and v.dim() else v for k, v in features.items()}
+        part = {name: tensor[rows] for name, tensor in features.items()}
         parts.append(checkpoint(vectors, part, use_reentrant=False))
     return torch.cat(parts)
 

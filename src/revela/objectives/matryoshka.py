@@ -14,41 +14,29 @@ everything once per width. In return the loss jumps from step to step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from revela.objectives.base import Side
+from revela.retriever.module import RetrieverModule
+
 
 class Matryoshka(nn.Module):
-    """An objective on vectors truncated to one of ``widths``, drawn per batch.
+    """An objective on vectors truncated to one of ``widths``, drawn per batch, of its retriever.
 
-    The widths include the full one. The objective normalises the vectors itself.
+    The widths include the full one.
     """
 
-    def __init__(self, objective: nn.Module, widths: Sequence[int]) -> None:
+    def __init__(
+        self, objective: nn.Module, retriever: RetrieverModule, widths: Sequence[int]
+    ) -> None:
         super().__init__()
-        self.objective, self.widths = objective, list(widths)
-        objective.model = Truncated(objective.model)  # type: ignore[arg-type]
+        self.objective, self.retriever, self.widths = objective, retriever, list(widths)
 
-    def forward(self, features: Sequence[dict[str, Any]]) -> Tensor:
+    def forward(self, features: Sequence[Side]) -> Tensor:
         """The objective's loss at one width."""
-        model: Any = self.objective.model
         # Kept until the next batch: a backward pass may run the retriever again.
-        model.width = self.widths[int(torch.randint(len(self.widths), ()))]
+        self.retriever.width = self.widths[int(torch.randint(len(self.widths), ()))]
         loss: Tensor = self.objective(features)
         return loss
-
-
-class Truncated(nn.Module):
-    """A retriever with vectors truncated to ``width``."""
-
-    width: int
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
-        out: dict[str, Any] = self.model(features)
-        return {**out, "sentence_embedding": out["sentence_embedding"][..., : self.width]}

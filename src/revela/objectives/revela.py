@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from revela.errors import RevelaError
@@ -185,21 +184,19 @@ def in_batch_weights(
     falls, and so does retrieval among thousands (research/notebook.md).
 
     Args:
-        query_BD, passage_BD: vectors of the chunks as queries and passages; any norm.
+        query_BD, passage_BD: unit vectors of the chunks as queries and passages.
         tau: temperature of the cosines, or of the standardised cosines.
         standardise: see above.
         dtype: compute in this precision (rounding ties of the published run's bf16 smooth Sim).
             None: that of the input.
     """
-    query_BD, passage_BD = F.normalize(query_BD, dim=-1), F.normalize(passage_BD, dim=-1)
     if dtype is not None:
         query_BD, passage_BD = query_BD.to(dtype), passage_BD.to(dtype)
-    with torch.autocast(query_BD.device.type, enabled=False):
-        scores_BB = query_BD @ passage_BD.T
-        if standardise:
-            variance_B1 = off_diagonal(scores_BB).var(dim=1, correction=0, keepdim=True)
-            scores_BB = scores_BB / (variance_B1 + TINY).sqrt()
-        return off_diagonal_softmax(scores_BB / tau)
+    scores_BB = query_BD @ passage_BD.T
+    if standardise:
+        variance_B1 = off_diagonal(scores_BB).var(dim=1, correction=0, keepdim=True)
+        scores_BB = scores_BB / (variance_B1 + TINY).sqrt()
+    return off_diagonal_softmax(scores_BB / tau)
 
 
 def block_diagonal(blocks: Iterable[Tensor]) -> Tensor:

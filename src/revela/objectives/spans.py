@@ -32,7 +32,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from revela.device import autocast
 from revela.errors import RevelaError
 from revela.objectives.base import (
     Batch,
@@ -43,6 +42,7 @@ from revela.objectives.base import (
     group_weights,
     row_random,
 )
+from revela.retriever.module import RetrieverModule
 from revela.settings import Spans
 
 IGNORED = -100  # label of padding
@@ -54,7 +54,7 @@ def build(settings: Spans, parts: BuildContext) -> tuple[nn.Module, Collate]:
 
     tokens = parts.recipe.lm.lm_tokens
     lm = load_encoder_decoder(parts.folder, parts.bf16)
-    lm.share(parts.model[0].model.encoder, parts.model.tokenizer)
+    lm.share(parts.model.model[0].model.encoder, parts.model.tokenizer)
     needed = num_noise_spans(tokens, settings.span_share, settings.span_length)
     if needed > len(lm.sentinels):
         raise RevelaError(
@@ -164,21 +164,18 @@ class SpanLoss(nn.Module):
     """The loss of a batch of texts with hidden spans.
 
     Args:
-        model: the retriever; its first module gives ``token_embeddings``.
+        model: the retriever.
         lm: an ``EncoderDecoder`` that has the retriever's encoder.
     """
 
-    def __init__(self, model: nn.Module, lm: Any) -> None:
+    def __init__(self, model: RetrieverModule, lm: Any) -> None:
         super().__init__()
         self.model, self.lm = model, lm
 
     def forward(self, features: Sequence[Side]) -> Tensor:
         """L in nats per token of the targets; ``features`` are the texts and the targets."""
         text, target = features
-        model: Any = self.model
-        # Called through the retriever, the encoder skips padding.
-        with autocast(text["input_ids"].device, self.lm.bf16):
-            hidden_BLD = model[0](dict(text))["token_embeddings"]
+        hidden_BLD = self.model.states(text)["token_embeddings"]
         losses_B = self.lm.losses(hidden_BLD, text["attention_mask"], target["ids"])
         loss: Tensor = losses_B @ target["weight"]
         return loss

@@ -34,7 +34,7 @@ from revela.distributed import cores
 from revela.errors import RevelaError
 from revela.lm import generate
 from revela.lm.generate import CLOSING, Prompting, Writer
-from revela.model_files import find_weights, fingerprint, name_of
+from revela.model_files import find_model, fingerprint, name_of
 from revela.queries.from_text import MAX_QUERY_WORDS, MIN_QUERY_WORDS
 from revela.settings import Recipe
 from revela.types import Chunk
@@ -269,7 +269,7 @@ class QueryLM:
         if path is None:
             raise RevelaError("written queries need a file to be kept in: give --queries-file")
         self.recipe, name = recipe, recipe.queries.query_lm or recipe.lm.model
-        self.folder = find_weights(name, recipe.retriever.offline_model)
+        self.name, self.folder = find_model(name, recipe.retriever.offline_model)
         by = f"{fingerprint(self.folder)}, examples"
         self.file = QueryFile(path, by)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
+import revela
 from revela.silence import duration
 
 TEMPLATE = """---
@@ -20,8 +21,10 @@ tags: [sentence-transformers, feature-extraction, dense-retrieval, revela]
 ---
 # {name}
 
-A dense retriever {made} {how} by [revela](https://arxiv.org/abs/2506.16552).
+A dense retriever {made} {how} by revela.
 {learned_from}
+
+{about}
 
 ```python
 from sentence_transformers import SentenceTransformer
@@ -50,7 +53,7 @@ Its vectors may be cut to their first numbers (`truncate_dim`): {widths}.
 CONTEXT = """
 It reads a context before every text: {slots} documents of a corpus, a vector each. It is saved with
 documents of the corpus it was trained on. `revela index` and `revela eval` give it documents of the
-corpus that is searched; docs/contexts.md of revela shows how stock sentence-transformers does.
+corpus that is searched; research/contexts.md of revela shows how stock sentence-transformers does.
 """
 
 CHECK = """\
@@ -103,6 +106,7 @@ class Card:
         more += CONTEXT.format(slots=self.slots) if self.slots else ""
         return TEMPLATE.format(
             name=self.name,
+            about=(revela.__doc__ or "").partition("\n\n")[0],
             made="fitted" if fitted else "trained",
             how="on judged queries" if self.short_names else "without labels",
             learned_from=self.learned_from.format(**settings),

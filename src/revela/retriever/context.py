@@ -20,11 +20,8 @@ Shapes: J slots, D width of the embedding table.
 from __future__ import annotations
 
 import copy
-import itertools
 import json
-import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,16 +33,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
-from revela.corpus.chunk import chunk
 from revela.errors import RevelaError, first_line
 from revela.model_files import CONTEXT
 from revela.retriever.build import keep_lower_layers, load_retriever, set_parts
 from revela.retriever.lora import add_lora, merged
+from revela.retriever.module import SLOT, Features, RetrieverModule, prompt_of, slot_ids
 from revela.settings import Recipe
-from revela.types import Document
 
-SLOT = "<|context-{}|>"
-STEM = SLOT.partition("{}")[0]
 ROWS, ABOUT = "rows.safetensors", "context.json"
 LAYERS = 1  # of the first stage
 NOISE = 0.1  # of the embedding table's root mean square
@@ -54,18 +48,24 @@ NOISE = 0.1  # of the embedding table's root mean square
 class ContextEncoder(nn.Module):
     """The first stage: makes the rows of a retriever's slots from documents.
 
-    ``model`` gives head(M1(y)); ``anchors_AD`` has a row for each slot or one for all. A slot
-    without a document has ``null_D`` in place of its vector. A ``constant`` context is the anchors,
-    whatever the documents.
+    ``model`` gives head(M1(y)), run by ``stage``; ``anchors_AD`` has a row for each slot or one for
+    all. A slot without a document has ``null_D`` in place of its vector. A ``constant`` context is
+    the anchors, whatever the documents.
     """
 
     def __init__(
         self, model: SentenceTransformer, anchors_AD: Tensor, slots: int, constant: bool = False
     ) -> None:
         super().__init__()
-        self.model, self.slots, self.constant = model, slots, constant
+        self.stage, self.slots, self.constant = RetrieverModule(model), slots, constant
+        self.stage.packs = False  # one layer, for J documents: padding costs little
         self.anchors_AD = nn.Parameter(anchors_AD.clone())
         self.null_D = nn.Parameter(torch.zeros_like(anchors_AD[0]))
+
+    @property
+    def model(self) -> SentenceTransformer:
+        """Of ``stage``."""
+        return self.stage.model
 
     @property
     def anchors_JD(self) -> Tensor:
@@ -87,20 +87,16 @@ class ContextEncoder(nn.Module):
         """The context (J, D) of the first J texts; with fewer texts, the other slots are null."""
         if self.constant:
             return self.anchors_JD.detach()
-        training = self.model.training
-        self.model.eval()
-        batch = [text if text.strip() else "." for text in texts[: self.slots]]
-        vectors_ND = self.anchors_JD.new_zeros(0, self.anchors_AD.shape[1])
-        if batch:
-            features = {k: v.to(self.model.device) for k, v in self.preprocess(batch).items()}
-            vectors_ND = self.model(features)["sentence_embedding"]
-        self.model.train(training)
+        vectors_ND = self.anchors_AD.new_zeros(0, self.anchors_AD.shape[1])
+        if batch := texts[: self.slots]:
+            with self.stage.evaluating():
+                vectors_ND = self.vectors(self.stage.tokenize(batch, "document"))
         return self.of_vectors(vectors_ND.float())
 
-    def preprocess(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        """The features of texts, with the prompt of passages."""
-        features = self.model.preprocess(list(texts), prompt=self.model.prompts["document"] or None)
-        return {k: v for k, v in features.items() if isinstance(v, Tensor)}
+    def vectors(self, documents: Features, bf16: bool = False) -> Tensor:
+        """head(M1(y)) of tokenized documents, (N, D); with ``bf16`` as in training."""
+        self.stage.bf16 = bf16
+        return self.stage.pool(self.stage.states(documents))
 
 
 def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> ContextEncoder | None:
@@ -161,8 +157,7 @@ def _documents_reader(model: SentenceTransformer, tokens: int) -> SentenceTransf
         modules.Dense(width, width, activation_function=nn.GELU()),
         last,
     ]
-    passages = model.prompts.get("document") or model.prompts.get("passage") or ""
-    prompts = {"query": "", "document": passages}
+    prompts = {"query": "", "document": prompt_of(model, "document")}
     reader = SentenceTransformer(modules=parts, prompts=prompts, device=str(model.device))
     reader.max_seq_length = tokens
     return reader
@@ -173,17 +168,6 @@ def train_context_encoder(first: ContextEncoder, rank: int, alpha: int, dropout:
     add_lora(first.model, rank, alpha, dropout)
     for part in list(first.model)[2:]:
         part.requires_grad_(True)
-
-
-def slot_ids(model: SentenceTransformer) -> range:
-    """The token ids of a model's slots, in order."""
-    tokenizer = model.tokenizer
-    added = tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else {}
-    count = 0
-    while SLOT.format(count) in added:
-        count += 1
-    first = added[SLOT.format(0)] if count else 0
-    return range(first, first + count)
 
 
 def _check_slots(model: SentenceTransformer, count: int) -> None:
@@ -276,39 +260,6 @@ def write_rows(model: SentenceTransformer, rows_JD: Tensor) -> None:
         table[ids.start : ids.stop] = rows_JD.to(table)
 
 
-@contextmanager
-def filled(
-    model: SentenceTransformer,
-    rows_JD: Tensor,
-    null_JD: Tensor | None = None,
-    dropout: float = 0.0,
-) -> Iterator[None]:
-    """While open, a model's slots hold these rows, which may need a gradient.
-
-    With probability ``dropout``, drawn per text and slot, they hold ``null_JD``'s.
-    """
-    ids, table = slot_ids(model), model[0].model.get_input_embeddings()
-
-    def fill(_module: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
-        slot = inputs[0] - ids.start
-        is_slot = (slot >= 0) & (slot < len(ids))
-        slot = slot.clamp(0, len(ids) - 1)
-        rows = rows_JD[slot]
-        if null_JD is not None and dropout:
-            is_null = torch.rand(slot.shape, device=slot.device) < dropout
-            rows = torch.where(is_null[..., None], null_JD[slot], rows)
-        rows = (rows * getattr(table, "embed_scale", 1.0)).to(out.dtype)
-        return torch.where(is_slot[..., None], rows, out)
-
-    with table.register_forward_hook(fill):
-        yield
-
-
-def read_as_text(texts: Sequence[str]) -> list[str]:
-    """The texts, with the names of slots in them broken up."""
-    return [text.replace(STEM, STEM[:2] + " " + STEM[2:]) for text in texts]
-
-
 @dataclass(frozen=True)
 class SavedContext:
     """A retriever's first stage, a context by it, and the documents it was drawn from."""
@@ -342,22 +293,3 @@ def load_context_encoder(folder: Path) -> ContextEncoder | None:
         reason = first_line(error)
         raise RevelaError(f"{folder} is damaged ({reason}): train the retriever again") from error
     return stage.to(first.device).requires_grad_(False).eval()
-
-
-def draw_documents(
-    documents: Sequence[Document], count: int, seed: int = 0, words: int = 0
-) -> list[str]:
-    """``count`` texts for a context, drawn uniformly, with one of each document before a second.
-
-    They are chunks of ``words`` words; 0: whole documents.
-    """
-    rng = random.Random(seed)
-    order = rng.sample(range(len(documents)), min(count, len(documents)))
-    pieces = []
-    for i in order:
-        document = documents[i]
-        texts = [c.text for c in chunk(document, 0, words)] if words else [document.full_text]
-        pieces.append(rng.sample(texts, len(texts)))
-    rounds = itertools.zip_longest(*pieces)
-    drawn = (text for texts in rounds for text in texts if text is not None)
-    return list(itertools.islice(drawn, count))

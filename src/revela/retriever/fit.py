@@ -27,7 +27,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,13 +39,6 @@ from revela.device import on_cpu, sent
 from revela.errors import RevelaError
 from revela.model_files import resolve
 from revela.retriever.build import add_missing_rows, build_retriever, set_parts
-from revela.retriever.context import slot_ids
-from revela.retriever.encode import (
-    passage_prompt_of,
-    token_batches,
-    transformer_in_bf16,
-    without_padding,
-)
 from revela.retriever.lexical import (
     inverse_power,
     lexical_table,
@@ -54,12 +47,10 @@ from revela.retriever.lexical import (
     token_ids,
     token_weights,
 )
+from revela.retriever.module import RetrieverModule
 from revela.settings import Fit, Retriever
 from revela.silence import progress_bar
 from revela.types import refuse_text
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 FITTING_SAMPLE = 1500  # chunks or texts that a model is fitted to
@@ -67,7 +58,7 @@ ONE_TOKEN = ("lasttoken", "cls")
 MEANS = ("mean", "weightedmean")
 WORDS_TO_VECTORS = 2.5
 """Minimum of W / V (index/fusion.py) of a fitted model: as its vectors hold the words of the text,
-they find sentences of it oftener than questions about it (docs/fusion.md)."""
+they find sentences of it oftener than questions about it (docs/search.md)."""
 TrainRows = Callable[[Tensor], Tensor]
 """Trains the rows of the LM's tokens, (V, D) -> (V, W); the rows of tokens without weight are 0."""
 
@@ -85,13 +76,13 @@ def fit(
 
     It makes retrievers of raw language models: six layers of SmolLM2-135M go from nDCG@10 .453 to
     .551 on CoNaLa, .205 to .622 on CosQA. It harms embedders: MiniLM falls from .729 to .679 and
-    from .795 to .739 (docs/sentence-transformers.md).
+    from .795 to .739 (docs/elsewhere.md).
 
     Args:
         model: changed in place, to fp32; or a name (a folder, a hub id, embedded:smollm2-135m),
             of which a language model's lower layers are taken, as ``revela train`` does.
         texts: what will be searched, or a part of it; 1,500 of them are drawn.
-        token_weighting: docs/settings.md explains it, whitening and lexical; 0: without.
+        token_weighting: docs/command-line.md explains it, whitening and lexical; 0: without.
         whitening: exponent.
         lexical: weight of the lexical half.
         seed: of the draw.
@@ -105,22 +96,14 @@ def fit(
     """
     refuse_text(texts, "texts")
     if not isinstance(model, SentenceTransformer):
-        model = build_retriever(
-            resolve(str(model)),
-            layers=Retriever.layers,
-            pooling=Retriever.pooling,
-            max_tokens=Retriever.max_tokens,
-            lower_case=False,
-            query_prompt=Retriever.query_prompt,
-            passage_prompt=Retriever.passage_prompt,
-        )
+        model = build_retriever(resolve(str(model)), Retriever())
     _check_parts(model)
     with_words = [text for text in texts if any(map(str.isalnum, text))]
     if len(with_words) < 2:
         raise RevelaError(f"{len(with_words)} of {len(texts)} texts have words: give two at least")
     add_missing_rows(model[0])
     settings = Fit(token_weighting=token_weighting, whitening=whitening, lexical=lexical)
-    fit_to_corpus(model.float(), with_words, settings, seed=seed)
+    fit_to_corpus(RetrieverModule(model.float()), with_words, settings, seed=seed)
     model.similarity_fn_name = "cosine"
     return model
 
@@ -141,35 +124,33 @@ def _check_parts(model: SentenceTransformer) -> None:
 
 @torch.no_grad()
 def fit_to_corpus(
-    model: SentenceTransformer,
+    retriever: RetrieverModule,
     texts: Sequence[str],
     settings: Fit,
     *,
     seed: int = 0,
-    bf16: bool = False,
     train_rows: TrainRows | None = None,
 ) -> dict[str, Tensor]:
     """Fit token weights, whitening, lexical half and rotation to a sample of texts, and insert
     them, in place. Returns the fitted tensors, for ``insert_fit``.
 
     Args:
-        model: of transformer and pooling, and normalisation and weights of slots if it has some.
+        retriever: of transformer and pooling, and normalisation and slots' weights if it has some.
         texts: the corpus's chunks.
         settings: which of the steps, and how much.
         seed: of the sample.
-        bf16: run the transformer under bf16 autocast.
         train_rows: trains the rows of the lexical half; None: they stay.
     """
     texts = random.Random(seed).sample(texts, min(len(texts), FITTING_SAMPLE))
-    tokenizer, fitted = model[0].tokenizer, dict[str, Tensor]()
+    model, tokenizer, fitted = retriever.model, retriever.tokenizer, dict[str, Tensor]()
     counts_V = token_counts(tokenizer, texts)
     weight_V = token_weights(tokenizer, counts_V, settings.token_weighting)
     weight_V[[*_prompt_ids(model), *tokenizer.all_special_ids]] = 0.0
-    if settings.token_weighting or slot_ids(model):
+    if settings.token_weighting or retriever.slots:
         fitted["weight_V"] = weight_V
     _insert_token_weights(model, fitted)  # texts are read with them
     if settings.whitening or settings.lexical:
-        pooled_ND, covariance_DD = _read_sample(model, texts, bf16)
+        pooled_ND, covariance_DD = _read_sample(retriever, texts)
         weight_DD, bias_D = _whitening(pooled_ND, covariance_DD, settings.whitening)
         fitted |= {"weight_DD": weight_DD, "bias_D": bias_D}
         halves = [pooled_ND @ weight_DD.double().T + bias_D]
@@ -194,40 +175,37 @@ def _prompt_ids(model: SentenceTransformer) -> list[int]:
     return [i for prompt in prompts for i in token_ids(model.tokenizer, [prompt])[0]]
 
 
-def _read_sample(
-    model: SentenceTransformer, texts: Sequence[str], bf16: bool
-) -> tuple[Tensor, Tensor]:
+def _read_sample(retriever: RetrieverModule, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Pooled vectors of passages, (N, D), and the covariance of their token vectors, in fp64.
 
     Where pooling takes one token, which is unlike the others, it is the pooled vectors' covariance.
     """
-    training = model.training
-    model.eval()
+    model, width = retriever.model, retriever.model[0].get_embedding_dimension()
     prompt_ids = torch.tensor(_prompt_ids(model))
-    parts = list(model)
-    pooling = next(i for i, part in enumerate(parts) if isinstance(part, modules.Pooling))
-    transformer, *rest = parts[: pooling + 1]
-    width = transformer.get_embedding_dimension()
-    pooled_ND, tokens = torch.empty(len(texts), width).double(), 0
-    sum_D, outer_DD = torch.zeros(width).double(), torch.zeros(width, width).double()
+    where = "cpu" if retriever.device.type == "mps" else retriever.device  # which has no fp64
+    like: Any = dict(dtype=torch.float64, device=where)
+    pooled, order, tokens = list[Tensor](), list[int](), 0
+    sum_D, outer_DD = torch.zeros(width, **like), torch.zeros(width, width, **like)
     shown = progress_bar("fitting", "chunk", total=len(texts))
-    with without_padding(model), transformer_in_bf16(model, bf16):
-        for indices, features in token_batches(model, texts, passage_prompt_of(model)):
+    with retriever.evaluating():
+        for indices, features in retriever.batches(texts, "document"):
+            features = retriever.states(features)
             in_prompt_NT = torch.isin(on_cpu(features["input_ids"]), prompt_ids)
             kept_NT = on_cpu(features["attention_mask"]).bool() & ~in_prompt_NT
-            places = sent(kept_NT.flatten().nonzero().squeeze(1), model.device)
-            features = transformer(features)
-            states_TD = features["token_embeddings"].flatten(0, 1)[places].cpu().double()
+            places = sent(kept_NT.flatten().nonzero().squeeze(1), retriever.device)
+            states_TD = features["token_embeddings"].flatten(0, 1)[places].to(**like)
             tokens += len(states_TD)
             sum_D += states_TD.sum(dim=0)
             outer_DD += states_TD.T @ states_TD
-            for module in rest:
-                features = module(features)
-            pooled_ND[indices] = features["sentence_embedding"].cpu().double()
+            pooled.append(retriever.pool(features))
+            order += indices
             shown.update(len(indices))
     shown.close()
-    model.train(training)
-    if parts[pooling].pooling_mode in ONE_TOKEN:
+    sum_D, outer_DD = sum_D.cpu(), outer_DD.cpu()
+    pooled_ND = torch.empty(len(texts), width, dtype=torch.float64)
+    pooled_ND[order] = torch.cat(pooled).cpu().double()
+    pooling = next(part for part in model if isinstance(part, modules.Pooling))
+    if pooling.pooling_mode in ONE_TOKEN:
         return pooled_ND, torch.cov(pooled_ND.T)
     mean_D = sum_D / tokens
     return pooled_ND, outer_DD / tokens - torch.outer(mean_D, mean_D)

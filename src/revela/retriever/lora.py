@@ -1,4 +1,4 @@
-"""Add LoRA to a retriever; turn LoRA or a trainable table off for a while, or merge it."""
+"""Add LoRA to a retriever, or merge it or a trainable table."""
 
 from __future__ import annotations
 
@@ -64,27 +64,6 @@ def needs_merging(model: SentenceTransformer) -> bool:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return any(isinstance(module, BaseTunerLayer | TrainableTable) for module in model.modules())
-
-
-@contextlib.contextmanager
-def without_adapters(model: SentenceTransformer) -> Iterator[None]:
-    """While open, the model gives the cosines that it had before training."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    tables = [module for module in model.modules() if isinstance(module, TrainableTable)]
-
-    def enable(trained: bool) -> None:
-        for layer in layers:
-            layer.enable_adapters(trained)
-        for table in tables:
-            table.initial = not trained
-
-    enable(False)
-    try:
-        yield
-    finally:
-        enable(True)
 
 
 @contextlib.contextmanager

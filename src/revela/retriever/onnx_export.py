@@ -31,15 +31,8 @@ from revela.errors import RevelaError, first_line
 from revela.files import atomic_write
 from revela.model_files import fingerprint
 from revela.retriever.build import load_retriever
-from revela.retriever.context import slot_ids
-from revela.retriever.encode import (
-    RetrieverEncoder,
-    passage_prompt_of,
-    query_prompt_of,
-    unit_token_vectors,
-    unit_vectors,
-)
-from revela.retriever.routes import has_routes
+from revela.retriever.encode import RetrieverEncoder
+from revela.retriever.module import RetrieverModule, has_routes, prompt_of, slot_ids
 from revela.silence import progress_bar, silence_warnings
 from revela.types import Vectors
 
@@ -116,18 +109,16 @@ class _Graph(nn.Module):
 
     def __init__(self, model: SentenceTransformer, tokens: bool) -> None:
         super().__init__()
-        self.model, self.tokens = model, tokens
+        self.retriever, self.tokens = RetrieverModule(model), tokens
+        self.retriever.packs = False
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
-        transformer, *rest = self.model
-        features = transformer({"input_ids": input_ids, "attention_mask": attention_mask})
-        tokens_BLW: Tensor = features[STATES]
-        for module in rest:
-            features = module(features)
-        vectors_BD = unit_vectors(features, self.model.get_embedding_dimension())
+        retriever = self.retriever
+        features = retriever.states({IDS: input_ids, MASK: attention_mask})
+        vectors_BD = retriever.unit(retriever.pool(features))
         if not self.tokens:
             return (vectors_BD,)
-        return vectors_BD, unit_token_vectors(self.model, tokens_BLW)
+        return vectors_BD, retriever.unit_states(features[STATES])
 
 
 def _write_graph(model: SentenceTransformer, file: Path, tokens: bool) -> None:
@@ -166,7 +157,7 @@ def _write_graph(model: SentenceTransformer, file: Path, tokens: bool) -> None:
 
 def _write_config(model: SentenceTransformer, file: Path) -> None:
     config = {
-        "prompts": {"query": query_prompt_of(model), "passage": passage_prompt_of(model)},
+        "prompts": {"query": prompt_of(model, "query"), "passage": prompt_of(model, "document")},
         "max_tokens": model.max_seq_length,
         "dimension": model.get_embedding_dimension(),
         "similarity": "cosine",
@@ -194,12 +185,12 @@ def _difference(model: SentenceTransformer, folder: Path, tokens: bool) -> float
     """The largest difference between vectors of ``SAMPLE`` by OpenVINO and by torch."""
     encoder, pairs = open_export(folder), list[tuple[Vectors, Vectors]]()
     how: dict[str, Any] = dict(normalize_embeddings=True, show_progress_bar=False)
-    for encode, prompt in (
-        (encoder.encode_queries, query_prompt_of(model)),
-        (encoder.encode_passages, passage_prompt_of(model)),
+    for ours, stock in (
+        (encoder.encode_queries, model.encode_query),
+        (encoder.encode_passages, model.encode_document),
     ):
         for texts in (SAMPLE, SAMPLE[:1]):
-            pairs.append((encode(texts), model.encode(list(texts), prompt=prompt, **how)))
+            pairs.append((ours(texts), stock(list(texts), **how)))
     if tokens:
         reference = RetrieverEncoder(model, bf16=False)
         queries = zip(encoder.query_tokens(SAMPLE), reference.query_tokens(SAMPLE), strict=True)

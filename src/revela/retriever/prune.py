@@ -23,8 +23,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from revela.errors import RevelaError
-from revela.retriever.encode import passage_prompt_of
 from revela.retriever.lexical import TEXTS, token_ids
+from revela.retriever.module import prompt_of
 from revela.silence import progress_bar
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _state(transformer: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
 
 def _used(model: SentenceTransformer, texts: Iterable[str]) -> set[int]:
     """The ids of the tokens of texts and prompts, and special ones."""
-    tokenizer, prompt = model.tokenizer, passage_prompt_of(model)
+    tokenizer, prompt = model.tokenizer, prompt_of(model, "document")
     used = {*tokenizer.all_special_ids, *tokenizer("a")["input_ids"]}
     used.update(tokenizer("a", "a")["input_ids"])  # what is put before, between and after texts
     prompted = (prompt + text for text in progress_bar("counting tokens", "text", texts))

@@ -4,7 +4,7 @@
 
 r is the initial row, of length one, and stays. R starts as r and is trained; c starts at 0 and is
 trained. Without r, rows of rare words forget which word they are, and small corpora lose by
-training (docs/results.md).
+training (research/notebook.md).
 
 Tokens with equal rows are one word: they share R and c, as the forms of a stem do in a table by
 static_from_words.py. A stock ``StaticEmbedding`` of twice the width is saved.
@@ -76,8 +76,7 @@ class TwoHalves(nn.Module):
 class TrainableTable(modules.InputModule):
     """Stands in for a ``StaticEmbedding`` while it is trained; reads texts whole.
 
-    Keeps the first ``width`` numbers of each row. While ``initial`` is set, vectors are those
-    before training, of half the width.
+    Keeps the first ``width`` numbers of each row.
     """
 
     max_seq_length = math.inf
@@ -114,6 +113,10 @@ class TrainableTable(modules.InputModule):
         rows_T = self.row_V[features["input_ids"][mask_NL]]
         vectors = self.halves(rows_T, F.pad(ends_N[:-1], (1, 0)), self.initial)
         return {**features, "sentence_embedding": vectors}
+
+    def enable_adapters(self, enabled: bool) -> None:
+        """As a layer with LoRA has it: without, the vectors before training, of half the width."""
+        self.initial = not enabled
 
     def table_VD(self) -> Tensor:
         """The weighted rows of all tokens before training."""

@@ -3,7 +3,7 @@
 Tokens are counted without a tokenizer, and rather too many than too few: a token for every three
 bytes of UTF-8, where a character beyond U+07FF (Chinese, Japanese, Thai) counts as four. Of the
 JSON of raw text in four languages the vocabularies cl100k and o200k and that of Claude 2 took 8 to
-60 % fewer (docs/results.md).
+60 % fewer (research/notebook.md).
 """
 
 from __future__ import annotations

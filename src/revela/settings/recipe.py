@@ -194,7 +194,7 @@ def _flattened(
             continue
         if section not in (*SECTIONS, "objective") or not isinstance(values, dict):
             raise RevelaError(
-                f"{where}: {section} is no section of settings: docs/settings.md shows them"
+                f"{where}: {section} is no section of settings: docs/command-line.md shows them"
             )
         for name, value in values.items():
             is_name = (section, name) == ("objective", "name")
@@ -220,7 +220,7 @@ def _apply(
     unread = {name for name in overrides if name not in places}
     for name in unread:
         if not objectives_with(name):
-            raise RevelaError(f"there is no setting {name}: docs/settings.md lists all of them")
+            raise RevelaError(f"there is no setting {name}: docs/command-line.md lists all of them")
     changes: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
         if name in places:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,11 +46,14 @@ def save_outcome(
     outcome: Outcome,
     bm25: Scores,
     provenance: Provenance,
+    models: Mapping[str, str],
     out: Path,
 ) -> None:
-    """Save the retriever in its present state, with its card and these texts as its context."""
+    """Save the retriever in its present state, with these texts as its context, and its card, which
+    names the ``models`` that were read, by flag.
+    """
     recipe, steps = data.recipe, outcome.steps
-    retriever, settings = recipe.retriever, recipe.to_dict()
+    retriever, settings = recipe.retriever, {**recipe.to_dict(), **models}
     of_steps = "" if outcome.kept == steps else f"{outcome.kept} of "
     scores = {
         "BM25": bm25,

@@ -21,7 +21,9 @@ import torch
 from revela import __version__, distributed
 from revela.errors import RevelaError
 from revela.files import LOCK, atomic_write, check_free, hidden_prefix, remove_unfinished, writing
-from revela.model_files import commits
+from revela.model_files import NEW, commits, find_model, fingerprint
+from revela.queries.generated import QueryLM
+from revela.settings import Recipe
 from revela.training.checkpoint import saved_checkpoints
 from revela.training.metrics import TRACKER_FOLDER
 
@@ -29,7 +31,8 @@ RUN_FILE, METRICS, CHECKPOINTS = "run.json", "metrics.jsonl", "checkpoints"
 # All that a run may write before its first checkpoint.
 BEFORE_CHECKPOINT = frozenset({LOCK, RUN_FILE, METRICS, CHECKPOINTS, TRACKER_FOLDER})
 # Settings that may differ from those of a finished run that is kept, and of a run that is resumed.
-FREE_WHEN_DONE = frozenset({"save_every", "log_every", "track"})
+# The models that are read are compared by their digests.
+FREE_WHEN_DONE = frozenset({"save_every", "log_every", "track", "offline_model"})
 FREE_ON_RESUME = FREE_WHEN_DONE | {
     *("max_steps", "max_minutes", "max_tokens_read", "check_every", "threads", "shard_lm")
 }
@@ -93,10 +96,24 @@ def _has_steps(out: Path) -> bool:
 
 
 def write_record(settings: dict[str, Any], about: dict[str, Any], out: Path) -> None:
-    """Write run.json: all settings, and ``about``, which a resumed run keeps as it is."""
+    """Write run.json: all settings, and ``about``, which a resumed run keeps as it is.
+
+    Raises:
+        RevelaError: a resumed run would read other weights than it began with.
+    """
     path = out / RUN_FILE
     if path.is_file():
-        about = json.loads(path.read_text()).get("about", about)
+        begun = json.loads(path.read_text()).get("about", about)
+        models = begun.get("models", {})
+        for flag, model in about.get("models", {}).items():
+            if models.get(flag, model)["digest"] != model["digest"]:
+                name, flag = models[flag]["name"], flag.replace("_", "-")
+                raise RevelaError(
+                    f"{out} was begun with other weights of --{flag} (of {name}): "
+                    "give those, by HF_HUB_OFFLINE=1 if they replaced a model of the hub, or "
+                    "another --out"
+                )
+        about = begun
     with atomic_write(path) as temporary:
         temporary.write_text(json.dumps({**settings, "about": about}, indent=1))
 
@@ -118,6 +135,25 @@ def check_same_run(settings: dict[str, Any], digest: str, out: Path, free: Colle
             f"{out} was begun with other settings ({', '.join(changed)}): give the same, or "
             "another --out"
         )
+
+
+def models_of(recipe: Recipe, folder: Path, query_lm: QueryLM | None) -> dict[str, dict[str, str]]:
+    """{flag: {"name": ..., "digest": ...}} of the models that a run trains and asks, an offline
+    model under its own name.
+
+    Args:
+        folder: of the model that is trained.
+        query_lm: that writes queries during training, if one does.
+    """
+    offline = recipe.retriever.offline_model
+    found = {"model": (recipe.retriever.model, folder)}
+    if not recipe.retriever.model.startswith(NEW):
+        found["model"] = find_model(recipe.retriever.model, offline)
+    if recipe.objective.reads_lm:
+        found["lm"] = find_model(recipe.lm.model, offline)
+    if query_lm is not None:
+        found["query_lm"] = query_lm.name, query_lm.folder
+    return {flag: {"name": n, "digest": fingerprint(place)} for flag, (n, place) in found.items()}
 
 
 def heads_of_run(out: Path, find: Callable[[], list[Head]]) -> list[Head]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from revela.objectives.base import BuildContext, Heads
 from revela.objectives.build import build_objective
 from revela.retriever.build import untrained_retriever
 from revela.retriever.context import ContextEncoder, add_context, train_context_encoder
-from revela.retriever.encode import RetrieverEncoder, transformer_in_bf16, without_padding
+from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, insert_fit
 from revela.retriever.lora import add_lora, frozen_in_bf16
 from revela.retriever.static_trainable import TrainableTable
@@ -73,6 +72,7 @@ from revela.training.record import (
     checkpoint_to_resume,
     environment,
     heads_of_run,
+    models_of,
     output_folder,
     write_record,
 )
@@ -134,7 +134,7 @@ def train(
         encoder.words_to_vectors = words_to_vectors_of(folder)
         if context_encoder is not None:
             encoder = encoder.with_context(partial(context_encoder.of_texts, context_texts))
-        max_tokens = _truncate_for_training(recipe, model)
+        encoder.retriever.max_tokens = recipe.lm.lm_tokens  # until it is saved
 
         # Groups: rows that are read together, and mined negatives if requested.
         groups, n_groups = data.groups(model, encoder, checkpoints)
@@ -143,13 +143,16 @@ def train(
 
         # Record: run.json, metrics.jsonl, and a tracker if requested.
         untrained = plan.score_untrained(encoder)
+        models = dict[str, dict[str, str]]()
         if is_first:
+            queries = data.generated_queries
+            models = models_of(recipe, folder, queries.lm if queries else None)
             about = {
                 "corpus": provenance.corpus,
                 "command": provenance.command,
                 "bm25": plan.bm25,
                 "untrained": untrained,
-                **_data_and_models(recipe, data, n_groups),
+                **_data_and_models(recipe, data, n_groups, models),
                 **environment(),
             }
             write_record(record, about, out)
@@ -187,7 +190,7 @@ def train(
         read, ahead = partial(read_rows, data, collate), reads_ahead(recipe, data)
         reader = BatchReader(recipe, groups, read, budget, ahead=ahead, step=step)
         interrupted, logged, sums = False, step, torch.zeros(2, device=device)
-        with _in_precision(model, bf16), progress.bar(step), reader, Stop() as stop:
+        with frozen_in_bf16(model, bf16), progress.bar(step), reader, Stop() as stop:
             watch = Stopwatch(device)
             while (done := budget.done(step)) < 1.0 and not interrupted:
                 batches, tokens = reader.next_step()
@@ -223,9 +226,10 @@ def train(
             if data.generated_queries is not None:
                 log.info(data.generated_queries.summary())
             metrics.write(step, minutes=round(budget.minutes, 3), kept=kept)
-            minutes, model.max_seq_length = budget.minutes, max_tokens
+            minutes, encoder.retriever.max_tokens = budget.minutes, None
             outcome = Outcome(untrained, before, after, step, kept, minutes, interrupted)
-            save_outcome(data, encoder, context_texts, outcome, plan.bm25, provenance, out)
+            used = {f: model["name"] for f, model in models.items() if f in ("model", "lm")}
+            save_outcome(data, encoder, context_texts, outcome, plan.bm25, provenance, used, out)
             recipe.objective.save(objective, out)
             metrics.close()
             if not interrupted:
@@ -261,16 +265,9 @@ def _context_texts(recipe: Recipe, data: TrainingSet) -> list[str]:
     return [data.rows[i].text for i in drawn]
 
 
-def _truncate_for_training(recipe: Recipe, model: SentenceTransformer) -> int:
-    """Truncate texts in training; returns the maximum tokens of the saved model."""
-    limit = model.max_seq_length or recipe.retriever.max_tokens
-    if isinstance(model[0], TrainableTable):  # reads whole texts
-        return limit
-    model.max_seq_length = min(limit, recipe.lm.lm_tokens + recipe.context.slots)
-    return limit
-
-
-def _data_and_models(recipe: Recipe, data: TrainingSet, n_groups: int) -> dict[str, Any]:
+def _data_and_models(
+    recipe: Recipe, data: TrainingSet, n_groups: int, models: dict[str, dict[str, str]]
+) -> dict[str, Any]:
     """What run.json says about data and models."""
     return {
         "documents": data.n_documents,
@@ -278,6 +275,7 @@ def _data_and_models(recipe: Recipe, data: TrainingSet, n_groups: int) -> dict[s
         "rows": len(data.rows),
         "groups": n_groups,
         "corpus_digest": data.fingerprint,
+        "models": models,
         "revisions": {k: v for k, v in commits.items() if k in recipe.to_dict().values()},
     }
 
@@ -296,7 +294,7 @@ def _fit(recipe: Recipe, data: TrainingSet, encoder: RetrieverEncoder, checkpoin
         insert_fit(encoder.model, saved)
         return
     texts, seed = LazyTexts(data.chunks, lambda chunk: chunk.text), recipe.training.seed
-    fitted = fit_to_corpus(encoder.model, texts, recipe.fit, seed=seed, bf16=encoder.bf16)
+    fitted = fit_to_corpus(encoder.retriever, texts, recipe.fit, seed=seed)
     if fitted and distributed.is_rank_zero():
         save_fit(checkpoints, fitted)
 
@@ -325,11 +323,11 @@ def _build_context(
     """What objectives are built from; the retriever was loaded from ``folder``."""
     return BuildContext(
         data.recipe,
-        encoder.model,
+        encoder.retriever,
         data.documents,
         data.rows,
-        encoder.model.device,
-        encoder.bf16,
+        encoder.retriever.device,
+        encoder.retriever.bf16,
         count=budget.count,
         context_encoder=encoder.context_encoder,
         corpora=data.corpora,
@@ -339,14 +337,3 @@ def _build_context(
         written=data.generated_queries,
         heads=heads,
     )
-
-
-@contextmanager
-def _in_precision(model: SentenceTransformer, bf16: bool) -> Iterator[None]:
-    """Compute the retriever in training precision, without padding."""
-    with (
-        without_padding(model),
-        transformer_in_bf16(model, bf16),
-        frozen_in_bf16(model, bf16),
-    ):
-        yield

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -131,7 +132,7 @@ def train_table(
         starts = np.cumsum([0, *map(len, both[:-1])])
         texts_BW = halves(torch.from_numpy(np.concatenate(both)), torch.from_numpy(starts))
         optimizer.zero_grad()
-        query_BW, passage_BW = texts_BW.chunk(2)
+        query_BW, passage_BW = F.normalize(texts_BW, dim=1).chunk(2)
         loss = table_loss(query_BW, passage_BW, batch.allowed_BB)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -188,7 +189,7 @@ def train_pieces(
 
 
 def table_loss(query_BW: Tensor, passage_BW: Tensor, allowed_BB: Tensor) -> Tensor:
-    """L in nats; query i belongs to passage i and is compared with those allowed."""
+    """L in nats, of unit vectors; query i belongs to passage i, and sees those allowed."""
     target_B = torch.arange(len(query_BW))
     losses = [info_nce(query_BW, passage_BW, target_B, tau, allowed_BB) for tau in TAUS]
     return torch.stack(losses).mean()

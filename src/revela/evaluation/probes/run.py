@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from revela.device import compute_device, uses_bf16
 from revela.evaluation.collection import load_collection
 from revela.evaluation.probes.decoder import DecoderPooling, spans_by_place
@@ -22,11 +20,11 @@ from revela.evaluation.results import ProbeResult, Profile
 from revela.lm.encoder_decoder import FOLDER as DECODER_FOLDER
 from revela.lm.encoder_decoder import EncoderDecoder, load_encoder_decoder
 from revela.retriever.build import load_retriever
-from revela.retriever.encode import RetrieverEncoder, token_window
-from revela.retriever.tokens import TokenWindow
+from revela.retriever.encode import RetrieverEncoder
+from revela.retriever.tokens import TokenWindow, token_window
 from revela.settings import Precision
 from revela.silence import silence_libraries
-from revela.types import Document, Encoder, Vectors
+from revela.types import Document
 
 log = logging.getLogger(__name__)
 
@@ -50,25 +48,6 @@ class ProbeOptions:
     pairs: Path | None = None
 
 
-class UnitEncoder:
-    """An encoder whose vectors are scaled to length one."""
-
-    def __init__(self, encoder: Encoder) -> None:
-        self.encoder = encoder
-
-    def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        return _normalized(self.encoder.encode_queries(texts, progress=progress))
-
-    def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        return _normalized(self.encoder.encode_passages(texts, progress=progress))
-
-
-def _normalized(vectors_ND: Vectors) -> Vectors:
-    norms_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
-    unit_ND: Vectors = vectors_ND / np.maximum(norms_N1, 1e-12)
-    return unit_ND
-
-
 def probe_retriever(
     folder: Path, name: str, documents: Sequence[Document], options: ProbeOptions
 ) -> ProbeResult:
@@ -78,7 +57,9 @@ def probe_retriever(
     silence_libraries()
     count, seed = options.count, options.seed
     model = load_retriever(folder)
-    window = token_window(model, name, options.max_tokens)
+    bf16 = uses_bf16(options.precision, model.device)
+    encoder = RetrieverEncoder(model, bf16, options.max_tokens)
+    window = token_window(encoder.retriever, name)
     texts = long_texts(documents, window, count, seed)
     if options.pairs is None:
         pairs = pairs_of_text(documents, count, seed)
@@ -86,12 +67,11 @@ def probe_retriever(
         pairs = pairs_of_collection(load_collection(options.pairs), count, seed)
     answered = options.move and load_answers(options.move)
     moved = move_all(answered, window, count, seed) if answered else []
-    reader = RetrieverEncoder(model, uses_bf16(options.precision, model.device), options.max_tokens)
-    encoder, tokens = UnitEncoder(reader), window.size - SPARE
+    tokens = window.size - SPARE
     log.info(f"exact match: {len(texts):,} documents of {tokens} tokens")
     profiles = exact_match(texts, encoder)
     if (folder / DECODER_FOLDER).is_dir():
-        lm = load_encoder_decoder(folder, reader.bf16).to(model.device)
+        lm = load_encoder_decoder(folder, bf16).to(model.device)
         profiles |= _decoder_profiles(texts, lm, options)
     if answered:
         others = untouched(answered, moved, window)
@@ -103,7 +83,7 @@ def probe_retriever(
         profiles |= moved_passage(moved, others, encoder)
     log.info(f"geometry: {len(pairs):,} pairs")
     measured = geometry(pairs, encoder)
-    return ProbeResult(profiles, name, tokens=tokens, geometry=measured, context=reader.slots)
+    return ProbeResult(profiles, name, tokens=tokens, geometry=measured, context=encoder.slots)
 
 
 def probe_encoder_decoder(

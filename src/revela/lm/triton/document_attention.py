@@ -1,4 +1,4 @@
-"""Document attention as Triton kernels: the sum of document_attention.py, without a host loop.
+"""Document attention as Triton kernels: the sum of ../document_attention.py, without a host loop.
 
 Forward: one program per block of query rows and head loops over the documents that any of its rows
 attends to, and over each document's keys with a running softmax. It weights each document's output
@@ -10,7 +10,7 @@ and gives the gradients of keys and values. Each loop computes the scores again,
 with the rows and the documents that they attend to, not with the documents' tokens.
 
 The gradients of weights are summed in the order in which programs end, so two runs on a GPU differ
-in the last bits; so do those of document_attention_recomputed.py, by ``index_add_``.
+in the last bits; so do those of ../document_attention_recomputed.py, by ``index_add_``.
 
 The tests run the kernels on a CPU by TRITON_INTERPRET=1.
 

@@ -1,0 +1,250 @@
+"""DREAM (Tang & Yang, 2026; arXiv 2606.24667) in one file, with torch and transformers only: a
+retriever learns to search a folder of text, without labels, from how well an LM answers questions.
+
+    python examples/nano_dream.py docs --query "how do I keep an index up to date?"
+
+A frozen language model reads candidates, a question and then the chunk that answers it. In the
+heads that look from a question to its answer, the retriever says how much attention each candidate
+gets. Attention to the answer makes it easier to predict, so the gradient of the loss teaches the
+retriever which chunk answers which question:
+
+    score = attention of the question's tokens to candidate i, less that of "N/A" (eqs. 4-5)
+            the heads in which it ranks the answer best are selected
+    w     = softmax over i of cos(question, candidate i) / tau
+    A~    = w_i (A within candidate i, normalised to sum to 1) on its tokens, 0 elsewhere
+    A'    = (1 - g) A + g A~    in the question's rows of the selected heads, in place of A
+    loss  = mean of -log p(a token of the answer | the tokens before it)          (eq. 10)
+
+tau and g are trained, too. Smaller than in the paper (theirs in brackets): 8 candidates (16), of
+which 4 are asked for, by questions of the same LM (one, by Qwen3-14B); six layers and their mean
+(all, the last token's state), all weights at one rate (LoRA of rank 32), SmolLM2-135M for both
+parts (Llama-3.1-8B-Instruct answers), 12 groups (48,000).
+
+--model is a hub id or a folder; nano_revela.py says where there is one without a hub.
+
+Shapes: B candidates, Q questions, P tokens of the candidates, L of a question and its answer, M = P
++ L, T tokens that are predicted, N texts, H heads, K selected ones of a layer, W width of a vector.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import nn
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CANDIDATES, ASKED, WORDS, MAX_TOKENS = 8, 4, 48, 96  # words and tokens of a chunk, at most
+LAYERS, LEARNING_RATE = 6, 4e-4  # of the retriever, the lower part of a transformer
+HEADS, PROBED, TESTED = 16, 4, 4  # heads that are selected; groups that select them, and that test
+TAU, GATE = 0.2, 0.5  # at the start; the paper's are not known
+QUERY, PASSAGE = "query: ", "passage: "  # what the retriever reads before a text
+ASK, LEAD = "Which passage answers this question? ", "\nThis one:\n"
+WRITE = """Text: Honey bees dance to tell the others where flowers are, and how far away.
+Question: How do bees tell others where flowers are?
+
+Text: {}
+Question:"""
+
+
+class Group(NamedTuple):
+    texts: list[str]  # candidates
+    questions: list[str]
+    answers: list[int]  # the candidate that answers each question
+
+
+def read_chunks(folder: Path) -> list[str]:
+    """The words of each file, cut into chunks."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix in (".md", ".txt"))
+    texts = [file.read_text("utf-8", "replace").split() for file in files]
+    return [" ".join(words[i : i + WORDS]) for words in texts for i in range(0, len(words), WORDS)]
+
+
+@torch.no_grad()
+def ask(lm, tokenizer, texts: list[str]) -> Group:
+    """Let the LM write a question about some of the candidates."""
+    answers = random.sample(range(len(texts)), ASKED)
+    prompts = [WRITE.format(texts[i]) for i in answers]
+    given = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt").to(DEVICE)
+    lm.set_attn_implementation("sdpa")
+    written = lm.generate(**given, max_new_tokens=20, do_sample=False)
+    said = tokenizer.batch_decode(written[:, given["input_ids"].shape[1] :], True)
+    return Group(texts, [text.strip().split("\n")[0] for text in said], answers)
+
+
+class Retriever(nn.Module):
+    """Texts -> unit vectors: the mean over tokens of the states of a transformer's lower layers."""
+
+    def __init__(self, name: str, tokenizer) -> None:
+        super().__init__()
+        options = dict(num_hidden_layers=LAYERS, dtype=torch.float32)
+        self.model, self.tokenizer = AutoModel.from_pretrained(name, **options), tokenizer
+        self.log_tau = nn.Parameter(torch.tensor(TAU).log())
+        self.gate_logit = nn.Parameter(torch.tensor(GATE).logit())
+
+    def forward(self, prompt: str, texts: list[str]):
+        options = dict(padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
+        tokens = self.tokenizer([prompt + text for text in texts], **options).to(DEVICE)
+        states_NLW = self.model(**tokens).last_hidden_state
+        is_token_NL1 = tokens["attention_mask"][:, :, None]
+        return F.normalize((states_NLW * is_token_NL1).sum(1) / is_token_NL1.sum(1), dim=1)
+
+    def weights(self, group: Group):
+        """w (Q, B)."""
+        cosines_QB = self(QUERY, group.questions) @ self(PASSAGE, group.texts).T
+        return (cosines_QB / self.log_tau.exp()).softmax(dim=1)
+
+
+class Prompt(NamedTuple):
+    ids_P: torch.Tensor  # of all candidates, which every question continues
+    is_of_BP: torch.Tensor  # 1 on the tokens of each candidate
+    ids_QL: torch.Tensor  # a question and its answer, padded on the right
+    role_QL: torch.Tensor  # 1 on the question, 2 on the answer
+
+
+def make_prompt(tokenizer, texts: list[str], questions: list[str], answers: list[str]) -> Prompt:
+    def tokens(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    ids = [i for i in tokenizer("a")["input_ids"][:1] if i == tokenizer.bos_token_id]
+    ids += tokens("Here are some passages.\n\n")
+    owner = [-1] * len(ids)
+    for i, text in enumerate(texts):
+        part, between = tokens(f"[{i + 1}] ") + tokens(text)[:MAX_TOKENS], tokens("\n\n")
+        ids, owner = ids + part + between, owner + [i] * len(part) + [-1] * len(between)
+    asked = [tokens(ASK) + tokens(question) + tokens(LEAD) for question in questions]
+    rows = [torch.tensor(q + tokens(a)[:MAX_TOKENS]) for q, a in zip(asked, answers, strict=True)]
+    roles = [1 + (torch.arange(len(r)) >= len(q)).int() for q, r in zip(asked, rows, strict=True)]
+    is_of_BP = (torch.tensor(owner) == torch.arange(len(texts))[:, None]).float()
+    ids_QL, role_QL = (nn.utils.rnn.pad_sequence(x, batch_first=True) for x in (rows, roles))
+    return Prompt(*(x.to(DEVICE) for x in (torch.tensor(ids), is_of_BP, ids_QL, role_QL)))
+
+
+def attention(layer, query, key, value, _mask, scaling, change, **_):
+    """Causal attention, whose probabilities A may be changed by layer."""
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+    future_LM = torch.ones(query.shape[2], key.shape[2], device=key.device).bool()
+    future_LM = future_LM.triu(1 + key.shape[2] - query.shape[2])
+    A_QHLM = (query @ key.mT * scaling).masked_fill(future_LM, -torch.inf).softmax(dim=-1)
+    return (change(layer.layer_idx, A_QHLM) @ value).transpose(1, 2), None
+
+
+transformers.AttentionInterface.register("steered", attention)
+
+
+def read(lm, prompt: Prompt, change):
+    """The last states (Q, L, W) of questions and answers. Nothing before them depends on w."""
+    lm.set_attn_implementation("steered")
+    with torch.no_grad():
+        cache = lm.base_model(prompt.ids_P[None], change=lambda _, A: A).past_key_values
+    cache.batch_repeat_interleave(len(prompt.ids_QL))
+    return lm.base_model(prompt.ids_QL, past_key_values=cache, change=change).last_hidden_state
+
+
+@torch.no_grad()
+def find_heads(lm, tokenizer, groups: list[Group]) -> list[tuple[int, int]]:
+    """The heads (layer, head) in whose ranking the answers have the best nDCG (eqs. 4-5)."""
+    gain_LH = 0
+    for texts, questions, answers in groups:
+        asked, mass = [*questions, "N/A"], {}
+        prompt = make_prompt(tokenizer, texts, asked, [""] * len(asked))
+
+        def record(layer: int, A_QHLM, prompt=prompt, mass=mass):
+            is_row_Q1L1 = (prompt.role_QL == 1)[:, None, :, None]
+            mass_QHLB = A_QHLM[..., : len(prompt.ids_P)] @ prompt.is_of_BP.T
+            mass[layer] = (mass_QHLB * is_row_Q1L1).sum(dim=2) / is_row_Q1L1.sum(dim=2)
+            return A_QHLM
+
+        read(lm, prompt, record)
+        mass_LQHB = torch.stack([mass[layer] for layer in sorted(mass)])
+        score_LQHB = mass_LQHB[:, :-1] - mass_LQHB[:, -1:]
+        own = [score_LQHB[:, i, :, answer] for i, answer in enumerate(answers)]
+        rank_LQH = (score_LQHB > torch.stack(own, dim=1)[..., None]).sum(dim=3)
+        gain_LH += (1 / (rank_LQH + 2.0).log2()).sum(dim=1)
+    best = gain_LH.flatten().argsort(descending=True)[:HEADS].tolist()
+    return [divmod(i, gain_LH.shape[1]) for i in best]
+
+
+def inject(layer: int, A_QHLM, prompt: Prompt, weights_QB, gate, heads: list[tuple[int, int]]):
+    """A' in the selected heads of a layer."""
+    places_K = torch.tensor([h for at, h in heads if at == layer], dtype=int, device=gate.device)
+    A_QKLM, n_prompt = A_QHLM[:, places_K], len(prompt.ids_P)
+    mass_QKLB = A_QKLM[..., :n_prompt] @ prompt.is_of_BP.T
+    factor_QKLP = (weights_QB[:, None, None] / mass_QKLB.clamp(min=1e-12)) @ prompt.is_of_BP
+    tilde_QKLM = A_QKLM * F.pad(factor_QKLP, (0, A_QKLM.shape[3] - n_prompt))
+    is_row_Q1L1 = (prompt.role_QL == 1)[:, None, :, None]
+    changed_QKLM = torch.where(is_row_Q1L1, (1 - gate) * A_QKLM + gate * tilde_QKLM, A_QKLM)
+    return A_QHLM.index_copy(1, places_K, changed_QKLM)
+
+
+def answer_loss(lm, retriever: Retriever, group: Group, heads: list[tuple[int, int]]):
+    """The mean over questions of the mean over their answer's tokens (eq. 10)."""
+    prompt = make_prompt(retriever.tokenizer, *group[:2], [group.texts[i] for i in group.answers])
+    weights_QB, gate = retriever.weights(group), retriever.gate_logit.sigmoid()
+    change = partial(inject, prompt=prompt, weights_QB=weights_QB, gate=gate, heads=heads)
+    states_QLW, is_next_QL = read(lm, prompt, change), prompt.role_QL[:, 1:] == 2
+    logits_TV = lm.get_output_embeddings()(states_QLW[:, :-1][is_next_QL])
+    losses_T = F.cross_entropy(logits_TV, prompt.ids_QL[:, 1:][is_next_QL], reduction="none")
+    by_question = losses_T.split(is_next_QL.sum(dim=1).tolist())
+    return torch.stack([losses.mean() for losses in by_question]).mean()
+
+
+def train(retriever: Retriever, lm, groups: list[Group], heads: list[tuple[int, int]]) -> None:
+    optimizer = torch.optim.AdamW(retriever.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    for step, group in enumerate(groups):
+        loss = answer_loss(lm, retriever, group, heads)
+        loss.backward()
+        nn.utils.clip_grad_norm_(retriever.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        print(f"step {step:2}  loss {loss:.3f}", flush=True)
+
+
+@torch.no_grad()
+def share_found(retriever: Retriever, groups: list[Group]) -> float:
+    """The share of questions whose answer is the nearest of the candidates."""
+    best = torch.cat([retriever.weights(group).argmax(dim=1) for group in groups]).tolist()
+    return sum(map(int.__eq__, best, [i for g in groups for i in g.answers])) / len(best)
+
+
+@torch.no_grad()
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("folder", type=Path, help="text to train on and to search, .md and .txt")
+    parser.add_argument("--query", default="how do I keep an index up to date?")
+    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M", help="of both parts")
+    parser.add_argument("--steps", type=int, default=12)
+    args = parser.parse_args(argv)
+    transformers.logging.set_verbosity_error()
+    random.seed(0)
+    chunks, count = read_chunks(args.folder), PROBED + args.steps + TESTED
+    runs = [chunks[i : i + CANDIDATES] for i in range(0, len(chunks) - CANDIDATES + 1, CANDIDATES)]
+    if len(runs) < count:
+        parser.error(f"{args.folder} has fewer than {count * CANDIDATES} chunks in .md and .txt")
+    tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="right")
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    retriever = Retriever(args.model, tokenizer).to(DEVICE)
+    lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(DEVICE)
+    lm.requires_grad_(False)
+    groups = [ask(lm, tokenizer, run) for run in random.sample(runs, count)]
+    heads = find_heads(lm, tokenizer, groups[:PROBED])
+    print("heads:", " ".join(f"{layer}-{head}" for layer, head in heads))
+    before = share_found(retriever, groups[-TESTED:])
+    with torch.enable_grad():
+        train(retriever, lm, groups[PROBED:-TESTED], heads)
+    print(f"found among candidates: {before:.3f} -> {share_found(retriever, groups[-TESTED:]):.3f}")
+    parts = [retriever(PASSAGE, chunks[i : i + 32]) for i in range(0, len(chunks), 32)]
+    scores_N = torch.cat(parts) @ retriever(QUERY, [args.query])[0]
+    for i in scores_N.argsort(descending=True)[:3].tolist():
+        print(f"{scores_N[i]:.3f}  {chunks[i][:78]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""research/reproduce.py: its commands are those of revela, and a table is written at tiny size."""
+
+from __future__ import annotations
+
+import shlex
+from itertools import chain
+
+import pytest
+
+import revela.cli as cli
+from conftest import make_rows
+from research import reproduce
+from revela.cli.flags import recipes_of
+from revela.cli.main import add_settings
+from revela.corpus.chunk import sentences
+from revela.evaluation.results import Comparison, CurvePoint, read_results
+from revela.settings import Recipe
+from tests.collection_folder import write_lines
+from tests.research.test_recipes import write_judged
+
+
+@pytest.mark.parametrize("name", reproduce.TABLES)
+def test_commands_are_those_of_revela(name, capsys):
+    table = reproduce.TABLES[name]
+    flags = ["--table", name, "--sizes", *table.sizes, "--dry-run"]
+    reproduce.main([*flags, "--max-steps", "7", "--seeds", "0", "1"])
+    said = [shlex.split(line)[1:] for line in capsys.readouterr().out.splitlines()]
+    expected = ["groups"] * table.grouped + ["compare"] * len(table.sizes)
+    assert [words[0] for words in said] == expected
+    for command in said:
+        add_settings(command)
+        function, bound, _ = cli.app.parse_args(command, exit_on_error=False)
+        if function.__name__ == "groups":
+            assert [str(source) for source in bound.arguments["corpus"]] == [table.corpus]
+            continue
+        given = bound.arguments
+        recipes = recipes_of(given["presets"], given["recipe_file"], given["given"])
+        known = [row for sizes in table.paper.values() for row in sizes.values()]
+        assert {*chain(*known)} <= {"BM25", *recipes} and given["seeds"] == [0, 1]
+        for recipe in recipes.values():
+            assert recipe.training.max_steps == 7 and not recipe.training.max_minutes
+            assert recipe.retriever.model in reproduce.MODELS.values()
+            assert recipe.corpus.join_titles != table.grouped
+
+
+def test_numbers_of_the_papers_are_of_sizes_and_rows_that_run():
+    for table in reproduce.TABLES.values():
+        for numbers in table.paper.values():
+            assert numbers.keys() <= {*table.sizes} <= reproduce.MODELS.keys()
+            values = [v for size in numbers.values() for row in size.values() for v in row.values()]
+            assert values and all(0 < value < 1 for value in values)
+
+
+def test_main_tables_are_trained_as_published():
+    recipes = {
+        name: recipes_of([table.preset], reproduce.RECIPES / table.recipe, None)
+        for name, table in reproduce.TABLES.items()
+    }
+    revela, replug = (recipes["revela-1"][name] for name in ("revela", "replug"))
+    assert revela.objective == Recipe.of("paper").objective and revela.objective.mix == "sum"
+    assert (replug.objective.name, replug.objective.tau) == ("replug", 1e-3)
+    assert replug.retriever == revela.retriever and replug.groups == revela.groups
+    assert (revela.training.max_steps, replug.training.max_steps) == (10_000, 4_500)
+    assert (revela.training.learning_rate, replug.training.learning_rate) == (1e-4, 5e-4)
+    assert {recipe.objective.query_side for recipe in recipes["revela-2"].values()} == {"whole"}
+    dream, infonce = recipes["dream-1"].values()
+    assert dream.queries == infonce.queries and dream.retriever == infonce.retriever
+    cells = {name: (r.groups.kind, r.context.slots) for name, r in recipes["cde-1"].items()}
+    assert cells == {
+        "plain": ("document-random", 0), "batches": ("cluster", 0),
+        "context": ("document-random", 16), "both": ("cluster", 16),
+    }  # fmt: skip
+
+
+def test_a_table_has_means_over_seeds_and_empty_cells_for_what_is_not_known():
+    def curve(start, end):
+        points = ({"SciFact": s, "mine": s + 0.2} for s in (start, end))
+        return [CurvePoint(0.0, 0, judged) for judged in points]
+
+    curves = {"revela, seed 0": curve(0.0, 0.1), "revela, seed 1": curve(0.2, 0.3)}
+    found = Comparison({"SciFact": 0.6, "mine": 0.4}, curves)
+    text = reproduce.markdown(reproduce.TABLES["revela-1"], "revela-1", {"135m": found})
+    assert 'over 13 tasks of BEIR, that of "here" over 2 collections' in text
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert rows == [
+        "| size | system | source | SciFact | mine | mean |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| 135m | BM25 | here | 0.600 | 0.400 | 0.500 |",
+        "| 135m | BM25 | arXiv v1 | 0.687 |  | 0.418 |",
+        "| 135m | start | here | 0.100 | 0.300 | 0.200 |",
+        "| 135m | revela | here | 0.200 | 0.400 | 0.300 |",
+        "| 135m | revela | arXiv v1 | 0.579 |  | 0.336 |",
+        "| 135m | revela | ICLR, read off a figure |  |  | 0.333 |",
+    ]
+
+
+def test_without_collections_nothing_runs(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        reproduce.main(["--table", "cde-1", "--data", str(tmp_path)])
+    assert f"no collection in {tmp_path}: give --data" in capsys.readouterr().err
+
+
+def test_it_runs_at_tiny_scale_on_groups_in_the_form_of_the_authors(
+    succeeds, tmp_path, tiny_lm_folder, capsys
+):
+    rows = [sentences(row["text"]) for row in make_rows(100)]
+    write_lines(tmp_path / "groups.jsonl", [{"src": "wikipedia", "text": row[:4]} for row in rows])
+    groups = tmp_path / "groups"
+    sized = ["--group-size 4", "--held-out 0.2", "--chunk-words 8"]
+    said = succeeds("groups", tmp_path / "groups.jsonl", f"--out {groups}", *sized)
+    assert "80 groups of 4" in said
+    write_judged(tmp_path / "data" / "scifact", make_rows(20, seed=5))
+    out, models = tmp_path / "out", f"--model {tiny_lm_folder} --lm {tiny_lm_folder}"
+    flags = f"--table revela-1 --data {tmp_path / 'data'} --corpus {groups} --out {out} {models}"
+    tiny = "--layers 2 --lora-rank 4 --precision fp32 --threads 1 --max-steps 2"
+    sized = "--group-size 4 --held-out 0.2 --chunk-words 8 --groups-per-step 1 --warmup-steps 0"
+    reproduce.main(f"{flags} {tiny} {sized}".split())
+    (comparison,) = read_results([out / "revela-1" / "135m"]).comparisons.values()
+    assert list(comparison.curves) == ["revela, seed 0", "replug, seed 0"]
+    text = (out / "revela-1.md").read_text()
+    for label, curve in comparison.curves.items():
+        score = f"{curve[-1].judged['scifact']:.3f}"
+        assert f"| 135m | {label.split(',')[0]} | here | {score} | {score} |" in text
+    assert "| 135m | replug | arXiv v1 |  | 0.284 |" in text
+    assert text in capsys.readouterr().out

@@ -1,0 +1,149 @@
+"""examples/nano_dream.py against the package: prompts, heads, the loss and all gradients."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from conftest import make_rows, tiny_config, tiny_retriever
+from revela.lm.heads import ranked_heads, score_query_heads
+from revela.lm.language_model import LanguageModel
+from revela.lm.prompts import PromptMaker
+from revela.objectives.dream import DreamLoss
+from revela.retriever.module import RetrieverModule
+from revela.types import Chunk
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "nano_dream.py"
+TEXTS = [  # of different lengths
+    "Ocean1 ocean2 ocean3.",
+    "Ocean4 ocean5 engine1 engine2 engine3 garden4 about the ocean and more words than before.",
+    "Engine4 engine.",
+    "Garden1 garden2, planet3 planet5; market1 market2 market3 violin1.",
+    "Violin2 violin3 enzyme1 enzyme2 and the castle of the glacier.",
+]
+QUESTIONS, ANSWERS = ["Where is ocean4?", "What is the violin2 of the castle about?"], [1, 4]
+HEADS = [(1, 2), (1, 0), (3, 1)]
+
+
+@pytest.fixture(scope="module")
+def nano():
+    spec = importlib.util.spec_from_file_location(EXAMPLE.stem, EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[EXAMPLE.stem] = module
+    spec.loader.exec_module(module)
+    module.LAYERS = 2
+    yield module
+    del sys.modules[EXAMPLE.stem]
+
+
+def tiny_lm(kind: str):
+    """The same weights at every call."""
+    torch.manual_seed(2)
+    config = tiny_config(kind)
+    config.initializer_range = 0.1  # so that attention is far from the mean
+    return AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+
+
+def assert_close(found, expected) -> None:
+    """Equal to 1e-5 of the largest gradient."""
+    largest = max(float(gradient.abs().max()) for gradient in expected)
+    assert largest > 1e-4
+    for got, want in zip(found, expected, strict=True):
+        torch.testing.assert_close(got / largest, want / largest, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox"])
+def test_loss_and_gradients_are_the_packages(nano, tiny_lm_folder, kind):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_lm_folder, padding_side="right")
+    retriever = nano.Retriever(str(tiny_lm_folder), tokenizer)
+    group = nano.Group(TEXTS, QUESTIONS, ANSWERS)
+    loss = nano.answer_loss(tiny_lm(kind), retriever, group, HEADS)
+    loss.backward()
+
+    prompts = {"query_prompt": nano.QUERY, "passage_prompt": nano.PASSAGE}
+    options = dict(max_tokens=nano.MAX_TOKENS)
+    model = tiny_retriever(tiny_lm_folder, **options, **prompts).requires_grad_()
+    lm, made = LanguageModel(tiny_lm(kind)), PromptMaker(tokenizer, nano.MAX_TOKENS, len(TEXTS))
+    settings = dict(tau=nano.TAU, gate=nano.GATE, group_size=len(TEXTS))
+    objective = DreamLoss(RetrieverModule(model), lm, HEADS, **settings)
+    sides = (QUESTIONS, nano.QUERY), (TEXTS, nano.PASSAGE)
+    questions = list(zip(QUESTIONS, ANSWERS, strict=True))
+    features = [
+        *(model.preprocess(texts, prompt=prompt) for texts, prompt in sides),
+        *made.with_answers(TEXTS, questions),
+    ]
+    expected = objective(features)
+    expected.backward()
+
+    prompt = nano.make_prompt(tokenizer, TEXTS, QUESTIONS, [TEXTS[i] for i in ANSWERS])
+    assert prompt.ids_P.tolist() == features[2]["input_ids"][0].tolist()
+    assert prompt.role_QL.tolist() == features[3]["role"].tolist()
+    assert len({len(row[row > 0]) for row in prompt.role_QL}) == len(QUESTIONS)
+    torch.testing.assert_close(loss, expected, atol=1e-5, rtol=0)
+    steering = [retriever.log_tau, retriever.gate_logit]
+    wanted = [objective.log_tau, objective.gate_logit]
+    assert_close([p.grad for p in steering], [p.grad for p in wanted])
+    own, stock = (dict(m.named_parameters()) for m in (retriever.model, model[0].model))
+    assert own.keys() == stock.keys()
+    names = [name for name, p in stock.items() if p.grad is not None]
+    assert_close([own[name].grad for name in names], [stock[name].grad for name in names])
+
+
+def test_heads_are_ranked_as_by_the_package(nano, tiny_lm_folder):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_lm_folder, padding_side="right")
+    groups = [nano.Group(TEXTS, QUESTIONS, ANSWERS), nano.Group(TEXTS[::-1], QUESTIONS, [3, 0])]
+    nano.HEADS = 5
+    found = nano.find_heads(tiny_lm("llama"), tokenizer, groups)
+
+    prompts = PromptMaker(tokenizer, nano.MAX_TOKENS, len(TEXTS))
+    asked = [dict(zip(group.answers, group.questions, strict=True)) for group in groups]
+    members = [
+        [Chunk(0, text, query=queries.get(i, "")) for i, text in enumerate(group.texts)]
+        for group, queries in zip(groups, asked, strict=True)
+    ]
+    scores_LH = score_query_heads(
+        LanguageModel(tiny_lm("llama")), map(prompts.head_example, members)
+    )
+    ranked = [(layer, head) for layer, head, _ in ranked_heads(scores_LH)[:5]]
+    by_score = [float(scores_LH[head]) for head in found]
+    assert len(found) == 5 and by_score == pytest.approx([float(scores_LH[h]) for h in ranked])
+
+
+def test_a_folder_is_asked_about_trained_on_and_searched(nano, tiny_lm_folder, tmp_path, capsys):
+    for i, row in enumerate(make_rows(12, sentences=60)):
+        (tmp_path / f"{i}.md").write_text(f"# {row['title']}\n\n{row['text']}")
+    (tmp_path / "c.csv").write_text("not read")
+    nano.main([str(tmp_path), "--model", str(tiny_lm_folder), "--steps", "3"])
+    printed = capsys.readouterr().out
+    losses = re.findall(r"loss (\d\.\d+)", printed)
+    assert len(losses) == 3 and len(set(losses)) == 3
+    assert re.search(r"found among candidates: [01]\.\d{3} -> [01]\.\d{3}$", printed, re.M)
+    hits = re.findall(r"^-?0\.\d{3}  .+", printed, re.M)
+    assert len(hits) == 3 and hits == sorted(hits, reverse=True)
+
+
+def test_a_step_makes_the_loss_of_its_group_smaller(nano, tiny_lm_folder):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_lm_folder, padding_side="right")
+    retriever, lm = nano.Retriever(str(tiny_lm_folder), tokenizer), tiny_lm("llama")
+    group = nano.Group(TEXTS, QUESTIONS, ANSWERS)
+    before = nano.answer_loss(lm, retriever, group, HEADS)
+    nano.train(retriever, lm, [group] * 10, HEADS)
+    assert nano.answer_loss(lm, retriever, group, HEADS) < before - 1e-4
+
+
+def test_a_folder_with_too_little_text_is_refused(nano, tmp_path, capsys):
+    (tmp_path / "a.md").write_text("Only this.")
+    with pytest.raises(SystemExit) as stop:
+        nano.main([str(tmp_path)])
+    assert stop.value.code == 2 and "has fewer than 160 chunks" in capsys.readouterr().err
+
+
+def test_it_has_at_most_250_lines_and_imports_nothing_of_ours():
+    text = EXAMPLE.read_text()
+    assert len(text.splitlines()) <= 250 and not re.search(r"^(import|from) revela", text, re.M)
