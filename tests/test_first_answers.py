@@ -10,6 +10,7 @@ import pytest
 
 from conftest import make_rows
 from revela.cli.mcp import Opening
+from revela.cli.search import _answer_before
 from revela.encoder.prompts import OWN
 from revela.errors import QueryError, RevelaError
 from revela.index import changes, folder_index
@@ -90,6 +91,29 @@ def test_words_are_given_before_vectors_are_made_and_learn_how_far_these_are(
     assert len(given) == 1 and given[0].made == 1 and len(given[0]) == 41 <= len(index)
     assert "100 % of the text is done" in given[0].notice
     folder_index.open_any(docs, static_folder, by_words=pytest.fail)  # it has an index now
+
+
+def test_the_index_as_it_was_answers_before_many_changes_are_encoded(
+    docs, static_folder, capsys, monkeypatch
+):
+    monkeypatch.setattr(folder_index, "SOON", 2000)
+    index = folder_index.open_any(docs, static_folder, outdated=pytest.fail)
+    (docs / "small.txt").write_text("A yak.")
+    index = folder_index.open_any(docs, static_folder, outdated=pytest.fail)
+    before, given = index.documents, []
+    for i in range(3):
+        text = f"The okapi number {i} eats leaves. " * 60
+        (docs / f"new{i}.txt").write_text(text)
+
+    def outdated(old, changed):
+        given.append((old.documents, changed, [h.id for h in old.search("yak", mode="lexical")]))
+
+    index = folder_index.open_any(docs, static_folder, outdated=outdated)
+    assert given == [(before, 3, ["small.txt"])] and index.documents == before + 3
+    _answer_before("yak", 5, index, 3)
+    shown = capsys.readouterr().out
+    assert shown.startswith("By words only, and without 3 documents that are new or have changed.")
+    assert "small.txt:1" in shown
 
 
 def test_a_small_text_and_an_index_are_not_searched_by_words_first(

@@ -11,12 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from conftest import make_rows, tiny_config
+from conftest import make_rows, tiny_config, tiny_retriever
 from revela.lm.heads import ranked_heads, score_query_heads
 from revela.lm.language_model import LanguageModel
 from revela.lm.prompts import PromptMaker
 from revela.objectives.dream import DreamLoss
-from revela.retriever.build import build_retriever
 from revela.retriever.module import RetrieverModule
 from revela.types import Chunk
 
@@ -68,8 +67,8 @@ def test_loss_and_gradients_are_the_packages(nano, tiny_lm_folder, kind):
     loss.backward()
 
     prompts = {"query_prompt": nano.QUERY, "passage_prompt": nano.PASSAGE}
-    options = dict(pooling="mean", layers=2, max_tokens=nano.MAX_TOKENS, lower_case=False)
-    model = build_retriever(tiny_lm_folder, **options, **prompts).requires_grad_()
+    options = dict(max_tokens=nano.MAX_TOKENS)
+    model = tiny_retriever(tiny_lm_folder, **options, **prompts).requires_grad_()
     lm, made = LanguageModel(tiny_lm(kind)), PromptMaker(tokenizer, nano.MAX_TOKENS, len(TEXTS))
     steered = dict(tau=nano.TAU, gate=nano.GATE, group_size=len(TEXTS))
     objective = DreamLoss(RetrieverModule(model), lm, HEADS, **steered)

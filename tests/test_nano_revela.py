@@ -17,6 +17,7 @@ from conftest import make_rows, tiny_config
 from revela.lm.language_model import LanguageModel
 from revela.objectives.revela import RevelaLoss, gates_in_upper_layers
 from revela.retriever.build import load_retriever
+from revela.retriever.module import RetrieverModule
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "nano_revela.py"
 TEXTS = [  # of different lengths
@@ -74,7 +75,7 @@ def package_loss(nano, model, lm, form):
     gates_LH = None
     if form.gate is not None:
         gates_LH = gates_in_upper_layers(lm, form.gate, int(form.first_layer * lm.n_layers))
-    loss = RevelaLoss(model, lm, gates_LH=gates_LH, tau=form.tau)
+    loss = RevelaLoss(RetrieverModule(model), lm, gates_LH=gates_LH, tau=form.tau)
     sides = (HALVES, nano.QUERY), (TEXTS, nano.PASSAGE)
     vectors = [loss.embed(model.preprocess(texts, prompt=prompt)) for texts, prompt in sides]
     sim_BB = loss.weights(*vectors)

@@ -23,9 +23,11 @@ from packaging.requirements import Requirement
 import revela
 from revela.cli import app
 from revela.cli.main import add_settings
+from revela.retriever.card import Card
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SENTENCE = PROJECT["description"]
 # What lies about in a working copy and belongs in no release.
 LEFTOVERS = [
     *(".venv/lib/module.py", "dist/old.whl", "runs/model/run.json", "research/out/scores.json"),
@@ -35,7 +37,7 @@ LEFTOVERS = [
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory):
-    """(files of the repository, files of the sdist, the open wheel, what the build printed)."""
+    """(files of the repository, of the sdist, the open wheel, what the build printed, both)."""
     git = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, text=True,
@@ -56,7 +58,15 @@ def released(tmp_path_factory):
     with tarfile.open(next(out.glob("*.tar.gz"))) as sdist:
         names = {member.name.partition("/")[2] for member in sdist if member.isfile()}
     with zipfile.ZipFile(next(out.glob("*.whl"))) as wheel:
-        yield files, names, wheel, built.stdout + built.stderr
+        yield files, names, wheel, built.stdout + built.stderr, list(out.iterdir())
+
+
+def test_twine_finds_nothing_wrong(released):
+    done = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", *map(str, released[4])],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_sdist_is_the_repository(released):
@@ -66,7 +76,7 @@ def test_the_sdist_is_the_repository(released):
 
 
 def test_the_wheel_is_the_package(released):
-    files, _, wheel, printed = released
+    files, _, wheel, printed, _ = released
     assert "warning" not in printed.lower() and "Successfully built" in printed
     metadata = next(name for name in wheel.namelist() if name.endswith("METADATA"))
     info = metadata.removesuffix("METADATA")
@@ -78,7 +88,21 @@ def test_the_wheel_is_the_package(released):
     assert ends == {".py", ".toml", ".html", ".typed"}  # code, presets, pages, py.typed
     said = wheel.read(metadata).decode()
     assert "\nLicense-Expression: Apache-2.0\n" in said
-    assert said.endswith((ROOT / "README.md").read_text())
+    about, readme = said.split("\n\n", 1)
+    assert "\nSummary: " + SENTENCE in about and readme.startswith("# revela\n")
+    links = re.findall(r"\]\((?!https?:)", readme)  # these would lead nowhere
+    assert not links and "[formats]" not in readme and "formats" in readme
+
+
+def test_there_is_one_sentence_on_what_this_is():
+    cite = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    site = re.search(r"^site_description: \"(.*)\"$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    readme = (ROOT / "README.md").read_text().split("\n\n")[1].replace("`", "")
+    (about, _) = revela.__doc__.split("\n\n", 1)
+    assert {PROJECT["description"], cite["abstract"], site[1], readme} == {SENTENCE}
+    assert " ".join(about.split()) == " ".join(app.help.split()) == SENTENCE
+    card = Card("name", "", "docs", 1, "revela fit", {}, {}, minutes=1.0).text()
+    assert SENTENCE in " ".join(card.split())
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +137,8 @@ def test_make_wheel_trains_for_one_step_by_flags_that_exist(wheel_script):
     arguments = app["train"].assemble_argument_collection()
     known = set[str]().union(*(argument.names for argument in arguments))
     assert {flag for flag in wheel_script.SHORT.split() if flag.startswith("--")} <= known
-    for page in (wheel_script.README, wheel_script.QUICKSTART):
-        training = re.findall(r"^revela train .*$", page, re.M)
-        assert training and all(wheel_script.SHORT in wheel_script.shortened(t) for t in training)
+    training = re.findall(r"^revela train .*$", wheel_script.README, re.M)
+    assert training and all(wheel_script.SHORT in wheel_script.shortened(t) for t in training)
 
 
 def test_pythons_are_those_that_the_linters_read():

@@ -263,11 +263,12 @@ def give_task(monkeypatch) -> None:
 def tiny_embedder(tiny_lm_folder, tmp_path_factory) -> Path:
     """An embedder that reads as much as the real ones."""
     from revela.retriever.build import build_retriever
+    from revela.settings import Retriever
 
     folder = tmp_path_factory.mktemp("minilm-l6", numbered=False)
     prompts = dict(query_prompt="query: ", passage_prompt="passage: ")
-    settings = dict(layers=2, pooling="mean", max_tokens=256, lower_case=False)
-    build_retriever(tiny_lm_folder, **settings, **prompts).save_pretrained(str(folder))
+    settings = dict(layers=2, pooling="mean", max_tokens=256, lower_case="no")
+    build_retriever(tiny_lm_folder, Retriever(**settings, **prompts)).save_pretrained(str(folder))
     return folder
 
 

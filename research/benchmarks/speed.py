@@ -36,7 +36,7 @@ from revela.objectives.base import BuildContext, ChunkBatches
 from revela.retriever.build import build_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.module import RetrieverModule
-from revela.settings import Recipe, presets
+from revela.settings import Recipe, Retriever, presets
 from revela.silence import silence_libraries
 from revela.training.loop import BatchReader, Rows, make_optimizer, take_step
 from revela.training.metrics import Budget
@@ -50,8 +50,8 @@ READY = "one batch, ready"
 def retriever(layers: int, **prompts: str) -> Any:
     """The lower layers of SmolLM2-135M with mean pooling, on the CPU."""
     given = dict(query_prompt="", passage_prompt="") | prompts
-    settings = dict(pooling="mean", max_tokens=512, lower_case=False, layers=layers)
-    return build_retriever(resolve(SMOL), **settings, **given).to(CPU)
+    settings = dict(pooling="mean", max_tokens=512, lower_case="no", layers=layers)
+    return build_retriever(resolve(SMOL), Retriever(**settings, **given)).to(CPU)
 
 
 def encoding(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:

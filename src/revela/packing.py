@@ -203,7 +203,8 @@ def _attention(
     causal = given.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
     settings: Any = dict(scale=given.get("scaling"), dropout=given.get("dropout", 0.0))
-    return attention(query[0], key[0], value[0], layout, causal=causal, **settings)[None], None
+    out_THD = attention(query[0], key[0], value[0], layout, causal=causal, **settings)
+    return out_THD[None].contiguous(), None  # some models take a view of it
 
 
 # Without a mask function of this name transformers builds no mask: the layout keeps texts apart.

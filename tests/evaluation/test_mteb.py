@@ -13,10 +13,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from conftest import make_rows
+from conftest import make_rows, tiny_retriever
 from revela.errors import RevelaError
 from revela.evaluation.evaluate import load_collection, mean_outcomes
-from revela.retriever.build import build_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.load import load_encoder
 from tests.collection_folder import write_collection
@@ -38,8 +37,7 @@ PROMPTS = {"query_prompt": "ask: ", "passage_prompt": "read: "}
 
 @pytest.fixture
 def encoder(tiny_lm_folder):
-    how = dict(layers=2, pooling="mean", max_tokens=64, lower_case=False)
-    return RetrieverEncoder(build_retriever(tiny_lm_folder, **how, **PROMPTS), bf16=False)
+    return RetrieverEncoder(tiny_retriever(tiny_lm_folder, **PROMPTS), bf16=False)
 
 
 @pytest.fixture

@@ -11,11 +11,10 @@ import pytest
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
-from conftest import make_rows
+from conftest import make_rows, tiny_retriever
 from revela import RevelaError, __version__
 from revela.evaluation.collection import load_collection
 from revela.evaluation.evaluate import mean_outcomes, rankings
-from revela.retriever.build import build_retriever
 from revela.retriever.load import load_encoder
 from tests.collection_folder import write_collection
 
@@ -33,9 +32,8 @@ PATCH = Path(__file__).parents[2] / "research" / "mteb.patch"
 def retriever(tiny_lm_folder, tmp_path_factory):
     """An embedder with prompts, saved."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    how = dict(layers=2, pooling="mean", max_tokens=64, lower_case=False)
     prompts = dict(query_prompt="ask: ", passage_prompt="read: ")
-    build_retriever(tiny_lm_folder, **how, **prompts).save_pretrained(str(folder))
+    tiny_retriever(tiny_lm_folder, **prompts).save_pretrained(str(folder))
     return folder
 
 

@@ -59,7 +59,7 @@ def test_what_comes_later_reads_the_same_context(retriever, contextual, tmp_path
 
 
 def drawn(retriever):
-    from revela.retriever.context import draw_documents
+    from revela.index.contexts import draw_documents
 
     return draw_documents(DOCS[:24], retriever.encoder.slots, 0, 12)
 

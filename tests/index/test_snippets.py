@@ -161,6 +161,27 @@ def test_the_row_of_a_table_is_shown_below_its_heading(text, name):
     assert marked(found) == ["animal33"] and found.text.count("\n") <= LINES
 
 
+def test_rows_with_their_headings_in_them_are_lines():
+    rows = [f"Part: NW-{i}; Name: hinge, {i} mm; Shelf: C{i}" for i in range(3)]
+    found = shown("Prices of\nparts.\n\n" + "\n".join(rows), "hinge", "a.xlsx")
+    assert found.text.split("\n") == ["Prices of parts.", *rows]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["* Bees", "** Wax", "It melts."],
+        ["\\section{Wax}", "It melts.", "\\end{document}"],
+        ["2024-05-01 12:00 wax melts", "2024-05-01 12:01 bees fly"],
+        ["May  1 12:00:01 wax melts", "May  1 12:00:02 bees fly"],
+    ],
+)
+def test_headings_commands_and_times_begin_a_line(lines):
+    found = shown("\n".join(lines), "melt", "a.txt")
+    wanted = [" ".join(line.split()) for line in lines]
+    assert found.text.split("\n") == wanted
+
+
 def test_code_keeps_its_lines_without_what_all_are_indented_by():
     members = "".join(f"    def f{i}(self):\n\n        return {i}\n" for i in range(6))
     text = "class A:\n" + members + "    def close_file(self, path):\n        del a[i](x)\n" * 4

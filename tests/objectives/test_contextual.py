@@ -183,6 +183,20 @@ def test_some_slots_of_some_texts_are_dropped(tiny_lm_folder):
     torch.testing.assert_close(found[~is_null], rows_JD.expand(400, -1, -1)[~is_null])
 
 
+def test_only_the_first_stages_transformer_is_under_bf16_autocast(tiny_lm_folder):
+    model, first = parts_of(tiny_lm_folder, double=False)
+    retriever, seen = RetrieverModule(model), {}
+    contextual = Contextual(ContrastiveLoss(retriever, tau=TAU), retriever, first, bf16=True)
+    for name, part in (("layer", first.model[0].model.layers[0]), ("dense", first.model[3])):
+        part.register_forward_hook(
+            lambda *_, name=name: seen.update({name: torch.is_autocast_enabled("cpu")})
+        )
+    contextual(sides_of(model, first))
+    assert seen == {"layer": True, "dense": False}
+    first.of_texts(TEXTS)  # as it is used and saved
+    assert seen == {"layer": False, "dense": False}
+
+
 def test_with_widths(tiny_lm_folder):
     """Around Matryoshka the retriever still reads the batch's context."""
     model, first = parts_of(tiny_lm_folder, double=False)

@@ -29,6 +29,7 @@ from revela.objectives.gains import GainsLoss
 from revela.objectives.replug import ReplugLoss
 from revela.objectives.revela import gates_in_upper_layers
 from revela.packing import packed
+from revela.retriever import module
 from revela.retriever.fit import fit_to_corpus
 from revela.retriever.module import RetrieverModule
 from revela.settings import Fit
@@ -135,16 +136,24 @@ def probes(device: torch.device) -> list[Any]:
 
 
 def fit(folder: Path, device: torch.device) -> dict[str, Any]:
-    """The retriever's devices after the fit, and cosines of its vectors (equal up to rotation)."""
+    """The retriever's devices after the fit, cosines of its vectors (equal up to rotation), and how
+    often the fit waits, of batches of a few texts.
+    """
     model = tiny_retriever(folder, max_tokens=32).eval()
     texts = [f"ocean{i % 3} engine{i % 5} garden{i % 7}" for i in range(40)]
     with torch.no_grad():
         model.to(device)
-        retriever = RetrieverModule(model)
+        retriever, module.TOKENS_ON_A_GPU = RetrieverModule(model), 100
+        waits.clear()
         fit_to_corpus(retriever, texts, Fit(token_weighting=1e-2, whitening=0.4, lexical=1.0))
+        counted = dict(waits)
         vectors_ND = retriever(retriever.tokenize(texts[:5], "document"))
         cosines = numbers(vectors_ND @ vectors_ND.T)
-    return {"devices": sorted({p.device.type for p in model.parameters()}), "cosines": cosines}
+    return {
+        "devices": sorted({p.device.type for p in model.parameters()}),
+        "cosines": cosines,
+        "waits": counted,
+    }
 
 
 def main() -> None:

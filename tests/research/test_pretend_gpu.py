@@ -89,9 +89,11 @@ def test_both_searches_for_heads_take_place_on_the_device(found):
 
 
 def test_the_fit_stays_on_the_device(found):
+    """It waits for sums, their square and the pooled vectors once each, not for each batch."""
     cpu, device = (side["fit"] for side in found)
     assert (cpu["devices"], device["devices"]) == (["cpu"], ["pretend"])
     np.testing.assert_allclose(device["cosines"], cpu["cosines"], atol=1e-5)
+    assert sum(n for place, n in device["waits"].items() if "retriever/fit.py" in place) == 3
 
 
 @pytest.mark.parametrize("name", RUNS)

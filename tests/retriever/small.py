@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from revela.retriever.build import build_retriever
 from revela.retriever.fit import fit_to_corpus
 from revela.retriever.module import RetrieverModule
-from revela.settings import Fit
+from revela.settings import Fit, Retriever
 
 
 def build(folder, pooling="mean", **changes):
@@ -16,11 +16,11 @@ def build(folder, pooling="mean", **changes):
         layers=2,
         pooling=pooling,
         max_tokens=32,
-        lower_case=False,
+        lower_case="no",
         query_prompt="query: ",
         passage_prompt="passage: ",
     )
-    return build_retriever(folder, **(settings | changes))
+    return build_retriever(folder, Retriever(**(settings | changes)))
 
 
 def fit(model, texts, **settings):

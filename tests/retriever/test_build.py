@@ -119,7 +119,7 @@ def test_the_saved_tokenizer_cuts_nothing_by_itself(tiny_lm_folder, tmp_path):
 
 
 def test_case_is_folded_by_the_tokenizer_itself(tiny_lm_folder, tmp_path):
-    model = build(tiny_lm_folder, lower_case=True)
+    model = build(tiny_lm_folder, lower_case="yes")
     save_retriever(model, tmp_path / "out", "card")
     again = RetrieverEncoder(load_retriever(tmp_path / "out"), False)
     np.testing.assert_allclose(

@@ -16,10 +16,10 @@ from small import build
 
 from conftest import make_rows
 from revela.errors import RevelaError
+from revela.index.contexts import draw_documents
 from revela.retriever.context import (
     SavedContext,
     add_context,
-    draw_documents,
     load_context_encoder,
     write_rows,
 )

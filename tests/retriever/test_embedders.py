@@ -134,10 +134,7 @@ def test_where_routes_cannot_be_followed_is_one_sentence(kind, tiny_lm_folder, t
         with pytest.raises(RevelaError, match="token vectors cannot be compared: search without"):
             ask(TEXTS)
     with pytest.raises(RevelaError, match=r"different modules \(Router\), and training takes"):
-        build_retriever(
-            folder, layers=2, pooling="mean", max_tokens=32, lower_case=False,
-            query_prompt="", passage_prompt="",
-        )  # fmt: skip
+        build_retriever(folder, Retriever())
 
 
 def test_a_role_without_a_route_is_one_sentence(tiny_lm_folder, tmp_path):

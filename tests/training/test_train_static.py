@@ -101,7 +101,7 @@ def test_rows_and_weights_have_learning_rates_of_their_own(recipe, documents, tm
     seen = []
 
     def look(objective, step):
-        halves = objective.model[0].halves
+        halves = objective.model.model[0].halves
         moved = halves.rows_SD - halves.fixed_SD, halves.change_S
         seen.append([float(change.detach().abs().max()) / 1e-4 for change in moved])
 

@@ -28,7 +28,7 @@ CHANCE = 0.05  # p values from here on count as chance
 
 @app.command(name="eval", group=MEASURE)
 def evaluate(
-    model: list[str],
+    model: Annotated[list[str], Several],
     *,
     on: Annotated[list[Path], Several] = [],  # noqa: B006
     benchmark: Annotated[list[str], Several] = [],  # noqa: B006
@@ -46,8 +46,8 @@ def evaluate(
     context_seed: int = 0,
     precision: Precision = "auto",
 ) -> None:
-    """Score models on judged queries of local folders or public benchmarks, or on a text without
-    labels, beside BM25 and their fusion with it.
+    """Score models beside BM25 and their fusion with it: on judged queries (--on, --benchmark), or
+    on your own text without labels (--text).
 
     Parameters
     ----------

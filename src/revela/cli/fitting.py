@@ -64,21 +64,21 @@ def fit(
     lexical:
         Append the mean of the tokens' own whitened embeddings at this weight. 0: off.
     prune:
-        Leave out the tokens that the corpus has no use for: of a multilingual model most. Other
-        words are read in smaller pieces.
+        Remove the tokens that the corpus does not use, most of a multilingual model's. Other words
+        are then read in smaller pieces.
     static:
         Keep no layer: a row for each word of the corpus, begun with the model's input embeddings
         and trained on the text. Encodes and searches without torch.
     steps:
-        Of training the rows of words: all with --static, else those of the lexical half. By
-        default as many as the corpus needs; 0: none.
+        Training steps for the rows of words: all rows with --static, else the lexical half.
+        Default: as many as the corpus needs. 0: none.
     max_bad_share:
         Share of unreadable rows and files above which the fit stops.
     language:
         Language whose words are stemmed, as for index: by BM25 in the label-free check, and for the
         rows of --static.
     seed:
-        Of the chunks that are drawn.
+        Seed of the chunks that are drawn.
     precision:
         Arithmetic; auto is bf16 where the hardware has it.
     """

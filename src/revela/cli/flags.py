@@ -69,14 +69,14 @@ class Engine:
     """Who does the work."""
 
     engine: Literal["local", "ray"] = "local"
-    "This process, or Ray: many processes, on this machine or on a cluster."
+    "What does the work: this process, or Ray, by many processes here or on a cluster."
     address: str = ""
-    """Of a Ray cluster that runs; auto: this machine's. Empty: Ray is started here, and stopped at
+    """Address of a running Ray cluster; auto: this machine's. Empty: start Ray here, and stop it at
     the end."""
     workers: int = 0
-    "Processes that hold a model, with --engine ray. 0: one for each GPU, else for two processors."
+    "With --engine ray: processes that hold a model. 0: one per GPU, or one per two processors."
     gpus_per_worker: float = 1.0
-    "GPUs of each of them, where there are some."
+    "With --engine ray: GPUs per process, where there are any."
 
     @property
     def cluster(self) -> Cluster:
@@ -91,9 +91,9 @@ class PromptFlags:
     """Prompts in place of those that an embedder's folder names."""
 
     query_prompt: str | None = None
-    "Read before every query; by default what the model's folder names, or is known of the model."
+    "Text before every query. Default: that of the model's folder, or of a known model."
     passage_prompt: str | None = None
-    "Read before every passage, likewise."
+    "Text before every passage. Default: likewise."
 
     @property
     def given(self) -> GivenPrompts:

@@ -42,7 +42,7 @@ def groups(
     recipe_file: RecipeFile = None,
     given: Given = None,
 ) -> None:
-    """Build the groups of chunks that training compares with one another, and keep them for train.
+    """Build the groups of chunks that training compares, and keep them for train.
 
     Parameters
     ----------

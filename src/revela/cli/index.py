@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 INDEXING, COMMIT_EVERY = Indexing(), 10**6
 
 
-@app.command(group=SEARCH)
+@app.command(group=SEARCH, sort_key=4)
 def index(
     corpus: Annotated[list[Path] | None, Parameter(negative=())] = None,
     *,
@@ -58,8 +58,8 @@ def index(
     engine: Annotated[Engine, Flat] = ENGINE,
     commit_every: int = COMMIT_EVERY,
 ) -> None:
-    """Index a corpus for search; add to an index, or delete documents from it. The same command
-    resumes a run that was killed.
+    """Make an index of a corpus; add to it, delete from it, or bring it in step. The same command
+    goes on with a run that was killed.
 
     Parameters
     ----------
@@ -78,10 +78,10 @@ def index(
     delete:
         Ids of documents to delete.
     sync:
-        Make the index, or bring it in step with the corpus: new and changed documents are added,
-        those that are gone are deleted. Without a corpus, with that of the last time.
+        Bring the index in step with the corpus, or make it: add what is new or has changed, delete
+        what is gone. Without a corpus: that of the last time.
     yes:
-        With --sync, delete documents even if the corpus has lost half of them, or more.
+        With --sync, delete documents even if half of them or more are gone.
     metadata:
         Fields or columns to keep with each document, for filters of revela search --where.
     context:
@@ -90,7 +90,7 @@ def index(
     precision:
         Arithmetic; auto is int8, bf16 or fp32, whichever this processor or GPU is fast in.
     commit_every:
-        Chunks per commit of --engine ray, which are encoded again after a kill.
+        With --engine ray: chunks per commit; a kill loses at most these.
     """
     if delete:
         others: tuple[Any, ...] = (append, sync, yes, model, metadata, context, precision)

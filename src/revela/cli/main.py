@@ -21,6 +21,7 @@ app = App(
     name="revela",
     help=(revela.__doc__ or "").partition("\n\n")[0],
     version_flags=["--version"],
+    group_commands=Group("Options", sort_key=5),
 )
 # What --help shows the verbs under, in this order.
 SEARCH = Group("Search", sort_key=1)

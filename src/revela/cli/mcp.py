@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SYNC_SECONDS = 30
 
 
-@app.command(group=SEARCH)
+@app.command(group=SEARCH, sort_key=3)
 def mcp(
     index_folder: Annotated[Path, Parameter(name="index")],
     *,
@@ -44,7 +44,7 @@ def mcp(
     install: ClientName | None = None,
     write: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
-    """Serve an index to agents, by the Model Context Protocol: tools that search and fetch.
+    """Give a folder, a file or an index to agents, by the Model Context Protocol: search and fetch.
 
     Parameters
     ----------

@@ -36,8 +36,8 @@ def queries(
     recipe_file: RecipeFile = None,
     given: Given = None,
 ) -> None:
-    """Have a language model write queries for a corpus, for the objectives that read queries; or
-    make a test set of them with --out.
+    """Write queries for a corpus with a language model, for objectives that read queries; with
+    --out, make a test set of them.
 
     They are kept in revela's cache, or in --queries-file; a run that was stopped continues, and
     train uses what is there.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,13 @@ from revela.errors import RevelaError
 from revela.index.search import Rerank
 
 if TYPE_CHECKING:
+    from revela.index.index import Index
+    from revela.index.snippets import Snippet
     from revela.index.word_search import Words
     from revela.types import Hits
 
 
-@app.command(group=SEARCH)
+@app.command(group=SEARCH, sort_key=1)
 def search(
     index_folder: Annotated[Path, Parameter(name="index")],
     query: str | None = None,
@@ -41,13 +43,13 @@ def search(
     no_cache: Annotated[bool, Parameter(negative=())] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
-    """Search an index, or a folder of files or a file, whose index is made, or brought up to date,
-    in the cache.
+    """Search a folder, a file or an index. The index of a folder is kept in the cache and follows
+    it.
 
     Parameters
     ----------
     index_folder:
-        Made by revela index; or a folder of files, or a file.
+        A folder of files, a file, or a folder made by revela index.
     query:
         What to look for.
     queries:
@@ -60,30 +62,29 @@ def search(
     fusion:
         Join both by score, or by rank (reciprocal rank fusion).
     weight:
-        Share of the vectors in the fusion by score, from 0 (words alone) to 1; by default it is set
-        by how well words and vectors find sentences of the index.
+        Share of the vectors in the fusion by score, from 0 (words alone) to 1 (vectors alone).
+        Default: measured on the text, without labels.
     rerank:
-        Order the first 50 again by the vectors of single tokens (tokens), in milliseconds if the
-        index was made with --keep-tokens; or none. The index of a folder of files is re-ranked by
-        tokens, others are not.
+        Order the first 50 results again by the vectors of single tokens (tokens), or not (none).
+        Default: tokens for a folder of files, none for an index. It takes milliseconds in an index
+        made with --keep-tokens.
     top:
         Number of documents; each is printed with its best passage.
     where:
         Filter in SQL over the index's metadata, id and title: "year > 2020 and lang = 'en'".
     model:
-        The retriever, if it has moved since the index was made; for a folder of files, that which
-        makes the index: by default embedded:minilm-l6 for English text, and embedded:e5-small for
-        other languages and mixtures.
+        Of a folder: the model that makes its vectors; by default embedded:minilm-l6 for English
+        text, and embedded:e5-small for other languages and mixtures. Of an index: where its model
+        is, if that has moved.
     min_score:
-        Leave out documents of a lower score. revela index says below which score most wrong
+        Leave out results that score less. revela index prints the score below which 97 of 100 wrong
         first hits lie.
     explain:
-        Say what words, vectors and tokens gave each hit.
+        Show what words, vectors and tokens gave each result.
     no_cache:
         Make the index of a folder of files in a temporary folder, and remove it.
     as_json:
-        Print JSON, with the confidence of each hit: how often a first hit that stands out as far is
-        right, among questions of which the text answers half, as measured without labels.
+        Print JSON, with the confidence of each result (docs/search.md).
     """
     if top < 1:
         raise RevelaError(f"--top {top} is no number of results: give 1 or more")
@@ -96,6 +97,7 @@ def search(
     given: Any = dict(prompts=prompts.given, weight=weight)
     if query is not None and not (as_json or where or mode == "dense" or min_score is not None):
         given["by_words"] = partial(_answer_by_words, query, top)
+        given["outdated"] = partial(_answer_before, query, top)
     opened = open_any(index_folder, model, cached=not no_cache, progress=True, **given)
     how: Any = dict(k=top, mode=mode, where=where, fusion=fusion, rerank=rerank)
     how |= dict(min_score=min_score, explain=explain)
@@ -113,9 +115,20 @@ def search(
 
 def _answer_by_words(query: str, top: int, words: Words) -> None:
     """Print the first answer of a text that has no vectors yet."""
-    print(f"{words.notice} The full answer follows.\n")
     hits = words.search(query.strip(), top)
-    print_hits(hits, words.snippets(query, hits))
+    _print_first(words.notice, hits, words.snippets(query, hits))
+
+
+def _answer_before(query: str, top: int, index: Index, changed: int) -> None:
+    """Print what was known before many files changed."""
+    hits = index.search(query.strip(), top, mode="lexical")
+    notice = f"By words only, and without {changed:,} documents that are new or have changed."
+    _print_first(notice, hits, index.snippets(query, hits))
+
+
+def _print_first(notice: str, hits: Hits, snippets: Sequence[Snippet]) -> None:
+    print(f"{notice} The full answer follows.\n")
+    print_hits(hits, snippets)
     print(flush=True)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LIMITS = Limits()
 
 
-@app.command(group=SEARCH)
+@app.command(group=SEARCH, sort_key=2)
 def serve(
     index_folder: Annotated[Path, Parameter(name="index")],
     *,
@@ -41,8 +41,7 @@ def serve(
     no_cache: Annotated[bool, Parameter(negative=())] = False,
     limits: Annotated[Limits, Flat] = LIMITS,
 ) -> None:
-    """Serve an index, or a folder of files or a file as search does, over HTTP: embeddings in
-    OpenAI's format, search, and a web page.
+    """Serve a folder, a file or an index over HTTP: a search page, search, embeddings, re-ranking.
 
     Parameters
     ----------

@@ -41,6 +41,11 @@ _QUOTE = re.compile(r"(?:\s{0,3}>\s?)+")
 _ITEM = re.compile(r"\s*(?:[-*+]\s+(?:\[[ xX]\]\s+)?|(?P<number>\d{1,9}[.)])\s+)(?=\S)")
 _DASHES = re.compile(r"\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*")  # below a table's heading
 _CELLS = re.compile(r"(?<!\\)\|")
+_NAMED_CELLS = re.compile(r"[^:;]{1,80}: [^;]*(?:; [^:;]{1,80}: [^;]*)+")  # table_lines.py's rows
+# Headings of Org and AsciiDoc, commands of LaTeX, and the times of a log.
+_LINE_OF_ITS_OWN = re.compile(
+    r"\*{2,} |={2,} |\\[a-z]+\W|\W?\d{1,4}[-./:]\d\d[-./:]\d|[A-Z][a-z]{2} +\d+ \d\d:\d\d"
+)
 _CODE_END = re.compile(r"[{}()\[\];:,]\s*$")
 
 Kind = Literal["prose", "heading", "item", "row", "code"]
@@ -86,8 +91,15 @@ def lines_of(text: str, name: str = "") -> list[Line]:
         return [Line(line.expandtabs(4).rstrip(), "code", i) for i, line in enumerate(raw)]
     if has_headings(name) or "](" in text or "```" in text:
         return list(_markdown(raw))
-    kinds: Iterator[tuple[str, Kind]] = ((s, "item" if _ITEM.match(s) else "prose") for s in raw)
-    return list(_rows(Line(line, kind, i) for i, (line, kind) in enumerate(kinds)))
+    return list(_rows(Line(line, _kind(line), i) for i, line in enumerate(raw)))
+
+
+def _kind(line: str) -> Kind:
+    """What a line of plain text is."""
+    if _ITEM.match(line):
+        return "item"
+    is_row = _NAMED_CELLS.fullmatch(line) or _LINE_OF_ITS_OWN.match(line)
+    return "row" if is_row else "prose"
 
 
 def _is_code(raw: Sequence[str]) -> bool:
@@ -127,7 +139,7 @@ def _block(line: str, number: int) -> Line:
         return Line(heading[1], "heading", number)
     if item := _ITEM.match(line):
         return Line(f"{item['number'] or '•'} {line[item.end() :]}", "item", number)
-    return Line(line, "prose", number)
+    return Line(line, _kind(line), number)
 
 
 def _rows(lines: Iterator[Line]) -> Iterator[Line]:
@@ -149,5 +161,5 @@ def _rows(lines: Iterator[Line]) -> Iterator[Line]:
             continue
         text = " ".join(text.split())
         goes_on = line.kind == "prose" and not blank
-        blank, first = line.kind == "heading" or not text, None
+        blank, first = line.kind in ("heading", "row") or not text, None
         yield Line(text, line.kind, line.number, None, not goes_on)

@@ -32,9 +32,11 @@ if TYPE_CHECKING:
 IDS = "input_ids"
 READ_AHEAD = 4096  # texts that are tokenized, and sorted by length, at once
 TOKENS_PER_BATCH = 4096
-ROUNDED = 8  # lengths of batches, as each new shape has to be prepared
-# What OpenVINO keeps of shapes that it has prepared, by kind of operation. By default 5,000, some 3
-# MB for each shape, so that a service grows for hours; 0 doubles the time of a query.
+# Lengths of batches are multiples of it. OpenVINO prepares each new shape, keeps what it has
+# prepared, and never frees some of it.
+ROUNDED = 16
+# How many prepared operations of a kind it keeps. Of its default, 5,000, a service grows for hours,
+# by 3 MB for each shape; with none, a query takes twice as long.
 PREPARED = 100
 Tokens = tuple[Vectors, Spans]
 """The vectors of a text's tokens (T, W), and where the tokens are in prompt and text."""
@@ -213,9 +215,8 @@ class GraphEncoder:
     def _padded(self, encodings: Sequence[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Ids and mask of a batch (B, L), padded at the right."""
         longest = max(len(encoding) for encoding in encodings)
-        if len(encodings) > 1:
-            longest = -(-longest // ROUNDED) * ROUNDED
-            longest = min(longest, self.max_tokens or longest)
+        rounded = -(-longest // ROUNDED) * ROUNDED
+        longest = min(rounded, self.max_tokens or rounded)
         ids_BL = np.full((len(encodings), longest), self.padding, np.int64)
         mask_BL = np.zeros((len(encodings), longest), np.int64)
         for row, encoding in enumerate(encodings):

@@ -13,6 +13,14 @@ Spans = list[tuple[int, int]]
 """Start and end of each token of a text, in characters."""
 
 
+def special_tokens_of(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The ids that a tokenizer of transformers puts before and after a text."""
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    ids = tokenizer("a")["input_ids"]
+    first = ids.index(plain[0])
+    return ids[:first], ids[first + len(plain) :]
+
+
 class TokenCounter:
     """Counts tokens as a model reads them, with its prompts.
 

@@ -10,15 +10,16 @@ Shapes: J slots, D width of the retriever's embedding table.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from revela.corpus.chunk import chunk
 from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.index.manifest import CONTEXT, CONTEXT_CHOICES
@@ -114,7 +115,7 @@ def _lines_of(file: str) -> list[str]:
 def sample_texts(texts: Sequence[str], count: int, seed: int) -> list[str]:
     """A sample of the texts that are not blank."""
     order = random.Random(seed).sample(range(len(texts)), len(texts))
-    return list(islice((texts[i] for i in order if texts[i].strip()), count))
+    return list(itertools.islice((texts[i] for i in order if texts[i].strip()), count))
 
 
 def slots_of(encoder: Encoder) -> int:
@@ -147,10 +148,27 @@ def chosen_for(
     if choice is None and not slots_of(encoder):
         return None
     slots = with_slots(encoder).slots
-    from revela.retriever.context import draw_documents
-
     chosen = Context.of("corpus" if choice is None else choice)
     return chosen.drawn(lambda: draw_documents(documents, slots, 0, words))
+
+
+def draw_documents(
+    documents: Sequence[Document], count: int, seed: int = 0, words: int = 0
+) -> list[str]:
+    """``count`` texts for a context, drawn uniformly, with one of each document before a second.
+
+    They are chunks of ``words`` words; 0: whole documents.
+    """
+    rng = random.Random(seed)
+    order = rng.sample(range(len(documents)), min(count, len(documents)))
+    pieces = []
+    for i in order:
+        document = documents[i]
+        texts = [c.text for c in chunk(document, 0, words)] if words else [document.full_text]
+        pieces.append(rng.sample(texts, len(texts)))
+    rounds = itertools.zip_longest(*pieces)
+    drawn = (text for texts in rounds for text in texts if text is not None)
+    return list(itertools.islice(drawn, count))
 
 
 def conditioned(encoder: Encoder, rows_JD: Vectors) -> RetrieverEncoder:

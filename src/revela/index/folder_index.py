@@ -14,10 +14,11 @@ import os
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -40,11 +41,12 @@ from revela.model_files import fingerprint, name_of, resolve
 from revela.retriever import load
 from revela.settings import Indexing, Precision
 from revela.silence import duration
-from revela.types import Hits
+from revela.types import Document, Hits
 
 log = logging.getLogger(__name__)
 SOON = 2**19  # characters of a text, whose vectors take some six seconds
 FirstAnswers = Callable[[Words], None]
+OldAnswers = Callable[[Index, int], None]
 
 
 def open_any(
@@ -55,6 +57,7 @@ def open_any(
     progress: bool = False,
     prompts: Given = OWN,
     by_words: FirstAnswers | None = None,
+    outdated: OldAnswers | None = None,
     **options: Any,
 ) -> Index:
     """Open an index; or that of a folder of files or a file, which is brought up to date first.
@@ -69,6 +72,8 @@ def open_any(
         prompts: of queries and of passages, in place of the model's own (None).
         by_words: is given a text of more than ``SOON`` characters that has no index yet, to be
             searched by its words while its vectors are made.
+        outdated: is given the index as it was, and the number of documents in new and changed
+            files, before as much as that is encoded.
         options: as for ``Index.open``.
 
     Raises:
@@ -82,7 +87,7 @@ def open_any(
         raise RevelaError(
             f"{path} is not an index, and no folder or file of text either: give the path of one"
         )
-    text = _Text(path, cached, progress, prompts, by_words, options)
+    text = _Text(path, cached, progress, prompts, by_words, outdated, options)
     return text.by_language() if model is None else text.opened(str(model))
 
 
@@ -95,6 +100,7 @@ class _Text:
     progress: bool
     prompts: Given
     by_words: FirstAnswers | None
+    outdated: OldAnswers | None
     options: Mapping[str, Any]
 
     def opened(self, model: str, scan: Scan | None = None) -> Index:
@@ -165,6 +171,7 @@ class _Text:
         how: Any = dict(refused=ALL, progress=self.progress, kept=self.cached)
         index = _opened_in(place, model, options)
         if index is not None:
+            how["begin"] = partial(self._answer_before, index)
             with index.changes(wait=True) as changes:
                 return index, *follow(changes, [self.path], READING, **how)
         load.keep_graph(model)
@@ -178,6 +185,10 @@ class _Text:
             synced, report = follow(changes, scan=scan, tell=tell, **how)
         index = Index.open(place, model, encoder=made.encoder, **options)
         return index, replace(synced, seconds={**loading, **synced.seconds}), report
+
+    def _answer_before(self, index: Index, documents: Sequence[Document]) -> None:
+        if self.outdated and sum(len(document.text) for document in documents) > SOON:
+            self.outdated(index, len(documents))
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,7 @@ def follow(
     refused: float = HALF,
     progress: bool = False,
     stop: Event | None = None,
+    begin: Callable[[Sequence[Document]], None] | None = None,
     tell: Callable[[float], None] | None = None,
     kept: bool = True,
 ) -> tuple[Synced, ReadReport]:
@@ -188,6 +189,7 @@ def follow(
         refused: raise RevelaError if a source has lost this share of its documents, or more.
         progress: show a bar.
         stop: once it is set, raise RevelaError after the next commit.
+        begin: is given the documents of new and changed files before they are encoded.
         tell, kept: as for ``word_bar``.
     """
     state = changes.state
@@ -198,6 +200,8 @@ def follow(
     start = time.perf_counter()
     documents, added, unfinished = scan.documents, Added(), deque(scan.read)
     _check(changes, scan, refused)
+    if begin:
+        begin(documents)
     state.begin({"sources": scan.sources, **_how(scan.reading)})
     state.keep(scan.touched)
     with word_bar(documents, progress, tell, kept) as count:

@@ -197,7 +197,7 @@ class SearchOptions:
 
     @property
     def calibrated_as(self) -> str:
-        """The key of such a search in ``Calibration.scores``; "" if its scores are not measured."""
+        """The key of such a search in ``Calibration.scores``; "" if its scores are of no use."""
         if self.mode != "hybrid" or self.fusion != "score" or self.weight is not None:
             return ""
         return "tokens" if self.rerank == "tokens" else "hybrid"

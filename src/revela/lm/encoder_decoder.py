@@ -26,11 +26,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from revela.device import autocast
-from revela.errors import RevelaError, first_line
+from revela.encoder.token_counter import special_tokens_of
+from revela.errors import RevelaError
 from revela.files import atomic_write, remove_whole
-from revela.lm.load import load_tokenizer
+from revela.lm.load import load_tokenizer, opened
 from revela.model_files import NEW
-from revela.silence import loading_bar
 
 log = logging.getLogger(__name__)
 
@@ -185,14 +185,7 @@ def load_encoder_decoder(folder: Path, bf16: bool) -> EncoderDecoder:
             f"{folder} has no decoder beside its encoder, which spans need: give --model "
             f"{NEW}small, a T5Gemma, or the folder of a run of --objective spans"
         )
-    try:
-        with loading_bar(whole):
-            model = AutoModelForSeq2SeqLM.from_pretrained(
-                whole, local_files_only=True, dtype=torch.float32
-            )
-    except Exception as error:  # tokenizers raise no other for a damaged file
-        reason = first_line(error)
-        raise RevelaError(f"{whole} cannot be opened as an encoder-decoder: {reason}") from error
+    model = opened(AutoModelForSeq2SeqLM, whole, "an encoder-decoder", dtype=torch.float32)
     return EncoderDecoder(model, load_tokenizer(whole), str(folder), bf16)
 
 
@@ -230,15 +223,12 @@ class EncoderDecoder(nn.Module):
 
     def around(self, ids: Sequence[int]) -> list[int]:
         """A text's ids with the special tokens that the tokenizer puts before and after a text."""
-        before, after = self._edges
+        before, after = self._special
         return [*before, *ids, *after]
 
     @cached_property
-    def _edges(self) -> tuple[list[int], list[int]]:
-        plain = self.tokenizer("a", add_special_tokens=False)["input_ids"]
-        special = self.tokenizer("a")["input_ids"]
-        first = special.index(plain[0])
-        return special[:first], special[first + len(plain) :]
+    def _special(self) -> tuple[list[int], list[int]]:
+        return special_tokens_of(self.tokenizer)
 
     def losses(self, hidden_BLD: Tensor, mask_BL: Tensor, target_BT: Tensor) -> Tensor:
         """The sum of the cross-entropies (nats) of each target's tokens, (B,), given the encoder's

@@ -47,7 +47,7 @@ def check_language_model(folder: Path, name: str) -> None:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = _opened(AutoConfig, folder)
+    config = opened(AutoConfig, folder)
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
@@ -62,23 +62,24 @@ def open_causal_lm(folder: Path, dtype: torch.dtype) -> Any:
     """A causal LM from a local folder, frozen."""
     from transformers import AutoModelForCausalLM
 
-    return _opened(AutoModelForCausalLM, folder, dtype=dtype).requires_grad_(False).eval()
+    return opened(AutoModelForCausalLM, folder, dtype=dtype).requires_grad_(False).eval()
 
 
 def load_tokenizer(folder: Path) -> Any:
     """An LM's tokenizer; it pads with EOS, or any token, if it has no padding token of its own."""
     from transformers import AutoTokenizer
 
-    tokenizer = _opened(AutoTokenizer, folder)
+    tokenizer = opened(AutoTokenizer, folder)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     return tokenizer
 
 
-def _opened(kind: Any, folder: Path, **settings: Any) -> Any:
+def opened(auto: Any, folder: Path, kind: str = "a causal LM", **settings: Any) -> Any:
+    """What a class of transformers reads from a folder."""
     try:
         with loading_bar(folder):
-            return kind.from_pretrained(folder, local_files_only=True, **settings)
+            return auto.from_pretrained(folder, local_files_only=True, **settings)
     except Exception as error:  # tokenizers raise no other for a damaged file
         reason = first_line(error)
-        raise RevelaError(f"{folder} cannot be opened as a causal LM: {reason}") from error
+        raise RevelaError(f"{folder} cannot be opened as {kind}: {reason}") from error

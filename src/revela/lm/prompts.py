@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from revela.device import on_cpu, sent
 from revela.lm.language_model import LanguageModel, Packed
@@ -112,15 +113,11 @@ class PromptMaker:
         return self._padded(prompts, "document", -1), tail
 
     def _padded(self, texts: Sequence[Marked], name: str, no_mark: int) -> Batch:
-        longest = max(len(ids) for ids, _ in texts)
-
-        def padded(rows: Iterable[list[int]], filler: int) -> Tensor:
-            return torch.tensor([row + [filler] * (longest - len(row)) for row in rows])
-
+        ids, marks = ([torch.tensor(row) for row in rows] for rows in zip(*texts, strict=True))
         return {
-            "input_ids": padded((ids for ids, _ in texts), self.tokenizer.pad_token_id),
-            "attention_mask": padded(([1] * len(ids) for ids, _ in texts), 0),
-            name: padded((marks for _, marks in texts), no_mark),
+            "input_ids": pad_sequence(ids, True, self.tokenizer.pad_token_id),
+            "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], True),
+            name: pad_sequence(marks, True, no_mark),
         }
 
 

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from revela.device import on_cpu, sent
+from revela.encoder.token_counter import special_tokens_of
 from revela.lm.language_model import LanguageModel
 from revela.objectives.base import (
     BuildContext,
@@ -41,11 +42,9 @@ from revela.settings import Replug
 def build(settings: Replug, parts: BuildContext) -> tuple[nn.Module, Collate]:
     """The loss of ``replug`` and its collator."""
     lm, tokenizer, _ = load_lm(parts)
-    plain, full = (
-        tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True)
-    )
+    before, _ = special_tokens_of(tokenizer)
     options: dict[str, Any] = dict(tau=settings.tau, tau_lm=settings.tau_lm, **parts.batching)
-    loss = ReplugLoss(parts.model, lm, lead=full.index(plain[0]), **options)
+    loss = ReplugLoss(parts.model, lm, lead=len(before), **options)
     return loss, ChunkBatches(parts, tokenizer, settings.query_side)
 
 

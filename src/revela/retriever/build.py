@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,13 @@ from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
 from revela.encoder.prompts import DECODER, OWN, Given, prompts_of, prompts_set
+from revela.encoder.token_counter import special_tokens_of
 from revela.errors import RevelaError, first_line
 from revela.model_files import SAVE_AGAIN, check_retriever, modules_of
 from revela.retriever.lora import inject_lora, merged
 from revela.retriever.module import has_routes
 from revela.retriever.static_trainable import make_trainable
-from revela.settings import Recipe
+from revela.settings import Recipe, Retriever
 from revela.silence import loading_bar
 from revela.types import Document
 
@@ -78,28 +80,13 @@ def load_retriever(
     return model
 
 
-def build_retriever(
-    folder: Path,
-    *,
-    layers: int,
-    pooling: str,
-    max_tokens: int,
-    lower_case: bool,
-    query_prompt: str,
-    passage_prompt: str,
-) -> SentenceTransformer:
+def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
     """Build an untrained retriever in fp32, as bf16 would round small updates of LoRA away.
 
-    A Sentence-Transformers folder is taken as it is, with the prompts; the other arguments are for
-    decoders.
-
-    Args:
-        layers: how many of the decoder's lower layers to keep; 0: all. Its final norm stays.
-        pooling: a key of ``POOLING_MODES``.
-        max_tokens: where texts are truncated, prompt and special tokens included.
-        query_prompt, passage_prompt: "auto" is the model's own, or a decoder's ``DECODER``.
+    A Sentence-Transformers folder is taken as it is, with the prompts. Of a decoder the lower
+    layers and the final norm stay; its case is folded where ``lower_case`` is "yes".
     """
-    given = prompts_set(query_prompt, passage_prompt)
+    given = prompts_set(settings.query_prompt, settings.passage_prompt)
     if (folder / "modules.json").is_file():
         model = load_retriever(folder, prompts=given)
         if has_routes(model):
@@ -117,8 +104,8 @@ def build_retriever(
             transformer = modules.Transformer(
                 str(folder),
                 model_kwargs={"dtype": torch.float32},
-                max_seq_length=max_tokens,
-                do_lower_case=lower_case,
+                max_seq_length=settings.max_tokens,
+                do_lower_case=settings.lower_case == "yes",
                 modality_config={
                     "text": {"method": "forward", "method_output_name": "last_hidden_state"}
                 },
@@ -126,20 +113,21 @@ def build_retriever(
             )
     except Exception as error:
         raise RevelaError(f"{folder} cannot be opened as a model: {first_line(error)}") from error
-    if layers and not hasattr(transformer.model.config, "decoder"):  # T5Gemma has two depths
-        keep_lower_layers(transformer.model, layers)
+    has_two_depths = hasattr(transformer.model.config, "decoder")  # T5Gemma
+    if settings.layers and not has_two_depths:
+        keep_lower_layers(transformer.model, settings.layers)
     tokenizer = transformer.tokenizer
     tokenizer.padding_side = "right"
     tokenizer.chat_template = None
     add_pad_token(transformer)
     limit_tokens(transformer)
-    if pooling == "eos":
+    if settings.pooling == "eos":
         _append_eos(tokenizer)
     add_missing_rows(transformer)
     width = transformer.get_embedding_dimension()
     parts = [
         transformer,
-        modules.Pooling(width, pooling_mode=POOLING_MODES[pooling]),
+        modules.Pooling(width, pooling_mode=POOLING_MODES[settings.pooling]),
         modules.Normalize(),
     ]
     query, passage = (
@@ -151,7 +139,7 @@ def build_retriever(
 
 def check_model(folder: Path, layers: int, lora_rank: int) -> None:
     """Refuse a model that cannot become a retriever and be trained, without reading its weights;
-    arguments as for ``build_retriever`` and ``add_lora``.
+    numbers as in the settings.
 
     Raises:
         RevelaError: transformers does not know it, it reads other things than one text, or it has
@@ -303,10 +291,8 @@ def _append_eos(tokenizer: PreTrainedTokenizerFast) -> None:
         raise RevelaError(
             "the tokenizer has no EOS token, which --pooling eos reads: give --pooling mean"
         )
-    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-    special = tokenizer("a")["input_ids"]
-    before = special[: special.index(plain[0])]
-    if special[-1] == tokenizer.eos_token_id and len(special) > len(before) + len(plain):
+    before, after = special_tokens_of(tokenizer)
+    if after[-1:] == [tokenizer.eos_token_id]:
         return
     front = tokenizer.convert_ids_to_tokens(before)
     tokens = [*front, tokenizer.eos_token]
@@ -321,21 +307,12 @@ def untrained_retriever(
 ) -> SentenceTransformer:
     """The retriever before anything is fitted or trained."""
     settings = recipe.retriever
-    lower_case = settings.lower_case == "yes"
     if settings.lower_case == "auto" and has_no_case(documents):
-        lower_case = True
+        settings = replace(settings, lower_case="yes")
         logging.getLogger(__name__).info(
             "the corpus has one case only: queries and passages are folded to lower case"
         )
-    model = build_retriever(
-        folder,
-        layers=settings.layers,
-        pooling=settings.pooling,
-        max_tokens=settings.max_tokens,
-        lower_case=lower_case,
-        query_prompt=settings.query_prompt,
-        passage_prompt=settings.passage_prompt,
-    )
+    model = build_retriever(folder, settings)
     if not isinstance(model[0], modules.Transformer):
         make_trainable(model)
     return model

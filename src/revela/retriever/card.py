@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -20,8 +21,10 @@ tags: [sentence-transformers, feature-extraction, dense-retrieval, revela]
 ---
 # {name}
 
-A dense retriever {made} {how} by [revela](https://arxiv.org/abs/2506.16552).
+A dense retriever {made} {how} by revela.
 {learned_from}
+
+{about}
 
 ```python
 from sentence_transformers import SentenceTransformer
@@ -103,6 +106,7 @@ class Card:
         more += CONTEXT.format(slots=self.slots) if self.slots else ""
         return TEMPLATE.format(
             name=self.name,
+            about=(sys.modules["revela"].__doc__ or "").partition("\n\n")[0],
             made="fitted" if fitted else "trained",
             how="on judged queries" if self.short_names else "without labels",
             learned_from=self.learned_from.format(**settings),

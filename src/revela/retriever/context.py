@@ -20,9 +20,7 @@ Shapes: J slots, D width of the embedding table.
 from __future__ import annotations
 
 import copy
-import itertools
 import json
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,14 +33,12 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
-from revela.corpus.chunk import chunk
 from revela.errors import RevelaError, first_line
 from revela.model_files import CONTEXT
 from revela.retriever.build import keep_lower_layers, load_retriever, set_parts
 from revela.retriever.lora import add_lora, merged
 from revela.retriever.module import SLOT, Features, RetrieverModule, prompt_of, slot_ids
 from revela.settings import Recipe
-from revela.types import Document
 
 ROWS, ABOUT = "rows.safetensors", "context.json"
 LAYERS = 1  # of the first stage
@@ -297,22 +293,3 @@ def load_context_encoder(folder: Path) -> ContextEncoder | None:
         reason = first_line(error)
         raise RevelaError(f"{folder} is damaged ({reason}): train the retriever again") from error
     return stage.to(first.device).requires_grad_(False).eval()
-
-
-def draw_documents(
-    documents: Sequence[Document], count: int, seed: int = 0, words: int = 0
-) -> list[str]:
-    """``count`` texts for a context, drawn uniformly, with one of each document before a second.
-
-    They are chunks of ``words`` words; 0: whole documents.
-    """
-    rng = random.Random(seed)
-    order = rng.sample(range(len(documents)), min(count, len(documents)))
-    pieces = []
-    for i in order:
-        document = documents[i]
-        texts = [c.text for c in chunk(document, 0, words)] if words else [document.full_text]
-        pieces.append(rng.sample(texts, len(texts)))
-    rounds = itertools.zip_longest(*pieces)
-    drawn = (text for texts in rounds for text in texts if text is not None)
-    return list(itertools.islice(drawn, count))

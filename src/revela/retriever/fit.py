@@ -27,7 +27,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -51,9 +51,6 @@ from revela.retriever.module import RetrieverModule
 from revela.settings import Fit, Retriever
 from revela.silence import progress_bar
 from revela.types import refuse_text
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 FITTING_SAMPLE = 1500  # chunks or texts that a model is fitted to
@@ -99,15 +96,7 @@ def fit(
     """
     refuse_text(texts, "texts")
     if not isinstance(model, SentenceTransformer):
-        model = build_retriever(
-            resolve(str(model)),
-            layers=Retriever.layers,
-            pooling=Retriever.pooling,
-            max_tokens=Retriever.max_tokens,
-            lower_case=False,
-            query_prompt=Retriever.query_prompt,
-            passage_prompt=Retriever.passage_prompt,
-        )
+        model = build_retriever(resolve(str(model)), Retriever())
     _check_parts(model)
     with_words = [text for text in texts if any(map(str.isalnum, text))]
     if len(with_words) < 2:
@@ -195,7 +184,7 @@ def _read_sample(retriever: RetrieverModule, texts: Sequence[str]) -> tuple[Tens
     prompt_ids = torch.tensor(_prompt_ids(model))
     where = "cpu" if retriever.device.type == "mps" else retriever.device  # which has no fp64
     like: Any = dict(dtype=torch.float64, device=where)
-    pooled_ND, tokens = torch.empty(len(texts), width, **like), 0
+    pooled, order, tokens = list[Tensor](), list[int](), 0
     sum_D, outer_DD = torch.zeros(width, **like), torch.zeros(width, width, **like)
     shown = progress_bar("fitting", "chunk", total=len(texts))
     with retriever.evaluating():
@@ -208,10 +197,13 @@ def _read_sample(retriever: RetrieverModule, texts: Sequence[str]) -> tuple[Tens
             tokens += len(states_TD)
             sum_D += states_TD.sum(dim=0)
             outer_DD += states_TD.T @ states_TD
-            pooled_ND[indices] = retriever.pool(features).to(**like)
+            pooled.append(retriever.pool(features))
+            order += indices
             shown.update(len(indices))
     shown.close()
-    pooled_ND, sum_D, outer_DD = pooled_ND.cpu(), sum_D.cpu(), outer_DD.cpu()
+    sum_D, outer_DD = sum_D.cpu(), outer_DD.cpu()
+    pooled_ND = torch.empty(len(texts), width, dtype=torch.float64)
+    pooled_ND[order] = torch.cat(pooled).cpu().double()
     pooling = next(part for part in model if isinstance(part, modules.Pooling))
     if pooling.pooling_mode in ONE_TOKEN:
         return pooled_ND, torch.cov(pooled_ND.T)

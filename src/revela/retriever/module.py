@@ -121,13 +121,11 @@ class RetrieverModule(nn.Module):
         # An empty text has no token to pool.
         read = [text if text.strip() else "." for text in self.as_text(texts)]
         how: dict[str, Any] = {"task": role, "prompt": self.prompt(role) or None}
-        if self.max_tokens is None or isinstance(first := self.parts(role)[0], TrainableTable):
-            return dict(self.model.preprocess(read, **how))
-        limit = self.limit(role)
-        if isinstance(first, modules.Transformer):
+        limit = self.max_tokens and self.limit(role)
+        if limit and isinstance(self.parts(role)[0], modules.Transformer):
             how["processing_kwargs"] = {"text": {"max_length": limit}}
         features = dict(self.model.preprocess(read, **how))
-        if "offsets" in features:  # of a table of tokens: one text after another
+        if limit and "offsets" in features:  # of a table of tokens: one text after another
             rows = features["input_ids"].tensor_split(features["offsets"][1:])
             rows = [row[:limit] for row in rows]
             features["input_ids"] = torch.cat(rows)

@@ -48,20 +48,11 @@ def halves(
     """The first half of each text's tokens, after truncation to ``max_tokens``; with ``draws``, as
     many from any place on.
     """
-    tokens = tokenizer(
-        list(texts),
-        add_special_tokens=False,
-        return_offsets_mapping=True,
-        truncation=True,
-        max_length=max_tokens,
-    )
     found = []
-    for i, (text, spans) in enumerate(zip(texts, tokens["offset_mapping"], strict=True)):
-        if not (length := len(spans) // 2):
-            found.append(text)
-        elif draws is None:
-            found.append(text[: spans[length - 1][1]])
-        else:
-            start = draws[i].randint(0, len(spans) - length)
-            found.append(text[spans[start][0] : spans[start + length - 1][1]])
+    for i, spans in enumerate(TokenWindow(tokenizer, max_tokens).spans(texts)):
+        text, tokens = texts[i], min(len(spans), max_tokens)
+        length = tokens // 2
+        start = draws[i].randint(0, tokens - length) if draws and length else 0
+        begin = spans[start][0] if draws and length else 0
+        found.append(text[begin : spans[start + length - 1][1]] if length else text)
     return found

@@ -84,7 +84,7 @@ class InBatch(Objective):
     reads_lm: ClassVar[bool] = True
 
     tau: PositiveFloat = 1.0
-    "Temperature of the similarities: of the standard scores, or of the cosines."
+    "Softmax temperature: of z-scored cosines with --mix gated, of raw cosines with --mix sum."
     gate: float = Field(default=0.5, gt=0, le=1)
     "The gate g: share of the other chunks in the attention output of the gated heads."
     gate_heads: NonNegativeInt = 24

@@ -63,15 +63,15 @@ class Groups:
     """Which chunks are compared with one another."""
 
     kind: Literal["document", "document-random", "random", "cluster", "iterative"] = "document"
-    """Chunks per group: of one document, any, or similar ones, as --surrogate or (iterative) the
-    retriever in training finds them. Short documents share a group with similar ones (document) or
-    with any (document-random)."""
+    """Which chunks share a group: those of a document (short documents join similar ones, or with
+    document-random any), any (random), or similar ones, as --surrogate (cluster) or the retriever
+    in training (iterative) finds them."""
     group_size: Annotated[int, Field(ge=2)] = 16
     "Chunks per group."
     surrogate: str = ""
-    """Model that finds similar chunks, as for --model; infonce and crop then compare a query with
-    no passage that it finds as near as the query's own. Empty: the retriever's own token
-    embeddings."""
+    """Model that finds similar chunks, as for --model. In infonce and crop it also filters false
+    negatives: passages that it scores at least as high as the positive. Empty: the retriever's own
+    token embeddings."""
     surrogate_tokens: ClassVar[int] = 64  # per text
     refresh_every: Rare[PositiveInt] = 200
     "Steps between rebuilds of iterative groups, and between minings of --negatives."
@@ -233,12 +233,12 @@ class Indexing:
     is cut again."""
     language: str = "auto"
     """Language whose words BM25 stems. auto: found in the text. none: nothing is stemmed. Or a code
-    such as en, de or zh; ru+en for two that have a script of their own."""
+    such as en, de or zh; en+de for several."""
     dimensions: int = 0
     "Keep this many dimensions of each vector, of those the model was trained for. 0: all."
     vectors: VectorForm = "binary"
-    """How a large index holds the vectors that it scans; what it finds is scored again by the full
-    ones."""
+    """Form of the vectors that a large index scans first; the best are scored again by the full
+    vectors."""
     keep_tokens: bool = False
     """Keep each token's vector too, at one bit per number, so that search --rerank tokens takes
     milliseconds: about 8 kB more per chunk."""

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from revela.corpus.load import read_corpus
+from revela.corpus.readers.pdf import join_words
 from revela.errors import RevelaError
 
 
@@ -124,3 +125,16 @@ def test_without_the_extra_one_sentence_says_so(tmp_path, monkeypatch):
     documents, report = read_corpus([tmp_path])
     assert len(documents) == 1 and not report.skipped
     assert report.lines()[1] == "not read: 1 .pdf (pip install 'revela-retriever[pdf]')"
+
+
+@pytest.mark.parametrize(
+    ("text", "joined"),
+    [
+        ("The echo-\nlocation of bats.", "The echolocation of bats."),
+        ("A long-\nterm plan, long in the term.", "A long-term plan, long in the term."),
+        ("It is with-\nout an end; go out with me, without her.", "It is without an end;"),
+        ("A long\u00ad\nterm plan, long in the term.", "A longterm plan, long in the term."),
+    ],
+)
+def test_a_hyphen_between_two_words_of_the_text_stays(text, joined):
+    assert join_words(text).startswith(joined)

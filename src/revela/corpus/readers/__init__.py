@@ -42,7 +42,7 @@ from revela.corpus.readers.text import read_text
 from revela.errors import RevelaError, first_line
 from revela.types import Document
 
-VERSION = 3  # raise it when a reader or the chunking gives other text for the same file
+VERSION = 4  # raise it when a reader or the chunking gives other text for the same file
 
 
 Reader = Callable[[Path, str, Fields, ReadReport], Iterator[Document]]

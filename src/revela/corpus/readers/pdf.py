@@ -27,6 +27,8 @@ from revela.types import Document
 # A word that goes on in the next line; hyphened ones; and words before which half a word is left
 # out, as in "Ein- und Ausgabe".
 _PARTED = re.compile(r"([^\W\d_]+)([-\u2010\u00ad])[ \t]*\r?\n[ \t]*([^\W\d_]+)")
+_WORD = re.compile(r"[^\W\d_]+")
+_LIGATURES = {0xFB00 + i: s for i, s in enumerate(["ff", "fi", "fl", "ffi", "ffl", "st", "st"])}
 _HYPHENED = re.compile(r"\b[^\W\d_]+-[^\W\d_]+")
 _OMITS = frozenset("and or to und oder bis sowie et ou y o e en of och eller og i или и".split())  # noqa: SIM905
 _CELL = re.compile(r"\S+(?: \S+)*")
@@ -53,7 +55,7 @@ def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
     # Form feeds tell pages apart (index/places.py).
     text = "\n\n".join(filter(None, ["\n\n\f".join(pages).rstrip(), "\n".join(values)]))
     # A font without a character table can give halves of surrogate pairs.
-    text, title = map(without_surrogates, (text, title))
+    text, title = (without_surrogates(given).translate(_LIGATURES) for given in (text, title))
     yield Document(name, join_words(text), plain_title(title))
 
 
@@ -140,18 +142,24 @@ def _in_columns(headings: Sequence[_Cell], row: Sequence[_Cell]) -> list[str]:
 
 def join_words(text: str) -> str:
     """Join words that are parted at the end of a line. A hyphen stays if the text has the word with
-    it elsewhere, or one letter stands before it, or another part of the word is left out.
+    it elsewhere, or one letter stands before it, or both parts are words of the text and the whole
+    is not, or another part of the word is left out.
 
     >>> join_words("The echo-\\nlocation of bats is well-\\nknown, as all well-known things.")
     'The echolocation of bats is well-known, as all well-known things.'
     """
-    hyphened = set(_HYPHENED.findall(text)) if _PARTED.search(text) else set()
+    hyphened, words = set[str](), set[str]()
+    if _PARTED.search(text):
+        hyphened = set(_HYPHENED.findall(text))
+        words = set(_WORD.findall(_PARTED.sub(" ", text).lower()))
 
     def joined(found: re.Match[str]) -> str:
         first, mark, rest = found.groups()
         if not rest[0].islower() or rest in _OMITS:
             return found[0]
-        is_hyphen = mark != "\u00ad" and (len(first) == 1 or f"{first}-{rest}" in hyphened)
-        return f"{first}-{rest}" if is_hyphen else first + rest
+        parts = {first.lower(), rest}
+        is_compound = parts <= words and first.lower() + rest not in words
+        is_hyphen = len(first) == 1 or f"{first}-{rest}" in hyphened or is_compound
+        return f"{first}-{rest}" if is_hyphen and mark != "\u00ad" else first + rest
 
     return _PARTED.sub(joined, text)
