@@ -55,8 +55,8 @@ class DocumentReader:
 
 
 def parts_of(sources: Sequence[Path | str], report: ReadReport, size: int = PART) -> list[Part]:
-    """Divide a corpus, in order, into parts of about ``size`` bytes. Larger files are parts of their
-    own, unless they are Parquet.
+    """Divide a corpus, in order, into parts of about ``size`` bytes. A larger file is a part of its
+    own, unless it is Parquet.
     """
     pieces = list(_pieces(sources, report, size))
     runs = _runs([length for _, length in pieces], size)

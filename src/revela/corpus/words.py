@@ -76,8 +76,8 @@ def words(text: str) -> list[str]:
 
 
 def split_evenly(text: str, parts: int) -> list[str]:
-    """Split a text into ``parts`` runs of words, or a single word into runs of characters. Some runs
-    may be empty.
+    """Split a text into ``parts`` runs of words, or a single word into runs of characters. Some
+    runs may be empty.
     """
     units = words(text)
     if len(units) < 2:
