@@ -3,10 +3,9 @@ retriever learns to search a folder of text, without labels, from how well an LM
 
     python examples/nano_dream.py docs --query "how do I keep an index up to date?"
 
-A frozen language model reads candidates, a question and then the chunk that answers it. In the
-heads that look from a question to its answer, the retriever says how much attention each candidate
-gets. Attention to the answer makes it easier to predict, so the gradient of the loss teaches the
-retriever which chunk answers which question:
+A frozen LM reads candidates, a question, and the chunk that answers it. In the heads that look from
+questions to answers, the retriever says how much attention each candidate gets. Attention to the
+answer makes it easier to predict, so the loss teaches the retriever what answers a question:
 
     score = attention of the question's tokens to candidate i, less that of "N/A" (eqs. 4-5)
             the heads in which it ranks the answer best are selected
@@ -19,8 +18,6 @@ tau and g are trained, too. Smaller than in the paper (theirs in brackets): 8 ca
 which 4 are asked for, by questions of the same LM (one, by Qwen3-14B); six layers and their mean
 (all, the last token's state), all weights at one rate (LoRA of rank 32), SmolLM2-135M for both
 parts (Llama-3.1-8B-Instruct answers), 12 groups (48,000).
-
---model is a hub id or a folder; nano_revela.py says where there is one without a hub.
 
 Shapes: B candidates, Q questions, P tokens of the candidates, L of a question and its answer, M = P
 + L, T tokens that are predicted, N texts, H heads, K selected ones of a layer, W width of a vector.
@@ -67,7 +64,6 @@ def read_chunks(folder: Path) -> list[str]:
     return [" ".join(words[i : i + WORDS]) for words in texts for i in range(0, len(words), WORDS)]
 
 
-@torch.no_grad()
 def ask(lm, tokenizer, texts: list[str]) -> Group:
     """Let the LM write a question about some of the candidates."""
     answers = random.sample(range(len(texts)), ASKED)
@@ -127,13 +123,19 @@ def make_prompt(tokenizer, texts: list[str], questions: list[str], answers: list
     return Prompt(*(x.to(DEVICE) for x in (torch.tensor(ids), is_of_BP, ids_QL, role_QL)))
 
 
-def attention(layer, query, key, value, _mask, scaling, change, **_):
-    """Causal attention, whose probabilities A may be changed by layer."""
+def attention(layer, query, key, value, _mask, scaling, memory, change=None, **_):
+    """Causal attention that fills the memory, or continues it with changed probabilities."""
+    if change is None:
+        memory[layer.layer_idx] = key, value
+    else:
+        kept = (x.expand(len(key), -1, -1, -1) for x in memory[layer.layer_idx])
+        key, value = (torch.cat(pair, dim=2) for pair in zip(kept, (key, value), strict=True))
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
-    future_LM = torch.ones(query.shape[2], key.shape[2], device=key.device).bool()
-    future_LM = future_LM.triu(1 + key.shape[2] - query.shape[2])
+    n_rows, n_keys = query.shape[2], key.shape[2]
+    future_LM = torch.ones(n_rows, n_keys, device=key.device).bool().triu(1 + n_keys - n_rows)
     A_QHLM = (query @ key.mT * scaling).masked_fill(future_LM, -torch.inf).softmax(dim=-1)
-    return (change(layer.layer_idx, A_QHLM) @ value).transpose(1, 2), None
+    A_QHLM = A_QHLM if change is None else change(layer.layer_idx, A_QHLM)
+    return (A_QHLM @ value).transpose(1, 2), None
 
 
 transformers.AttentionInterface.register("steered", attention)
@@ -142,13 +144,12 @@ transformers.AttentionInterface.register("steered", attention)
 def read(lm, prompt: Prompt, change):
     """The last states (Q, L, W) of questions and answers. Nothing before them depends on w."""
     lm.set_attn_implementation("steered")
-    with torch.no_grad():
-        cache = lm.base_model(prompt.ids_P[None], change=lambda _, A: A).past_key_values
-    cache.batch_repeat_interleave(len(prompt.ids_QL))
-    return lm.base_model(prompt.ids_QL, past_key_values=cache, change=change).last_hidden_state
+    lm.base_model(prompt.ids_P[None], memory=(memory := {}), use_cache=False)
+    places_1L = torch.arange(prompt.ids_QL.shape[1], device=DEVICE)[None] + len(prompt.ids_P)
+    given = dict(position_ids=places_1L, memory=memory, change=change, use_cache=False)
+    return lm.base_model(prompt.ids_QL, **given).last_hidden_state
 
 
-@torch.no_grad()
 def find_heads(lm, tokenizer, groups: list[Group]) -> list[tuple[int, int]]:
     """The heads (layer, head) in whose ranking the answers have the best nDCG (eqs. 4-5)."""
     gain_LH = 0
@@ -168,7 +169,7 @@ def find_heads(lm, tokenizer, groups: list[Group]) -> list[tuple[int, int]]:
         own = [score_LQHB[:, i, :, answer] for i, answer in enumerate(answers)]
         rank_LQH = (score_LQHB > torch.stack(own, dim=1)[..., None]).sum(dim=3)
         gain_LH += (1 / (rank_LQH + 2.0).log2()).sum(dim=1)
-    best = gain_LH.flatten().argsort(descending=True)[:HEADS].tolist()
+    best = gain_LH.flatten().topk(HEADS).indices.tolist()
     return [divmod(i, gain_LH.shape[1]) for i in best]
 
 
@@ -207,7 +208,6 @@ def train(retriever: Retriever, lm, groups: list[Group], heads: list[tuple[int, 
         print(f"step {step:2}  loss {loss:.3f}", flush=True)
 
 
-@torch.no_grad()
 def share_found(retriever: Retriever, groups: list[Group]) -> float:
     """The share of questions whose answer is the nearest of the candidates."""
     best = torch.cat([retriever.weights(group).argmax(dim=1) for group in groups]).tolist()
@@ -219,10 +219,10 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("folder", type=Path, help="text to train on and to search, .md and .txt")
     parser.add_argument("--query", default="how do I keep an index up to date?")
-    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M", help="of both parts")
+    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M", help="hub id or folder")
     parser.add_argument("--steps", type=int, default=12)
     args = parser.parse_args(argv)
-    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     random.seed(0)
     chunks, count = read_chunks(args.folder), PROBED + args.steps + TESTED
     runs = [chunks[i : i + CANDIDATES] for i in range(0, len(chunks) - CANDIDATES + 1, CANDIDATES)]

@@ -244,7 +244,6 @@ def test_bad_corpora_are_one_sentence_and_leave_nothing(
         (["index", "{tmp}", "--model {tmp}/none/at/all --out {tmp}/index"], "no document found"),
         (["index", "{tmp}", "--model x --out {tmp}/../"], "exists: choose another --out"),
         (["train", "{tmp}", "--out {tmp}/o --language klingon"], '"klingon" is not known'),
-        (["eval", "x", "--on {tmp} --language en+de"], "are written in one script"),
         (["search", "{tmp}", "x", "--weight 1.5"], "give the vectors' share, from 0"),
         (["index", "{tmp}", "--out {tmp}/index"], "no document found"),
         (["index", "--out {tmp}/index"], "give a corpus to index"),

@@ -22,10 +22,10 @@ from revela.errors import RevelaError
 from revela.lm.document_attention import reference_attention
 from revela.lm.document_weights import DocumentWeights
 from revela.lm.heads import AttentionMass
-from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
 from revela.lm.load import load_tokenizer
 from revela.lm.prompts import QUESTION, read_candidates
+from revela.lm.streams import InBatchAttention
 from revela.retriever.build import positions_of
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.save import save_retriever

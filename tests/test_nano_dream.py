@@ -70,8 +70,8 @@ def test_loss_and_gradients_are_the_packages(nano, tiny_lm_folder, kind):
     options = dict(max_tokens=nano.MAX_TOKENS)
     model = tiny_retriever(tiny_lm_folder, **options, **prompts).requires_grad_()
     lm, made = LanguageModel(tiny_lm(kind)), PromptMaker(tokenizer, nano.MAX_TOKENS, len(TEXTS))
-    settings = dict(tau=nano.TAU, gate=nano.GATE, group_size=len(TEXTS))
-    objective = DreamLoss(RetrieverModule(model), lm, HEADS, **settings)
+    steered = dict(tau=nano.TAU, gate=nano.GATE, group_size=len(TEXTS))
+    objective = DreamLoss(RetrieverModule(model), lm, HEADS, **steered)
     sides = (QUESTIONS, nano.QUERY), (TEXTS, nano.PASSAGE)
     questions = list(zip(QUESTIONS, ANSWERS, strict=True))
     features = [

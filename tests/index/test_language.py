@@ -40,11 +40,31 @@ def test_the_language_of_a_text(language):
     assert detect([TEXTS[language]] * 3) == language
 
 
-def test_each_script_has_its_language_and_a_script_of_several_has_none():
+def test_a_script_may_have_several_languages():
     assert set(detect([TEXTS["ru"]] * 6 + [TEXTS["de"]] * 6).split("+")) == {"ru", "de"}
-    assert detect([TEXTS["pl"] * 9, TEXTS["de"] * 9]) == "none"
-    assert detect([TEXTS["de"] * 9] * 9 + [TEXTS["pl"] * 9]) == "de"
+    assert set(detect([TEXTS["pl"] * 9, TEXTS["de"] * 9]).split("+")) == {"pl", "de"}
+    assert detect([TEXTS["de"] * 9] * 9 + [TEXTS["pl"] * 9]) == "de+pl"
+    assert detect([TEXTS["de"] * 9] * 29 + [TEXTS["pl"] * 9]) == "de"
     assert detect([]) == detect(["42", "--"]) == "none"
+
+
+def test_each_text_is_stemmed_by_its_own_language():
+    mixed = Analyzer("de+pl+tr+ru")
+    for language in ("de", "pl", "tr", "ru"):
+        alone = Analyzer(language)
+        assert mixed(TEXTS[language]) == alone(TEXTS[language]) != Analyzer("none")(TEXTS[language])
+        assert [*mixed.places(TEXTS[language])] == [*alone.places(TEXTS[language])]
+        assert {*alone(TEXTS[language])} - {*mixed.of_query(TEXTS[language])} <= {"i"}, (
+            "Polish: and"
+        )
+
+
+def test_a_query_is_stemmed_by_each_language_and_loses_the_stop_words_of_all():
+    mixed = Analyzer("en+de+fr+ru")
+    assert mixed.of_query("houses") == ["hous"]
+    assert mixed.of_query("die maisons города") == ["maison", "город"]
+    assert mixed.of_query("gardening") == ["garden", "gardening"]
+    assert Analyzer("en").of_query("The gardening") == Analyzer("en")("The gardening") == ["garden"]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +120,7 @@ MIXED = st.text(max_size=80) | st.text(
 
 
 @settings(max_examples=500, deadline=None)
-@given(MIXED, st.sampled_from(["none", "en", "tr", "ar", "hi+en", "zh", "th"]))
+@given(MIXED, st.sampled_from(["none", "en", "tr", "ar", "hi+en", "zh", "th", "en+de+fr"]))
 def test_terms_are_letters_and_digits_and_stand_where_they_say(text, language):
     terms = Analyzer(language)
     found, plain = list(terms.places(text)), normalised(text)
@@ -119,7 +139,7 @@ ANY = st.lists(st.text(min_size=1, max_size=30), min_size=4, max_size=12)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(ANY, st.text(max_size=30), st.sampled_from(["auto", "none", "en", "ar", "th+en"]))
+@given(ANY, st.text(max_size=30), st.sampled_from(["auto", "none", "en", "ar", "th+en", "en+de"]))
 def test_bm25s_lancedb_and_the_statistics_agree_on_all_of_unicode(texts, query, language):
     # LanceDB does not count rows without a term, such as "--".
     docs = [Document(f"d{i}", f"{''.join(text.split())}x {i}") for i, text in enumerate(texts)]
@@ -211,9 +231,27 @@ def test_chinese_and_japanese_together_are_indexed(tmp_path):
     texts = [TEXTS["zh"] * 30, TEXTS["ja"] * 30] * 3
     docs = [Document(f"d{i}", f"{text} {i}") for i, text in enumerate(texts)]
     index = build(tmp_path / "index", docs)
-    assert index.info.language == "none"
+    assert index.info.language == "ja+zh"
     assert index.search("城市的房屋", mode="lexical")[0].id in ("d0", "d2", "d4")
     assert index.search("前の世紀に", mode="lexical")[0].id in ("d1", "d3", "d5")
+
+
+def test_a_folder_of_several_languages_is_searched_by_the_stems_of_each(tmp_path):
+    texts = {language: f"{TEXTS[language]} " * 9 for language in ("de", "pl", "tr")}
+    docs = [Document(name, text) for name, text in texts.items()]
+    index = build(tmp_path / "index", docs)
+    assert set(index.info.language.split("+")) == set(texts)
+    for query, name in (("Haus Städte", "de"), ("domów miasta", "pl"), ("evler şehir", "tr")):
+        assert [hit.id for hit in index.search(query, mode="lexical")] == [name]
+    rows = index.table.lance.search().with_row_id(True).to_list()
+    bm25 = BM25([row["passage"] for row in rows], index.info.language)
+    for query in ("Haus domów", *TEXTS.values()):
+        numbers, scores = bm25.top_k([query], len(rows))
+        found = index.table.matching(query, len(rows))
+        wanted = {rows[i]["_rowid"]: s for i, s in zip(numbers[0], scores[0], strict=True) if s > 0}
+        assert {row: score for row, (_, score) in found.items()} == pytest.approx(wanted, rel=1e-4)
+        terms = index.table.query_terms(query)
+        assert index.state.max_bm25(terms) == pytest.approx(bm25.max_scores([query])[0], rel=1e-5)
 
 
 def test_a_word_or_two_have_no_language():
@@ -228,7 +266,7 @@ def test_a_language_that_the_text_is_not_in_is_a_sentence(tmp_path, caplog):
     assert not caplog.text
 
 
-@pytest.mark.parametrize("language", ["klingon", "en+", "en+de", "", "EN"])
+@pytest.mark.parametrize("language", ["klingon", "en+", "", "EN"])
 def test_an_unknown_language_is_one_sentence(language):
     with pytest.raises(RevelaError, match="--language"):
         check_language(language)
@@ -238,4 +276,5 @@ def test_long_words_are_not_remembered():
     terms = Analyzer("none", cache_size=10)
     for i in range(100):
         terms(f"word{i} {'x' * 200}{i}")
-    assert sys.getsizeof(terms._terms_of) < 2000 and len(terms._terms_of) <= 10
+    (known,) = terms._words.values()
+    assert sys.getsizeof(known) < 2000 and len(known) <= 10

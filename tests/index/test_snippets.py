@@ -167,6 +167,21 @@ def test_rows_with_their_headings_in_them_are_lines():
     assert found.text.split("\n") == ["Prices of parts.", *rows]
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["* Bees", "** Wax", "It melts."],
+        ["\\section{Wax}", "It melts.", "\\end{document}"],
+        ["2024-05-01 12:00 wax melts", "2024-05-01 12:01 bees fly"],
+        ["May  1 12:00:01 wax melts", "May  1 12:00:02 bees fly"],
+    ],
+)
+def test_headings_commands_and_times_begin_a_line(lines):
+    found = shown("\n".join(lines), "melt", "a.txt")
+    wanted = [" ".join(line.split()) for line in lines]
+    assert found.text.split("\n") == wanted
+
+
 def test_code_keeps_its_lines_without_what_all_are_indented_by():
     members = "".join(f"    def f{i}(self):\n\n        return {i}\n" for i in range(6))
     text = "class A:\n" + members + "    def close_file(self, path):\n        del a[i](x)\n" * 4

@@ -14,8 +14,8 @@ from revela.errors import RevelaError
 from revela.lm import language_model
 from revela.lm.document_attention import V_NORM_EPS, reference_attention
 from revela.lm.document_weights import DocumentWeights
-from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
+from revela.lm.streams import InBatchAttention
 from revela.objectives.revela import RevelaLoss
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma3", "gpt_neox"]

@@ -9,8 +9,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from conftest import Embed, moved_since_it_began, tiny_config, train_by_sgd
-from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
+from revela.lm.streams import InBatchAttention
 from revela.objectives.distillation import InitialRetriever
 from revela.objectives.gains import GainsLoss
 from revela.objectives.revela import gates_in_upper_layers

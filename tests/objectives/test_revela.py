@@ -11,8 +11,8 @@ from transformers import LlamaForCausalLM
 
 from conftest import tiny_config
 from revela.lm.heads import BASE_GATE, probe_heads, ranked_heads
-from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
+from revela.lm.streams import InBatchAttention
 from revela.objectives.revela import (
     gated_heads,
     gates_in_upper_layers,

@@ -312,7 +312,7 @@ def test_an_agent_is_told_whether_the_first_result_answers():
         def search(self, query, k, **options):
             return Hits([Hit("a", 0.2, "", "text", confidence=0.01)])
 
-        def snippets(self, query, hits):
+        def snippets(self, query, hits, characters):
             return [Snippet("text", [])]
 
     answer = Tools(Documents("manuals", Unsure, {})).search("who painted the ceiling")

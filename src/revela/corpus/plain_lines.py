@@ -42,6 +42,10 @@ _ITEM = re.compile(r"\s*(?:[-*+]\s+(?:\[[ xX]\]\s+)?|(?P<number>\d{1,9}[.)])\s+)
 _DASHES = re.compile(r"\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*")  # below a table's heading
 _CELLS = re.compile(r"(?<!\\)\|")
 _NAMED_CELLS = re.compile(r"[^:;]{1,80}: [^;]*(?:; [^:;]{1,80}: [^;]*)+")  # table_lines.py's rows
+# Headings of Org and AsciiDoc, commands of LaTeX, and the times of a log.
+_LINE_OF_ITS_OWN = re.compile(
+    r"\*{2,} |={2,} |\\[a-z]+\W|\W?\d{1,4}[-./:]\d\d[-./:]\d|[A-Z][a-z]{2} +\d+ \d\d:\d\d"
+)
 _CODE_END = re.compile(r"[{}()\[\];:,]\s*$")
 
 Kind = Literal["prose", "heading", "item", "row", "code"]
@@ -96,7 +100,8 @@ def _kind(line: str) -> Kind:
     """The kind of a line of plain text."""
     if _ITEM.match(line):
         return "item"
-    return "row" if _NAMED_CELLS.fullmatch(line) else "prose"
+    is_row = _NAMED_CELLS.fullmatch(line) or _LINE_OF_ITS_OWN.match(line)
+    return "row" if is_row else "prose"
 
 
 def _is_code(raw: Sequence[str]) -> bool:
@@ -158,5 +163,5 @@ def _rows(lines: Iterator[Line]) -> Iterator[Line]:
             continue
         text = " ".join(text.split())
         goes_on = line.kind == "prose" and not blank
-        blank, first = line.kind == "heading" or not text, None
+        blank, first = line.kind in ("heading", "row") or not text, None
         yield Line(text, line.kind, line.number, None, not goes_on)

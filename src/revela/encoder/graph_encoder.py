@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 IDS = "input_ids"
 READ_AHEAD = 4096  # texts that are tokenized, and sorted by length, at once
 TOKENS_PER_BATCH = 4096
-# Lengths of batches are rounded up to a multiple of this, as OpenVINO prepares each new shape and
-# never frees some of that memory: 160 shapes take 200 MB more if lengths are not rounded.
+# Lengths of batches are rounded up to a multiple of this: OpenVINO prepares each new shape, and
+# never frees some of that memory.
 ROUNDED = 16
-# OpenVINO's cache of prepared shapes, in entries per kind of operation. With its default of 5,000
-# it keeps 3 MB per shape; with 0, a query takes twice as long.
+# OpenVINO's cache of prepared shapes, in entries per kind of operation. With its default of 5,000 a
+# service grows for hours, by 3 MB per shape; with 0, a query takes twice as long.
 PREPARED = 100
 Tokens = tuple[Vectors, Spans]
 """The vectors of a text's tokens, (T, W), and the span of each in prompt + text."""

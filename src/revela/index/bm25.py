@@ -50,7 +50,9 @@ class BM25:
         k = min(k, self.size)
         indices = np.tile(np.arange(k), (len(queries), 1))
         scores = np.zeros((len(queries), k), np.float32)
-        known = [[t for t in self.terms(query) if t in self._vocabulary] for query in queries]
+        known = [
+            [t for t in self.terms.of_query(query) if t in self._vocabulary] for query in queries
+        ]
         if matching := [i for i, terms in enumerate(known) if terms]:
             found = self._index.retrieve(
                 [known[i] for i in matching], k=k, show_progress=False, n_threads=1

@@ -246,7 +246,7 @@ class Changes:
         if info.settings.language != "auto" or not info.calibration.passages:
             return
         language = detect(self.table.sample("passage")["passage"].to_pylist())
-        if language == info.language:
+        if {*language.split("+")} == {*info.language.split("+")}:
             return
         log.info(f"{self.folder}: the language is {language} now, not {info.language}")
         self._use(replace(info, language=language))

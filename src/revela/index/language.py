@@ -9,8 +9,9 @@ of letters, digits and the marks that combine with them. Each run gives terms by
 - Han, Kana and Hangul: single characters and pairs of neighbours. Thai, Lao, Khmer and Burmese:
   pairs and triples. Dictionaries are not needed for BM25 to rank well (research/notebook.md).
 
-An index has one language for each script, found in its text: ``en``, or ``ru+en`` for Russian and
-English documents. Words of a script whose documents are in several languages are not stemmed.
+An index has the languages that are found in its text: ``en``, ``ru+en`` for Russian and English
+documents, or ``en+de+fr``. Where a script has several, the words of a passage are stemmed in the
+one that it is most likely in, and those of a query, which is often too short to tell, in each.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import chain
+from math import inf
 from typing import Any, Protocol
 
 import regex
@@ -55,8 +57,8 @@ ENGLISH_STOP_WORDS = """a an and are as at be but by for if in into is it no not
 SAMPLE, LENGTH = 200, 2000  # texts to detect the language in, and characters of each
 BLOCK = 500  # characters to classify at once; shorter texts are joined
 MIN_LETTERS = 20  # of a script: "Hello" is classified as Breton, "OK" as Afrikaans
-DOMINANT = 0.8  # minimum share of a language in its script's text,
-MIN_SHARE = 0.05  # and in all text
+MIN_SHARE = 0.05  # minimum share of a language in all text
+KNOWN = 0.8  # minimum share of the languages of a script in its text
 NO_LANGUAGE = "zxx"  # the library's code for numbers and code
 # Other languages are told from English by pieces of so many characters, and by how much the log
 # likelihood of one exceeds English's: by more in 95 to 100 of 100 pieces of other languages, in
@@ -105,55 +107,84 @@ class Terms(Protocol):
     """Finds the terms of a text, in order; ``places`` gives begin and end of each as well."""
 
     def __call__(self, text: str) -> list[str]: ...
+    def of_query(self, text: str) -> list[str]: ...
     def places(self, text: str) -> Iterator[tuple[int, int, str]]: ...
 
 
 class Analyzer:
-    """Terms of texts in a language; threads may share one.
+    """Terms of texts in some languages; threads may share one.
 
-    ``language`` is a code, several joined by + (one for each script), or "none", which does not
-    stem. ``cache_size`` is in words. Places are those in the text after NFKC.
+    ``language`` is a code, several joined by +, or "none", which does not stem. ``cache_size`` is
+    in words. Places are those in the text after NFKC.
 
     Examples:
         >>> Analyzer("en")("The invoices are kept for ten years.")
         ['invoic', 'kept', 'ten', 'year']
+        >>> Analyzer("en+fr")("Les factures sont conservées pendant dix ans.")
+        ['factur', 'conserv', 'dix', 'an']
         >>> Analyzer("none")("北京市 getFileName")
         ['北', '北京', '京', '京市', '市', 'getfilename', 'get', 'file', 'name']
     """
 
     def __init__(self, language: str, cache_size: int = CORPUS_WORDS) -> None:
-        self.language = language
-        self._terms_of = _WordTerms(_by_script(language), cache_size)
+        self.language, self._cache_size = language, cache_size
+        self._codes = _by_script(language)
+        self._is_mixed = any(len(codes) > 1 for codes in self._codes.values())
+        self._words = dict[str, _WordTerms]()  # by their languages
 
     def __call__(self, text: str) -> list[str]:
-        terms = list[str]()
+        terms, words = list[str](), self._words_in(text)
         # Most texts have few words that are not ASCII: every second piece.
         pieces = [text] if text.isascii() else _NOT_ASCII_WORDS.split(text)
         for number, piece in enumerate(pieces):
             if number % 2:
-                terms += [term for _, _, term in self.places(piece)]
+                terms += [term for _, _, term in _places(piece, words)]
             else:
                 is_signed = "++" in piece or "#" in piece
-                words = (_ASCII_OR_SIGNED if is_signed else _ASCII_WORD).findall(piece)
-                terms += chain.from_iterable(map(self._terms_of.__getitem__, words))
+                found = (_ASCII_OR_SIGNED if is_signed else _ASCII_WORD).findall(piece)
+                terms += chain.from_iterable(map(words.__getitem__, found))
         return terms
 
+    def of_query(self, text: str) -> list[str]:
+        """The terms of a query, by each language of its script."""
+        return [term for _, _, term in _places(text, self._words_by(self._codes))]
+
     def places(self, text: str) -> Iterator[tuple[int, int, str]]:
-        for run in _RUN.finditer(normalised(text)):
-            begin, end = run.span()
-            if run.lastgroup == "word":
-                for term in self._terms_of[run.group()]:
-                    yield begin, end, term
-            else:
-                yield from _character_ngrams(
-                    run.group(), begin, 2 if run.lastgroup == "pairs" else 3
-                )
+        return _places(text, self._words_in(text))
+
+    def _words_in(self, text: str) -> _WordTerms:
+        """The terms of words in a text, by its own languages."""
+        if not self._is_mixed:
+            return self._words_by(self._codes)
+        likely = dict(_identifier().rank(text[:BLOCK]))
+        best = {
+            script: [max(codes, key=lambda code: likely.get(code, -inf))]
+            for script, codes in self._codes.items()
+        }
+        return self._words_by(best)
+
+    def _words_by(self, languages: Mapping[str, Sequence[str]]) -> _WordTerms:
+        name = "+".join(chain.from_iterable(languages.values()))
+        if name not in self._words:
+            self._words.setdefault(name, _WordTerms(languages, self._cache_size))
+        return self._words[name]
+
+
+def _places(text: str, words: _WordTerms) -> Iterator[tuple[int, int, str]]:
+    for run in _RUN.finditer(normalised(text)):
+        begin, end = run.span()
+        if run.lastgroup == "word":
+            for term in words[run.group()]:
+                yield begin, end, term
+        else:
+            n = 2 if run.lastgroup == "pairs" else 3
+            yield from _character_ngrams(run.group(), begin, n)
 
 
 class _WordTerms(dict[str, tuple[str, ...]]):
     """A cache of the terms of words between spaces; emptied when it is full."""
 
-    def __init__(self, languages: Mapping[str, str], max_words: int) -> None:
+    def __init__(self, languages: Mapping[str, Sequence[str]], max_words: int) -> None:
         self._languages, self._max_words = languages, max_words
         self._stemmers = dict[str, Callable[[str], str]]()
         self._lock = threading.Lock()  # threads may not share a stemmer
@@ -164,16 +195,21 @@ class _WordTerms(dict[str, tuple[str, ...]]):
         with self._lock:
             if len(self) >= self._max_words:
                 self.clear()
-            terms = tuple(term for piece in pieces for term in self._terms(piece))
+            terms = tuple(chain.from_iterable(map(self._terms, pieces)))
             if len(word) <= MAX_CACHED_LENGTH:
                 self[word] = terms
         return terms
 
-    def _terms(self, word: str) -> tuple[str, ...]:
+    def _terms(self, word: str) -> Iterable[str]:
+        """The terms of a word by each language; nothing for a stop word of any."""
+        codes = self._languages.get(script_of(word), [""])
+        found = [self._terms_in(code, word) for code in codes]
+        return dict.fromkeys(chain.from_iterable(found)) if all(found) else ()
+
+    def _terms_in(self, language: str, word: str) -> tuple[str, ...]:
         """A word in lower case, stemmed and without accents; nothing for a stop word. Vietnamese
         tells words apart by accents, so there with them as well.
         """
-        language = self._languages.get(script_of(word), "")
         if language == "tr":
             word = word.replace("İ", "i").replace("I", "ı")
         word = word.lower()
@@ -243,18 +279,12 @@ def _stop_words(language: str) -> frozenset[str]:
     return frozenset(stop_words.get_stop_words(name) if is_available else ())
 
 
-def _by_script(language: str) -> dict[str, str]:
-    """Script -> its language."""
-    found: dict[str, str] = {}
+def _by_script(language: str) -> dict[str, list[str]]:
+    """Script -> its languages, in their order."""
+    found = defaultdict[str, list[str]](list)
     for code in language.split("+") if language not in ("", "none") else ():
-        script = SCRIPTS.get(code, code)
-        if script in found:
-            raise RevelaError(
-                f"--language {language}: {found[script]} and {code} are written in one script; "
-                "give one of them, or none"
-            )
-        found[script] = code
-    return found
+        found[SCRIPTS.get(code, code)].append(code)
+    return dict(found)
 
 
 def check_language(language: str) -> None:
@@ -265,9 +295,8 @@ def check_language(language: str) -> None:
         if code not in STEMMERS and code not in _identifier().nb_classes:
             raise RevelaError(
                 f'--language {language}: "{code}" is not known; give auto, none, or the code of a '
-                f"language such as {', '.join(sorted(STEMMERS))}, zh, ja, ko or th"
+                f"language such as {', '.join(sorted(STEMMERS))}, zh, ja, ko or th, or some with +"
             )
-    _by_script(language)
 
 
 @cache
@@ -278,31 +307,47 @@ def _identifier() -> Any:
 
 
 def detect(texts: Sequence[str]) -> str:
-    """The language of each script in these texts, the most frequent first; "none" if unknown.
+    """The languages of each script in these texts, the most frequent first; "none" if unknown.
 
-    A script is left out if it has few letters, or no language that has ``DOMINANT`` of its text.
+    Text that is not surely in another language than its script's most frequent one counts as that.
+    Languages of less than ``MIN_SHARE`` of all text are left out, and scripts with few letters, or
+    whose other languages have less than ``KNOWN`` of their text.
 
     >>> detect(["Les factures sont conservées pendant dix ans.", "Le jardin ouvre à neuf heures."])
     'fr'
     """
-    votes: dict[str, Counter[str]] = defaultdict(Counter)
+    blocks = defaultdict[str, list[tuple[float, dict[str, float]]]](list)
     letters = Counter[str]()
-    for block in _blocks(texts[i][:LENGTH] for i in evenly_spaced(len(texts), SAMPLE)):
+    sample = [texts[i][:LENGTH] for i in evenly_spaced(len(texts), SAMPLE)]
+    for block, size in _joined([(text, len(text)) for text in sample], BLOCK):
         scripts = Counter(WRITTEN_WITH.get(s, s) for s in map(script_of, block[:BLOCK]) if s)
-        code = _identifier().classify(block)[0]
-        if scripts and code != NO_LANGUAGE:
+        likely = dict(_identifier().rank(block))
+        if scripts and next(iter(likely)) != NO_LANGUAGE:
             script, count = scripts.most_common(1)[0]
-            is_possible = SCRIPTS.get(code, script) == script
-            votes[script][code if is_possible else ""] += len(block)
+            blocks[script].append((size, likely))
             letters[script] += count
-    total = sum(found.total() for found in votes.values())
-    chosen = dict[str, int]()
-    for script, found in votes.items():
-        code, size = found.most_common(1)[0]
-        dominates = size >= DOMINANT * found.total() and size >= MIN_SHARE * total
-        if code and dominates and letters[script] >= MIN_LETTERS:
-            chosen[code] = size
+    total = sum(size for found in blocks.values() for size, _ in found)
+    chosen = dict[str, float]()
+    for script, found in blocks.items():
+        votes = _votes(script, found, "")
+        votes = _votes(script, found, max(votes, key=votes.__getitem__))
+        large = {code: n for code, n in votes.items() if code and n >= MIN_SHARE * total}
+        if sum(large.values()) >= KNOWN * sum(votes.values()) and letters[script] >= MIN_LETTERS:
+            chosen |= large
     return "+".join(sorted(chosen, key=lambda code: -chosen[code])) or "none"
+
+
+def _votes(
+    script: str, blocks: Sequence[tuple[float, dict[str, float]]], first: str
+) -> dict[str, float]:
+    """The size of the text in each language; "" for one that is not written in this script."""
+    votes = defaultdict[str, float](float)
+    for size, likely in blocks:
+        code, most = next(iter(likely.items()))
+        if most - likely.get(first, -inf) <= MARGIN:
+            code = first
+        votes[code if SCRIPTS.get(code, script) == script else ""] += size
+    return votes
 
 
 def other_languages(texts: Sequence[str]) -> dict[str, float]:
@@ -321,7 +366,7 @@ def other_languages(texts: Sequence[str]) -> dict[str, float]:
                 by_script[script].append((piece, 1 / len(pieces)))
     others = Counter[str]()
     for weighed in by_script.values():
-        for block, weight in _joined(weighed):
+        for block, weight in _joined(weighed, PIECE):
             (code, most), *rest = _identifier().rank(block)
             if code != NO_LANGUAGE and most - dict(rest).get("en", most) > MARGIN:
                 others[code] += weight  # type: ignore[assignment]
@@ -336,25 +381,13 @@ def _pieces(text: str, most: int) -> list[str]:
     return [text[max(0, middle - PIECE // 2) : middle + PIECE // 2] for middle in middles]
 
 
-def _joined(pieces: Sequence[tuple[str, float]]) -> Iterator[tuple[str, float]]:
-    """Pieces and their weights; the short ones joined with those that follow."""
+def _joined(pieces: Iterable[tuple[str, float]], least: int) -> Iterator[tuple[str, float]]:
+    """Pieces and their weights; those of fewer characters joined with others of them."""
     block, weight = "", 0.0
-    for piece, its in sorted(pieces, key=lambda pair: len(pair[0]) < PIECE):
+    for piece, its in sorted(pieces, key=lambda pair: len(pair[0]) < least):
         block, weight = f"{block}\n{piece}" if block else piece, weight + its
-        if len(block) >= PIECE:
+        if len(block) >= least:
             yield block, weight
             block, weight = "", 0.0
     if block:
         yield block, weight
-
-
-def _blocks(texts: Iterable[str]) -> Iterator[str]:
-    """Texts, the short ones joined with those that follow."""
-    block = ""
-    for text in texts:
-        block = f"{block}\n{text}" if block else text
-        if len(block) >= BLOCK:
-            yield block
-            block = ""
-    if block:
-        yield block

@@ -67,7 +67,7 @@ class Sought:
             before = begin, end
             if not is_part and not any(b <= begin and end <= e for b, e in names):
                 words[term] = weights[begin, end, term]
-        common = QUESTION_WORDS.union(*map(analyzer, QUESTION_WORDS))
+        common = QUESTION_WORDS.union(analyzer(" ".join(QUESTION_WORDS)))
         telling = {t: w for t, w in words.items() if t not in common and not _HIRAGANA.search(t)}
         words = telling or words
         least = RARE * max((weight for weight in words.values() if weight < absent), default=0)

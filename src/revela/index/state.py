@@ -155,11 +155,15 @@ class State:
 
     # Read
 
+    def _read(self, sql: str, *given: str | int) -> list[tuple[Any, ...]]:
+        """The rows that a query gives."""
+        with self._lock, _errors(self.folder):
+            rows: list[tuple[Any, ...]] = self._database.execute(sql, given).fetchall()
+            return rows
+
     def now(self) -> Now:
         """The state as any process has left it last."""
-        with self._lock, _errors(self.folder):
-            rows = self._database.execute("select version, chunks, changed, info from about")
-            return Now(*rows.fetchone())
+        return Now(*self._read("select version, chunks, changed, info from about")[0])
 
     @property
     def info(self) -> Info:
@@ -184,15 +188,12 @@ class State:
     ) -> tuple[NDArray[np.int64], int]:
         """The number of chunks that hold each of these terms, and of all chunks."""
         hashes = _signed(np.array([hash64(term) for term in terms], np.uint64))
-        with self._transaction("deferred") as database:
+        with self._transaction("deferred"):
             now = self.now()
             if version not in (None, now.version):
                 raise Moved(version)
-            found = [
-                database.execute("select n from terms where hash = ?", (term,)).fetchone()
-                for term in hashes
-            ]
-        return np.array([row[0] if row else 0 for row in found], np.int64), now.chunks
+            found = [self._read("select n from terms where hash = ?", term) for term in hashes]
+        return np.array([rows[0][0] if rows else 0 for rows in found], np.int64), now.chunks
 
     # Change
 
@@ -222,19 +223,16 @@ class State:
                 database.execute("delete from terms")
                 chunks = 0
             size = 0
-            for counts in added:
-                size += counts.chunks
-                chunks += counts.chunks
-                hashes = _signed(counts.hashes)
-                database.executemany(COUNT, zip(hashes, counts.counts.tolist(), strict=True))
-            for counts in removed:
-                size += counts.chunks
-                chunks -= counts.chunks
-                hashes = _signed(counts.hashes)
-                database.executemany(COUNT, zip(hashes, (-counts.counts).tolist(), strict=True))
-                database.executemany(
-                    "delete from terms where hash = ? and n = 0", ((term,) for term in hashes)
-                )
+            for sign, changes in ((1, added), (-1, removed)):
+                for counts in changes:
+                    size += counts.chunks
+                    chunks += sign * counts.chunks
+                    numbers = (sign * counts.counts).tolist()
+                    hashes = _signed(counts.hashes)
+                    database.executemany(COUNT, zip(hashes, numbers, strict=True))
+                    if sign < 0:
+                        gone = ((term,) for term in hashes)
+                        database.executemany("delete from terms where hash = ? and n = 0", gone)
             changed = 0 if packed else changed + (max(size, COMMIT) if size else 0)
             database.execute(
                 "update about set version = ?, chunks = ?, changed = ?, info = coalesce(?, info)",
@@ -246,23 +244,18 @@ class State:
     @property
     def sources(self) -> dict[str, Any]:
         """What was read last, and how, as ``begin`` was given it; empty: nothing."""
-        with self._lock, _errors(self.folder):
-            (text,) = self._database.execute("select sources from about").fetchone()
-            found: dict[str, Any] = json.loads(text)
-            return found
+        found: dict[str, Any] = json.loads(self._read("select sources from about")[0][0])
+        return found
 
     def files(self) -> dict[str, FileState]:
         """The files that were read, by path."""
-        with self._lock, _errors(self.folder):
-            rows = self._database.execute("select path, size, mtime_ns, digest from files")
-            return {path: FileState(*state) for path, *state in rows}
+        rows = self._read("select path, size, mtime_ns, digest from files")
+        return {path: FileState(*state) for path, *state in rows}
 
     def owner_of(self, name: str) -> str | None:
         """The file that the document of an id was read from."""
-        with self._lock, _errors(self.folder):
-            found = self._database.execute("select path from documents where id = ?", (name,))
-            row = found.fetchone()
-            return row[0] if row else None
+        rows = self._read("select path from documents where id = ?", name)
+        return rows[0][0] if rows else None
 
     def compare(
         self, files: Sequence[ReadFile], ids: Iterable[str], listed: Iterable[str] | None
@@ -326,9 +319,7 @@ class State:
 
     def gone(self) -> list[str]:
         """The documents that are in no file any more."""
-        with self._lock, _errors(self.folder):
-            rows = self._database.execute("select id from documents where path is null")
-            return [name for (name,) in rows]
+        return [name for (name,) in self._read("select id from documents where path is null")]
 
     def forget_gone(self) -> None:
         """Note that these documents are not in the table any more."""
@@ -354,9 +345,7 @@ class State:
 
     def documents(self) -> int:
         """The number of documents in files."""
-        with self._lock, _errors(self.folder):
-            rows = self._database.execute("select count(*) from documents where path is not null")
-            return int(rows.fetchone()[0])
+        return int(self._read("select count(*) from documents where path is not null")[0][0])
 
 
 @contextmanager

@@ -135,7 +135,7 @@ class Table:
         """The ``depth`` best rows that hold terms of the text, by BM25."""
         from lancedb.query import MatchQuery
 
-        if not (terms := self.query_terms(text)):
+        if not (terms := self.query_terms.of_query(text)):
             return {}
         query = self.lance.search(MatchQuery(" ".join(terms), "terms"), query_type="fts")
         return self._ranking(query, depth, where, "_score", float)

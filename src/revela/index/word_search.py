@@ -88,7 +88,7 @@ class Words:
         check_query(query)
         if where:
             raise QueryError(f"{self.notice} Filters are for then: leave it out, or wait", "filter")
-        asked = [term for term in self._terms(query) if term in self._numbers]
+        asked = [term for term in self._terms.of_query(query) if term in self._numbers]
         counts_TN = self._counts(asked)
         frequencies_T = np.count_nonzero(counts_TN, axis=1)
         idf_T, best = idf(frequencies_T, len(self)), max_score(frequencies_T, len(self))

@@ -2,10 +2,9 @@
 
 Reading order, for Revela:
 
-1. language_model.py: stream e and stream h over packed chunks (../packing.py). streams.py is what
-   the attention of a layer keeps and changes in such a pass.
-2. in_batch_attention.py: the gate, h = (1 - g) s + g b. Sim comes from objectives/revela.py:
-   ``in_batch_weights``.
+1. language_model.py: stream e and stream h over packed chunks (../packing.py).
+2. streams.py: what the attention of a layer keeps and changes in such a pass: the gate, h = (1 - g)
+   s + g b. Sim comes from objectives/revela.py: ``in_batch_weights``.
 3. document_attention.py: b, as the equation reads; document_attention_recomputed.py and triton/
    are faster.
 4. cross_entropy.py: the loss of stream h.

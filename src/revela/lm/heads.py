@@ -38,9 +38,9 @@ from revela.distributed import from_rank_zero, is_rank_zero
 from revela.embedded import cache_folder
 from revela.errors import RevelaError
 from revela.files import atomic_write
-from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
 from revela.lm.prompts import Questions, by_layer, read_candidates
+from revela.lm.streams import InBatchAttention
 from revela.model_files import fingerprint
 
 log = logging.getLogger(__name__)

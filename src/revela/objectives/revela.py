@@ -36,9 +36,9 @@ from torch import Tensor, nn
 
 from revela.errors import RevelaError
 from revela.lm.document_attention import EPSILON, Kernel
-from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel, Packed
 from revela.lm.prompts import by_layer
+from revela.lm.streams import InBatchAttention
 from revela.objectives.base import (
     BuildContext,
     ChunkBatches,

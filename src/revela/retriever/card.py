@@ -7,11 +7,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-import revela
 from revela.silence import duration
 
 TEMPLATE = """---
@@ -106,7 +106,7 @@ class Card:
         more += CONTEXT.format(slots=self.slots) if self.slots else ""
         return TEMPLATE.format(
             name=self.name,
-            about=(revela.__doc__ or "").partition("\n\n")[0],
+            about=(sys.modules["revela"].__doc__ or "").partition("\n\n")[0],
             made="fitted" if fitted else "trained",
             how="on judged queries" if self.short_names else "without labels",
             learned_from=self.learned_from.format(**settings),

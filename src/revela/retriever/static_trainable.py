@@ -101,10 +101,7 @@ class TrainableTable(modules.InputModule):
         rows = token_ids(self._own, inputs, prompt or "")
         ids = [torch.tensor(row, dtype=torch.long) for row in rows]
         masks = [torch.ones_like(ids_L) for ids_L in ids]
-        return {
-            "input_ids": pad_sequence(ids, batch_first=True),
-            "attention_mask": pad_sequence(masks, batch_first=True),
-        }
+        return {"input_ids": pad_sequence(ids, True), "attention_mask": pad_sequence(masks, True)}
 
     def forward(self, features: dict[str, Any], **_kwargs: Any) -> dict[str, Any]:
         """Add each text's ``sentence_embedding``, which is not normalised."""

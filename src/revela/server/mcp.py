@@ -29,7 +29,7 @@ from revela.index.filters import EXAMPLE, where_sql
 from revela.index.index import Index
 from revela.index.places import file_of
 from revela.index.search import check_query
-from revela.index.snippets import CHARACTERS, Snippet, heading_of, same_texts
+from revela.index.snippets import Snippet, heading_of, same_texts
 from revela.index.word_search import Words
 from revela.server import Access, Limits, Site
 from revela.server.token_budget import as_json, count_tokens, fitting, shared_out
@@ -38,6 +38,7 @@ from revela.types import ANSWERS, Hit
 log = logging.getLogger(__name__)
 MAX_TOKENS, LEAST_TOKENS = 4000, 200  # of an answer, by default and at least
 NOTE_TOKENS = 60  # kept free for the note
+QUOTE = 120  # characters of a snippet; a passage of more than twice as many has one
 TEXT_TOKENS = 40  # a result is left out where less of its text would fit
 METADATA_CHARACTERS = 200  # of a value
 COPIES = 5  # named
@@ -63,7 +64,7 @@ class SearchResult(BaseModel):
         description="How often a first result that stands out as far is right, from 0 to 1.",
     )
     snippet: str | None = Field(
-        default=None, description="The part of a long passage with the rarest words of the query."
+        default=None, description="What to quote: the place with the rarest words of the query."
     )
     text: str = Field(description="The best passage.")
     cut: bool | None = Field(
@@ -138,7 +139,7 @@ class Documents:
             line=shown.line,
             score=round(hit.score, 3),
             confidence=None if hit.confidence is None else round(hit.confidence, 2),
-            snippet=shown.text if len(hit.text) > CHARACTERS else None,
+            snippet=shown.text if len(hit.text) > 2 * QUOTE else None,
             text=hit.text,
             chunk=hit.chunk,
             metadata=_metadata(hit),
@@ -284,7 +285,7 @@ class Tools:
                 index = self.documents.index()
                 hits = index.search(query, 2 * k, where=filter, min_score=min_score)
         found = distinct(hits, k)
-        snippets = index.snippets(query, [hit for hit, _ in found])
+        snippets = index.snippets(query, [hit for hit, _ in found], QUOTE)
 
         def part_of(number: int, characters: int) -> str:
             return index.snippets(query, [found[number][0]], characters)[0].text

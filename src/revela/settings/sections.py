@@ -233,7 +233,7 @@ class Indexing:
     is cut again."""
     language: str = "auto"
     """Language whose words BM25 stems. auto: found in the text. none: nothing is stemmed. Or a code
-    such as en, de or zh; ru+en for two that have a script of their own."""
+    such as en, de or zh; en+de for several."""
     dimensions: int = 0
     "Keep this many dimensions of each vector, of those the model was trained for. 0: all."
     vectors: VectorForm = "binary"
