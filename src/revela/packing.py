@@ -1,8 +1,8 @@
-"""Texts of different lengths in one row without padding, with attention within each text.
+"""Pack texts of different lengths into one row without padding, with attention within each text.
 
 Every layer but attention treats tokens independently, so a packed row costs only its own tokens.
-Attention pads the texts on the right to the longest; causal rows never look there, and others are
-masked. On a CPU, which takes as long for padding as for tokens, long texts are read one by one.
+Attention pads the texts on the right to the longest: causal attention never looks there, and other
+attention is masked. A CPU, on which padding costs as much as tokens, reads long texts one by one.
 
 Used by the LM, to which lm/language_model.py adds its streams, and by the retriever in training and
 encoding (``packed``), through transformers' ``AttentionInterface``.
@@ -27,29 +27,29 @@ from transformers import AttentionInterface
 from revela.device import on_cpu, sent
 
 PACKED = "revela-packed"
-# Up to this many tokens a CPU reads texts side by side: 32 texts of 200 to 1,024 tokens in bf16
-# with 4 heads take 532 ms forward and backward, and 282 one by one.
+# A CPU pads texts of up to this many tokens, and reads longer ones one by one: 32 texts of 200 to
+# 1,024 tokens in bf16 with 4 heads take 532 ms forward and backward padded, and 282 one by one.
 SIDE_BY_SIDE = 256
-# Up to this many it computes the scores explicitly, where they are still small: 16 texts of 100 to
-# 512 tokens in bf16 with 12 heads take 42 ms, and 92 by SDPA; in fp32 both take as long.
+# A CPU computes the scores of up to this many tokens explicitly: 16 texts of 100 to 512 tokens in
+# bf16 with 12 heads take 42 ms, and 92 by SDPA; in fp32 both take as long.
 EXPLICIT_SCORES = 512
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each text is in a packed row of T tokens. Nothing here waits for a GPU."""
+    """The position of each text in a packed row of T tokens; computing it never waits for a GPU."""
 
     lengths: tuple[int, ...]
     device: torch.device
 
     @property
     def is_even(self) -> bool:
-        """Whether all texts have the same length: nothing to pad."""
+        """Whether all texts have the same length, so that none is padded."""
         return min(self.lengths) == max(self.lengths)
 
     @cached_property
     def valid_BL(self) -> Tensor:
-        """Which positions of the padded form hold a token."""
+        """Whether each position of the padded form holds a token."""
         lengths_B = torch.tensor(self.lengths)
         return sent(torch.arange(max(self.lengths)) < lengths_B[:, None], self.device)
 
@@ -65,7 +65,7 @@ class Layout:
 
     @cached_property
     def with_next_R(self) -> Tensor:
-        """The tokens that are not the last of their text: their places among the T."""
+        """Indices, among the T, of the tokens that are not the last of their text."""
         has_next_T = torch.ones(sum(self.lengths), dtype=torch.bool)
         has_next_T[torch.tensor(self.lengths).cumsum(0) - 1] = False
         return sent(has_next_T.nonzero().squeeze(1), self.device)
@@ -85,8 +85,14 @@ class Layout:
 
 
 def layout_of(mask_BL: Tensor, device: torch.device) -> tuple[Layout, Tensor]:
-    """The layout on ``device`` of a batch's texts without its padding, on either side, and each
-    token's index in the flattened batch, (T,) on the CPU.
+    """The layout of a batch without its padding.
+
+    Args:
+        mask_BL: 1 for tokens, 0 for padding, which may be on either side.
+        device: for the layout.
+
+    Returns:
+        The layout, and each token's index in the flattened batch, (T,) on the CPU.
     """
     keep_BL = on_cpu(mask_BL).bool()
     layout = Layout(tuple(keep_BL.sum(dim=1).tolist()), device)
@@ -105,12 +111,12 @@ def attention(
 ) -> Tensor:
     """Softmax attention within each text, (T, H, D).
 
-    H is a multiple of G, as heads share keys in order.
+    H is a multiple of G: each H / G query heads in a row share a key head.
 
     Args:
-        causal: tokens do not attend to later ones.
-        scale: factor on the scores; None: D ** -0.5.
-        dropout: of the attention weights.
+        causal: whether a token attends only to earlier ones and itself.
+        scale: factor of the scores; None: D ** -0.5.
+        dropout: probability, on the attention weights.
     """
     rows = query_HTD, key_GTD, value_GTD
     if not query_HTD.is_cuda and max(layout.lengths) > SIDE_BY_SIDE:
@@ -132,11 +138,11 @@ def _side_by_side(
     scale: float | None,
     dropout: float,
 ) -> Tensor:
-    """Attention within each of B texts, to the tokens that are valid; (B, H, L, D)."""
+    """Attention within each of B padded texts, to valid tokens; (B, H, L, D)."""
     heads, groups, length = query_BHLD.shape[1], key_BGLD.shape[1], query_BHLD.shape[2]
     width = query_BHLD.shape[-1]
     if query_BHLD.is_cuda or length > EXPLICIT_SCORES:
-        # A fused kernel that takes a mask takes no shared keys: heads that share them are rows.
+        # A fused kernel takes either a mask or shared keys: heads that share keys become rows.
         rows_BHLD = query_BHLD if causal else query_BHLD.reshape(len(query_BHLD), groups, -1, width)
         out_BHLD = F.scaled_dot_product_attention(
             *(rows_BHLD, key_BGLD, value_BGLD, valid_B11L, dropout, causal),
@@ -165,9 +171,9 @@ def attention_with_prefix(
     prefix: tuple[Tensor, Tensor],
     scale: float | None = None,
 ) -> Tensor:
-    """Causal attention of texts that all continue one text, (T, H, D).
+    """Causal attention of texts after a shared prefix, (T, H, D).
 
-    ``prefix`` are the keys and values of that text, (G, P, D).
+    ``prefix``: keys and values of the prefix, (G, P, D) each.
     """
     rows = query_HTD, key_GTD, value_GTD
     query_BHLD, *own = (layout.pad(t.transpose(0, 1)).transpose(1, 2) for t in rows)
@@ -180,7 +186,7 @@ def attention_with_prefix(
     visible_LS = torch.ones(
         length, prefix_length + length, dtype=torch.bool, device=query_HTD.device
     ).tril(prefix_length)
-    # A fused kernel that takes a mask takes no shared keys: heads that share them are rows.
+    # A fused kernel takes either a mask or shared keys: heads that share keys become rows.
     rows_BGRD = query_BHLD.reshape(texts, groups, -1, width)
     visible_RS = visible_LS.repeat(heads // groups, 1)
     out_BGRD = F.scaled_dot_product_attention(
@@ -213,7 +219,7 @@ AttentionInterface.register(PACKED, _attention)
 
 @contextmanager
 def packed(model: Any) -> Iterator[None]:
-    """While open, a transformers model runs without padding; inputs and outputs stay (B, L, ...).
+    """Run a transformers model without padding inside; inputs and outputs stay (B, L, ...).
 
     A model whose output would differ is not changed (``can_pack``).
     """
@@ -268,13 +274,13 @@ def can_pack(model: Any) -> bool:
 
 @torch.no_grad()
 def _packs(model: Any) -> bool:
-    """Whether this model gives the same hidden states for two texts packed as padded."""
+    """Whether this model gives two packed texts the same hidden states as padded ones."""
     config = model.config
     if not getattr(model, "_supports_attention_backend", False) or config.is_encoder_decoder:
         return False
     if getattr(config, "sliding_window", None) or getattr(config, "local_attention", None):
         return False
-    inner = getattr(config, "encoder", config)  # of T5Gemma, in which windows are an option
+    inner = getattr(config, "encoder", config)  # T5Gemma's, which may have windows
     if any(kind != "full_attention" for kind in getattr(inner, "layer_types", None) or ()):
         return False
     if getattr(inner, "attn_logit_softcapping", None):

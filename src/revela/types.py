@@ -21,7 +21,7 @@ Value = str | int | float | bool
 
 
 def is_missing(value: object) -> bool:
-    """Whether a value is null, NaN or infinite; JSON has neither of the last two."""
+    """Whether a value is null, NaN or infinite. JSON has no NaN and no infinity."""
     return value is None or (isinstance(value, float) and not math.isfinite(value))
 
 
@@ -36,7 +36,7 @@ def evenly_spaced(count: int, most: int = 1000) -> NDArray[np.int64]:
 
 
 def check_vectors_finite(vectors_ND: Vectors, name: str) -> None:
-    """Raise RevelaError for NaN and infinity, on behalf of all code that takes vectors."""
+    """Raise RevelaError if any vector has NaN or infinity; ``name`` is the model's."""
     finite_N = np.isfinite(vectors_ND).all(axis=1)
     if not finite_N.all():
         raise RevelaError(
@@ -47,7 +47,7 @@ def check_vectors_finite(vectors_ND: Vectors, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document of a corpus; ``metadata`` holds other fields of its row."""
+    """A document of a corpus; ``metadata`` holds the other fields of its row."""
 
     id: str
     text: str
@@ -66,7 +66,7 @@ class Document:
 
 
 def check_unicode(text: str, what: str, param: str = "") -> None:
-    """Refuse half of a surrogate pair, which no encoding has."""
+    """Raise QueryError if a text has half of a surrogate pair, which cannot be encoded."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -75,7 +75,7 @@ def check_unicode(text: str, what: str, param: str = "") -> None:
 
 
 def refuse_text(given: object, name: str) -> None:
-    """Raise RevelaError for one text where several are asked for: Python would take its letters.
+    """Raise RevelaError for one text in place of a list, which Python would iterate by letters.
 
     Example:
         >>> refuse_text("hello", "texts")
@@ -91,8 +91,9 @@ def refuse_text(given: object, name: str) -> None:
 class Chunk:
     """A part of a document: whole sentences, or whole functions of source code.
 
-    ``document`` is the document's index in the corpus. ``query`` is the query that should find the
-    chunk, for objectives that need one; else "".
+    Attributes:
+        document: the document's index in the corpus.
+        query: the query that should find the chunk, for objectives that need one; else "".
     """
 
     document: int
@@ -102,9 +103,13 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What gave a hit its score, each part from 0 to 1: its cosine, in a fused score counted from
-    that of two passages at random; BM25, in hybrid search as a share of its maximum for the query;
-    the weight of the vectors in their sum; and how well the query's tokens match.
+    """The parts of a hit's score, each from 0 to 1; None for parts that were not computed.
+
+    Attributes:
+        vectors: cosine; in a fused score counted from the mean cosine of two random passages.
+        words: BM25; in hybrid search divided by the query's maximum.
+        weight: weight of the vectors in the sum of the two.
+        tokens: how well the query's tokens match.
     """
 
     vectors: float | None = None
@@ -120,18 +125,23 @@ ANSWERS: dict[Answer | None, str] = {
     "unlikely": "probably no answer in these documents",
     None: "not known whether these answer it",
 }
-SURE, PERHAPS = 0.5, 0.15  # confidence that each needs more than
+SURE, PERHAPS = 0.5, 0.15  # an answer needs a higher confidence than this
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
     """A search result: a document and its best chunk for the query.
 
-    ``id`` is the document's, ``text`` and ``chunk`` (its number, from 0) the chunk's; ``title`` is
-    the document's, and in Markdown the headings above the chunk (Guide > Install). ``score`` is
-    comparable only within one search mode. ``confidence`` is how often a first hit that stands out
-    as far is right, among questions of which the text answers half (calibration.py). ``line`` and
-    ``page`` are where the chunk begins in a file of text and in a PDF, from 1.
+    Attributes:
+        id: the document's id.
+        score: comparable only within one search mode.
+        title: the document's; in Markdown with the headings above the chunk (Guide > Install).
+        text: the chunk's.
+        chunk: number of the chunk in its document, from 0.
+        confidence: probability that the hit is right, if the text answers half of your questions
+            (calibration.py); None if the index was not calibrated.
+        line: line of a text file where the chunk begins, from 1.
+        page: page of a PDF where the chunk begins, from 1.
     """
 
     id: str
@@ -147,11 +157,11 @@ class Hit:
 
 
 class Hits(list[Hit]):
-    """Results of a search, best first: a list, which notebooks show as a table."""
+    """Results of a search, best first; a list that notebooks show as a table."""
 
     @property
     def answer(self) -> Answer | None:
-        """Whether the first one answers the query, by its confidence; None if that is not known."""
+        """Whether the first hit answers the query, by its confidence; None if it has none."""
         if not self or (confidence := self[0].confidence) is None:
             return None
         if confidence > SURE:
@@ -176,8 +186,12 @@ class Encoder(Protocol):
 
 
 class QueryTokens(NamedTuple):
-    """A query as an encoder reads it: its vector, (D,), the vectors of its tokens, (T, W), and each
-    token's span in the query: its first character, and the one past its last.
+    """An encoded query.
+
+    Attributes:
+        vector: (D,).
+        tokens: a vector per token, (T, W).
+        spans: (start, end) of each token in characters of the query.
     """
 
     vector: Vectors
@@ -198,10 +212,10 @@ class TokenEncoder(Encoder, Protocol):
 
 @runtime_checkable
 class LimitedEncoder(Encoder, Protocol):
-    """An encoder that reads no more than so many tokens of a passage.
+    """An encoder with a limited number of tokens per passage.
 
-    ``fitted`` cuts each text so that its head (a title) and a piece are read to the end, or fit
-    into a part of the window: a half if ``part`` is 2.
+    ``fitted`` cuts each text into pieces that fit, with the head (a title), into 1 / ``part`` of
+    that number.
     """
 
     def fitted(

@@ -75,7 +75,7 @@ def test_from_text_to_scores(succeeds, make, text, tmp_path, saved_retriever):
     scores = tmp_path / "scores.json"
     flags = f"--on {folder} --rerank tokens --precision fp32 --json {scores}"
     said = succeeds("eval", saved_retriever, index, flags, f"--runs {runs}")
-    assert "passages count as their documents" in said
+    assert "finding a passage's document counts" in said
     by_document = json.loads(scores.read_text())["own"]
     assert {"BM25", "index", "index + tokens", f"{saved_retriever.name} + BM25"} <= {*by_document}
     assert all(len(system["queries"]) == len(queries) for system in by_document.values())

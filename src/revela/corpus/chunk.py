@@ -1,12 +1,11 @@
-"""Documents -> chunks of whole sentences (prose) or whole functions and blocks (code).
+"""Cut documents into chunks of whole sentences (prose) or whole functions and blocks (code).
 
-The chunks of a document, joined, are its text. A sentence or a line is cut only when it alone is
+The chunks of a document, joined, are its text. A sentence or a line is cut only if it alone is
 longer than a chunk, and then between words (corpus/words.py), at white space if there is any. In
-Markdown, a chunk begins at a heading, unless its section is long.
+Markdown, a chunk begins at a heading; a long section has several chunks.
 
-Why not a library: this splitter reads 25 to 54 MB/s, where pysbd reads 0.14 and semchunk 5. It
-handles closing quotes, and what else a full stop marks (corpus/full_stops.py), and misses a
-boundary rather than add a wrong one.
+This splitter reads 25 to 54 MB/s; pysbd reads 0.14 and semchunk 5. It handles closing quotes and
+full stops that end no sentence (corpus/full_stops.py). In doubt it sees no boundary.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from revela.corpus.words import CLOSING, MARKS, count_words, words
 from revela.types import Chunk, Document
 
 BATCH = 2**20  # characters per task of a worker process
-# Marks that end a sentence only before white space, and those that need none (Unicode's
-# Sentence_Terminal, without the full-width full stop, which numbers have too).
+# Marks that end a sentence only before white space; and marks that need no white space (Unicode's
+# Sentence_Terminal, without the full-width full stop, which numbers also have).
 _SPACED = ".!?\u2026"
 _ENDS = (
     "\u0589\u061d-\u061f\u06d4\u0700-\u0702\u07f9\u0964\u0965\u104a\u104b\u1362\u1367\u1368"
@@ -34,22 +33,21 @@ _ENDS = (
     "\u3002\ua4ff\ua8ce\ua8cf\ua92f\ua9c8\ua9c9\uabeb\ufe56\ufe57\uff01\uff1f\uff61"
 )
 _MARK = f"[{_SPACED}{_ENDS}]"
-# A pattern that begins with one set of characters is searched for twice as fast. A run of marks is
-# tried at its first one only, or its length would count squared.
+# Searching is twice as fast for a pattern that begins with one set of characters. A run of marks is
+# tried only at its first mark; otherwise time would grow with the square of its length.
 _BOUNDARY = re.compile(
     f"[{_SPACED}{_ENDS}\n](?:(?<=\n)[ \t\r]*+\n\\s*+"
     f"|(?<!\n)(?<!{_MARK}{_MARK}){_MARK}*+(?:[{CLOSING}]*+\\s++"
-    # A comma continues the sentence, and so does \u3068 (to) after what it quotes.
+    # A comma continues the sentence, and so does \u3068 (to) after a quotation.
     f"|(?<=[{_ENDS}])(?:[{CLOSING}]++(?!\u3068)|(?![{CLOSING}])){MARKS}"
     "(?![\u3001\uff0c])))"
 )
-ENDED = re.compile(f"(?:{_MARK})[{CLOSING}]*$")  # a text that ends as a sentence does
+ENDED = re.compile(f"(?:{_MARK})[{CLOSING}]*$")  # the end of a text that ends a sentence
 _PAUSES = ",;:\u060c\u061b\u3001\uff0c\uff1a\uff1b"
 
 
 def chunk(document: Document, index: int, max_words: int) -> list[Chunk]:
-    """Cut one document, without its title, into chunks of at most ``max_words`` words
-    (corpus/words.py).
+    """Cut a document's text into chunks of at most ``max_words`` words (corpus/words.py).
 
     >>> text = "Bees dance. The angle gives the direction. It is exact."
     >>> [c.text for c in chunk(Document("bees", text), 0, max_words=8)]
@@ -70,7 +68,7 @@ def chunk_all(documents: Iterable[Document], max_words: int, workers: int = 1) -
             waiting.append(batch)
             yield batch
 
-    # Workers return the pieces' lengths, not their text.
+    # Workers return the lengths of pieces, not their text.
     measure = functools.partial(_measure, max_words=max_words)
     for lengths in ordered_map(measure, numbered(), workers):
         for (index, document), pieces in zip(waiting.popleft(), lengths, strict=True):
@@ -89,8 +87,8 @@ def _piece_lengths(document: Document, max_words: int) -> list[int]:
 
 
 def _section_lengths(document: Document, max_words: int) -> Iterator[int]:
-    """Pack each section. Short ones are joined if the heading above the chunk is above all of them,
-    so that the chunk's title is right.
+    """Pack each section. Short sections are joined if the heading above the chunk is above all of
+    them, so that the chunk's title is right.
     """
     length = total = above = 0
     for section in sections(document):
@@ -108,7 +106,9 @@ def _section_lengths(document: Document, max_words: int) -> Iterator[int]:
 
 
 def _section(section: Section, max_words: int) -> Iterator[tuple[str, int]]:
-    """The sentences of a section; if the first has to be cut, it leaves room for the headings."""
+    """The headings and sentences of a section. If the first sentence must be cut, its first piece
+    leaves room for the headings.
+    """
     first, *others = sentences(section.text) or [""]
     headings = list(_pack(_fit([section.headings], max_words), max_words))
     room = max_words - (headings[-1][1] if headings else 0)
@@ -126,7 +126,7 @@ def _cut(document: Document, index: int, lengths: Iterable[int]) -> Iterator[Chu
 
 
 def sentences(text: str) -> list[str]:
-    """Split prose after sentence ends and at blank lines; joined, the sentences are the text.
+    """Split prose after the ends of sentences and at blank lines; joined, they are the text.
 
     >>> sentences("Dr. Smith saw 3.5 mg. It works.")
     ['Dr. Smith saw 3.5 mg. ', 'It works.']
@@ -144,8 +144,9 @@ def sentences(text: str) -> list[str]:
 
 
 def _fit(pieces: Iterable[str], max_words: int) -> Iterator[tuple[str, int]]:
-    """Cut pieces that are too long at blank lines, else at line ends, else between words; yields
-    pieces with their numbers of words.
+    """Cut too long pieces at blank lines, else at line ends, else between words.
+
+    Yields (piece, number of words).
     """
     for piece in pieces:
         size = count_words(piece)
@@ -164,7 +165,7 @@ def _fit(pieces: Iterable[str], max_words: int) -> Iterator[tuple[str, int]]:
 
 
 def _runs(units: Sequence[str], max_words: int) -> Iterator[tuple[str, int]]:
-    """Cut words after white space, else after a comma or the like, else anywhere."""
+    """Cut a sequence of words after white space, else after a comma or the like, else anywhere."""
     start = 0
     while start < len(units):
         end = limit = min(start + max_words, len(units))
@@ -178,7 +179,7 @@ def _runs(units: Sequence[str], max_words: int) -> Iterator[tuple[str, int]]:
 
 
 def _pack(pieces: Iterable[tuple[str, int]], max_words: int) -> Iterator[tuple[str, int]]:
-    """Join neighbours while they fit."""
+    """Join neighbouring pieces while they fit into ``max_words``."""
     current, total = "", 0
     for piece, size in pieces:
         if current and total + size > max_words:

@@ -1,11 +1,11 @@
-"""Near-duplicate documents: those that share most word sequences with an earlier one.
+"""Find near-duplicate documents, which share most word sequences with an earlier one.
 
 Every run of five words is hashed (a shingle). rensa's R-MinHash turns a document's set of hashes
 into a sketch of 64 numbers; the share of equal numbers in two sketches estimates the Jaccard
-similarity of the sets. Documents whose sketches agree in a whole band of numbers are compared, by
-sketch and then by their shingles, which decide. So no document below the threshold is dropped, and
-at least 95 % of those above it are found. Of texts over a megabyte, a sample of shingles decides,
-whose error is .001.
+similarity of the sets. Documents whose sketches agree in a whole band of numbers are compared,
+first by sketch, then by their shingles, which decide. So no document below the threshold is
+dropped, and at least 95 % of those above it are found. For texts over a megabyte, a sample of
+shingles decides, with an error of .001.
 
 Memory: one byte per number and four per band, about 100 bytes per document.
 """
@@ -24,7 +24,7 @@ from revela.corpus.spool import ArrowList
 from revela.silence import progress_bar
 from revela.types import Document
 
-RUN = 5  # words that are hashed together
+RUN = 5  # words per shingle
 # Minimum shingles: short texts, such as lines of code, can share words and differ in meaning.
 SHORTEST = 16
 SKETCH = 64  # numbers per document
@@ -34,14 +34,14 @@ SLACK = 0.15  # error of a sketch: four standard deviations
 MEMBERS = 4  # documents remembered per band; further ones are similar to these
 MAX_COMPARED = 3  # exact comparisons per document, the most similar sketches first
 PART = 2**20  # bytes whose shingles are found at a time, to bound memory
-MOST = 2**18  # shingles of a text that are compared: those with the least hashes
-BATCH = 2**16  # shingles that are sketched at a time
+MOST = 2**18  # maximum shingles compared per text: those with the lowest hashes
+BATCH = 2**16  # shingles sketched at a time
 
 Bytes = NDArray[np.uint8]
 Hashes = NDArray[np.uint64]
 
-# Words are letters and digits: ASCII in lower case, every byte of other scripts is a letter, the
-# rest is space.
+# Words are letters and digits: ASCII is put in lower case, every byte of other scripts is a letter,
+# and the rest is space.
 _WORD = bytes(
     ord(chr(i).lower()) if i < 128 and chr(i).isalnum() else i if i >= 128 else 32
     for i in range(256)
@@ -56,10 +56,10 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
 def near_duplicates(documents: ArrowList[Document], similarity: float) -> dict[int, int]:
-    """Rows of the documents to drop -> the row of the earlier, kept document that is similar.
+    """Row of each document to drop -> row of an earlier, similar document that is kept.
 
-    ``similarity`` is the Jaccard similarity of two texts' shingles, 0 to 1. Titles are ignored;
-    texts with fewer than ``SHORTEST`` shingles are never duplicates.
+    ``similarity`` is the minimum Jaccard similarity of two texts' shingles, 0 to 1. Titles are
+    ignored; texts with fewer than ``SHORTEST`` shingles are never duplicates.
 
     >>> from revela.corpus.spool import arrow_list
     >>> text = " ".join(f"word{i}" for i in range(100))
@@ -92,7 +92,7 @@ def near_duplicates(documents: ArrowList[Document], similarity: float) -> dict[i
 
 
 def shingles(text: str) -> Hashes:
-    """Distinct hashes of the runs of five words of a text, sorted; the first ``MOST``."""
+    """The lowest ``MOST`` distinct hashes of a text's runs of five words, sorted."""
     parts = _parts(text)
     return parts[0][:MOST] if len(parts) == 1 else _distinct(np.concatenate(parts))[:MOST]
 
@@ -124,9 +124,10 @@ def _distinct(values: Hashes) -> Hashes:
 
 
 def jaccard(one: Hashes, other: Hashes) -> float:
-    """Size of the intersection by size of the union; 0 if both sets are empty.
+    """Size of the intersection divided by size of the union; 0 if both sets are empty.
 
-    Of sets that were cut to ``MOST``, up to where both are complete (Cohen & Kaplan, 2007).
+    If a set was cut to ``MOST``, only the hashes up to which both are complete count (Cohen &
+    Kaplan, 2007).
     """
     for cut in (one, other):
         if len(cut) == MOST:
@@ -138,8 +139,8 @@ def jaccard(one: Hashes, other: Hashes) -> float:
 def rows_of_band(similarity: float) -> int:
     """The longest band that documents of this similarity share with probability ``FOUND``.
 
-    1 - (1 - s^r)^b for b bands of r rows (Broder, 1997; Indyk & Motwani, 1998). Longer bands give
-    fewer pairs to compare.
+    The probability is 1 - (1 - s^r)^b for b bands of r rows (Broder, 1997; Indyk & Motwani, 1998).
+    Longer bands give fewer pairs to compare.
     """
 
     def probability(rows: int) -> float:
@@ -151,7 +152,7 @@ def rows_of_band(similarity: float) -> int:
 def _sketches(documents: ArrowList[Document], rows: int) -> tuple[Bytes, NDArray[np.uint32]]:
     """Sketches, one byte per number, (N, SKETCH), and hashes of the bands, (N, bands).
 
-    The hashes of a document with fewer than ``SHORTEST`` shingles are 0; it is not compared.
+    A document with fewer than ``SHORTEST`` shingles has hashes of 0 and is not compared.
     """
     from rensa import RMinHash
 
@@ -172,7 +173,7 @@ def _sketches(documents: ArrowList[Document], rows: int) -> tuple[Bytes, NDArray
         matrix = RMinHash.digest_matrix_from_flat_token_hashes(
             np.concatenate(sets), offsets, SKETCH, SEED
         )
-        # The sketch of a set has the least numbers of its parts' sketches.
+        # The sketch of a set has the minimum of its parts' sketches in each number.
         numbers = np.minimum.reduceat(np.array(matrix.to_rows(), dtype=np.uint64), firsts)
         mixed = _mix((numbers[:, : count * rows].reshape(-1, count, rows) * weights).sum(axis=2))
         sketches[indices] = numbers & np.uint64(255)
@@ -181,14 +182,16 @@ def _sketches(documents: ArrowList[Document], rows: int) -> tuple[Bytes, NDArray
 
 
 def _mix(values: Hashes) -> Hashes:
-    """Scramble: every bit of the result depends on every bit of the value."""
+    """Mix bits: every bit of the result depends on every bit of the value."""
     for _ in range(2):
         values = (values ^ (values >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
     return values ^ (values >> np.uint64(32))
 
 
 def _shared(bands: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Rows of documents that share a band, and the number of each shared band or -1, (R, bands)."""
+    """Rows of documents that share a band, (R,), and the number of each shared band, (R, bands), or
+    -1.
+    """
     groups = np.full(bands.shape, -1, dtype=np.int32)
     n_groups = 0
     for i in range(bands.shape[1]):

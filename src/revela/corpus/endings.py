@@ -1,11 +1,11 @@
-"""What the ending of a file's name says of it."""
+"""Formats of files by the ending of their names."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-COMPRESSED = (".gz", ".zst")  # a file of any format
-# Text is prose unless its ending is one of these, or it begins with #!.
+COMPRESSED = (".gz", ".zst")  # of any format
+# Text is code if it has one of these endings, or begins with #!; otherwise prose.
 CODE = frozenset(
     """.asm .awk .bash .bat .c .cc .cfg .cjs .clj .cmake .cmd .conf .cpp .cs .css .cts .cu .cxx .d
     .dart .diff .el .erl .ex .exs .f90 .fish .fs .go .gradle .groovy .h .hh .hpp .hs .ini .java .jl
@@ -13,7 +13,7 @@ CODE = frozenset(
     .properties .proto .ps1 .py .pyi .pyx .r .rb .rs .sass .scala .scm .scss .sh .sol .sql .svelte
     .swift .tcl .tf .toml .ts .tsx .vb .vim .vue .xml .yaml .yml .zig .zsh""".split()  # noqa: SIM905
 )
-# Formats that are Markdown, or are read as it.
+# Formats that are Markdown, or are converted to it.
 MARKDOWN = frozenset(
     """.md .markdown .mdx .qmd .rmd .ipynb .docx .docm .pptx .pptm .xlsx .xlsm .epub .odt .ods .odp
     """.split()  # noqa: SIM905
@@ -21,5 +21,5 @@ MARKDOWN = frozenset(
 
 
 def suffix(path: Path) -> str:
-    """The ending that names the format: ``.jsonl`` for ``a.jsonl.gz``."""
+    """The ending that gives the format: ``.jsonl`` for ``a.jsonl.gz``."""
     return Path(path.stem if path.suffix in COMPRESSED else path).suffix.lower()

@@ -1,13 +1,14 @@
-"""Full stops that end no sentence: of abbreviations, initials, ordinals and numbers in a list.
+"""Recognise full stops that end no sentence: in abbreviations, initials, ordinals and list numbers.
 
-Where a full stop may be either, as in "He lives in the U.S. It is large", none is seen.
+If a full stop may be both, as in "He lives in the U.S. It is large", no end is seen.
 """
 
 from __future__ import annotations
 
 import re
 
-# Of each language, without single letters and those with full stops within, as z.B. and т.д.
+# By language; without single letters, and without abbreviations with full stops inside, like z.B.
+# and т.д.
 _ABBREVIATIONS = frozenset(
     """
     Mr Mrs Ms Dr Prof St Mt Fig Figs fig Eq Eqs eq No Nos Vol vol pp cf vs al approx ca etc Inc Ltd
@@ -56,8 +57,8 @@ _LONGEST = 1 + max(map(len, _ABBREVIATIONS))
 _DOTTED = re.compile(r"[^\W\d_]{1,2}(?:\.[^\W\d_]{1,3})+")  # z.B, т.д, U.S.A
 _ROMAN = re.compile(r"[IVXLC]+")
 _NUMBER = re.compile(r"\W*(?:\d{1,3}\.)*(?:\d{1,3}|[ivx]{1,4})")
-_NUMBERED = re.compile(r"\W*\d{1,3}[.)]")  # where a list begins
-# In languages whose ordinals have a full stop: words that stand before and after an ordinal.
+_NUMBERED = re.compile(r"\W*\d{1,3}[.)]")  # the beginning of a list
+# In languages whose ordinals have a full stop: words before and after an ordinal.
 _BEFORE_ORDINAL = frozenset(
     """am im vom zum zur beim der die das den dem des seit ab bis und oder ein eine einen einer
     eines jeder jede jedes dieser diese ihr sein mein unser den det til fra og eller på dne od do ve
@@ -73,16 +74,16 @@ _AFTER_ORDINAL = frozenset(
     Generation Dynastie Dezember Advent Preis Halbjahr Halbzeit
     """.split()  # noqa: SIM905
 )
-_SENTENCE_LEFT = 32  # characters before a full stop that are looked at
+_SENTENCE_LEFT = 32  # characters before a full stop to consider
 
 
 def goes_on(text: str, start: int, place: int, end: int) -> bool:
     """Whether a sentence goes on after a mark that is followed by white space.
 
     Args:
-        start: where the sentence begins.
-        place: of the first of its marks.
-        end: where the next sentence would begin.
+        start: index where the sentence begins.
+        place: index of the mark, the first if there are several.
+        end: index where the next sentence would begin.
 
     >>> text = "Dr. Ito lives in Hauptstr. 5, z. B. since May. It is small."
     >>> [goes_on(text, 0, place, place + 2) for place, mark in enumerate(text[:-1]) if mark == "."]
@@ -90,13 +91,13 @@ def goes_on(text: str, start: int, place: int, end: int) -> bool:
     """
     after = text[end : end + 1]
     if text[place - 1 : place].isspace() if place > start else place > 0:
-        # A mark of tokenized text, which often has no capitals; or an ellipsis of single marks.
+        # A mark in tokenized text, which often has no capitals; or an ellipsis of separate marks.
         return text[place] == "." and ("." in (after, text[place - 2 : place - 1]))
     if after.islower() or after in (".", "\u2026"):
         return True
     if text[place] != ".":
         return False
-    # Most full stops are told by this alone.
+    # This decides most cases.
     word = text[max(start, place - _LONGEST) : place]
     word = word[word.rfind(" ") + 1 :]
     if word.isalpha():
@@ -110,7 +111,7 @@ def goes_on(text: str, start: int, place: int, end: int) -> bool:
 
 
 def _is_no_end(text: str, start: int, place: int, end: int) -> bool:
-    """``goes_on``, of a full stop after a short word, a number or the like."""
+    """``goes_on``, for a full stop after a short word, a number or the like."""
     parts = text[max(start, place - _SENTENCE_LEFT) : place].split()
     if not parts:
         return False
@@ -135,7 +136,7 @@ def _is_no_end(text: str, start: int, place: int, end: int) -> bool:
 
 
 def _is_number_of_list(text: str, start: int, place: int) -> bool:
-    """Whether only a number stands before, in the sentence or in its line."""
+    """Whether only a number is before the full stop, in the sentence or in its line."""
     line = text.rfind("\n", max(start, place - _SENTENCE_LEFT), place) + 1 or start
     return place - line < _SENTENCE_LEFT and bool(_NUMBER.fullmatch(text, line, place))
 

@@ -1,4 +1,4 @@
-"""Sections of a Markdown document, and the headings above each chunk as its title."""
+"""Split Markdown into sections, and give each chunk the headings above it as title."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import NamedTuple
 from revela.corpus.endings import MARKDOWN, suffix
 from revela.types import Document
 
-LONGEST = 200  # characters of a heading that a chunk repeats
+LONGEST = 200  # maximum characters of a heading in a chunk's title
 _MARKED = r" {0,3}(?:(`{3,}|~{3,})(.*)|(#{1,6})[ \t]+(\S.*))"
 _MARKS = r"\n {0,3}(==+|--+)[ \t]*\r?$"
-# One line after a blank one; no item, quotation or row of a table.
+# A single line after a blank one, but not a list item, a quotation or a row of a table.
 _UNDERLINED = rf"(?:\A|(?<=\n\n)|(?<=\n\r\n)) {{0,3}}(?![-+*>|]|\d+[.)][ \t])(\S.*){_MARKS}"
 _LINE = re.compile(rf"^{_MARKED}()()$(?:\s*\n)?", re.MULTILINE)
 _LINE_OR_UNDERLINED = re.compile(rf"^(?:{_MARKED}$|{_UNDERLINED})(?:\s*\n)?", re.MULTILINE)
@@ -23,8 +23,14 @@ _CLOSING = re.compile(r"\s+#*$")
 
 
 class Heading(NamedTuple):
-    """A heading: where its first # or its underlined words begin, its level from 1, its words, and
-    where its line begins and the blank lines after it end.
+    """A heading of Markdown.
+
+    Attributes:
+        place: index of its first #, or of its words if they are underlined.
+        level: from 1, the highest.
+        words: its text.
+        start: index where its line begins.
+        end: index where the blank lines after it end.
     """
 
     place: int
@@ -38,13 +44,13 @@ END = Heading(sys.maxsize, 7, "", sys.maxsize, sys.maxsize)
 
 
 def has_headings(name: str) -> bool:
-    """Whether the document of this id is Markdown."""
+    """Whether the document with this id is Markdown."""
     return "." in name and suffix(Path(name)) in MARKDOWN
 
 
 def titles(document: Document, chunks: Sequence[str]) -> list[str]:
-    """The title of each chunk: the document's and, in Markdown, the headings above the chunk,
-    except one that it begins with. ``chunks`` are the text without blank pieces.
+    """The title of each chunk: the document's and, in Markdown, the headings above the chunk. A
+    heading that begins the chunk is left out. ``chunks`` are in order; blank text may be missing.
 
     >>> text = "# Guide\\nFirst.\\n\\n## Install\\nRun pip.\\n\\nThen this."
     >>> chunks = ["# Guide\\nFirst.\\n\\n", "## Install\\nRun pip.\\n\\n", "Then this."]
@@ -54,7 +60,7 @@ def titles(document: Document, chunks: Sequence[str]) -> list[str]:
     title = document.title.strip()
     if not has_headings(document.id):
         return [title] * len(chunks)
-    # Where the first heading is the title, it is said once.
+    # A first heading that equals the title is not repeated.
     repeated = [title] if title else []
     headings, at, out = _headings(document.text), 0, list[str]()
     after = next(headings, END)
@@ -73,9 +79,13 @@ def titles(document: Document, chunks: Sequence[str]) -> list[str]:
 
 
 class Section(NamedTuple):
-    """Headings with only white space between them, and the text below; joined, they are the text.
+    """Consecutive headings and the text below them; joined, sections are the document's text.
 
-    ``above``: the level of the heading above the first one, or 0; ``level``: of the last one.
+    Attributes:
+        above: level of the heading above the first one; 0: none.
+        level: level of the last heading.
+        headings: the headings, with only white space between them.
+        text: the text below.
     """
 
     above: int
@@ -85,9 +95,9 @@ class Section(NamedTuple):
 
 
 def sections(document: Document) -> Iterator[Section]:
-    """The sections of a document in order; the text before all headings is one too.
+    """The sections of a document in order; the text before all headings is one, too.
 
-    A heading without text shares a section with the next one, unless that is higher.
+    A heading without text shares a section with the next heading, unless that is of a higher level.
     """
     text, levels = document.text, [0]
     start = end = above = 0
@@ -115,7 +125,7 @@ def first_heading(text: str) -> str:
 
 
 def _headings(text: str) -> Iterator[Heading]:
-    """Headings in order; a # in fenced code is a comment."""
+    """Headings in order; a # in fenced code is no heading."""
     fence = ""
     pattern = _LINE_OR_UNDERLINED if _HAS_UNDERLINED.search(text) else _LINE  # twice as fast
     for line in pattern.finditer(text):

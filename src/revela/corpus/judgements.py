@@ -1,7 +1,7 @@
-"""Judged queries in BEIR layout, to score on and to train on.
+"""Read judged queries in BEIR layout, to score on and to train on.
 
-A folder holds queries.jsonl (or .gz) and qrels/SPLIT.tsv with the columns query-id, corpus-id and
-score below a header, or TREC's four columns. Scores are whole numbers; above 0 is relevant.
+A folder has queries.jsonl (or .gz) and qrels/SPLIT.tsv, which has a header and the columns
+query-id, corpus-id and score, or TREC's four columns. Scores are integers; above 0 is relevant.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from revela.types import Chunk, Document
 log = logging.getLogger(__name__)
 
 Qrels = dict[str, dict[str, int]]
-"""Scores by query id and document id."""
+"""Query id -> document id -> score."""
 
 
 def judgements_dir(recipe: Recipe) -> str:
-    """The folder of judged queries that a recipe's objective learns from; empty: none."""
+    """The folder of judged queries that a recipe's objective trains on; "": none."""
     return str(getattr(recipe.objective, "pairs", ""))
 
 
 def read_judgements(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
-    """The text of each query with a relevant document, by id; and all scores."""
+    """Query id -> text, of queries with a relevant document; and all scores."""
     queries = {str(row["_id"]): str(row["text"]) for row in read_rows(folder, "queries.jsonl")}
     path = folder / "qrels" / f"{split}.tsv"
     qrels = _read_qrels(path)
@@ -62,9 +62,7 @@ def check_unknown(path: Path, kind: str, ids: Iterable[str], existing: Mapping[s
 
 
 def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
-    """The rows of a JSONL file of the folder, or of its .gz, with _id and text; of two that say the
-    same, one.
-    """
+    """The rows of a folder's JSONL file, or of its .gz, with _id and text; equal rows once."""
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
     if path is None:
         raise RevelaError(f"{folder} is not a BEIR-layout folder: it has no {name} (nor {name}.gz)")
@@ -76,8 +74,9 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def read_queries(path: Path) -> dict[str, str]:
-    """The text of each query by id, from a file with a query a line: JSON with _id and text; id,
-    tab and text; or text alone, whose id is the line number.
+    """Read a file with a query per line: query id -> text.
+
+    A line is JSON with _id and text; or id, tab and text; or only text, with the line number as id.
     """
     if not path.is_file():
         raise RevelaError(f"{path} does not exist: give a file with a query a line")
@@ -108,13 +107,13 @@ def _rows_of(path: Path) -> list[dict[str, Any]]:
         if line.strip():
             try:
                 row = json.loads(line)
-                # Raises if one is missing, or has surrogates.
+                # Raises if a field is missing, or has surrogates.
                 f"{row['_id']}{row['text']}{row.get('title')}".encode()
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise RevelaError(
                     f"{path}: line {number} cannot be read ({type(error).__name__}: {error})"
                 ) from error
-            # A null is no text, and not the word "None".
+            # A null is an empty text, not the word "None".
             rows.append({name: "" if value is None else value for name, value in row.items()})
     return rows
 
@@ -148,11 +147,12 @@ def _read_qrels(path: Path) -> Qrels:
 
 
 def pair_rows(documents: Sequence[Document], folder: Path, others: bool) -> ArrowList[Chunk]:
-    """Whole documents (title and text), once with each query that they answer; ``others`` appends
-    the documents that answer none.
+    """Rows of whole documents (title and text): one for each query that a document answers.
+
+    With ``others``, documents that answer no query follow.
     """
     texts, qrels = read_judgements(folder, "train")
-    queries_of: dict[str, dict[str, None]] = {}  # by document, each text once
+    queries_of: dict[str, dict[str, None]] = {}  # document -> its queries, each text once
     for query, text in texts.items():
         for document, score in qrels[query].items():
             if score > 0:

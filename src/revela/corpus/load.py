@@ -1,4 +1,4 @@
-"""A corpus -> documents on disk, without duplicates, and a report on what was skipped."""
+"""Read a corpus into documents on disk, without duplicates, and report what was skipped."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from revela.settings import Corpus, Recipe
 from revela.silence import progress_bar
 from revela.types import Document
 
-MIN_WORDS = 5  # per document; fewer are not a sentence
+MIN_WORDS = 5  # per document; less is no sentence
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How a corpus is read, for commands that take no training settings."""
+    """Options of reading a corpus, for commands that take no training settings."""
 
     text_field: str = Corpus.text_field
     "Field or column that holds the text."
@@ -54,12 +54,12 @@ def read_corpus(
 
     Args:
         sources: folders, files of any format in ``readers.READERS``, and hub:owner/name.
-        reading: names of fields.
-        distinct: drop documents with the title and text of an earlier one.
+        reading: names of fields, and whether to join titles.
+        distinct: drop documents with the same title and text as an earlier one.
         near: drop documents at least this similar to an earlier one (``near_duplicates``); 0: none.
         min_words: skip documents with fewer words, title included.
-        max_bad_share: of files and rows, that cannot be read; more are an error.
-        rename_repeated: name a row whose id another has by its place.
+        max_bad_share: RevelaError if a larger share of files and rows cannot be read.
+        rename_repeated: use a row's place as its id if another row has the same id.
         metadata: other fields or columns to keep with each document.
 
     >>> from tempfile import TemporaryDirectory
@@ -95,7 +95,7 @@ def read_corpus(
 
 
 def first_claim() -> Callable[[str], bool]:
-    """Says of each id whether it comes for the first time."""
+    """A function that tells whether an id is given to it for the first time."""
     seen = set[int]()  # hashes
 
     def claim(name: str) -> bool:
@@ -139,7 +139,7 @@ def check_report(
 def filter_documents(
     documents: Iterable[Document], distinct: bool, min_words: int, report: ReadReport
 ) -> Iterator[Document]:
-    """Documents with at least ``min_words`` words, each text once if ``distinct``."""
+    """Documents with at least ``min_words`` words; with ``distinct`` each text once."""
     seen = set[bytes]()
     for document in documents:
         words = count_words(document.full_text)
@@ -156,7 +156,7 @@ def filter_documents(
 
 
 def joined_by_title(documents: Iterable[Document], report: ReadReport) -> Iterator[Document]:
-    """Join neighbours that share a title into articles, with the id of the first passage.
+    """Join neighbouring passages with the same title into an article, with the first one's id.
 
     A space joins them, as files of 100-word passages cut sentences.
     """
@@ -182,8 +182,9 @@ def joined_by_title(documents: Iterable[Document], report: ReadReport) -> Iterat
 def split_held_out(
     documents: ArrowList[Document], share: float, at_most: int
 ) -> tuple[ArrowList[Document], list[Document]]:
-    """Split off a share of the documents, ``at_most`` so many, by a hash of title and text: the
-    same in any order, run and seed.
+    """Hold out a share of the documents, at most ``at_most``; returns the rest and those held out.
+
+    A hash of title and text selects them, so they are the same in any order, run and seed.
     """
     digests = [hashlib.blake2b(d.full_text.encode(), digest_size=8).digest() for d in documents]
     ranked = sorted(range(len(digests)), key=digests.__getitem__)

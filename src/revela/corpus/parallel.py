@@ -1,4 +1,4 @@
-"""Batches, and a map over processes."""
+"""Batch items, and map a function over processes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-AHEAD = 3  # results per worker that may wait for the reader
+AHEAD = 3  # maximum results per worker that wait to be read
 
 
 def batches(items: Iterable[Item], size: Callable[[Item], int], limit: int) -> Iterator[list[Item]]:
-    """Batches of neighbours whose sizes sum to ``limit`` or more, except the last.
+    """Batches of neighbouring items; their sizes sum to ``limit`` or more, except in the last.
 
     >>> list(batches(["a", "bb", "ccc", "d"], len, limit=3))
     [['a', 'bb'], ['ccc'], ['d']]
@@ -46,11 +46,11 @@ def ordered_map(
         yield from map(work, chain(first, stream))
         return
     methods = multiprocessing.get_all_start_methods()
-    # A forked worker starts at once; a spawned one would import the caller's script, and run it
-    # if it has no `if __name__ == "__main__"`.
+    # Fork if possible: a forked worker starts at once, but a spawned one imports the caller's
+    # script, and runs it if it has no `if __name__ == "__main__"`.
     context = multiprocessing.get_context("fork" if "fork" in methods else None)
-    # A worker must not collect what its parent left: OpenVINO's objects would wait for threads that
-    # only the parent has.
+    # A worker must not collect its parent's garbage: OpenVINO's objects would wait for threads that
+    # exist only in the parent.
     with ProcessPoolExecutor(workers, mp_context=context, initializer=gc.freeze) as pool:
         waiting: deque[Future[Result]] = deque(pool.submit(work, item) for item in first)
         for item in stream:

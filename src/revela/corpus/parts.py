@@ -1,6 +1,6 @@
-"""A corpus in parts for several processes: files, and row groups of large Parquet files.
+"""Divide a corpus into parts for several processes: files, and row groups of large Parquet files.
 
-A document's id, and its place in its part, do not depend on the process that reads it.
+A document's id and its place in its part do not depend on the process that reads it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PART = 2**26  # bytes per part
 
 @dataclass(frozen=True)
 class Piece:
-    """A file, or some row groups of a Parquet file; ``state``: its size and time of change."""
+    """A file, or row groups of a Parquet file. ``state`` is the file's size and time of change."""
 
     file: File
     state: tuple[int, int]
@@ -55,8 +55,8 @@ class DocumentReader:
 
 
 def parts_of(sources: Sequence[Path | str], report: ReadReport, size: int = PART) -> list[Part]:
-    """Divide a corpus, in its order, into parts of about ``size`` bytes; a larger file that is not
-    Parquet is a part of its own.
+    """Divide a corpus, in order, into parts of about ``size`` bytes. A larger file is a part of its
+    own, unless it is Parquet.
     """
     pieces = list(_pieces(sources, report, size))
     runs = _runs([length for _, length in pieces], size)
@@ -93,14 +93,14 @@ def _row_group_lengths(path: Path) -> list[int]:
 
     try:
         metadata = pq.read_metadata(path)
-    except (pa.ArrowException, OSError):  # its reader says what is wrong
+    except (pa.ArrowException, OSError):  # the error comes when it is read
         return []
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     return [sum(g.column(i).total_compressed_size for i in range(g.num_columns)) for g in groups]
 
 
 def _runs(lengths: Sequence[int], size: int) -> Iterator[range]:
-    """Ranges of neighbours whose lengths sum to at most ``size``, or of one that is longer."""
+    """Ranges of neighbours with lengths that sum to at most ``size``; a longer one is alone."""
     start = total = 0
     for i, length in enumerate(lengths):
         if i > start and total + length > size:

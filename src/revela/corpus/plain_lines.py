@@ -1,4 +1,4 @@
-"""The lines of a passage as plain text: Markdown without its signs, code as it is, table rows."""
+"""Turn a passage into plain lines: Markdown without its markup, code as it is, rows of tables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _INLINE = re.compile(
     |\\(?P<escaped>[!-/:-@\[-`{{-~])""",
     re.VERBOSE | re.MULTILINE | re.DOTALL | re.IGNORECASE,
 )
-_KEPT = ("link", "starred", "barred", "struck")  # and cleaned in turn
+_KEPT = ("link", "starred", "barred", "struck")  # their text is kept, and cleaned, too
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
 _RULE = re.compile(r"\s*(?:=+|-{2,}|(?:[-*_] ?){3,})\s*")  # also the line below a heading
 _HEADING = re.compile(r"\s{0,3}#{1,6}\s+(.*?)\s*#*\s*")
@@ -52,19 +52,23 @@ Kind = Literal["prose", "heading", "item", "row", "code"]
 
 
 class Line(NamedTuple):
-    """A line as it is shown; ``number``: in the passage, ``heading``: of a row, the table's first
-    line, if that is another one.
+    """A line as it is shown.
+
+    Attributes:
+        number: its number in the passage.
+        heading: for a row, the number of the table's first line, if that is another line.
+        begins: whether it begins a paragraph; otherwise it continues the line before.
     """
 
     text: str
     kind: Kind
     number: int
     heading: int | None = None
-    begins: bool = True  # rather than goes on with the line before
+    begins: bool = True
 
 
 def plain(text: str) -> str:
-    """Markdown without its signs: links, emphasis, images, badges; with as many line breaks."""
+    """Remove Markdown's markup: links, emphasis, images, badges. Line breaks are kept."""
     if not re.search(r"[`\[*_~<\\]", text):
         return text
 
@@ -74,7 +78,7 @@ def plain(text: str) -> str:
             kept = plain(kept)
         else:
             kept = found["code"] or found["address"] or found["escaped"] or ""
-            if found["image"] and " " in found["image"].strip():  # else it names a picture
+            if found["image"] and " " in found["image"].strip():  # one word is a file's name
                 kept = found["image"]
         return kept + "\n" * (found[0].count("\n") - kept.count("\n"))
 
@@ -82,9 +86,7 @@ def plain(text: str) -> str:
 
 
 def lines_of(text: str, name: str = "") -> list[Line]:
-    """The lines of a passage as they are shown; ``name``: of the document, whose ending says what
-    it is.
-    """
+    """The lines of a passage as they are shown; the format is that of the document's ``name``."""
     raw = re.sub("[\r\f]", " ", text).split("\n")
     ending = suffix(Path(name)) if "." in name else ""
     if ending in CODE or (not has_headings(name) and _is_code(raw)):
@@ -95,7 +97,7 @@ def lines_of(text: str, name: str = "") -> list[Line]:
 
 
 def _kind(line: str) -> Kind:
-    """What a line of plain text is."""
+    """The kind of a line of plain text."""
     if _ITEM.match(line):
         return "item"
     is_row = _NAMED_CELLS.fullmatch(line) or _LINE_OF_ITS_OWN.match(line)
@@ -109,7 +111,7 @@ def _is_code(raw: Sequence[str]) -> bool:
 
 
 def _markdown(raw: Sequence[str]) -> Iterator[Line]:
-    """Lines of Markdown, without its signs; those of code keep theirs."""
+    """Lines of Markdown without markup; lines of code are kept as they are."""
     fence, kept, coded = "", list[str](), list[bool]()
     for line in raw:
         mark = _FENCE.match(line)
@@ -143,8 +145,8 @@ def _block(line: str, number: int) -> Line:
 
 
 def _rows(lines: Iterator[Line]) -> Iterator[Line]:
-    """The lines, where rows of tables are marked as such; white space is single."""
-    first: int | None = None  # of the table
+    """Mark rows of tables as such, and collapse white space."""
+    first: int | None = None  # line of the table
     blank = True
     for line in lines:
         if line.kind == "code":

@@ -1,4 +1,4 @@
-"""Documents and chunks on disk, as a sequence that may be larger than memory.
+"""Keep documents and chunks on disk, as a sequence that may be larger than memory.
 
 Items are written in batches to a temporary Arrow file, which is memory-mapped.
 """
@@ -29,8 +29,13 @@ BATCH = 2**22  # characters per record batch
 class ArrowList(Sequence[Kept], Generic[Kept]):
     """A list of dataclass instances in Arrow files; made by ``arrow_list`` or ``read``.
 
-    Fields may be strings, integers and mappings of strings and numbers. ``folder`` is deleted with
-    the last view of the list; ``rows`` are this view's items.
+    Fields may be strings, integers and mappings of strings and numbers.
+
+    Args:
+        kind: the dataclass.
+        batches: Arrow record batches.
+        folder: a temporary folder, deleted with the last view of the list.
+        rows: indices of this view's items; None: all.
     """
 
     def __init__(
@@ -120,7 +125,7 @@ class ArrowList(Sequence[Kept], Generic[Kept]):
 
 
 class LazyTexts(Sequence[str]):
-    """The text of each item, computed when it is read."""
+    """A sequence of the items' texts, each computed when it is read."""
 
     def __init__(self, items: Sequence[Item], text: Callable[[Item], str]) -> None:
         self._items, self._text = items, text
@@ -139,7 +144,9 @@ def vectors_on_disk(count: int, width: int) -> Vectors:
     if count * width == 0:
         return np.zeros((count, width), dtype=np.float32)
     with _disk_errors(), tempfile.TemporaryFile(prefix="revela-") as file:
-        if hasattr(os, "posix_fallocate"):  # a disk that fills up later would kill the process
+        if hasattr(
+            os, "posix_fallocate"
+        ):  # if the disk filled up later, the process would be killed
             os.posix_fallocate(file.fileno(), 0, 4 * count * width)
         return np.memmap(file, dtype=np.float32, mode="w+", shape=(count, width))
 
@@ -192,7 +199,7 @@ def write(kind: type[Item], items: Iterable[Item], path: Path) -> None:
 
 @contextmanager
 def _disk_errors(folder: Path | None = None) -> Iterator[None]:
-    """Turn errors of a disk into one sentence; None: of the temporary folder's."""
+    """Turn errors of a disk into a RevelaError about ``folder``; None: the temporary folder."""
     try:
         yield
     except OSError as error:
@@ -204,14 +211,14 @@ def _disk_errors(folder: Path | None = None) -> Iterator[None]:
 
 
 def _flat(value: Any) -> Any:
-    """A mapping as JSON: its keys and types differ between rows."""
+    """A mapping as JSON, as keys and types differ between rows."""
     return json.dumps(value) if isinstance(value, Mapping) else value
 
 
 def read(
     kind: type[Item], paths: Sequence[Path], folder: tempfile.TemporaryDirectory[str] | None = None
 ) -> ArrowList[Item]:
-    """The items in these files, one file after another; see ``ArrowList``."""
+    """Read the items of these files, one file after another; arguments as for ``ArrowList``."""
     import pyarrow as pa
 
     mapped = (pa.memory_map(os.fsencode(path)) for path in paths if path.stat().st_size)

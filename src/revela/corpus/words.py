@@ -1,9 +1,9 @@
-"""One unit of length for text in every script: the word.
+"""Words, the unit of length for text in every script.
 
-Where words are spaced, a word is what stands between white space. Han and Kana are cut into pairs
-of characters; Thai, Lao, Tibetan, Myanmar and Khmer into fives, as a translation of 29,700 English
-words (XQuAD) has 1.7 Chinese and 4.7 Thai characters for each, without vowel signs and tones. Of a
-run of over ``LONGEST`` characters (base64, minified code, DNA), every ``PIECE`` are a word.
+In scripts with spaces, a word is text between white space. In Han and Kana it is two characters; in
+Thai, Lao, Tibetan, Myanmar and Khmer five, as a translation of 29,700 English words (XQuAD) has 1.7
+Chinese and 4.7 Thai characters per word, without vowel signs and tones. In a run of over
+``LONGEST`` characters (base64, minified code, DNA) it is ``PIECE`` characters.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-HAN, THAI = 2, 5  # characters of a word
+HAN, THAI = 2, 5  # characters per word
 LONGEST, PIECE = 100, 6  # of 2.6 million words of Python's documentation, 124 are longer
 
-# Unicode's blocks with combining marks, to save time at start.
+# Unicode's blocks with combining marks; searching only these saves time at start.
 _BLOCKS = ((0x300, 0x3100), (0xA600, 0xAC00), (0xFB1E, 0xFB1F), (0xFE00, 0xFE30),
            (0x10000, 0x12000), (0x13400, 0x13500), (0x16000, 0x17000), (0x1BC00, 0x1BD00),
            (0x1CF00, 0x1D300), (0x1DA00, 0x1DB00), (0x1E000, 0x1EA00))  # fmt: skip
@@ -27,8 +27,8 @@ _MARKS = [
     for code in range(*block)
     if unicodedata.category(chr(code)).startswith("M")
 ]
-# Joiners, the modifiers of emoji, and AM of Thai and Lao, which is a letter, go with them. Of the
-# planes above the first, re compares one by one: they wait until a character is of those.
+# Joiners, modifiers of emoji, and AM of Thai and Lao, which is a letter, count as marks. Characters
+# above the first plane are matched separately, as re compares these one by one, which is slow.
 _LOW = "".join(mark for mark in _MARKS if mark < "\U00010000") + (
     "\u0e33\u0eb3\u200b-\u200d\u2060\ufeff"
 )
@@ -64,7 +64,7 @@ _HIRAGANA = re.compile("[\u3041-\u309f]")
 def words(text: str) -> list[str]:
     """The words of a text, each with the white space after it; joined, they are the text.
 
-    White space before the first word belongs to it; a text of nothing else has no word.
+    White space before the first word belongs to that word. A text of only white space has no word.
 
     >>> words("Bees (蜜蜂) dance in 花丛之间。")
     ['Bees ', '(蜜蜂) ', 'dance ', 'in ', '花丛', '之间。']
@@ -76,8 +76,8 @@ def words(text: str) -> list[str]:
 
 
 def split_evenly(text: str, parts: int) -> list[str]:
-    """Split a text into ``parts`` runs of words, or a word into runs of characters; some may be
-    empty.
+    """Split a text into ``parts`` runs of words, or a single word into runs of characters. Some
+    runs may be empty.
     """
     units = words(text)
     if len(units) < 2:
@@ -95,13 +95,13 @@ def count_words(text: str) -> int:
 
 
 def joined(some: Iterable[str]) -> str:
-    """``words`` in a row as one line."""
+    """Join ``words`` into one line."""
     return " ".join("".join(some).split())
 
 
 def terms(text: str) -> list[str]:
-    """The units by which texts are compared: words without punctuation, and single characters of
-    scripts without spaces.
+    """The units for comparing texts: words without punctuation, and single characters in scripts
+    without spaces.
 
     >>> terms("It's 花丛。")
     ['It', 's', '花', '丛']
@@ -110,7 +110,7 @@ def terms(text: str) -> list[str]:
 
 
 def splits_word(text: str, place: int) -> bool:
-    """Whether a cut before this character splits one of a text's ``terms``.
+    """Whether a cut before the character at ``place`` splits one of the text's ``terms``.
 
     >>> splits_word("Article 5", 3), splits_word("Art 5", 3), splits_word("花丛", 1)
     (True, False, False)
@@ -131,8 +131,8 @@ def count_terms(terms: Sequence[str]) -> int:
 
 
 def runs(text: str) -> list[str]:
-    """All overlapping runs of a word's length in scripts without spaces, except runs with hiragana,
-    which is mostly grammar.
+    """All overlapping runs of a word's length in scripts without spaces. Runs with hiragana, which
+    is mostly grammar, are left out.
 
     >>> runs("花丛之间 in 花")
     ['花丛', '丛之', '之间']

@@ -1,7 +1,7 @@
-"""The modules after a transformer, as operations of an OpenVINO graph: pooling, linear layers,
-normalisation.
+"""Build the modules after a transformer as an OpenVINO graph: pooling, linear layers, and so on.
 
-Shapes: B texts, L tokens, D numbers of a token's state or a text's vector, W of a token's vector.
+Shapes: B texts, L tokens, D width of a token's state and a text's vector, W width of a token's
+vector.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from openvino import Model
 
 VECTOR, TOKENS = "sentence_embedding", "unit_token_embeddings"
-# Sentence-Transformers' former flags of the pooling -> its mode, in the order they are joined in.
+# Former flags of Sentence-Transformers' pooling -> mode, in the order in which modes are joined.
 FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -28,7 +28,7 @@ FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")
-EPS = 1e-12  # of lengths, as torch has it
+EPS = 1e-12  # minimum length in a division, as in torch
 
 
 class Unsupported(Exception):
@@ -38,19 +38,19 @@ class Unsupported(Exception):
 def with_modules(
     states: Model, mask: str, modules: list[tuple[str, Path]], width: int | None
 ) -> Model:
-    """The graph of a transformer with the modules after it.
+    """Append the modules after a transformer to its graph.
 
     Args:
-        states: gives states of tokens (B, L, D) as its first output.
-        mask: the name of its input (B, L) that tells tokens from padding, which is at the right.
+        states: the transformer's graph; its first output is the states of tokens, (B, L, D).
+        mask: the name of its input for the attention mask, (B, L). Padding is at the right.
         modules: kind and folder of each module after the transformer.
-        width: numbers to cut vectors to; None: all.
+        width: truncate vectors to this width; None: do not.
 
     Returns:
         A graph with the outputs ``VECTOR`` (B, D) and ``TOKENS`` (B, L, W), both of unit length.
 
     Raises:
-        Unsupported: for other modules than these, and for settings of theirs that are rare.
+        Unsupported: a module, or one of its settings, cannot be built here.
     """
     import openvino as ov
     from openvino import opset13 as op
@@ -93,7 +93,7 @@ def _changed(vectors: Any, kind: str, folder: Path) -> Any:
 
     if kind == "Normalize":
         return _unit(vectors)
-    if kind == "Dropout":  # of training
+    if kind == "Dropout":  # only used in training
         return vectors
     if kind == "Dense":
         about, name = _read(folder), "sentence_embedding"
@@ -115,7 +115,7 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _pooled(tokens_BLD: Any, mask_BL1: Any, about: dict[str, Any]) -> Any:
-    """The pooling of a config.json: (B, D)."""
+    """The pooling that a config.json describes: (B, D)."""
     from openvino import opset13 as op
 
     if not about.get("include_prompt", True):
@@ -144,7 +144,7 @@ def _pooled(tokens_BLD: Any, mask_BL1: Any, about: dict[str, Any]) -> Any:
 
 
 def _weights(mask_BL1: Any, mode: str) -> Any:
-    """Weights of tokens: equal, growing from first to last, or all on the last."""
+    """Weights of tokens: equal, growing from first to last, or only on the last."""
     from openvino import opset13 as op
 
     if mode not in ("weightedmean", "lasttoken"):

@@ -1,10 +1,10 @@
-"""BERT as an OpenVINO graph, made of a folder's weights without torch.
+"""Build BERT as an OpenVINO graph from a folder's weights, without torch.
 
-BERT, RoBERTa and XLM-RoBERTa, which count positions from another number on. The graph begins behind
-the table of words, whose rows the caller takes: the table may be most of a model, and a batch reads
+Also RoBERTa and XLM-RoBERTa, whose positions begin at another number. The graph begins after the
+word embeddings, which the caller looks up: their table may be most of a model, and a batch reads
 little of it.
 
-Shapes: B texts, L tokens, D numbers of a token's state, H heads, V words.
+Shapes: B texts, L tokens, D width of a token's state, H heads, V words.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 WORDS, MASK, STATES = "word_embeddings", "attention_mask", "token_embeddings"
 FIRST_POSITION = {"bert": 0, "roberta": None, "xlm-roberta": None}  # None: after the padding's id
 ACTIVATIONS = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
-FAR = -1e4  # the score of a token that is padding, in bf16 too
+FAR = -1e4  # attention score of padding; small enough for bf16
 
 
 @dataclass(frozen=True)
 class Bert:
-    """A graph from rows of the table of words (B, L, D) and mask (B, L) to states (B, L, D); and
-    the table (V, D), memory-mapped.
+    """BERT.
+
+    Attributes:
+        model: a graph from word embeddings (B, L, D) and mask (B, L) to states (B, L, D).
+        table_VD: the word embeddings, memory-mapped.
     """
 
     model: Model
@@ -37,7 +40,7 @@ class Bert:
 
 
 def is_bert(config: dict[str, Any]) -> bool:
-    """Whether a config.json is of a model that this file can build."""
+    """Whether ``bert`` can build the model of a config.json."""
     return (
         config.get("model_type") in FIRST_POSITION
         and config.get("hidden_act", "gelu") in ACTIVATIONS
@@ -47,7 +50,7 @@ def is_bert(config: dict[str, Any]) -> bool:
 
 
 def max_positions(config: dict[str, Any]) -> int:
-    """The most tokens that a BERT reads of a text."""
+    """Maximum tokens of a text for a BERT."""
     return int(config["max_position_embeddings"]) - _first_position(config)
 
 
@@ -65,7 +68,7 @@ def bert(config: dict[str, Any], weights: Weights) -> Bert:
     import openvino as ov
     from openvino import opset13 as op
 
-    # A checkpoint of masked language modelling has a name before all others.
+    # In a checkpoint of masked language modelling, all names have a prefix.
     prefix = next(
         (p for p in ("", "bert.", "roberta.") if f"{p}embeddings.LayerNorm.weight" in weights), ""
     )
@@ -95,7 +98,7 @@ def bert(config: dict[str, Any], weights: Weights) -> Bert:
     for node in (words_BLD, mask_BL):
         node.output(0).set_names({node.get_friendly_name()})
 
-    # Texts are padded at their right, so that their positions are the same as without padding.
+    # Texts are padded at the right, so positions are the same as without padding.
     length = op.gather(op.shape_of(mask_BL), numbers(1), numbers(0))
     positions_LD = op.slice(
         constant("embeddings.position_embeddings.weight"),

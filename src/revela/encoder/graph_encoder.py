@@ -1,9 +1,9 @@
-"""Texts -> unit vectors, by an OpenVINO graph on the CPU, without torch.
+"""Encode texts as unit vectors by an OpenVINO graph on the CPU, without torch.
 
-Batches hold texts of like length, as padding is computed.
+Batches hold texts of similar length, as padding costs time.
 
 Shapes: N texts, B texts of a batch, L tokens, D width of the vectors; T tokens of a text without
-prompt and special ones, W numbers of a token's vector.
+prompt and special tokens, W width of a token's vector.
 """
 
 from __future__ import annotations
@@ -32,22 +32,23 @@ if TYPE_CHECKING:
 IDS = "input_ids"
 READ_AHEAD = 4096  # texts that are tokenized, and sorted by length, at once
 TOKENS_PER_BATCH = 4096
-# Lengths of batches are multiples of it. OpenVINO prepares each new shape, keeps what it has
-# prepared, and never frees some of it.
+# Lengths of batches are rounded up to a multiple of this: OpenVINO prepares each new shape, and
+# never frees some of that memory.
 ROUNDED = 16
-# How many prepared operations of a kind it keeps. Of its default, 5,000, a service grows for hours,
-# by 3 MB for each shape; with none, a query takes twice as long.
+# OpenVINO's cache of prepared shapes, in entries per kind of operation. With its default of 5,000 a
+# service grows for hours, by 3 MB per shape; with 0, a query takes twice as long.
 PREPARED = 100
 Tokens = tuple[Vectors, Spans]
-"""The vectors of a text's tokens (T, W), and where the tokens are in prompt and text."""
+"""The vectors of a text's tokens, (T, W), and the span of each in prompt + text."""
 
 
 @dataclass(frozen=True)
 class Graph:
     """A retriever as a graph with the outputs ``VECTOR`` (B, D) and ``TOKENS`` (B, L, W).
 
-    ``table_VD`` holds the rows of words, if the graph begins behind it. ``precision`` is "int8",
-    "bf16" or "fp32".
+    Attributes:
+        precision: "int8", "bf16" or "fp32".
+        table_VD: word embeddings, if the graph begins after them.
     """
 
     model: Model
@@ -55,7 +56,7 @@ class Graph:
     table_VD: NDArray[Any] | None = None
 
     def inputs(self, ids_BL: NDArray[Any], mask_BL: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """What the graph reads of a batch."""
+        """The graph's inputs for a batch."""
         if self.table_VD is not None:
             return {WORDS: fp32(self.table_VD[ids_BL]), MASK: mask_BL}
         names = {name for value in self.model.inputs for name in value.get_names()}
@@ -63,7 +64,7 @@ class Graph:
         return {name: values for name, values in every.items() if name in names}
 
     def compiled(self, outputs: Sequence[str]) -> Any:
-        """What computes these outputs."""
+        """Compile the part of the graph that computes these outputs."""
         import openvino as ov
 
         nodes = [self.model.output(name).get_node().input_value(0) for name in outputs]
@@ -78,15 +79,15 @@ class Graph:
 
 
 class GraphEncoder:
-    """The ``TokenEncoder`` of a graph. Threads may share it; they encode one after another.
+    """A ``TokenEncoder`` that runs a graph. Threads may share it; they encode one after another.
 
     Args:
-        graph: what is computed.
-        tokenizer: of the ``tokenizers`` library.
-        prompts: put before queries, and before passages.
-        max_tokens: texts are truncated there, special tokens included; None: nowhere.
-        padding: id of the token that fills up short texts.
-        name: of the model, for messages.
+        graph: the graph to run.
+        tokenizer: a tokenizer of the ``tokenizers`` library.
+        prompts: prefixes of queries and of passages.
+        max_tokens: texts are truncated to this length, special tokens included; None: not at all.
+        padding: id of the padding token.
+        name: the model's name, for messages.
         words_to_vectors: see ``words_to_vectors_of``.
     """
 
@@ -115,7 +116,7 @@ class GraphEncoder:
         self._gives_tokens = False
 
     def with_graph(self, **changes: Any) -> GraphEncoder:
-        """The same encoder by another graph."""
+        """The same encoder with another graph; ``changes`` are fields of ``Graph``."""
         prompts = self.query_prompt, self.passage_prompt
         how = (self.tokenizer, prompts, self.max_tokens, self.padding, self.name)
         return GraphEncoder(replace(self.graph, **changes), *how, self.words_to_vectors)
@@ -126,11 +127,11 @@ class GraphEncoder:
         return self.graph.precision
 
     def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """(N, D) float32. Raises RevelaError for infinity and NaN."""
+        """Encode queries, (N, D) float32. Raises RevelaError for infinity and NaN."""
         return self._encode(texts, self.query_prompt, progress)
 
     def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """``encode_queries``, but as passages."""
+        """``encode_queries``, but for passages."""
         return self._encode(texts, self.passage_prompt, progress)
 
     def encode_with_tokens(
@@ -138,8 +139,8 @@ class GraphEncoder:
     ) -> tuple[Vectors, list[Vectors]]:
         """``encode_passages``, and each passage's unit token vectors, (T, W) float32.
 
-        They are the states of the transformer's last layer, without prompts and special tokens, put
-        through the linear layer after the pooling where the model has one.
+        Token vectors are the states of the transformer's last layer, without prompts and special
+        tokens, after the linear layer that follows the pooling, if there is one.
         """
         tokens: list[Tokens] = [(np.empty(0, np.float32), [])] * len(texts)
         vectors_ND = self._encode(texts, self.passage_prompt, progress, tokens)
@@ -191,7 +192,7 @@ class GraphEncoder:
         return vectors_ND
 
     def _request(self, needs_tokens: bool) -> Any:
-        """What computes a batch; with token vectors from when they are first asked for."""
+        """The compiled graph. It computes token vectors once they have been requested."""
         if self._compiled is None or (needs_tokens and not self._gives_tokens):
             outputs = [VECTOR, TOKENS] if needs_tokens else [VECTOR]
             self._compiled = self.graph.compiled(outputs).create_infer_request()
@@ -199,7 +200,7 @@ class GraphEncoder:
         return self._compiled
 
     def _batches(self, texts: Sequence[str], prompt: str) -> Iterator[tuple[list[int], list[Any]]]:
-        """(indices of texts, their encodings) of texts of like length, longest first."""
+        """(indices of texts, their encodings) of texts of similar length, longest first."""
         by_length = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         for start in range(0, len(by_length), READ_AHEAD):
             window = by_length[start : start + READ_AHEAD]

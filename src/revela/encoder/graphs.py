@@ -1,8 +1,8 @@
-"""Find or make the graph of a retriever's folder, in the precision that the processor is fast in.
+"""Open a retriever's folder as a graph, in the precision that is fastest on this processor.
 
-A graph is made of a BERT's weights, or read from the folder's own ONNX or OpenVINO file, or from
-the export that retriever/onnx_export.py keeps in the cache. Its int8 copy is made once, and kept in
-the cache if it finds what the graph itself finds.
+The graph is built from a BERT's weights, or read from the folder's own ONNX or OpenVINO file, or
+from the export of retriever/onnx_export.py in the cache. An int8 copy is made once, and cached if
+it retrieves as well as the graph in fp32.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from openvino import Model
 
 log = logging.getLogger(__name__)
-VERSION = 3  # of exports and of int8 copies
-EXPORT, TOKENIZER, CONFIG = "model.onnx", "tokenizer.json", "retriever.json"  # of an export
+VERSION = 3  # format of exports and of int8 copies
+EXPORT, TOKENIZER, CONFIG = "model.onnx", "tokenizer.json", "retriever.json"  # files of an export
 OWN_FILES = ("openvino/openvino_model.xml", f"onnx/{EXPORT}")
-LEAST_COSINE = 0.98  # the mean between vectors by int8 and by fp32
-SEQUENCES, LENGTH, BATCH = 64, 32, 16  # random tokens that the ranges of int8 are measured on
-# Two halves of each text; each is to find the other.
+LEAST_COSINE = 0.98  # minimum of the mean cosine between vectors in int8 and in fp32
+SEQUENCES, LENGTH, BATCH = 64, 32, 16  # random tokens for measuring the ranges of int8
+# Two halves of each text; the first should find the second.
 SAMPLE = (
     ("Invoices are kept for ten years in the cellar.", "After that the paper is shredded."),
     ("Blood pressure was measured twice in each arm.", "The second reading was often lower."),
@@ -54,7 +54,7 @@ SAMPLE = (
 
 
 def export_folder(digest: str) -> Path:
-    """Where the export of a retriever with this fingerprint is kept."""
+    """The cached export of a retriever with this fingerprint."""
     return cache_folder() / "onnx" / f"{digest}-{VERSION}"
 
 
@@ -64,7 +64,7 @@ def open_graph(
     max_tokens: int | None = None,
     prompts: tuple[str, str] = ("", ""),
 ) -> GraphEncoder | None:
-    """The encoder of a Sentence-Transformers folder by a graph; None if it has none.
+    """Open a Sentence-Transformers folder as a graph's encoder; None if there is no graph for it.
 
     Raises:
         RevelaError: a file is damaged.
@@ -88,8 +88,8 @@ def open_graph(
             f"{folder} cannot be opened as a Sentence-Transformers model: {first_line(error)}"
         ) from error
     if precision == "auto":
-        # A decoder's states have channels so large that random tokens do not tell what int8 loses:
-        # a fitted SmolLM2 passes the test below, and has a cosine of .94 on its own text.
+        # A decoder has channels so large that random tokens do not show what int8 loses: a fitted
+        # SmolLM2 passes the test below, but has a cosine of .94 on its own text.
         precision = fastest(int8=is_bert(config))
     if precision == "int8":
         return _in_int8(encoder, folder)
@@ -97,7 +97,7 @@ def open_graph(
 
 
 def open_export(folder: Path) -> GraphEncoder:
-    """The encoder of a folder that ``revela export`` has written, in fp32."""
+    """Open a folder written by ``revela export``, in fp32."""
     from tokenizers import Tokenizer
 
     about = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -109,7 +109,7 @@ def open_export(folder: Path) -> GraphEncoder:
 
 
 def _graph(folder: Path, config: dict[str, Any], modules: list[tuple[str, Path]]) -> Graph | None:
-    """The graph in fp32."""
+    """The graph in fp32; None if there is none."""
     inside, after = modules[0][1], modules[1:]
     width = read_config(folder).get("truncate_dim")
     export = export_folder(fingerprint(folder)) / EXPORT
@@ -126,7 +126,7 @@ def _graph(folder: Path, config: dict[str, Any], modules: list[tuple[str, Path]]
 
 
 def _states_of(model: Model) -> Model:
-    """A model's own graph, with the states of its tokens as its first output."""
+    """A model's own graph, with the states of tokens as its first output."""
     import openvino as ov
 
     named = {name: value for value in model.outputs for name in value.get_names()}
@@ -138,18 +138,18 @@ def _states_of(model: Model) -> Model:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """A JSON file; nothing of one that is not there."""
+    """Read a JSON file; {} if it is missing."""
     read: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return read
 
 
 def _settings(inside: Path) -> dict[str, Any]:
-    """What sentence-transformers has written about reading texts, under any of its names."""
+    """sentence-transformers' settings of the tokenization; their file has had several names."""
     return _read(next(iter(inside.glob("sentence_*_config.json")), inside / "no file"))
 
 
 def _is_unusual(inside: Path) -> bool:
-    """Whether a transformer has settings that only its own library knows."""
+    """Whether a transformer has settings that only sentence-transformers supports."""
     known = ("max_seq_length", "do_lower_case", "transformer_task", "modality_config")
     settings = _settings(inside)
     rest = {k for k, v in settings.items() if v} - {*known, "module_output_name"}
@@ -158,8 +158,8 @@ def _is_unusual(inside: Path) -> bool:
 
 
 def _token_limit(inside: Path, config: dict[str, Any]) -> int | None:
-    """The maximum number of tokens that a transformer's folder says it reads; at most as many as it
-    has positions. None: all.
+    """Maximum tokens of a text by a transformer's configuration, at most the number of positions;
+    None: no limit.
     """
     tokenizer = _read(inside / "tokenizer_config.json")
     positions = config.get("max_position_embeddings")
@@ -194,9 +194,7 @@ def _encoder(
 
 
 def _in_int8(encoder: GraphEncoder, folder: Path) -> GraphEncoder:
-    """The encoder by the int8 copy of its graph, which is made if necessary; or by the graph
-    itself, if the copy is not as good.
-    """
+    """The encoder with an int8 copy of its graph, made if necessary; bf16 if the copy is worse."""
     import openvino as ov
 
     place = cache_folder() / "int8" / f"{fingerprint(folder)}-{VERSION}"
@@ -221,7 +219,7 @@ def _in_int8(encoder: GraphEncoder, folder: Path) -> GraphEncoder:
 
 
 def _random_batches(encoder: GraphEncoder) -> Iterator[dict[str, NDArray[Any]]]:
-    """Random tokens of the vocabulary, between those that stand around a text."""
+    """Random tokens of the vocabulary, between the special tokens around a text."""
     tokenizer, rng = encoder.tokenizer, np.random.default_rng(0)
     special = [i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special]
     words = np.setdiff1d(np.arange(tokenizer.get_vocab_size()), special)
@@ -234,7 +232,7 @@ def _random_batches(encoder: GraphEncoder) -> Iterator[dict[str, NDArray[Any]]]:
 
 
 def _difference(whole: GraphEncoder, copy: GraphEncoder) -> str:
-    """Why a copy is not as good as the graph; "" if it is."""
+    """The reason why a copy is worse than the graph; "" if it is not."""
     firsts, seconds = zip(*SAMPLE, strict=True)
     vectors, found = [], []
     for encoder in (whole, copy):
@@ -246,5 +244,5 @@ def _difference(whole: GraphEncoder, copy: GraphEncoder) -> str:
     if cosine < LEAST_COSINE:
         return f"its vectors have a cosine of {cosine:.3f} to those in fp32"
     if found[1] < found[0]:
-        return f"it finds {found[1]} of {len(SAMPLE)} texts by their first half, fp32 {found[0]}"
+        return f"it finds {found[1]} of {len(SAMPLE)} texts by their first half; fp32, {found[0]}"
     return ""

@@ -1,8 +1,9 @@
-"""Matrix products of a graph in int8: weights by column, activations by one range a product.
+"""Quantise the matrix products of a graph to int8: weights with a scale per output, activations
+with one range per product.
 
-A channel whose activations are large is scaled down, and its weights up by as much (SmoothQuant,
-Xiao et al., ICML 2023, eq. 4). Ranges are measured on random tokens of the model's own vocabulary:
-they cover those of text, so that a model is the same whatever it is to read, and needs no text.
+Channels with large activations are scaled down, and their weights up by the same factor
+(SmoothQuant, Xiao et al., ICML 2023, eq. 4). Ranges are measured on random tokens of the model's
+vocabulary: they cover the ranges of text, so no text is needed and the result is always the same.
 
 Shapes: C channels (inputs) of a product, N its outputs.
 """
@@ -25,11 +26,11 @@ LEVELS = 256
 
 
 def quantised(model: Model, batches: Iterable[Mapping[str, NDArray[Any]]]) -> Model:
-    """A copy of a graph whose products of states and weights are in int8.
+    """A copy of a graph with its products of states and weights in int8.
 
     Args:
-        model: in fp32.
-        batches: inputs that the ranges are measured on.
+        model: a graph in fp32.
+        batches: inputs for measuring the ranges.
     """
     import openvino as ov
     from openvino import opset13 as op
@@ -66,8 +67,8 @@ def quantised(model: Model, batches: Iterable[Mapping[str, NDArray[Any]]]) -> Mo
 
 
 def _products(model: Model) -> list[tuple[Any, Any, NDArray[np.float32]]]:
-    """Each product of states (three dimensions) and a constant: it, its states, its weights
-    (N, C).
+    """(product, states, weights (N, C)) of each product of states (three dimensions) and a
+    constant.
     """
     found = []
     for node in model.get_ordered_ops():
@@ -84,7 +85,9 @@ def _products(model: Model) -> list[tuple[Any, Any, NDArray[np.float32]]]:
 
 
 def _range(low: float, high: float) -> tuple[float, float]:
-    """The range that is quantised: 0 is one of its levels, in the middle unless most lies above."""
+    """The range to quantise. 0 is one of its levels: the middle one, unless most of the range is
+    above 0.
+    """
     low, high = min(low, 0.0), max(high, 0.0)
     if -low < high / 2:
         step = (high - low) / (LEVELS - 1)

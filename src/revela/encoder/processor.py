@@ -1,4 +1,4 @@
-"""Which arithmetic this processor is fast in, and OpenVINO, which computes on it."""
+"""Find the arithmetic that is fast on this processor, and start OpenVINO on it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 from revela.errors import RevelaError
 from revela.settings import Precision
 
-# Flags of Linux for products in int8 (VNNI, AMX) and in bf16. x86 and ARM have names of their own.
+# Linux's flags for products in int8 (VNNI, AMX) and in bf16, on x86 and ARM.
 INT8 = {"avx_vnni", "avx512_vnni", "amx_int8", "i8mm"}
 BF16 = {"avx512_bf16", "amx_bf16"}
-LIMIT = "ONEDNN_MAX_CPU_ISA"  # limits what OpenVINO and torch use
+LIMIT = "ONEDNN_MAX_CPU_ISA"  # limits the instructions that OpenVINO and torch use
 
 
 @cache
 def flags() -> frozenset[str]:
-    """What the processor has, as Linux names it; none on other systems, which do not say."""
+    """The processor's flags, by Linux's names; none on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -34,7 +34,7 @@ def flags() -> frozenset[str]:
 
 
 def check_processor() -> None:
-    """Refuse an x86 processor (such have SSE2) without AVX2, which LanceDB's builds crash on."""
+    """Raise RevelaError on an x86 processor (with SSE2) without AVX2, on which LanceDB crashes."""
     if "sse2" in flags() and "avx2" not in flags():
         raise RevelaError(
             "this processor has no AVX2, which LanceDB needs to keep an index: use one of 2015 or "
@@ -43,8 +43,8 @@ def check_processor() -> None:
 
 
 def fastest(int8: bool) -> Precision:
-    """int8, if it may be, where the processor has instructions for it, else bf16 where it has
-    those, else fp32: without them int8 is slower than fp32.
+    """The fastest precision: int8 (if ``int8`` allows it), else bf16, if the processor has
+    instructions for it; else fp32. Without instructions int8 is slower than fp32.
     """
     if int8 and flags() & INT8 and _within_limit("VNNI", "BF16", "AMX"):
         return "int8"
@@ -52,22 +52,23 @@ def fastest(int8: bool) -> Precision:
 
 
 def has_bf16() -> bool:
-    """Whether products in bf16 are fast."""
+    """Whether the processor has instructions for bf16."""
     return bool(flags() & BF16) and _within_limit("BF16", "AMX")
 
 
 def _within_limit(*names: str) -> bool:
-    """Whether the limit, if one is set, has one of these instructions."""
+    """Whether the limit, if set, allows any of these instructions."""
     limit = os.environ.get(LIMIT, "").upper()
     return not limit or any(name in limit for name in names)
 
 
 @cache
 def openvino_core() -> Any:
-    """OpenVINO's core, one for the process.
+    """OpenVINO's core, one per process.
 
-    Each core sets a stack for signals in the thread that makes it. Of two, the one that goes last
-    brings back the other's, which is gone, and Ctrl-C would end in a segmentation fault.
+    Each core sets a stack for signals in the thread that makes it, and restores the former stack
+    when it is deleted. With two cores that may be a deleted one's, and Ctrl-C would end in a
+    segmentation fault.
     """
     import openvino
 
@@ -75,7 +76,7 @@ def openvino_core() -> Any:
 
 
 def has_gpu() -> bool:
-    """Whether there is a GPU, and torch to use it."""
+    """Whether there is an NVIDIA GPU, and torch to use it."""
     return shutil.which("nvidia-smi") is not None and has_torch()
 
 

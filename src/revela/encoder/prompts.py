@@ -1,7 +1,7 @@
-"""Prompts: what an embedder reads before a query, and before a passage.
+"""Prompts: the prefixes that an embedder reads before a query, and before a passage.
 
-Those that a user gives count first, then those that the folder names
-(config_sentence_transformers.json), then those of ``KNOWN``.
+They come from the user; if not given, from the model's folder (config_sentence_transformers.json);
+if it has none, from ``KNOWN``.
 """
 
 from __future__ import annotations
@@ -15,35 +15,36 @@ from revela.model_files import AUTO, name_of
 
 
 class Prompts(NamedTuple):
-    """The prompts of a model; "" is none."""
+    """The prompts of a model; "" is no prompt."""
 
     query: str = ""
     passage: str = ""
 
     def describe(self) -> str:
-        """For people."""
+        """A line for the user."""
         return f"prompts: {self.query!r} before queries, {self.passage!r} before passages"
 
 
 Given = tuple[str | None, str | None]
-"""Prompts that a user gives, of queries and of passages; None: the model's own."""
+"""The user's prompts of queries and of passages; None: the model's own."""
 OWN: Given = (None, None)
 
 
 def prompts_set(query: str, passage: str) -> Given:
-    """Prompts of a recipe, in which "auto" stands for the model's own."""
+    """The prompts of a recipe, where "auto" is the model's own, as ``Given``."""
     return (None if query == AUTO else query), (None if passage == AUTO else passage)
 
 
 E5 = Prompts("query: ", "passage: ")
-DECODER = E5  # of a retriever that is made of a language model, as in Revela
+DECODER = E5  # for a retriever made from a language model, as in Revela
 BGE = Prompts("Represent this sentence for searching relevant passages: ")
 BGE_ZH = Prompts("为这个句子生成表示以用于检索相关文章：")
 NOMIC = Prompts("search_query: ", "search_document: ")
 RURI = Prompts("クエリ: ", "文章: ")
 
-# Embedders of the hub, as mteb 2.26 has them: get_model_meta(NAME).loader_kwargs["model_prompts"].
-# Their folders name no prompts. All prompts are fixed strings, and no model needs remote code.
+# Embedders of the hub whose folders name no prompts. The prompts are those of mteb 2.26:
+# get_model_meta(NAME).loader_kwargs["model_prompts"]. All are fixed strings; no model needs remote
+# code.
 KNOWN = {
     "intfloat/e5-small": E5,
     "intfloat/e5-base": E5,
@@ -78,7 +79,7 @@ _BY_FOLDER = {name.rpartition("/")[2]: prompts for name, prompts in KNOWN.items(
 
 
 def prompts_of(folder: Path, given: Given = OWN) -> Prompts:
-    """The prompts that a model in this folder is read with."""
+    """The prompts to use with the model in a folder."""
     named = named_prompts(folder)
     if not any(named):
         name = name_of(folder)
@@ -90,10 +91,10 @@ def prompts_of(folder: Path, given: Given = OWN) -> Prompts:
 
 
 def named_prompts(folder: Path) -> Prompts:
-    """The prompts that a folder names itself.
+    """The prompts in a folder's own configuration.
 
-    ``default_prompt_name`` counts for neither role, as in ``encode_query`` and ``encode_document``
-    of sentence-transformers.
+    ``default_prompt_name`` is ignored, as in ``encode_query`` and ``encode_document`` of
+    sentence-transformers.
     """
     prompts = read_config(folder).get("prompts") or {}
     if not isinstance(prompts, dict):
@@ -103,7 +104,7 @@ def named_prompts(folder: Path) -> Prompts:
 
 
 def check_prompts(made: Prompts, given: Given, what: Path) -> None:
-    """Raise RevelaError if other prompts are given than those that ``what`` was made with."""
+    """Raise RevelaError if the given prompts differ from those that ``what`` was made with."""
     if any(new not in (None, old) for new, old in zip(given, made, strict=True)):
         raise RevelaError(
             f"{what} was made with the prompts {made.query!r} and {made.passage!r}: leave "

@@ -1,6 +1,6 @@
-"""What revela keeps in a retriever's ``config_sentence_transformers.json`` beside the stock keys.
+"""Read and write revela's own keys in a retriever's ``config_sentence_transformers.json``.
 
-Stock sentence-transformers reads over these keys.
+sentence-transformers ignores these keys.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MATRYOSHKA, WORDS_TO_VECTORS = "matryoshka_dims", "words_to_vectors"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The whole configuration; empty if it cannot be read."""
+    """The whole configuration; {} if it cannot be read."""
     try:
         config = json.loads((folder / FILE).read_text("utf-8"))
     except (OSError, ValueError):
@@ -26,7 +26,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def add_to_config(folder: Path, matryoshka: Sequence[int], words_to_vectors: float) -> None:
-    """Add the widths that vectors were trained to be truncated to, and the least W / V."""
+    """Add the widths that vectors may be truncated to, and the minimum of W / V."""
     config = read_config(folder)
     if matryoshka:
         config[MATRYOSHKA] = sorted(set(matryoshka))
@@ -36,19 +36,19 @@ def add_to_config(folder: Path, matryoshka: Sequence[int], words_to_vectors: flo
 
 
 def trained_dimensions(folder: Path) -> list[int]:
-    """The dimensions that a model was trained to have its vectors truncated to."""
+    """The widths that a model was trained to truncate its vectors to."""
     dimensions = read_config(folder).get(MATRYOSHKA)
     return dimensions if isinstance(dimensions, list) else []
 
 
 def words_to_vectors_of(folder: Path) -> float:
-    """The minimum of W / V, of words to vectors, in fused search (index/fusion.py)."""
+    """The minimum of W / V (words to vectors) in fused search (index/fusion.py); 1 by default."""
     least = read_config(folder).get(WORDS_TO_VECTORS)
     return max(1.0, float(least)) if isinstance(least, int | float) else 1.0
 
 
 def check_dimensions(folder: Path, dimensions: int) -> None:
-    """Raise RevelaError if a model was not trained for so few dimensions (0: all)."""
+    """Raise RevelaError if a model was not trained for this number of dimensions (0: all)."""
     trained = trained_dimensions(folder)
     if dimensions and dimensions not in trained:
         only = f"{', '.join(map(str, trained))} only" if trained else "all its dimensions only"

@@ -1,10 +1,10 @@
-"""Encode by a static retriever without torch: a text's unit vector is the mean of its tokens' rows.
+"""Encode with a static retriever, without torch: a text's vector is the mean of its tokens' rows.
 
-It reads a stock Sentence-Transformers folder of ``StaticEmbedding``, with or without ``Normalize``,
-as model2vec writes it too. A search answers in a second from cold, and encoding takes little longer
-than tokenizing. static_from_words.py makes such retrievers; static_trainable.py is one in training.
+Reads a Sentence-Transformers folder of ``StaticEmbedding``, with or without ``Normalize``, as
+model2vec also writes. A search takes a second from a cold start, and encoding takes little longer
+than tokenizing. static_from_words.py makes such retrievers; static_trainable.py trains them.
 
-Shapes: N texts, T tokens of a text, V of the vocabulary, D numbers of a row.
+Shapes: N texts, T tokens of a text, V tokens of the vocabulary, D width of a row.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ WEIGHTS = "model.safetensors"
 
 
 def is_static(folder: Path) -> bool:
-    """Whether a folder holds a static retriever, with its table in safetensors."""
+    """Whether a folder holds a static retriever with its table in safetensors."""
     return _table_folder(folder) is not None
 
 
 def gives_tokens(folder: Path) -> bool:
-    """Whether a retriever gives token vectors that queries and passages can be compared by."""
+    """Whether a retriever has token vectors for comparing queries and passages."""
     kinds = [kind for kind, _ in modules_of(folder)]
     return kinds[:1] == ["Transformer"] and not {"Router", "Asym"} & {*kinds}
 
 
 def _table_folder(folder: Path) -> Path | None:
-    """Where table and tokenizer of a static retriever are; None for other models."""
+    """The folder of a static retriever's table and tokenizer; None for other models."""
     modules = modules_of(folder)
     if [kind for kind, _ in modules] not in (["StaticEmbedding"], ["StaticEmbedding", "Normalize"]):
         return None
@@ -53,10 +53,12 @@ def _table_folder(folder: Path) -> Path | None:
 
 
 class StaticEncoder:
-    """The ``TokenEncoder`` of a static retriever, without token vectors. Threads may share it.
+    """The encoder of a static retriever; it refuses to give token vectors. Threads may share it.
 
-    ``table_VD`` holds floats or the bits of bf16. Texts are truncated to ``max_tokens``, or where
-    the tokenizer (of the ``tokenizers`` library) does.
+    Args:
+        table_VD: floats, or the bits of bf16.
+        tokenizer: a tokenizer of the ``tokenizers`` library.
+        max_tokens: truncate texts to this length; None: to the tokenizer's own limit.
     """
 
     slots, precision = 0, "fp32"
@@ -84,7 +86,7 @@ class StaticEncoder:
     def load(
         cls, folder: Path, max_tokens: int | None = None, prompts: Given = OWN
     ) -> StaticEncoder:
-        """Open a folder that ``is_static``; raises RevelaError if it is damaged."""
+        """Open a static retriever's folder; raises RevelaError if it is damaged."""
         from tokenizers import Tokenizer
 
         inside, settings = _table_folder(folder), folder / "config_sentence_transformers.json"
@@ -110,19 +112,21 @@ class StaticEncoder:
             ) from error
 
     def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """(N, D) float32; 0 for a text without tokens. Raises RevelaError for infinity and NaN."""
+        """Encode queries, (N, D) float32; 0 for a text without tokens. Raises RevelaError for
+        infinity and NaN.
+        """
         return self._encode(texts, self.query_prompt, progress)
 
     def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """``encode_queries``, but as passages."""
+        """``encode_queries``, but for passages."""
         return self._encode(texts, self.passage_prompt, progress)
 
     def encode_with_tokens(self, texts: Sequence[str], progress: bool = False) -> NoReturn:
-        """Refused: a token's row says no more than its word."""
+        """Raise QueryError: a token's row has no more information than its word."""
         check_tokens()
 
     def query_tokens(self, queries: Sequence[str]) -> NoReturn:
-        """Refused."""
+        """Raise QueryError."""
         check_tokens()
 
     def fitted(self, heads: Sequence[str], texts: Sequence[str], part: int = 1) -> list[list[str]]:
@@ -153,7 +157,7 @@ class StaticEncoder:
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str], prompt: str = "") -> Iterator[list[int]]:
-    """The tokens of each text, without special ones."""
+    """The token ids of each text, without special tokens."""
     for start in range(0, len(texts), READ_AHEAD):
         part = [prompt + text for text in texts[start : start + READ_AHEAD]]
         for read in tokenizer.encode_batch_fast(part, add_special_tokens=False):
@@ -161,7 +165,7 @@ def token_ids(tokenizer: Any, texts: Sequence[str], prompt: str = "") -> Iterato
 
 
 def check_tokens() -> NoReturn:
-    """Refuse to give token vectors."""
+    """Raise QueryError, as there are no token vectors."""
     raise QueryError(
         "this model has no transformer, and so no token vectors: "
         "search without --rerank and --keep-tokens"

@@ -1,4 +1,4 @@
-"""Count a text's tokens as a model reads them, so that it can be cut before it is truncated."""
+"""Count a text's tokens as a model reads them, to cut the text before the model truncates it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Spans = list[tuple[int, int]]
 
 
 def special_tokens_of(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The ids that a tokenizer of transformers puts before and after a text."""
+    """The ids that a transformers tokenizer puts before and after a text."""
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     ids = tokenizer("a")["input_ids"]
     first = ids.index(plain[0])
@@ -24,9 +24,12 @@ def special_tokens_of(tokenizer: Any) -> tuple[list[int], list[int]]:
 class TokenCounter:
     """Counts tokens as a model reads them, with its prompts.
 
-    It copies the tokenizer, as the model's own changes truncation and padding at every call, which
-    is not safe beside another thread. ``limit`` is the maximum that the model reads; ``as_text`` is
-    applied to texts first.
+    It copies the tokenizer: the model changes truncation and padding at every call, which is not
+    thread-safe.
+
+    Args:
+        limit: maximum tokens of a text for the model.
+        as_text: applied to texts first.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class TokenCounter:
         return self._count(self._query_prompt, texts)
 
     def count_passages(self, texts: Sequence[str]) -> list[int]:
-        """``count_queries``, but of passages."""
+        """``count_queries``, but for passages."""
         return self._count(self._passage_prompt, texts)
 
     def fitted(
@@ -61,7 +64,7 @@ class TokenCounter:
         empty = self.count_passages([""])[0]
         spare = (limit - empty) // part
         limit = empty + spare
-        # A token has a byte at least, so that short texts need not be tokenized.
+        # A token has at least one byte, so short texts need not be tokenized.
         both = [head + text for head, text in zip(heads, texts, strict=True)]
         unsure = [i for i, text in enumerate(both) if len(text.encode()) > spare]
         pieces = [[text] for text in texts]
@@ -71,7 +74,7 @@ class TokenCounter:
         return pieces
 
     def _cut(self, head: str, text: str, tokens: int, limit: int) -> list[str]:
-        """A text of so many tokens, with its head, in pieces that fit."""
+        """Cut a text into pieces that fit; ``tokens`` counts the text with its head."""
         of_head = self.count_passages([head])[0]
         parts = math.ceil((tokens - of_head) / max(1, limit - of_head))
         cut = [piece for piece in split_evenly(text, max(2, parts)) if piece]

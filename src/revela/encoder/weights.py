@@ -1,4 +1,4 @@
-"""Tensors of a folder's safetensors files, memory-mapped, without torch."""
+"""Read tensors of a folder's safetensors files, memory-mapped, without torch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Dtypes of safetensors in numpy, which knows no bf16.
+# safetensors' dtypes -> numpy's, which has no bf16.
 DTYPES = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
 
 
 class Weights:
-    """Reads tensors by name from all safetensors files that lie directly in a folder."""
+    """Reads tensors by name from all safetensors files directly in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._places: dict[str, tuple[Path, int, dict[str, Any]]] = {}
@@ -33,11 +33,11 @@ class Weights:
         return {name: tuple(about["shape"]) for name, (_, _, about) in self._places.items()}
 
     def stored(self, name: str) -> NDArray[Any]:
-        """A tensor as it is stored; of bf16, the bits.
+        """A tensor as stored; bf16 as its bits.
 
         Raises:
-            KeyError: there is none of that name.
-            ValueError: of a dtype that is no float, or a file that is too short.
+            KeyError: there is no tensor of that name.
+            ValueError: the dtype is not supported, or the file is too short.
         """
         file, start, about = self._places[name]
         if about["dtype"] not in DTYPES:
@@ -51,7 +51,7 @@ class Weights:
 
 
 def fp32(numbers: NDArray[Any]) -> NDArray[np.float32]:
-    """Floats, or the bits of bf16, which are the upper half of fp32's, as fp32."""
+    """Convert floats, or the bits of bf16 (the upper half of fp32's), to fp32."""
     if numbers.dtype == np.uint16:
         bits = numbers.astype(np.uint32)
         bits <<= 16  # in place: the table may be large

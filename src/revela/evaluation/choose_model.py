@@ -1,8 +1,8 @@
 """Rank retrievers on a text without labels, and choose one.
 
-Candidates are made from the documents that are not held out, and have to find held-out documents.
-The choice is by the fusion with BM25, as an index is searched; within noise the cheapest candidate
-is taken.
+Language models are fitted to one part of the documents, and every candidate has to find the other,
+held-out part. The scores are those of the fusion with BM25, as an index is searched. Among
+candidates within noise of the best the cheapest is chosen.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ log = logging.getLogger(__name__)
 Kind = Literal["table", "embedder", "fit"]
 KINDS: tuple[Kind, ...] = ("table", "embedder", "fit")
 BM25 = "BM25"
-DOCUMENTS = 2000  # in the sample, at most
-PASSAGES, QUERIES = 1000, 400  # per task, at most
-HELD_OUT = 0.3  # of the sample
-MIN_QUERIES = 30  # for a choice
+DOCUMENTS = 2000  # maximum of the sample
+PASSAGES, QUERIES = 1000, 400  # maximum per task
+HELD_OUT = 0.3  # share of the sample
+MIN_QUERIES = 30  # with fewer, nothing is compared
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An embedder as it is, a language model fitted to the text, or a table of its words."""
+    """An embedder as it is, a language model fitted to the text, or a table of the text's words."""
 
     model: str
     kind: Kind
@@ -65,7 +65,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Sample:
-    """Documents to make candidates of, documents held out, and how language models are fitted."""
+    """Documents to fit language models to, held-out documents, and the recipe of the fit."""
 
     recipe: Recipe
     documents: ArrowList[Document]
@@ -77,9 +77,9 @@ class Choice:
     """The chosen candidate, and why.
 
     Attributes:
-        queries: nDCG@10 of each query, by system (BM25 first), then by task, alone and with BM25;
-            empty if nothing was compared.
-        weights: number of weights beside the embedding table, by candidate.
+        queries: system (BM25 first) -> task, alone and with BM25 -> nDCG@10 of each query; empty if
+            nothing was compared.
+        weights: candidate -> number of weights outside the embedding table.
     """
 
     candidate: Candidate
@@ -89,7 +89,7 @@ class Choice:
 
     @property
     def scores(self) -> dict[str, dict[str, float]]:
-        """nDCG@10 by system, then by task."""
+        """System -> task -> nDCG@10."""
         return {
             system: {task: float(scores_Q.mean()) for task, scores_Q in tasks.items()}
             for system, tasks in self.queries.items()
@@ -104,15 +104,15 @@ def choose_model(
     recipe: Recipe | None = None,
     chunk_words: int = Indexing.chunk_words,
 ) -> Choice:
-    """Choose a retriever for a text, without labels, among the embedded models that are installed
-    and ``candidates``.
+    """Choose a retriever for a text, without labels, among the installed embedded models and
+    ``candidates``.
 
     Args:
         documents: the text; a sample of it is used.
         candidates: more models: hub ids or folders of embedders and of language models.
-        kinds: what may be made of them.
-        recipe: how language models are fitted, and the language of the words.
-        chunk_words: maximum number of words in a chunk.
+        kinds: kinds of retriever to consider.
+        recipe: settings of the fit, and the language of the text.
+        chunk_words: maximum words per chunk.
 
     Examples:
         >>> from revela import choose_model
@@ -140,21 +140,21 @@ def rank_models(
 ) -> dict[str, SystemScores]:
     """Score models on a text without labels, alone and fused with BM25, beside BM25; best first.
 
-    The first half of a chunk has to find the others of its document, a title its document, and a
-    docstring its function, among held-out documents. Words of sentences, by which ``choose_model``
-    chooses, rank vectors wrongly against words (docs/results.md) and are used where there is
-    nothing else.
+    Among held-out documents, the first half of a chunk has to find the other chunks of its
+    document, a title its document, and a docstring its function. If the text gives too few such
+    queries, words of sentences are the queries, as in ``choose_model``; these rank vectors wrongly
+    against BM25 (docs/results.md).
 
     Args:
         documents: the text; a sample of it is used.
-        models: hub ids or folders. A language model is fitted to the text, and made into a table
-            of words.
-        recipe: how language models are fitted, and the language of the words.
-        chunk_words: maximum number of words in a chunk.
+        models: hub ids or folders. A language model gives two systems: fitted to the text, and as a
+            table of words.
+        recipe: settings of the fit, and the language of the text.
+        chunk_words: maximum words per chunk.
 
     Returns:
-        By system: means over all queries and over those of each task, and p values against the
-        first and against BM25.
+        System -> means over all queries and over those of each task, and p values against the first
+        system and against BM25.
 
     Raises:
         RevelaError: the text gives too few queries.
@@ -181,7 +181,7 @@ def rank_models(
 
 
 def _by_query(by_task: Mapping[str, Scores]) -> dict[str, dict[str, float]]:
-    """The measure of each query, by task and number."""
+    """ "TASK NUMBER" of each query -> its score."""
     return {
         f"{task} {i}": {MEASURE: float(score)}
         for task, scores_Q in by_task.items()
@@ -213,7 +213,7 @@ def _count(test: Sequence[Task]) -> int:
 def _score(
     candidates: Sequence[Candidate], check: HeldOutCheck, data: Sample
 ) -> tuple[dict[str, Mapping[str, Scores]], dict[str, int]]:
-    """nDCG@10 of each query by system and task, and the number of weights by candidate."""
+    """System -> task -> nDCG@10 of each query; and candidate -> number of weights."""
     log.info(
         f"comparing {len(candidates)} retrievers by {len(data.held_out):,} held-out documents "
         f"({check.describe()}), nDCG@10 with BM25:"
@@ -230,7 +230,7 @@ def _score(
 
 
 def _sample(documents: Iterable[str | Document], recipe: Recipe) -> Sample:
-    """A sample of the documents, some held out, and the recipe with their language."""
+    """Draw a sample of the documents, hold some out, and detect the language."""
     every = documents if isinstance(documents, Sequence) else list(documents)
     drawn = (every[i] for i in evenly_spaced(len(every), DOCUMENTS)) if every else ()
     sample = arrow_list(
@@ -244,7 +244,7 @@ def _sample(documents: Iterable[str | Document], recipe: Recipe) -> Sample:
 def chosen_by(
     queries: Mapping[str, Mapping[str, Scores]], weights: Mapping[str, int]
 ) -> tuple[str, str]:
-    """Choose a candidate; its name and why."""
+    """Choose a candidate; returns its name, and a sentence why."""
     scores = {system: _mean(tasks) for system, tasks in queries.items()}
     best = max(weights, key=lambda name: scores[name])
     close = [name for name in weights if scores[name] >= scores[best] - NOISE]
@@ -264,7 +264,7 @@ def chosen_by(
 
 
 def candidates_of(names: Sequence[str], kinds: Sequence[Kind] = KINDS) -> list[Candidate]:
-    """All candidates made of these models and of the embedded ones that are installed."""
+    """All candidates of these models and of the installed embedded ones."""
     candidates = _candidates(names, kinds)
     if unused := next((n for n in names if n not in {c.model for c in candidates}), None):
         raise RevelaError(f"{unused} is an embedder, which needs no fit: leave it out of --model")
@@ -288,7 +288,7 @@ def _candidates(names: Sequence[str], kinds: Sequence[Kind]) -> list[Candidate]:
 
 
 def encoder_of(candidate: Candidate, data: Sample) -> Encoder:
-    """Make a candidate of the documents that are not held out, as the CLI does."""
+    """Load a candidate, or fit it to the documents that are not held out, as the CLI does."""
     from revela.retriever.load import load_encoder
 
     recipe, folder = data.recipe, resolve(candidate.model)
@@ -319,13 +319,13 @@ def encoder_of(candidate: Candidate, data: Sample) -> Encoder:
 
 
 def _mean(tasks: Mapping[str, Scores], fused: bool = True) -> float:
-    """The mean over queries of the scores with BM25, or without; BM25 has one score per task."""
+    """The mean over queries of the scores with BM25, or without. BM25 has one score per task."""
     kept = [scores_Q for name, scores_Q in tasks.items() if (with_bm25(name) not in tasks) == fused]
     return float(np.concatenate(kept).mean())
 
 
 def _default(available: Sequence[Candidate], data: Sample, queries: int) -> Choice:
-    """The choice for a text that gives too few queries."""
+    """The choice for a text with too few queries."""
     suited, why = suited_model(LazyTexts(data.documents, lambda document: document.full_text))
     default = next((c for c in available if c.model == suited), None)
     chosen = default or min(available, key=lambda candidate: KINDS.index(candidate.kind))
@@ -337,8 +337,8 @@ def _default(available: Sequence[Candidate], data: Sample, queries: int) -> Choi
 
 
 def _weights(candidate: Candidate, encoder: Any) -> int:
-    """Number of weights outside embedding tables: of an embedder those in its files, of a fitted
-    language model those of the layers that were kept.
+    """Number of weights outside embedding tables: an embedder's by its files, a fitted language
+    model's in the layers that were kept.
     """
     if candidate.kind == "embedder":
         return weights_of(resolve(candidate.model))

@@ -1,4 +1,4 @@
-"""A judged collection: documents, queries and judgements, read from a folder in BEIR layout."""
+"""Read a judged collection from a folder in BEIR layout: documents, queries and judgements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from revela.index.manifest import Calibration
 from revela.index.search import Scores
 from revela.types import Encoder, Vectors, evenly_spaced
 
-DEPTH = 1000  # of dense and lexical rankings, as MAP is usually computed at 1000
+DEPTH = 1000  # documents per ranking, as MAP is usually computed at 1000
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Collection:
     """A test collection.
 
     Attributes:
-        qrels: grades by query id and document id.
+        qrels: query id -> document id -> grade.
         sources: the document id of each passage, if known (``revela queries --out``).
-        titles: that the documents begin with, if known.
+        titles: each document's title, with which it begins, if known.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Collection:
         return list(dict.fromkeys(document for document, grade in judged if grade > 0))
 
     def by_document(self) -> Collection:
-        """The same passages with the ids of their documents, whose grade is that of the best."""
+        """The same passages with their documents' ids. A document has its best passage's grade."""
         source = dict(zip(self.document_ids, self.sources, strict=True))
         qrels: dict[str, dict[str, int]] = {query: {} for query in self.qrels}
         for query, grades in self.qrels.items():
@@ -58,14 +58,14 @@ class Collection:
 
     @cached_property
     def lexical(self) -> list[Scores]:
-        """BM25's ranking for each query: at most 1000 documents, all with a word of the query."""
+        """BM25's ranking per query: at most 1000 documents, each with a word of the query."""
         rankings = rankings_of(*self.bm25.top_k(self.queries, DEPTH))
         return [{d: score for d, score in ranking.items() if score > 0} for ranking in rankings]
 
     @cached_property
     def among_documents(self) -> frozenset[str]:
-        """Ids of queries that are documents too, as in ArguAna and Quora. As in BEIR, they do not
-        find themselves. Texts are compared, since ids may coincide.
+        """Ids of queries that are documents, too, as in ArguAna and Quora; as in BEIR, they do not
+        count as results of themselves. Texts are compared, as equal ids may be a coincidence.
         """
         texts = dict(zip(self.document_ids, self.documents, strict=True))
         return frozenset(
@@ -83,7 +83,7 @@ class Collection:
         by_tokens: bool = False,
         scored: bool = False,
     ) -> Calibration:
-        """How well words and an encoder's vectors (N, D) find the documents; ``by_tokens`` and
+        """Test how well words and an encoder's vectors (N, D) find the documents; ``by_tokens`` and
         ``scored`` as for ``SentenceTest``.
         """
         some_ND = vectors_ND[evenly_spaced(len(vectors_ND))]

@@ -1,4 +1,4 @@
-"""Train several objectives from the same start for the same time, and score each along the way."""
+"""Train several objectives from the same start for the same time, and score each meanwhile."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def compare(
     points: int,
     provenance: Provenance,
 ) -> Comparison:
-    """Train each recipe with each seed; score it at its start and after each of ``points`` parts.
+    """Train each recipe with each seed; score at the start and after each of ``points`` parts.
 
     A finished run with the same settings and documents is kept, an interrupted one is resumed.
     compare.json is written after each run.
 
     Args:
-        recipes: by the name of the run.
+        recipes: name -> recipe.
         read: recipe -> its training set and label-free check.
-        on: folders in BEIR layout to score on; these scores select nothing.
-        out: folder of the runs.
-        seeds: of each recipe.
-        points: scores after the start.
+        on: folders in BEIR layout to score on; these scores do not select states.
+        out: folder for the runs.
+        seeds: each recipe is trained with each of them.
+        points: number of scores after the start.
         provenance: corpus and command, for the model cards.
     """
     data_by_corpus = _read_each(recipes, read)
@@ -73,7 +73,7 @@ def compare(
         recipe = recipe.replace(seed=seed)
         has_checkpoint = any((folder / "checkpoints").glob("checkpoint-*"))
         data, check = data_by_corpus[recipe.corpus]
-        # Under a time limit the first run would pay for queries that later runs find written.
+        # With a time limit, the first run would lose time to queries that later runs find written.
         own = data.replace(recipe, lazy_queries=not recipe.training.max_minutes)
         if (folder / "modules.json").is_file() and not has_checkpoint:
             check_same_run(recipe.to_dict(), own.fingerprint, folder, FREE_WHEN_DONE)
@@ -92,7 +92,7 @@ def compare(
 
 
 def _read_each(recipes: Mapping[str, Recipe], read: Callable[[Recipe], Data]) -> dict[Corpus, Data]:
-    """The data of each distinct [corpus] section."""
+    """Read the data of each distinct [corpus] section."""
     data: dict[Corpus, Data] = {}
     for name, recipe in recipes.items():
         if recipe.corpus not in data:
@@ -106,7 +106,7 @@ def _read_each(recipes: Mapping[str, Recipe], read: Callable[[Recipe], Data]) ->
 
 
 def _curve(folder: Path) -> list[CurvePoint]:
-    """The judged scores in a run's metrics.jsonl."""
+    """Read the judged scores in a run's metrics.jsonl."""
     rows = [json.loads(line) for line in (folder / LINES).read_text().splitlines()]
     judged = [row for row in rows if "judged" in row]
     return [CurvePoint(row["minutes"], row["tokens_read"], row["judged"]) for row in judged]

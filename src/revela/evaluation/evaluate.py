@@ -1,6 +1,6 @@
 """Score retrievers on local folders in BEIR layout, alone and fused with BM25, beside BM25.
 
-Fusion and re-ranking are those of ``Index.search`` (index/search.py), of documents and not chunks.
+Fusion and re-ranking are as in ``Index.search`` (index/search.py), but over documents, not chunks.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from revela.types import Encoder, TokenEncoder, Vectors, refuse_text
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The outcomes of all systems on a collection."""
+    """The outcomes of all systems on one collection."""
 
     name: str
     collection: Collection
     models: list[str]
     outcomes: dict[str, Outcome]
-    contexts: dict[str, str] = field(default_factory=dict)  # what models with slots read, in words
+    contexts: dict[str, str] = field(default_factory=dict)  # model -> words about its context
 
     @property
     def references(self) -> list[str]:
-        """The systems that others are tested against: BM25 and, of several models, the first."""
+        """The systems that others are tested against: BM25, and the first of several models."""
         return ["BM25", *(self.models[:1] if len(self.models) > 1 else ())]
 
     @cached_property
@@ -63,21 +63,21 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """How ``evaluate`` scores.
+    """Options of ``evaluate``.
 
     Args:
-        rerank: "tokens" adds the fusion with BM25 re-ranked by token vectors.
+        rerank: "tokens" adds a system: the fusion with BM25, re-ranked by token vectors.
         max_tokens: truncate texts to this length.
-        precision: arithmetic; "auto" is int8, bf16 or fp32, whichever the hardware is fast in.
+        precision: arithmetic; "auto" is the fastest of int8, bf16 and fp32 on this hardware.
         progress: show progress bars.
-        context: for models that read one, as ``Context.of`` takes it; drawn from each collection
-            by default.
+        context: documents that contextual models read, as for ``Context.of``; by default drawn from
+            each collection.
         context_seed: seed of the draw.
-        language: as ``Analyzer`` takes it; "auto" detects it in each collection.
+        language: language of the texts, as for ``Analyzer``; "auto" detects it per collection.
         weight: weight of the vectors in the fusion by score, 0 to 1; None: by the rule of
             fusion.py.
-        runs: folder for every system's ranking of every collection, as TREC run files.
-        prompts: of queries and of passages, in place of the models' own (None).
+        runs: folder for TREC run files, one per system and collection.
+        prompts: prefixes of queries and of passages; None keeps the models' own.
     """
 
     rerank: Rerank | None = None
@@ -99,14 +99,14 @@ def evaluate(
 
     Args:
         models: Sentence-Transformers folders, hub ids or embedded:minilm-l6; indexes, which are
-            searched as they are; TREC run files. BM25 is scored without any, too.
+            searched as they are; or TREC run files. With none, only BM25 is scored.
         on: folders in BEIR layout: corpus.jsonl, queries.jsonl (each may be .gz), qrels/test.tsv.
         options: fields of ``EvalOptions``, such as ``rerank="tokens"``.
 
     Returns:
         {collection: {system: scores}}. Systems are "BM25", each model, "MODEL + BM25" (fused by
-        score) and "MODEL + BM25 (RRF)"; p values are against BM25 and, of several models, the
-        first.
+        score) and "MODEL + BM25 (RRF)". p values are against BM25, and against the first of several
+        models.
 
     Examples:
         >>> import tempfile
@@ -129,7 +129,7 @@ def evaluate(
 def evaluations(
     models: Sequence[str | Path], on: Sequence[str | Path], options: EvalOptions
 ) -> Iterator[Evaluation]:
-    """``evaluate``, a collection at a time and with the outcome of every query."""
+    """``evaluate``, one collection at a time, with the outcome of every query."""
     from revela.model_files import resolve
     from revela.retriever.load import load_encoder
 
@@ -151,7 +151,7 @@ def evaluations(
     context = Context.of(choice, options.context_seed)
     if options.context is not None:
         check_without_slots(list(encoders.values()))
-    # All folders are read before the first is scored, so that a bad one is refused at once.
+    # Read all folders before scoring any, so that a bad one is refused at once.
     collections = {
         name: with_ids_of(load_collection(Path(folder), language=options.language), indexes, runs)
         for name, folder in short_names(on).items()
@@ -184,7 +184,7 @@ def evaluations(
 
 
 def short_names(names: Sequence[str | Path]) -> dict[str, str]:
-    """Paths or hub ids by their last part, or in full where several have the same last part."""
+    """Short name -> path or hub id. The short name is the last part, if no other name has it."""
     last = [Path(name).name for name in names]
     return {
         part if last.count(part) == 1 else str(name): str(name)
@@ -195,7 +195,7 @@ def short_names(names: Sequence[str | Path]) -> dict[str, str]:
 def mean_outcomes(
     collection: Collection, encoders: Mapping[str, Encoder]
 ) -> dict[str, dict[str, float]]:
-    """Mean metrics of ``outcomes``: {system: {metric: score}}."""
+    """The mean metrics of ``outcomes``: {system: {metric: score}}."""
     return {name: outcome.means() for name, outcome in outcomes(collection, encoders).items()}
 
 
@@ -207,7 +207,7 @@ def outcomes(
     progress: bool = False,
     weight: float | None = None,
 ) -> dict[str, Outcome]:
-    """The outcomes of ``rankings``."""
+    """{system: outcome} of ``rankings``."""
     return {
         system: _outcome(collection, without_themselves(collection, run))
         for system, run in rankings(collection, encoders, rerank, progress, weight)
@@ -221,8 +221,10 @@ def rankings(
     progress: bool = False,
     weight: float | None = None,
 ) -> Iterator[tuple[str, Run]]:
-    """Rankings of BM25, and of each encoder alone, fused with BM25 by score, and by rank (RRF);
-    by "tokens" also the fusion by score re-ranked by token vectors, of encoders that have them.
+    """Rankings of BM25, and of each encoder: alone, fused with BM25 by score, and by rank (RRF).
+
+    With ``rerank="tokens"`` also the fusion by score re-ranked by token vectors, for encoders that
+    have them.
     """
     yield "BM25", by_id(collection, collection.lexical)
     for name, encoder in encoders.items():
@@ -249,7 +251,7 @@ def rankings(
 def snapshot_of(
     collection: Collection, encoder: Encoder, by_tokens: bool = False, progress: bool = False
 ) -> MemorySnapshot:
-    """A collection encoded, beside BM25; with token vectors if ``by_tokens``."""
+    """Encode a collection, with token vectors if ``by_tokens``, and join it with its BM25."""
     packed: list[bytes] = []
     if by_tokens and isinstance(encoder, TokenEncoder):
         vectors_ND, packed = encode_packed(encoder, collection.documents)
@@ -266,7 +268,7 @@ def hybrid(
     dense: Sequence[Scores],
     weight: float | None = None,
 ) -> list[Scores]:
-    """Fuse the first ``FUSED`` results by vectors and by words by score, for each query."""
+    """Fuse by score, for each query, the first ``FUSED`` results of vectors and of BM25."""
     return [
         fuse(snapshot, query, vector, _first(near), _first(lexical), weight)
         for query, vector, near, lexical in zip(
@@ -280,7 +282,7 @@ def _first(ranking: Scores) -> Scores:
 
 
 def by_id(collection: Collection, rankings: Sequence[Scores]) -> Run:
-    """Rankings of rows as a run of ids; of several passages with one id the first counts."""
+    """Rankings of rows as a run of ids. Of several passages with the same id the first counts."""
     ids = collection.document_ids
     run: dict[str, dict[str, float]] = {query: {} for query in collection.query_ids}
     for scores, ranking in zip(run.values(), rankings, strict=True):
@@ -290,7 +292,7 @@ def by_id(collection: Collection, rankings: Sequence[Scores]) -> Run:
 
 
 def without_themselves(collection: Collection, run: Run) -> Run:
-    """The run on judged queries; those that are documents too do not find themselves."""
+    """The run of the judged queries, without queries that find themselves as documents."""
     documents = collection.among_documents
     return {
         query: {d: s for d, s in run.get(query, {}).items() if d != query or query not in documents}

@@ -17,22 +17,23 @@ from revela.types import Document, refuse_text
 
 
 class LabelFreeEvaluator(BaseEvaluator):
-    """nDCG@10 of a model on tasks made of raw documents, alone and fused with BM25: does the first
-    half of a chunk find the rest of its document, a title its document, a docstring its function?
+    """Evaluates a model on tasks made from raw documents: nDCG@10, alone and fused with BM25.
 
-    Queries and passages get the model's own prompts.
+    The first half of a chunk should find the rest of its document, a title its document, and a
+    docstring its function. Queries and passages get the model's own prompts.
 
     Args:
-        texts: held-out documents: texts, or ``revela.Document`` with titles and, for Python
+        texts: held-out documents: strings, or ``revela.Document`` with titles and, for Python
             source, kind="code".
         name: prefix of the metrics.
-        chunk_words: maximum number of words in a chunk.
+        chunk_words: maximum words per chunk.
         queries: maximum number of queries per task.
         passages: maximum number of passages per task.
+        seed: seed of the sampled queries.
 
     Attributes:
         primary_metric: the mean of all scores, by which ``revela train`` keeps the best state.
-        bm25: nDCG@10 of BM25 by task.
+        bm25: task -> nDCG@10 of BM25.
 
     Examples:
         >>> from sentence_transformers import SentenceTransformer

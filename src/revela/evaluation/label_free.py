@@ -1,11 +1,13 @@
-"""The label-free check: score a retriever, alone and fused with BM25, and BM25 on retrieval tasks
-made from held-out documents:
+"""The label-free check: score a retriever on retrieval tasks made from held-out documents.
+
 - ``sibling``: the first half of a chunk should find the other chunks of its document;
 - ``title``: a title should find the chunks of its document;
 - ``question``: a question that a language model wrote about a chunk should find the chunk;
 - ``docstring``: a docstring should find its function, from which it has been removed;
-- ``sentence`` (only of ``tasks_among``): words of a sentence should find its chunk, from which it
+- ``sentence`` (only in ``tasks_among``): words of a sentence should find its chunk, from which it
   has been removed.
+
+The retriever is scored alone and fused with BM25, and BM25 beside it.
 """
 
 from __future__ import annotations
@@ -37,19 +39,23 @@ if TYPE_CHECKING:
 
 DEPTH = 110  # enough for nDCG@10 and recall@100 without the excluded chunk
 MIN_QUERY_WORDS = 3
-MIN_CHUNKS = 4  # per document, among the passages
+MIN_CHUNKS = 4  # a document's chunks are cut to this number or more
 MIN_QUERIES = 5  # per task
-SENTENCES = 100  # queries for the fusion's weight
+SENTENCES = 100  # queries to find the fusion's weight
 
 Scores = NDArray[np.float64]
 Ask = Callable[[Sequence[str]], "Sequence[Answer]"]
-"""Writes a question about each passage, or says why there is none."""
+"""Writes a question about each passage, or gives the reason why there is none."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Queries and passages; ``relevant[i]`` and ``excluded[i]`` are passage indices for query i.
-    ``documents`` are those of the passages; if empty, each passage is one.
+    """Queries and passages.
+
+    Attributes:
+        relevant: indices of each query's relevant passages.
+        excluded: indices of passages that each query must not find.
+        documents: the document of each passage; if empty, each passage is one.
     """
 
     name: str
@@ -65,7 +71,7 @@ class Task:
         self.excluded.append(frozenset(excluded))
 
     def sampled(self, count: int, rng: random.Random) -> Task:
-        """At most so many of the queries."""
+        """The task with at most ``count`` random queries."""
         keep = range(len(self.queries))
         chosen = sorted(rng.sample(keep, count)) if len(keep) > count else keep
         sampled = Task(self.name, self.passages, documents=self.documents)
@@ -75,7 +81,7 @@ class Task:
 
 
 class HeldOutCheck:
-    """nDCG@10 of each task: of an encoder, alone and fused with BM25 by score, and of BM25.
+    """Scores an encoder on tasks by nDCG@10, alone and fused with BM25 by score; and BM25.
 
     Both scores of an encoder select a state: an index is searched by the fusion, in which BM25 may
     already find what the vectors learn.
@@ -89,11 +95,11 @@ class HeldOutCheck:
         ]
 
     def __call__(self, encoder: Encoder) -> dict[str, float]:
-        """nDCG@10 by task, alone and with BM25 (``with_bm25`` of its name)."""
+        """nDCG@10 of each task, alone and with BM25 (named by ``with_bm25``)."""
         return _means(self.queries(encoder))
 
     def queries(self, encoder: Encoder) -> dict[str, Scores]:
-        """nDCG@10 of each query (Q,), by task, alone and with BM25."""
+        """nDCG@10 of each query, (Q,), by task, alone and with BM25."""
         return {name: scores_Q for pool in self._pools for name, scores_Q in pool.scores(encoder)}
 
     def bm25(self) -> dict[str, float]:
@@ -101,11 +107,11 @@ class HeldOutCheck:
         return _means(self.queries_of_bm25())
 
     def queries_of_bm25(self) -> dict[str, Scores]:
-        """nDCG@10 of BM25 of each query (Q,), by task."""
+        """BM25's nDCG@10 of each query, (Q,), by task."""
         return {task.name: _score(task, run) for pool in self._pools for task, run in pool.tasks}
 
     def describe(self) -> str:
-        """The tasks and their sizes."""
+        """The tasks and their sizes, for the log."""
         return "; ".join(
             f"{task.name}: {len(task.queries)} queries over {len(task.passages)} passages"
             for task in self.tasks
@@ -113,7 +119,7 @@ class HeldOutCheck:
 
 
 class _Pool:
-    """Tasks that share their passages, with BM25's rankings."""
+    """Tasks with the same passages, and BM25's rankings."""
 
     def __init__(self, tasks: Sequence[Task], language: str) -> None:
         self.passages = tasks[0].passages
@@ -140,7 +146,7 @@ def _means(scores: Mapping[str, Scores]) -> dict[str, float]:
 
 
 def check_by(held: Sequence[Document], recipe: Recipe, ask: Ask | None = None) -> HeldOutCheck:
-    """The check of a recipe on these documents; ``ask`` writes its questions."""
+    """Make a recipe's check of held-out documents; ``ask`` writes the questions."""
     settings, words = recipe.training, recipe.corpus.chunk_words
     limits = settings.check_queries, settings.check_passages, settings.seed
     made = tasks(held, words, *limits, settings.check_questions, ask)
@@ -156,15 +162,15 @@ def tasks(
     questions: int = 0,
     ask: Ask | None = None,
 ) -> list[Task]:
-    """All tasks on these documents that have ``MIN_QUERIES`` queries.
+    """All tasks on these documents that have at least ``MIN_QUERIES`` queries.
 
     Args:
         documents: held-out documents.
-        max_words: maximum number of words in a chunk.
+        max_words: maximum words per chunk.
         queries: maximum number of queries per task.
         passages: maximum number of passages per task.
-        seed: of the sampled queries.
-        questions: number of questions that ``ask`` writes.
+        seed: seed of the sampled queries.
+        questions: number of questions for ``ask`` to write.
         ask: writes questions about passages.
     """
     rng = random.Random(seed)
@@ -186,8 +192,8 @@ def tasks_among(
     passages: int,
     terms: Terms,
 ) -> list[Task]:
-    """Tasks about held-out documents among the passages of all documents: ``sentence`` for prose,
-    ``docstring`` for code.
+    """Tasks with queries about held-out documents and the passages of all documents: ``sentence``
+    for prose, ``docstring`` for code.
     """
     documents = [*held, *rest]
     texts, chunks_of = _chunks(documents, max_words, passages)
@@ -206,7 +212,7 @@ def tasks_among(
 
 
 def half_of_shared(query: str, passage: str, terms: Terms) -> str:
-    """The query without a random half of the words that the passage has too, as real queries use
+    """Drop a random half of the words that a query shares with its passage, as real queries use
     words that the passage lacks; "" if no word is left. The passage seeds the draw.
     """
     shared, rng = set(terms(passage)), random.Random(hash64(passage))
@@ -217,7 +223,7 @@ def half_of_shared(query: str, passage: str, terms: Terms) -> str:
 def _chunks(
     documents: Sequence[Document], max_words: int, limit: int
 ) -> tuple[list[str], dict[int, list[int]]]:
-    """At most ``limit`` chunks, and their indices by document; long documents are cut short."""
+    """At most ``limit`` chunks, and document -> their indices; long documents are cut short."""
     share = max(MIN_CHUNKS, limit // max(1, len(documents)))
     texts: list[str] = []
     chunks_of = defaultdict[int, list[int]](list)
@@ -252,7 +258,7 @@ def _title(
 
 def _question(texts: list[str], questions: int, ask: Ask) -> Task:
     task = Task("question", texts)
-    # In one order for all seeds and numbers of questions, so that each is written only once.
+    # The same order for all seeds and numbers of questions, so that each is written only once.
     order = list(range(len(texts)))
     random.Random(0).shuffle(order)
     drawn = order[:questions]
@@ -278,13 +284,13 @@ def docstring_task(documents: Sequence[Document], limit: int) -> Task:
 
 
 def with_bm25(task: str) -> str:
-    """The name of a task's score by the fusion with BM25."""
+    """The name of a task's score when fused with BM25."""
     return f"{task} + BM25"
 
 
 def by_system(name: str, scores: Mapping[str, Scores]) -> dict[str, dict[str, Scores]]:
-    """The scores of ``HeldOutCheck.queries`` by system (the named encoder alone, and fused with
-    BM25), then by task.
+    """System -> task -> scores, from ``HeldOutCheck.queries``. Systems are the encoder ``name`` and
+    its fusion with BM25.
     """
     systems: dict[str, dict[str, Scores]] = {}
     for task, scores_Q in scores.items():
@@ -294,7 +300,7 @@ def by_system(name: str, scores: Mapping[str, Scores]) -> dict[str, dict[str, Sc
 
 
 def _lexical(task: Task, bm25: BM25) -> list[dict[int, float]]:
-    """BM25's ranking per query, of passages that share a word with it."""
+    """BM25's ranking per query, of passages that share a word with the query."""
     rankings = _rankings(task, *bm25.top_k(task.queries, DEPTH))
     return [{d: score for d, score in ranking.items() if score > 0} for ranking in rankings]
 

@@ -1,4 +1,4 @@
-"""Test sets of a corpus: queries that retrieve their own chunk, as a folder in BEIR layout, or as
+"""Make a test set of a corpus: queries that find their own chunk, as a folder in BEIR layout, or as
 triplets with hard negatives to train on.
 
 Shapes: Q queries, N passages, D width of a vector, K places of a ranking.
@@ -34,9 +34,9 @@ from revela.types import Chunk, Document
 Form = Literal["beir", "triplets"]
 T = TypeVar("T")
 BM25_NAME = "BM25"
-NEGATIVES_FROM = 50  # first passages of each ranking
-# Maximum cosine of a negative, as a share of the positive's: a nearer passage may answer the query,
-# too (NV-Retriever, 2024: TopK-PercPos).
+NEGATIVES_FROM = 50  # negatives are among the first passages of each ranking
+# Maximum cosine of a negative, as a share of the positive's: a passage with a higher one may answer
+# the query, too (NV-Retriever, 2024: TopK-PercPos).
 NEGATIVE_BELOW = 0.95
 SETTINGS = (
     *("queries", "max_queries", "seed", "chunk_words", "near_duplicates", "lm_tokens"),
@@ -52,9 +52,9 @@ class Question:
     relevant: Sequence[int]
     "The passages that answer it."
     found_by: tuple[str, ...] = ()
-    "The retrievers that find one of them."
+    "The retrievers that find one of these passages."
     negative: int = -1
-    "A passage that ranks high and does not answer it; -1: none."
+    "A passage that ranks high and does not answer the query; -1: none."
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,9 @@ class QuerySet:
     """Passages, and queries about some of them.
 
     Attributes:
-        n_requested: passages that a language model was asked about, or queries taken from the text.
-        dropped: number of dropped queries by reason.
+        n_requested: number of passages that a language model was asked about, or of queries taken
+            from the text.
+        dropped: reason -> number of dropped queries.
     """
 
     documents: Sequence[Document]
@@ -75,7 +76,7 @@ class QuerySet:
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """Keep a query if one of its passages is in the first ``depth`` by BM25 or by an embedder."""
+    """Keep a query if BM25 or an embedder has one of its passages among the first ``depth``."""
 
     embedder: str = OFFLINE_EMBEDDER
     depth: int = 10
@@ -87,8 +88,10 @@ def make_test_set(
     """Make queries about a corpus, drop those that do not find their passage, and save the rest.
 
     Args:
-        data: the corpus, and where queries come from.
-        out: folder that does not exist yet.
+        data: the corpus, with a recipe that says where queries come from.
+        out: a new folder.
+        form: layout to write: BEIR's, or triplets.
+        trip: which queries to keep.
         corpus, command: for the card.
     """
     folder = resolve(trip.embedder)
@@ -118,7 +121,7 @@ def _check_not_empty(made: QuerySet) -> QuerySet:
 
 
 def _all_queries(data: TrainingSet) -> QuerySet:
-    """All passages, and queries about a sample, by a language model or from the text."""
+    """All passages, and queries about a sample of them, by a language model or from the text."""
     recipe, documents = data.recipe, [*data.documents, *data.held_out]
     chunks = training_chunks(recipe, documents)
     if recipe.queries.source != "lm":
@@ -144,7 +147,7 @@ def _sample(items: Sequence[T], recipe: Recipe) -> list[T]:
 
 
 def _round_trip(made: QuerySet, recipe: Recipe, folder: Path, depth: int) -> QuerySet:
-    """Drop queries without a passage of theirs among the first by BM25 or by an embedder."""
+    """Drop queries that neither BM25 nor an embedder finds a passage of, and mine negatives."""
     name, texts = name_of(folder), [passage.text.strip() for passage in made.passages]
     encoder = Context("corpus").into(load_encoder(folder, recipe.training.precision), texts)
     queries = [question.text for question in made.questions]
@@ -170,13 +173,13 @@ def _round_trip(made: QuerySet, recipe: Recipe, folder: Path, depth: int) -> Que
 
 
 def _keep(made: QuerySet, kept: list[Question], why: str) -> QuerySet:
-    """Drop the other questions, and count them by the reason ``why``."""
+    """Keep these questions, and count the others as dropped for the reason ``why``."""
     dropped = Counter({why: len(made.questions) - len(kept)})
     return replace(made, questions=kept, dropped=made.dropped + dropped)
 
 
 def _passage_ids(made: QuerySet) -> list[str]:
-    """An id for each passage: its document's, without spaces, and its number in the document."""
+    """An id for each passage: its document's without spaces, and its number in the document."""
     count, names = Counter[str](), []
     for passage in made.passages:
         name = re.sub(r"\s+", "_", made.documents[passage.document].id)
@@ -231,7 +234,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def describe(made: QuerySet) -> str:
-    """How many queries were kept, and why the others were dropped."""
+    """The number of queries kept, and the reasons why others were dropped."""
     found = Counter(" and ".join(question.found_by) for question in made.questions)
     by = _counts({f"found by {names}": number for names, number in found.most_common()})
     dropped = _counts(dict(made.dropped.most_common()))
@@ -247,10 +250,10 @@ tags: [sentence-transformers, information-retrieval, revela]
 `revela queries`. {author}.
 
 - {kept}.
-- A query that neither of the two finds is dropped: these are easier than the questions of people,
+- Queries that neither of the two finds are dropped, so the rest are easier than people's questions,
   and easiest for these two. They repeat words of their passages, which favours BM25. Other passages
   than the judged one may answer, too.
-- A retriever that has learned from these queries cannot be tested by them.
+- Do not test a retriever on these queries if it was trained on them.
 
     {command}
 
@@ -271,7 +274,7 @@ The prompt, with a passage in its middle:
 def _card(
     made: QuerySet, data: TrainingSet, trip: RoundTrip, name: str, corpus: str, command: str
 ) -> str:
-    """Who wrote the queries, how, and what was dropped."""
+    """The card: who wrote the queries, how, and which were dropped."""
     recipe, by_lm = data.recipe, data.recipe.queries.source == "lm"
     author = f"They are taken from the text ({recipe.queries.source})"
     if by_lm:

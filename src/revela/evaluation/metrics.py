@@ -9,17 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 METRICS = ("ndcg@10", "recall@100", "mrr@10", "map")
-MAIN = "main"  # the main score of a task of mteb
+MAIN = "main"  # mteb's main score of a task
 
 Qrels = Mapping[str, Mapping[str, int]]
 Run = Mapping[str, Mapping[str, float]]
 
 
 def per_query(qrels: Qrels, run: Run) -> dict[str, dict[str, float]]:
-    """{query: {metric: value}}; a judged query that is missing from the run scores 0, and so does
-    one without a relevant document.
+    """{query: {metric: value}} of the judged queries.
 
-    A document is relevant if its judgement is above 0, which is then its gain.
+    A document is relevant if its judgement is above 0; the judgement is its gain. A query scores 0
+    if it is missing from the run or has no relevant document.
     """
     return {query: _scores(judged, run.get(query, {})) for query, judged in qrels.items()}
 
@@ -38,7 +38,7 @@ def _scores(judged: Mapping[str, int], found: Mapping[str, float]) -> dict[str, 
 
 
 def _ranking(found: Mapping[str, float]) -> list[str]:
-    """Documents by score in single precision; those of equal score by id, descending."""
+    """Documents by score in single precision, ties by id, both descending."""
     scores = np.fromiter(found.values(), np.float32, len(found)).tolist()
     return [document for _, document in sorted(zip(scores, found, strict=True), reverse=True)]
 
@@ -48,7 +48,7 @@ def _dcg(gains: list[int]) -> float:
 
 
 def mean_scores(qrels: Qrels, run: Run) -> dict[str, float]:
-    """Metrics averaged over the judged queries."""
+    """Metrics, averaged over the judged queries."""
     return means(per_query(qrels, run))
 
 
@@ -60,7 +60,7 @@ def means(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of one system by judged query: metrics, and the id of the first document, if any."""
+    """Results of one system: judged query -> metrics, and query -> id of its first document."""
 
     scores: dict[str, dict[str, float]]
     first: dict[str, str]

@@ -1,9 +1,9 @@
 """Score retrievers on public benchmarks through mteb: BEIR, NanoBEIR, CoIR, BRIGHT, RTEB, or single
-tasks. Only mteb_hybrid.py imports mteb, too.
+tasks. Only this module and mteb_hybrid.py import mteb.
 
 mteb loads the data, ranks and scores; the encoder is ours, with the model's own prompts. Results
-have the layout of mteb's leaderboard, OUT/results/MODEL/REVISION/TASK.json; runs with truncated
-texts or in bf16 are in experiments/..., so that scores are only reused for the same vectors.
+have the layout of mteb's leaderboard, OUT/results/MODEL/REVISION/TASK.json. Runs with truncated
+texts or in bf16 are in experiments/..., so that scores are reused only for the same vectors.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from revela.types import Encoder, Vectors
 log = logging.getLogger(__name__)
 
 METRICS = dict(zip(OURS, ("ndcg_at_10", "recall_at_100", "mrr_at_10", "map_at_1000"), strict=True))
-"""mteb's names of our metrics, by ours."""
+"""Our name of a metric -> mteb's."""
 CONTEXT = Context("corpus", seed=42)  # the seed of mteb's own contextual models
 
 
 class MtebEncoder:
-    """Our encoder in mteb's encoder protocol. Texts of tasks without queries (STS and the like) are
+    """A retriever in mteb's encoder protocol. Texts of tasks without queries (STS and the like) are
     encoded as queries.
 
     Attributes:
@@ -93,7 +93,7 @@ class MtebEncoder:
         return cls(encoder, filed_as(name, folder), context)
 
     def _variant(self) -> dict[str, Any]:
-        """Settings that make other vectors than the model's own."""
+        """Settings that change the model's vectors."""
         variant: dict[str, Any] = {}
         if self.settings["max_tokens"] != self.encoder.retriever.own_limit():
             variant["max_tokens"] = self.settings["max_tokens"]
@@ -121,11 +121,11 @@ class MtebEncoder:
         return encoder.encode_queries(texts)
 
     def begin(self, task: Any) -> None:
-        """Draw contexts from the corpus of this loaded task from now on."""
+        """Draw contexts from the corpus of this task, which must be loaded, from now on."""
         self._task = task
 
     def _encoder_for(self, *part: str) -> Encoder:
-        """The encoder for a task, subset and split, with a context if it reads one."""
+        """The encoder for a task, subset and split; a contextual one with the context."""
         if not self.encoder.slots or self.context.kind == "saved":
             return self.encoder
         if self._in_context[0] != part:
@@ -156,7 +156,7 @@ def _settings(encoder: RetrieverEncoder, context: Context) -> dict[str, Any]:
 
 
 def _corpus(task: Any, subset: str, split: str) -> list[str]:
-    """The documents of a loaded retrieval task, titles first; none of other tasks."""
+    """The documents of a loaded retrieval task, titles first; [] for other tasks."""
     data = getattr(task, "dataset", None) or {}
     try:
         rows = data[subset][split]["corpus"]
@@ -175,11 +175,12 @@ def evaluate_benchmarks(
     context: Choice | None = None,
     prompts: Given = OWN,
 ) -> tuple[dict[str, list[str]], dict[str, dict[str, SystemScores]]]:
-    """Score retrievers on benchmarks, tasks of mteb and folders in BEIR layout; arguments as for
-    ``evaluate``. A context is drawn from each task's corpus by default.
+    """Score retrievers on benchmarks, tasks of mteb and folders in BEIR layout.
+
+    Arguments are as for ``evaluate``. By default a context is drawn from each task's corpus.
 
     Returns:
-        The tasks of each name, and {task: {model: scores}}.
+        {name: its tasks}, and {task: {model: scores}}.
     """
     tasks = find_tasks(names)
     drawn = CONTEXT if context is None else Context.of(context, CONTEXT.seed)
@@ -194,8 +195,8 @@ def evaluate_benchmarks(
 
 
 def filed_as(given: str, folder: Path) -> tuple[str, str]:
-    """Name (owner/model) and revision of a model for mteb's files. The revision is the hub's
-    commit, or a fingerprint of a local folder.
+    """Name (owner/model) and revision of a model, for mteb's files. The revision is the hub's
+    commit, or the fingerprint of a local folder.
     """
     if given in EMBEDDED:
         return given.replace(":", "/"), fingerprint(folder)
@@ -274,8 +275,8 @@ def folder_task(folder: Path) -> Any:
 def run_tasks(
     tasks: Sequence[Any], models: Mapping[str, MtebEncoder], out: Path
 ) -> dict[str, dict[str, SystemScores]]:
-    """Every model on every task: {task: {model: scores}}. Finished tasks are kept in ``out``."""
-    for name in ("mteb", "huggingface_hub"):  # their warnings repeat errors that are raised
+    """Run every model on every task: {task: {model: scores}}. ``out`` keeps finished tasks."""
+    for name in ("mteb", "huggingface_hub"):  # their warnings repeat the errors they raise
         logging.getLogger(name).setLevel(logging.ERROR)
     cache = mteb.ResultCache(out)
     by_name = {task.metadata.name: task for task in tasks}
@@ -287,7 +288,7 @@ def run_tasks(
 
 
 def _scores(result: Any, settings: dict[str, Any]) -> SystemScores:
-    """mteb's main score, and its scores of our metrics, averaged over splits and subsets."""
+    """mteb's main score and its scores of our metrics, averaged over splits and subsets."""
     rows = [scores for split in result.scores.values() for scores in split]
     means = {
         ours: float(np.mean([row[theirs] for row in rows]))
@@ -298,7 +299,7 @@ def _scores(result: Any, settings: dict[str, Any]) -> SystemScores:
 
 
 def _run(task: Any, label: str, model: MtebEncoder, cache: Any) -> Any:
-    """mteb's result of one task, from the cache or run now."""
+    """mteb's result of one task: cached, or run now."""
     name, meta = task.metadata.name, model.mteb_model_meta
     path = cache.get_task_result_path(name, meta)
     try:

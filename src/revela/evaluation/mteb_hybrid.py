@@ -1,6 +1,6 @@
 """Search a task of mteb by BM25 and any encoder of mteb, fused by the rule of fusion.py.
 
-Shapes: Q queries, N documents, D numbers of a vector.
+Shapes: Q queries, N documents, D width of a vector.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from revela.types import Encoder, Vectors, check_vectors_finite
 class MtebHybrid:
     """BM25 and an encoder's cosines, fused as in ``revela eval``, in mteb's search protocol.
 
-    Ranked are the first 200 documents by words and by vectors, or all that the task names. The
-    vectors of a corpus are held in memory.
+    It ranks the first 200 documents by words and by vectors, or all candidates that the task names.
+    The vectors of a corpus are held in memory.
 
     Args:
-        encoder: a dense one in mteb's encoder protocol: of ``mteb.get_model`` or
+        encoder: a dense encoder in mteb's protocol, from ``mteb.get_model`` or
             ``MtebEncoder.load``.
-        language: of the documents, as for ``BM25``.
+        language: language of the documents, as for ``BM25``.
     """
 
     _encoder: Encoder
@@ -75,7 +75,7 @@ class MtebHybrid:
         encode_kwargs: Mapping[str, Any],
         **_: Any,
     ) -> None:
-        """Encode a corpus, count its words, and measure how well both know it."""
+        """Encode a corpus, count its words, and calibrate the fusion of both."""
         documents = _texts(corpus, task_metadata, PromptType.document)
         titles = corpus["title"] if "title" in corpus.column_names else [""] * len(documents)
         titles = [title.strip() for title in titles]
@@ -99,8 +99,8 @@ class MtebHybrid:
         top_ranked: Mapping[str, Sequence[str]] | None = None,
         **_: Any,
     ) -> dict[str, dict[str, float]]:
-        """The first ``top_k`` documents of each query and their scores, best first; of documents
-        ``top_ranked`` alone if they are given.
+        """The first ``top_k`` documents of each query and their scores, best first; only among
+        ``top_ranked`` if given.
         """
         names, texts = list(queries["id"]), _texts(queries, task_metadata, PromptType.query)
         vectors_QD = self._encoder.encode_queries(texts)
@@ -118,7 +118,7 @@ class MtebHybrid:
     def _sides(
         self, texts: Sequence[str], vectors_QD: Vectors, depth: int
     ) -> Iterable[tuple[Scores, Scores]]:
-        """The first documents of each query by vectors, and by words, of which they hold one."""
+        """The first documents of each query by vectors, and by BM25 (with a shared word)."""
         dense = rankings_of(*top_k(vectors_QD, self._snapshot.vectors_ND, depth))
         lexical = rankings_of(*self._snapshot.bm25.top_k(texts, depth))
         for near, match in zip(dense, lexical, strict=True):
@@ -127,7 +127,7 @@ class MtebHybrid:
     def _sides_among(
         self, ids: frozenset[str], text: str, vector_D: Vectors
     ) -> tuple[Scores, Scores]:
-        """Both sides of one query among these documents, at any depth."""
+        """Both rankings of one query, of these documents only, at any depth."""
         ((near, match),) = self._sides([text], vector_D[None], len(self._ids))
         near, match = (
             {row: score for row, score in side.items() if self._ids[row] in ids}
@@ -138,7 +138,7 @@ class MtebHybrid:
 
 @dataclass(frozen=True)
 class _TaskEncoder:
-    """An encoder of mteb as ``Encoder``: its prompts for a part of a task, and unit vectors.
+    """An encoder of mteb as an ``Encoder``: with its prompts for the task, and unit vectors.
 
     Attributes:
         part: metadata, split and subset of a task.
@@ -165,8 +165,8 @@ class _TaskEncoder:
 
 
 def _texts(rows: Any, task_metadata: Any, prompt_type: Any) -> list[str]:
-    """Documents of a task after their titles, or queries before their instructions, as all of
-    mteb's encoders read them.
+    """Documents with their titles before them, or queries with their instructions after them, as
+    all of mteb's encoders read them.
     """
     loader = create_dataloader(rows, task_metadata=task_metadata, prompt_type=prompt_type)
     return list(loader.dataset["text"])

@@ -1,6 +1,4 @@
-"""Plots of results as SVG elements. Titles and legends are the page's, so that a drawing holds no
-text of a user.
-"""
+"""Plot results as SVG elements. Titles and legends are in the page, so an SVG has no user text."""
 
 from __future__ import annotations
 
@@ -17,25 +15,25 @@ Point = tuple[float, float]
 
 # Legible on white and on dark pages.
 COLOURS = ("#2b83d6", "#d9660f", "#1f9d6b", "#c04fa3", "#a88412", "#1a9ba8", "#d8475c", "#7d70dd")
-DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))  # once the colours are used up
+DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))  # the next one when all colours are used
 INK, LEVEL = "#7f8790", "#858d96"
 STYLE: Any = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor"), INK),
     **dict.fromkeys(("xtick.color", "ytick.color"), INK),
     "svg.fonttype": "none",
-    "svg.hashsalt": "revela",  # for the same file each time
+    "svg.hashsalt": "revela",  # makes files reproducible
     "font.size": 9,
 }
 SVG_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 SIZE = (4.4, 2.9)  # inches
-LEAST_SPAN = 0.05  # of an axis of scores or losses
+LEAST_SPAN = 0.05  # minimum range of an axis of scores or losses
 MINUTES = "minutes of training"
-UNITS = {"moved passage, MRR@100": "MRR@100", "spans by place": "accuracy"}  # else cosine
+UNITS = {"moved passage, MRR@100": "MRR@100", "spans by place": "accuracy"}  # others: cosine
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve; ``series`` selects its colour and dashes, ``band`` is the interval at each point."""
+    """A curve. ``series`` selects colour and dashes; ``band`` has the interval at each point."""
 
     points: Sequence[Point]
     series: int = 0
@@ -44,7 +42,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Plot:
-    """Curves from back to front, and BM25's score as a dashed level."""
+    """Curves, from back to front, and BM25's score (``level``) as a dashed line."""
 
     title: str
     x_label: str
@@ -53,7 +51,7 @@ class Plot:
     level: float | None = None
 
     def svg(self) -> str:
-        """An SVG element."""
+        """The plot as an SVG element."""
         with extra("report", "the report page"):
             import matplotlib
             from matplotlib.figure import Figure
@@ -89,12 +87,12 @@ class Plot:
 
 
 def colour(series: int) -> str:
-    """The colour of a series, as CSS and matplotlib write it."""
+    """The colour of a series, for CSS and matplotlib."""
     return COLOURS[series % len(COLOURS)]
 
 
 def comparison_plots(comparison: Comparison) -> list[Plot]:
-    """A plot per collection: nDCG@10 of judged queries over time, a colour per kind of run."""
+    """A plot per collection: nDCG@10 of judged queries over time, with a colour per kind of run."""
     kinds = list(dict.fromkeys(map(kind_of, comparison.curves)))
     plots = []
     for name, level in comparison.bm25.items():
@@ -107,7 +105,7 @@ def comparison_plots(comparison: Comparison) -> list[Plot]:
 
 
 def kind_of(label: str) -> str:
-    """The name of a run of a comparison without its seed."""
+    """The name of a compared run without its seed."""
     return label.rpartition(", seed ")[0] or label
 
 
@@ -127,7 +125,7 @@ def check_plots(runs: Mapping[str, Run]) -> list[Plot]:
 
 
 def loss_plots(runs: Mapping[str, Run]) -> list[Plot]:
-    """A plot per objective, as losses of different objectives do not compare."""
+    """A plot per objective, as losses of different objectives cannot be compared."""
     kinds = kinds_of(runs)
     lines: dict[str, list[Line]] = {}
     for run in runs.values():
@@ -138,7 +136,7 @@ def loss_plots(runs: Mapping[str, Run]) -> list[Plot]:
 
 
 def kinds_of(runs: Mapping[str, Run]) -> list[str]:
-    """The kinds of the runs in the order of their series."""
+    """The kinds of runs, in the order of their series."""
     return list(dict.fromkeys(run.kind for run in runs.values()))
 
 
@@ -150,7 +148,7 @@ def check_tasks(runs: Mapping[str, Run]) -> list[str]:
 
 
 def probe_tests(probes: Mapping[str, ProbeResult]) -> list[str]:
-    """The tests by place in any probe."""
+    """The tests by place that any probe has."""
     return list(dict.fromkeys(test for probe in probes.values() for test in probe.profiles))
 
 

@@ -1,7 +1,7 @@
 """One HTML page about runs: corpora, curves, scores, probes, settings and commands.
 
-Styles and drawings are inline; nothing is fetched, no script runs. The template (report.html)
-escapes all text of a corpus, a file name or a model.
+Styles and plots are inline; the page loads nothing and runs no script. The template (report.html)
+escapes all text, such as names of corpora, files and models.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Probes = Mapping[str, ProbeResult]
 
 @dataclass(frozen=True)
 class Cell:
-    """A text, whether it is the best of its row or column, and a note in small type."""
+    """A text, whether it is marked as the best of its row or column, and a note in small type."""
 
     text: str
     best: bool = False
@@ -69,7 +69,7 @@ Row = tuple[str, list[Cell]]
 
 @dataclass(frozen=True)
 class Table:
-    """A caption, the names of the columns (first that of the row names), and rows."""
+    """A caption, column names (the first is that of the row names), and rows."""
 
     caption: str
     header: list[str]
@@ -85,13 +85,13 @@ def report(paths: Sequence[Path], out: Path) -> Results:
     results = read_results(paths)
     page = render(results, [path.resolve().name for path in paths])
     with atomic_write(out) as temporary:
-        # Bytes of file names that are not UTF-8 are shown as "?".
+        # A file name that is not UTF-8 is shown with "?".
         temporary.write_bytes(page.encode("utf-8", errors="replace"))
     return results
 
 
 def render(results: Results, names: Sequence[str]) -> str:
-    """The page, with ``names`` in its title."""
+    """The HTML page, with ``names`` in its title."""
     with extra("report", "the report page"):
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -140,7 +140,7 @@ def _figures(plots: Iterable[Plot]) -> list[tuple[str, str]]:
 
 
 def check_tables(runs: Runs) -> list[Table]:
-    """A table per task with a column per run, its best marked."""
+    """A table per task, with a column per run; the best score of each column is marked."""
     systems: dict[str, Callable[[Run], Mapping[str, float]]] = {
         "BM25": lambda run: run.about.bm25,
         "untrained": lambda run: run.about.untrained,
@@ -158,9 +158,7 @@ def check_tables(runs: Runs) -> list[Table]:
 
 
 def comparison_table(name: str, comparison: Comparison) -> Table:
-    """nDCG@10 at the end by collection: BM25, and the mean over the seeds of each kind of run, with
-    its start.
-    """
+    """Final nDCG@10 by collection: BM25, and each kind of run (mean over seeds), with its start."""
     kinds: dict[str, list[list[CurvePoint]]] = {}
     for label, curve in comparison.curves.items():
         if curve:
@@ -179,7 +177,7 @@ def comparison_table(name: str, comparison: Comparison) -> Table:
 
 
 def judged_tables(files: Mapping[str, Scores]) -> list[Table]:
-    """nDCG@10 by collection and system; then for each collection all metrics by system."""
+    """A table of nDCG@10 by collection and system; then one per collection with all metrics."""
     merged = merge(files)
     tables = [_collection_table(name, systems) for name, systems in merged.items()]
     if len(merged) > 1:
@@ -193,7 +191,7 @@ def judged_tables(files: Mapping[str, Scores]) -> list[Table]:
 
 
 def _mean_score(scores: Sequence[SystemScores | None]) -> float | None:
-    """Mean nDCG@10 of a system; None if it lacks a collection."""
+    """Mean nDCG@10 of a system; None if a collection has no score."""
     values = [each.means["ndcg@10"] for each in scores if each and "ndcg@10" in each.means]
     return fmean(values) if len(values) == len(scores) else None
 
@@ -213,8 +211,8 @@ def _collection_table(name: str, systems: Mapping[str, SystemScores]) -> Table:
 
 
 def merge(files: Mapping[str, Scores]) -> Scores:
-    """Several files of scores as one. A system with other scores in a later file is listed again,
-    with that file's name.
+    """Merge several files of scores. A system with different scores in a later file is listed
+    again, with that file's name.
     """
     merged: Scores = {}
     for source, collections in files.items():
@@ -227,7 +225,7 @@ def merge(files: Mapping[str, Scores]) -> Scores:
 
 
 def profile_tables(probes: Probes) -> list[Table]:
-    """A table per test: slope, drop and share with their intervals, by probe."""
+    """A table per test: slope, drop and share with their intervals, with a column per probe."""
     tables = []
     for test in probe_tests(probes):
         profiles = [probe.profiles.get(test) for probe in probes.values()]
@@ -276,7 +274,7 @@ def facts_table(runs: Runs) -> Table:
 
 
 def settings_table(runs: Runs) -> Table:
-    """Settings that differ from their defaults in a run."""
+    """Settings that differ from their defaults in any run."""
     defaults = Recipe.of().to_dict()
     given = [run.settings for run in runs.values()]
     rows = []
@@ -298,19 +296,19 @@ def _noted(cells: Iterable[Cell], notes: Iterable[str]) -> list[Cell]:
 
 
 def _with_mean(names: Iterable[str]) -> dict[str, list[str]]:
-    """A row per name and, of several names, one for their mean."""
+    """Row -> names that it averages: a row per name, and one for the mean of several."""
     rows = {name: [name] for name in names}
     return rows | ({"mean": list(rows)} if len(rows) > 1 else {})
 
 
 def _from_to(starts: Sequence[float], ends: Sequence[float]) -> str:
-    """The mean start; with several seeds also the range of the ends."""
+    """The mean start; with several seeds also the range of final scores."""
     seeds = f", seeds {min(ends):.3f} to {max(ends):.3f}" if len(ends) > 1 else ""
     return f"from {fmean(starts):.3f}{seeds}"
 
 
 def _marked(values: Iterable[float | None], tie: float = 0.0) -> list[Cell]:
-    """Values with three digits; the highest is marked unless another is as high, or nearly."""
+    """Values with three digits; the highest is marked, unless another is within ``tie`` of it."""
     texts = ["" if value is None else f"{value:.3f}" for value in values]
     known = sorted(float(text) for text in texts if text and text != "nan")
     wins = len(known) > 1 and known[-1] - known[-2] > tie + 1e-9
@@ -335,7 +333,7 @@ def _number(value: float | None) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value as a recipe file writes it."""
+    """A value as in a recipe file."""
     if isinstance(value, bool):
         return str(value).lower()
     return "" if value is None else str(value)

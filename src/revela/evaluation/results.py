@@ -1,5 +1,5 @@
-"""The JSON files of ``train``, ``compare``, ``eval --json`` and ``probe --json``: a dataclass per
-file, and the reader that collects them for a report.
+"""The JSON files of ``train``, ``compare``, ``eval --json`` and ``probe --json``: a dataclass for
+each, and a reader that collects them for a report.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from revela.files import atomic_write
 
 RUN, LINES, COMPARISON = "run.json", "metrics.jsonl", "compare.json"
 SCORES, PROBE = "scores.json", "probe.json"
-NOISE = 0.005  # nDCG@10: label-free checks of equally good states differ by this
+NOISE = 0.005  # nDCG@10; label-free checks of equally good states differ by this
 T = TypeVar("T")
 
 
@@ -33,13 +33,17 @@ class Interval:
 
 @dataclass(frozen=True)
 class Profile:
-    """A score at ten places of a text: means over ``rows`` queries or ``documents``.
+    """Mean scores at ten places of a text.
 
     Attributes:
         tenths: the places, in tenths of the text.
+        places: the mean score at each place.
         slope: least-squares change of the score per tenth; negative favours the beginning.
         drop: score at the first place minus the score at the last.
-        first_wins: share of rows whose first place beats their last (a tie counts half).
+        first_wins: share of rows that score higher at the first place than at the last (a tie
+            counts half).
+        rows: number of queries, or of documents if these are scored.
+        documents: number of documents.
     """
 
     tenths: list[float]
@@ -53,7 +57,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Measures of probes/geometry.py on ``pairs`` of vectors of ``width`` numbers."""
+    """Measures of probes/geometry.py, on ``pairs`` pairs of vectors of width ``width``."""
 
     alignment: float
     uniformity: float
@@ -65,8 +69,13 @@ class Geometry:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """probe.json: profiles by test over texts of ``tokens`` tokens; for a retriever also its
-    geometry and the number of context documents.
+    """probe.json.
+
+    Attributes:
+        profiles: test -> profile.
+        tokens: tokens per text.
+        geometry: of a retriever.
+        context: number of documents in a contextual retriever's context.
     """
 
     profiles: dict[str, Profile]
@@ -84,9 +93,9 @@ class SystemScores:
     Attributes:
         means: metrics averaged over the queries; ``main`` is mteb's main score of a task.
         margin: half the 95 % interval of nDCG@10; None for a single query.
-        p: p value of nDCG@10 by the system it is tested against.
-        queries: metrics by query id.
-        settings: of a benchmark: prompts, truncation and precision.
+        p: other system -> p value of the difference in nDCG@10.
+        queries: query id -> metrics.
+        settings: prompts, truncation and precision, for benchmarks.
     """
 
     means: dict[str, float]
@@ -102,7 +111,7 @@ Scores = dict[str, dict[str, SystemScores]]
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """nDCG@10 of judged queries by collection at one point of training."""
+    """One point of training; ``judged``: collection -> nDCG@10 of judged queries."""
 
     minutes: float
     tokens_read: int
@@ -111,7 +120,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Comparison:
-    """compare.json: nDCG@10 of BM25 by collection, and a curve per run ("PRESET, seed N")."""
+    """compare.json: collection -> nDCG@10 of BM25; run ("PRESET, seed N") -> curve."""
 
     bm25: dict[str, float]
     curves: dict[str, list[CurvePoint]]
@@ -124,7 +133,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class About:
-    """The "about" of run.json."""
+    """The entry "about" of run.json."""
 
     corpus: str = ""
     command: str = ""
@@ -145,7 +154,7 @@ class RunFile(BaseModel, extra="allow"):
 
 @dataclass(frozen=True)
 class MetricsRow:
-    """A line of metrics.jsonl: the loss or a check at a step; at the end, the step kept."""
+    """A line of metrics.jsonl: the loss or a check at a step; in the last line the saved step."""
 
     step: int
     minutes: float
@@ -157,7 +166,7 @@ class MetricsRow:
 
 @dataclass(frozen=True)
 class Run:
-    """A training run; runs of one ``kind`` (its name without the seed) share a colour."""
+    """A training run. Runs of one ``kind`` (the name without the seed) share a colour."""
 
     settings: dict[str, Any]
     about: About
@@ -166,21 +175,21 @@ class Run:
     kind: str
 
     def checks(self) -> list[tuple[MetricsRow, dict[str, float]]]:
-        """The rows with a label-free check, with its scores by task."""
+        """(row, scores by task) of each label-free check."""
         return [(row, row.check) for row in self.metrics if row.check is not None]
 
     def losses(self) -> list[tuple[float, float]]:
-        """The loss by minutes of training."""
+        """(minutes of training, loss) of each logged step."""
         return [(row.minutes, row.loss) for row in self.metrics if row.loss is not None]
 
     def saved(self) -> dict[str, float]:
-        """Label-free scores of the saved state; while the run goes on, of its last check."""
+        """Label-free scores of the saved state; of the last check while the run is not finished."""
         checks = self.checks()
         kept = [check for row, check in checks if row.step == self.metrics[-1].kept]
         return (kept or [check for _, check in checks] or [{}])[-1]
 
     def in_words(self) -> str:
-        """What happened, in a sentence."""
+        """The outcome of the run, in a sentence."""
         if not self.finished or not self.metrics or self.metrics[-1].kept is None:
             return "the run is not finished"
         start = next((check for row, check in self.checks() if row.step == 0), {})
@@ -188,12 +197,12 @@ class Run:
 
 
 def outcome_in_words(start: Mapping[str, float], saved: Mapping[str, float], kept: int) -> str:
-    """What a run that ended has done for the retriever, by its label-free scores.
+    """A sentence on whether training helped, by the label-free scores.
 
     Args:
         start: scores by task before the first step.
-        saved: those of the saved state.
-        kept: the step of that state.
+        saved: scores by task of the saved state.
+        kept: the saved step.
 
     >>> outcome_in_words({"title": 0.5}, {"title": 0.5}, 0)
     'training did not help by the label-free check: the start was saved'
@@ -212,14 +221,14 @@ def outcome_in_words(start: Mapping[str, float], saved: Mapping[str, float], kep
 
 
 def write_json(content: Any, path: Path) -> None:
-    """Write a dataclass, or a dict of them, as JSON, atomically."""
+    """Write a dataclass, or a dict of dataclasses, as JSON, atomically."""
     with atomic_write(path) as temporary:
         temporary.write_bytes(to_json(content, indent=1) + b"\n")
 
 
 @dataclass
 class Results:
-    """All results of a report by name, in the order given."""
+    """All results of a report: name -> result, in the order given."""
 
     runs: dict[str, Run] = field(default_factory=dict)
     comparisons: dict[str, Comparison] = field(default_factory=dict)
@@ -238,13 +247,13 @@ class Results:
         self.add_measures(folder, name)
 
     def add_comparison(self, folder: Path, prefix: str) -> None:
-        """Read a comparison and its runs, whose names get the prefix."""
+        """Read a comparison and its runs; the prefix is put before their names."""
         comparison = _read(Comparison, folder / COMPARISON)
         self.comparisons[prefix or folder.resolve().name] = comparison
         prefix = f"{prefix}: " if prefix else ""
         for label in comparison.curves:
             kind, _, seed = label.rpartition(", seed ")
-            run = folder / Path(f"{kind}-{seed}").name  # of an untrusted label: inside the folder
+            run = folder / Path(f"{kind}-{seed}").name  # an untrusted label must stay inside
             if (run / RUN).is_file():
                 self.add_run(run, prefix + label, prefix + kind)
 
@@ -283,7 +292,7 @@ def read_results(paths: Sequence[Path]) -> Results:
 
 
 def _named(paths: Sequence[Path]) -> dict[str, Path]:
-    """Paths by their last part, or in full where several have the same."""
+    """Name -> path. The name is the last part, or the whole path if several share the last part."""
     resolved = [path.resolve() for path in paths]
     if twice := next((path for path in resolved if resolved.count(path) > 1), None):
         raise RevelaError(f"{twice} is named twice: name it once")

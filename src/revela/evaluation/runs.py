@@ -1,4 +1,4 @@
-"""Runs of indexes, as they are searched, and of files in TREC's format."""
+"""Runs (rankings of queries): search indexes for them, read and write them as TREC files."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TOP = 100  # documents per query of an index
+TOP = 100  # documents per query
 
 
 def search_runs(
     collection: Collection, indexes: Mapping[str, Index], rerank: Rerank | None
 ) -> Iterator[tuple[str, Run]]:
-    """The run of each index, and by "tokens" a re-ranked one."""
+    """The run of each index; with ``rerank="tokens"`` also a re-ranked one."""
     queries = [query[:QUERY_CHARACTERS] for query in collection.queries]
     if indexes and (cut := sum(a != b for a, b in zip(queries, collection.queries, strict=True))):
         log.warning(
@@ -46,10 +46,10 @@ def search_runs(
 def with_ids_of(
     collection: Collection, indexes: Mapping[str, Index], runs: Mapping[str, Run]
 ) -> Collection:
-    """The collection by passage or by document: whichever ids the indexes and runs have.
+    """The collection by passage or by document, as the ids of the indexes and runs are.
 
     Raises:
-        RevelaError: one of them has no document under either id.
+        RevelaError: an index or a run has neither ids of passages nor ids of documents.
     """
     forms = [collection, *([collection.by_document()] if collection.sources else [])]
     for name in (*indexes, *runs):
@@ -71,12 +71,12 @@ def with_ids_of(
             if missing := len(forms[0].relevant) - len(held):
                 log.warning(f"{name} lacks {missing:,} relevant documents of {collection.name}")
     if forms[0] is not collection:
-        log.info(f"{collection.name}: passages count as their documents, which are searched for")
+        log.info(f"{collection.name}: finding a passage's document counts as finding the passage")
     return forms[0]
 
 
 def check_ids(names: Iterable[str]) -> None:
-    """Refuse ids with spaces, which separate the columns of a run file."""
+    """Raise RevelaError for ids with spaces, which separate the columns of a run file."""
     if bad := next((name for name in names if len(name.split()) != 1), None):
         raise RevelaError(
             f"the id {bad!r} has a space, which separates the columns of a TREC run: give other ids"
@@ -84,7 +84,7 @@ def check_ids(names: Iterable[str]) -> None:
 
 
 def check_run(run: Run, name: str, collection: Collection) -> None:
-    """Refuse a run without any judged query; log how many it lacks."""
+    """Raise RevelaError if a run has no judged query; log the number of missing ones."""
     missing = [query for query in collection.query_ids if query not in run]
     if len(missing) == len(collection.query_ids):
         raise RevelaError(
@@ -96,7 +96,7 @@ def check_run(run: Run, name: str, collection: Collection) -> None:
 
 
 def file_name(system: str) -> str:
-    """A system's name without characters that a shell reads.
+    """A system's name without characters that are special in a shell.
 
     >>> file_name("minilm-l6 + BM25 (RRF)")
     'minilm-l6-BM25-RRF'
@@ -117,7 +117,7 @@ def write_run(path: Path, run: Run, system: str) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """Scores by query id and document id, best first."""
+    """Read a run file: query id -> document id -> score, best first."""
     run: dict[str, dict[str, float]] = {}
     for number, line in numbered_lines(path):
         try:

@@ -1,8 +1,8 @@
 """95 % intervals (Student's t) of a mean over queries, and paired randomisation tests of two means.
 
 The test is Fisher's, recommended for retrieval by Smucker, Allan & Carterette (CIKM 2007): if two
-systems were equally good, the difference on each query could as well have the other sign. p values
-are not corrected for multiple comparisons.
+systems are equally good, the difference on each query has either sign with equal probability. p
+values are not corrected for multiple comparisons.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 RESAMPLES, SEED = 9_999, 0  # random sign patterns
 BLOCK = 1_000  # patterns in memory at a time
 CONFIDENCE = 0.95
-MEASURE = "ndcg@10"  # of margins, tests and gains
+MEASURE = "ndcg@10"  # the metric of margins, tests and gains
 
 
 def p_values(
     differences_QP: NDArray[np.float64], resamples: int = RESAMPLES, seed: int = SEED
 ) -> NDArray[np.float64]:
-    """Two-sided p value (P,) of the mean of each column being 0, by random signs of the rows: the
-    share of sign patterns whose mean is at least as far from 0 as the observed one, which counts as
-    one of them.
+    """Two-sided p values, (P,), for the mean of each column being 0, by random signs of the rows.
 
-    Columns are pairs of systems, rows are queries. All patterns are taken if there are no more than
-    ``resamples``. scipy's permutation_test takes one pair at a time (30 times slower).
+    p is the share of sign patterns with a mean at least as far from 0 as the observed one, which
+    counts as one of them. Columns are pairs of systems, rows are queries. All patterns are taken if
+    there are no more than ``resamples``. scipy's permutation_test takes one pair at a time (30
+    times slower).
     """
     queries = len(differences_QP)
     exact = queries <= math.log2(resamples + 1)
@@ -58,7 +58,7 @@ def p_values(
 
 
 def margin(values: NDArray[np.float64]) -> float | None:
-    """Half the width of the 95 % interval of the mean of values (Q,); None for a single value."""
+    """Half the width of the 95 % interval of the mean of (Q,) values; None for a single value."""
     if len(values) < 2:
         return None
     quantile = t_quantile((1 + CONFIDENCE) / 2, len(values) - 1)
@@ -70,7 +70,7 @@ def t_quantile(p: float, degrees: int) -> float:
     """The quantile of Student's t distribution at p > 0.5, by Newton's method.
 
     The distribution function is a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4). It is
-    concave above 0, so the steps from the normal quantile, which is lower, never go too far.
+    concave above 0, so steps that begin at the normal quantile, which is lower, never overshoot.
     """
     n = degrees
     odd = n % 2
@@ -95,7 +95,7 @@ def t_quantile(p: float, degrees: int) -> float:
 def standings(
     outcomes: Mapping[str, Outcome], references: Sequence[str]
 ) -> dict[str, SystemScores]:
-    """Every system's means, margin, p values against ``references``, and scores per query."""
+    """The means, margin, p values against ``references``, and scores per query of each system."""
     values = {name: _values(outcome) for name, outcome in outcomes.items()}
     pairs = [(name, other) for name in outcomes for other in references if name != other]
     p: dict[tuple[str, str], float] = {}
@@ -115,8 +115,11 @@ def standings(
 
 @dataclass(frozen=True)
 class Gain:
-    """A query that one system answers better than another: nDCG@10 of both; for each, the text that
-    it ranks first ("" if none) and whether that is relevant.
+    """A query that one system answers better than another; pairs are (better, worse).
+
+    Attributes:
+        scores: nDCG@10.
+        first: the text ranked first ("" if none), and whether it is relevant.
     """
 
     query: str

@@ -1,4 +1,4 @@
-"""Corpora -> a folder of groups, to train on several times or by several processes."""
+"""Build a folder of groups from corpora, to train on several times or in several processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def build_groups(
 
     Args:
         sources: corpora, or files of prebuilt groups.
-        out: a folder that does not exist yet.
+        out: a new folder.
         weights: sampling weight of each source; empty: use all groups.
         queries_file: stores the queries that a language model writes.
         shards: as for ``save_groups``.
@@ -105,7 +105,7 @@ def _grouped(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None)
 
 
 def _prebuilt(recipe: Recipe, source: Path) -> GroupedCorpus:
-    """Read prebuilt groups; each counts as a document."""
+    """Read prebuilt groups, each as one document."""
     size = recipe.groups.group_size
     members = arrow_list(Member, group_members(source, size))
     groups = zip(*[iter(members)] * size, strict=True)

@@ -1,7 +1,7 @@
 """Training data: documents -> chunks -> rows -> the groups of each epoch, and held-out documents.
 
-Groups are made of rows: chunks; chunks with queries, for objectives that read queries; windows of
-joined chunks, to crop or to hide spans in; or whole documents with judged queries.
+A row is what groups consist of: a chunk; a chunk with a query, for objectives that read queries; a
+window of joined chunks, for crops and hidden spans; or a whole document with a judged query.
 """
 
 from __future__ import annotations
@@ -66,12 +66,13 @@ class TrainingSet:
 
     Args:
         source: documents, or stored groups.
-        lazy_queries: let a language model write queries during training, where that is possible.
+        lazy_queries: let a language model write queries during training, if possible.
 
     Attributes:
-        documents: a sample, if groups are stored.
-        n_documents: how many the chunks come from.
-        corpora: the first document of each further corpus, where no group spans two corpora.
+        documents: all documents; of stored groups a sample.
+        n_documents: number of documents that the chunks come from.
+        corpora: index of the first document of each corpus after the first, if no group spans two
+            corpora.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class TrainingSet:
         queries_file: Path | None = None,
         lazy_queries: bool = True,
     ) -> TrainingSet:
-        """The training set of a corpus, or of one folder of groups."""
+        """Read the training set of a corpus, or of one folder of groups."""
         queries_file = queries_file or default_queries_file(sources, recipe)
         if len(sources) == 1 and is_group_folder(sources[0]):
             return cls(recipe, GroupFolder(sources[0]), queries_file=queries_file)
@@ -127,7 +128,7 @@ class TrainingSet:
         return cls(recipe, rest, held_out, queries_file, lazy_queries)
 
     def replace(self, recipe: Recipe, lazy_queries: bool = True) -> TrainingSet:
-        """The same documents for another recipe; RevelaError if it would read others."""
+        """The same documents with another recipe; RevelaError if its corpus settings differ."""
         if recipe == self.recipe and (lazy_queries or not self.lazy_queries):
             return self
         if recipe.corpus != self.recipe.corpus:
@@ -159,7 +160,9 @@ class TrainingSet:
 
     @cached_property
     def rows(self) -> ArrowList[Chunk]:
-        """What groups are made of, without the queries of ``generated_queries``."""
+        """The rows that groups consist of, and documents without a query; without the queries of
+        ``generated_queries``.
+        """
         if self.folder is not None:
             return self.folder.rows
         if self.lazy_queries:
@@ -174,15 +177,15 @@ class TrainingSet:
         return GeneratedQueries(QueryLM(self.recipe, self.queries_file), self.rows)
 
     def row(self, index: int) -> Chunk:
-        """One of ``rows`` with its query; a lazy query is there once its group has been read."""
+        """One of ``rows`` with its query; a lazy query exists once its group has been read."""
         if self.generated_queries is not None:
             return self.generated_queries.row(index)
         return self.rows[index]
 
     @cached_property
     def grouped_rows(self) -> ArrowList[Chunk]:
-        """The rows that are grouped: all but documents without a judged query, which come last, so
-        that an index is the same here and in ``rows``.
+        """Rows with a query, if queries are judged; otherwise all. Documents without a query are
+        stored after them, so indices agree with ``rows``.
         """
         if not judgements_dir(self.recipe):
             return self.rows
@@ -190,7 +193,7 @@ class TrainingSet:
 
     @cached_property
     def relevant(self) -> dict[int, set[int]]:
-        """The documents that answer each judged query, by ``query_hash``."""
+        """``query_hash`` of each judged query -> the documents that answer it."""
         relevant: dict[int, set[int]] = {}
         if judgements_dir(self.recipe):
             columns = (self.grouped_rows.column(name) for name in ("query", "document"))
@@ -201,14 +204,17 @@ class TrainingSet:
     def groups(
         self, model: SentenceTransformer, encoder: Encoder, folder: Path
     ) -> tuple[Groups, int]:
-        """Epoch -> groups, as indices of rows; and how many the first epoch has (at most, if
-        queries are written during training).
+        """Group the rows.
 
         Args:
             model: the untrained retriever.
             encoder: the retriever in training, for iterative groups.
             folder: stores the order of clusters, or rounds of iterative groups, until the run
                 ends.
+
+        Returns:
+            Epoch -> groups, as indices of rows; and the number of groups in the first epoch, an
+            upper bound if queries are written during training.
         """
         recipe, size, rows = self.recipe, self.recipe.groups.group_size, self.grouped_rows
         if len(rows) < size:
@@ -236,7 +242,7 @@ class TrainingSet:
     def corpus_groups(self, model: Model, folder: Path | None = None) -> Groups:
         """Epoch -> groups of a corpus; ``model`` loads the untrained retriever, if needed.
 
-        On a GPU, k-means differs from one call to the next: ``folder`` keeps what it gave.
+        On a GPU, k-means gives different clusters in each call: ``folder`` keeps the first.
         """
         recipe, rows = self.recipe, self.grouped_rows
         vectors_ND = order_R = None
@@ -270,7 +276,7 @@ class TrainingSet:
 
 
 def _stored_groups(recipe: Recipe, folder: GroupFolder) -> tuple[Groups, int]:
-    """Epoch -> groups of a folder, in the order of this recipe's seed; and their number."""
+    """Epoch -> groups of a folder, ordered by the recipe's seed; and their number."""
     if folder.size != recipe.groups.group_size:
         raise RevelaError(
             f"{folder.folder} holds groups of {folder.size}: give --group-size {folder.size}"
@@ -301,7 +307,9 @@ def _check_one_process() -> None:
 
 
 def default_queries_file(sources: Sequence[Path], recipe: Recipe) -> Path:
-    """Where the queries of a corpus are cached, by the path of its first source."""
+    """The file of a corpus's queries: the recipe's, or one in the cache, named by the path of the
+    first source.
+    """
     if recipe.queries.queries_file:
         return Path(recipe.queries.queries_file)
     source = str(sources[0])
@@ -314,7 +322,7 @@ def default_queries_file(sources: Sequence[Path], recipe: Recipe) -> Path:
 
 
 def training_chunks(recipe: Recipe, documents: Iterable[Document]) -> ArrowList[Chunk]:
-    """Chunks of documents, each with its title as its first line."""
+    """Chunks of documents; a title becomes the first line of its document."""
     titled = (
         dataclasses.replace(d, text=f"{d.title}\n\n{d.text}") if d.title else d
         for d in progress_bar("chunking", "document", documents)
@@ -329,7 +337,7 @@ def training_rows(
     chunks: ArrowList[Chunk],
     queries_file: Path | None,
 ) -> ArrowList[Chunk]:
-    """What groups are made of (see the top of this file)."""
+    """The rows of the recipe's objective (see the top of this file)."""
     objective: Any = recipe.objective
     if folder := judgements_dir(recipe):
         return pair_rows(documents, Path(folder), others=objective.negatives > 0)
@@ -349,7 +357,7 @@ def training_rows(
 
 
 def windows(chunks: Iterable[Chunk], words: int) -> Iterator[Chunk]:
-    """Join neighbouring chunks of a document while they have at most this many words."""
+    """Join consecutive chunks of a document into windows of at most this many words."""
     document, parts, total = -1, list[str](), 0
     for chunk in chunks:
         size = count_words(chunk.text)

@@ -1,5 +1,5 @@
-"""The order of rows in which similar ones are neighbours: by words, by a surrogate model, or by the
-retriever in training, again every so many steps.
+"""Order rows so that similar ones are neighbours: by words, by a surrogate model, or by the
+retriever in training, every ``refresh_every`` steps.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from revela.settings import Recipe
 from revela.silence import progress_bar
 from revela.types import Chunk, Document, Encoder, Vectors
 
-ENCODING_BATCH = 2**14  # texts that are encoded between two writes to disk
+ENCODING_BATCH = 2**14  # texts per write to disk
 POOL = 8  # rows sampled for a round of iterative groups, per row that the round needs
-ORDER = "groups-order.npy"  # of a run
-BEGINNING = 2000  # characters that say what a document is about
+ORDER = "groups-order.npy"  # file of a run
+BEGINNING = 2000  # characters of a document that its vector is computed from
 
 Model = Callable[[], SentenceTransformer]
 Encode = Callable[[Sequence[str]], Vectors]
 
 
 def vectors_of_beginnings(recipe: Recipe, documents: Sequence[Document], model: Model) -> Vectors:
-    """A vector per document, of its first words."""
+    """A vector per document, from its first words."""
     beginnings = LazyTexts(documents, lambda document: document.full_text[:BEGINNING])
     return lexical_vectors(model(), beginnings, recipe.fit.token_weighting)
 
 
 def similar_order(recipe: Recipe, rows: ArrowList[Chunk], model: Model) -> NDArray[np.int64]:
-    """The order of rows by the surrogate, or by words."""
+    """The order of rows by the surrogate, or by words if there is none."""
     vectors = _vectors(recipe, rows, *_surrogate(recipe, model))
     return order_by_similarity(*vectors, recipe.groups.group_size, recipe.training.seed)
 
 
 def passage_encoder(recipe: Recipe) -> Encode:
-    """What encodes passages: the surrogate, or their words."""
+    """Encodes passages by the surrogate, or by their words."""
     folder = find_weights(recipe.retriever.model, recipe.retriever.offline_model)
     return _surrogate(recipe, lambda: untrained_retriever(recipe, folder, []))[1]
 
 
 def _surrogate(recipe: Recipe, model: Model) -> tuple[Encode, Encode]:
-    """What encodes queries and passages: another model, or words by the untrained ``model``."""
+    """Encoders of queries and passages: the surrogate, or the word vectors of ``model``."""
     if not recipe.groups.surrogate:
         by_words = functools.partial(
             lexical_vectors, model(), token_weighting=recipe.fit.token_weighting
@@ -69,7 +69,7 @@ def _surrogate(recipe: Recipe, model: Model) -> tuple[Encode, Encode]:
 
 
 class IterativeGroups:
-    """Round -> groups of what the retriever in training finds similar in a random sample of rows.
+    """Round -> groups of similar rows, by the retriever in training, from a random sample.
 
     Groups are stored in ``folder``, so that a resumed run reads the same.
     """
@@ -103,7 +103,7 @@ class IterativeGroups:
 def _vectors(
     recipe: Recipe, rows: ArrowList[Chunk], encode_queries: Encode, encode_passages: Encode
 ) -> tuple[Vectors, Vectors | None]:
-    """The vectors to order by: of chunks, or for objectives that read queries, of pairs."""
+    """The vectors to order by: chunks', or pairs' for objectives that read queries."""
     passages_RD = encode_passages(LazyTexts(rows, lambda row: row.text))
     if recipe.objective.reads != "queries":
         return passages_RD, None
@@ -111,7 +111,7 @@ def _vectors(
 
 
 def load_or_make(file: Path, make: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Load an array on all ranks; if it is missing, all ranks make it and the first saves it."""
+    """Load an array on all ranks; if the file is missing, all ranks make it and the first saves."""
     array = from_rank_zero(lambda: np.load(file) if file.is_file() else None)
     if array is None:
         array = make()
@@ -122,7 +122,7 @@ def load_or_make(file: Path, make: Callable[[], NDArray[np.int64]]) -> NDArray[n
 
 
 def encode_in_batches(encode: Encode) -> Encode:
-    """``encode`` for many texts: a batch at a time, with vectors on disk."""
+    """``encode`` for many texts: a batch at a time, with the vectors on disk."""
 
     def encode_all(texts: Sequence[str]) -> Vectors:
         width = encode(texts[:1]).shape[1]

@@ -1,7 +1,7 @@
-"""Prebuilt groups: rows of JSONL, of Parquet or of a dataset of the hub.
+"""Read prebuilt groups: rows of JSONL, of Parquet or of a dataset of the hub.
 
-As in the hub's trumancai/revela_training_corpus, a row is a list of texts, or {"src": where they
-come from, "text": such a list}. In Parquet, ``text`` is a column of lists and ``src`` is optional.
+A row is a list of texts, or {"src": source, "text": list of texts}, as in the hub's
+trumancai/revela_training_corpus. In Parquet, ``text`` is a column of lists and ``src`` is optional.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from revela.corpus.readers.tables import parquet_batches, refuse_damage
 from revela.errors import RevelaError
 from revela.groups.store import Member
 
-ROWS = 16  # of Parquet, decoded at a time
+ROWS = 16  # rows of Parquet decoded at a time
 
 
 def holds_groups(source: Path) -> bool:
@@ -33,7 +33,7 @@ def _first_is_group(source: Path) -> bool:
     try:
         _, first = next(_rows(source), (0, None))
     except RevelaError:
-        return False  # reading it as documents says what is wrong
+        return False  # the error comes when it is read as documents
     return isinstance(first.get("text") if isinstance(first, dict) else first, list)
 
 
@@ -41,9 +41,7 @@ _first_of_hub_is_group = functools.cache(_first_is_group)  # one request over th
 
 
 def group_members(source: Path, size: int) -> Iterator[Member]:
-    """The chunks of a source that ``holds_groups``: the first ``size`` texts of every row, as
-    chunks of one document.
-    """
+    """The chunks of prebuilt groups: the first ``size`` texts of every row, as one document's."""
     name = display_path(Path(source.name))
     for number, (place, row) in enumerate(_rows(source)):
         group = row if isinstance(row, dict) else {"text": row, "src": name}

@@ -1,9 +1,9 @@
-"""Groups of chunks that are clustered already: by faiss, cuVS or NeMo Curator.
+"""Group chunks that another program has clustered: faiss, cuVS or NeMo Curator.
 
-A row of Parquet is a chunk: the id of its document, its text, its cluster (a whole number) and
+A row of Parquet is a chunk: the id of its document, its text, its cluster (an integer) and
 optionally its title, its number in the document (``chunk``) and its vector. ``revela encode``
-writes all but the cluster. Each cluster is ordered by similarity (similarity.py) and cut into
-groups; the remainder is left out, and counted.
+writes all of them except the cluster. Each cluster is ordered by similarity (similarity.py) and cut
+into groups; the remainder is left out, and counted.
 
 Tasks run in this process or on Ray: ``survey`` counts, ``partition`` assigns whole clusters to
 shards, ``group`` orders and cuts the clusters of a shard.
@@ -53,7 +53,7 @@ from revela.types import Document, Vectors, hash64
 
 log = logging.getLogger(__name__)
 
-READ_ROWS = 4096  # decoded at a time
+READ_ROWS = 4096  # rows decoded at a time
 VECTOR, CHUNK = "vector", "chunk"
 
 Run = Callable[[Callable[[Part], Any], Sequence[Part]], Iterable[Any]]
@@ -62,15 +62,17 @@ Run = Callable[[Callable[[Part], Any], Sequence[Part]], Iterable[Any]]
 
 @dataclass(frozen=True)
 class RowReader:
-    """Reads rows of Parquet; ``cluster``, ``text`` and ``title`` are names of columns."""
+    """Reads rows of Parquet; ``cluster``, ``text`` and ``title`` are column names."""
 
     cluster: str
     text: str = "text"
     title: str = "title"
 
     def tables(self, part: Part, report: ReadReport) -> Iterator[Any]:
-        """The valid rows of a part as Arrow tables with the columns document (63 bits of a hash of
-        the id), id, title, chunk, text, cluster and, if the file has it, vector.
+        """The valid rows of a part as Arrow tables.
+
+        Columns: document (a 63-bit hash of the id), id, title, chunk, text, cluster; and vector if
+        the file has it.
         """
         for piece in part:
             path = piece.file.path
@@ -96,7 +98,7 @@ class RowReader:
         return [name for name in dict.fromkeys(columns) if name in names]
 
     def _valid_rows(self, batch: Any, file: File, before: int, report: ReadReport) -> Any:
-        """The rows that have an id, a text and a cluster; others are reported."""
+        """The rows with an id, a text and a cluster; others are reported."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -126,7 +128,7 @@ class RowReader:
 
 
 def _whole_numbers(column: Any, path: Path, name: str) -> Any:
-    """A column as int64 with nulls; pandas writes whole numbers with nulls as floats."""
+    """A column as int64 with nulls; pandas writes integers with nulls as floats."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -160,17 +162,17 @@ def _fixed_width(column: Any, path: Path) -> Any:
 
 @dataclass
 class Survey:
-    """What a part of a corpus holds."""
+    """Counts of a part of a corpus."""
 
     report: ReadReport = field(default_factory=ReadReport)
     documents: int = 0
     lowest_hashes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    "The lowest hashes of documents, in order."
+    "The lowest hashes of documents, sorted."
     files_of_width: dict[int, Path] = field(default_factory=dict)
-    "A file for each width of vectors; 0: without vectors."
+    "Width of vectors -> a file that has it; 0: without vectors."
 
     def add(self, other: Survey, n_hashes: int) -> None:
-        """Add another part, and keep the lowest hashes."""
+        """Add another part's counts, and keep the ``n_hashes`` lowest hashes."""
         self.report.add(other.report)
         self.documents += other.documents
         self.lowest_hashes = np.union1d(self.lowest_hashes, other.lowest_hashes)[:n_hashes]
@@ -179,12 +181,12 @@ class Survey:
 
 @dataclass(frozen=True)
 class Tasks:
-    """The work, and what workers need for it. (A recipe is not sent: it imports torch.)"""
+    """The tasks, with the settings that workers need. (Not a recipe, which imports torch.)"""
 
     reader: RowReader
     group_size: int
     seed: int
-    n_hashes: int  # that a survey keeps
+    n_hashes: int  # hashes that a survey keeps
     folder: Path
     shards: int
     held_out: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -212,7 +214,7 @@ class Tasks:
         ]
 
     def partition(self, part: Part) -> Iterator[Any]:
-        """The rows to train on, with the shard of each."""
+        """The rows that are not held out, with a column "shard"."""
         for rows in self.reader.tables(part, ReadReport()):
             rows = rows.filter(~np.isin(rows["document"].to_numpy(), self.held_out))
             clusters = rows["cluster"].to_pylist()
@@ -220,7 +222,7 @@ class Tasks:
             yield rows.append_column("shard", [shards])
 
     def group(self, rows: Any) -> tuple[str, Counter[str]]:
-        """Write the groups of a shard's clusters; returns the file's name, and counts."""
+        """Write the groups of a shard's clusters; returns the file's name and counts."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -238,7 +240,7 @@ class Tasks:
         return name, counts
 
     def _groups(self, rows: Any, counts: Counter[str]) -> Iterator[list[int]]:
-        """Groups of rows of one cluster each, whatever the order of the rows."""
+        """Groups of row indices, each within one cluster; they do not depend on the rows' order."""
         if self.encode:
             vectors_RD = self.encode(rows["text"].to_pylist())
         else:
@@ -269,7 +271,7 @@ def shuffled_on_disk(
     work: Callable[[Any], Any],
     parts: int,
 ) -> Iterator[Any]:
-    """``on_ray.shuffled`` in this process, through a temporary file for each value of ``key``."""
+    """``on_ray.shuffled`` in this process, with a temporary file for each value of ``key``."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -294,10 +296,10 @@ def groups_of_clusters(
     """Read clustered chunks, group those of each cluster, and store the groups.
 
     Args:
-        out: a folder that does not exist yet.
-        column: the column of clusters.
-        shards: number of files, 0: ``SHARDS``. Few clusters may need fewer.
-        ray: run the tasks on Ray, which is connected.
+        out: a new folder.
+        column: name of the column of clusters.
+        shards: maximum number of files, 0: ``SHARDS``. Few clusters may give fewer.
+        ray: run the tasks on Ray, which must be connected.
     """
     check_out(recipe, out)
     corpus, size = recipe.corpus, recipe.groups.group_size
@@ -334,8 +336,8 @@ def groups_of_clusters(
                 groups_of_file[name] = counts["groups"]
         log.info(
             f"{report.documents:,} chunks in {totals['clusters']:,} clusters -> "
-            f"{totals['groups']:,} groups; {totals['left_out']:,} chunks left out, for which no "
-            f"group of their cluster has room ({totals['small']:,} clusters have fewer than {size})"
+            f"{totals['groups']:,} groups; {totals['left_out']:,} chunks left out, the remainders "
+            f"of their clusters ({totals['small']:,} clusters have fewer than {size} chunks)"
         )
         if not groups_of_file:
             raise RevelaError(f"no cluster has {size} chunks: lower --group-size")
@@ -357,7 +359,9 @@ def groups_of_clusters(
 
 
 def _check_vectors(files_of_width: Mapping[int, Path], required: bool) -> None:
-    """Refuse vectors of several widths, and missing ones if they are required or some are there."""
+    """Raise RevelaError for vectors of several widths; also for missing ones, if ``required`` or if
+    other files have vectors.
+    """
     if 0 in files_of_width and (required or len(files_of_width) > 1):
         raise RevelaError(
             f'{files_of_width[0]} has no vectors: write a column "{VECTOR}" with revela encode, or '
@@ -374,7 +378,7 @@ def _check_vectors(files_of_width: Mapping[int, Path], required: bool) -> None:
 def _documents(
     tasks: Tasks, run: Run, parts: Sequence[Part], hashes: NDArray[np.int64]
 ) -> list[Document]:
-    """These documents, their chunks joined, in the order of their hashes."""
+    """The documents with these hashes, in this order, their chunks joined."""
     import pyarrow as pa
 
     tables = run(functools.partial(tasks.documents, hashes=hashes), parts)

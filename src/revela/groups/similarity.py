@@ -1,10 +1,10 @@
-"""Vectors of chunks -> an order in which similar chunks are neighbours: contextual batching (CDE;
-Morris & Rush, ICLR 2025, section 4.1).
+"""Order vectors of chunks so that similar chunks are neighbours: contextual batching (CDE; Morris &
+Rush, ICLR 2025, section 4.1).
 
 k-means with a given cluster size, then a greedy travelling salesman over the centroids. Cutting the
-order into groups splits large clusters, and merges small ones with the next. Both steps work level
-by level, ``BRANCH`` clusters at a time: flat k-means costs N * N / size products, and the
-travelling salesman as many; this costs N * BRANCH per level.
+order into groups splits large clusters, and merges small ones with the next. Both steps go level by
+level, ``BRANCH`` clusters at a time, which costs N * BRANCH products per level. Flat k-means costs
+N * N / size, and so does a flat travelling salesman.
 
 Shapes: N chunks, K centroids, D width of a vector.
 """
@@ -22,8 +22,8 @@ from revela.types import Vectors
 
 BRANCH = 256  # clusters per level
 ITERATIONS = 10
-SAMPLE = BRANCH * 256  # vectors that k-means is trained on, and that are read at a time
-ROWS, CENTROIDS = 4096, 1024  # of a block of k-means' distance matrix
+SAMPLE = BRANCH * 256  # vectors that k-means is trained on, and vectors read at a time
+ROWS, CENTROIDS = 4096, 1024  # size of a block of k-means' distance matrix
 
 
 def order_by_similarity(
@@ -36,16 +36,16 @@ def order_by_similarity(
     """Order indices so that neighbours are similar; deterministic for the same vectors and seed.
 
     Args:
-        swapped_ND: for pairs, from ``paired``: second vectors of the same chunks, which k-means is
-            trained on but does not place.
+        swapped_ND: for pairs, the second vectors of ``paired``: k-means is trained on them, too,
+            but does not order them.
         size: maximum members of a cluster. Their order is random.
-        members: the indices to order; default: all N.
+        members: the indices to order; None: all N.
     """
     rng = np.random.default_rng(seed)
     order: list[NDArray[np.int64]] = []
 
     def visit(members: NDArray[np.int64], near_D: Vectors | None) -> Vectors:
-        """Append these members to the order, from near a point on; returns the last centroid."""
+        """Append members to the order, beginning near a point; returns the last centroid."""
         k = min(BRANCH, -(-len(members) // size))
         labels = np.zeros(len(members), dtype=np.int64)
         if k > 1:
@@ -74,8 +74,8 @@ def order_by_similarity(
 
 
 def greedy_path(points_KD: Vectors, start: int) -> list[int]:
-    """Visit every point once: from ``start``, always the nearest unvisited one (the first of
-    equals).
+    """Visit every point once, from ``start`` always to the nearest unvisited one (of equals, the
+    first).
     """
     squares_K = (points_KD.astype(np.float64) ** 2).sum(axis=1)
     unvisited = np.ones(len(points_KD), dtype=bool)
@@ -88,8 +88,10 @@ def greedy_path(points_KD: Vectors, start: int) -> list[int]:
 
 
 def paired(queries_ND: Vectors, passages_ND: Vectors) -> tuple[Vectors, Vectors]:
-    """[q; d] and [d; q] of unit length, (N, 2D) each, for ``order_by_similarity``: a pair whose
-    query is near another's passage is clustered with it (CDE, section 4.1).
+    """[q; d] and [d; q] of unit length, (N, 2D) each, for ``order_by_similarity``.
+
+    With both, two pairs are also clustered if the query of one is near the passage of the other
+    (CDE, section 4.1).
     """
     joined = (
         np.concatenate([queries_ND, passages_ND], axis=1),
@@ -108,8 +110,9 @@ def _labels(
     k: int,
     rng: np.random.Generator,
 ) -> NDArray[np.int64]:
-    """The cluster of each member, 0 to k - 1, of k-means trained on a sample; clusters may be
-    empty, and the vectors on disk.
+    """The cluster of each member, 0 to k - 1, by k-means trained on a sample.
+
+    Clusters may be empty. The vectors may be on disk.
     """
     from fastkmeans import FastKMeans
 

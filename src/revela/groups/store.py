@@ -1,9 +1,9 @@
-"""Groups on disk: a folder of Arrow shards of chunks, group after group, to train on without the
-corpus.
+"""Store groups on disk: a folder of Arrow shards of chunks, group after group, to train on without
+the corpus.
 
 Groups are assigned to shards round-robin, and an epoch visits the shards round-robin. If P
-processes do so with batches, and P divides the number of shards, each reads its own shards; the
-order is the same for any P.
+processes take batches in turn, and P divides the number of shards, each reads shards of its own.
+The order is the same for any P.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from revela.types import Chunk, Document
 MANIFEST, SAMPLE, HELD_OUT = "groups.json", "documents.arrow", "held-out.arrow"
 FORMAT = 1
 SHARDS, MIN_GROUPS = 16, 4  # shards, and minimum groups per shard
-SAMPLE_SIZE = 2000  # documents stored whole, for the heads' probe
+SAMPLE_SIZE = 2000  # documents stored whole, for the probe of heads
 BLOCK = 2**16  # chunks looked up at a time
 AGAIN = "build the groups again with revela groups --out"
 
 
 @dataclass(frozen=True, slots=True)
 class Member(Chunk):
-    """A chunk in a group; ``name`` is its document's title, or id."""
+    """A chunk in a group; ``name`` is its document's title, or the id if it has none."""
 
     name: str = ""
 
 
 @dataclass(frozen=True)
 class GroupedCorpus:
-    """Documents, those held out, their chunks, and groups of indices of chunks."""
+    """Training documents, held-out documents, chunks (``rows``), and groups of chunk indices."""
 
     documents: ArrowList[Document]
     held_out: Sequence[Document]
@@ -54,9 +54,9 @@ class GroupedCorpus:
 
 
 class GroupFolder:
-    """Stored groups, as ``save_groups`` writes them.
+    """Groups stored by ``save_groups``.
 
-    Opening compares the sizes of files; ``check`` reads all shards.
+    Opening checks the sizes of files; ``check`` reads all shards.
 
     Attributes:
         size: chunks per group.
@@ -106,13 +106,14 @@ class GroupFolder:
             _check_digest(self.folder / shard["file"], shard["digest"])
 
     def members(self, group: Sequence[int]) -> list[Member]:
-        """The chunks of a group, in this order."""
+        """The chunks of a group, given as indices."""
         return [self.rows[i] for i in group]
 
     def order(self, seed: int, batch: int = 1) -> Groups:
-        """Epoch -> every group once, as indices of ``rows``, ``batch`` groups of a shard at a time.
+        """Epoch -> every group once, as indices of ``rows``; ``batch`` consecutive groups are from
+        one shard.
 
-        The order of groups and of their chunks depends on seed and epoch alone.
+        The order of groups and of their chunks depends on seed and epoch only.
         """
         firsts = np.cumsum([0, *self._counts])
 
@@ -135,7 +136,7 @@ def is_group_folder(path: Path) -> bool:
 
 
 def check_out(recipe: Recipe, out: Path) -> None:
-    """Raise RevelaError if the folder exists, or the groups cannot be built before training."""
+    """Raise RevelaError if the folder exists, or if the groups cannot be built before training."""
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
     if recipe.groups.kind == "iterative":
@@ -153,10 +154,10 @@ def check_out(recipe: Recipe, out: Path) -> None:
 def save_groups(
     out: Path, corpus: GroupedCorpus, size: int, settings: dict[str, Any], shards: int = 0
 ) -> GroupFolder:
-    """Write groups of ``size`` chunks into a folder that does not exist yet.
+    """Write groups of ``size`` chunks into a new folder.
 
     Args:
-        shards: number of files, 0: ``SHARDS``, or fewer for few groups.
+        shards: number of files, 0: ``SHARDS``; fewer for few groups.
     """
     rows, documents = corpus.rows, corpus.documents
     blocks = (
@@ -186,7 +187,7 @@ def finish_folder(
     held_out: Iterable[Document],
     settings: dict[str, Any],
 ) -> None:
-    """Write the documents and the manifest; ``counts`` is the number of groups by shard file."""
+    """Write the documents and the manifest; ``counts``: shard file -> number of groups."""
     write(Document, sample, folder / SAMPLE)
     write(Document, held_out, folder / HELD_OUT)
     shards = [
@@ -215,16 +216,16 @@ def shard_name(number: int, shards: int) -> str:
 
 
 def batched(groups: Iterable[list[int]], count: int) -> Iterator[list[list[int]]]:
-    """Batches of ``count`` groups; the last may have fewer."""
+    """Batches of ``count`` groups; the last may be smaller."""
     remaining = iter(groups)
     while batch := list(islice(remaining, count)):
         yield batch
 
 
 def _write_shards(folder: Path, blocks: Iterable[Any], size: int, shards: int) -> dict[str, int]:
-    """Assign groups to shards round-robin; returns the number of groups by file.
+    """Assign groups to shards round-robin; returns file -> number of groups.
 
-    A block is a table of ``Member``, some complete groups.
+    A block is a table of ``Member`` with complete groups.
     """
     import pyarrow as pa
 

@@ -1,11 +1,11 @@
-"""Strategies of grouping: rows -> groups, the 16 chunks that an objective compares.
+"""Strategies to group rows; an objective compares the 16 chunks of a group.
 
 Random regrouping lowers Revela's BEIR mean from 33.6 to 3.9 (tables 8-9). By default a group is
-contiguous chunks of one or two documents, shuffled. Short documents fill a group together with
-similar ones, because chunks of random documents teach nothing after the first steps.
+contiguous chunks of one or two documents, shuffled. Short documents share a group with similar
+ones, because chunks of random documents teach nothing after the first steps.
 
-To add a strategy, write a function here, call it in ``epoch_groups``, and name it in the setting
-``groups.kind``.
+To add a strategy, write a function here, call it in ``epoch_groups``, and add its name to the
+setting ``groups.kind``.
 
 Shapes: N documents, D width of a document's vector, R rows.
 """
@@ -28,11 +28,11 @@ from revela.settings import Recipe
 from revela.types import Chunk, Vectors
 
 BLOCK = 2**16  # vectors read at a time
-# Sources whose queries are those of a whole document: two of its chunks must not share a group.
+# Sources with one query for several chunks of a document, which must not share a group.
 QUERIES_PER_DOCUMENT = ("title", "authors-words")
 
 Groups = Callable[[int], Iterator[list[int]]]
-"""Epoch -> its groups, as indices of rows."""
+"""Epoch -> groups, as indices of rows."""
 
 
 def epoch_groups(
@@ -45,9 +45,9 @@ def epoch_groups(
     """The strategy of a recipe: epoch -> groups.
 
     Args:
-        vectors_ND: a vector per document, so that short documents share groups with similar ones.
-        order_R: rows in an order in which similar ones are neighbours; default: as they come.
-        without_queries: give groups in which no chunk has a query, too: it may be written later.
+        vectors_ND: a vector per document, to group short documents with similar ones.
+        order_R: an order of rows in which similar ones are neighbours; None: as they come.
+        without_queries: include groups without any query, for queries that are written later.
     """
     size, seed = recipe.groups.group_size, recipe.training.seed
     groups: Groups
@@ -66,7 +66,7 @@ def epoch_groups(
 
 
 def groups_along(recipe: Recipe, rows: ArrowList[Chunk], order_R: NDArray[np.int64]) -> Groups:
-    """Epoch -> groups of neighbours in this order, no two of them with the same query."""
+    """Epoch -> groups of neighbours in this order; no two rows of a group share a query."""
     size, seed = recipe.groups.group_size, recipe.training.seed
     if recipe.objective.reads != "queries":
         return functools.partial(ordered_groups, [order_R], size, seed)
@@ -77,7 +77,7 @@ def groups_along(recipe: Recipe, rows: ArrowList[Chunk], order_R: NDArray[np.int
 
 
 def with_queries(recipe: Recipe, rows: ArrowList[Any], groups: Groups) -> Groups:
-    """The groups in which a chunk has a query, for an objective that reads queries."""
+    """Drop groups without any query, if the objective reads queries."""
     if recipe.objective.reads != "queries":
         return groups
     has_query = rows.column("query") != ""
@@ -91,13 +91,16 @@ def document_groups(
     epoch: int = 0,
     vectors_ND: Vectors | None = None,
 ) -> Iterator[list[int]]:
-    """Groups of ``size`` chunk indices, the same for the same seed and epoch.
+    """Groups of ``size`` contiguous chunk indices, the same for the same seed and epoch.
 
     A document with at least ``size`` chunks gives whole groups, from a random start. A remainder of
-    at least half a group is paired with another document's. Shorter remainders fill groups
-    together: with those of similar documents if there are vectors, otherwise at random. Starts and
-    neighbours differ by epoch, so a chunk left out of one epoch may be in the next. ``owners`` is
-    the document of each chunk, in the order of the corpus.
+    at least half a group is paired with another document's. Shorter remainders are joined: those of
+    similar documents if there are vectors, otherwise random ones. Starts and neighbours differ by
+    epoch, so a chunk left out of one epoch may be in the next.
+
+    Args:
+        owners: the document of each chunk, in the order of the corpus.
+        vectors_ND: a vector per document.
     """
     rng = random.Random(f"{seed}/{epoch}")
     halves: list[Sequence[int]] = []
@@ -122,7 +125,7 @@ def document_groups(
 
 
 def random_groups(chunks: int, size: int, seed: int, epoch: int = 0) -> Iterator[list[int]]:
-    """Groups of random chunks: the ablation that measures the other strategies."""
+    """Groups of random chunks, as a baseline for the other strategies."""
     order = np.random.default_rng([seed, epoch]).permutation(chunks)
     for start in range(0, chunks - size + 1, size):
         yield order[start : start + size].tolist()
@@ -131,7 +134,7 @@ def random_groups(chunks: int, size: int, seed: int, epoch: int = 0) -> Iterator
 def ordered_groups(
     orders: Sequence[NDArray[np.int64]], size: int, seed: int, epoch: int = 0
 ) -> Iterator[list[int]]:
-    """Consecutive chunks of each order; no group spans two orders. The first cut is random."""
+    """Groups of consecutive chunks of each order, from a random start. None spans two orders."""
     rng = random.Random(f"{seed}/{epoch}")
     groups: list[Sequence[int]] = []
     for order in orders:
@@ -145,8 +148,10 @@ def rounds_of_queries(
     order: NDArray[np.int64], query_of: NDArray[np.int64], seed: int, epoch: int = 0
 ) -> list[NDArray[np.int64]]:
     """Split an order so that no part has two chunks of one query, which would be each other's
-    negatives: a random chunk of every query, then another of every query that has more, and so on.
-    All chunks without a query (-1 in ``query_of``) are in the first part.
+    negatives.
+
+    The first part has a random chunk of every query, and all chunks without a query (-1 in
+    ``query_of``); the second has another chunk of every query with more, and so on.
     """
     drawn = np.random.default_rng([seed, epoch]).permutation(order)
     drawn = drawn[np.argsort(query_of[drawn], kind="stable")]
@@ -162,7 +167,7 @@ def rounds_of_queries(
 def mixed_groups(
     parts: Sequence[Iterable[list[int]]], proportions: Sequence[float], seed: int, epoch: int = 0
 ) -> Iterator[list[int]]:
-    """Mix the groups of several corpora in these proportions, until one corpus has no more; each
+    """Mix the groups of several corpora in these proportions, until one corpus is used up. Each
     corpus keeps its order.
     """
     corpora = [list(part) for part in parts]
@@ -183,11 +188,11 @@ def spread_groups(
     epoch: int = 0,
     vectors_ND: Vectors | None = None,
 ) -> Iterator[list[int]]:
-    """Groups of chunks of different documents, as contrastive objectives need them.
+    """Groups of chunks of different documents, for contrastive objectives.
 
-    In each round, every document with chunks left gives one; with vectors, similar documents are
-    neighbours. A group has two chunks of a document only where two rounds meet, or if there are
-    fewer documents than ``size``.
+    Each round takes a chunk of every document that has one left; with vectors, similar documents
+    are neighbours. A group has two chunks of a document only if it spans two rounds, or if there
+    are fewer documents than ``size``.
     """
     rng = random.Random(f"{seed}/{epoch}")
     left = [rng.sample(indices, len(indices)) for indices in _by_document(owners)]
@@ -207,8 +212,10 @@ def spread_groups(
 
 def _neighbours_together(vectors_ND: Vectors, rng: random.Random) -> list[int]:
     """Order vectors so that similar ones are close, by a random-projection tree (Dasgupta & Freund,
-    STOC 2008): each part is halved along the line between two random members. Neighbours differ
-    between calls.
+    STOC 2008).
+
+    Each part is halved along the line between two random members, so neighbours differ between
+    calls.
     """
     order: list[int] = []
     stack = [np.arange(len(vectors_ND))]
@@ -219,7 +226,7 @@ def _neighbours_together(vectors_ND: Vectors, rng: random.Random) -> list[int]:
             continue
         first, second = rng.sample(range(len(part)), 2)
         axis_D = vectors_ND[part[first]] - vectors_ND[part[second]]
-        starts = range(0, len(part), BLOCK)  # the vectors may lie on disk
+        starts = range(0, len(part), BLOCK)  # the vectors may be on disk
         sides = [vectors_ND[part[i : i + BLOCK]] @ axis_D for i in starts]
         part = part[np.argsort(np.concatenate(sides), kind="stable")]
         stack += [part[len(part) // 2 :], part[: len(part) // 2]]

@@ -1,8 +1,7 @@
-"""A query for each chunk, taken from the text: its title, a sentence of it, or a docstring.
+"""Take a query for each chunk from the text: its title, one of its sentences, or a docstring.
 
-A sentence that becomes the query is removed from its chunk (the inverse cloze task; Lee et al., ACL
-2019), so that matching words does not suffice. The best queries are what an author wrote for
-readers: docstrings of functions, and titles.
+The sentence is removed from its chunk (the inverse cloze task; Lee et al., ACL 2019), so that
+matching words does not suffice. The best queries were written for readers: docstrings and titles.
 """
 
 from __future__ import annotations
@@ -47,9 +46,10 @@ def with_first_sentences(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
 
 
 def with_telling_sentences(chunks: Sequence[Chunk]) -> Iterator[Chunk]:
-    """Each chunk with its most telling sentence as query, removed from its text: the one with the
-    highest mean BM25 weight of its words, idf(w) tf / (tf + k1), tf counted in the chunk (Robertson
-    & Zaragoza, 2009).
+    """Each chunk with its most telling sentence as query, removed from its text.
+
+    That is the sentence with the highest mean BM25 weight of its words, idf(w) tf / (tf + k1), with
+    tf counted in the chunk (Robertson & Zaragoza, 2009).
     """
     frequency = Counter[str]()
     for chunk in chunks:
@@ -70,7 +70,7 @@ def with_telling_sentences(chunks: Sequence[Chunk]) -> Iterator[Chunk]:
 
 
 def _candidates(text: str) -> list[str]:
-    """Sentences that can be the query; none if little text would be left."""
+    """Sentences that can be the query; none if too little text would be left."""
     all_sentences = sentences(text)
     if len(all_sentences) < 2 or count_terms(terms(text)) < 2 * MIN_QUERY_WORDS:
         return []
@@ -84,7 +84,9 @@ def _with_sentence(chunk: Chunk, sentence: str) -> Chunk:
 
 
 def _without(text: str, part: str) -> str:
-    """Remove the first occurrence of a part that splits no word, unless it is the whole text."""
+    """Remove the first occurrence of ``part`` that begins and ends between words, unless nothing
+    else would be left.
+    """
     start = text.find(part)
     while start >= 0:
         end = start + len(part)
@@ -96,9 +98,9 @@ def _without(text: str, part: str) -> str:
 
 
 def with_authors_words(chunks: Sequence[Chunk], documents: Sequence[Document]) -> Iterator[Chunk]:
-    """Each chunk with what its author wrote as query: a docstring, a title, or a telling sentence.
+    """Each chunk with its author's words as query: a docstring, a title, or a telling sentence.
 
-    In code with docstrings, documented functions without their docstrings replace the chunks.
+    In code with docstrings, the documented functions, without docstrings, replace the chunks.
     """
     zipped = zip(chunks, with_telling_sentences(chunks), strict=True)
     for _, pairs in groupby(zipped, key=lambda pair: pair[0].document):

@@ -1,9 +1,8 @@
-"""Queries that a language model writes for chunks: generated, checked and stored in a file, before
-training or during it.
+"""Let a language model write queries for chunks, before or during training; check and store them.
 
-The prompt has three examples of a question that its passage answers (DREAM, appendix A, asks by an
-instruction). Every answer, accepted or not, is appended to the file at once, so that a stopped run
-continues.
+The prompt has three examples of a passage and a question that it answers (DREAM, appendix A, uses
+an instruction). Every answer, accepted or not, is appended to a file at once, so that a stopped run
+can continue.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ BLOCK = 64  # chunks whose queries are written at a time during training
 NO_QUERY = "no chunk has a query: try another --queries than {}, or another --query-lm"
 Groups = Callable[[int], Iterator[list[int]]]  # as in groups/
 
-# A small model follows examples, but only repeats an instruction.
+# A small model follows examples; it repeats an instruction instead of following it.
 EXAMPLES = Prompting(
     "Passage: Bees tell one another where flowers are by dancing. The angle of the dance gives the "
     "direction, and its length the distance.\n"
@@ -61,8 +60,8 @@ EXAMPLES = Prompting(
 )
 OPENING = "<question>"
 BEGINNING = b'{"passage": "'  # of every line of a file of queries
-COPIED = 8  # consecutive words that a question may not share with its passage
-# The end of a question: its mark, in Greek a semicolon; in Armenian the mark is inside.
+COPIED = 8  # a question with this many consecutive words of its passage is rejected
+# The end of a question: a question mark; in Greek a semicolon. In Armenian the mark is inside.
 _ASKED = re.compile(
     "[?\u037e\u061f\u1367\ua60f\uff1f]|(?<=[\u0370-\u03ff\u1f00-\u1fff]);"
     "|\u055e[^\u0589:]*[\u0589:]?"
@@ -92,7 +91,7 @@ REPEATED = Answer(rejected="asked of several passages")
 
 
 def check_output(output: str, passage: str) -> Answer:
-    """Extract the question from a language model's output, or the reason to reject it.
+    """Extract the question from a language model's output, or give the reason to reject it.
 
     >>> check_output("Bees dance.", "Bees tell one another where flowers are by dancing.")
     Answer(query='', rejected='not a question')
@@ -124,12 +123,12 @@ def check_output(output: str, passage: str) -> Answer:
 
 
 class QueryFile:
-    """Answers by passage in an append-only JSONL file, which several processes may write.
+    """An append-only JSONL file of answers by passage; several processes may write to it.
 
     Truncated lines, and answers of other models than ``by``, are ignored.
 
     Raises:
-        RevelaError: the file holds something else; it is not changed.
+        RevelaError: the file holds something else, and is left as it was.
     """
 
     def __init__(self, path: Path, by: str) -> None:
@@ -182,8 +181,9 @@ def write_queries(
     batch: int,
     progress: Callable[[int], object],
 ) -> None:
-    """Write a query for every passage without an answer, the longest passages first; ``progress``
-    is called with the size of each batch.
+    """Write a query for every passage without an answer, the longest passages first.
+
+    ``progress`` is called with the size of each batch.
     """
     missing = sorted({p for p in passages if file.get(p) is None}, key=lambda p: (-len(p), p))
     for start in range(0, len(missing), batch):
@@ -211,7 +211,8 @@ def can_write_lazily(recipe: Recipe) -> bool:
 
 
 def sample_chunks(recipe: Recipe, chunks: ArrowList[Chunk]) -> ArrowList[Chunk]:
-    """The chunks to write queries for: of random documents up to ``max_queries``, or of one.
+    """The chunks to write queries for: all of some random documents, at most ``max_queries`` in
+    all, but of at least one document.
 
     The sample is the same in every run, so that queries are written once.
     """
@@ -227,7 +228,7 @@ def sample_chunks(recipe: Recipe, chunks: ArrowList[Chunk]) -> ArrowList[Chunk]:
 def generate_queries(
     recipe: Recipe, chunks: ArrowList[Chunk], path: Path | None
 ) -> ArrowList[Chunk]:
-    """``sample_chunks`` with queries by a language model, which ``path`` stores."""
+    """``sample_chunks`` with queries from a language model; ``path`` stores them."""
     sample = sample_chunks(recipe, chunks)
     answers = generate_answers(recipe, [chunk.text for chunk in sample], path)
     pairs = zip(sample, answers, strict=True)
@@ -237,19 +238,19 @@ def generate_queries(
 def generate_answers(
     recipe: Recipe, texts: Sequence[str], path: Path | None, unit: str = "chunks"
 ) -> list[Answer]:
-    """A language model's answer for each text; ``unit`` names texts in the log."""
+    """A language model's answer for each text; the log calls the texts ``unit``."""
     lm = QueryLM(recipe, path)
     if missing := lm.missing(texts):
         log.info(f"{lm}: {missing:,}")
     answers = without_repeats(lm.answers(texts))
     del lm
-    gc.collect()  # a model of transformers refers to itself
+    gc.collect()  # models of transformers have reference cycles
     log.info(_summary(answers, unit))
     return answers
 
 
 def _summary(answers: Collection[Answer], unit: str) -> str:
-    """How many have a query, and why the others have none."""
+    """Count the answers with a query, and the reasons of the others."""
     rejected = Counter(a.rejected for a in answers if a.rejected)
     reasons = ", ".join(f"{n:,} {reason}" for reason, n in rejected.most_common())
     summary = f"queries for {len(answers) - rejected.total():,} of {len(answers):,} {unit}"
@@ -277,7 +278,7 @@ class QueryLM:
         return f"{name_of(self.folder)} writes queries into {self.file.path}"
 
     def missing(self, texts: Iterable[str]) -> int:
-        """How many of these texts have no answer yet."""
+        """Number of these texts without an answer."""
         return len({text for text in texts if self.file.get(text) is None})
 
     def answers(self, texts: Sequence[str]) -> list[Answer]:
@@ -295,10 +296,10 @@ class QueryLM:
 
 
 class GeneratedQueries:
-    """Queries that are written during training, a block of groups at a time.
+    """Queries written during training, a block of groups at a time.
 
-    A question is dropped once a second chunk has it; chunks read before have kept it. Queries do
-    not depend on what the file holds, so a run that is resumed or repeated reads the same.
+    A question that a second chunk repeats is dropped from then on. Queries do not depend on what is
+    in the file already, so a resumed or repeated run reads the same.
     """
 
     def __init__(self, lm: QueryLM, rows: ArrowList[Chunk]) -> None:
@@ -306,11 +307,11 @@ class GeneratedQueries:
         self._answers, self._chunks_of = dict[int, Answer](), dict[str, set[int]]()
 
     def row(self, index: int) -> Chunk:
-        """A row of a group that ``groups`` has yielded, with its query."""
+        """A row with its query; its group must have been yielded by ``groups``."""
         return dataclasses.replace(self.rows[index], query=self._answers[index].query)
 
     def groups(self, order: Groups) -> Groups:
-        """Epoch -> the groups of ``order`` in which a chunk has a query; RevelaError if none."""
+        """Epoch -> the groups of ``order`` in which any chunk has a query; RevelaError if none."""
 
         def epoch_groups(epoch: int) -> Iterator[list[int]]:
             groups, is_empty = order(epoch), True
@@ -327,7 +328,7 @@ class GeneratedQueries:
         return epoch_groups
 
     def summary(self) -> str:
-        """How many of the chunks that were read have a query, and why the others have none."""
+        """Count the chunks read so far that have a query, and the reasons of the others."""
         return _summary(self._answers.values(), "chunks")
 
     def _write(self, rows: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
 """The settings of each objective.
 
-Losses and batches are in ``revela.objectives``, which imports torch and is loaded only when an
+Losses and batches are in ``revela.objectives``, which imports torch and is imported only when an
 objective is built.
 """
 
@@ -23,34 +23,34 @@ QuerySide = Literal["first-half", "random-span", "whole"]
 
 @dataclass(frozen=True, config=CHECKED)
 class Objective:
-    """Settings of an objective, and what the rest of the package knows about it.
+    """Settings of an objective, and facts about it that the rest of the package needs.
 
-    To add one, subclass it with the settings of its own, and write ``build`` (docs/train.md).
-    An instance can be given to ``Recipe(objective=...)`` and ``Retriever.train(objective=...)``.
+    To add an objective, subclass this with its settings, and write ``build`` (docs/train.md). Pass
+    an instance to ``Recipe(objective=...)`` or ``Retriever.train(objective=...)``.
     """
 
     name: ClassVar[str] = ""
     module: ClassVar[str] = ""
-    "File of ``revela.objectives`` with its ``build``."
+    "Module of ``revela.objectives`` that has ``build``."
     reads: ClassVar[Reads] = "chunks"
-    "What groups are made of: chunks; chunks with queries; or windows, which are joined chunks."
+    "Rows of a group: chunks; chunks with queries; or windows, which are joined chunks."
     learned_from: ClassVar[str] = "{model} was trained by an objective of its own."
     "A sentence for the model card, with settings of the recipe in braces."
     reads_lm: ClassVar[bool] = False
-    "Whether it reads the recipe's LM (--lm) by the attention of ``lm/``."
+    "Whether it uses the recipe's LM (--lm), with the attention of ``lm/``."
     across_groups: ClassVar[bool] = False
-    """Whether texts of all groups of a batch are compared. Several processes then share each batch
+    """Whether it compares texts of all groups of a batch. Several processes then share each batch
     and gather its vectors."""
 
     def build(self, parts: Any) -> tuple[Any, Callable[[Sequence[Mapping[str, Any]]], Any]]:
         """The loss and its collator.
 
         Args:
-            parts: ``objectives.base.BuildContext``: recipe, retriever, the rows of the corpus.
+            parts: an ``objectives.base.BuildContext``: recipe, retriever, rows of the corpus.
 
         Returns:
-            A module that takes the batch's sides, a dict of tensors each, and gives a scalar; and a
-            function from rows ({"text", "query", "document"}) to tensors, named SIDE_NAME.
+            A module from the sides of a batch (a dict of tensors each) to a scalar loss; and a
+            function from rows ({"text", "query", "document"}) to tensors by name, SIDE_NAME.
         """
         if not self.module:
             raise NotImplementedError(f"{type(self).__name__} has no build(): write it")
@@ -62,24 +62,26 @@ class Objective:
         return import_module(f"revela.objectives.{self.module}")
 
     def refuse(self, recipe: Any) -> None:
-        """Raise RevelaError if a setting of the recipe does not suit, before a corpus is read."""
+        """Raise RevelaError for a setting that the objective cannot use; called before a corpus is
+        read.
+        """
 
     def window_words(self, recipe: Any) -> int:
         """Maximum words of a row, for an objective that reads windows."""
         raise NotImplementedError(f"{type(self).__name__} has no window_words(): write it")
 
     def save(self, loss: Any, folder: Path) -> None:
-        """Write what was trained beside the retriever into the run's folder: nothing by default.
+        """Save other trained modules than the retriever; by default there are none.
 
         Args:
-            loss: the module that ``build`` gave.
-            folder: of the run.
+            loss: the module from ``build``.
+            folder: the run's folder.
         """
 
 
 @dataclass(frozen=True, config=CHECKED)
 class InBatch(Objective):
-    """Settings of in-batch attention, for the objectives that read it."""
+    """Settings of in-batch attention, for the objectives that use it."""
 
     reads_lm: ClassVar[bool] = True
 
@@ -141,7 +143,7 @@ class Gains(InBatch):
 
 @dataclass(frozen=True, config=CHECKED)
 class QueryFocused(Objective):
-    """Settings of query-focused heads, for the objectives that read them."""
+    """Settings of query-focused heads, for the objectives that use them."""
 
     reads_lm: ClassVar[bool] = True
     reads: ClassVar[Reads] = "queries"
@@ -288,7 +290,7 @@ class Spans(Objective):
                 )
 
     def window_words(self, recipe: Any) -> int:
-        # A word has one token at least, so a row fills a run; SpanBatches takes one of it.
+        # A word has at least one token, so a row has enough for SpanBatches to take a run of them.
         return int(recipe.lm.lm_tokens)
 
     def save(self, loss: Any, folder: Path) -> None:
@@ -301,11 +303,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
 
 
 def objective_class(name: str) -> type[Objective]:
-    """The settings of the objective of this name.
-
-    Raises:
-        RevelaError: there is none.
-    """
+    """The settings class of an objective, by name; RevelaError if there is none."""
     if name not in OBJECTIVES:
         raise RevelaError(f"--objective {name}: give one of {', '.join(OBJECTIVES)}")
     return OBJECTIVES[name]

@@ -39,7 +39,7 @@ SECTIONS: dict[str, Any] = {
     "training": Training,
 }
 GENERATION = ("query_lm", "queries_file")
-"Settings of generated queries, which every objective reads with --check-questions."
+"Settings of generated queries. With --check-questions every objective reads them."
 FLAGS = {
     ("groups", "kind"): "groups",
     ("queries", "source"): "queries",
@@ -68,19 +68,21 @@ class Recipe:
 
     @classmethod
     def of(cls, preset: str = "", **settings: Any) -> Recipe:
-        """A preset's recipe with other settings.
+        """A preset's recipe, with some settings replaced.
 
         Args:
-            preset: name of a preset; empty: that of the objective.
-            settings: by flag name, ``chunk_words=30`` or ``objective="dream"`` for example.
+            preset: name of a preset; "": that of the objective.
+            settings: by flag name, such as ``chunk_words=30`` or ``objective="dream"``.
 
         Raises:
-            RevelaError: there is no such preset or setting, or it is out of bounds.
+            RevelaError: there is no such preset or setting, or a value is out of bounds.
         """
         return build_recipe(preset, {}, settings)
 
     def replace(self, **settings: Any) -> Recipe:
-        """The same with other settings, by flag name; those of another objective stay with it."""
+        """This recipe with some settings replaced, by flag name. A new objective begins with its
+        own defaults.
+        """
         objective = settings.pop("objective", self.objective)
         if objective == self.objective.name:
             objective = self.objective
@@ -91,7 +93,7 @@ class Recipe:
         return recipe
 
     def to_dict(self) -> dict[str, Any]:
-        """Every setting by flag name, ``objective`` being its name, as JSON gives them back."""
+        """Flag name -> value of every setting, as JSON types; ``objective`` is its name."""
         values: dict[str, Any] = {"objective": self.objective.name}
         for section, item in fields_of(self.objective):
             value = getattr(getattr(self, section), item.name)
@@ -126,15 +128,15 @@ def presets() -> dict[str, dict[str, Any]]:
 
 
 def build_recipe(preset: str, file: Mapping[str, Any], given: Mapping[str, Any]) -> Recipe:
-    """The recipe of a preset, overridden by a recipe file, overridden by given settings.
+    """Merge a preset, a recipe file and given settings; later ones win.
 
     Args:
-        preset: its name. Empty: that of the given objective, or of the file's.
+        preset: its name; "": that of the given objective, or of the file's.
         file, given: settings by flag name.
 
     Raises:
         RevelaError: there is no such preset or setting, a value is out of bounds, or the objective
-            does not have a setting that the file or the hand gives.
+            does not read a setting in ``file`` or ``given``.
     """
     recipe, unread = merge_settings(preset, file, given)
     check_unread([(recipe, unread)])
@@ -144,7 +146,7 @@ def build_recipe(preset: str, file: Mapping[str, Any], given: Mapping[str, Any])
 def merge_settings(
     preset: str, file: Mapping[str, Any], given: Mapping[str, Any]
 ) -> tuple[Recipe, set[str]]:
-    """``build_recipe``, and the settings that the objective does not read, instead of an error."""
+    """``build_recipe``, but unread settings are returned beside the recipe, not refused."""
     requested = given.get("objective") or file.get("objective") or ""
     implied = preset or (requested if isinstance(requested, str) else "")
     if preset and preset not in presets():
@@ -160,10 +162,10 @@ def merge_settings(
 
 
 def read_recipe(file: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Settings of a TOML file by flag name, and its variants: [variants.NAME], settings each.
+    """Read a TOML file: its settings by flag name, and those of its variants ([variants.NAME]).
 
     Raises:
-        RevelaError: it is missing, is no TOML, or has a section that does not exist.
+        RevelaError: the file is missing, is not TOML, or has an unknown section.
     """
     if not file.is_file():
         raise RevelaError(f"{file} does not exist: give a TOML file of settings as --recipe")
@@ -214,7 +216,7 @@ def objectives_with(name: str) -> list[str]:
 def _apply(
     recipe: Recipe, settings: Mapping[str, Any], overrides: frozenset[str] | None = None
 ) -> tuple[Recipe, set[str]]:
-    """The recipe with these settings, and those of ``overrides`` that it does not read."""
+    """The recipe with these settings, and the names in ``overrides`` that it does not read."""
     overrides = frozenset(settings) if overrides is None else overrides
     places = {flag_of(s, item.name): (s, item.name) for s, item in fields_of(recipe.objective)}
     unread = {name for name in overrides if name not in places}
@@ -249,10 +251,9 @@ def _replaced(section: str, settings: Any, values: Mapping[str, Any]) -> Any:
 
 
 def check_unread(made: Sequence[tuple[Recipe, set[str]]]) -> None:
-    """Refuse a given setting that none of these recipes reads.
+    """Raise RevelaError for a given setting that none of these recipes reads.
 
-    Raises:
-        RevelaError: there is one.
+    ``made``: each recipe, and the names of the given settings that it does not read.
     """
     names = set.intersection(*(unread for _, unread in made)) if made else set()
     if not names:

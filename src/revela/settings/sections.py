@@ -1,6 +1,6 @@
-"""The sections of a recipe: each field with its default and bounds, and what it does below it.
+"""The sections of a recipe: the default and bounds of each field, and below them its help.
 
-No torch here, so that ``revela train --help`` and refusals are fast.
+Does not import torch, so that ``revela train --help`` and refusals are fast.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 RARE = "rare"
 Rare = Annotated[T, RARE]
-"Not listed by ``--help``; docs/command-line.md lists all."
+"A setting that ``--help`` omits; docs/command-line.md lists all."
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Widths = Annotated[tuple[PositiveInt, ...], Field(strict=False)]
@@ -28,8 +28,8 @@ CHECKED = ConfigDict(
 )
 
 OFFLINE_MODEL = "embedded:smollm2-135m"
+"Language model that needs no network: the instruct model in 4 bits."
 OFFLINE_EMBEDDER = "embedded:minilm-l6"
-"Language model that needs no network; the instruct model in 4 bits."
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -226,7 +226,7 @@ class Training:
 
 @dataclasses.dataclass(frozen=True)
 class Indexing:
-    """What an index is made with; it keeps to that when documents are added."""
+    """Settings of an index, which also hold for documents that are added later."""
 
     chunk_words: int = 120
     """Maximum words per chunk, counted as for train; one that has more tokens than the model reads
@@ -245,7 +245,7 @@ class Indexing:
 
 
 def descriptions(kind: Any) -> dict[str, str]:
-    """Field -> its description, of a section or an objective with its base classes."""
+    """Field -> description, for a section or an objective, including its base classes."""
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         for name, field in vars(base).get("__pydantic_fields__", {}).items():

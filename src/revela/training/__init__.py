@@ -1,7 +1,7 @@
 """Train a retriever: train.py shows every step of a run, loop.py reads batches and takes steps.
 
-Around them: check_settings.py refuses settings, negatives.py mines, checks.py scores and keeps the
-best state, metrics.py has the budget and metrics.jsonl, checkpoint.py saves and resumes, record.py
-has the output folder and run.json, outcome.py saves the retriever, ranks.py compares processes.
-word_table.py trains a table of words, without objectives.
+The other modules: check_settings.py refuses settings, negatives.py mines hard negatives, checks.py
+scores the retriever and keeps its best state, metrics.py has the budget and metrics.jsonl,
+checkpoint.py saves and resumes, record.py has the output folder and run.json, outcome.py saves the
+retriever, ranks.py compares processes. word_table.py trains a table of words, without objectives.
 """

@@ -18,9 +18,9 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
     """Refuse a run that cannot start; arguments as for ``train``.
 
     Raises:
-        RevelaError: the output folder is in the way, the run has no limit, a tracker is not
-            installed, judgements cannot be read, the processes cannot share the groups of a
-            step, or a model is of a family that cannot be used.
+        RevelaError: the output folder exists, the run has no limit, a tracker is not installed,
+            judgements cannot be read, the processes cannot share the groups of a step, or the
+            family of a model is not supported.
     """
     training = recipe.training
     _check_tracker(training.track)
@@ -39,13 +39,13 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
         )
     if folder := judgements_dir(recipe):
         read_judgements(Path(folder), "train")
-    if not resume:  # whose models are those that it began with
+    if not resume:  # a resumed run keeps its models
         check_free(out)
         _check_models(recipe)
 
 
 def _check_models(recipe: Recipe) -> None:
-    """Refuse families that cannot be used, before a corpus is read; weights are not."""
+    """Refuse unsupported families of models; reads no weights."""
     from revela.lm.load import check_language_model
     from revela.retriever.build import check_model
 

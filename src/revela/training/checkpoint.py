@@ -74,7 +74,7 @@ def save_fit(folder: Path, fitted: dict[str, Tensor]) -> None:
 
 
 def load_fit(folder: Path) -> dict[str, Tensor] | None:
-    """The fit to the corpus of a resumed run; None if there is none.
+    """Load the fit to the corpus that a run has saved; None if there is none.
 
     Raises:
         RevelaError: the file is damaged.
@@ -137,7 +137,7 @@ def _reading(file: Path) -> Iterator[Path]:
 
 
 def _moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """{"NAME/exp_avg": ...}: AdamW's state of each parameter that has had a gradient."""
+    """{"NAME/exp_avg": ...}: AdamW's state, of parameters that have had a gradient."""
     names = list(trainable_parameters(module))
     state = optimizer.state_dict()["state"]
     return {f"{names[i]}/{k}": _copy(v) for i, moments in state.items() for k, v in moments.items()}

@@ -19,7 +19,7 @@ from revela.types import Encoder
 
 log = logging.getLogger(__name__)
 
-MIN_GAIN = 0.005  # nDCG@10: checks of equally good states differ by this (research/notebook.md)
+MIN_GAIN = 0.005  # nDCG@10; checks of equally good states differ by this (research/notebook.md)
 
 Check = Callable[[Encoder], Scores]
 """Encoder -> scores by task."""
@@ -27,12 +27,12 @@ Check = Callable[[Encoder], Scores]
 
 @dataclass(frozen=True)
 class CheckPlan:
-    """What is checked during a run.
+    """The checks of a run.
 
     Attributes:
-        check: the label-free check. None: nothing is checked.
+        check: the label-free check. None: no checks.
         bm25: BM25's scores on the same tasks, for comparison.
-        judge: scores that are recorded at every check but select nothing.
+        judge: a second evaluation, recorded at every check; it does not select a state.
         points: check after each of this many equal parts of the run. 0: by ``check_every``.
     """
 
@@ -42,7 +42,7 @@ class CheckPlan:
     points: int = 0
 
     def score_untrained(self, encoder: Encoder) -> Scores:
-        """The scores before the fit; none without a check."""
+        """The scores before the fit; {} without a check."""
         if self.check is None:
             return {}
         scores = self.check(encoder)
@@ -70,9 +70,9 @@ class Checks:
     """Runs the checks of a plan; their time does not count towards the budget.
 
     Args:
-        plan: has a check.
+        plan: a plan with a check.
         encoder: the retriever in training.
-        budget, metrics: of the run.
+        budget, metrics: those of the run.
         offer: called with the step and scores of every check.
     """
 
@@ -97,7 +97,7 @@ class Checks:
 
 
 def format_scores(scores: Scores, bm25: Scores) -> str:
-    """Scores in one line, each followed by BM25's if known."""
+    """Scores in one line, each followed by BM25's score if known."""
     known = {task: f" (BM25 {score:.3f})" for task, score in bm25.items()}
     return ", ".join(f"{task} {v:.3f}{known.get(task, '')}" for task, v in scores.items())
 
@@ -106,13 +106,13 @@ class BestState:
     """Keeps the trainable state with the best mean score, so that a run ends no worse than it
     began.
 
-    A later state must win by more than ``MIN_GAIN``: the maximum of many noisy checks is luck.
-    Every state that was the best so far stays in ``folder`` until the run ends, because a killed
+    A later state must be better by more than ``MIN_GAIN``, as the maximum of many noisy checks is
+    luck. Every state that was the best at its time stays in ``folder`` until the run ends: a killed
     run may resume from before the latest one.
 
     Args:
-        module: has the trainable tensors.
-        folder: of the run's checkpoints.
+        module: the module with the trainable tensors.
+        folder: the folder of the run's checkpoints.
         scored: (step, scores by task) of earlier checks of a resumed run.
     """
 

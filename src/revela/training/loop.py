@@ -3,9 +3,9 @@
 A step reads one or more batches in turn, sums their gradients, clips them by their joint norm, and
 updates all trained parameters by AdamW.
 
-Several processes share the batches of a step and add up their gradients before clipping. So they
-have the same weights after every step as one process that reads all batches. The random numbers of
-a batch depend on its number alone.
+Several processes share the batches of a step and add up their gradients before clipping. The random
+numbers of a batch depend on its number only. So the weights after every step are those of one
+process that reads all batches.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Batch(NamedTuple):
     """A process's part of a batch.
 
     Attributes:
-        number: of the batch in the run.
-        tensors: named SIDE_NAME.
-        divisor: of the mean loss.
+        number: the batch's number in the run.
+        tensors: by name, SIDE_NAME.
+        divisor: the loss is divided by this, for a mean over the step.
     """
 
     number: int
@@ -61,13 +61,13 @@ class BatchReader:
     """Makes the batches of every step, in order.
 
     Args:
-        recipe: groups per step and per batch.
+        recipe: gives groups per step and per batch.
         groups: epoch -> groups of row indices.
         read: (epoch, row) pairs -> tensors of a batch.
         budget: counts the tokens that the retriever reads.
-        ahead: make the batches of a step in a thread during the previous step. Then neither groups
-            nor batches may depend on a model or draw from torch's generator.
-        step: steps already done, whose batches are skipped.
+        ahead: prefetch the batches of a step in a thread during the previous step. Only if groups
+            and batches use neither a model nor torch's random numbers.
+        step: steps already done; their batches are skipped.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class BatchReader:
         self._thread.shutdown()
 
     def next_step(self) -> tuple[list[Batch], int]:
-        """The batches of this step, and how many tokens the retriever reads in them."""
+        """The batches of this step, and the number of tokens that the retriever reads in them."""
         made = self._future.result() if self._future else self._make(self.step)
         self.step, self._future = self.step + 1, None
         if self.ahead and self.budget.done(self.step) < 1.0:
@@ -104,7 +104,7 @@ class BatchReader:
         return made
 
     def wait(self) -> None:
-        """Wait for the thread: a tokenizer is not thread-safe."""
+        """Wait for the thread, as a tokenizer is not thread-safe."""
         wait([self._future] if self._future else [])
 
     def _make(self, step: int) -> tuple[list[Batch], int]:
@@ -128,11 +128,11 @@ class BatchReader:
 def row_batches(groups: Groups, groups_per_batch: int) -> Iterator[list[tuple[int, int]]]:
     """Endless batches of (epoch, row) pairs, epoch after epoch.
 
-    The order depends on the groups alone, so skipping the first n batches resumes exactly.
+    The order depends on the groups only, so skipping the first n batches resumes exactly.
 
     Args:
-        groups: epoch -> its groups of row indices, at least one.
-        groups_per_batch: consecutive groups in a batch.
+        groups: epoch -> groups of row indices, at least one.
+        groups_per_batch: number of consecutive groups in a batch.
     """
     endless = ((epoch, group) for epoch in count() for group in groups(epoch))
     while True:
@@ -141,7 +141,7 @@ def row_batches(groups: Groups, groups_per_batch: int) -> Iterator[list[tuple[in
 
 
 def read_rows(data: TrainingSet, collate: Collate, batch: Rows) -> Tensors:
-    """The tensors of a batch, by an objective's collator."""
+    """The tensors that an objective's collator makes of a batch."""
     rows: list[Mapping[str, Any]] = []
     for epoch, index in batch:
         c = data.row(index)
@@ -150,9 +150,7 @@ def read_rows(data: TrainingSet, collate: Collate, batch: Rows) -> Tensors:
 
 
 def reads_ahead(recipe: Recipe, data: TrainingSet) -> bool:
-    """Whether batches need no model: neither the retriever in training, nor an LM that writes
-    queries, nor a surrogate.
-    """
+    """Whether batches need no model: not the retriever, no LM to write queries, no surrogate."""
     objective = recipe.objective
     mines = isinstance(objective, InfoNCE) and objective.negatives
     has_surrogate = isinstance(objective, InfoNCE | Crop) and recipe.groups.surrogate
@@ -161,9 +159,7 @@ def reads_ahead(recipe: Recipe, data: TrainingSet) -> bool:
 
 
 def sides(tensors: Tensors) -> list[Tensors]:
-    """The tensors of each side (query, passage, chunk, ...), from names SIDE_NAME; keeps the order
-    of the sides.
-    """
+    """Split tensors named SIDE_NAME by side (query, passage, chunk, ...), in their order."""
     by_side: dict[str, Tensors] = {}
     for name, tensor in tensors.items():
         side, _, rest = name.partition("_")
@@ -174,7 +170,7 @@ def sides(tensors: Tensors) -> list[Tensors]:
 def make_optimizer(objective: nn.Module, learning_rate: float) -> torch.optim.AdamW:
     """AdamW over the trained parameters, in their order.
 
-    "times" is a group's factor on the learning rate; it is above 1 for a table of words.
+    "times" of a parameter group is a factor of its learning rate, above 1 for a table of words.
     """
     times = {
         parameter: factor
@@ -223,8 +219,8 @@ def batch_seed(seed: int, number: int) -> int:
 class Stopwatch:
     """Measures the seconds of each step.
 
-    A GPU computes a step after the CPU has asked for it. So that it need not wait for the CPU, a
-    lap ends once the step *before* is computed; whoever logs waits for the rest, in the next lap.
+    A GPU runs behind the CPU. So that it never waits, a lap ends when the GPU has computed the
+    *previous* step; what is left of the last one counts towards the next lap.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -232,7 +228,7 @@ class Stopwatch:
         self._wait_for_last: Callable[[], None] = lambda: None
 
     def lap(self) -> float:
-        """The seconds since the last lap, once the device has computed the step before."""
+        """Wait until the device has computed the previous step; returns the seconds of the lap."""
         self._wait_for_last()
         self._wait_for_last = work_so_far(self.device)
         began, self.began = self.began, time.monotonic()
@@ -240,7 +236,7 @@ class Stopwatch:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """While open, no time counts; it begins when the device has computed the last step."""
+        """Stop the time while open, from when the device has computed the last step."""
         self._wait_for_last()
         stopped = time.monotonic()
         yield
@@ -248,7 +244,7 @@ class Stopwatch:
 
 
 def agree(budget: Budget, seconds: float, tokens: int, stop: bool) -> bool:
-    """Spend what a step took in each process; returns whether any of them is to stop."""
+    """Add a step's cost in all processes to the budget; returns whether any process must stop."""
     gathered = distributed.all_gather((seconds, tokens, stop))
     all_seconds, all_tokens, all_stops = zip(*gathered, strict=True)
     budget.spend(all_seconds, all_tokens)
@@ -256,15 +252,15 @@ def agree(budget: Budget, seconds: float, tokens: int, stop: bool) -> bool:
 
 
 def check_finite(step: int, sums: Tensor, grad_norm: Tensor) -> tuple[float, float]:
-    """The loss summed over all processes, and the last gradient norm, with one wait for the device.
+    """The loss summed over all processes, and the last gradient norm; waits for the device once.
 
     Args:
         step: steps done.
-        sums: this process's losses and gradient norms, each summed since the last line.
-        grad_norm: of the last step.
+        sums: this process's losses and gradient norms, each summed since the last logged line.
+        grad_norm: gradient norm of the last step.
 
     Raises:
-        RevelaError: a loss or gradient since the last line was not finite.
+        RevelaError: a loss or gradient since the last logged line was not finite.
     """
     numbers = torch.stack([distributed.all_reduce_sum(sums[0]), sums[1], grad_norm]).tolist()
     if not all(map(math.isfinite, numbers)):
@@ -276,8 +272,8 @@ def check_finite(step: int, sums: Tensor, grad_norm: Tensor) -> tuple[float, flo
 
 
 class Stop:
-    """While open, the first Ctrl-C or SIGTERM requests a stop after the step; the second stops at
-    once. In a thread other than the main one signals are left alone.
+    """Handle Ctrl-C and SIGTERM while open: the first requests a stop after the step, the second
+    stops at once. Does nothing outside of the main thread.
     """
 
     SIGNALS = signal.SIGINT, signal.SIGTERM

@@ -1,4 +1,4 @@
-"""The budget of a run, and what it reports: metrics.jsonl, a progress bar, a tracker."""
+"""The budget of a run, and its reports: metrics.jsonl, a progress bar, a tracker."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Scores = dict[str, float]
 
 
 class Budget:
-    """Seconds trained (without checks and saves) and tokens read, by all processes and since before
-    any resume.
+    """Seconds trained (without checks and saves) and tokens read, over all processes and all parts
+    of a resumed run.
 
     Args:
         max_steps, max_minutes, max_million_tokens: limits of the run. 0: no limit.
@@ -51,7 +51,7 @@ class Budget:
         return tokens
 
     def spend(self, seconds: Sequence[float], tokens: Sequence[int]) -> None:
-        """Add a step: seconds and tokens of each process."""
+        """Add a step, given the seconds and tokens of each process."""
         self.seconds += max(seconds)
         self.tokens += sum(tokens)
 
@@ -60,14 +60,14 @@ class Budget:
         return self.seconds / 60
 
     def done(self, step: int) -> float:
-        """Fraction of the run that is done: 1 once a limit is reached."""
+        """Fraction of the run that is done; 1 when a limit is reached."""
         by_step = step / self.max_steps if self.max_steps else 0.0
         by_time = self.seconds / self.max_seconds if self.max_seconds else 0.0
         by_tokens = self.tokens / self.max_tokens if self.max_tokens else 0.0
         return min(1.0, max(by_step, by_time, by_tokens))
 
     def learning_rate_factor(self, step: int, warmup_steps: int) -> float:
-        """Linear warm-up by step, linear decay to 0 over the run."""
+        """Factor of linear warm-up over steps times linear decay to 0 over the run."""
         return min(1.0, (step + 1) / max(1, warmup_steps)) * (1.0 - self.done(step))
 
 
@@ -76,9 +76,9 @@ class Metrics:
 
     Args:
         path: the file.
-        keep_until: step of the checkpoint of a resumed run; later lines and an incomplete last line
+        keep_until: the checkpoint's step in a resumed run; later lines and an incomplete last line
             are dropped. None: keep the file as it is.
-        tracker: gets every line too.
+        tracker: every line is also sent to it.
 
     Raises:
         RevelaError: a line cannot be read.
@@ -135,7 +135,7 @@ def _named_numbers(values: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def start_tracker(recipe: Recipe, out: Path) -> Accelerator | None:
-    """accelerate's interface to the recipe's tracker."""
+    """Start the recipe's tracker through accelerate; None if it names none, or in other ranks."""
     if not (recipe.training.track and is_rank_zero()):
         return None
     from accelerate import Accelerator
@@ -153,7 +153,7 @@ def start_tracker(recipe: Recipe, out: Path) -> Accelerator | None:
 
 
 class Progress:
-    """The progress bar, and the losses in metrics.jsonl; the first process only."""
+    """Shows the progress bar, and writes losses to metrics.jsonl, in the first process only."""
 
     def __init__(self, budget: Budget, metrics: Metrics) -> None:
         self.budget, self.metrics = budget, metrics
@@ -175,7 +175,7 @@ class Progress:
         self._bar.update(1)
 
     def log(self, step: int, loss: float, grad_norm: float, learning_rate: float) -> None:
-        """Write and show the mean loss since the last line, and numbers of the last step."""
+        """Write and show the mean loss since the last line, and the last step's numbers."""
         if not is_rank_zero():
             return
         budget = self.budget

@@ -2,15 +2,15 @@
 
 After ANCE (Xiong et al., ICLR 2021), and stage 3 of Dwell in the Beginning.
 
-Training has rounds of ``refresh_every`` steps. At the first batch of a round, all passages are
-ranked for the queries of its groups: by BM25 in the first round, later by the retriever in its
-present state. Of the ``mined_from`` best passages that do not answer the query, ``negatives`` are
-drawn for each row, seeded by run, round and row.
+Training has rounds of ``refresh_every`` steps. The first batch of a round ranks all passages for
+the queries of the round's groups: with BM25 in the first round, later with the current retriever.
+Of the ``mined_from`` best passages that do not answer the query, ``negatives`` are drawn for each
+row, seeded by run, round and row.
 
-The optimiser and its learning-rate schedule go on from round to round. (The authors of Dwell start
-a new optimiser in each.) The loss handles false negatives by the surrogate, in mined passages too.
+The optimiser and its learning-rate schedule continue over the rounds. (The authors of Dwell start a
+new optimiser in each.) The loss filters false negatives by the surrogate, mined ones included.
 
-Cost: a round reads the whole corpus once, and keeps a vector per passage on disk.
+Cost: each round encodes the whole corpus once, and keeps a vector per passage on disk.
 
 Shapes: U queries, N passages, K places of a ranking, R rows.
 """
@@ -44,10 +44,10 @@ from revela.types import Encoder, Vectors
 def mined_negatives(
     recipe: Recipe, data: TrainingSet, groups: Groups, encoder: Encoder, folder: Path
 ) -> Negatives | None:
-    """The miner of a run, if its recipe asks for one; arguments as for ``Negatives``.
+    """The miner of a run, None if the recipe has no ``negatives``; arguments as for ``Negatives``.
 
     Raises:
-        RevelaError: there are too few passages, or the groups follow the retriever, too.
+        RevelaError: there are too few passages, or groups are iterative.
     """
     objective = recipe.objective
     if not (isinstance(objective, InfoNCE) and objective.negatives):
@@ -67,12 +67,12 @@ class Negatives:
     Drawn negatives are saved, so that a resumed run reads the same. Skipped rounds are not mined.
 
     Args:
-        settings: number of negatives, and of passages they are drawn from.
-        seed: of the run.
+        settings: gives the number of negatives, and of the passages to draw them from.
+        seed: the run's seed.
         data: rows and judgements.
-        rounds: the groups of each round, endless.
+        rounds: the groups of each round, without end.
         encoder: the retriever in training.
-        folder: for the drawn negatives, until the run ends.
+        folder: keeps the drawn negatives until the run ends.
 
     Raises:
         RevelaError: there are too few passages.
@@ -103,9 +103,9 @@ class Negatives:
         yield from self._groups
 
     def __call__(self, rows: Sequence[Row]) -> list[list[int]]:
-        """The negatives of each row of a batch, as row indices; a row's epoch is the round.
+        """The negatives of each row of a batch, as row indices; a row's "epoch" is the round.
 
-        There are fewer than ``negatives`` if fewer passages rank.
+        A row has fewer than ``negatives`` if the ranking is shorter.
         """
         if rows[0]["epoch"] != self._round:
             self._round = int(rows[0]["epoch"])
@@ -123,7 +123,9 @@ class Negatives:
         return first.astype(np.int64)
 
     def _mine(self, round_: int) -> NDArray[np.int64]:
-        """(R, 1 + negatives) the rows of the round with a query, then their negatives, then -1."""
+        """(R, 1 + negatives): for each row with a query in the round, the row, its negatives, and
+        -1 where there are fewer.
+        """
         began = time.monotonic()
         members = sorted({row for group in self._groups for row in group})
         query_of = {row: str(self.rows.value(row, "query")) for row in members}
@@ -150,7 +152,7 @@ class Negatives:
         return drawn
 
     def _encode(self, queries: Sequence[str], texts: LazyTexts) -> tuple[Vectors, Vectors]:
-        """Vectors of queries and passages; every process encodes its share, the first gets all."""
+        """Vectors of queries and passages. Every process encodes its share; the first gets all."""
         passages_ND = encode_on_all_ranks(self.encoder.encode_passages)(texts)
         return encode_on_all_ranks(self.encoder.encode_queries)(queries), passages_ND
 
@@ -166,7 +168,7 @@ class Negatives:
         return drawn
 
     def _answers(self, queries: Sequence[str]) -> list[set[int]]:
-        """The places of each query's passages: those of its rows, or of its relevant documents."""
+        """Indices of each query's own passages: of its rows, or of its relevant documents."""
         numbers = [query_hash(query) for query in queries]
         found: dict[int, set[int]] = {number: set() for number in numbers}
         if self.relevant:

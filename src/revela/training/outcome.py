@@ -49,8 +49,12 @@ def save_outcome(
     models: Mapping[str, str],
     out: Path,
 ) -> None:
-    """Save the retriever in its present state, with these texts as its context, and its card, which
-    names the ``models`` that were read, by flag.
+    """Save the retriever in its current state, and its model card.
+
+    Args:
+        context_texts: the documents that a contextual retriever is saved with.
+        bm25: scores of the label-free check.
+        models: flag -> name of each model that the run read, for the card.
     """
     recipe, steps = data.recipe, outcome.steps
     retriever, settings = recipe.retriever, {**recipe.to_dict(), **models}

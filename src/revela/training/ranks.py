@@ -1,4 +1,4 @@
-"""Checks that the processes of a run begin with the same data and end with the same weights."""
+"""Check that the processes of a run begin with the same data and end with the same weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def log_unused_devices() -> None:
-    """Log if one process trains where several were requested or are possible."""
+    """Log if one process trains where several were requested, or where there are more GPUs."""
     if distributed.world_size() > 1:
         return
     if distributed.LAUNCHED & os.environ.keys():
@@ -31,12 +31,12 @@ def log_unused_devices() -> None:
 
 
 def check_same_start(digest: str, settings: Any, out: Path) -> None:
-    """Stop if the processes have different data or settings.
+    """Raise RevelaError if the processes have different data or settings.
 
     Args:
-        digest: of the data.
-        settings: what is compared beside it.
-        out: the output folder, named in the error.
+        digest: a hash of the data.
+        settings: any value to compare, too.
+        out: the output folder, for the error.
     """
     distributed.check_same(
         digest,
@@ -59,7 +59,7 @@ def run_tensors(objective: nn.Module) -> Iterator[Tensor]:
 
 
 def check_same_weights(objective: nn.Module, step: int) -> None:
-    """Stop if the processes' weights differ in any bit."""
+    """Raise RevelaError if the processes' weights differ in any bit."""
     if distributed.world_size() > 1:
         distributed.check_same(
             distributed.digest(run_tensors(objective)),

@@ -28,10 +28,10 @@ from revela.training.checkpoint import saved_checkpoints
 from revela.training.metrics import TRACKER_FOLDER
 
 RUN_FILE, METRICS, CHECKPOINTS = "run.json", "metrics.jsonl", "checkpoints"
-# All that a run may write before its first checkpoint.
+# Everything that a run may write before its first checkpoint.
 BEFORE_CHECKPOINT = frozenset({LOCK, RUN_FILE, METRICS, CHECKPOINTS, TRACKER_FOLDER})
-# Settings that may differ from those of a finished run that is kept, and of a run that is resumed.
-# The models that are read are compared by their digests.
+# Settings that may differ when a finished run is kept, and when a run is resumed. The models
+# themselves are compared by digest.
 FREE_WHEN_DONE = frozenset({"save_every", "log_every", "track", "offline_model"})
 FREE_ON_RESUME = FREE_WHEN_DONE | {
     *("max_steps", "max_minutes", "max_tokens_read", "check_every", "threads", "shard_lm")
@@ -44,7 +44,7 @@ LIBRARIES = (
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a retriever comes from, for run.json and the model card."""
+    """Names of the corpus and the command, for run.json and the model card."""
 
     corpus: str = "a corpus"
     command: str = ""
@@ -56,12 +56,12 @@ Head = tuple[int, int]
 
 @contextmanager
 def output_folder(out: Path, resume: bool) -> Iterator[None]:
-    """While open, the first process holds the lock of the output folder.
+    """Hold the lock of the output folder, in the first process.
 
     A run that is refused before its first step leaves nothing behind.
 
     Raises:
-        RevelaError: the folder is in the way, or another process writes to it.
+        RevelaError: the folder exists, or another process writes to it.
     """
     if not distributed.is_rank_zero():
         yield
@@ -96,7 +96,7 @@ def _has_steps(out: Path) -> bool:
 
 
 def write_record(settings: dict[str, Any], about: dict[str, Any], out: Path) -> None:
-    """Write run.json: all settings, and ``about``, which a resumed run keeps as it is.
+    """Write run.json: all settings, and ``about``, of which a resumed run keeps the first version.
 
     Raises:
         RevelaError: a resumed run would read other weights than it began with.
@@ -138,12 +138,12 @@ def check_same_run(settings: dict[str, Any], digest: str, out: Path, free: Colle
 
 
 def models_of(recipe: Recipe, folder: Path, query_lm: QueryLM | None) -> dict[str, dict[str, str]]:
-    """{flag: {"name": ..., "digest": ...}} of the models that a run trains and asks, an offline
-    model under its own name.
+    """{flag: {"name": ..., "digest": ...}} of the models that a run reads. An offline model has its
+    own name.
 
     Args:
-        folder: of the model that is trained.
-        query_lm: that writes queries during training, if one does.
+        folder: folder of the trained model.
+        query_lm: the LM that writes queries during training, if any.
     """
     offline = recipe.retriever.offline_model
     found = {"model": (recipe.retriever.model, folder)}
@@ -157,8 +157,8 @@ def models_of(recipe: Recipe, folder: Path, query_lm: QueryLM | None) -> dict[st
 
 
 def heads_of_run(out: Path, find: Callable[[], list[Head]]) -> list[Head]:
-    """The LM's (layer, head) pairs that run.json names, or else ``find``'s, which are then named
-    there; all processes call it.
+    """The LM's (layer, head) pairs in run.json; if there are none, those of ``find``, which are
+    then added. All processes must call it.
     """
     named = distributed.from_rank_zero(lambda: _read_record(out)["about"].get("heads"))
     if named is None:

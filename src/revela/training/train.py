@@ -1,7 +1,7 @@
 """One training run: documents -> chunks -> groups -> objective -> a saved retriever.
 
-``train`` shows every step, in order. Its helpers follow in the order of their use. Checks come in
-as functions, so that training does not depend on evaluation.
+``train`` shows every step, in order. Its helpers follow in the order of their use. Checks are
+passed as functions, so that training does not depend on evaluation.
 """
 
 from __future__ import annotations
@@ -90,20 +90,19 @@ def train(
     provenance: Provenance = UNKNOWN,
     resume: bool = False,
 ) -> Outcome:
-    """Train a retriever on documents and save it to ``out``; under torchrun, by several processes.
+    """Train a retriever on documents and save it to ``out``; in several processes under torchrun.
 
     Args:
         recipe: all settings.
-        source: a training set, or documents or stored groups to make one of. Several processes
-            need stored groups.
-        out: a new folder, or with ``resume`` one with a checkpoint.
+        source: a training set, documents or stored groups. Several processes need stored groups.
+        out: a new folder; with ``resume`` a folder with a checkpoint.
         plan: label-free checks.
         provenance: corpus and command, for run.json and the model card.
         resume: continue from the last checkpoint in ``out``.
 
     Raises:
-        RevelaError: the output folder is in the way, the corpus is too small, a model cannot be
-            used, or processes disagree.
+        RevelaError: the output folder exists, the corpus is too small, a model is not supported, or
+            processes disagree.
     """
     with distributed.joined(), output_folder(out, resume):
         check_recipe(recipe, out, resume)
@@ -125,7 +124,7 @@ def train(
         step = step_of(checkpoint) if checkpoint else 0
         check_same_start(digest, (record, step), out)
 
-        # Retriever before the fit, and an encoder that follows it through training.
+        # Retriever before the fit, and an encoder of its current state.
         folder = _model_folder(recipe, data, checkpoints)
         model = untrained_retriever(recipe, folder, data.documents).to(device)
         context_texts = _context_texts(recipe, data)
@@ -185,7 +184,7 @@ def train(
         # Loop.
         if checkpoint:
             load_checkpoint(checkpoint, objective, optimizer, budget)
-        objective.train()  # all that is trained, whatever a check has left
+        objective.train()  # a check may have left eval mode
         progress = Progress(budget, metrics)
         read, ahead = partial(read_rows, data, collate), reads_ahead(recipe, data)
         reader = BatchReader(recipe, groups, read, budget, ahead=ahead, step=step)
@@ -245,7 +244,7 @@ def train(
 
 
 def _model_folder(recipe: Recipe, data: TrainingSet, checkpoints: Path) -> Path:
-    """The folder of the model to train; the first process makes a new one here."""
+    """The folder of the model to train; the first process makes it if it is a new model."""
     name = recipe.retriever.model
     if not name.startswith(NEW):
         return find_weights(name, recipe.retriever.offline_model)
@@ -262,7 +261,7 @@ def _model_folder(recipe: Recipe, data: TrainingSet, checkpoints: Path) -> Path:
 
 
 def _context_texts(recipe: Recipe, data: TrainingSet) -> list[str]:
-    """The context of the retriever in checks, with which it is saved."""
+    """The texts of a contextual retriever's context, for checks and for the saved model."""
     slots, rng = recipe.context.slots, random.Random(recipe.training.seed)
     if not slots:
         return []
@@ -273,7 +272,7 @@ def _context_texts(recipe: Recipe, data: TrainingSet) -> list[str]:
 def _data_and_models(
     recipe: Recipe, data: TrainingSet, n_groups: int, models: dict[str, dict[str, str]]
 ) -> dict[str, Any]:
-    """What run.json says about data and models."""
+    """The entries of run.json about data and models."""
     return {
         "documents": data.n_documents,
         "chunks": len(data.chunks),
@@ -286,7 +285,7 @@ def _data_and_models(
 
 
 def _is_fitted(recipe: Recipe, folder: Path) -> bool:
-    """Whether to fit the model: a Sentence-Transformers model has layers of its own."""
+    """Whether to fit the model. Sentence-Transformers models are not fitted."""
     fit = recipe.fit
     requested = fit.token_weighting or fit.whitening or fit.lexical
     return bool(requested) and not (folder / "modules.json").is_file()
@@ -325,7 +324,7 @@ def _build_context(
     folder: Path,
     heads: Callable[[Callable[[], Heads]], Heads],
 ) -> BuildContext:
-    """What objectives are built from; the retriever was loaded from ``folder``."""
+    """The input of ``build``; the retriever was loaded from ``folder``."""
     return BuildContext(
         data.recipe,
         encoder.retriever,

@@ -2,11 +2,11 @@
 
     L = mean over tau of -mean_i log softmax_j( cos(q_i, d_j) / tau )  at j = i
 
-- q_i: a query. In half of a batch, where the corpus has such, the title or a docstring of a text;
-  in the rest 5 to 20 consecutive words of it (random crops; Izacard et al., TMLR 2022).
-- d_i: its passage, the text without the query. The other d_j of the batch are negatives, but for
-  those of the same title or docstring.
-- tau: a low temperature weighs the nearest negatives, a high one all of them.
+- q_i: a query. In up to half of a batch it is the title or docstring of a text, if the corpus has
+  them; in the rest 5 to 20 consecutive words (random crops; Izacard et al., TMLR 2022).
+- d_i: its passage, the text without the query. The other d_j of the batch are negatives, except
+  those with the same title or docstring.
+- tau: a low temperature weights the nearest negatives, a high one all of them.
 
 Training moves one half of each row, and the weight of both halves (retriever/static_trainable.py).
 
@@ -50,17 +50,17 @@ if TYPE_CHECKING:
 WINDOW_WORDS, MAX_TEXTS = 240, 100_000
 TAUS = (0.05, 0.2)
 BATCH = 512  # texts
-MAX_AUTHORED = 0.5  # of a batch; crops are the rest
+MAX_AUTHORED = 0.5  # share of a batch; the rest are crops
 EPOCHS, MAX_STEPS = 35, 500
 LEARNING_RATE = 1e-4  # of Adam, times a factor per parameter
 WARMUP = 10  # steps
-MIN_WORDS, MAX_WORDS = 5, 20  # of a query
+MIN_WORDS, MAX_WORDS = 5, 20  # per query
 
 Stems = NDArray[np.int64]
 
 
 class Examples(NamedTuple):
-    """What a table learns from: texts, and passages with a query that their author wrote."""
+    """Training data of a table: texts, and passages with their authors' queries."""
 
     texts: Sequence[str]
     authored: Sequence[Chunk] = ()
@@ -84,7 +84,7 @@ class Examples(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """B queries and their passages, and which passages a query is compared with, (B, B)."""
+    """B queries, their passages, and a mask of the passages that each query is compared with."""
 
     queries: Sequence[Stems]
     passages: Sequence[Stems]
@@ -100,7 +100,11 @@ def tables(
     steps: int | None = None,
     seed: int = 0,
 ) -> tuple[WordTable, WordTable]:
-    """The table of all documents' words, and the same trained on those not held out."""
+    """Build a table of the words of ``documents`` and ``held_out``, and train it on ``documents``.
+
+    Returns:
+        The untrained and the trained table; the same table twice if nothing was trained.
+    """
     examples = Examples.of(documents)
     terms = Analyzer(detect(examples.texts) if language == "auto" else language)
     table = build_word_table(lm, [*examples.texts, *Examples.of(held_out).texts], terms)
@@ -111,7 +115,7 @@ def tables(
 def train_table(
     table: WordTable, examples: Examples, *, steps: int | None = None, seed: int = 0
 ) -> WordTable:
-    """A trained table of twice the width; the same table if fewer than two texts have ten words.
+    """Train a table: twice the width; the same table if fewer than two texts have ten words.
 
     ``steps`` defaults to ``EPOCHS`` epochs, at most ``MAX_STEPS``.
     """
@@ -163,12 +167,12 @@ def train_pieces(
     """Train a table of a language model's tokens by ``train_table``.
 
     Args:
-        tokenizer: of the ``tokenizers`` library.
-        rows_VD: whitened rows of the tokens; 0 for a token that does not count.
+        tokenizer: a tokenizer of the ``tokenizers`` library.
+        rows_VD: whitened rows of the tokens; 0 for ignored tokens.
 
     Returns:
-        (V, 2D): the rows times their trained weights. A token in no text gets the weight of one in
-        a single text. (V, D), the same rows, if there is nothing to learn from.
+        (V, 2D): the rows times their trained weights. A token in no text gets the weight of a token
+        in a single text. If there is nothing to learn from, the same rows, (V, D).
     """
     norm_V = rows_VD.norm(dim=1)
     each_V = np.where(norm_V > 0, np.arange(len(rows_VD)), -1)
@@ -189,15 +193,15 @@ def train_pieces(
 
 
 def table_loss(query_BW: Tensor, passage_BW: Tensor, allowed_BB: Tensor) -> Tensor:
-    """L in nats, of unit vectors; query i belongs to passage i, and sees those allowed."""
+    """L in nats, of unit vectors; passage i is the positive of query i, ``allowed_BB`` its mask."""
     target_B = torch.arange(len(query_BW))
     losses = [info_nce(query_BW, passage_BW, target_B, tau, allowed_BB) for tau in TAUS]
     return torch.stack(losses).mean()
 
 
 def authored_pairs(table: WordTable, authored: Sequence[Chunk]) -> list[tuple[int, Stems, Stems]]:
-    """Each query's number, which equal queries share, its words, and those of its passage; without
-    those of which the table knows no word.
+    """(number, query, passage) of each pair as words of the table; equal queries share a number.
+    Pairs without a known word in the query or the passage are left out.
     """
     numbers = {query: i for i, query in enumerate(dict.fromkeys(c.query for c in authored))}
     queries = table.stems([c.query for c in authored])
@@ -212,15 +216,15 @@ def authored_pairs(table: WordTable, authored: Sequence[Chunk]) -> list[tuple[in
 def batches_of(
     texts: Sequence[Stems], authored: Sequence[tuple[int, Stems, Stems]], seed: int
 ) -> Iterator[Batch]:
-    """Endless batches of ``BATCH`` or as many as there are texts: of authored pairs by their share
-    of all, at most ``MAX_AUTHORED``, and of crops.
+    """Endless batches of authored pairs and crops, ``BATCH`` in all or as many as there are texts.
+    Authored pairs have the same share as in the data, at most ``MAX_AUTHORED``.
     """
     size = min(BATCH, len(texts))
     share = min(MAX_AUTHORED, len(authored) / (len(authored) + len(texts)))
     n_authored = round(share * size)
     drawn = index_batches(len(authored), n_authored, np.random.default_rng([seed, 1]))
     for queries, passages in crops(texts, size - n_authored, np.random.default_rng(seed)):
-        # Crops are numbered from -1 down: each is of no other query.
+        # Crops are numbered from -1 down, so that each differs from all other queries.
         number_B = -1 - torch.arange(size)
         for i in next(drawn):
             number_B[len(queries)] = authored[i][0]
@@ -233,7 +237,7 @@ def batches_of(
 def crops(
     texts: Sequence[Stems], size: int, rng: np.random.Generator
 ) -> Iterator[tuple[list[Stems], list[Stems]]]:
-    """Endless batches: a run of each text's words, and the text without it."""
+    """Endless batches: some consecutive words of each text, and the text without them."""
     for indices in index_batches(len(texts), size, rng):
         queries, passages = list[Stems](), list[Stems]()
         for text_T in (texts[i] for i in indices):

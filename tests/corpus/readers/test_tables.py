@@ -187,7 +187,7 @@ def test_a_quote_that_nobody_closed_costs_no_row(tmp_path, monkeypatch):
     raw = b'text,id\r\n"a,\r\nb","1"\r\n"b,2\r\n"c ""d""",3\r\n' + b"e,4\r\n" * 50
     found = csv_documents(raw, tmp_path / "a.csv", report)
     assert [d.text for d in found] == ["a,\r\nb", '"b', 'c "d"', *["e"] * 50]
-    assert report.examples == {"a quote that nobody closed": ["a.csv:4"]} and not report.bad
+    assert report.examples == {"a quote that is not closed": ["a.csv:4"]} and not report.bad
     monkeypatch.setattr(common, "MAX_BYTES", 100)
     with pytest.raises(csv.Error, match="field larger than field limit"):
         csv_documents(b'text,id\n"b,2\n' + b"c,3\n" * 50, tmp_path / "a.csv", report)

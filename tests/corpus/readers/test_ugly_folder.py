@@ -275,7 +275,7 @@ def test_what_is_not_read_is_named(folder, read):
         "2: read as windows-1252 (latin.txt, western.html)",
         "1: read as gb18030 (chinese.html)",
         "1: read as windows-1251 (notes.org)",
-        "1: a quote that nobody closed (quote.csv:2)",
+        "1: a quote that is not closed (quote.csv:2)",
         "not read: 1 .json (lock file); 1 .bin (binary)",
     ]
 

@@ -1,9 +1,9 @@
-"""Sources -> documents: one reader per format, chosen by the file's ending; text has any.
+"""Read sources into documents. The ending of a file selects a reader; text may have any ending.
 
 To add a format, write a reader ``(path, name, fields, report) -> documents`` in a file here, and
-name its ending in ``READERS`` and the format in ``FORMATS``. ``name`` is the document's id, or
-starts the ids of several. A reader raises DamagedFile or UnsupportedFile for a file, and reports a
-row that it skips; errors of its library need no handling.
+add its ending to ``READERS`` and the format to ``FORMATS``. ``name`` is the document's id, or the
+prefix of several documents' ids. A reader raises DamagedFile or UnsupportedFile for a file, and
+reports rows that it skips. It need not handle errors of its library.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from revela.corpus.readers.text import read_text
 from revela.errors import RevelaError, first_line
 from revela.types import Document
 
-VERSION = 4  # raise it when a reader or the chunking gives other text for the same file
+VERSION = 4  # raise it when readers or chunking change the text of the same file
 
 
 Reader = Callable[[Path, str, Fields, ReadReport], Iterator[Document]]
@@ -76,9 +76,12 @@ FORMATS = (
 
 @dataclass(frozen=True)
 class File:
-    """A file of a corpus; ``name`` starts the ids of its documents.
+    """A file of a corpus.
 
-    A file ``given_by_name``, rather than found in a folder, must have a supported format.
+    Attributes:
+        name: id of its document, or prefix of its documents' ids.
+        given_by_name: whether the user named it, rather than its folder; it must then have a
+            supported format.
     """
 
     path: Path
@@ -115,7 +118,7 @@ def files_of(source: Path | str, report: ReadReport) -> Iterator[File]:
 def read_file(
     file: File, fields: Fields, report: ReadReport, reader: Reader | None = None
 ) -> Iterator[Document]:
-    """The documents of a file; ``reader`` replaces the format's own, to read only a part."""
+    """The documents of a file; ``reader`` replaces the format's reader, to read only a part."""
     path, name = file.path, file.name
     reader = reader or READERS.get(suffix(path), read_text)
     with check_unchanged(path):

@@ -1,4 +1,4 @@
-"""Shared by all readers: the report, errors, and how files are found, opened and decoded."""
+"""Shared parts of all readers: the report, errors, and opening and decoding files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from revela.corpus.readers.encodings import HEAD, decode, is_binary
 from revela.errors import RevelaError
 
 MAX_BYTES = 64 * 2**20  # per line, text or page; anything longer is data, not a document
-# The report is one screen.
+# These limit the report to one screen.
 MAX_EXAMPLES = 5  # per reason
 MAX_ENDINGS = 10  # per reason
 MAX_REASONS = 12
@@ -27,15 +27,16 @@ MAX_REASONS = 12
 
 @dataclass
 class ReadReport:
-    """What was read from a corpus, and what was skipped and why.
+    """Counts what was read from a corpus, and what was skipped and why.
 
     Attributes:
-        skipped: files and rows, by reason.
+        skipped: reason -> number of skipped files and rows.
         bad_reasons: reasons that are faults of the corpus.
-        noted: what was read otherwise than it seems, by remark, such as its encoding.
-        unread: files in folders that are left out, by reason and ending.
-        bytes_read, bytes_unread: of files that may hold text; those left out do not.
-        claim: takes an id for a row, or says that another row has it; None: rows may share ids.
+        noted: remark (such as an encoding) -> number of files and rows that were read with it.
+        unread: (reason, ending) -> number of files in folders that were left out.
+        bytes_read, bytes_unread: bytes of files that may hold text, without files left out.
+        claim: takes an id for a row; False if another row has it. None: rows may share ids.
+        examples: reason or remark -> places.
     """
 
     documents: int = 0
@@ -53,7 +54,7 @@ class ReadReport:
 
     @property
     def bad(self) -> int:
-        """How many files and rows cannot be read."""
+        """Number of files and rows that cannot be read."""
         return sum(self.skipped[reason] for reason in self.bad_reasons)
 
     def skip(self, reason: str, where: str, bad: bool = False) -> None:
@@ -72,14 +73,14 @@ class ReadReport:
             places.append(where)
 
     def leave_unread(self, path: Path, reason: str, named: str = "") -> None:
-        """Count a file in a folder that is not read, which is no fault of the corpus; ``named``: in
-        place of its ending.
+        """Count a file that is left out of a folder, which is no fault of the corpus; ``named``
+        replaces its ending.
         """
         ending = named or suffix(path) or path.suffix.lower() or "with no ending"
         self.unread[reason, display_path(Path(ending)) + "/" * ending.endswith("/")] += 1
 
     def count_bytes(self, path: Path, read: bool) -> None:
-        """Count the bytes of a file that holds text, or may."""
+        """Count the bytes of a file that holds, or may hold, text."""
         size = max(0, size_and_time(path)[0])
         self.bytes_read += size if read else 0
         self.bytes_unread += 0 if read else size
@@ -117,7 +118,7 @@ class ReadReport:
         return out
 
     def _share(self) -> str:
-        """How much of the files was read; 100 % is all."""
+        """The share of bytes that was read, in words."""
         if not (total := self.bytes_read + self.bytes_unread):
             return ""
         tenths = 1000 * self.bytes_read // total
@@ -145,7 +146,7 @@ def _first(lines: list[str], what: str) -> list[str]:
 
 
 class DamagedFile(Exception):
-    """The file, or the rest of it, cannot be read; the message is the reason in the report."""
+    """The file, or the rest of it, cannot be read; the message is the report's reason."""
 
 
 class TooLarge(DamagedFile):
@@ -156,13 +157,13 @@ class TooLarge(DamagedFile):
 
 
 class UnsupportedFile(Exception):
-    """The file is intact but holds no documents: skipped in a folder, an error if given by name.
+    """The file is intact but has no documents: skipped in a folder, an error if given by name.
 
     Args:
-        reason: what the report counts it under.
+        reason: the report's reason.
         detail: added to the file's name in the report.
         short: if given, a folder's report counts such files by ending, for this reason.
-        by_programs: whether nobody would read the file, as programs made it for programs.
+        by_programs: whether the file was made by programs for programs, not for people to read.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class UnsupportedFile(Exception):
 
 @contextmanager
 def reader_extra(name: str, format: str) -> Iterator[None]:
-    """Import a format's packages; UnsupportedFile if one of the extra is not installed."""
+    """Import a format's packages; UnsupportedFile if one is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -206,8 +207,8 @@ def open_seekable(path: Path) -> BinaryIO:
 
 
 def open_text(path: Path, errors: str = "surrogateescape", newline: str = "\n") -> TextIO:
-    """Open a text file in UTF-8, or in UTF-16 with its mark, decompressed; bytes that are neither
-    become surrogates.
+    """Open a text file, decompressed, in UTF-8, or in UTF-16 if it has a byte order mark. Other
+    bytes become surrogates.
     """
     with open_binary(path) as handle:
         is_wide = handle.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE)
@@ -233,7 +234,7 @@ def check_length(line: str) -> str:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file, with their numbers from 1; RevelaError if one cannot be read."""
+    """(number from 1, line) of a file's lines; RevelaError if a line cannot be read."""
     number = 0
     with open_text(path, "strict") as handle:
         try:
@@ -247,7 +248,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The bytes of a file, decompressed; DamagedFile if there are more than ``MAX_BYTES``."""
+    """The bytes of a file, decompressed; DamagedFile for more than ``MAX_BYTES``."""
     with open_binary(path) as handle:
         raw = handle.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
@@ -256,29 +257,29 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_decoded(path: Path, name: str, report: ReadReport) -> str:
-    """The text of a file, and a remark on its encoding if that is not UTF-8.
+    """The text of a file. Notes the encoding in the report if it is not UTF-8.
 
     Raises:
-        DamagedFile: it is too large, or no text.
+        DamagedFile: the file is too large, or is not text.
     """
     return decoded(read_bytes(path), name, report)
 
 
 def decoded(raw: bytes, name: str, report: ReadReport) -> str:
-    """``read_decoded``, of bytes."""
+    """``read_decoded``, for bytes."""
     if is_binary(raw[:HEAD]):
         raise DamagedFile("binary")
     text, encoding = decode(raw)
     if not encoding:
-        raise DamagedFile("in no encoding that is known: save it as UTF-8")
+        raise DamagedFile("unknown encoding: save it as UTF-8")
     if encoding != "UTF-8":
         report.note(f"read as {encoding}", name)
-    # Programs that are killed leave runs of zeros in their logs.
+    # Logs of killed programs have runs of zeros.
     return text.replace("\0", " ").removeprefix("\ufeff")
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text has no surrogates; JSON may escape half of a pair."""
+    """Whether a text has no surrogates. (JSON may have half of a pair, escaped.)"""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -296,7 +297,7 @@ def unreadable_because(error: OSError) -> str:
 
 @contextmanager
 def check_unchanged(path: Path) -> Iterator[None]:
-    """Raise FileChanged at the end if the file changed in the meantime."""
+    """Raise FileChanged at the end if the file has changed meanwhile."""
     before = size_and_time(path)
     yield
     if size_and_time(path) != before:
@@ -314,7 +315,7 @@ class FileChanged(RevelaError):
 
 
 def size_and_time(path: Path) -> tuple[int, int]:
-    """Size, and time of the last change in ns; (-1, 0) for a missing file."""
+    """Size in bytes, and time of the last change in ns; (-1, 0) for a missing file."""
     try:
         stat = path.stat()
     except OSError:

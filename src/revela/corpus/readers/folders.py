@@ -1,5 +1,5 @@
-"""The files of a folder: without those that git ignores, what programs install, build or lock, and
-files that hold no text.
+"""Walk the files of a folder. Left out are files that git ignores, files that programs install,
+build or lock, and files without text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GENERATED = {
     "of a dataset": re.compile(r"^(dataset_info|dataset_dict|state)\.json$"),
     "lock of an open document": re.compile(r"^(~\$|\.~lock\.)"),
 }
-# What would read what is not read, by ending; the first are documents.
+# Ending of an unsupported format -> what to do about it.
 _ADVICE = {
     **dict.fromkeys((".doc", ".wpd", ".pages"), "save it as .docx"),
     **dict.fromkeys((".xls", ".xlsb", ".numbers"), "save it as .xlsx"),
@@ -36,16 +36,16 @@ _ADVICE = {
     **dict.fromkeys((".ps", ".eps", ".djvu", ".dvi", ".xps"), "convert it to .pdf"),
 }
 _ARCHIVES = frozenset(".7z .bz2 .deb .jar .rar .rpm .tar .tgz .whl .xz .zip".split())  # noqa: SIM905
-_TYPES = mimetypes.MimeTypes(()).types_map[1]  # of this Python, not of this machine
+_TYPES = mimetypes.MimeTypes(()).types_map[1]  # Python's own, the same on all machines
 Rules = list[tuple[str, Any]]  # a folder, and the patterns of its .gitignore
 _OF_NO_TEXT = ("image/", "audio/", "video/", "font/")
 
 
 def walk_files(folder: Path, report: ReadReport) -> Iterator[Path]:
-    """Files below a folder, sorted by path, without hidden ones and links that lead outside.
+    """Files below a folder, sorted by path, without hidden files and links that lead outside.
 
-    Left out and counted are what git ignores, if the folder lies in a git work tree, and folders
-    and files that programs make (``INSTALLED``, ``_GENERATED``).
+    It leaves out, and counts, what git ignores if the folder is in a git work tree, and folders and
+    files that programs make (``INSTALLED``, ``_GENERATED``).
     """
 
     def skip_folder(error: OSError) -> None:
@@ -59,7 +59,7 @@ def walk_files(folder: Path, report: ReadReport) -> Iterator[Path]:
     def is_read(path: Path, is_folder: bool) -> bool:
         why = _made_by_programs(path, is_folder)
         if is_folder and path.is_symlink():
-            # Inside of the folder, it is read where it lies.
+            # The target of a link inside of the folder is read anyway.
             why = "" if _is_inside(path, root) else "link to a folder: give that one too"
         elif not why and git.ignores(path, is_folder):
             why = "ignored by git"
@@ -84,7 +84,7 @@ def _is_inside(path: Path, root: Path) -> bool:
 
 
 def _made_by_programs(path: Path, is_folder: bool) -> str:
-    """Why a file or folder is left out; "": it is not."""
+    """The reason why a file or folder is left out; "" if it is not."""
     if is_folder:
         is_installed = path.name in INSTALLED or (path / "pyvenv.cfg").is_file()
         is_installed = is_installed or any(path.glob("*.lance"))  # an index
@@ -93,7 +93,7 @@ def _made_by_programs(path: Path, is_folder: bool) -> str:
 
 
 def holds_text(path: Path, report: ReadReport) -> bool:
-    """Whether a file whose ending no reader claims looks like text; if not, count it."""
+    """Whether a file that has no reader looks like text; if not, count it in the report."""
     ending = suffix(path) if path.suffix not in (".bz2", ".xz") else path.suffix
     if ending in _ADVICE:
         report.leave_unread(path, _ADVICE[ending])
@@ -109,7 +109,7 @@ def holds_text(path: Path, report: ReadReport) -> bool:
             with open_binary(path) as handle:
                 head = handle.read(HEAD)
         except (OSError, EOFError, zlib.error):
-            return True  # its reader says what is wrong
+            return True  # the error comes when it is read
         if not is_binary(head):
             return True
         report.leave_unread(path, "binary")
@@ -117,8 +117,8 @@ def holds_text(path: Path, report: ReadReport) -> bool:
 
 
 class GitIgnore:
-    """What git ignores below a folder: .gitignore of each folder of a work tree, and its
-    .git/info/exclude. Outside of work trees nothing is ignored, nor is the folder itself.
+    """Tells what git ignores below a folder, by the .gitignore files of its work tree and
+    .git/info/exclude. Outside of a work tree nothing is ignored, and never the folder itself.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -135,7 +135,7 @@ class GitIgnore:
                 self._rules = []
 
     def enter(self, folder: Path) -> None:
-        """Read the rules of a folder, after those of the folder that holds it."""
+        """Read the rules of a folder. Its parent must have been entered before."""
         rules, place = self._of.get(folder.parent, self._rules), self._place(folder)
         if (folder / ".git").exists():
             rules = []  # a work tree of its own
@@ -143,7 +143,7 @@ class GitIgnore:
         self._of[folder] = self._rules
 
     def ignores(self, path: Path, is_folder: bool = False) -> bool:
-        """Whether git ignores a file or folder of the folder that was entered last."""
+        """Whether git ignores a file or folder in the folder entered last."""
         return bool(self._rules) and _match(self._rules or [], self._place(path), is_folder)
 
     def _place(self, path: Path) -> Path:
@@ -161,7 +161,7 @@ def _rules_of(folder: Path) -> Rules:
 
 
 def _match(rules: Rules, path: Path, is_folder: bool) -> bool:
-    """Whether the last rule that names a path, or a folder that holds it, ignores it."""
+    """Whether a path is ignored, by the last rule that matches it or a folder around it."""
     for folder, spec in reversed(rules):
         name = str(path)[len(folder) :].lstrip(os.sep).replace(os.sep, "/")
         found = spec.check_file(f"{name}/" if is_folder else name).include

@@ -1,7 +1,7 @@
-"""HTML pages without boilerplate, by resiliparse.
+"""Read HTML pages without boilerplate, by resiliparse.
 
-It takes 1-6 ms per page; trafilatura takes 13-37, and dropped nearly half of the words of reference
-pages.
+It takes 1-6 ms per page; trafilatura takes 13-37 ms, and dropped nearly half of the words of
+reference pages.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from revela.types import Document
 if TYPE_CHECKING:
     from resiliparse.parse.html import ElementNode, HTMLTree
 
-# What XHTML closes in its own tag, or marks as text, HTML leaves open: to it, <title/> begins a
-# title that goes on to the end of the page. Comments, scripts and the like are passed over.
+# XHTML's self-closing tags and CDATA, which mean something else in HTML: there <title/> begins a
+# title that goes on to the end of the page. Comments, scripts and the like are skipped.
 _VOID = (
     "area|base|basefont|bgsound|br|col|embed|frame|hr|image|img|input|keygen|link|meta|param|"
     "source|track|wbr"
@@ -36,16 +36,16 @@ _XHTML = re.compile(
     rf"|(?P<empty>(?!(?:{_VOID})[\s/])(?P<name>[a-z][^\s\"'/<=>]*+){_ATTRIBUTES})/>)",
     re.I | re.S,
 )
-# The share of links in a list's text above which it is navigation. In manuals, it is below .2 in 44
-# of 100 lists, and .9 or more in 20; the others tell of options, types and changes.
+# A list is navigation if links have a larger share of its text. In manuals, the share is below .2
+# in 44 of 100 lists, and .9 or more in 20; the lists between are of options, types and changes.
 NAVIGATION = 0.8
 LONG_CELL = 100  # words
 _DEEP = ">".join(["*"] * 256)
-_LAID_OUT = "table, h1, h2, h3, pre"  # what tables hold that are no tables
+_LAID_OUT = "table, h1, h2, h3, pre"  # contents of tables that only lay out a page
 
 
 def read_html(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """A page as one document."""
+    """Read a page as one document."""
     title, text = extract_page(read_decoded(path, name, report))
     yield Document(name, text, plain_title(title))
 
@@ -87,16 +87,17 @@ def _as_html(found: re.Match[str]) -> str:
 
 
 def _is_deep(tree: HTMLTree) -> bool:
-    """Whether elements lie so deep in others that the search for the main content, whose time is
-    quadratic in that, would not end.
+    """Whether elements are nested so deep that the search for the main content, which takes
+    quadratic time in the depth, would not end.
     """
     return tree.body is not None and tree.body.query_selector(_DEEP) is not None
 
 
 def _keep_lists(tree: HTMLTree) -> None:
-    """Have lists taken for text unless they are navigation.
+    """Keep lists in the text, unless they are navigation.
 
-    resiliparse drops each <ul> within three levels of <body>, and each of which a fifth is links.
+    Otherwise resiliparse drops each <ul> within three levels of <body>, and each with a fifth of
+    links.
     """
     for found in tree.body.query_selector_all("ul:not(ul ul)").values() if tree.body else ():
         links = found.get_elements_by_tag_name("a").values()
@@ -108,7 +109,7 @@ def _keep_lists(tree: HTMLTree) -> None:
 
 
 def _keep_tables(tree: HTMLTree) -> None:
-    """Write each table as lines, unless what it holds shows that a page is laid out by it."""
+    """Write each table as lines, unless its contents show that it only lays out the page."""
     tables = tree.body.query_selector_all("table").values() if tree.body else ()
     for table in [table for table in tables if not table.query_selector(_LAID_OUT)]:
         rows, headings = _grid(table)
@@ -121,8 +122,8 @@ def _keep_tables(tree: HTMLTree) -> None:
 
 
 def _grid(table: ElementNode) -> tuple[list[list[str]], int | None]:
-    """The rows of a table, cells that span several repeated; and whether the first are headings, if
-    the page says it.
+    """The rows of a table, with spanning cells repeated; and the number of rows of headings (<th>),
+    None if there are none.
     """
     from resiliparse.parse.html import ElementNode
 

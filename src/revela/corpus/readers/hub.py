@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub, streamed: hub:owner/name[:configuration[:split]]."""
+"""Stream datasets of the Hugging Face hub: hub:owner/name[:configuration[:split]]."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH = 256  # rows per request
 
 
 def read_hub(source: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """The rows of a split (default: train) as documents; owner/name may be a local folder."""
+    """Read the rows of a split (default: train) as documents; owner/name may be a local folder."""
     with _as_revela_error(source):
         stream = _stream(source)
         if stream.column_names:
@@ -30,7 +30,7 @@ def read_hub(source: str, fields: Fields, report: ReadReport) -> Iterator[Docume
 
 
 def hub_rows(source: str) -> Iterator[dict[str, Any]]:
-    """The rows of a split, as ``read_hub`` finds it."""
+    """The rows of a split; ``source`` as for ``read_hub``."""
     with _as_revela_error(source):
         yield from _stream(source)
 
@@ -54,7 +54,7 @@ def _stream(source: str) -> Any:
 
 @contextmanager
 def _as_revela_error(source: str) -> Iterator[None]:
-    """Turn errors of the dataset libraries into one sentence."""
+    """Turn errors of the datasets libraries into a RevelaError of one sentence."""
     try:
         yield
     except RevelaError:

@@ -1,4 +1,4 @@
-"""JSON files: lines of objects, an array of objects, one object, or a Jupyter notebook."""
+"""Read JSON files: lines of objects, an array of objects, one object, or a Jupyter notebook."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from revela.corpus.readers.rows import Fields, document_of
 from revela.corpus.readers.text import plain_title
 from revela.types import Document
 
-LARGEST = 2**20  # characters of JSON without the text field; more are data
+LARGEST = 2**20  # maximum characters of JSON without the text field; a longer file is data
 
 
 def read_jsonl(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """JSON Lines: an object a line."""
+    """Read JSON Lines: one object per line."""
     with open_text(path) as handle:
         for number, line in enumerate(lines_of(handle), 1):
             if not line.strip():
@@ -42,9 +42,9 @@ def read_jsonl(path: Path, name: str, fields: Fields, report: ReadReport) -> Ite
 
 
 def read_json(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """An array of objects, or one object, or lines of them as in JSONL.
+    """Read an array of objects, one object, or lines of objects as in JSONL.
 
-    Without the text field it is settings or data: the file is one document, if it is small.
+    A file without the text field has settings or data: it is one document, if it is small.
     """
     if path.stat().st_size > common.MAX_BYTES:
         over = f"over {common.MAX_BYTES >> 20} MB"
@@ -88,11 +88,11 @@ def _documents(row: Any, where: str, fields: Fields, report: ReadReport) -> Iter
 
 
 def read_notebook(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """The cells of a Jupyter notebook as one Markdown document, without outputs."""
+    """Read the cells of a Jupyter notebook as one Markdown document, without outputs."""
     source = read_decoded(path, name, report)
     notebook = _parsed(source) if source.strip() else {"cells": []}
     try:
-        # Format 3 has sheets of cells, and calls the source of code its input.
+        # Format 3 has sheets of cells, and calls the source of a cell "input".
         sheets = notebook.get("worksheets", [notebook])
         texts = [_cell(cell) for sheet in sheets for cell in sheet["cells"] if cell]
     except (KeyError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Mail: a message is a document, with its subject as title and its attachments named."""
+"""Read mail: a message is a document, with its subject as title and the names of attachments."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ NAMED = ("From", "To", "Cc", "Date")
 
 
 def read_eml(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """A file with one message."""
+    """Read a file with one message."""
     yield from _document(read_bytes(path), name, report)
 
 
 def read_mbox(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """A file of messages, each after a line that begins with "From "."""
+    """Read a file of messages, each after a line that begins with "From "."""
     number, message = 0, list[bytes]()
     with open_binary(path) as handle:
         is_blank = True
@@ -48,7 +48,7 @@ def read_mbox(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
 
 
 def _document(raw: bytes, name: str, report: ReadReport) -> Iterator[Document]:
-    """The document of a message; none, and reported, if the bytes are no mail."""
+    """The document of a message; none if the bytes are no mail, which is reported."""
     message = email.message_from_bytes(raw, policy=email.policy.default)
     assert isinstance(message, EmailMessage)
     if not message.keys():
@@ -67,13 +67,13 @@ def _header(message: EmailMessage, key: str) -> str:
         value = message.get(key, "")
     except Exception:  # the library fails on some broken headers
         return ""
-    # Bytes that are not ASCII, without a declaration, are surrogates.
+    # Undeclared bytes beyond ASCII are surrogates here.
     raw = str(value).encode("utf-8", "surrogateescape")
     return " ".join((decode(raw)[0] or str(value)).split())
 
 
 def _body(message: EmailMessage) -> str:
-    """The text, else the text of the page."""
+    """The plain text of a message, else the text of its HTML."""
     shown = message.get_body(("plain", "html")) or next(
         (part for part in message.walk() if part.get_content_maintype() == "text"), None
     )

@@ -1,5 +1,6 @@
-"""Word, PowerPoint, Excel (the office extra), OpenDocument and e-books: one
-document of text or Markdown per file.
+"""Read Word, PowerPoint, Excel (the extra office), OpenDocument and e-books.
+
+A file is one document of text or Markdown.
 
 mammoth, python-pptx and openpyxl lose least: kreuzberg dropped speaker notes and a chapter, and
 calamine allocates memory for every empty cell before the last.
@@ -40,7 +41,7 @@ _HEADING = re.compile(r"<h([1-6])\b[^<>]*(?<!/)>", re.I)
 
 
 def read_docx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """Paragraphs, lists, tables, text boxes and notes; at the end, headers and footers."""
+    """Read paragraphs, lists, tables, text boxes and notes; headers and footers come last."""
     with reader_extra("office", "Word"):
         import mammoth
     no_image = mammoth.images.img_element(lambda image: {})
@@ -57,7 +58,7 @@ def read_docx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
 
 
 def _around(parts: zipfile.ZipFile) -> list[str]:
-    """The paragraphs of headers and footers, each once, without those of a page's number alone."""
+    """The paragraphs of headers and footers, each once, without bare page numbers."""
     found = dict[str, None]()
     for part in sorted(parts.namelist()):
         if re.fullmatch(r"word/(header|footer)\d*\.xml", part):
@@ -67,7 +68,7 @@ def _around(parts: zipfile.ZipFile) -> list[str]:
 
 
 def read_pptx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """Slides, a heading each, with tables and speaker notes."""
+    """Read slides, each with a heading, with tables and speaker notes."""
     with reader_extra("office", "PowerPoint"):
         from pptx import Presentation
     with _open_zipped(path) as handle:
@@ -97,7 +98,7 @@ def _shapes(shapes: Iterable[Any]) -> Iterator[str]:
 
 
 def read_xlsx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """Sheets, a heading each, with a line per row."""
+    """Read sheets, each with a heading and a line per row."""
     with reader_extra("office", "Excel"):
         import openpyxl
     with _open_zipped(path) as handle:
@@ -119,8 +120,8 @@ def _sheet(sheet: Any) -> str:
 
 
 def _tables(rows: Iterable[list[str]]) -> Iterator[str]:
-    """The tables of a sheet: what stands between empty rows, without empty columns at its sides. A
-    single cell above is a caption.
+    """The tables of a sheet: rows between empty rows, without empty columns at the sides. Single
+    cells above a table are its caption.
     """
     for is_filled, block in groupby(rows, any):
         if not is_filled:
@@ -135,13 +136,13 @@ def _tables(rows: Iterable[list[str]]) -> Iterator[str]:
 
 
 def _cells(cells: Iterable[object]) -> list[str]:
-    """Cells as lines of text; of a day, without the time."""
+    """Cells as one line of text each; a date without its time of day."""
     texts = ("" if cell is None else " ".join(str(cell).split()) for cell in cells)
     return [text.removesuffix(" 00:00:00") for text in texts]
 
 
 def read_epub(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """The chapters of an e-book in their order."""
+    """Read the chapters of an e-book, in order."""
     with _open_zipped(path) as handle, zipfile.ZipFile(handle) as book:
         container = ET.fromstring(book.read("META-INF/container.xml"))
         package = next(container.iterfind(".//{*}rootfile")).attrib["full-path"]
@@ -165,7 +166,7 @@ def _chapters(
 
 
 def read_odf(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """Text, sheets or slides of OpenDocument (LibreOffice)."""
+    """Read text, sheets or slides of OpenDocument (LibreOffice)."""
     with _open_zipped(path) as handle, zipfile.ZipFile(handle) as parts:
         body = ET.fromstring(parts.read("content.xml")).find("{*}body")
         styles = ET.fromstring(parts.read("styles.xml")) if "styles.xml" in parts.namelist() else ()
@@ -200,12 +201,12 @@ def _odf_cells(row: ET.Element) -> Iterator[str]:
     for cell in row:
         repeated = next((v for key, v in cell.items() if key.endswith("columns-repeated")), "1")
         text = " ".join(" ".join(_blocks(cell)).split())
-        # The last cell stands for all that follow.
+        # The last cell stands for the rest of the row.
         yield from [text] * (min(int(repeated), 100) if text else min(int(repeated), 1000))
 
 
 def _inline(element: ET.Element) -> str:
-    """The text of a paragraph, without notes' and comments' places."""
+    """The text of a paragraph, without comments."""
     spaces = {"s": " ", "tab": "\t", "line-break": "\n"}
     parts = [element.text or ""]
     for child in element:
@@ -229,7 +230,7 @@ def _title_in(handle: BinaryIO, part: str) -> str:
 
 
 def _titled(name: str, text: str, title: str) -> Document:
-    """A document whose title is that of its metadata, or else its first heading."""
+    """A document with the title of its metadata, or else its first heading."""
     return Document(name, text, plain_title(title) or plain_title(first_heading(text)))
 
 
@@ -243,7 +244,7 @@ def _open_zipped(path: Path) -> BinaryIO:
     handle = open_seekable(path)
     with zipfile.ZipFile(handle) as members:
         unpacked = sum(member.file_size for member in members.infolist())
-    if unpacked > common.MAX_BYTES + handle.seek(0, 2):  # pictures unpack to their own size
+    if unpacked > common.MAX_BYTES + handle.seek(0, 2):  # pictures do not grow when unpacked
         raise DamagedFile(f"over {common.MAX_BYTES >> 20} MB unpacked: split it")
     handle.seek(0)
     return handle

@@ -1,4 +1,4 @@
-"""PDF (the pdf extra): its text, with tables of numbers as lines with headings, and the values of
+"""Read PDF (the extra pdf): its text, tables of numbers as lines with headings, and the values of
 forms.
 """
 
@@ -24,21 +24,21 @@ from revela.corpus.readers.table_lines import has_headings, is_number, lines_bel
 from revela.corpus.readers.text import plain_title
 from revela.types import Document
 
-# A word that goes on in the next line; hyphened ones; and words before which half a word is left
-# out, as in "Ein- und Ausgabe".
+# A word that goes on in the next line.
 _PARTED = re.compile(r"([^\W\d_]+)([-\u2010\u00ad])[ \t]*\r?\n[ \t]*([^\W\d_]+)")
 _WORD = re.compile(r"[^\W\d_]+")
 _LIGATURES = {0xFB00 + i: s for i, s in enumerate(["ff", "fi", "fl", "ffi", "ffl", "st", "st"])}
 _HYPHENED = re.compile(r"\b[^\W\d_]+-[^\W\d_]+")
+# Words after half a word with a hyphen, as in "Ein- und Ausgabe".
 _OMITS = frozenset("and or to und oder bis sowie et ou y o e en of och eller og i или и".split())  # noqa: SIM905
 _CELL = re.compile(r"\S+(?: \S+)*")
 _NUMBER = re.compile(r"\S[ \t]+[^\w\s]*\d")  # after something else
 LONG_ROW = 200  # characters
-LONG_CELL = 6  # words; columns of prose have more in most of their lines
+LONG_CELL = 6  # words; most lines in columns of prose have more
 
 
 def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """The text of all pages, and of forms."""
+    """Read the text of all pages, and the values of forms."""
     with reader_extra("pdf", "PDF"):
         from pypdf import PdfReader
     # pypdf warns of every fault that it repairs.
@@ -52,7 +52,7 @@ def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
         raise UnsupportedFile("PDF without text; run OCR on it first")
     if empty := [number for number, page in enumerate(pages, 1) if not page]:
         report.note("PDF with pages without text, which may be scans", f"{name}, page {empty[0]}")
-    # Form feeds tell pages apart (index/places.py).
+    # Form feeds separate pages (index/places.py).
     text = "\n\n".join(filter(None, ["\n\n\f".join(pages).rstrip(), "\n".join(values)]))
     # A font without a character table can give halves of surrogate pairs.
     text, title = (without_surrogates(given).translate(_LIGATURES) for given in (text, title))
@@ -62,23 +62,23 @@ def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
 def _page(page: Any) -> str:
     text = str(page.extract_text()).strip()
     rows = [len(line) < LONG_ROW and bool(_NUMBER.search(line)) for line in text.splitlines()]
-    # To lay a page out takes as long as to read it: only if two lines in a row may be of a table.
+    # Layout takes as long as reading: only if two consecutive lines may belong to a table.
     if any(one and other for one, other in pairwise(rows)):
-        with suppress(Exception):  # the library's, of fonts that it cannot lay out
+        with suppress(Exception):  # the library's, for fonts that it cannot lay out
             text = _with_tables(text, page.extract_text(extraction_mode="layout"))
     return text
 
 
 def _values(reader: Any) -> Iterator[str]:
-    """What is filled into a form, which is no part of the page's text."""
-    with suppress(Exception):  # the library's, of broken forms
+    """The values of a form, which are not in the page's text."""
+    with suppress(Exception):  # the library's, for broken forms
         for name, field in (reader.get_fields() or {}).items():
             if isinstance(value := field.value, str) and value.strip() and value[0] != "/":
                 yield f"{field.alternate_name or name}: {' '.join(value.split())}"
 
 
 class _Cell(NamedTuple):
-    """A cell of a line that is laid out, and where it begins and ends."""
+    """A cell of a laid-out line, and the columns where it begins and ends."""
 
     text: str
     begin: int
@@ -86,7 +86,7 @@ class _Cell(NamedTuple):
 
 
 def _with_tables(text: str, laid_out: str) -> str:
-    """A page's text whose tables are lines with headings, each value beside that of its column.
+    """Rewrite the tables of a page's text as lines, with each value beside its column's heading.
 
     >>> page = "Prices\\nRoom Summer Winter\\nOslo 120 80\\nUlm 60\\nBy night."
     >>> _with_tables(page, "Prices\\nRoom   Summer  Winter\\nOslo   120     80\\nUlm            60")
@@ -96,7 +96,7 @@ def _with_tables(text: str, laid_out: str) -> str:
     for is_row, lines in groupby(filter(None, rows), lambda cells: len(cells) > 1):
         if is_row and (table := _table(list(lines))):
             letters = "".join(cell for row in table for cell in row)
-            # White space may be otherwise in the text.
+            # White space in the text may differ.
             pattern = r"\s*".join(map(re.escape, "".join(letters.split())))
             if found := re.search(pattern, text):
                 below = "\n".join(lines_below(table[0], table[1:]))
@@ -105,7 +105,7 @@ def _with_tables(text: str, laid_out: str) -> str:
 
 
 def _table(rows: Sequence[Sequence[_Cell]]) -> list[list[str]]:
-    """Headings and the rows below, if these are of a table with numbers; else nothing."""
+    """Headings and the rows below, if they are a table with numbers; else []."""
     headings, *below = rows
     table = [[cell.text for cell in headings]]
     for row in below:
@@ -120,8 +120,8 @@ def _table(rows: Sequence[Sequence[_Cell]]) -> list[list[str]]:
 
 
 def _in_columns(headings: Sequence[_Cell], row: Sequence[_Cell]) -> list[str]:
-    """A row's cells, each below the heading that it is nearest to, at its left or right side or
-    its middle; nothing if two are below one.
+    """A row's cells by column: each is below the heading whose left side, right side or middle is
+    nearest to its own. [] if two are below one heading.
     """
     cells = [""] * len(headings)
     for cell in row:
@@ -141,9 +141,11 @@ def _in_columns(headings: Sequence[_Cell], row: Sequence[_Cell]) -> list[str]:
 
 
 def join_words(text: str) -> str:
-    """Join words that are parted at the end of a line. A hyphen stays if the text has the word with
-    it elsewhere, or one letter stands before it, or both parts are words of the text and the whole
-    is not, or another part of the word is left out.
+    """Join words that are split at the end of a line.
+
+    The hyphen stays if the text has the hyphened word elsewhere, if one letter is before it, or if
+    both parts are words of the text and the whole is not. Half a word before "and" or the like is
+    left as it is.
 
     >>> join_words("The echo-\\nlocation of bats is well-\\nknown, as all well-known things.")
     'The echolocation of bats is well-known, as all well-known things.'

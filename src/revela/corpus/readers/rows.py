@@ -1,4 +1,4 @@
-"""A row of JSON, a table or a dataset -> a document."""
+"""Turn a row of JSON, of a table or of a dataset into a document."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Fields:
 def document_of(
     row: Mapping[str, object], where: str, fields: Fields, report: ReadReport
 ) -> Document | None:
-    """The row as a document; None, and reported, if it has no valid text. ``where`` is its default
-    id.
+    """The row as a document; None if it has no valid text, which is reported. ``where`` is the
+    default id.
     """
     text, title = row.get(fields.text), row.get(fields.title)
     if not isinstance(text, str):
@@ -50,7 +50,7 @@ def document_of(
         return None
     key = next((str(row[name]) for name in ID_FIELDS if row.get(name) not in (None, "")), "")
     if key and report.claim and not report.claim(key):
-        report.note("rows with the id of another, which are named by their place", where)
+        report.note("rows with the id of another row: their place is their id", where)
         key = ""
     key = key or where
     title = "" if is_missing(title) or isinstance(title, bool | list | dict) else str(title)
@@ -63,7 +63,7 @@ def document_of(
 
 
 def columns_of(names: Collection[str], fields: Fields) -> list[str]:
-    """The columns to read of a table; UnsupportedFile if that of the text is missing."""
+    """The columns of a table to read; UnsupportedFile if there is no text column."""
     if fields.text not in names:
         message = f'no column "{fields.text}"; name one with --text-field of index or fit'
         raise UnsupportedFile(message, f"has {_list_names(names)}")
@@ -82,12 +82,12 @@ def _plain(value: object) -> Value:
 
 
 def _list_names(names: Collection[str]) -> str:
-    """Column names, shortened: without a header, they are the first row."""
+    """Column names, shortened, as they are the first row in a file without a header."""
     shown = [name if len(name) <= 40 else f"{name[:40]}..." for name in islice(names, 12)]
     return ", ".join(shown + ["..."] * (len(names) > 12)) or "nothing"
 
 
-# Source code begins with a complete definition or import, after decorators or annotations.
+# The beginning of source code: a complete definition or import, after decorators or annotations.
 # "function words (of, the)" and "public schools (K-12)" do not match.
 _DEFINITION = re.compile(
     r"""
@@ -121,8 +121,8 @@ _DEFINITION = re.compile(
 
 
 def _kind_of(key: str, row: Mapping[str, object], text: str) -> Kind:
-    """Code if the row's path, id or language says it; where none does, if the text begins with a
-    definition.
+    """Code by the row's path, id or language; if there are none, by a definition at the text's
+    beginning.
     """
     names = [key, *(str(row[name]) for name in PATH_FIELDS if row.get(name))]
     if any(Path(name).suffix.lower() in CODE for name in names):

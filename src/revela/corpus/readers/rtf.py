@@ -1,4 +1,4 @@
-"""Rich text (RTF): its text, without fonts, styles and pictures."""
+"""Read rich text (RTF), without fonts, styles and pictures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOKEN = re.compile(
     rb"\\'(?P<byte>[0-9a-fA-F]{2})|\\(?P<word>[a-zA-Z]+)(?P<number>-?\d+)? ?|\\(?P<sign>[^a-zA-Z])"
     rb"|(?P<brace>[{}])|[\r\n]+|(?P<text>[^\\{}\r\n]+)"
 )
-# Groups whose text is none of the document's.
+# Groups with text that is not the document's.
 _HIDDEN = frozenset(
     b"""fonttbl colortbl stylesheet info pict object themedata datastore listtable listoverridetable
     rsidtbl generator xmlnstbl latentstyles fldinst header headerl headerr headerf footer footerl
@@ -33,7 +33,7 @@ _TITLE = re.compile(rb"\{\\title ([^{}\\]*)\}")
 
 
 def read_rtf(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """A file as one document."""
+    """Read a file as one document."""
     raw = read_bytes(path)
     if not raw.lstrip().startswith(b"{\\rtf"):
         raise DamagedFile("no RTF")
@@ -69,8 +69,14 @@ def _codec(page: str) -> str:
 
 
 class _Writer:
-    """What is written; whether the group is hidden; by how many characters each \\u is followed,
-    for programs that do not know it, and how many of these are still to come.
+    """Writes the text of an RTF file.
+
+    Attributes:
+        out: the text so far.
+        waiting: bytes that may be parts of a character.
+        is_hidden: whether the current group is not text.
+        followed: number of fallback characters after each \\u, for programs that do not know it.
+        skip: fallback characters still to skip.
     """
 
     def __init__(self, codec: str) -> None:
@@ -78,7 +84,7 @@ class _Writer:
         self.groups, self.is_hidden, self.followed, self.skip = list[Any](), False, 1, 0
 
     def flush(self) -> None:
-        """Write the bytes that may have been halves of characters."""
+        """Write the waiting bytes."""
         self.out.append(self.waiting.decode(self.codec, "replace"))
         self.waiting.clear()
 

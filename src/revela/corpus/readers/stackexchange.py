@@ -1,7 +1,7 @@
-"""StackExchange dumps: a question and its answers, best first, are one document.
+"""Read StackExchange dumps: a question and its answers, best first, are one document.
 
-In a dump, an answer may come years after its question. So posts are first written to disk, then
-read sorted by question and rank; memory holds two numbers per post.
+In a dump, answers may be far from their question. So posts are first written to disk, then read
+sorted by question and rank; memory holds two numbers per post.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ QUESTION_RANK = -(2**63)  # before all answers
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """A question or an answer: ``question`` is the question's Id, ``rank`` orders its posts."""
+    """A question or an answer; ``question`` is the question's Id, ``rank`` orders its posts."""
 
     question: int
     rank: int
@@ -38,7 +38,7 @@ class Post:
 
 
 def read_posts(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """Questions with their answers; other XML as it is."""
+    """Read questions with their answers; other XML as it is."""
     with open_binary(path) as handle:
         is_posts = b"<posts" in handle.read(HEAD)
     if not is_posts:
@@ -80,7 +80,7 @@ def _posts(handle: BinaryIO, name: str, report: ReadReport) -> Iterator[Post]:
 
 
 def _rows(handle: BinaryIO) -> Iterator[Mapping[str, str]]:
-    """The attributes of each row, one element in memory at a time."""
+    """The attributes of each row, with one element in memory at a time."""
     events = ET.iterparse(handle, ("start", "end"))
     _, root = next(events)
     if root.tag != "posts":

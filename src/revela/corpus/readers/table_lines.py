@@ -1,18 +1,21 @@
-"""Rows of cells -> lines of text that keep a value beside its label."""
+"""Turn rows of cells into lines of text, with each value beside its label."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-WIDE = 30  # words; of a row with more, each cell is a line
-LONG_HEADING = 60  # characters
-_NUMBER = re.compile(r"[\W\d_]*\d[\W\d_]*(?:[^\W\d_]{1,3}\W*)?")  # with a unit, or a day
+WIDE = 30  # words; in a row with more, each cell is a line
+LONG_HEADING = 60  # maximum characters
+_NUMBER = re.compile(r"[\W\d_]*\d[\W\d_]*(?:[^\W\d_]{1,3}\W*)?")  # also with a unit, or a date
 
 
 def table_lines(rows: Iterable[Sequence[str]], headings: int | None = None) -> list[str]:
-    """A line per row: "Heading: value; Heading: value" below a row of headings; "label: value" of
-    two cells; else the cells. ``headings``: rows of them, None: 1 if the first row looks like one.
+    """A line per row.
+
+    Below a row of headings it is "Heading: value; Heading: value"; for two cells "label: value";
+    otherwise the cells. ``headings`` is the number of rows of headings; None: 1 if the first row
+    looks like one.
 
     >>> table_lines([["Kind", "Legs", "Wings"], ["bee", "6", "4"], ["bat", "2", "2"]])
     ['Kind: bee; Legs: 6; Wings: 4', 'Kind: bat; Legs: 2; Wings: 2']
@@ -28,7 +31,7 @@ def table_lines(rows: Iterable[Sequence[str]], headings: int | None = None) -> l
 
 
 def lines_below(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """``table_lines`` of rows below known headings, one at a time."""
+    """``table_lines`` for rows below known headings, one at a time."""
     for row in rows:
         names = [*(name.rstrip(":") for name in headings), *[""] * (len(row) - len(headings))]
         pairs = [(name, cell) for name, cell in zip(names, row, strict=False) if cell]
@@ -38,8 +41,8 @@ def lines_below(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Itera
 
 
 def has_headings(rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the first row names what the others have: it fills three cells or more, each with
-    another text that is no number. Of two, the first may name the second.
+    """Whether the first row has headings: it fills all cells, three or more, with different texts
+    that are not numbers. (In a row of two cells, the first may be the label of the second.)
     """
     width = max(map(len, rows), default=0)
     names = [cell.rstrip(":") for cell in (rows[0] if rows else ()) if cell]
@@ -55,5 +58,5 @@ def _labelled(row: Sequence[str]) -> str:
 
 
 def is_number(cell: str) -> bool:
-    """Whether a cell is a number, with a unit or without, or a day."""
+    """Whether a cell is a number, with or without a unit, or a date."""
     return bool(_NUMBER.fullmatch(cell))

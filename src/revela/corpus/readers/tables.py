@@ -1,6 +1,6 @@
-"""Parquet, Arrow and CSV files: a row is a document.
+"""Read Parquet, Arrow and CSV files: a row is a document.
 
-CSV is read by Python's csv: at half the speed of pyarrow, but in constant memory, with rows of any
+CSV is read by Python's csv, at half the speed of pyarrow, but in constant memory, with rows of any
 length, and with the place of each bad row.
 """
 
@@ -35,17 +35,17 @@ from revela.settings import Corpus
 from revela.types import Document
 
 DEFAULT_TEXT = Corpus.text_field
-WORDED = 0.1  # share of the rows of a table that have a word; with fewer it is of numbers
-MENDED = 20  # quotes of a file; each costs as much as is read up to the next one
+WORDED = 0.1  # minimum share of rows with a word; with fewer, a table is of numbers
+MENDED = 20  # maximum unclosed quotes to repair in a file; each reads again up to the next quote
 _WORD = re.compile(r"\b[^\W\d_]{2,}\b")
-ROWS = 16  # decoded at a time
+ROWS = 16  # rows decoded at a time
 DELIMITERS = {".csv": ",;\t|", ".tsv": "\t"}
 
 
 def read_parquet(
     path: Path, name: str, fields: Fields, report: ReadReport, row_groups: range | None = None
 ) -> Iterator[Document]:
-    """A Parquet file, or some of its row groups."""
+    """Read a Parquet file, or some of its row groups."""
 
     def columns(schema: Any) -> list[str]:
         return _text_columns(schema, fields)
@@ -57,12 +57,12 @@ def read_parquet(
 def parquet_batches(
     path: Path, columns: Callable[[Any], list[str]], size: int, row_groups: range | None = None
 ) -> Iterator[tuple[int, Any]]:
-    """Record batches of the ``columns`` of a schema, each with the number of rows before it."""
+    """(number of rows before, record batch) of a file. ``columns``: a schema -> names to read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    # A memory map of a file that shrinks would crash the process; pre-buffering holds whole row
-    # groups; pyarrow takes a name that is not UTF-8 as bytes only.
+    # No memory map: the process would crash if the file shrank. No pre-buffering: it holds whole
+    # row groups. Names that are not UTF-8 must be given to pyarrow as bytes.
     with (
         pa.OSFile(os.fsencode(path)) as source,
         pq.ParquetFile(source, pre_buffer=False, buffer_size=2**20) as file,
@@ -77,7 +77,7 @@ def parquet_batches(
 
 @contextmanager
 def refuse_damage(path: Path) -> Iterator[None]:
-    """Raise RevelaError if a Parquet file cannot be read, where no file may be skipped."""
+    """Raise RevelaError if a Parquet file cannot be read, for code that must not skip it."""
     import pyarrow as pa
 
     try:
@@ -89,7 +89,9 @@ def refuse_damage(path: Path) -> Iterator[None]:
 
 
 def read_arrow(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """An Arrow stream or file, such as the datasets library's cache or ``save_to_disk`` writes."""
+    """Read an Arrow stream or file, such as the datasets library writes in its cache or by
+    ``save_to_disk``.
+    """
     import pyarrow as pa
 
     with pa.OSFile(os.fsencode(path)) as source:
@@ -124,7 +126,7 @@ def documents_of(
 
 
 def _text_columns(schema: Any, fields: Fields) -> list[str]:
-    """The columns to read; UnsupportedFile if that of the text is missing, or not text."""
+    """The columns to read; UnsupportedFile if the text column is missing or is not text."""
     import pyarrow as pa
 
     columns = columns_of(schema.names, fields)
@@ -139,10 +141,10 @@ def _text_columns(schema: Any, fields: Fields) -> list[str]:
 
 
 def read_csv(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """Rows below a header of column names; without a column for the text, one document with a line
-    for each row, as an Excel sheet is.
+    """Read rows below a header of column names. A file without a text column is one document with a
+    line per row, like an Excel sheet.
 
-    The delimiter is a tab in .tsv; in .csv, the one that "sep=" names, or the most frequent of
+    The delimiter is a tab in .tsv. In .csv it is the one after "sep=", or the most frequent one of
     ``DELIMITERS`` in the header.
     """
     csv.field_size_limit(common.MAX_BYTES)
@@ -157,7 +159,7 @@ def read_csv(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
             names = folded  # Id and Text
         if fields.text not in names:
             if fields.text != DEFAULT_TEXT:
-                columns_of(names, fields)  # says which there are
+                columns_of(names, fields)  # raises an error with the names
             yield from _table(names, (row for _, row in rows), name, fields)
             return
         for where, row in rows:
@@ -165,7 +167,7 @@ def read_csv(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
                 reason = f"row of {len(row)} fields under a header of {len(names)}"
                 report.skip(reason, where, bad=True)
                 continue
-            # Of two columns of one name, the first.
+            # Of two columns with the same name, the first counts.
             values = _typed(dict(zip(reversed(names), reversed(row), strict=True)), fields)
             if document := document_of(values, where, fields, report):
                 yield document
@@ -174,7 +176,7 @@ def read_csv(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
 def _table(
     names: list[str], rows: Iterable[list[str]], name: str, fields: Fields
 ) -> Iterator[Document]:
-    """A file without a column for the text as one document, unless it is of numbers."""
+    """A file without a text column as one document; UnsupportedFile if it has only numbers."""
     table, size = list[list[str]](), 0
     for row in rows:
         table.append([" ".join(cell.split()) for cell in row])
@@ -192,9 +194,9 @@ def _table(
 def _rows_of(
     lines: Iterator[str], delimiters: str, name: str, report: ReadReport
 ) -> Iterator[tuple[str, list[str]]]:
-    """The place of each row that is not empty, and its cells.
+    """(place, cells) of each row that is not empty.
 
-    Where a quote is open at the end, its line is read as it is, and what follows by itself.
+    If a quote is never closed, its line is read as it is, and the lines after it as usual.
     """
     header = next((line for line in lines if line.strip()), "")
     delimiter = max(delimiters, key=header.count)
@@ -211,7 +213,7 @@ def _rows_of(
         for row in csv.reader(noted(lines), delimiter=delimiter):
             place, number = f"{name}:{number}", number + len(taken)
             if len(taken) > 1 and mended < MENDED and sum(t.count('"') for t in taken) % 2:
-                report.note("a quote that nobody closed", place)
+                report.note("a quote that is not closed", place)
                 row = next(csv.reader(taken[:1], delimiter=delimiter, quoting=csv.QUOTE_NONE))
                 lines, number, mended = chain(taken[1:], lines), number - len(taken) + 1, mended + 1
                 taken = []
@@ -225,7 +227,7 @@ def _rows_of(
 
 
 def _open_csv(path: Path, name: str, report: ReadReport) -> TextIO:
-    """The text of a file; of a large one, in UTF-8."""
+    """Open a file as text. A large one must be UTF-8."""
     try:
         if path.stat().st_size <= common.MAX_BYTES:
             return io.StringIO(read_decoded(path, name, report), newline="")

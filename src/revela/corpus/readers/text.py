@@ -1,4 +1,4 @@
-"""Text of any ending, source code and XML: one document per file; and the title of a document."""
+"""Read text of any ending, source code and XML: one document per file; and clean titles."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from revela.corpus.readers.common import ReadReport, UnsupportedFile, read_decod
 from revela.corpus.readers.rows import Fields
 from revela.types import Document
 
-MINIFIED = 1000  # characters a line, in source code: by programs, for programs
-TITLE = 200  # characters
-# Pictures within a text.
+MINIFIED = 1000  # mean characters per line of source code; with more it is made by programs
+TITLE = 200  # maximum characters
+# Embedded pictures.
 _DATA = re.compile(r"(data:[\w.+-]+/[\w.+-]+;base64,)[A-Za-z0-9+/=\s]{40,}")
 _FRONT_MATTER = re.compile(r"\s*---[ \t]*\n(.*?\n)(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.S)
 _FRONT_TITLE = re.compile(r"""^title:[ \t]*(?P<quote>["']?)(.+?)(?P=quote)[ \t]*$""", re.M)
-# Of a front matter, what tells of the text.
+# Fields of a front matter that describe the text.
 _FRONT_KEPT = re.compile(
     r"^(?:description|summary|abstract|subtitle|tags|keywords|categories|aliases|authors?|date):"
     r".*\n(?:[ \t-].*\n)*",
@@ -31,7 +31,7 @@ _LINE_OF_MARKS = r"([=\-~*#^])\{}{{2,}}[ \t]*"
 _UNDERLINED = re.compile(
     rf"\s*(?:{_LINE_OF_MARKS.format(1)}\n)?[ \t]*(\S[^\n]*)\n{_LINE_OF_MARKS.format(3)}(?:\n|\Z)"
 )
-# Titles that programs give.
+# Titles made up by programs.
 _NO_TITLE = re.compile(
     r"(?:microsoft (?:word|powerpoint|excel) - .*"
     r"|.*\.(?:docx?|pptx?|xlsx?|pdf|dvi|tex|indd|qxd|rtf|odt|txt)"
@@ -42,7 +42,7 @@ _NO_TITLE = re.compile(
 
 
 def read_text(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """A file of text or source code as one document."""
+    """Read a file of text or source code as one document."""
     text = read_decoded(path, name, report)
     if suffix(path) in CODE or text.startswith("#!"):
         if len(text) > MINIFIED * (1 + text.count("\n")):
@@ -69,7 +69,7 @@ def read_text(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
 
 
 def plain_title(title: str) -> str:
-    """A title as one line; "" if a program has made it up.
+    """A title as one line; "" if a program made it up.
 
     >>> plain_title(" Bees and\\n bats "), plain_title("Microsoft Word - Document1.docx")
     ('Bees and bats', '')

@@ -1,5 +1,5 @@
-"""Probes of an encoder-decoder, as in "Dwell in the Beginning" (Coelho et al., ACL 2024): accuracy
-of hidden spans by their place (figure 4), and the decoder's vector of a text.
+"""Probe an encoder-decoder as in "Dwell in the Beginning" (Coelho et al., ACL 2024): accuracy of
+hidden spans by place (figure 4), and the decoder's vector of a text.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from revela.lm.encoder_decoder import EncoderDecoder
 
 BATCH = 8  # texts
-SPAN = 3  # tokens of a hidden span
+SPAN = 3  # tokens per hidden span
 
 
 def spans_by_place(texts: Sequence[str], lm: EncoderDecoder, seed: int = 0) -> dict[str, Profile]:
-    """Accuracy of spans of three tokens decoded greedily; one is hidden at a random place of each
-    of ten equal stretches in turn.
+    """Accuracy of greedy decoding of a hidden span of three tokens. In each of ten equal parts of a
+    text, one after another, a random span is hidden.
     """
     import torch
 
@@ -57,7 +57,7 @@ def spans_by_place(texts: Sequence[str], lm: EncoderDecoder, seed: int = 0) -> d
 
 
 class DecoderPooling:
-    """An ``Encoder`` by the decoder's first state."""
+    """An ``Encoder`` whose vectors are the decoder's first state."""
 
     def __init__(self, lm: EncoderDecoder, max_tokens: int) -> None:
         self.lm, self.max_tokens = lm, max_tokens

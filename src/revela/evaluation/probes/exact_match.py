@@ -1,9 +1,9 @@
-"""Exact match: does a retriever read the beginning of a text more than its end, without labels
-(Coelho et al., "Dwell in the Beginning", ACL 2024)?
+"""Exact match: test without labels if a retriever reads the beginning of a text more than its end
+(Coelho et al., "Dwell in the Beginning", ACL 2024).
 
-Each of ten equal parts of a document is a query, compared with the document. The beginning tends to
-state the topic, so each document is also encoded with its parts in reverse order: the mean over
-both orders at a place holds content fixed.
+Each of ten equal parts of a document is a query, compared with the document. The beginning often
+states the topic, so each document is also encoded with its parts in reverse order: the mean over
+both orders at a place cancels the effect of content.
 
 Shapes: N documents, P places, D width.
 """
@@ -23,7 +23,7 @@ from revela.types import Encoder
 
 def exact_match(texts: Sequence[str], encoder: Encoder) -> dict[str, Profile]:
     """Cosine of each text with its ten parts: in the order of the text, and averaged over both
-    orders. The encoder gives unit vectors and truncates nothing.
+    orders. The encoder must give unit vectors and truncate nothing.
     """
     parts = [split_evenly(text, PLACES) for text in texts]
     reverse = [
@@ -46,8 +46,8 @@ def exact_match(texts: Sequence[str], encoder: Encoder) -> dict[str, Profile]:
 def both_orders(forward_NP: Scores, reverse_NP: Scores) -> Scores:
     """Mean score by place over both orders, (N, P); part p of the reversed text is at place P-1-p.
 
-    What a part scores by its content is added at two mirrored places: slope and drop are free of
-    it.
+    What a part scores for its content counts at two mirrored places, so it cancels in slope and
+    drop.
     """
     mean_NP: Scores = (forward_NP + reverse_NP[:, ::-1]) / 2
     return mean_NP

@@ -1,8 +1,8 @@
-"""How a model's vectors lie on the sphere: alignment, uniformity, anisotropy, effective rank.
+"""Measure the geometry of a model's vectors: alignment, uniformity, anisotropy, effective rank.
 
 - Alignment and uniformity (Wang & Isola, ICML 2020, section 4.1; alpha 2, t 2): how near a query is
   to its passage, and how evenly passages cover the sphere; lower is better.
-- Anisotropy (Ethayarajh, EMNLP 2019): the mean cosine of two passages; 0 is none.
+- Anisotropy (Ethayarajh, EMNLP 2019): the mean cosine of two passages; 0 is isotropic.
 - Effective rank (Roy & Vetterli, EUSIPCO 2007): exp of the entropy of the singular values; at most
   the smaller of N and D.
 
@@ -23,13 +23,13 @@ from revela.evaluation.collection import Collection
 from revela.evaluation.results import Geometry
 from revela.types import Document, Encoder, Vectors
 
-MIN_WORDS, MAX_WORDS = 40, 120  # of a chunk whose halves are a pair
+MIN_WORDS, MAX_WORDS = 40, 120  # per chunk; its halves are a pair
 
 Pair = tuple[str, str]
 
 
 def pairs_of_collection(collection: Collection, count: int, seed: int) -> list[Pair]:
-    """A sample of judged queries with their best judged passages. Each passage is taken once, as
+    """A sample of judged queries, each with its best judged passage. Each passage is taken once, as
     equal passages would distort uniformity and anisotropy.
     """
     texts = dict(zip(collection.document_ids, collection.documents, strict=True))
@@ -42,7 +42,7 @@ def pairs_of_collection(collection: Collection, count: int, seed: int) -> list[P
 
 
 def pairs_of_text(documents: Sequence[Document], count: int, seed: int) -> list[Pair]:
-    """Pairs without labels: both halves of a chunk's words, a chunk per document."""
+    """Pairs without labels: the two halves of a chunk, one chunk per document."""
     rng, pairs = random.Random(seed), list[Pair]()
     for index in rng.sample(range(len(documents)), len(documents)):
         chunks = [words(piece.text) for piece in chunk(documents[index], index, MAX_WORDS)]
@@ -63,7 +63,7 @@ def _sampled(pairs: Sequence[Pair], count: int, seed: int, size: str) -> list[Pa
 
 
 def geometry(pairs: Sequence[Pair], encoder: Encoder) -> Geometry:
-    """Measure an encoder of unit vectors; queries count for alignment only."""
+    """Measure an encoder of unit vectors; queries are used for alignment only."""
     queries_ND = encoder.encode_queries([query for query, _ in pairs], progress=True)
     passages_ND = encoder.encode_passages([passage for _, passage in pairs], progress=True)
     return Geometry(
@@ -81,8 +81,8 @@ def alignment(queries_ND: Vectors, passages_ND: Vectors) -> float:
 
 
 def uniformity(vectors_ND: Vectors) -> float:
-    """Log of the mean of exp(-2 |x - y|^2) over all pairs of different rows: 0 if all rows are
-    equal, below -3.9 if they are spread evenly.
+    """Log of the mean of exp(-2 |x - y|^2) over all pairs of rows: 0 if all rows are equal, below
+    -3.9 if they are spread evenly.
     """
     from scipy.spatial.distance import pdist
 

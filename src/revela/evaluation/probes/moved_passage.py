@@ -1,13 +1,14 @@
-"""Moved passage: how does a document rank while the answer of a query is moved through it (Coelho
-et al., ACL 2024)?
+"""Moved passage: rank a document while a query's answer is moved through it (Coelho et al., ACL
+2024).
 
-Each answer is taken out of its document, the rest is cut so that both fill the model's window, and
-the answer is put back at ten places, in ninths of the tokens. In each of ten rankings, all
-documents have their answer at the same place. Scores are the reciprocal rank (among the first 100,
-as in the paper) and the cosine.
+Each answer is taken out of its document, the rest is cut so that both together fill the model's
+window, and the answer is put back at ten places, in ninths of the tokens. In each of ten rankings,
+all documents have their answer at the same place. Scores are the reciprocal rank (among the first
+100, as in the paper) and the cosine.
 
-Documents are articles: neighbouring passages of one title in a BEIR-layout folder, joined. Answers
-are the judged passages; all are taken out of an article, so that it has only the moved one.
+Documents are articles: neighbouring passages with the same title in a folder in BEIR layout,
+joined. Answers are the judged passages. All of them are taken out of an article, so that it has
+only the moved one.
 
 Shapes: A moved answers, O other documents, Q queries, P places, D width.
 """
@@ -35,13 +36,13 @@ from revela.types import Encoder, Vectors
 if TYPE_CHECKING:
     from revela.retriever.tokens import TokenWindow
 
-DEPTH = 100  # of the reciprocal rank
+DEPTH = 100  # the reciprocal rank is 0 beyond
 MOVED_TENTHS = [10 * place / (PLACES - 1) for place in range(PLACES)]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A passage that a document (by its index) holds word for word, and the queries it answers."""
+    """A passage of a document (an index), and the queries that it answers."""
 
     document: int
     text: str
@@ -66,8 +67,8 @@ class Moved:
 
 
 def load_answers(folder: Path) -> Answered:
-    """The articles of a folder in BEIR layout, and the judged passages of those that have several
-    passages.
+    """Read the articles of a folder in BEIR layout, and the judged passages of articles that have
+    several passages.
     """
     collection = load_collection(folder)
     queries = defaultdict[str, list[str]](list)
@@ -95,7 +96,7 @@ def load_answers(folder: Path) -> Answered:
 
 def move_all(answered: Answered, window: TokenWindow, count: int, seed: int) -> list[Moved]:
     """At most ``count`` answers, each put at ten places of its document. An answer qualifies if it
-    fills at most half of the window and the rest of its document is at least as long.
+    fills at most half of the window, and the rest of its document is at least as long as it.
 
     Raises:
         RevelaError: fewer than two answers qualify.
@@ -123,7 +124,7 @@ def move_all(answered: Answered, window: TokenWindow, count: int, seed: int) -> 
 
 
 def _rests(answered: Answered, answers: Sequence[Answer]) -> dict[int, str]:
-    """The documents of these answers without them, by index."""
+    """Index -> text of the answers' documents, without the answers."""
     rests: dict[int, str] = {}
     for answer in answers:
         text = rests.get(answer.document, answered.documents[answer.document])
@@ -139,7 +140,7 @@ def places(spans: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def inserted(rest: str, passage: str, offsets: Sequence[int]) -> list[str]:
-    """The rest with the passage at each offset, separated by spaces."""
+    """The rest with the passage inserted at each offset, between spaces."""
     return [
         " ".join(part for part in (rest[:at].strip(), passage.strip(), rest[at:].strip()) if part)
         for at in offsets
@@ -160,8 +161,8 @@ def untouched(answered: Answered, moved: Sequence[Moved], window: TokenWindow) -
 def moved_passage(
     moved: Sequence[Moved], others: Sequence[str], encoder: Encoder
 ) -> dict[str, Profile]:
-    """Reciprocal rank and cosine of each query's document by the place of its answer; the encoder
-    gives unit vectors.
+    """Profiles of the reciprocal rank and the cosine of each query's document, by the place of its
+    answer. The encoder must give unit vectors.
     """
     texts = [m.texts[place] for place in range(PLACES) for m in moved]
     passages_PAD = encoder.encode_passages(texts, progress=True).reshape(PLACES, len(moved), -1)
@@ -183,8 +184,9 @@ def moved_passage(
 def scores_by_place(
     queries_QD: Vectors, passages_PAD: Vectors, others_OD: Vectors, own_Q: NDArray[np.int64]
 ) -> tuple[Scores, NDArray[np.int64]]:
-    """Cosine (Q, P) of each query with its document, and the document's rank (Q, P), from 1, among
-    those with the same place and the others.
+    """The cosine (Q, P) of each query and its document, and the document's rank (Q, P), from 1.
+
+    It is ranked among the documents with their answers at the same place, and the others.
     """
     cosines, ranks = [], []
     others_QO = queries_QD @ others_OD.T

@@ -1,9 +1,9 @@
-"""What the probes by place share: texts that fill the model's window, so that truncation is not
-mistaken for bias, and the profile of a score at ten places of a text.
+"""Shared parts of the probes by place: texts that fill the model's window, so that truncation is
+not mistaken for bias, and the profile of a score at ten places of a text.
 
 Intervals of slope and drop are percentiles of means over resampled documents, not rows, as rows
-about one document are alike. The interval of a place is that of the scores minus their row's mean,
-as rows differ in level at all places alike.
+about one document are correlated. The interval of a place is computed from scores minus the mean of
+their row, as rows differ in level.
 
 Shapes: N rows (documents or queries), P places, O documents (owners of rows), R resamples.
 """
@@ -32,9 +32,9 @@ PLACES = 10
 SEGMENT_TENTHS = [place + 0.5 for place in range(PLACES)]  # the middle of each of ten parts
 RESAMPLES, SEED = 2000, 0
 TAILS = (2.5, 97.5)  # percentiles
-SPARE = 8  # tokens left free, as reordered parts may take a few more
+SPARE = 8  # tokens of the window left free, as reordered parts may have a few more
 MIN_WORDS = 2  # per part
-MIN_DOCUMENTS = 30  # for a mean by place and its interval
+MIN_DOCUMENTS = 30  # for means by place and their intervals
 BATCH = 64  # documents per call of the tokenizer
 
 Scores = NDArray[np.float64]
@@ -43,8 +43,8 @@ Scores = NDArray[np.float64]
 def long_texts(
     documents: Sequence[Document], window: TokenWindow, count: int, seed: int
 ) -> list[str]:
-    """A sample of ``count`` documents, without titles, that fill the window, cut to it between
-    words. All of them if there are fewer, but at least ``MIN_DOCUMENTS``.
+    """A sample of ``count`` documents that fill the window, without titles, cut to it between
+    words. If fewer do, all of them; RevelaError if fewer than ``MIN_DOCUMENTS``.
     """
     tokens = window.size - SPARE
     if tokens < PLACES * MIN_WORDS:
@@ -78,7 +78,7 @@ def long_texts(
 
 
 def between_words(text: str, end: int) -> str:
-    """The text up to ``end``, without a word that ``end`` would cut, unless it is the only one."""
+    """The text up to ``end``, without a word that ``end`` would cut, unless there is no other."""
     if end < len(text) and not text[end].isspace():
         last = words(text[: end + 1])[-1]
         return text[: end + 1 - len(last)] or text[:end]
@@ -88,8 +88,8 @@ def between_words(text: str, end: int) -> str:
 def profile(
     scores_NP: Scores, tenths: Sequence[float], owners: Sequence[int] | None = None
 ) -> Profile:
-    """Summarise scores at the places ``tenths``; ``owners`` (N,) are the documents that the rows
-    are about, by default one each.
+    """Summarise scores at the places ``tenths``; ``owners``, (N,), is the document of each row, by
+    default one per row.
     """
     drop_N, mean = scores_NP[:, 0] - scores_NP[:, -1], float(scores_NP.mean())
     within_NP = scores_NP - scores_NP.mean(axis=1, keepdims=True)
@@ -103,14 +103,14 @@ def profile(
 
 
 def slope_weights(tenths: Sequence[float]) -> Scores:
-    """(P,) weights whose inner product with scores at these places is their least-squares slope."""
+    """(P,) weights; their inner product with scores at these places is the least-squares slope."""
     centred_P = np.asarray(tenths, dtype=np.float64) - np.mean(tenths)
     weights_P: Scores = centred_P / (centred_P**2).sum()
     return weights_P
 
 
 def intervals(columns_NX: Scores, owners: Sequence[int] | None) -> list[Interval]:
-    """The mean of each column with its percentile bootstrap interval over documents."""
+    """The mean of each column, with its percentile bootstrap interval over documents."""
     _, owner_N = np.unique(
         np.arange(len(columns_NX)) if owners is None else owners, return_inverse=True
     )

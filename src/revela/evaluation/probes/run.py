@@ -1,4 +1,4 @@
-"""All probes of one model. All texts are read and cut before any is encoded, so that bad input
+"""Run all probes of one model. All texts are read and cut before any is encoded, so that bad input
 fails early.
 """
 
@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ProbeOptions:
-    """How a model is probed.
+    """Options of a probe.
 
     Args:
-        max_tokens: longest text, prompt included; at most the model's own limit.
-        count: maximum number of documents, answers and pairs.
+        max_tokens: maximum tokens per text, prompt included; at most the model's own limit.
+        count: maximum number of documents, of answers and of pairs.
         move: folder in BEIR layout with answers to move.
         pairs: folder in BEIR layout for the geometry; None: halves of chunks.
     """
@@ -51,8 +51,8 @@ class ProbeOptions:
 def probe_retriever(
     folder: Path, name: str, documents: Sequence[Document], options: ProbeOptions
 ) -> ProbeResult:
-    """Exact match, moved passages (with ``options.move``) and geometry of a retriever, and the
-    probes of a decoder that is saved with it.
+    """Probe a retriever: exact match, moved passages (with ``options.move``), geometry, and the
+    decoder if one is saved with it.
     """
     silence_libraries()
     count, seed = options.count, options.seed
@@ -89,7 +89,7 @@ def probe_retriever(
 def probe_encoder_decoder(
     folder: Path, name: str, documents: Sequence[Document], options: ProbeOptions
 ) -> ProbeResult:
-    """Spans by place, and exact match of the decoder's vectors."""
+    """Probe an encoder-decoder: spans by place, and exact match of the decoder's vectors."""
     silence_libraries()
     device = compute_device()
     lm = load_encoder_decoder(folder, uses_bf16(options.precision, device)).to(device)
