@@ -58,18 +58,22 @@ def check_weight(weight: float | None) -> None:
 
 
 class FusionRule(NamedTuple):
-    """What a fusion by score knows of a corpus: ``odds`` is max(1, W / V)^2, ``chance`` the mean
-    cosine of a query and any passage, ``tokens`` that of token vectors (tokens.py).
+    """The numbers of a corpus that fusion by score needs.
+
+    Attributes:
+        squared_ratio: max(1, W / V)^2.
+        chance: mean cosine of a query and any passage.
+        tokens: the same mean for token vectors (tokens.py).
     """
 
-    odds: float = 1.0
+    squared_ratio: float = 1.0
     chance: float = 0.0
     tokens: float = 0.0
 
     @property
     def weight(self) -> float:
         """Of the vectors, 1 / (1 + w)."""
-        return 1 / (1 + WORDS * self.odds)
+        return 1 / (1 + WORDS * self.squared_ratio)
 
     def similarity(self, cosine: float) -> float:
         """c(q, d), 0 to 1, of a cosine."""
@@ -112,7 +116,8 @@ def fuse_scores(
     query. ``weight`` is that of the vectors, 0 to 1, in place of the rule's.
 
     Example:
-        >>> fused = fuse_scores({"a": 0.8, "b": 0.6, "c": 0.1}, {"b": 0.5}, FusionRule(odds=4.0))
+        >>> rule = FusionRule(squared_ratio=4.0)
+        >>> fused = fuse_scores({"a": 0.8, "b": 0.6, "c": 0.1}, {"b": 0.5}, rule)
         >>> {document: round(score, 2) for document, score in fused.items()}
         {'b': 0.53, 'a': 0.2, 'c': 0.03}
     """

@@ -149,7 +149,7 @@ class Index:
                 ``encoder``, if it was loaded with others.
         """
         from revela.index.contexts import Context, slots_of
-        from revela.index.ingest import describe
+        from revela.index.ingest import new_info
 
         check_language(settings.language)
         path = resolve(str(model))
@@ -158,7 +158,7 @@ class Index:
             from revela.retriever.load import load_encoder
 
             encoder = load_encoder(path, "auto", prompts=prompts)
-        info = describe(path, encoder, settings, metadata or {}, prompts)
+        info = new_info(path, encoder, settings, metadata or {}, prompts)
         chosen = Context.of("saved" if context is None else context)
         has_none = chosen.kind == "saved" and not slots_of(encoder)
         return cls.begin(Path(folder), info, encoder, None if has_none else chosen)
@@ -173,10 +173,10 @@ class Index:
     ) -> Index:
         """``create``, with a manifest."""
         from revela.index.changes import Changes
-        from revela.index.contexts import with_slots, write_rows
+        from revela.index.contexts import contextual, save_context
 
         if context is not None:
-            info = replace(info, context=context.about(with_slots(encoder).slots))
+            info = replace(info, context=context.about(contextual(encoder).slots))
         with writing(folder):
             unfinished = unfinished_in(folder)
             if unfinished and unfinished.choices() != info.choices():
@@ -186,7 +186,7 @@ class Index:
                 )
             if not unfinished:
                 if context is not None:
-                    digest = write_rows(folder, context.rows(encoder))
+                    digest = save_context(folder, context.rows(encoder))
                     info = replace(info, context={"digest": digest, **(info.context or {})})
                 State.create(folder, info).close()
             Changes(folder, lambda: encoder).state.close()  # makes the table
@@ -266,9 +266,9 @@ class Index:
         """What its retriever reads before every text, (J, D); None if it reads nothing."""
         if not self.info.context:
             return None
-        from revela.index.contexts import read_rows
+        from revela.index.contexts import load_context
 
-        return read_rows(self.folder, self.info.context["digest"])
+        return load_context(self.folder, self.info.context["digest"])
 
     @property
     def calibration(self) -> Calibration:

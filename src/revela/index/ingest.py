@@ -75,14 +75,14 @@ class Added:
         return Added(*(sum(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
 
 
-def describe(
+def new_info(
     model: Path,
     encoder: TokenEncoder,
     settings: Indexing,
     metadata: Mapping[str, str],
     prompts: Given = OWN,
 ) -> Info:
-    """The manifest of a new index; ``prompts`` are those that the encoder was loaded with."""
+    """The manifest of a new index; ``prompts`` as given when the encoder was loaded."""
     check_columns(metadata)
     width = encoder.encode_passages(["."]).shape[1]
     width = min(width, settings.dimensions or width)
