@@ -221,12 +221,9 @@ AttentionInterface.register(PACKED, _attention)
 def packed(model: Any) -> Iterator[None]:
     """Run a transformers model without padding inside; inputs and outputs stay (B, L, ...).
 
-    A model whose output would differ (attention windows, positions counted in another way) is not
-    changed. This is tested once per model, on two short texts.
+    A model whose output would differ is not changed (``can_pack``).
     """
-    if model.__dict__.get("_packs") is None:
-        model.__dict__["_packs"] = _packs(model)
-    if not model.__dict__["_packs"] or "forward" in model.__dict__:
+    if not can_pack(model) or "forward" in model.__dict__:
         yield
         return
     with _running_packed(model):
@@ -264,6 +261,15 @@ def _running_packed(model: Any) -> Iterator[None]:
     finally:
         del model.forward
         model.set_attn_implementation(original)
+
+
+def can_pack(model: Any) -> bool:
+    """Whether a model gives the same packed; not with windows shorter than the text, or positions
+    counted in another way. It is tried once per model, on two short texts.
+    """
+    if model.__dict__.get("_packs") is None:
+        model.__dict__["_packs"] = _packs(model)
+    return bool(model.__dict__["_packs"])
 
 
 @torch.no_grad()

@@ -128,7 +128,7 @@ def test_a_sample_is_even():
 
 def test_best_bm25_score_is_what_a_text_of_nothing_else_comes_near_to():
     texts = ["heat flow", "flow of a gas", "a wing"]
-    index = BM25([*texts, "heat gas " * 10_000])
+    index = BM25([*texts, "heat gas " * 10_000], "en")
     best = index.max_scores(["heat gas", "heat heat", "unseen", "the", ""])
     reached = index.top_k(["heat gas"], 1)[1][0, 0]
     # Of four texts two hold each word; idf = log(1 + 2.5 / 2.5), k1 + 1 = 2.2; a word that none

@@ -187,6 +187,20 @@ def test_frozen_weights_are_half_as_large_while_it_is_open(tiny_lm_folder):
         assert linear.weight.dtype == torch.float32
 
 
+def test_frozen_weights_are_read_without_padding(tiny_lm_folder):
+    """Though it is first read when they are bf16 already."""
+    model, seen = build(tiny_lm_folder), []
+    add_lora(model, 4, 8, 0.0)
+    retriever = RetrieverModule(model, bf16=True)
+    up = model[0].model.layers[0].mlp.up_proj
+    with frozen_in_bf16(model, True):
+        up.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[:-1].numel()))
+        features = retriever.tokenize(TEXTS, "document")
+        retriever(features)
+    tokens = int(features["attention_mask"].sum())
+    assert seen == [tokens] and tokens < features["input_ids"].numel()
+
+
 def test_a_model_stored_in_bf16_is_trained_in_fp32(tiny_lm_folder, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

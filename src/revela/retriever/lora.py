@@ -12,6 +12,7 @@ from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
 from revela.errors import RevelaError
+from revela.packing import can_pack
 from revela.retriever.static_trainable import TrainableTable
 
 
@@ -72,6 +73,8 @@ def frozen_in_bf16(model: SentenceTransformer, bf16: bool) -> Iterator[None]:
 
     Autocast would cast them in every forward pass. The fp32 weights wait on the CPU.
     """
+    if bf16:
+        can_pack(model[0].model)  # which is tried in fp32
     linear = [m for m in model[0].modules() if isinstance(m, nn.Linear)] if bf16 else []
     frozen = [p for m in linear for p in m.parameters(recurse=False) if not p.requires_grad]
     kept = [p.data.cpu() for p in frozen]

@@ -189,7 +189,12 @@ def train(
         read, ahead = partial(read_rows, data, collate), reads_ahead(recipe, data)
         reader = BatchReader(recipe, groups, read, budget, ahead=ahead, step=step)
         interrupted, logged, sums = False, step, torch.zeros(2, device=device)
-        with frozen_in_bf16(model, bf16), progress.bar(step), reader, Stop() as stop:
+        with (
+            frozen_in_bf16(model, encoder.retriever.bf16),
+            progress.bar(step),
+            reader,
+            Stop() as stop,
+        ):
             watch = Stopwatch(device)
             while (done := budget.done(step)) < 1.0 and not interrupted:
                 batches, tokens = reader.next_step()
