@@ -61,7 +61,7 @@ class Context:
         return replace(self, texts=tuple(draw())) if is_needed else self
 
     def rows(self, encoder: Encoder) -> Vectors:
-        """What an encoder with slots makes of the texts, which must be drawn: (J, D)."""
+        """The context vectors of a contextual encoder, (J, D). The texts must be drawn."""
         reader = contextual(encoder)
         if self.kind == "saved":
             return reader.saved_context().numpy()
@@ -70,7 +70,9 @@ class Context:
         return reader.context_of(self.texts or ()).detach().float().cpu().numpy()
 
     def into(self, encoder: Encoder, documents: Sequence[str]) -> Encoder:
-        """The encoder with this context, of these documents; itself if it has no slots."""
+        """The encoder with this context, drawn from the documents if necessary; the encoder itself
+        if it has no slots.
+        """
         if not slots_of(encoder) or self.kind == "saved":
             return encoder
         reader = contextual(encoder)
@@ -78,7 +80,7 @@ class Context:
         return reader.with_context_of(context.texts or ())
 
     def describe(self) -> str:
-        """What fills the slots, for people."""
+        """The source of the documents in the slots, for messages."""
         return {
             "corpus": f"documents of the corpus, drawn with seed {self.seed}",
             "saved": "those that it was saved with",
