@@ -95,19 +95,17 @@ def test_a_blind_embedder_leaves_it_to_the_words():
     seeing = calibrate(texts, Letters().encode_passages(texts), Letters(), "none")
     blind = calibrate(texts, Blind().encode_passages(texts), Blind(), "none")
     assert blind.words == seeing.words and blind.vectors < seeing.vectors
-    assert (
-        blind.rule.odds == ((blind.words + PRIOR) / (blind.vectors + PRIOR)) ** 2 > seeing.rule.odds
-    )
+    ratio = (blind.words + PRIOR) / (blind.vectors + PRIOR)
+    assert blind.rule.squared_ratio == ratio**2 > seeing.rule.squared_ratio
     cosines, shares = {"far": 0.9, "word": 0.1}, {"word": 0.4}
     assert next(iter(fuse_scores(cosines, shares, FusionRule(1)))) == "far"
     assert next(iter(fuse_scores(cosines, shares, FusionRule(100)))) == "word"
 
 
 def test_vectors_that_know_the_sentences_better_do_not_count_more():
-    assert (
-        Calibration(200, words=40, vectors=180).rule.odds == 1 == Calibration(200, 40, 40).rule.odds
-    )
-    assert Calibration(200, words=40, vectors=39).rule.odds > 1
+    assert Calibration(200, words=40, vectors=180).rule.squared_ratio == 1
+    assert Calibration(200, words=40, vectors=40).rule.squared_ratio == 1
+    assert Calibration(200, words=40, vectors=39).rule.squared_ratio > 1
 
 
 def test_a_retriever_that_was_trained_on_the_text_counts_as_before_training():
@@ -118,7 +116,8 @@ def test_a_retriever_that_was_trained_on_the_text_counts_as_before_training():
 
     found = calibrate(texts, Trained().encode_passages(texts), Trained(), "none")
     before = calibrate(texts, Letters().encode_passages(texts), Letters(), "none")
-    assert before.rule.odds < 9 == found.rule.odds and found.vectors == before.vectors
+    assert before.rule.squared_ratio < 9 == found.rule.squared_ratio
+    assert found.vectors == before.vectors
 
 
 @pytest.mark.parametrize("texts", [[], ["one two"], ["one"] * 30, ["one two three four"] * 30])
@@ -126,7 +125,7 @@ def test_too_few_sentences_measure_nothing(texts):
     found = calibrate(
         texts, Letters().encode_passages(texts or ["a"])[: len(texts)], Letters(), "en"
     )
-    assert found.queries == found.words == 0 and found.rule.odds == 1
+    assert found.queries == found.words == 0 and found.rule.squared_ratio == 1
     assert "too few sentences" in found.describe()
 
 
@@ -494,7 +493,8 @@ def test_an_embedder_that_knows_nothing_is_not_trusted_with_records():
     blind = calibrate(records, Blind().encode_passages(records), Blind(), "none")
     seeing = calibrate(records, Letters().encode_passages(records), Letters(), "none")
     assert blind.queries >= FEW and blind.words > 0.9 * blind.queries
-    assert blind.rule.odds > 2 * seeing.rule.odds and seeing.vectors > blind.vectors + 20
+    assert blind.rule.squared_ratio > 2 * seeing.rule.squared_ratio
+    assert seeing.vectors > blind.vectors + 20
     scored = SentenceTest(records, "none")(Blind(), Blind().encode_passages(records), scored=True)
     assert scored.scores == {}, "halves of records say nothing of the scores of questions"
 

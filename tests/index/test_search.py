@@ -56,7 +56,7 @@ def test_fusion_of_scores_by_hand():
     cosines, shares = {"a": 0.8, "b": 0.6, "c": 0.1}, {"b": 0.5, "c": 0.2}
     similarities = {"a": 0.75, "b": 0.5, "c": 0}
     w = 0.75 * 4
-    rule = FusionRule(odds=4, chance=0.2)
+    rule = FusionRule(squared_ratio=4, chance=0.2)
     fused = fuse_scores(cosines, shares, rule)
     assert list(fused) == ["b", "a", "c"]
     assert fused == {
@@ -104,12 +104,11 @@ def test_words_count_where_all_that_hold_them_tie(holders):
     """A directory: thirty people of one department, found by its name."""
     cosines = {i: 0.4 + 0.3 * i / 300 for i in range(300)}  # the others are nearer
     words = dict.fromkeys(range(holders), 0.45) | {299 - i: 0.02 for i in range(90)}
-    fused = list(fuse_scores(cosines, words, FusionRule(odds=4.0)))
+    fused = list(fuse_scores(cosines, words, FusionRule(squared_ratio=4.0)))
     assert set(fused[:holders]) == set(range(holders))
     twice = dict.fromkeys(range(min(5, holders)), 0.45) | {299: 0.03, 298: 0.02}
-    assert next(iter(fuse_scores(cosines, twice, FusionRule(odds=2.0)))) == min(5, holders) - 1, (
-        "and the nearest is first"
-    )
+    first = next(iter(fuse_scores(cosines, twice, FusionRule(squared_ratio=2.0))))
+    assert first == min(5, holders) - 1, "and the nearest is first"
 
 
 @pytest.mark.parametrize("weight", [-0.1, 1.01, float("nan")])

@@ -21,7 +21,7 @@ from revela.retriever.context import (
     SavedContext,
     add_context,
     load_context_encoder,
-    write_rows,
+    write_context,
 )
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.load import load_encoder
@@ -189,7 +189,7 @@ def test_anchors(plain):
         ids = plain.tokenizer(TEXTS[0], add_special_tokens=False)["input_ids"][:SLOTS]
         torch.testing.assert_close(first.anchors_JD.detach(), table[ids])
         torch.testing.assert_close(learned.anchors_JD.detach(), table[ids])
-    write_rows(model, first.of_texts([]))
+    write_context(model, first.of_texts([]))
 
 
 def test_who_is_refused(plain, tiny_lm_folder):

@@ -65,7 +65,7 @@ def encode(
     from revela.encoder.saved_config import check_dimensions
     from revela.index import export as vectors
     from revela.index.contexts import chosen_for, conditioned
-    from revela.index.ingest import check_repeated, describe
+    from revela.index.ingest import check_repeated, new_info
     from revela.model_files import resolve
     from revela.retriever.load import load_encoder
 
@@ -74,7 +74,7 @@ def encode(
     check_dimensions(folder, dimensions)
     encoder = load_encoder(folder, precision, prompts=prompts.given)
     settings = Indexing(chunk_words=chunk_words, dimensions=dimensions)
-    info = describe(folder, encoder, settings, {}, prompts.given)
+    info = new_info(folder, encoder, settings, {}, prompts.given)
 
     def context_of(documents: Sequence[Document]) -> Vectors | None:
         known = chosen_for(encoder, context, documents, chunk_words)

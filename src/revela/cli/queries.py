@@ -86,12 +86,12 @@ def queries(
         pairs = [(row.query, row.text) for row in data.rows if row.query]
         print(f"queries are kept in {data.queries_file}")
     else:
-        from revela.evaluation.make_test_set import RoundTrip, describe, make_test_set
+        from revela.evaluation.make_test_set import RoundTrip, make_test_set, summary
 
         about = ", ".join(map(str, corpus)), command_line()
         made = make_test_set(data, out, form, RoundTrip(embedder, top), *about)
         pairs = [(q.text, made.passages[q.relevant[0]].text) for q in made.questions]
-        print(f"{describe(made)}; saved to {out}")
+        print(f"{summary(made)}; saved to {out}")
     _show(pairs, show)
 
 

@@ -233,7 +233,7 @@ def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{number:,} {what}" for what, number in counts.items() if number) or "none"
 
 
-def describe(made: QuerySet) -> str:
+def summary(made: QuerySet) -> str:
     """The number of queries kept, and the reasons why others were dropped."""
     found = Counter(" and ".join(question.found_by) for question in made.questions)
     by = _counts({f"found by {names}": number for names, number in found.most_common()})
@@ -292,7 +292,7 @@ def _card(
         corpus=without_folders(corpus),
         documents=len(made.documents),
         author=author,
-        kept=describe(made),
+        kept=summary(made),
         command=shlex.join(map(without_folders, shlex.split(command))),
         settings="\n".join(f"{key} = {value!r}" for key, value in settings.items()),
         prompt=PROMPT.format(before=EXAMPLES.before, after=EXAMPLES.after) if by_lm else "",

@@ -1,5 +1,7 @@
-"""BM25 by bm25s, with Lucene's defaults, k1 1.2 and b 0.75, over the terms of language.py: .695 on
-SciFact, where .679 to .687 are published. research/notebook.md has other settings and languages.
+"""BM25 by bm25s, with Lucene's defaults (k1 1.2, b 0.75), over the terms of language.py.
+
+nDCG@10 on SciFact is .695; .679 to .687 are published. research/notebook.md has other settings and
+languages.
 """
 
 from __future__ import annotations
@@ -70,6 +72,6 @@ class BM25:
         return idf(self.frequencies(terms), self.size)
 
     def frequencies(self, terms: Sequence[str]) -> NDArray[np.int64]:
-        """(T,): how many passages hold each of these terms."""
+        """The number of passages with each of these terms, (T,)."""
         known, counts = self._vocabulary, self._frequencies
         return np.array([counts[known[term]] if term in known else 0 for term in terms], np.int64)

@@ -1,9 +1,9 @@
-"""``revela index --engine ray``: the same index as ``Index.add`` makes, by many processes.
+"""``revela index --engine ray``: make the same index as ``Index.add``, in many processes.
 
 A survey refuses a bad corpus before anything is encoded. Then tasks read and cut documents, actors
 encode them, tasks write fragments of the table, and this process commits a wave of fragments at a
-time. All chunks of a document are in one fragment, so the digests in the table say what a killed
-run has left to do. Every process sees corpus, retriever and index under the same paths.
+time. All chunks of a document are in one fragment, so after a kill the digests in the table show
+what is left to do. Every process must see corpus, retriever and index under the same paths.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class SurveyedCorpus(Sequence[Document]):
             self._check_repeated(frozenset(repeated))
 
     def _check_repeated(self, hashes: frozenset[int]) -> None:
-        """Name the first id that stands twice; two ids may have one hash."""
+        """Raise RevelaError for the first repeated id; different ids may have the same hash."""
         find = functools.partial(_ids_of, reading=self.reading, hashes=hashes)
         seen = set[str]()
         for name in itertools.chain.from_iterable(on_ray.in_tasks(find, self.parts)):
@@ -118,7 +118,7 @@ class SurveyedCorpus(Sequence[Document]):
         return next(itertools.islice(found, place - before, None))
 
     def first_texts(self) -> list[str]:
-        """Of the first documents of some parts, as to reach a later one costs reading up to it."""
+        """Texts of the first documents of some parts; reaching later ones would cost reading."""
         parts = [self.parts[i] for i in evenly_spaced(len(self.parts), SAMPLE // FIRST)]
         documents = (self.reading.documents(part, ReadReport()) for part in parts)
         count = max(FIRST, SAMPLE // max(1, len(parts)))
@@ -126,7 +126,7 @@ class SurveyedCorpus(Sequence[Document]):
 
     @property
     def batch_characters(self) -> int:
-        """How much text an actor encodes at once."""
+        """Characters that an actor encodes at once."""
         sizes = {piece.file.path: piece.state[0] for part in self.parts for piece in part}
         return min(BATCH, max(LEAST_BATCH, sum(sizes.values()) // BATCHES))
 
@@ -148,14 +148,14 @@ def _survey(part: Part, reading: DocumentReader) -> Survey:
 
 
 def _ids_of(part: Part, reading: DocumentReader, hashes: frozenset[int]) -> list[str]:
-    """The ids of a part that have one of these hashes."""
+    """The ids in a part with one of these hashes."""
     found = reading.documents(part, ReadReport())
     return [document.id for document in found if hash64(document.id) in hashes]
 
 
 @dataclass(frozen=True)
 class Job:
-    """What every process knows of an index that is made."""
+    """What every process needs to know of the index to make."""
 
     folder: Path
     info: Info
@@ -185,7 +185,7 @@ class Job:
             }
 
     def load(self) -> Callable[[on_ray.Row], on_ray.Row]:
-        """What an actor does to a batch: encode it as this index does."""
+        """The function that an actor runs on each batch: encode it for this index."""
         return functools.partial(self._encode, self.encoder())
 
     def encoder(self) -> TokenEncoder:
@@ -244,8 +244,9 @@ def add(
     precision: Precision = "auto",
     progress: bool = False,
 ) -> Added:
-    """``Index.add`` of a corpus in files, by a cluster that ``on_ray`` is connected to; ``wave``
-    is chunks per commit.
+    """``Index.add`` for a corpus in files, on a cluster that ``on_ray`` is connected to.
+
+    ``wave`` is the number of chunks per commit.
     """
     total = Added()
     with index.changes() as changes:
@@ -280,12 +281,12 @@ def add(
 
 
 def _waves(rows: Iterator[on_ray.Row], size: int) -> Iterator[list[on_ray.Row]]:
-    """What is committed together: about so many chunks."""
+    """Group rows into waves of about ``size`` chunks, each for one commit."""
     yield from batches(rows, lambda row: row["added"].chunks, size)
 
 
 def _commit(changes: Changes, rows: Sequence[on_ray.Row]) -> None:
-    """Commit what was written."""
+    """Commit written fragments."""
     fragments = [fragment for row in rows for fragment in row["fragments"]]
     replaced = [name for row in rows for name in row["replaced"]]
     if not fragments:
@@ -321,6 +322,6 @@ def _calibrated(job: Job) -> Calibration:
 
 
 def _pack_by_all(changes: Changes) -> None:
-    """Make the indices of a new table by all machines, and remove files of killed runs."""
+    """Make the indices of a new table on all machines, and remove files of killed runs."""
     on_ray.clean(table_uri(changes.folder))
     on_ray.make_indices(table_uri(changes.folder), changes.table.missing_indices())

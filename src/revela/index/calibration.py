@@ -1,11 +1,11 @@
-"""How well words and vectors know a corpus, measured without labels.
+"""Measure how well words and vectors find the documents of a corpus, without labels.
 
 A few words of a sentence should find the document that the sentence was removed from, once by BM25
 and once by vectors. An embedder that was not trained for a language or a subject fails where words
-succeed, and the fusion (fusion.py) follows the side that succeeds. What the same queries find where
-nothing answers them gives the confidence in other hits (``confidence_from``).
+succeed, and the fusion (fusion.py) follows the side that succeeds. The hits of the same queries
+among passages that do not answer them give the confidence in other hits (``confidence_from``).
 
-Shapes: Q queries, N passages, K candidates of a query, D numbers of a vector.
+Shapes: Q queries, N passages, K candidates of a query, D width of a vector.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ _CODE = re.compile(r"[{}<>=_*|\\]|\(\)|[;)]$")  # in a piece of a text without s
 
 
 class Example(NamedTuple):
-    """A query, the place of the passage that answers it, and what is left of that passage.
-    ``is_docstring``: its author wrote the query about the rest, as one who asks would.
+    """A query, the index of the passage that answers it, and the rest of that passage.
+
+    ``is_docstring``: the query is a docstring of the rest, so it is like a user's question.
     """
 
     place: int
@@ -70,16 +71,16 @@ class Example(NamedTuple):
 
 
 class SentenceTest:
-    """Queries taken from passages, and how many of them BM25 answers. Call it with an encoder and
-    the vectors of the passages.
+    """A test of queries taken from passages. Call it with an encoder and the passages' vectors.
 
     Args:
         passages: each begins with its title.
         language: as for ``BM25``.
-        queries: maximum number.
-        titles: of the passages, which no query is taken from; by default none.
-        documents: of the passages. A hit is right if it is of the query's document, or much like
-            its passage; a query that cannot fail is left out. By default each passage is one.
+        queries: maximum number of queries.
+        titles: the title of each passage, from which no query is taken; by default none.
+        documents: the document of each passage. A hit is right if it is of the query's document, or
+            much like its passage; a query that cannot fail is left out. By default each passage is
+            one.
     """
 
     def __init__(
@@ -134,9 +135,11 @@ class SentenceTest:
     ) -> Calibration:
         """Measure the unit vectors (N, D) of the passages; the encoder's may be wider.
 
-        ``by_tokens`` also measures token vectors. ``scored`` also gives the confidence by score, if
-        there are enough sentences (halves of passages score higher than questions do), and with
-        ``packed``, the signs of the passages' tokens, that after re-ranking by tokens.
+        Args:
+            by_tokens: also measure token vectors.
+            scored: also measure the confidence by score, if there are enough sentences (halves of
+                passages score higher than questions do).
+            packed: signs of the passages' tokens, to measure the confidence after re-ranking, too.
         """
         fitted = getattr(encoder, "words_to_vectors", 1.0)
         least = fitted if fitted > 1 else self._least
@@ -195,7 +198,7 @@ class SentenceTest:
     def _chance_of_tokens(
         self, encoder: TokenEncoder, tokens: Sequence[QueryTokens], signs: Sequence[bytes]
     ) -> float:
-        """Of a few queries and passages, whose tokens are known or read now."""
+        """``chance_of_tokens`` of a few queries and passages."""
         rows, queries = evenly_spaced(len(self._texts), FEW_TOKENS), self._queries[:FEW_TOKENS]
         if signs:
             some = [signs[row] for row in rows]
@@ -208,9 +211,8 @@ class SentenceTest:
     def _unanswered(
         self, snapshot: MemorySnapshot, queries_QD: Vectors, nearest: tuple[Any, Vectors]
     ) -> list[Scores]:
-        """What each query finds by vectors and words where nothing answers it: its passages that
-        are not right and do not hold the words of the query, as the same text in another form does,
-        and their scores, best first.
+        """The scores, best first, of each query's wrong hits by vectors and words. Passages with
+        most words of the query are left out: they may be the same text in another form.
         """
         dense, lexical = rankings_of(*nearest), rankings_of(*self._matching)
         found = []
@@ -241,12 +243,12 @@ def calibrate(table: Table, encoder: Encoder) -> Calibration:
 
 
 def confidence_from(wrong_Q2: NDArray[np.float64]) -> tuple[float, float, float]:
-    """(half, slope, cut) of ``Calibration.scores``, from the scores of first hits and of the best
-    other documents where nothing answers: the quantile of how far they stand ``apart``, one over
-    its standard deviation, and the quantile of the first.
+    """(half, slope, cut) of ``Calibration.scores``.
 
-    Hits for questions that a text does not answer rarely stand out more; hits for questions that it
-    answers mostly do (docs/results.md).
+    ``wrong_Q2`` has the scores of the first hit and of the best other document for each query that
+    nothing answers. half is a quantile of how far they are ``apart``, slope is 1 / standard
+    deviation of that, cut is the quantile of the first scores. Hits for questions without an answer
+    rarely stand out more; hits for questions with one mostly do (docs/results.md).
     """
     apart_Q = np.array([apart(*pair) for pair in wrong_Q2])
     half, cut = (float(np.quantile(of, WRONG_QUANTILE)) for of in (apart_Q, wrong_Q2[:, 0]))
@@ -259,9 +261,11 @@ def sentence_queries(
     titles: Sequence[str] = (),
     documents: Sequence[object] = (),
 ) -> Iterator[Example]:
-    """Words of a sentence, and its passage without it; of code a docstring. Sentences are natural
-    ones that one document alone has; a long text without any (Thai) gives a piece. The draw depends
-    on the texts, not on their order.
+    """Queries of some words of a sentence, with the passage without that sentence; in code of a
+    docstring.
+
+    Only natural sentences that no other document has are taken; from a long text without any (Thai)
+    a piece. The draw depends on the texts, not on their order.
     """
     documents = documents or range(len(passages))
     texts = _without_titles(passages, titles)
@@ -298,8 +302,8 @@ def sentence_queries(
 def part_queries(
     passages: Sequence[str], max_queries: int, titles: Sequence[str], used: set[int]
 ) -> Iterator[Example]:
-    """Half of a passage, which keeps it: of records and other texts of a sentence, which lose what
-    they are about with a piece. Passages that are ``used`` give none.
+    """Queries of half a passage, which is not removed: for records and other texts of one sentence.
+    Without the half, they would lose what they are about. Passages in ``used`` are left out.
     """
     texts, count = _without_titles(passages, titles), 0
     for place, rng in _draw(passages):
@@ -312,8 +316,8 @@ def part_queries(
 
 
 def is_natural(sentence: str) -> bool:
-    """Whether a piece of ``sentences`` is one that a person wrote as such: not a heading, a link, a
-    row of a table or a line of code.
+    """Whether a piece of ``sentences`` is a sentence of prose, not a heading, a link, a row of a
+    table or a line of code.
 
     >>> is_natural("Bees dance to show the way."), is_natural("## How bees dance")
     (True, False)
@@ -331,7 +335,7 @@ def _is_prose(text: str, kinds: str = "LM") -> bool:
 
 
 def _draw(passages: Sequence[str]) -> Iterator[tuple[int, random.Random]]:
-    """The places of passages in an order that depends on their texts, each with its own seed."""
+    """(index, random generator) of each passage, in an order that depends on their texts."""
     seeds = [hash64(passage) for passage in passages]
     for place in sorted(range(len(passages)), key=seeds.__getitem__):
         yield place, random.Random(seeds[place])
@@ -352,8 +356,8 @@ def _piece(text: str, rng: random.Random, most: int) -> str:
 
 
 def _same_documents(places_Q: NDArray[np.int64], documents: Sequence[object]) -> NDArray[np.bool_]:
-    """(Q, N): whether a passage is of the document of each query's. Of a document with over half of
-    all passages, such as a book alone, each passage counts as one.
+    """(Q, N): whether each passage is of the query's document. In a document with over half of all
+    passages, such as a single book, each passage counts as a document.
     """
     sizes = Counter(documents)
     units = [(d, i if 2 * sizes[d] > len(documents) else -1) for i, d in enumerate(documents)]
@@ -363,7 +367,7 @@ def _same_documents(places_Q: NDArray[np.int64], documents: Sequence[object]) ->
 
 
 def _alike(places_Q: NDArray[np.int64], sets: Sequence[frozenset[str]]) -> NDArray[np.bool_]:
-    """(Q, N): whether a passage has the terms of each query's, but for a few (``are_alike``)."""
+    """(Q, N): whether each passage has nearly the terms of the query's passage (``are_alike``)."""
     holders = defaultdict[str, list[int]](list)
     for row, found in enumerate(sets):
         for term in found:

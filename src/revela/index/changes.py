@@ -1,7 +1,7 @@
 """Change an index: add, replace and delete documents, count their terms, and finish.
 
-Each commit changes the table first, and then the state with the counts of terms (state.py). What a
-killed run has left between the two is taken back by the next.
+Each commit changes the table first, then the state with the counts of terms (state.py). If a run is
+killed between the two, the next run undoes the change of the table.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def changes_to(
 
 
 class Changes:
-    """Changes to an index, whose lock the caller holds (``changes_to``). Each is safe on the disk
+    """Changes an index, whose lock the caller must hold (``changes_to``). A change is on the disk
     when its method returns.
     """
 
@@ -142,8 +142,8 @@ class Changes:
             yield Added(new, len(batch.replaced), unchanged, chunks, cut)
 
     def _write(self, batch: Batch, before: Table) -> tuple[int, int]:
-        """Commit documents; how many chunks they have, and how many of those were cut. What a
-        replaced one had already, as a file that grows, is not encoded again.
+        """Commit documents; returns the numbers of their chunks and of chunks that were cut.
+        Passages that a replaced document already had are not encoded again.
         """
         rows = table_rows(batch.documents, batch.digests, self.info, self.folder)
         encoded = encode_rows(
@@ -157,7 +157,7 @@ class Changes:
         return len(encoded.terms), encoded.cut
 
     def drop(self, ids: Iterable[str]) -> int:
-        """Delete documents, all or none; how many chunks they had."""
+        """Delete documents, all or none; returns the number of their chunks."""
         ids = list(dict.fromkeys(ids))
         present = self.table.digests(ids)
         if missing := [name for name in ids if name not in present]:
@@ -239,8 +239,8 @@ class Changes:
         self._use(info)
 
     def _find_language_again(self) -> None:
-        """Find the language again in a table that has doubled, as a first note in English must not
-        decide how 240 Russian ones are stemmed. Terms are made anew; nothing is encoded.
+        """Detect the language again in a table that has doubled, so that a first note in English
+        does not decide how 240 Russian ones are stemmed. Makes all terms again; encodes nothing.
         """
         info = self.info
         if info.settings.language != "auto" or not info.calibration.passages:
@@ -255,7 +255,7 @@ class Changes:
         self.state.commit(self.table.version, [terms], info=self.info, anew=True)
 
     def _restore(self) -> None:
-        """Take back what a killed run has written to the table and not noted in the state."""
+        """Undo what a killed run wrote to the table but not to the state."""
         version = self.state.now().version
         if version != self.table.version:
             if version:

@@ -61,8 +61,8 @@ class Context:
         return replace(self, texts=tuple(draw())) if is_needed else self
 
     def rows(self, encoder: Encoder) -> Vectors:
-        """What an encoder with slots makes of the texts, which must be drawn: (J, D)."""
-        reader = with_slots(encoder)
+        """The context vectors of a contextual encoder, (J, D). The texts must be drawn."""
+        reader = contextual(encoder)
         if self.kind == "saved":
             return reader.saved_context().numpy()
         if self.kind == "corpus" and self.texts is None:
@@ -70,15 +70,17 @@ class Context:
         return reader.context_of(self.texts or ()).detach().float().cpu().numpy()
 
     def into(self, encoder: Encoder, documents: Sequence[str]) -> Encoder:
-        """The encoder with this context, of these documents; itself if it has no slots."""
+        """The encoder with this context, drawn from the documents if necessary; the encoder itself
+        if it has no slots.
+        """
         if not slots_of(encoder) or self.kind == "saved":
             return encoder
-        reader = with_slots(encoder)
+        reader = contextual(encoder)
         context = self.drawn(lambda: sample_texts(documents, reader.slots, self.seed))
         return reader.with_context_of(context.texts or ())
 
     def describe(self) -> str:
-        """What fills the slots, for people."""
+        """The source of the documents in the slots, for messages."""
         return {
             "corpus": f"documents of the corpus, drawn with seed {self.seed}",
             "saved": "those that it was saved with",
@@ -123,8 +125,8 @@ def slots_of(encoder: Encoder) -> int:
     return int(getattr(encoder, "slots", 0))
 
 
-def with_slots(encoder: Encoder) -> RetrieverEncoder:
-    """The encoder, if it reads a context; others are refused."""
+def contextual(encoder: Encoder) -> RetrieverEncoder:
+    """The encoder as one that reads a context; RevelaError if it does not."""
     if not slots_of(encoder):
         name = getattr(encoder, "name", "the model")
         raise RevelaError(
@@ -136,7 +138,7 @@ def with_slots(encoder: Encoder) -> RetrieverEncoder:
 def check_without_slots(encoders: Sequence[Encoder]) -> None:
     """Refuse a context if none of the models reads one."""
     if encoders and not any(map(slots_of, encoders)):
-        with_slots(encoders[0])
+        contextual(encoders[0])
 
 
 def chosen_for(
@@ -147,7 +149,7 @@ def chosen_for(
     """
     if choice is None and not slots_of(encoder):
         return None
-    slots = with_slots(encoder).slots
+    slots = contextual(encoder).slots
     chosen = Context.of("corpus" if choice is None else choice)
     return chosen.drawn(lambda: draw_documents(documents, slots, 0, words))
 
@@ -175,11 +177,11 @@ def conditioned(encoder: Encoder, rows_JD: Vectors) -> RetrieverEncoder:
     """The encoder with this context; the encoder itself keeps its own."""
     import torch
 
-    reader = with_slots(encoder)
+    reader = contextual(encoder)
     return reader.with_context(torch.from_numpy(rows_JD).to(reader.model.device))
 
 
-def write_rows(folder: Path, rows_JD: Vectors) -> str:
+def save_context(folder: Path, rows_JD: Vectors) -> str:
     """Save a context in the folder of its index; returns its digest."""
     from safetensors.numpy import save_file
 
@@ -188,7 +190,7 @@ def write_rows(folder: Path, rows_JD: Vectors) -> str:
     return _digest(rows_JD.tobytes())
 
 
-def read_rows(folder: Path, digest: str) -> Vectors:
+def load_context(folder: Path, digest: str) -> Vectors:
     """Read the context of an index and check its digest."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file

@@ -1,5 +1,5 @@
-"""The embedder of a text where none is named: embedded:minilm-l6 for English, embedded:e5-small for
-every other language and for mixtures. It is chosen from a sample of the text.
+"""Choose the embedder of a text if the user names none, by a sample of the text: embedded:minilm-l6
+for English, embedded:e5-small for every other language and for mixtures.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def top_k(queries: Vectors, passages: Vectors, k: int) -> tuple[NDArray[np.int64
             else np.tile(np.arange(k), (len(block), 1))
         )
         values = np.take_along_axis(block, best, axis=1)
-        # The partition takes any of those that tie for the last place.
+        # A partition may pick any of the ties for the last place.
         least = values.min(axis=1, keepdims=True, initial=np.inf)
         tied = (block == least).sum(axis=1) > (values == least).sum(axis=1)
         for row in np.flatnonzero(tied):
@@ -39,6 +39,6 @@ def top_k(queries: Vectors, passages: Vectors, k: int) -> tuple[NDArray[np.int64
 
 
 def rankings_of(indices_QK: NDArray[np.int64], scores_QK: Vectors) -> list[dict[int, float]]:
-    """Each query's passages and scores, best first, of what ``top_k`` gives."""
+    """{passage: score} of each query, best first, from the result of ``top_k``."""
     rows = zip(indices_QK.tolist(), scores_QK.tolist(), strict=True)
     return [dict(zip(indices, scores, strict=True)) for indices, scores in rows]

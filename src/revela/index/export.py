@@ -25,7 +25,7 @@ TOGETHER = 64  # batches in a file that a cluster writes
 
 
 def check_out(out: Path) -> None:
-    """Refuse a name that is taken, or that is not of a Parquet file."""
+    """Raise RevelaError if the file exists or its name does not end in .parquet."""
     if out.suffix != ".parquet":
         raise RevelaError(f"{out}: give --out a name that ends in .parquet")
     if out.exists():
@@ -67,7 +67,7 @@ def encode_on_ray(
     cluster: Cluster,
     precision: Precision,
 ) -> int:
-    """``encode``, by a cluster that is connected; it writes a folder of Parquet files."""
+    """``encode`` on a connected cluster; writes a folder of Parquet files."""
     count, known = 0, set[str]()
     with atomic_write(out) as folder:
         folder.mkdir()

@@ -1,7 +1,7 @@
-"""Filters as JSON: ``{"year": {"gt": 2020}, "lang": "en"}``, translated into the table's SQL.
+"""Translate JSON filters, such as ``{"year": {"gt": 2020}, "lang": "en"}``, into the table's SQL.
 
-SQL itself is for callers who may run any expression: a function can ask for gigabytes
-(``repeat('a', 2000000000)``), and a long sum can overflow the parser's stack.
+Take SQL itself only from trusted callers: a function can ask for gigabytes (``repeat('a',
+2000000000)``), and a long sum can overflow the parser's stack.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def where_sql(where: str | Mapping[str, object], columns: Mapping[str, str]) -> 
 
 
 def _join(separator: str, parts: Iterable[str]) -> str:
-    """The joined parts; stops at the first that makes them too long, so that no filter is slow."""
+    """Join parts; QueryError as soon as they are too long, so that no filter is slow."""
     sql = ""
     for part in parts:
         sql += separator + part if sql else part
@@ -77,8 +77,8 @@ def _entry(name: object, value: object, columns: Mapping[str, str], depth: int) 
 
 
 def _condition(name: str, operator: object, value: object, kind: str) -> str:
-    """True or false of every row, never unknown: where a value is missing, the table's optimiser
-    takes ``not (x in (1) and x not in (1))`` for true and SQL for unknown."""
+    """A condition that is true or false for every row, never unknown. If x is missing, ``not (x in
+    (1) and x not in (1))`` is unknown in SQL, but true for the table's optimiser."""
     column = "`{}`".format(name.replace("`", "``"))
     if value is None and operator in ("eq", "ne"):
         return f"{column} is {'not ' if operator == 'ne' else ''}null"

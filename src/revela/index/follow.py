@@ -1,11 +1,10 @@
-"""Make an index of its sources or bring it in step with them: read what is new or has changed,
-delete what is gone.
+"""Make an index of its sources, or update it: read new and changed files, delete what is gone.
 
-A file is unchanged if its size and time of change are, or else its digest. After each commit, the
-files whose documents are all in the table are noted in the state (state.py), so a killed run goes
-on from there. What is gone is deleted at the end. If files are read in another way than the last
-time, or by another version of the readers, all are read again; documents that are in the table are
-not encoded again.
+A file is unchanged if its size and time of change are the same, or else its digest. Each commit
+notes in the state (state.py) the files that are completely in the table, so a killed run continues
+from there. Deletions come last. If the settings of reading or the version of the readers differ
+from the last time, all files are read again; documents that are in the table already are not
+encoded again.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ from revela.silence import progress_bar
 from revela.types import Document
 
 log = logging.getLogger(__name__)
-# A file that was written so recently may change again within one tick of the clock: the next run
-# compares its digest.
+# A file changed more recently than this may change again within one tick of the clock, so the next
+# run compares its digest.
 FRESH_NS = 2 * 10**9
 DELETE_BATCH = 10_000  # documents per commit
 HALF, ALL, NONE = 0.5, 1.0, inf  # shares of a source's documents whose loss is refused
@@ -60,7 +59,7 @@ class Synced:
         return self.new + self.changed + self.gone > 0
 
     def describe(self) -> str:
-        """The numbers, for people."""
+        """The numbers, for messages."""
         return (
             f"{self.new:,} documents are new, {self.changed:,} changed, {self.gone:,} gone, "
             f"{self.unchanged:,} unchanged"
@@ -155,8 +154,8 @@ class Scan:
             self.read.append(ReadFile(path, source, state, count, whole))
 
     def _claim(self, name: str) -> bool:
-        """Whether a row may have an id: no other row that is read has it, nor one of a file that is
-        unchanged.
+        """Whether a row may have an id: no other row of this run has it, and no row of an unchanged
+        file.
         """
         return self._owner_of(name) not in self._unchanged and self._is_first(name)
 
@@ -179,17 +178,17 @@ def follow(
     tell: Callable[[float], None] | None = None,
     kept: bool = True,
 ) -> tuple[Synced, ReadReport]:
-    """Bring an index in step with its sources; what that has changed, and what was read.
+    """Update an index from its sources; returns what has changed, and a report on what was read.
 
     Args:
-        changes: to the index.
-        sources: by default those of the last time.
-        reading: how they are read; by default as the last time.
-        scan: what was found in ``sources``, if they were read already.
-        refused: raise RevelaError if a source has lost this share of its documents, or more.
+        changes: of the index to update.
+        sources: folders and files; by default those of the last time.
+        reading: settings of reading; by default those of the last time.
+        scan: the scan of ``sources``, if they were read already.
+        refused: raise RevelaError if a source has lost at least this share of its documents.
         progress: show a bar.
-        stop: once it is set, raise RevelaError after the next commit.
-        begin: is given the documents of new and changed files before they are encoded.
+        stop: when it is set, raise RevelaError after the next commit.
+        begin: called with the documents of new and changed files before they are encoded.
         tell, kept: as for ``word_bar``.
     """
     state = changes.state
@@ -231,18 +230,18 @@ def follow(
 
 
 def _how(reading: Reading) -> dict[str, Any]:
-    """How files are read, as a state notes it."""
+    """The settings of reading, for the state."""
     how: dict[str, Any] = json.loads(json.dumps({"reading": asdict(reading), "readers": VERSION}))
     return how
 
 
 def recorded_reading(state: State) -> Reading:
-    """How the sources of an index were read last."""
+    """The settings with which the sources of an index were last read."""
     return Reading(**state.sources["reading"]) if state.sources else READING
 
 
 def recorded_sources(state: State) -> list[str]:
-    """The sources of an index; refuses one that does not know them."""
+    """The sources of an index; RevelaError if it does not know them."""
     if not state.sources:
         raise RevelaError(
             f"{state.folder} does not know what it was made of: run revela index CORPUS --out "
@@ -252,7 +251,7 @@ def recorded_sources(state: State) -> list[str]:
 
 
 def _recorded_files(state: State, reading: Reading) -> dict[str, FileState]:
-    """The files that were read, by path; none if they are read otherwise now."""
+    """Path -> state of each file that was read; {} if files are now read with other settings."""
     known = state.sources
     if known and known["readers"] != VERSION:
         log.info(
@@ -264,7 +263,7 @@ def _recorded_files(state: State, reading: Reading) -> dict[str, FileState]:
 
 
 def _check(changes: Changes, scan: Scan, refused: float) -> None:
-    """Refuse repeated ids, what cannot be read, and a source that has lost too much."""
+    """Raise RevelaError for repeated ids, unreadable files, and a source that has lost too much."""
     names = [name for some in scan.documents.arrays("id") for name in some.to_pylist()]
     check_repeated(names)
     listed = scan.listed if scan.is_whole else None

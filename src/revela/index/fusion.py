@@ -58,37 +58,41 @@ def check_weight(weight: float | None) -> None:
 
 
 class FusionRule(NamedTuple):
-    """What a fusion by score knows of a corpus: ``odds`` is max(1, W / V)^2, ``chance`` the mean
-    cosine of a query and any passage, ``tokens`` that of token vectors (tokens.py).
+    """The numbers of a corpus that fusion by score needs.
+
+    Attributes:
+        squared_ratio: max(1, W / V)^2.
+        chance: mean cosine of a query and any passage.
+        tokens: the same mean for token vectors (tokens.py).
     """
 
-    odds: float = 1.0
+    squared_ratio: float = 1.0
     chance: float = 0.0
     tokens: float = 0.0
 
     @property
     def weight(self) -> float:
-        """Of the vectors, 1 / (1 + w)."""
-        return 1 / (1 + WORDS * self.odds)
+        """The weight of the vectors, 1 / (1 + w)."""
+        return 1 / (1 + WORDS * self.squared_ratio)
 
     def similarity(self, cosine: float) -> float:
-        """c(q, d), 0 to 1, of a cosine."""
+        """c(q, d) of a cosine, 0 to 1."""
         return float(above_chance(cosine, self.chance))
 
 
 def above_chance(scores: ArrayLike, chance: float) -> NDArray[np.float64]:
-    """Scores counted from chance (0) to 1; those below it are 0."""
+    """Rescale scores so that chance is 0 and 1 is 1; lower ones are 0."""
     return np.maximum(0.0, (np.asarray(scores, np.float64) - chance) / (1 - chance))
 
 
 def as_chance(mean: float) -> float:
-    """The mean of scores of what has nothing to do with each other, 0 to ``MOST_ALIKE``."""
+    """The mean score of unrelated texts as a chance: 0 to ``MOST_ALIKE``, rounded."""
     return round(min(MOST_ALIKE, max(0.0, mean)), DIGITS)
 
 
 def chance_of(vectors_ND: Vectors) -> float:
-    """The mean cosine of two different ones of these unit vectors (N, D), where no queries can be
-    had; 0 of less than two.
+    """The mean cosine of two different unit vectors of (N, D), as chance if there are no queries; 0
+    for less than two vectors.
 
     >>> round(chance_of(np.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])), 2)  # of .6, .8 and 0
     0.47
@@ -108,11 +112,14 @@ def fuse_scores(
 ) -> dict[Item, float]:
     """Fuse two rankings by score: the score of every candidate, best first.
 
-    ``cosines`` are those of all candidates, ``shares`` are s(q, d) of those that hold a word of the
-    query. ``weight`` is that of the vectors, 0 to 1, in place of the rule's.
+    Args:
+        cosines: cosine of every candidate.
+        shares: s(q, d) of the candidates with a word of the query.
+        weight: weight of the vectors, 0 to 1; None: the rule's.
 
     Example:
-        >>> fused = fuse_scores({"a": 0.8, "b": 0.6, "c": 0.1}, {"b": 0.5}, FusionRule(odds=4.0))
+        >>> rule = FusionRule(squared_ratio=4.0)
+        >>> fused = fuse_scores({"a": 0.8, "b": 0.6, "c": 0.1}, {"b": 0.5}, rule)
         >>> {document: round(score, 2) for document, score in fused.items()}
         {'b': 0.53, 'a': 0.2, 'c': 0.03}
     """
@@ -140,7 +147,7 @@ def reciprocal_rank_fusion(rankings: Sequence[Sequence[Item]], k: int = RRF_K) -
 
 
 def joined(first: Ranking, second: Ranking) -> Ranking:
-    """Two rankings of different rows, by the same score, as one."""
+    """Merge two rankings of different rows by the same kind of score."""
     return dict(sorted([*first.items(), *second.items()], key=lambda row: -row[1][1]))
 
 

@@ -107,7 +107,7 @@ class Index:
 
     @property
     def table(self) -> Table:
-        """The table in the version that the state describes, as any process has left it last."""
+        """The table, in the version of the current state, which any process may have changed."""
         table = self._table
         while table is None or (now := self.state.now()) != self._now:
             now = self.state.now()
@@ -119,7 +119,7 @@ class Index:
 
     @property
     def info(self) -> Info:
-        """What made the index, and what was measured on it."""
+        """The manifest: model, settings and measurements."""
         return self.table.info
 
     @classmethod
@@ -144,12 +144,12 @@ class Index:
             settings: how to cut documents and to store vectors.
             context: for a retriever trained with a context, as ``Context.of`` takes it; by default
                 the one it was saved with. It cannot be changed later.
-            encoder: of ``model``, if it is loaded already.
-            prompts: of queries and of passages, in place of the model's own (None); those of
-                ``encoder``, if it was loaded with others.
+            encoder: the encoder of ``model``, if it is loaded already.
+            prompts: prefixes of queries and of passages, as ``encoder`` was loaded with; None keeps
+                the model's own.
         """
         from revela.index.contexts import Context, slots_of
-        from revela.index.ingest import describe
+        from revela.index.ingest import new_info
 
         check_language(settings.language)
         path = resolve(str(model))
@@ -158,7 +158,7 @@ class Index:
             from revela.retriever.load import load_encoder
 
             encoder = load_encoder(path, "auto", prompts=prompts)
-        info = describe(path, encoder, settings, metadata or {}, prompts)
+        info = new_info(path, encoder, settings, metadata or {}, prompts)
         chosen = Context.of("saved" if context is None else context)
         has_none = chosen.kind == "saved" and not slots_of(encoder)
         return cls.begin(Path(folder), info, encoder, None if has_none else chosen)
@@ -173,10 +173,10 @@ class Index:
     ) -> Index:
         """``create``, with a manifest."""
         from revela.index.changes import Changes
-        from revela.index.contexts import with_slots, write_rows
+        from revela.index.contexts import contextual, save_context
 
         if context is not None:
-            info = replace(info, context=context.about(with_slots(encoder).slots))
+            info = replace(info, context=context.about(contextual(encoder).slots))
         with writing(folder):
             unfinished = unfinished_in(folder)
             if unfinished and unfinished.choices() != info.choices():
@@ -186,7 +186,7 @@ class Index:
                 )
             if not unfinished:
                 if context is not None:
-                    digest = write_rows(folder, context.rows(encoder))
+                    digest = save_context(folder, context.rows(encoder))
                     info = replace(info, context={"digest": digest, **(info.context or {})})
                 State.create(folder, info).close()
             Changes(folder, lambda: encoder).state.close()  # makes the table
@@ -209,13 +209,13 @@ class Index:
         Args:
             folder: made by ``create`` or ``revela index``.
             model: where the retriever is, if it has moved since the index was made.
-            encoder: of the index's retriever, if it is loaded already.
+            encoder: the index's retriever, if it is loaded already.
             precision: arithmetic; "auto" is that of the index's vectors.
-            weight: of the vectors in hybrid search by score, from 0 (words alone) to 1; None: by
-                what the index has measured.
-            default_rerank: re-ranker of searches that name none, where scores are cosines or fused
-                by score.
-            prompts: other ones than the index was made with are refused.
+            weight: weight of the vectors in hybrid search by score, from 0 (words alone) to 1;
+                None: as measured on the index.
+            default_rerank: re-ranker of searches that name none, if scores are cosines or fused by
+                score.
+            prompts: RevelaError if they are not those that the index was made with.
         """
         check_weight(weight)
         folder = Path(folder)
@@ -233,7 +233,7 @@ class Index:
 
     @cached_property
     def model_folder(self) -> Path:
-        """The folder of the retriever that made the vectors; any other is refused."""
+        """The folder of the index's retriever; RevelaError if it is another model's."""
         folder = resolve(str(self._model or self.info.model))
         if fingerprint(folder) != self.info.fingerprint:
             raise RevelaError(
@@ -244,7 +244,7 @@ class Index:
 
     @property
     def prompts(self) -> Prompts:
-        """What its retriever reads before queries and before passages."""
+        """The prompts that the retriever reads before queries and before passages."""
         return self.info.prompts
 
     @property
@@ -263,16 +263,16 @@ class Index:
 
     @cached_property
     def context(self) -> Vectors | None:
-        """What its retriever reads before every text, (J, D); None if it reads nothing."""
+        """The vectors that a contextual retriever reads before every text, (J, D), or None."""
         if not self.info.context:
             return None
-        from revela.index.contexts import read_rows
+        from revela.index.contexts import load_context
 
-        return read_rows(self.folder, self.info.context["digest"])
+        return load_context(self.folder, self.info.context["digest"])
 
     @property
     def calibration(self) -> Calibration:
-        """How well words and vectors find its passages, as measured last by any process."""
+        """How well words and vectors find its passages, by the last measurement."""
         return self.info.calibration
 
     def __len__(self) -> int:
@@ -286,11 +286,11 @@ class Index:
 
     @property
     def updated(self) -> datetime:
-        """When it was made, changed, or brought in step with its files last."""
+        """When it was last made, changed or updated from its files."""
         return datetime.fromtimestamp((self.folder / STATE).stat().st_mtime, UTC)
 
     def examples(self) -> list[str]:
-        """Some queries that it answers: headings, or titles, of its documents; else sentences."""
+        """Some queries that it can answer: headings or titles of documents; else sentences."""
         from revela.index.snippets import examples_of
 
         columns = [*HIT_COLUMNS, *self.info.columns]
@@ -329,13 +329,12 @@ class Index:
             where: filter over metadata, id and title, as SQL: "year > 2020 and lang = 'en'"; or
                 as JSON (filters.py): {"year": {"gt": 2020}, "lang": "en"}.
             fusion: join both rankings by score, or by rank.
-            rerank: order the first 50 documents again by the vectors of their "tokens", which the
-                model reads now unless the index keeps them; or "none". By default none, or "tokens"
-                in the index of a folder (folder_index.py) where scores are cosines or fused by
-                score.
+            rerank: "tokens" re-ranks the first 50 documents by token vectors, which are computed
+                now unless the index keeps them; or "none". The default is none; for the index of a
+                folder (folder_index.py) "tokens", if scores are cosines or fused by score.
             encoded: the query's vector, (D,), or ``QueryTokens``, if known already.
-            min_score: leave out documents of a lower score.
-            explain: say what words and vectors gave (``Hit.explanation``).
+            min_score: leave out documents with a lower score.
+            explain: add the parts of each score (``Hit.explanation``).
 
         Raises:
             QueryError: the query is empty or longer than ``QUERY_CHARACTERS``, the filter is wrong,
@@ -354,9 +353,7 @@ class Index:
         return self._retried(lambda: self._search(query, vector, options, explain))
 
     def _retried(self, read: Callable[[], T]) -> T:
-        """What ``read`` gives: where another process has changed or packed the table meanwhile, it
-        reads again.
-        """
+        """Call ``read``, and again if another process has changed or packed the table meanwhile."""
         failed = -1
         while True:
             try:
@@ -417,7 +414,7 @@ class Index:
         return hits
 
     def reranking(self, mode: Mode, fusion: Fusion) -> Rerank:
-        """How a search that does not say it is re-ranked."""
+        """The re-ranker of a search that names none."""
         by_score = mode == "dense" or (mode == "hybrid" and fusion == "score")
         return (self._default_rerank if by_score else None) or "none"
 
@@ -448,8 +445,8 @@ class Index:
         return term_weights(query, self.table.query_terms, self.state.idf)
 
     def chunks(self, document: str) -> list[Hit]:
-        """The chunks of a document by its id, in order, with a score of 0; none if it has none.
-        Their texts, joined, are the document's.
+        """The chunks of a document, in order, with a score of 0; [] for an unknown id. Joined,
+        their texts are the document's.
         """
         check_unicode(document, "the id")
         rows = self._retried(lambda: self.table.document(document))
@@ -471,8 +468,8 @@ class Index:
     def snippets(
         self, query: str, hits: Sequence[Hit], characters: int | None = None
     ) -> list[Snippet]:
-        """What is shown of each hit: the part of its text with the rarest words of the query, of at
-        most so many characters (by default ``snippets.CHARACTERS``).
+        """The part of each hit's text with the rarest words of the query, of at most ``characters``
+        (by default ``snippets.CHARACTERS``).
         """
         from revela.index.snippets import CHARACTERS, snippet
         from revela.index.sought import Sought
@@ -482,7 +479,7 @@ class Index:
         return [snippet(hit, sought, characters) for hit in hits]
 
     def file(self, document: str) -> Path | None:
-        """The file of a document by its id; None if it is not known, or gone."""
+        """The file of a document; None if it is unknown or gone."""
         from revela.index.places import file_of
 
         return file_of(self.state.sources.get("sources", []), document)
@@ -490,11 +487,11 @@ class Index:
     # Change
 
     def changes(self, wait: bool = False) -> AbstractContextManager[Changes]:
-        """While open, no other process may change the index, and what is put into it or dropped is
-        searched; at the end it is packed and measured, if need be.
+        """Lock the index to change it. Changes can be searched at once; at the end the index is
+        packed and measured, if necessary.
 
         Args:
-            wait: for another process that is writing to the index, rather than raise RevelaError.
+            wait: wait for another process that is writing to the index; otherwise RevelaError.
         """
         from revela.index.changes import changes_to
 
@@ -516,7 +513,7 @@ class Index:
             return changes.put(documents, progress)
 
     def delete(self, ids: Iterable[str]) -> int:
-        """Delete documents, all or none, in one commit; returns how many chunks they had."""
+        """Delete documents, all or none, in one commit; returns the number of their chunks."""
         refuse_text(ids, "ids")
         given = list(ids)
         for name in given:
@@ -536,9 +533,9 @@ class Index:
         changed, delete what is gone. Documents that were added otherwise stay.
 
         Args:
-            sources: as for training; by default those of the last time.
-            reading: how they are read; by default as the last time.
-            yes: delete documents even if a source has lost half of its own, or more.
+            sources: folders and files; by default those of the last time.
+            reading: settings of reading; by default those of the last time.
+            yes: delete documents even if a source has lost half of its documents or more.
             progress: show a bar.
 
         Returns:

@@ -1,9 +1,9 @@
-"""Documents -> rows of an index's table: cut into chunks and encoded.
+"""Turn documents into rows of an index's table: cut them into chunks and encode these.
 
 Documents whose digest is in the table are skipped: a killed run resumes where it stopped, and
 adding a corpus again costs only its changes.
 
-Shapes: N chunks, D numbers of the encoder's vectors, W of the stored ones.
+Shapes: N chunks, D width of the encoder's vectors, W width of the stored ones.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Rows = dict[str, list[Value | None]]
 
 @dataclass(frozen=True)
 class Added:
-    """Numbers of documents, of chunks written, and of those cut to what the model reads."""
+    """Numbers of documents, of chunks written, and of chunks cut to the model's limit."""
 
     new: int = 0
     replaced: int = 0
@@ -65,7 +65,7 @@ class Added:
         return self.new + self.replaced + self.unchanged
 
     def describe(self) -> str:
-        """The numbers of documents, for people."""
+        """The numbers of documents, for messages."""
         return (
             f"{self.new:,} documents are new, {self.replaced:,} replaced, "
             f"{self.unchanged:,} unchanged"
@@ -75,14 +75,14 @@ class Added:
         return Added(*(sum(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
 
 
-def describe(
+def new_info(
     model: Path,
     encoder: TokenEncoder,
     settings: Indexing,
     metadata: Mapping[str, str],
     prompts: Given = OWN,
 ) -> Info:
-    """The manifest of a new index; ``prompts`` are those that the encoder was loaded with."""
+    """The manifest of a new index; ``prompts`` as given when the encoder was loaded."""
     check_columns(metadata)
     width = encoder.encode_passages(["."]).shape[1]
     width = min(width, settings.dimensions or width)
@@ -93,8 +93,8 @@ def describe(
 
 
 def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """The documents of each commit, in order. Commits grow with the table, as each lists all its
-    files.
+    """The documents of each commit, in order. Every commit lists all files of the table, so later
+    commits hold more documents.
     """
     batch, size, read = list[Document](), 0, 0
     for document in documents:
@@ -188,8 +188,9 @@ def passages_of(document: Document, chunk_words: int) -> Iterator[tuple[str, str
 
 
 def cut_to_fit(rows: Rows, encoder: Encoder) -> tuple[Rows, int]:
-    """Cut the chunks that exceed the encoder's window; the rows, and how many were cut. A title may
-    fill half of the window; the rest of it is put before the document's text.
+    """Cut chunks that exceed the encoder's window; returns the rows, and the number of chunks cut.
+
+    A title may fill half of the window; the rest of it is put before the document's text.
     """
     if not isinstance(encoder, LimitedEncoder):
         return rows, 0
@@ -222,7 +223,7 @@ def cut_to_fit(rows: Rows, encoder: Encoder) -> tuple[Rows, int]:
 
 
 def digest_of(document: Document, chunk_words: int) -> str:
-    """16 hex digits that change when a document's rows do."""
+    """A hash that changes when a document's rows change, 16 hex digits."""
     metadata = dict(document.metadata)
     content = [chunk_words, document.title, document.text, document.kind, metadata]
     text = json.dumps(content, sort_keys=True)
@@ -230,7 +231,7 @@ def digest_of(document: Document, chunk_words: int) -> str:
 
 
 def check_repeated(ids: Iterable[str]) -> None:
-    """Refuse documents that share an id."""
+    """Raise RevelaError for a repeated id."""
     seen = set[str]()
     for name in ids:
         if name in seen:
@@ -271,7 +272,7 @@ def _is_beyond_int64(value: Value) -> bool:
 
 
 def columns_of_types(types: Mapping[str, set[type]]) -> dict[str, str]:
-    """``metadata_columns`` of fields whose types are known."""
+    """``metadata_columns`` for fields with known types."""
     check_columns(types)
     if missing := [name for name, found in types.items() if not found]:
         raise RevelaError(
@@ -281,7 +282,7 @@ def columns_of_types(types: Mapping[str, set[type]]) -> dict[str, str]:
 
 
 def check_columns(names: Iterable[str]) -> None:
-    """Refuse metadata whose names the table cannot have."""
+    """Raise RevelaError for names of metadata that the table cannot have."""
     for name in names:
         if name in RESERVED or name.startswith("_"):
             raise RevelaError(

@@ -1,4 +1,4 @@
-"""Text -> terms: what BM25 counts, one analysis for bm25s, LanceDB and the statistics.
+"""Split text into the terms that BM25 counts, the same for bm25s, LanceDB and the statistics.
 
 A text is normalised (NFKC: half and full width, ligatures, presentation forms) and split into runs
 of letters, digits and the marks that combine with them. Each run gives terms by its script:
@@ -9,9 +9,9 @@ of letters, digits and the marks that combine with them. Each run gives terms by
 - Han, Kana and Hangul: single characters and pairs of neighbours. Thai, Lao, Khmer and Burmese:
   pairs and triples. Dictionaries are not needed for BM25 to rank well (research/notebook.md).
 
-An index has the languages that are found in its text: ``en``, ``ru+en`` for Russian and English
-documents, or ``en+de+fr``. Where a script has several, the words of a passage are stemmed in the
-one that it is most likely in, and those of a query, which is often too short to tell, in each.
+An index has the languages of its text: ``en``, ``ru+en`` for Russian and English documents, or
+``en+de+fr``. If a script has several languages, the words of a passage are stemmed in the most
+likely one, and those of a query, which is often too short to tell, in each.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Analyzer:
         return terms
 
     def of_query(self, text: str) -> list[str]:
-        """The terms of a query, by each language of its script."""
+        """The terms of a query, in each language of its script."""
         return [term for _, _, term in _places(text, self._words_by(self._codes))]
 
     def places(self, text: str) -> Iterator[tuple[int, int, str]]:
@@ -207,8 +207,8 @@ class _WordTerms(dict[str, tuple[str, ...]]):
         return dict.fromkeys(chain.from_iterable(found)) if all(found) else ()
 
     def _terms_in(self, language: str, word: str) -> tuple[str, ...]:
-        """A word in lower case, stemmed and without accents; nothing for a stop word. Vietnamese
-        tells words apart by accents, so there with them as well.
+        """A word in lower case, stemmed and without accents; nothing for a stop word. In
+        Vietnamese, where accents distinguish words, also with accents.
         """
         if language == "tr":
             word = word.replace("İ", "i").replace("I", "ı")
@@ -288,7 +288,7 @@ def _by_script(language: str) -> dict[str, list[str]]:
 
 
 def check_language(language: str) -> None:
-    """Refuse a language that is not known."""
+    """Raise RevelaError for an unknown language."""
     if language in ("auto", "none"):
         return
     for code in language.split("+"):
@@ -375,14 +375,14 @@ def other_languages(texts: Sequence[str]) -> dict[str, float]:
 
 
 def _pieces(text: str, most: int) -> list[str]:
-    """At most so many pieces of a text, evenly spaced, or the one in its middle."""
+    """At most ``most`` pieces of a text, evenly spaced; a single one is from the middle."""
     count = max(1, min(len(text) // PIECE, most))
     middles = [(2 * i + 1) * len(text) // (2 * count) for i in range(count)]
     return [text[max(0, middle - PIECE // 2) : middle + PIECE // 2] for middle in middles]
 
 
 def _joined(pieces: Iterable[tuple[str, float]], least: int) -> Iterator[tuple[str, float]]:
-    """Pieces and their weights; those of fewer characters joined with others of them."""
+    """Pieces and their weights; pieces of fewer than ``least`` characters are joined."""
     block, weight = "", 0.0
     for piece, its in sorted(pieces, key=lambda pair: len(pair[0]) < least):
         block, weight = f"{block}\n{piece}" if block else piece, weight + its

@@ -1,5 +1,5 @@
-"""What made an index, what was measured on it, and whether it is finished: part of its state
-(state.py).
+"""The manifest of an index, part of its state (state.py): model, settings, measurements, and
+whether it is finished.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ PRIOR = 5  # queries added to both sides' counts, so that few queries say little
 
 
 def apart(score: float, other: float) -> float:
-    """How far a hit stands out from the best other document: of a text that does not answer a
-    question, many passages are as near to it.
+    """How far a hit stands out from the best other document. For a question without an answer, many
+    passages score alike.
     """
     return score - OTHER * other
 
@@ -56,13 +56,13 @@ class Calibration:
 
     def confidence(self, score: float, other: float, search: str) -> float | None:
         """Probability that a first hit is right, if the text answers half of all questions; None if
-        it was not measured. It is 0 of a hit that scores 0: it has no word of the question, and a
-        vector no nearer to it than any passage's.
+        that was not measured. A hit that scores 0 has confidence 0: it has no word of the question,
+        and its vector is no nearer than any passage's.
 
         Args:
-            score: of the hit.
+            score: the hit's score.
             other: the best score of another document.
-            search: a key of ``scores``, of what was not measured too; "" of other searches.
+            search: a key of ``scores``, measured or not; "" for other searches.
         """
         if search and score <= 0:
             return 0.0
@@ -72,18 +72,18 @@ class Calibration:
         return 1 / (1 + math.exp(-max(-700.0, slope * (apart(score, other) - half))))
 
     def is_outdated(self, passages: int) -> bool:
-        """Whether to measure again: the text has doubled, or it is measured in another way now."""
+        """Whether to measure again, as the text has doubled or the method has changed."""
         has_doubled = 2 * self.passages <= passages
         return passages > 0 and (has_doubled or self.version != MEASURED)
 
     @property
     def counted(self) -> float:
-        """W / V: how many times as often as vectors words find the passage."""
+        """W / V, the ratio of passages found by words to passages found by vectors."""
         return (self.words + PRIOR) / (self.vectors + PRIOR)
 
     @property
     def ratio(self) -> float:
-        """W / V, as the fusion trusts it."""
+        """W / V as the fusion uses it: at least ``least``."""
         return max(self.least, self.counted)
 
     @property
@@ -92,7 +92,7 @@ class Calibration:
         return FusionRule(self.ratio**2, self.chance, self.tokens)
 
     def describe(self) -> str:
-        """The result for people, and what follows from it."""
+        """The result and what follows from it, for messages."""
         if not self.queries:
             return "the text has too few sentences to tell whether words or vectors know it"
         text = (
@@ -113,7 +113,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Info:
-    """What made an index, and what was measured on it."""
+    """The manifest of an index: model, settings and measurements."""
 
     model: str  # folder of the retriever
     fingerprint: str  # of that folder
@@ -128,12 +128,12 @@ class Info:
     prompts: Prompts = field(default_factory=Prompts)  # that the vectors were made with
 
     def analyzer(self, cache_size: int = CORPUS_WORDS) -> Terms:
-        """What splits passages and queries into terms."""
+        """The analyzer that splits passages and queries into terms."""
         return Analyzer(self.language, cache_size)
 
     def precision_of(self, given: Precision) -> Precision:
-        """The precision of queries, and of what is added: the given one, or, if that is "auto", the
-        vectors' own, but fp32 in place of bf16 where that would be slow.
+        """The precision for queries and new documents: the given one. "auto" is that of the
+        vectors, but fp32 instead of bf16 where bf16 is slow.
         """
         if given != "auto":
             return given
@@ -143,7 +143,7 @@ class Info:
         return "bf16" if is_fast else "fp32"
 
     def choices(self) -> Info:
-        """The user's choices, without results."""
+        """The user's choices only, without measurements."""
         context = self.context and {name: self.context[name] for name in CONTEXT_CHOICES}
         return replace(self, context=context, language="", calibration=Calibration())
 

@@ -1,4 +1,4 @@
-"""Where a chunk stands in its file, and where the file is."""
+"""Find the line and page of a chunk in its file, and the file itself."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Start(NamedTuple):
     page: int | None = None
 
     def after(self, text: str) -> Start:
-        """The start of what follows this text."""
+        """The start of the text after this one."""
         line = None if self.line is None else self.line + text.count("\n")
         return Start(line, None if self.page is None else self.page + text.count("\f"))
 
 
 def starts(document: Document, chunks: Sequence[str]) -> Iterator[Start]:
-    """Where each chunk of a document begins: a line of text, a page of a PDF. ``chunks`` are its
-    text without blank pieces.
+    """The start of each chunk of a document: a line of text, or a page of a PDF. ``chunks`` are in
+    order; blank text may be missing.
 
     >>> list(starts(Document("a.txt", "One.\\n\\nTwo."), ["One.\\n\\n", "Two."]))
     [Start(line=1, page=None), Start(line=3, page=None)]
@@ -48,8 +48,8 @@ def starts(document: Document, chunks: Sequence[str]) -> Iterator[Start]:
 
 
 def file_of(sources: Sequence[str | Path], name: str) -> Path | None:
-    """The file that an id names, below one of these folders or one of these files; None if there is
-    none, as the ids of rows may be any text.
+    """The file of a document's id, below one of these folders or one of these files. None if there
+    is none, as ids of rows may be any text.
     """
     row = _ROW.fullmatch(name)
     for relative in map(PurePath, [name, row[1]] if row else [name]):

@@ -1,4 +1,4 @@
-"""Re-rank texts that are in no index: ``revela.rerank``, and what the server's routes compute."""
+"""Re-rank texts without an index: ``revela.rerank``, and the computation of the server's routes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def rerank(
     documents: Sequence[str],
     model: str | Path | TokenEncoder = OFFLINE_EMBEDDER,
 ) -> list[tuple[int, float]]:
-    """The place of each document in the list and its score, best first: by the vectors of tokens
-    (late interaction) and of whole texts.
+    """Rank documents by token vectors (late interaction) and text vectors: (index, score), best
+    first.
 
     Scores are comparable within one call only.
 
     Args:
-        query: what is looked for.
-        documents: texts, of which the model reads as much as it can.
+        query: the query.
+        documents: texts; the model truncates long ones.
         model: a retriever: a folder, a hub id, embedded:minilm-l6 or ``Retriever(...).encoder``.
-            The last one stays loaded.
+            The last model used stays loaded.
 
     Raises:
         QueryError: the query is empty or too long, or the model has no vectors of tokens.

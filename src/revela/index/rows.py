@@ -1,6 +1,6 @@
-"""The rows of an index's table, one per chunk: their columns, and their vectors as they are stored.
+"""The rows of an index's table, one per chunk: their columns, and their stored vectors.
 
-Shapes: N rows, D numbers of the encoder's vectors, W of the stored ones.
+Shapes: N rows, D width of the encoder's vectors, W width of the stored ones.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def arrow_rows(
     columns: Mapping[str, Sequence[Value | None]],
     stored: Sequence[Stored],
 ) -> Any:
-    """Rows in Arrow, at least one, from values by column and what is stored of each passage."""
+    """Rows in Arrow, at least one, from values by column and each passage's vectors."""
     import pyarrow as pa
 
     schema = schema_of(info)
@@ -67,7 +67,7 @@ def arrow_rows(
 
 
 def as_stored(vectors_ND: Vectors, info: Info, folder: Path) -> Vectors:
-    """Vectors as an index stores them, (N, W): truncated if it is so made."""
+    """Vectors as an index stores them, (N, W): truncated to its width."""
     vectors_NW = shortened(np.ascontiguousarray(vectors_ND, np.float32), info.settings.dimensions)
     if vectors_NW.shape[1] != info.width:
         raise RevelaError(

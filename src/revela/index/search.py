@@ -1,7 +1,7 @@
 """The steps of a search: candidates by vectors and by words -> fusion -> re-ranking.
 
-``Index.search`` (``IndexSnapshot``, by chunk) shares them with ``evaluate`` and the label-free
-check (``MemorySnapshot``, by document).
+Used by ``Index.search`` (``IndexSnapshot``, by chunk), and by ``evaluate`` and the label-free check
+(``MemorySnapshot``, by document).
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ Scores = dict[int, float]
 
 
 class Snapshot(Protocol):
-    """What a search reads of texts, by row number.
+    """The data of texts that a search reads, by row number.
 
-    ``rule`` is the fusion's (``Calibration.rule``), ``max_bm25`` the maximum score for a query (0
-    without terms), ``signs`` are ``packed_signs``.
+    ``rule`` is the rule of the fusion (``Calibration.rule``), ``max_bm25`` the maximum score for a
+    query (0 without terms), ``signs`` are ``packed_signs``.
     """
 
     @property
@@ -102,8 +102,8 @@ def rerank(
     tokens: QueryTokens,
     weight: float | None = None,
 ) -> Scores:
-    """Re-rank rows by the query's tokens. ``weight`` is that of the vectors in their scores, by
-    default the rule's.
+    """Re-rank rows by the query's tokens. ``weight`` is the weight of the vectors in ``scores``;
+    None: the rule's.
     """
     signs, weights = snapshot.signs(list(scores)[:TOKENS_DEPTH]), snapshot.term_weights(query)
     own = snapshot.rule.weight if weight is None else weight
@@ -111,14 +111,14 @@ def rerank(
 
 
 def are_alike(first: Collection[str], second: Collection[str]) -> bool:
-    """Whether two passages have the same terms, but for a few."""
+    """Whether two passages have nearly the same terms."""
     shared = len({*first} & {*second})
     return shared >= ALIKE * max(len(first) + len(second) - shared, 1)
 
 
 def runner_up(scores: Scores, terms_of: Callable[[int], Collection[str]]) -> float:
-    """The score of the first document that is no copy of the best, or of the last of ``COPIES``; 0
-    without one.
+    """The score of the first document that is no copy of the best one, or of the last of
+    ``COPIES``; 0 if there is no other.
 
     Args:
         scores: a row of each document, best first.
@@ -190,14 +190,14 @@ class SearchOptions:
             )
 
     def shown(self, ranking: Ranking) -> Ranking:
-        """What is shown of a ranking of documents."""
+        """The part of a ranking of documents that is returned."""
         min_score = -inf if self.min_score is None else self.min_score
         best = ((row, found) for row, found in ranking.items() if found[1] >= min_score)
         return dict(islice(best, self.k))
 
     @property
     def calibrated_as(self) -> str:
-        """The key of such a search in ``Calibration.scores``; "" if its scores are of no use."""
+        """The key of this kind of search in ``Calibration.scores``; "" if it has none."""
         if self.mode != "hybrid" or self.fusion != "score" or self.weight is not None:
             return ""
         return "tokens" if self.rerank == "tokens" else "hybrid"
@@ -212,7 +212,7 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class IndexSnapshot:
-    """An index as a search reads it, in one version; KeyError if the state has moved on."""
+    """One version of an index, for a search; KeyError if the state has changed meanwhile."""
 
     table: Table
     state: State
@@ -220,8 +220,8 @@ class IndexSnapshot:
     encoder: TokenEncoder | None  # to re-rank by tokens that the index does not keep
 
     def search(self, query: str, vector: Vectors | None, options: SearchOptions) -> Ranking:
-        """The best row of each document, best first: of at least k, if there are so many. Without a
-        vector by words.
+        """The best row of each document, best first, of at least k documents if there are so many.
+        Without a vector it searches by words.
         """
         ranking = self._documents(query, vector, options)
         scores = scores_of(ranking)
@@ -314,7 +314,7 @@ def scores_of(ranking: Ranking) -> Scores:
 
 
 def check_query(query: str) -> None:
-    """Refuse a query that is empty, too long or not Unicode, wherever it comes from."""
+    """Raise QueryError for a query that is empty, too long or not Unicode."""
     if not query.strip():
         raise QueryError("the query is empty: give some words to look for", "query")
     if len(query) > QUERY_CHARACTERS:

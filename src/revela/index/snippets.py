@@ -1,5 +1,5 @@
-"""What is shown of a hit: the part of its passage with the rarest words of the query (sought.py),
-as plain text (corpus/plain_lines.py), and the places of these words in it.
+"""Make snippets: the part of a hit's passage with the rarest words of the query (sought.py), as
+plain text (corpus/plain_lines.py), with these words marked.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _headings(lines: Sequence[Line]) -> list[Line]:
 
 
 class _Shown:
-    """A passage as one text in lines, with where each line of the passage begins in it."""
+    """A passage as text in lines, and the index where each of its lines begins."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
         parts, length = list[str](), 0
@@ -154,7 +154,7 @@ def _window(
 def _best(
     text: str, places: Sequence[tuple[int, int, str, float]], characters: int, lines: int
 ) -> tuple[int, int]:
-    """Begin and end of the stretch whose words have the greatest sum of idf, the first of them."""
+    """Begin and end of the first stretch with the greatest sum of its words' idf."""
     best, chosen, left = 0.0, (0, 0), 0
     held, weights = Counter[str](), dict[str, float]()
     breaks = [match.start() for match in re.finditer("\n", text)]
@@ -251,7 +251,7 @@ def _dedented(found: Snippet, indent: int) -> Snippet:
 
 
 def same_texts(texts: Sequence[str]) -> list[int | None]:
-    """Of each text, the number of the first one before that is equal but for white space."""
+    """The index of the first earlier text that equals each text, but for white space, or None."""
     first = dict[str, int]()
     found = list[int | None]()
     for number, text in enumerate(texts):
@@ -261,7 +261,7 @@ def same_texts(texts: Sequence[str]) -> list[int | None]:
 
 
 def examples_of(hits: Sequence[Hit], most: int = 3) -> list[str]:
-    """Queries to begin with: headings that stand once, or else sentences."""
+    """Example queries: headings that occur once, or else sentences."""
     named = Counter(" ".join(heading_of(hit).rsplit(" > ", 1)[-1].split()) for hit in hits)
     found = [name for name, count in named.items() if count == 1 and _is_natural(name, 2)]
     if len(found) < most:

@@ -1,4 +1,4 @@
-"""The words of a query that are marked in a text, and where they stand in it.
+"""Find the words of a query in a text, to mark them.
 
 They are found as BM25 finds them (language.py): by their stems, and pairs of characters where words
 are not spaced. An identifier such as NW-1007 is one word.
@@ -47,7 +47,7 @@ class Sought:
     def of(
         cls, query: str, analyzer: Terms, idf: Callable[[Sequence[str]], NDArray[np.float64]]
     ) -> Sought:
-        """The words of a query by their idf; those that stand everywhere are left out."""
+        """The words of a query and their idf, without words that are everywhere."""
         query = normalised(query[:QUERY])
         places = list(analyzer.places(query))
         *found, absent = idf([*(term for *_, term in places), "\0"]).tolist()
@@ -76,7 +76,7 @@ class Sought:
         return cls(analyzer, kept, identifiers, frozenset(unstemmed))
 
     def places(self, text: str) -> list[tuple[int, int, str, float]]:
-        """Begin, end, word and idf of each in a text, in order."""
+        """(begin, end, word, idf) of each sought word in a text, in order."""
         plain, begins, ends = _normalised(text)
         found = [
             (begins[begin], ends[end - 1], known, self.terms[known])

@@ -2,8 +2,8 @@
 table it describes, how many chunks hold each term, and which files and documents were read.
 
 The table is changed first, and then, in one transaction, the state, with the new version in it.
-Readers read the version that the state names, so a change is made when its transaction is, and a
-kill before leaves the index as it was: whoever changes it next takes the table back (changes.py).
+Other processes read the version that the state names, so the transaction makes a change visible. A
+kill before it leaves the index as it was; the next change undoes the table's (changes.py).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ COUNT = "insert into terms values (?, ?) on conflict do update set n = n + exclu
 
 
 class Now(NamedTuple):
-    """The state at a moment: of which version of the table, how many chunks it has, how many have
-    changed since it was packed, and ``Info`` in JSON.
+    """The state at a moment: version of the table, number of chunks, number of chunks changed since
+    the table was packed, and ``Info`` in JSON.
     """
 
     version: int
@@ -65,7 +65,7 @@ class Now(NamedTuple):
 
 
 class Moved(KeyError):
-    """The state is that of another version now."""
+    """The state has another version by now."""
 
 
 class FileState(NamedTuple):
@@ -87,8 +87,12 @@ class ReadFile(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """Numbers of documents: that a source had, that are gone, and in files that were not read
-    again.
+    """Documents that a source has lost.
+
+    Attributes:
+        documents: number of documents that it had.
+        gone: number of documents that are gone.
+        untouched: number of documents in files that were not read again.
     """
 
     source: str
@@ -141,7 +145,7 @@ class State:
 
     @contextmanager
     def _transaction(self, kind: str = "immediate") -> Iterator[sqlite3.Connection]:
-        """While open, what is read is of one moment; what is written is so at the end, or not."""
+        """A transaction: reads see one moment, and writes take effect together at the end."""
         database = self._database
         with self._lock, _errors(self.folder):
             database.execute(f"begin {kind}")
@@ -162,21 +166,21 @@ class State:
             return rows
 
     def now(self) -> Now:
-        """The state as any process has left it last."""
+        """The current state, which any process may have changed."""
         return Now(*self._read("select version, chunks, changed, info from about")[0])
 
     @property
     def info(self) -> Info:
-        """What made the index."""
+        """The manifest."""
         return Info.from_json(self.now().info)
 
     @property
     def chunks(self) -> int:
-        """How many there are."""
+        """The number of chunks."""
         return self.now().chunks
 
     def idf(self, terms: Sequence[str], version: int | None = None) -> NDArray[np.float64]:
-        """The idf of terms, (T,). ``version``: Moved if the state is not that of this one."""
+        """The idf of terms, (T,); raises Moved if the state's version is not ``version``."""
         return idf(*self._frequencies(terms, version))
 
     def max_bm25(self, terms: Sequence[str], version: int | None = None) -> float:
@@ -210,9 +214,9 @@ class State:
         """Note that the index is this version of the table from now on.
 
         Args:
-            added: the terms of chunks that it has and the version before had not.
-            removed: of those that it has not any more.
-            info: if that has changed.
+            added: terms of chunks that are new in this version.
+            removed: terms of chunks that are gone.
+            info: the manifest, if it has changed.
             anew: ``added`` are the terms of all chunks.
             packed: no chunk has changed since the table was packed.
         """
@@ -243,17 +247,17 @@ class State:
 
     @property
     def sources(self) -> dict[str, Any]:
-        """What was read last, and how, as ``begin`` was given it; empty: nothing."""
+        """The sources and settings of reading in the last ``begin``; {} if there was none."""
         found: dict[str, Any] = json.loads(self._read("select sources from about")[0][0])
         return found
 
     def files(self) -> dict[str, FileState]:
-        """The files that were read, by path."""
+        """Path -> state of each file that was read."""
         rows = self._read("select path, size, mtime_ns, digest from files")
         return {path: FileState(*state) for path, *state in rows}
 
     def owner_of(self, name: str) -> str | None:
-        """The file that the document of an id was read from."""
+        """The file that a document was read from."""
         rows = self._read("select path from documents where id = ?", name)
         return rows[0][0] if rows else None
 
@@ -318,17 +322,17 @@ class State:
                 )
 
     def gone(self) -> list[str]:
-        """The documents that are in no file any more."""
+        """The documents that are no longer in any file."""
         return [name for (name,) in self._read("select id from documents where path is null")]
 
     def forget_gone(self) -> None:
-        """Note that these documents are not in the table any more."""
+        """Note that these documents are no longer in the table."""
         with self._transaction() as database:
             database.execute("delete from documents where path is null")
 
     def forget(self, ids: Iterable[str] | None = None) -> None:
-        """Note that documents are not those of their files any more, so that these are read again;
-        None: any of them.
+        """Note that documents may differ from their files, so that these are read again; None: all
+        documents.
         """
         with self._transaction() as database:
             if ids is None:
@@ -360,7 +364,7 @@ def _errors(folder: Path) -> Iterator[None]:
 
 
 def _signed(hashes: NDArray[np.uint64]) -> list[int]:
-    """Hashes as SQLite holds them."""
+    """Hashes as signed integers, for SQLite."""
     signed: list[int] = hashes.view(np.int64).tolist()
     return signed
 
@@ -371,7 +375,7 @@ def is_index(folder: Path) -> bool:
 
 
 def read_info(folder: Path) -> Info:
-    """What made the index in a folder."""
+    """The manifest of the index in a folder."""
     state = State(folder)
     try:
         return state.info
@@ -385,8 +389,8 @@ def is_finished(folder: Path) -> bool:
 
 
 def unfinished_in(folder: Path) -> Info | None:
-    """What a killed run has left in this folder; None if the folder is free. A folder with a
-    finished index or anything else is refused.
+    """The manifest of an index that a killed run left unfinished; None if the folder is free.
+    RevelaError if it holds a finished index or anything else.
     """
     # These are written before the state.
     early = (LOCK, CONTEXT, hidden_prefix(CONTEXT), hidden_prefix(STATE))

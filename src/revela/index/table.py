@@ -1,8 +1,8 @@
 """The LanceDB table of an index: one row per chunk. The only file that imports LanceDB.
 
-Each change makes a new version; which of them is the index's, the state says (state.py).
+Each change makes a new version; the state (state.py) names the version of the index.
 
-Shapes: N rows, W numbers of a stored vector.
+Shapes: N rows, W width of a stored vector.
 """
 
 from __future__ import annotations
@@ -48,8 +48,11 @@ TOKENIZER: dict[str, Any] = dict(
 
 
 class Table:
-    """The rows of one index, in the LanceDB table ``lance`` of a ``database``. Damaged files raise
-    RevelaError. ``number`` is the version that it was opened ``at``.
+    """The rows of an index. Raises RevelaError for damaged files.
+
+    Args:
+        database, lance: the LanceDB database and its table.
+        number: the version that it was opened ``at``.
     """
 
     def __init__(self, folder: Path, info: Info, database: Any, lance: Any, number: int = -1):
@@ -84,10 +87,10 @@ class Table:
         return cls(folder, info, database, lance)
 
     def at(self, version: int, info: Info | None = None) -> Table:
-        """The table as it was at a version, read-only; ``info``: with another manifest.
+        """The table at a version, read-only; ``info`` replaces the manifest.
 
-        Packing removes former versions and changes no row: where it has removed this one, the last
-        version has the same rows.
+        Packing removes old versions and changes no row: if this version was removed, the last one
+        has the same rows.
         """
         with lance_errors(self.folder):
             lance = self._database.open_table(TABLE)
@@ -132,7 +135,7 @@ class Table:
         return self._ranking(query, depth, where, "_distance", lambda distance: 1.0 - distance)
 
     def matching(self, text: str, depth: int, where: str = "") -> Ranking:
-        """The ``depth`` best rows that hold terms of the text, by BM25."""
+        """The ``depth`` best rows with terms of the text, by BM25."""
         from lancedb.query import MatchQuery
 
         if not (terms := self.query_terms.of_query(text)):
@@ -150,7 +153,7 @@ class Table:
         return dict(zip(rows, zip(documents, map(score, values), strict=True), strict=True))
 
     def rows(self, numbers: Sequence[int], names: Sequence[str] = ()) -> dict[int, dict[str, Any]]:
-        """Columns of rows, by default those of a hit; a row that is gone is missing."""
+        """Columns of rows, by default those of a hit; deleted rows are missing."""
         names = list(names) or [*HIT_COLUMNS, *self.info.columns]
         if not numbers:
             return {}
@@ -175,8 +178,8 @@ class Table:
         return {row: cosines[row] for row in numbers}
 
     def frozen(self) -> Table:
-        """The table as it is now, for ``digests`` and ``find`` while documents are added; the ids
-        of a large one are indexed first, so that look-ups stay fast.
+        """The table in its current version, for ``digests`` and ``find`` while documents are added.
+        In a large one the ids are indexed first, so that look-ups stay fast.
         """
         from lancedb.index import BTree
 
@@ -189,7 +192,7 @@ class Table:
         return self.at(self.version)
 
     def digests(self, documents: Sequence[str]) -> dict[str, str]:
-        """The digests of those of these documents that the table holds, by id."""
+        """Id -> digest of the documents that are in the table."""
         digests = dict[str, str]()
         with lance_errors(self.folder):
             for where in self.id_filters(documents):
@@ -257,9 +260,7 @@ class Table:
             self.lance.add(rows)
 
     def restore(self, version: int) -> None:
-        """Take back what was changed since a version; if that was removed, rows have not changed
-        since (``at``).
-        """
+        """Undo changes since a version. If it was removed, no row has changed since (``at``)."""
         with lance_errors(self.folder):
             if version in (found["version"] for found in self.lance.list_versions()):
                 self.lance.restore(version)
@@ -271,8 +272,8 @@ class Table:
                 self.lance.delete(f"_rowid in ({', '.join(map(str, numbers))})")
 
     def rewrite_terms(self) -> None:
-        """Make the terms of all rows anew. Words are searched without an index until ``pack``, and
-        rows have new numbers.
+        """Make the terms of all rows again. Until ``pack``, words are searched without an index.
+        Rows get new numbers.
         """
         import pyarrow as pa
 
@@ -289,14 +290,14 @@ class Table:
             self._database.create_table(TABLE, reader, mode="overwrite")
 
     def is_worth_packing(self, changed: int) -> bool:
-        """Whether chunks have changed, and ``pack`` is cheap, or there are so many that they slow
-        searches down.
+        """Whether chunks have changed, and either ``pack`` is cheap, or so many have changed that
+        searches are slow.
         """
         return changed > (0 if len(self) < EXACT_BELOW else UNPACKED)
 
     def pack(self) -> None:
-        """Pack the table, bring its indices up to date, make those that are missing, and remove
-        former versions: what reads one opens the last one (``at``).
+        """Pack the table, update its indices, make missing ones, and remove old versions. A process
+        that reads an old version opens the last one instead (``at``).
         """
         from lancedb.index import FTS, Bitmap, BTree, HnswFlat, HnswSq, IvfRq
 
@@ -369,7 +370,7 @@ def _unchecked_calls() -> Iterator[None]:
 
 
 def table_uri(folder: Path) -> str:
-    """Where the table of an index is, for other programs that read Lance."""
+    """The path of an index's table, for other programs that read Lance."""
     return str(folder / f"{TABLE}.lance")
 
 

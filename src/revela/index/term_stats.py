@@ -1,5 +1,5 @@
-"""How many chunks hold a term, which the fusion needs and LanceDB does not give. Terms are hashed;
-the state of an index keeps their counts (state.py).
+"""Count the chunks with each term, which the fusion needs and LanceDB does not give. Terms are
+hashed; the state of an index keeps the counts (state.py).
 """
 
 from __future__ import annotations

@@ -59,10 +59,12 @@ def rerank_by_tokens(
     vectors: float = 1.0,
     chance: float = 0.0,
 ) -> dict[Item, float]:
-    """score(q, d) of each result, best first; ``scores`` are c or the fused ones, best first.
+    """score(q, d) of each result, best first.
 
-    ``signs`` are those of the first results, in the order of their scores; n is 0 for the others.
-    ``vectors`` is the weight of the vectors in the scores, 1 / (1 + w).
+    Args:
+        scores: c or the fused scores, best first.
+        signs: signs of the first results, in the same order; n is 0 for the others.
+        vectors: weight of the vectors in the scores, 1 / (1 + w).
     """
     weight, found = TOKENS_WEIGHT * vectors, similarities(query, signs, weights, chance)
     found += [0.0] * (len(scores) - len(found))
@@ -76,7 +78,7 @@ def chance_of_tokens(
     weights: Sequence[Sequence[Weight]],
     signs: Sequence[bytes],
 ) -> float:
-    """The mean m of queries and passages, drawn without regard to each other."""
+    """The mean m of unrelated queries and passages."""
     pairs = zip(queries, weights, strict=True)
     return as_chance(float(np.mean([match_by_tokens(query, signs, own) for query, own in pairs])))
 

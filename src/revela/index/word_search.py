@@ -1,7 +1,7 @@
-"""A text that is searched by its words alone, in memory, while its index is being made.
+"""Search a text by words only, in memory, while its index is being made.
 
-BM25 ranks whole documents first, which need not be cut into passages then, and after that the
-passages of the best of them. Shapes: T terms of a query, N texts.
+BM25 first ranks whole documents, so they need not be cut into passages, then the passages of the
+best documents. Shapes: T terms of a query, N texts.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class Words:
         return len(self._rows)
 
     def tell(self, made: float) -> None:
-        """Note how much is made."""
+        """Note the share of the text with vectors."""
         self.made = made
 
     @property
     def notice(self) -> str:
-        """What a reader of these results must know."""
+        """A sentence for users: results are by words only, and how far the vectors are."""
         return (
             f"By words only: vectors of {len(self):,} documents are being made, "
             f"{100 * self.made:.0f} % of the text is done."
@@ -107,14 +107,14 @@ class Words:
         return Hits(found.values())
 
     def chunks(self, document: str) -> list[Hit]:
-        """The passages of a document by its id, as of an index."""
+        """The passages of a document, as in ``Index.chunks``."""
         row = self._rows.get(document)
         return [] if row is None else list(self._passages(row))
 
     def snippets(
         self, query: str, hits: Sequence[Hit], characters: int = CHARACTERS
     ) -> list[Snippet]:
-        """What is shown of each hit, as of an index."""
+        """The snippet of each hit, as in ``Index.snippets``."""
         sought = Sought.of(query, self._terms, self._idf)
         return [snippet(hit, sought, characters) for hit in hits]
 

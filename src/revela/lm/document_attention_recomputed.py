@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 if TYPE_CHECKING:
-    from revela.lm.document_weights import DocumentWeights, Readers
+    from revela.lm.document_weights import AttendingRows, DocumentWeights
 
 
 def recomputed_document_attention(
@@ -41,7 +41,7 @@ def recomputed_document_attention(
         norm_GS1 = value_GSD.norm(dim=-1, keepdim=True).to(value_GSD.dtype)
         value_GSD = torch.cat([value_GSD, norm_GS1], dim=-1)
     output_HTD: Tensor = _Recomputed.apply(  # type: ignore[no-untyped-call]
-        query_HTD, key_GSD, value_GSD, documents.weights_AB, documents.readers, scale, norm_eps
+        query_HTD, key_GSD, value_GSD, documents.weights_AB, documents.attending, scale, norm_eps
     )
     return output_HTD
 
@@ -56,17 +56,17 @@ class _Recomputed(torch.autograd.Function):
         key_GSD: Tensor,
         value_GSD: Tensor,
         weights_AB: Tensor,
-        readers: Sequence[Readers],
+        attending: Sequence[AttendingRows],
         scale: float,
         norm_eps: float | None,
     ) -> Tensor:
         ctx.save_for_backward(query_HTD, key_GSD, value_GSD, weights_AB)
-        ctx.readers, ctx.scale, ctx.norm_eps = readers, scale, norm_eps
+        ctx.attending, ctx.scale, ctx.norm_eps = attending, scale, norm_eps
         width = value_GSD.shape[-1] - (norm_eps is not None)
         exact = torch.promote_types(query_HTD.dtype, torch.float32)
         total_HTD = query_HTD.new_zeros(*query_HTD.shape[:2], width, dtype=exact)
-        for document in _attended_documents(query_HTD, key_GSD, readers, scale):
-            output_GRD = document.attention_GRL @ value_GSD[:, document.readers.tokens]
+        for document in _attended_documents(query_HTD, key_GSD, attending, scale):
+            output_GRD = document.attention_GRL @ value_GSD[:, document.attending.tokens]
             output_HRD = document.by_head(_v_normed(output_GRD, norm_eps))
             document.add(total_HTD, output_HRD * document.weight_R1)
         return total_HTD.to(query_HTD.dtype)
@@ -80,8 +80,8 @@ class _Recomputed(torch.autograd.Function):
             torch.zeros_like(t, dtype=exact) if needed else None
             for t, needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
         )
-        for document in _attended_documents(query_HTD, key_GSD, ctx.readers, ctx.scale):
-            readers, tokens = document.readers, document.readers.tokens
+        for document in _attended_documents(query_HTD, key_GSD, ctx.attending, ctx.scale):
+            attending, tokens = document.attending, document.attending.tokens
             attention_GRL = document.attention_GRL
             output_GRD = attention_GRL @ value_GSD[:, tokens]
             normed_GRD = _v_normed(output_GRD, ctx.norm_eps)
@@ -93,8 +93,8 @@ class _Recomputed(torch.autograd.Function):
                 grad_GRD = grad_GRD / (output_GRD[..., -1:] + ctx.norm_eps)
             if grad_weights is not None:
                 slope_HRD = grad_HRD * document.by_head(normed_GRD)
-                slope_R = slope_HRD.sum(dim=(0, 2), dtype=exact) * readers.is_kept_R
-                grad_weights[:, readers.index].index_add_(0, readers.run_R, slope_R)
+                slope_R = slope_HRD.sum(dim=(0, 2), dtype=exact) * attending.is_kept_R
+                grad_weights[:, attending.index].index_add_(0, attending.run_R, slope_R)
             if grad_value is not None:
                 grad_value[:, tokens] = (attention_GRL.transpose(1, 2) @ grad_GRD).to(exact)
             if grad_query is None and grad_key is None:
@@ -128,7 +128,7 @@ class _AttendedDocument:
     Rows of heads that share keys are consecutive: (G, H / G * R, ...).
     """
 
-    readers: Readers
+    attending: AttendingRows
     weight_R1: Tensor
     query_GRD: Tensor
     attention_GRL: Tensor
@@ -141,28 +141,28 @@ class _AttendedDocument:
         return rows_HRX.reshape(len(self.query_GRD), -1, rows_HRX.shape[-1])
 
     def take(self, all_HTX: Tensor) -> Tensor:
-        rows_R = self.readers.rows_R
+        rows_R = self.attending.rows_R
         return all_HTX if rows_R is None else all_HTX.index_select(1, rows_R)
 
     def add(self, total_HTX: Tensor, rows_HRX: Tensor) -> None:
-        if self.readers.rows_R is None:
+        if self.attending.rows_R is None:
             total_HTX += rows_HRX
         else:
-            total_HTX.index_add_(1, self.readers.rows_R, rows_HRX.to(total_HTX.dtype))
+            total_HTX.index_add_(1, self.attending.rows_R, rows_HRX.to(total_HTX.dtype))
 
 
 def _attended_documents(
-    query_HTD: Tensor, key_GSD: Tensor, documents: Sequence[Readers], scale: float
+    query_HTD: Tensor, key_GSD: Tensor, documents: Sequence[AttendingRows], scale: float
 ) -> Iterator[_AttendedDocument]:
     query_HTD = query_HTD * scale
-    for readers in documents:
-        rows_R = readers.rows_R
+    for attending in documents:
+        rows_R = attending.rows_R
         query_HRD = query_HTD if rows_R is None else query_HTD.index_select(1, rows_R)
         query_GRD = query_HRD.reshape(len(key_GSD), -1, query_HTD.shape[-1])
-        key_GLD = key_GSD[:, readers.tokens]
+        key_GLD = key_GSD[:, attending.tokens]
         yield _AttendedDocument(
-            readers,
-            weight_R1=readers.weight_R1.to(query_HTD.dtype),
+            attending,
+            weight_R1=attending.weight_R1.to(query_HTD.dtype),
             query_GRD=query_GRD,
             attention_GRL=(query_GRD @ key_GLD.transpose(1, 2)).softmax(dim=-1),
             heads=len(query_HTD),

@@ -20,11 +20,10 @@ DENSE = 0.8  # of the runs: a document that more of them attend to is computed f
 
 
 @dataclass(frozen=True)
-class Readers:
+class AttendingRows:
     """A document's index and tokens, and the R rows that attend to it.
 
-    ``rows_R`` is None if all T rows are computed, which saves selecting them. Rows that are not
-    kept have a weight of 0.
+    ``rows_R`` None: all T rows. Rows that are not kept have a weight of 0.
     """
 
     index: int
@@ -82,7 +81,7 @@ class DocumentWeights:
         return max(1, int(on_cpu(self.slot_AB.max())) + 1)
 
     @cached_property
-    def readers(self) -> list[Readers]:
+    def attending(self) -> list[AttendingRows]:
         """The documents that some run keeps, and their rows. It waits for a GPU."""
         is_kept_AB = self.kept_AB > 0
         on_host_AB = on_cpu(is_kept_AB)
@@ -94,12 +93,14 @@ class DocumentWeights:
             flat = sent(torch.cat(rows), self.kept_AB.device)
             parts = torch.split(flat, [len(rows_R) for rows_R in rows])
             selected_rows = dict(zip(sparse, parts, strict=True))
-        readers, end = [], 0
+        attending, end = [], 0
         for j, length in enumerate(self.lengths):
             start, end = end, end + length
             if runs_B[j]:
                 rows_R = selected_rows.get(j)
                 run_R = self.run_T if rows_R is None else self.run_T[rows_R]
                 kept_R, weight_R1 = is_kept_AB[:, j][run_R], self.kept_AB[:, j][run_R][:, None]
-                readers.append(Readers(j, slice(start, end), rows_R, run_R, kept_R, weight_R1))
-        return readers
+                attending.append(
+                    AttendingRows(j, slice(start, end), rows_R, run_R, kept_R, weight_R1)
+                )
+        return attending

@@ -123,7 +123,7 @@ def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> Con
     reader = _documents_reader(model, settings.context_tokens)
     first = ContextEncoder(reader, anchors_AD, settings.slots, constant).to(model.device)
     add_slots(model, settings.slots)
-    write_rows(model, first.null_JD)
+    write_context(model, first.null_JD)
     return first
 
 
@@ -253,7 +253,7 @@ def _leave_slots_out(model: SentenceTransformer) -> None:
     set_parts(model, [parts[0], modules.WordWeights(vocabulary, weights), *parts[1:]])
 
 
-def write_rows(model: SentenceTransformer, rows_JD: Tensor) -> None:
+def write_context(model: SentenceTransformer, rows_JD: Tensor) -> None:
     """Write a context into a model's embedding table."""
     table, ids = model[0].model.get_input_embeddings().weight, slot_ids(model)
     with torch.no_grad():

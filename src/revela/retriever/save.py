@@ -22,7 +22,7 @@ from revela.errors import RevelaError
 from revela.files import disk_errors, flush, make_readable
 from revela.model_files import CONTEXT
 from revela.retriever.build import load_retriever
-from revela.retriever.context import SavedContext, write_rows
+from revela.retriever.context import SavedContext, write_context
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.lora import merged, needs_merging
 
@@ -64,7 +64,7 @@ def save_retriever(
         changed = context is not None or needs_merging(model) or model.device.type != "cpu"
         final = merged(model) if changed else model
         if context is not None:
-            write_rows(final, context.rows_JD)
+            write_context(final, context.rows_JD)
             context.save(temporary / CONTEXT)
         final.save_pretrained(hidden, create_model_card=False)
         for place in (temporary, temporary / CONTEXT):

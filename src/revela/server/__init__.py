@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 @dataclass(frozen=True)
 class Access:
-    """Who is answered: clients that send the token, if any; with ``local_only`` only requests for
-    loopback names.
+    """Access control: requests must send the token, if there is one. With ``local_only``, their
+    Host must be a loopback name.
     """
 
     token: str | None = None
@@ -21,7 +21,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Site:
-    """What the documents are called, and the base of their addresses; "": they have none."""
+    """The name of the documents, and the base of their URLs; "": they have none."""
 
     name: str = ""
     base_url: str = ""

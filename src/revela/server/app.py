@@ -143,7 +143,7 @@ class Service:
         return await self.encoding.encode(body.input, tokens, role), tokens
 
     async def search(self, body: SearchRequest, request: Request) -> schemas.SearchResults:
-        """The best documents, each with its best passage."""
+        """Search: the best documents, each with its best passage."""
         start = time.perf_counter()
         try:
             with self.room.one():
@@ -171,14 +171,14 @@ class Service:
             )
         encoded = None
         if body.mode != "lexical":
-            # Cut as everywhere: the words of all of it are searched for.
+            # Truncated for the model only: all of its words are searched for.
             tokens = await self.encoding.tokens([body.query], "query", True, "query")
             (encoded,) = await self.encoding.encode([body.query], tokens, "query", by_tokens)
         asked |= dict(encoded=encoded, explain=body.explain)
 
         def found() -> tuple[Hits, list[schemas.SearchResult]]:
             hits = self.index.search(body.query, **asked)
-            # A stranger is not told where files lie.
+            # Do not tell strangers where files are.
             file = self.index.file if self.access.local_only else None
             return hits, results_of(self.index, body, hits, self.site, file)
 
@@ -237,7 +237,7 @@ def results_of(
     site: Site,
     file: Callable[[str], Path | None] | None = None,
 ) -> list[schemas.SearchResult]:
-    """Hits as they are shown; ``file`` gives the path of a document."""
+    """Hits in the form of the API; ``file`` gives the path of a document."""
     snippets = source.snippets(body.query, hits)
     whole = source.snippets(body.query, hits, WHOLE) if body.marked else []
     same = same_texts([hit.text for hit in hits])
@@ -259,8 +259,8 @@ def _marked(shown: Snippet) -> schemas.Marked:
 
 
 def warm(encoder: TokenEncoder) -> int:
-    """Have an encoder prepare all that requests ask of it, so that none waits for another's first;
-    the width of its vectors.
+    """Warm up an encoder, so that no request waits for its preparation; returns the width of its
+    vectors.
     """
     try:
         (read,) = encoder.query_tokens(["warm"])

@@ -1,9 +1,9 @@
 """Dynamic batching: one thread owns the model and encodes the texts of several requests at once.
 
-A free model takes what is in the queue, without waiting for a batch to fill. From a long queue
-several batches are formed at once and sorted by length, which saves padding. Batches of queries and
-of passages alternate, so that a search waits for at most one batch of passages. A larger request
-lets others pass between its parts.
+When the model is free, it takes what is in the queue, without waiting for a full batch. From a long
+queue several batches are formed at once and sorted by length, which saves padding. Batches of
+queries and of passages alternate, so that a search waits for at most one batch of passages. Between
+the batches of a large request, other requests have their turn.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ BATCHES_AHEAD = 4  # batches formed at once
 
 @dataclass(eq=False)
 class _Job:
-    """The texts of one request: the first ``batched`` are in a batch or done, ``left`` of all are
-    not encoded yet.
+    """The texts of one request.
+
+    Attributes:
+        batched: number of texts, the first ones, that are in a batch or done.
+        left: number of texts not encoded yet.
     """
 
     texts: Sequence[str]
@@ -117,7 +120,7 @@ class Batcher:
 
     @property
     def alive(self) -> bool:
-        """Whether the batcher encodes texts."""
+        """Whether the batcher's thread is running."""
         return self._thread.is_alive() and not self._closing
 
     def close(self) -> None:
@@ -143,7 +146,7 @@ class Batcher:
             self._fail_waiting()
 
     def _fail_waiting(self) -> None:
-        """Answer waiting requests when the thread ends by a fault; ``close`` leaves none."""
+        """Fail waiting requests when an error has ended the thread; ``close`` leaves none."""
         with self._change:
             self._closing = True
             waiting = [job for role in ROLES for job in self._jobs[role]]
@@ -152,7 +155,7 @@ class Batcher:
                 job.fail(RuntimeError("the model's thread has ended"))
 
     def _encode_singly(self, role: Role, batch: _Batch, error: Exception) -> None:
-        """Encode a failed batch again request by request, so that only those at fault fail."""
+        """Encode a failed batch again, request by request, so that only faulty requests fail."""
         requests = dict.fromkeys(job for job, _ in batch)
         for request in requests:
             try:

@@ -1,4 +1,4 @@
-"""Texts of requests -> vectors: counted and checked against the limits, then encoded in batches."""
+"""Encode the texts of requests: count tokens, check the limits, then encode in batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ THREADS = 4
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The retriever of an index, as a service offers it.
+    """The retriever of an index, for a service.
 
     Args:
         name: for clients; if the index has a context, "@" and 8 digits of its digest are added.

@@ -56,7 +56,7 @@ class APIError(HTTPException):
 
 
 async def _http_error(_: Request, error: HTTPException) -> JSONResponse:
-    """Our own errors, and FastAPI's of unknown paths and methods."""
+    """Answer to our own errors, and to FastAPI's for unknown paths and methods."""
     if not isinstance(error, APIError):
         message = FASTAPI_ERRORS.get(error.status_code, error.detail)
         error = APIError(error.status_code, message, headers=error.headers)
@@ -64,7 +64,7 @@ async def _http_error(_: Request, error: HTTPException) -> JSONResponse:
 
 
 async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-    """The first error of a body that does not fit its model."""
+    """Answer with the first error of a body that does not fit its model."""
     first = error.errors()[0]
     if "json" not in request.headers.get("content-type", ""):
         message = "the body must be JSON: send it with content-type application/json"
@@ -76,7 +76,7 @@ async def _invalid(request: Request, error: RequestValidationError) -> JSONRespo
 
 
 async def _failed(_: Request, __: Exception) -> JSONResponse:
-    """An error of the server; Starlette raises it again, so that uvicorn logs it."""
+    """Answer to an error of the server. Starlette raises it again, so that uvicorn logs it."""
     message = "something went wrong here, the server's log says what: try again"
     return APIError(500, message).response()
 
@@ -89,19 +89,19 @@ ERROR_HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Any]] = {
 
 
 def no_such_model(names: Sequence[str]) -> APIError:
-    """The 404 of a model's name."""
+    """The 404 for an unknown model."""
     message = f"this server has no such model: ask for one of {', '.join(names)}"
     return APIError(404, message, "model", "model_not_found")
 
 
 def queue_full(what: str, seconds: int) -> APIError:
-    """The 429 of a full queue."""
+    """The 429 for a full queue."""
     message = f"too many {what} are waiting: try again in {seconds} s"
     return APIError(429, message, code="queue_full", headers={"retry-after": str(seconds)})
 
 
 def check_count(count: int, of: str, most: int, param: str) -> None:
-    """Refuse a request of too many texts or tokens (400)."""
+    """Raise APIError (400) for too many texts or tokens."""
     if count > most:
         message = f"{count:,} {of} in a request: send at most {most:,} at a time"
         raise APIError(400, message, param)

@@ -1,4 +1,4 @@
-"""The service of a text whose index is being made: it searches by words, and says so."""
+"""The service of a text while its index is being made: it searches by words, and says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The app on uvicorn; accepted requests finish before it stops."""
+"""Run the app on uvicorn; accepted requests finish before it stops."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def server_of(app: ASGIApp, limits: Limits) -> uvicorn.Server:
 
 @contextmanager
 def in_background(app: ASGIApp, limits: Limits, listening: socket.socket) -> Iterator[None]:
-    """While open, a thread serves an application on a socket, which is left open."""
+    """Serve an application on a socket in a thread while open. The socket stays open."""
     server = server_of(app, limits)
     sockets = [listening.dup()]
     thread = Thread(target=server.run, args=(sockets,), name="first answers", daemon=True)

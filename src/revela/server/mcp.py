@@ -103,7 +103,7 @@ class FetchedDocument(BaseModel):
 
 @dataclass(frozen=True)
 class Documents:
-    """What agents search.
+    """The documents that agents search.
 
     Args:
         name: of the documents, for agents.
@@ -188,7 +188,7 @@ def _tool_errors() -> Iterator[None]:
 
 
 def _answer(answer: BaseModel) -> CallToolResult:
-    """An answer without what it does not have, as JSON in a text and as structure."""
+    """An answer, without empty fields, as JSON text and as structured content."""
     given = answer.model_dump(mode="json", exclude_none=True)
     text = TextContent(type="text", text=as_json(given))
     return CallToolResult(content=[text], structured_content=given)
@@ -199,7 +199,7 @@ def _tokens_of(answer: BaseModel) -> int:
 
 
 def distinct(hits: Sequence[Hit], k: int) -> list[tuple[Hit, list[str]]]:
-    """The k best hits of different texts, each with the ids of those whose text is equal."""
+    """The k best hits with different texts, each with the ids of hits with an equal text."""
     groups: dict[int, tuple[Hit, list[str]]] = {}
     same = same_texts([hit.text.strip() or hit.id for hit in hits])
     for number, (hit, first) in enumerate(zip(hits, same, strict=True)):
@@ -217,9 +217,11 @@ def within(
     notice: str = "",
     answer: str | None = None,
 ) -> SearchResults:
-    """As many of the results as fit, best first. If not all do, none has a snippet, and the longest
-    texts are cut to the part of so many characters that ``part_of`` gives by the result's number
-    (``snippets.snippet``); a note says so, after a notice.
+    """As many of the results as fit into ``max_tokens``, best first.
+
+    If not all fit, snippets are left out, and the longest texts are cut: ``part_of`` gives the part
+    of a result (its number) with a number of characters (``snippets.snippet``). A note after
+    ``notice`` says so.
     """
     whole = SearchResults(answer=answer, results=list(results), note=notice or None)
     if _tokens_of(whole) <= max_tokens:
@@ -328,8 +330,8 @@ class Tools:
 
 
 def _read(texts: Sequence[str], first: int, offset: int, tokens: int) -> dict[str, Any]:
-    """What a fetched document says of its passages from the first on: as many whole ones as fit, or
-    the beginning of one that does not.
+    """The fields of a fetched document: its passages from ``first`` on, as many whole ones as fit,
+    or the beginning of one that does not fit.
     """
     fits = fitting("".join(texts[first:]), tokens)
     ends = list(accumulate(len(text) for text in texts[first:]))

@@ -1,4 +1,4 @@
-"""Routes that re-rank a client's own texts, in the forms of Jina, Cohere and TEI (Hugging Face's
+"""Routes that re-rank a client's own texts, in the formats of Jina, Cohere and TEI (Hugging Face's
 text-embeddings-inference).
 """
 
@@ -90,7 +90,7 @@ class Reranking:
         try:
             check_query(query)
             with self.room.one():
-                # Both are checked before either is encoded.
+                # Check both before encoding either.
                 query_tokens = await encoding.tokens([query], "query", truncate, "query")
                 text_tokens = await encoding.tokens(texts, "passage", truncate, param)
                 (encoded,), passages = await together(

@@ -1,4 +1,4 @@
-"""What routes share: their answers in the OpenAPI document, and work that a client waits for."""
+"""Shared parts of routes: answers in the OpenAPI document, and work that a client waits for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from revela.server.errors import APIError, queue_full
 from revela.server.schemas import Error
 
 T = TypeVar("T")
-CLIENT_LEFT = 499  # an answer that nobody reads; the metrics count it
+CLIENT_LEFT = 499  # for the metrics; the client does not read it
 RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds"}}
 BODY_ERRORS = {
     400: "The body does not match the schema",
@@ -39,14 +39,14 @@ def answers(errors: dict[int, str], text: str = "", media_type: str = "") -> dic
 
 
 class Room:
-    """Room for so many searches that run or wait."""
+    """Limits the number of searches that run or wait."""
 
     def __init__(self, most: int) -> None:
         self.most, self.taken = most, 0
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Take the room of one; over the limit it is refused (429)."""
+        """Count one search while open; APIError (429) above the limit."""
         if self.taken >= self.most:
             raise queue_full("searches", 1)
         self.taken += 1
@@ -57,7 +57,7 @@ class Room:
 
 
 async def together(*work: Coroutine[object, object, T]) -> list[T]:
-    """The results of all; when one fails, the others are cancelled."""
+    """The results of all coroutines; when one fails, the others are cancelled."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return await asyncio.gather(*tasks)
@@ -67,12 +67,12 @@ async def together(*work: Coroutine[object, object, T]) -> list[T]:
 
 
 async def in_thread(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-    """The result of ``work``, which does not start if the call is cancelled before."""
+    """Run ``work`` in a thread; it does not start if the call is cancelled before."""
     return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 async def while_connected(request: Request, work: Coroutine[object, object, T]) -> T:
-    """The result of ``work``, which is cancelled if the client leaves.
+    """Run ``work``; cancel it if the client disconnects.
 
     Raises:
         APIError: the client has left.

@@ -1,4 +1,4 @@
-"""Requests and answers of the API as pydantic models, which make the OpenAPI document too."""
+"""Requests and answers of the API as pydantic models, which also make the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from revela.server.batching import Role
 from revela.server.errors import APIError
 from revela.types import Answer, Explanation
 
-# Names of our fields in other APIs, where the spelling is not close.
+# Other APIs' names of our fields, if the spelling is not similar.
 ALIASES = {
     "top_k": "k",
     "topk": "k",

@@ -1,9 +1,9 @@
-"""How many tokens of an agent's context an answer takes, and texts cut to what is left of a budget.
+"""Estimate the tokens of an answer in an agent's context, and cut texts to a budget.
 
-Tokens are counted without a tokenizer, and rather too many than too few: a token for every three
-bytes of UTF-8, where a character beyond U+07FF (Chinese, Japanese, Thai) counts as four. Of the
-JSON of raw text in four languages the vocabularies cl100k and o200k and that of Claude 2 took 8 to
-60 % fewer (research/notebook.md).
+Tokens are counted without a tokenizer, as an upper bound: one token for every three bytes of UTF-8,
+where a character beyond U+07FF (Chinese, Japanese, Thai) counts as four bytes. For the JSON of raw
+text in four languages, the vocabularies cl100k and o200k and that of Claude 2 took 8 to 60 % fewer
+(research/notebook.md).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ WIDE = "\u07ff"  # the last character of two bytes
 
 
 def as_json(value: Any) -> str:
-    """JSON as agents are given it, without spaces or escapes that cost tokens."""
+    """JSON for agents, without spaces and escapes, which cost tokens."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def count_tokens(text: str) -> int:
-    """The tokens of a text, at most.
+    """An upper bound of the tokens of a text.
 
     >>> count_tokens("How long are invoices kept?"), count_tokens("发票保存多久")
     (9, 8)
@@ -40,7 +40,7 @@ def _thirds_in_json(text: str) -> int:
 
 
 def fitting(text: str, tokens: int) -> int:
-    """How many characters of a text, as a string of JSON, are at most so many tokens."""
+    """Number of characters of a text that fit into ``tokens``, as a JSON string."""
     if _thirds_in_json(text) <= 3 * tokens:
         return len(text)
     lengths = range(1, len(text) + 1)
@@ -48,8 +48,8 @@ def fitting(text: str, tokens: int) -> int:
 
 
 def shared_out(texts: Sequence[str], tokens: int) -> list[int]:
-    """How many characters each text may keep so that together they are at most so many tokens: the
-    short ones all of them, the others equally much.
+    """Number of characters that each text may keep to fit into ``tokens`` together: short texts are
+    kept whole, the others get equal shares.
 
     >>> shared_out(["ten words", "a" * 900, "b" * 900], 203)
     [9, 300, 300]
