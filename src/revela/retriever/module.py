@@ -192,6 +192,7 @@ class RetrieverModule(nn.Module):
 
     def pool(self, features: Features, role: Role = "document") -> Tensor:
         """(B, D) vectors of any norm, of features with states."""
+        features = dict(features)  # modules write into it
         for part in self.parts(role)[1:]:
             features = part(features)
         vectors_BD: Tensor = features["sentence_embedding"]
