@@ -181,7 +181,7 @@ def test_an_index_grows_shrinks_and_filters(succeeds, refused, tmp_path):
     assert "has no document nobody: nothing was deleted" in err
     said = succeeds("index", f"--out {out} --delete c a")
     assert f"deleted 2 documents, 2 passages; {out} holds 2" in said
-    first, second, *_ = succeeds("search", out, "violin", "--mode lexical").splitlines()
+    _, first, second, *_ = succeeds("search", out, "violin", "--mode lexical").splitlines()
     assert first.startswith("1. b  [") and second == "   violin violin"
 
 

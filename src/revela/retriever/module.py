@@ -9,9 +9,9 @@ token's, V vocabulary.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import dropwhile
 from typing import Any, Literal
 
 import torch
@@ -126,8 +126,8 @@ class RetrieverModule(nn.Module):
             how["processing_kwargs"] = {"text": {"max_length": limit}}
         features = dict(self.model.preprocess(read, **how))
         if limit and "offsets" in features:  # of a table of tokens: one text after another
-            rows = features["input_ids"].tensor_split(features["offsets"][1:])
-            rows = [row[:limit] for row in rows]
+            ids = features["input_ids"].tensor_split(features["offsets"][1:])
+            rows = [row[:limit] for row in ids]
             features["input_ids"] = torch.cat(rows)
             features["offsets"] = torch.tensor([0, *map(len, rows[:-1])]).cumsum(0)
         return features
@@ -210,9 +210,8 @@ class RetrieverModule(nn.Module):
         """A transformer's states (..., W) as late interaction compares them, in fp32: of length
         one, after the linear layer that follows the pooling where the model has one.
         """
-        after_pooling = dropwhile(lambda part: not isinstance(part, modules.Pooling), self.parts())
-        dense = (part.linear for part in after_pooling if isinstance(part, modules.Dense))
-        linear = next(dense, None)
+        after = itertools.dropwhile(lambda p: not isinstance(p, modules.Pooling), self.parts())
+        linear = next((p.linear for p in after if isinstance(p, modules.Dense)), None)
         if linear is not None and linear.in_features == states.shape[-1]:
             states = linear(states)
         return F.normalize(states.float(), dim=-1)
@@ -275,11 +274,8 @@ def _without_routes(parts: Iterable[nn.Module], role: Role) -> Iterator[nn.Modul
 
 def slot_ids(model: Any) -> range:
     """The token ids of a model's slots, in order."""
-    tokenizer = model.tokenizer
-    added = tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else {}
-    count = 0
-    while SLOT.format(count) in added:
-        count += 1
+    added: dict[str, int] = getattr(model.tokenizer, "get_added_vocab", dict)()
+    count = next(j for j in itertools.count() if SLOT.format(j) not in added)
     first = added[SLOT.format(0)] if count else 0
     return range(first, first + count)
 
