@@ -139,7 +139,7 @@ def test_what_cannot_be_chosen_is_refused_in_a_sentence(
         (("index", none, "--model", f"auto:{none}", *out), f"{none} is neither a folder nor a hub"),
         (("index", none, "--model", lm, *out, "--engine", "ray"), "--model auto reads the text in"),
         (("fit", none, "--model", "auto", *out, "--steps", "-1"), "--steps -1: give 0"),
-        (("eval", "auto", "--on", none), "auto is chosen by revela index, fit and train"),
+        (("eval", "auto", "--on", none), "auto is for a new run of revela index, fit or train"),
     ):
         assert sentence in refused(*given)
     (tmp_path / "out-model").mkdir()
