@@ -74,7 +74,7 @@ def test_a_killed_index_goes_on_with_what_was_chosen(
 def test_an_embedder_is_taken_as_it_is(succeeds, corpus, saved_retriever, tmp_path):
     out = tmp_path / "index"
     said = succeeds("index", corpus, "--model", f"auto:{saved_retriever}", "--out", out)
-    assert f"{saved_retriever} is all there is to choose from" in said
+    assert f"{saved_retriever} is the only candidate" in said
     assert Index.open(out).model_folder == saved_retriever
     assert not (tmp_path / "index-model").exists()
 
@@ -139,13 +139,15 @@ def test_what_cannot_be_chosen_is_refused_in_a_sentence(
         (("index", none, "--model", f"auto:{none}", *out), f"{none} is neither a folder nor a hub"),
         (("index", none, "--model", lm, *out, "--engine", "ray"), "--model auto reads the text in"),
         (("fit", none, "--model", "auto", *out, "--steps", "-1"), "--steps -1: give 0"),
-        (("eval", "auto", "--on", none), "auto is chosen by revela index, fit and train"),
+        (("eval", "auto", "--on", none), "auto is for a new run of revela index, fit or train"),
     ):
         assert sentence in refused(*given)
     (tmp_path / "out-model").mkdir()
     err = refused("index", corpus, "--model", lm, *out)
     assert "out-model exists, where a fitted model would go: give it as" in err
-    with pytest.raises(RevelaError, match="for what they begin: give a model"):
+    with pytest.raises(
+        RevelaError, match="for a new run of revela index, fit or train only: name a model"
+    ):
         resolve("auto:one,two")
 
 

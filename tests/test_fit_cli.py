@@ -193,8 +193,8 @@ def test_training_that_does_not_help_is_not_saved(
             "--steps trains the lexical half: leave --lexical 0 out, or --st",
         ),
         ("--static --steps -1", "--steps -1: give 0, which does not train, or more"),
-        ("--static --prune", "--prune is about the layers of a model"),
-        ("--static --layers 2", "--layers is about the layers of a model"),
+        ("--static --prune", "--prune has no effect with --static"),
+        ("--static --layers 2", "--layers has no effect with --static"),
     ],
 )
 def test_what_is_not_read_is_refused(

@@ -218,8 +218,7 @@ def _check_options(recipe: Recipe, options: FitOptions) -> None:
     if options.static and (options.prune or changed):
         flag = "--prune" if options.prune else f"--{changed[0].replace('_', '-')}"
         raise RevelaError(
-            f"{flag} is about the layers of a model, of which --static keeps none: "
-            "leave one of them out"
+            f"{flag} has no effect with --static, which keeps no layers: leave one of them out"
         )
 
 

@@ -63,12 +63,12 @@ def resolve(name: str) -> Path:
         return embedded_folder(name)
     if named_by_auto(name) is not None:
         raise RevelaError(
-            f"{name} is chosen by revela index, fit and train, for what they begin: give a model"
+            f"{name} is for a new run of revela index, fit or train only: name a model"
         )
     if name.startswith(NEW):
         raise RevelaError(
-            f"{name} is made by revela train CORPUS --preset spans --model {name}, and only there: "
-            "give the folder of that run"
+            f"{name} is made by revela train CORPUS --preset spans --model {name} only: give the "
+            "folder of that run"
         )
     if name.startswith("embedded:"):
         raise RevelaError(f"{name} is not embedded: there are {' and '.join(EMBEDDED)}")

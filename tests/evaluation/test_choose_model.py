@@ -148,7 +148,7 @@ def test_too_little_text_is_said(tiny_lm_folder, tiny_bert_folder, monkeypatch):
     assert choose_model(rows, [lm, bert]).candidate == Candidate(lm, "table")
     assert choose_model([], [lm, bert]).candidate.kind == "table"
     only = choose_model(rows, [bert])
-    assert only.candidate.model == bert and only.why == f"{bert} is all there is to choose from"
+    assert only.candidate.model == bert and only.why == f"{bert} is the only candidate"
 
 
 def test_an_embedder_costs_what_its_layers_weigh(tiny_bert_folder, tmp_path):

@@ -287,9 +287,9 @@ def test_an_error_ends_all_by_a_sentence(both, name):
 
 
 REFUSALS: dict[str, dict[str, Any]] = {
-    "--groups-per-step 3 cannot be dealt out to 2 processes, 1 at a time": dict(groups_per_step=3),
-    "--groups-per-step 2 cannot be dealt out to 2 processes, 2 at a time": dict(groups_per_batch=2),
-    "--groups-per-batch 1 cannot be dealt out to 2 processes, which comp": dict(objective="crop"),
+    "--groups-per-step 3 cannot be divided among 2 processes, 1 at a t": dict(groups_per_step=3),
+    "--groups-per-step 2 cannot be divided among 2 processes, 2 at a t": dict(groups_per_batch=2),
+    "--groups-per-batch 1 cannot be divided among 2 processes, which": dict(objective="crop"),
     "--context with --objective crop takes one process": dict(
         objective="crop", groups_per_batch=2, context=3
     ),
@@ -299,7 +299,7 @@ REFUSALS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("message", REFUSALS)
 def test_settings_that_two_processes_cannot_have(tmp_path, monkeypatch, message):
-    with pytest.raises(RevelaError, match="--shard-lm deals the LM out to several processes"):
+    with pytest.raises(RevelaError, match="--shard-lm shards the LM over several processes"):
         check_recipe(Recipe.of(shard_lm=True), tmp_path / "out", resume=False)
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     recipe = Recipe.of(**{"groups_per_step": 2, **REFUSALS[message]})

@@ -120,7 +120,7 @@ def test_crops_start_from_it_by_lora_too(run_of_spans, documents, tmp_path):
         ({**presets()["gains"], "lora_rank": 0}, "--objective gains compares with the retriever"),
         ({**presets()["attention"], "lora_rank": 0}, "--objective attention compares with the"),
         ({"objective": "revela", "lm_lora": True, "lora_rank": 0}, "give --lora-rank 1 or more"),
-        ({**presets()["crop"], "lora_rank": 0, "context": 2}, "--context trains its slots beside"),
+        ({**presets()["crop"], "lora_rank": 0, "context": 2}, "--context cannot train all weights"),
         ({**presets()["spans"], "lm_tokens": 4096, "model": "new:tiny"}, "makes 205 spans and the"),
         ({**presets()["spans"], "model": "new:small"}, "different tokens of the 8,192 that"),
         ({**presets()["spans"], "model": "new:tiny", "group_size": 900}, "fewer than a group of"),

@@ -124,7 +124,7 @@ def choose_model(
         refuse_text(given, name)
     available = candidates_of(candidates, kinds)
     if len(available) == 1:
-        choice = Choice(available[0], f"{available[0]} is all there is to choose from", {}, {})
+        choice = Choice(available[0], f"{available[0]} is the only candidate", {}, {})
     else:
         choice = _choose(available, _sample(documents, recipe or Recipe()), chunk_words)
     log.info(choice.why)

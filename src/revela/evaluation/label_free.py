@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 DEPTH = 110  # enough for nDCG@10 and recall@100 without the excluded chunk
 MIN_QUERY_WORDS = 3
-MIN_CHUNKS = 4  # a document's chunks are cut to this number or more
+MIN_CHUNKS = 4  # each document may give this many passages, even if it exceeds its share
 MIN_QUERIES = 5  # per task
 SENTENCES = 100  # queries to find the fusion's weight
 

@@ -91,9 +91,7 @@ class GroupFolder:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RevelaError(f"{folder} is damaged ({first_line(error)}): {AGAIN}") from error
         if len(self.rows) != len(self) * self.size:
-            raise RevelaError(
-                f"{folder} holds {len(self.rows):,} chunks, and {MANIFEST} says otherwise: {AGAIN}"
-            )
+            raise RevelaError(f"{folder} does not have the number of chunks in {MANIFEST}: {AGAIN}")
         shards = json.dumps(self._shards).encode()
         self.fingerprint = hashlib.blake2b(shards, digest_size=8).hexdigest()
 

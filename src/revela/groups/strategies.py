@@ -91,7 +91,7 @@ def document_groups(
     epoch: int = 0,
     vectors_ND: Vectors | None = None,
 ) -> Iterator[list[int]]:
-    """Groups of ``size`` contiguous chunk indices, the same for the same seed and epoch.
+    """Groups of ``size`` chunk indices, the same for the same seed and epoch.
 
     A document with at least ``size`` chunks gives whole groups, from a random start. A remainder of
     at least half a group is paired with another document's. Shorter remainders are joined: those of

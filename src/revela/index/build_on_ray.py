@@ -62,8 +62,8 @@ BATCHES, LEAST_BATCH = 64, 2**15
 
 @dataclass
 class Survey:
-    """What a corpus holds: what was read and skipped, the types of metadata fields, and a hash of
-    each id, an array of uint64 a part.
+    """The contents of a corpus: the report, the types of metadata fields, and a hash of each id, in
+    an array of uint64 per part.
     """
 
     report: ReadReport = field(default_factory=ReadReport)

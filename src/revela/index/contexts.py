@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Context:
-    """What fills a retriever's slots.
+    """The documents for a contextual retriever's slots.
 
     ``kind`` is "corpus" (texts drawn from the corpus), "saved" (what the retriever was saved with),
     "none" (no documents) or "texts" (a user's own).

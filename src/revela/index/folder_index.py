@@ -1,8 +1,8 @@
-"""Search a folder of files, or a file, as if it were an index: its index is made, found or brought
-up to date in the user's cache folder, by path, model and settings.
+"""Search a folder of files, or a file, as if it were an index. The index is in the user's cache
+folder, by path, model and settings; it is made or updated first.
 
-Where no model is named, the languages of the text choose it (default_model.py). The choice is kept
-by path in the cache, and made again when the index has doubled.
+If no model is named, the languages of the text decide (default_model.py). The choice is kept by
+path in the cache, and made again when the index has doubled.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from revela.silence import duration
 from revela.types import Document, Hits
 
 log = logging.getLogger(__name__)
-SOON = 2**19  # characters of a text, whose vectors take some six seconds
+SOON = 2**19  # characters; vectors of such a text take some six seconds
 FirstAnswers = Callable[[Words], None]
 OldAnswers = Callable[[Index, int], None]
 
@@ -60,24 +60,24 @@ def open_any(
     outdated: OldAnswers | None = None,
     **options: Any,
 ) -> Index:
-    """Open an index; or that of a folder of files or a file, which is brought up to date first.
+    """Open an index, or the index of a folder of files or a file, which is made or updated first.
 
     Args:
-        path: of an index, or of text.
+        path: an index, a folder of files or a file.
         model: the retriever; by default that of the index, or for text embedded:minilm-l6 if it is
             English, and embedded:e5-small if it is not.
-        cached: keep the index of text in the cache; if not, it is removed with the last reference
-            to what is returned.
+        cached: keep the index of text in the cache; otherwise it is removed with the last reference
+            to the returned index.
         progress: show a bar.
-        prompts: of queries and of passages, in place of the model's own (None).
-        by_words: is given a text of more than ``SOON`` characters that has no index yet, to be
-            searched by its words while its vectors are made.
-        outdated: is given the index as it was, and the number of documents in new and changed
-            files, before as much as that is encoded.
+        prompts: prefixes of queries and of passages; None keeps the model's own.
+        by_words: called with a text of more than ``SOON`` characters without an index, to search it
+            by words while its vectors are made.
+        outdated: called with the old index and the number of documents in new and changed files,
+            before more than ``SOON`` characters are encoded.
         options: as for ``Index.open``.
 
     Raises:
-        RevelaError: the path is neither, it holds no document, or as for ``Index.open``.
+        RevelaError: the path is none of these, or holds no document, or as for ``Index.open``.
     """
     check_weight(options.get("weight"))
     path = Path(path)
@@ -104,7 +104,7 @@ class _Text:
     options: Mapping[str, Any]
 
     def opened(self, model: str, scan: Scan | None = None) -> Index:
-        """The index by a model, up to date; ``scan`` is what was read of the text, if it was."""
+        """The updated index by a model; ``scan`` is the text's scan, if it was read already."""
         folder, settings = _settings_of(model)
         options = {**self.options, "default_rerank": "tokens" if settings.keep_tokens else None}
         options["prompts"] = prompts_of(folder, self.prompts)
@@ -120,7 +120,7 @@ class _Text:
         return index
 
     def by_language(self) -> Index:
-        """The index by the embedder that suits the text's languages."""
+        """The updated index by the embedder for the text's languages."""
         file = _choice_file(absolute(self.path))
         suited, scan, why = _kept_choice(file) if self.cached else None, None, ""
         if suited is None:
@@ -143,7 +143,7 @@ class _Text:
     def _synced(
         self, model: Path, settings: Indexing, place: Path, options: Any, scan: Scan | None
     ) -> Index:
-        """The index in its place, up to date. Words are counted before its lock is waited for."""
+        """The updated index in its place. Words are counted before waiting for its lock."""
         start, words = time.perf_counter(), None
         if self.by_words and not _is_finished(place):
             scan = scan or Scan([self.path], READING)
@@ -167,7 +167,9 @@ class _Text:
         scan: Scan | None,
         words: Words | None,
     ) -> tuple[Index, Synced, ReadReport]:
-        """The index in its place, which is locked; what was changed, and what was read."""
+        """Update the index in its place, which must be locked; returns it, what has changed, and
+        what was read.
+        """
         how: Any = dict(refused=ALL, progress=self.progress, kept=self.cached)
         index = _opened_in(place, model, options)
         if index is not None:
@@ -193,27 +195,27 @@ class _Text:
 
 @dataclass(frozen=True)
 class Suited:
-    """The embedder that suits a text, installed or not, and the passages of its index then."""
+    """The embedder for a text, installed or not, and the number of passages at that time."""
 
     model: str
     passages: int = 0
 
 
 def _kept_choice(file: Path) -> Suited | None:
-    """What was chosen for a text before, if it was."""
+    """The choice for a text that was made before; None if there is none."""
     with suppress(OSError, ValueError, TypeError):
         return Suited(**json.loads(file.read_text(encoding="utf-8")))
     return None
 
 
 def _choice_file(source: str) -> Path:
-    """Where the choice of a text's embedder is kept, by its path as ``absolute`` gives it."""
+    """The file of a text's choice of embedder; ``source`` is a path from ``absolute``."""
     digest = hashlib.blake2b(os.fsencode(source), digest_size=8)
     return cache_folder() / "indices" / f"{digest.hexdigest()}.json"
 
 
 def _settings_of(model: str) -> tuple[Path, Indexing]:
-    """The folder of a model, and how a text is indexed by it."""
+    """The folder of a model, and the settings for indexing a text with it."""
     folder = resolve(model)
     return folder, Indexing(keep_tokens=gives_tokens(folder))
 
@@ -226,7 +228,7 @@ def search(
     prompts: Given = OWN,
     **options: Any,
 ) -> Hits:
-    """The k best documents of a folder of files, a file or an index (``open_any``).
+    """Search a folder of files, a file or an index (``open_any``): the k best documents.
 
     Args:
         path, model, prompts: as for ``open_any``.
@@ -236,7 +238,7 @@ def search(
 
 
 def _place(path: Path, model: Path, settings: Indexing, prompts: Prompts) -> Path:
-    """Where the index of a text is kept."""
+    """The folder for a text's index in the cache."""
     made: list[Any] = [os.fsencode(path).hex(), fingerprint(model), asdict(settings)]
     if prompts != named_prompts(model):
         made.append(prompts)
@@ -245,15 +247,15 @@ def _place(path: Path, model: Path, settings: Indexing, prompts: Prompts) -> Pat
 
 
 def _is_finished(place: Path) -> bool:
-    """Whether a place of the cache holds an index that can be opened."""
+    """Whether a folder of the cache holds an index that can be opened."""
     with suppress(RevelaError):
         return is_finished(place)
     return False
 
 
 def _opened_in(place: Path, model: Path, options: Any) -> Index | None:
-    """The finished index in a place of the cache; None if there is none. One that cannot be opened,
-    or was made by another version, is removed.
+    """The finished index in a folder of the cache; None if there is none. An index that cannot be
+    opened, or was made by another version, is removed.
     """
     try:
         if is_finished(place):
@@ -280,7 +282,7 @@ def bytes_of(folder: Path) -> int:
 
 
 def megabytes(size: int) -> str:
-    """A size, for people."""
+    """A size, for messages."""
     return f"{size / 1e6:,.1f} MB"
 
 
@@ -288,10 +290,10 @@ def megabytes(size: int) -> str:
 def kept_in_step(
     index: Index, seconds: float, precision: Precision = "auto", refused: float = HALF
 ) -> Iterator[None]:
-    """While open, a thread syncs an index with its sources every so many seconds.
+    """Sync an index with its sources every ``seconds`` seconds, in a thread, while open.
 
     The thread has an ``Index`` and a retriever of its own, so searches never wait for it. It loads
-    the retriever when something has changed. It logs what fails; ``refused`` is as for ``follow``.
+    the retriever when something has changed, and logs errors. ``refused`` is as for ``follow``.
 
     Raises:
         RevelaError: the index does not know its sources.
@@ -322,7 +324,7 @@ def _keep_in_step(index: Index, seconds: float, stop: Event, refused: float) -> 
 
 @dataclass(frozen=True)
 class CachedIndex:
-    """An index in the cache: of which text, by which model, its bytes, and when it was used."""
+    """An index in the cache: its text, its model, its bytes, and the time of its last use."""
 
     folder: Path
     path: str
@@ -332,7 +334,7 @@ class CachedIndex:
 
 
 def cached_indices() -> Iterator[CachedIndex]:
-    """The indices in the cache; one that cannot be opened has no path."""
+    """The indices in the cache; an index that cannot be opened has no path."""
     for file in sorted((cache_folder() / "indices").glob(f"*/index/{STATE}")):
         folder, path, model = file.parent, "", "cannot be opened"
         used = datetime.fromtimestamp(file.stat().st_mtime)
@@ -344,7 +346,7 @@ def cached_indices() -> Iterator[CachedIndex]:
 
 
 def clear_cache(path: str | Path | None = None) -> int:
-    """Remove the indices of a text from the cache, or all; returns their bytes.
+    """Remove a text's indices from the cache, or all indices; returns their bytes.
 
     Raises:
         RevelaError: another process is writing to one, or the text has none.
@@ -354,7 +356,7 @@ def clear_cache(path: str | Path | None = None) -> int:
     if source and not found:
         raise RevelaError(f"the cache holds no index of {path}: revela cache lists what it holds")
     for cached in found:
-        # What follows the text, as a server does, has the lock of the index alone.
+        # A process that follows the text, such as a server, locks only the index.
         with writing(cached.folder.parent), writing(cached.folder, wait=True):
             remove_whole(cached.folder)
             _choice_file(cached.path).unlink(missing_ok=True)

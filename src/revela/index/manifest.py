@@ -32,12 +32,12 @@ def apart(score: float, other: float) -> float:
 
 @dataclass(frozen=True)
 class Calibration:
-    """How often part of a sentence finds its document first, and how often a first hit of some
-    score is right (calibration.py).
+    """How often part of a sentence finds its document first, and how often a first hit with a
+    certain score is right (calibration.py).
 
-    ``least`` is the minimum of ``ratio``: 1, as sentences are no questions; 0 where the queries are
-    docstrings; above 1 for a retriever that was fitted to the text (retriever/fit.py), which knows
-    its sentences better than questions about it.
+    ``least`` is the minimum of ``ratio``: 1, as sentences are no questions; 0 if the queries are
+    docstrings; above 1 for a retriever that was fitted to the text (retriever/fit.py), as sentences
+    overrate it.
     """
 
     queries: int = 0

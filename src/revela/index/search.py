@@ -154,8 +154,8 @@ class MemorySnapshot:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How an index is searched, as for ``Index.search``; ``where`` is SQL, or "" for no filter, and
-    ``tokens`` are the query's, to re-rank by.
+    """Options of a search, as for ``Index.search``. ``where`` is SQL, "" for no filter; ``tokens``
+    are the query's, for re-ranking.
 
     Raises:
         QueryError: an option has no such value, or two exclude each other.

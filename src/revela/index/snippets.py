@@ -36,7 +36,7 @@ class Snippet(NamedTuple):
 
 
 def heading_of(hit: Hit) -> str:
-    """What a hit is called: its title, and the headings that its text begins with; else its id."""
+    """A hit's heading: its title, and the headings that its text begins with; else its id."""
     own = (line.text for line in _headings(lines_of(hit.text, hit.id)))
     title = (plain(hit.title) if has_headings(hit.id) else hit.title).strip()
     parts = [*filter(None, title.split(" > ")), *own]
@@ -76,7 +76,7 @@ class _Shown:
         return self.lines[max(0, bisect_right(self.begins, place) - 1)]
 
     def starts(self, place: int) -> list[int]:
-        """Where the lines and sentences up to a place begin, the last first."""
+        """The indices where lines and sentences begin, up to a place, the last first."""
         begin = self.text.rfind("\n", 0, place) + 1
         found, at = [begin], begin
         if self.at(begin).kind in ("prose", "item"):
@@ -181,7 +181,7 @@ def _between(text: str, place: int, limit: int) -> int:
 
 
 def _end(text: str, begin: int, past: int, characters: int, lines: int) -> int:
-    """Where a snippet ends: between words, after the last one sought."""
+    """The end of a snippet: between words, after the last word sought."""
     end, at = min(len(text), begin + characters), begin - 1
     for _ in range(min(lines, end - begin)):
         at = text.find("\n", at + 1, end)

@@ -124,7 +124,7 @@ class Words:
         return idf(np.array([frequencies.get(term, 0) for term in terms]), len(self))
 
     def _counts(self, terms: Iterable[str]) -> NDArray[np.int64]:
-        """How often each document has each term, (T, N)."""
+        """The frequency of each term in each document, (T, N)."""
         counts = [np.zeros((0, len(self)), np.int64)]
         for term in terms:
             places = np.flatnonzero(self._held == self._numbers[term])

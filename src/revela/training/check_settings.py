@@ -71,13 +71,12 @@ def _check_trained_weights(recipe: Recipe) -> None:
         size_of(name)
         if rank:
             raise RevelaError(
-                f"--model {name} has weights without training, which LoRA would leave as they "
-                "are: give --lora-rank 0"
+                f"--model {name} has untrained weights, which LoRA would not train: give "
+                "--lora-rank 0"
             )
     if recipe.context.slots and not rank:
         raise RevelaError(
-            "--context trains its slots beside LoRA, not with all weights: give --lora-rank 1 or "
-            "more"
+            "--context cannot train all weights, only LoRA and slots: give --lora-rank 1 or more"
         )
 
 
@@ -87,8 +86,8 @@ def _check_processes(recipe: Recipe) -> None:
     if n == 1:
         if recipe.lm.shard_lm:
             raise RevelaError(
-                "--shard-lm deals the LM out to several processes: start them by torchrun, or "
-                "leave it out"
+                "--shard-lm shards the LM over several processes: start them by torchrun, or leave "
+                "it out"
             )
         return
     if judgements_dir(recipe):
@@ -96,7 +95,7 @@ def _check_processes(recipe: Recipe) -> None:
     if recipe.objective.across_groups:
         if training.groups_per_batch % n:
             raise RevelaError(
-                f"--groups-per-batch {training.groups_per_batch} cannot be dealt out to {n} "
+                f"--groups-per-batch {training.groups_per_batch} cannot be divided among {n} "
                 f"processes, which compare the texts of a batch: give a multiple of {n}"
             )
         if recipe.context.slots:
@@ -106,6 +105,6 @@ def _check_processes(recipe: Recipe) -> None:
             )
     elif training.groups_per_step % (whole := n * training.groups_per_batch):
         raise RevelaError(
-            f"--groups-per-step {training.groups_per_step} cannot be dealt out to {n} processes, "
+            f"--groups-per-step {training.groups_per_step} cannot be divided among {n} processes, "
             f"{training.groups_per_batch} at a time: give a multiple of {whole}"
         )

@@ -54,8 +54,8 @@ def mined_negatives(
         return None
     if recipe.groups.kind == "iterative":
         raise RevelaError(
-            "--negatives are mined for groups that are known before, and --groups iterative are "
-            "not: give another --groups, cluster for example"
+            "--negatives cannot be mined for --groups iterative, which are not known before: give "
+            "another --groups, such as cluster"
         )
     rounds = _rounds(groups, recipe.groups.refresh_every * recipe.training.groups_per_step)
     return Negatives(objective, recipe.training.seed, data, rounds, encoder, folder)
