@@ -320,7 +320,7 @@ def test_training_on_judged_pairs(recipe, tmp_path, rounds):
         assert len(set(owners)) == 6 and max(group) < 17
 
     def check(encoder):
-        assert encoder.model.max_seq_length == 40
+        assert encoder.retriever.limit() == 40
         return {"task": 0.0}
 
     train(recipe, DOCUMENTS, tmp_path / "out", plan=CheckPlan(check))
