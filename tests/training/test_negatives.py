@@ -331,7 +331,7 @@ def test_training_on_judged_pairs(recipe, tmp_path, rounds):
         relevant = data.relevant[query_hash(chunks[row].query)]
         assert i < 0 or chunks[i].document not in relevant
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "trained on judged queries by [revela]" in card and f"judged, of {folder.name}" in card
+    assert "trained on judged queries by revela" in card and f"judged, of {folder.name}" in card
     assert load_retriever(tmp_path / "out").max_seq_length == 64
     without = TrainingSet(recipe.replace(negatives=0), DOCUMENTS)
     assert len(without.rows) == 17
