@@ -50,7 +50,7 @@ def test_an_index_by_what_was_made_of_the_best_language_model(
     assert len(Index.open(out).search(make_rows(130)[7]["text"][:40])) > 0
     assert "is not an index" in refused(*given[:-1], tmp_path / "other", "--append")
     err = refused(*given, "--append")
-    assert f"auto:{tiny_lm_folder} is chosen by revela index, fit and train" in err
+    assert f"auto:{tiny_lm_folder} is for a new run of revela index, fit or train only" in err
 
 
 def test_a_killed_index_goes_on_with_what_was_chosen(

@@ -16,7 +16,7 @@ from sentence_transformers.sentence_transformer import modules
 from small import build
 
 from conftest import make_rows
-from revela import Document, Index, Retriever, RevelaError, device, search
+from revela import Document, Index, Retriever, RevelaError, device, search, settings
 from revela.model_files import modules_of, resolve
 from revela.retriever.build import build_retriever, load_retriever
 from revela.retriever.load import load_encoder
@@ -134,7 +134,7 @@ def test_where_routes_cannot_be_followed_is_one_sentence(kind, tiny_lm_folder, t
         with pytest.raises(RevelaError, match="token vectors cannot be compared: search without"):
             ask(TEXTS)
     with pytest.raises(RevelaError, match=r"different modules \(Router\), and training takes"):
-        build_retriever(folder, Retriever())
+        build_retriever(folder, settings.Retriever())
 
 
 def test_a_role_without_a_route_is_one_sentence(tiny_lm_folder, tmp_path):

@@ -71,7 +71,8 @@ class Hub:
 
     def answer(self, request):
         path, content = request.url.path, request.read()
-        self.asked.append((request.method, path, content, request.headers))
+        if path != "/api/agent-harnesses":  # the hub's library asks it once in some environments
+            self.asked.append((request.method, path, content, request.headers))
         status = self.answers.get(f"{request.method} {path}", self.answers.get("all", 200))
         if isinstance(status, Exception):
             raise status
@@ -138,7 +139,6 @@ def test_the_card_has_the_name_of_the_hub_and_no_paths(trained, monkeypatch):
     assert "revela train invoices --out my-retriever" in text and "\nsmollm2 learned." in text
     assert "model = 'smollm2'\nlm = 'owner/name'" in text
     assert "Trained on invoices, wiki (3 documents), 3 steps in 60.0 seconds:" in text
-    assert "https://arxiv.org/abs/2506.16552" in text
 
 
 def test_what_was_sent_loads(trained, monkeypatch, tmp_path):

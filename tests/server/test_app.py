@@ -470,7 +470,7 @@ def refuses(server):
     """Whether no new connection is taken."""
     try:
         httpx.get(server.url + "/healthz")
-    except httpx.ConnectError:
+    except (httpx.ConnectError, httpx.ReadError):  # the second: it had waited to be taken
         return True
     return False
 
