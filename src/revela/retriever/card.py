@@ -1,6 +1,4 @@
-"""The model card of a retriever. Of paths it names the last part only, so that it can be published
-as it is.
-"""
+"""The model card of a retriever, fit to be published: of paths it names the last part only."""
 
 from __future__ import annotations
 
