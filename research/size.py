@@ -38,7 +38,8 @@ def main() -> None:
         command = ["git", "ls-files", "-co", "--exclude-standard", folder]
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         files = [ROOT / name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
-        texts = {file: file.read_text(encoding="utf-8") for file in files if file.suffix != ".md"}
+        files = [file for file in files if file.suffix not in (".md", ".png")]
+        texts = {file: file.read_text(encoding="utf-8") for file in files}
         python = [text for file, text in texts.items() if file.suffix == ".py"]
         lines = sum(map(len, map(str.splitlines, texts.values())))
         code = sum(map(code_lines, python))
