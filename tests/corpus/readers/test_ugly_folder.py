@@ -290,3 +290,14 @@ def test_the_headings_of_a_file_from_windows_are_titles(read):
     assert "".join(pieces) == guide.text
     assert titles(guide, pieces) == ["Guide", "Guide", "Guide > Use"]
     assert pieces[1].startswith("## Use\r\n")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "cp1250"])
+def test_headers_of_mail_may_have_bytes_beyond_ascii(encoding, tmp_path):
+    """As old programs write them: neither declared nor encoded."""
+    named = {"Subject": "Eine Mühle für größere Körner, März", "From": "Jörg Müller <j@x.de>"}
+    head = "".join(f"{key}: {value}\r\n" for key, value in named.items())
+    (tmp_path / "a.eml").write_bytes(f"{head}\r\nThe mill is loud.\r\n".encode(encoding))
+    (document,) = read_corpus([tmp_path])[0]
+    assert document.title == named["Subject"]
+    assert document.text == f"From: {named['From']}\n\nThe mill is loud."

@@ -63,13 +63,15 @@ def _document(raw: bytes, name: str, report: ReadReport) -> Iterator[Document]:
 
 
 def _header(message: EmailMessage, key: str) -> str:
+    stored = next((text for name, text in message.raw_items() if name.lower() == key.lower()), "")
+    # Bytes beyond ASCII are surrogates in it; the library's own value has lost them.
+    if (known := without_surrogates(stored)) != stored:
+        known = decode(stored.encode("utf-8", "surrogateescape"))[0] or known
+        return " ".join(known.split())
     try:
-        value = message.get(key, "")
+        return " ".join(str(message.get(key, "")).split())
     except Exception:  # the library fails on some broken headers
         return ""
-    # Undeclared bytes beyond ASCII are surrogates here.
-    raw = str(value).encode("utf-8", "surrogateescape")
-    return " ".join((decode(raw)[0] or str(value)).split())
 
 
 def _body(message: EmailMessage) -> str:
