@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
 from conftest import make_rows
 from revela.cli.mcp import Opening
-from revela.cli.search import _answer_before
+from revela.cli.search import _answer_early
 from revela.encoder.prompts import OWN
 from revela.errors import QueryError, RevelaError
 from revela.index import changes, folder_index
@@ -83,38 +84,40 @@ def test_words_are_given_before_vectors_are_made_and_learn_how_far_these_are(
 
     monkeypatch.setattr(changes.Changes, "_write", write)
 
-    def by_words(words):
+    def early(words):
         assert not shares
         assert [hit.id for hit in words.search("zebra")] == ["zebra.txt"]
         given.append(words)
 
-    index = folder_index.open_any(docs, static_folder, by_words=by_words)
+    index = folder_index.open_any(docs, static_folder, early=early)
     assert len(shares) > 3 and shares == sorted({*shares}) and shares[0] == 0
     assert len(given) == 1 and given[0].made == 1 and len(given[0]) == 41 <= len(index)
     assert "100 % of the text is done" in given[0].notice
-    folder_index.open_any(docs, static_folder, by_words=pytest.fail)  # it has an index now
+    folder_index.open_any(docs, static_folder, early=pytest.fail)  # it has an index now
 
 
 def test_the_index_as_it_was_answers_before_many_changes_are_encoded(
     docs, static_folder, capsys, monkeypatch
 ):
     monkeypatch.setattr(folder_index, "SOON", 2000)
-    index = folder_index.open_any(docs, static_folder, outdated=pytest.fail)
+    folder_index.open_any(docs, static_folder)
     (docs / "small.txt").write_text("A yak.")
-    index = folder_index.open_any(docs, static_folder, outdated=pytest.fail)
+    index = folder_index.open_any(docs, static_folder, early=pytest.fail)
     before, given = index.documents, []
     for i in range(3):
         text = f"The okapi number {i} eats leaves. " * 60
         (docs / f"new{i}.txt").write_text(text)
 
-    def outdated(old, changed):
-        given.append((old.documents, changed, [h.id for h in old.search("yak", mode="lexical")]))
+    def early(old):
+        given.append((old.documents, old.notice, [hit.id for hit in old.search("yak")][:1]))
+        _answer_early("yak", 5, old)
 
-    index = folder_index.open_any(docs, static_folder, outdated=outdated)
-    assert given == [(before, 3, ["small.txt"])] and index.documents == before + 3
-    _answer_before("yak", 5, index, 3)
+    index = folder_index.open_any(docs, static_folder, early=early)
+    lacks = "Without 3 documents that are new or have changed."
+    assert given == [(before, lacks, ["small.txt"])] and not index.notice
+    assert index.documents == before + 3
     shown = capsys.readouterr().out
-    assert shown.startswith("By words only, and without 3 documents that are new or have changed.")
+    assert shown.startswith(f"{lacks} The full answer follows.")
     assert "small.txt:1" in shown
 
 
@@ -122,8 +125,8 @@ def test_a_small_text_and_an_index_are_not_searched_by_words_first(
     docs, static_folder, monkeypatch
 ):
     monkeypatch.setattr(folder_index, "SOON", 2**20)
-    index = folder_index.open_any(docs, static_folder, by_words=pytest.fail)
-    folder_index.open_any(index.folder, by_words=pytest.fail)
+    index = folder_index.open_any(docs, static_folder, early=pytest.fail)
+    folder_index.open_any(index.folder, early=pytest.fail)
 
 
 def stop_after(monkeypatch, commits, error):
@@ -212,12 +215,12 @@ class Held:
 
     def __init__(self, *errors):
         self.errors, self.words_given, self.go_on = [*errors], threading.Event(), threading.Event()
-        self.index = object()
+        self.index = SimpleNamespace(notice="")
 
-    def __call__(self, path, model, prompts, by_words):
+    def __call__(self, path, model, prompts, early):
         if self.errors and (error := self.errors.pop(0)):
             raise error
-        by_words(Words(MIXED, 120))
+        early(Words(MIXED, 120))
         self.words_given.set()
         assert self.go_on.wait(60)
         if self.errors:

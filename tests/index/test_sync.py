@@ -199,7 +199,7 @@ def test_an_index_that_does_not_know_its_sources_says_so(tmp_path):
         index.sync()
     with (
         pytest.raises(RevelaError, match="does not know what it was made of"),
-        kept_in_step(index, 60, "auto"),
+        kept_in_step(index, 60),
     ):
         pass
     with pytest.raises(RevelaError, match="does not exist"):

@@ -27,6 +27,8 @@ SCRIPTS = {
 class Found:
     """An index whose search finds these texts, best first, each in a document of its own."""
 
+    notice = ""
+
     def __init__(self, texts, metadata=None):
         self.hits = [
             Hit(f"notes/year {i}/file.md", 1 - i / 1000, "Guide > Taxes", text, i, metadata or {},

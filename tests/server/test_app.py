@@ -175,6 +175,9 @@ def test_results_say_where_their_words_stand(make_service, encoder, tmp_path):
         service.access = Access()  # a stranger is not told where files lie
         (hit,) = post(server, SEARCH, asked).json()["data"]
         assert hit["path"] is None and hit["url"]
+        assert post(server, SEARCH, asked).json()["note"] is None
+        service.index.notice = "Without 3 documents that are new or have changed."
+        assert post(server, SEARCH, asked).json()["note"] == service.index.notice
 
 
 def test_vectors_are_cut_where_the_model_was_trained_for_it(make_service, encoder):

@@ -184,7 +184,7 @@ class Opening:
 
         path, model, prompts = self._asked
         try:
-            index = open_any(path, model, prompts=prompts, by_words=self._note)
+            index = open_any(path, model, prompts=prompts, early=self._note)
         except Exception as error:
             with self._change:
                 self._runs, self._found, self._error = False, None, error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,6 @@ from revela.index.search import Rerank
 
 if TYPE_CHECKING:
     from revela.index.index import Index
-    from revela.index.snippets import Snippet
     from revela.index.word_search import Words
     from revela.types import Hits
 
@@ -96,8 +95,7 @@ def search(
     asked = read_queries(queries) if queries else {}
     given: Any = dict(prompts=prompts.given, weight=weight)
     if query is not None and not (as_json or where or mode == "dense" or min_score is not None):
-        given["by_words"] = partial(_answer_by_words, query, top)
-        given["outdated"] = partial(_answer_before, query, top)
+        given["early"] = partial(_answer_early, query, top)
     opened = open_any(index_folder, model, cached=not no_cache, progress=True, **given)
     how: Any = dict(k=top, mode=mode, where=where, fusion=fusion, rerank=rerank)
     how |= dict(min_score=min_score, explain=explain)
@@ -113,22 +111,11 @@ def search(
         print_hits(hits, opened.snippets(query, hits))
 
 
-def _answer_by_words(query: str, top: int, words: Words) -> None:
-    """Print the first answer of a text that has no vectors yet."""
-    hits = words.search(query.strip(), top)
-    _print_first(words.notice, hits, words.snippets(query, hits))
-
-
-def _answer_before(query: str, top: int, index: Index, changed: int) -> None:
-    """Print what was known before many files changed."""
-    hits = index.search(query.strip(), top, mode="lexical")
-    notice = f"By words only, and without {changed:,} documents that are new or have changed."
-    _print_first(notice, hits, index.snippets(query, hits))
-
-
-def _print_first(notice: str, hits: Hits, snippets: Sequence[Snippet]) -> None:
-    print(f"{notice} The full answer follows.\n")
-    print_hits(hits, snippets)
+def _answer_early(query: str, top: int, found: Words | Index) -> None:
+    """Print a first answer before many documents are encoded."""
+    hits = found.search(query.strip(), top)
+    print(f"{found.notice} The full answer follows.\n")
+    print_hits(hits, found.snippets(query, hits))
     print(flush=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack, nullcontext
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -17,8 +18,9 @@ from revela.server import Access, Limits, Site
 from revela.settings import Precision
 
 if TYPE_CHECKING:
-    from revela.index.word_search import Words
+    from revela.index.index import Index
     from revela.retriever.load import Loaded
+    from revela.server.app import Service
 
 LIMITS = Limits()
 
@@ -81,18 +83,16 @@ def serve(
         raise RevelaError(
             f"--base-url {base_url} is no address: give one such as https://example.org/docs"
         )
-    from revela.server.app import Service
-    from revela.server.encoding import ServedModel
+    from revela.server.first_app import first_app
     from revela.server.lifecycle import in_background, listen, server_of, url_of
     from revela.server.middleware import is_loopback
 
     listening = listen(host, port)
 
-    from revela.encoder.saved_config import trained_dimensions
     from revela.index.folder_index import kept_in_step, open_any
     from revela.index.follow import ALL, HALF
     from revela.index.state import is_index
-    from revela.model_files import name_of
+    from revela.index.word_search import Words
 
     local = is_loopback(listening.getsockname()[0])
     access = Access(token, local_only=local and token is None)
@@ -103,29 +103,40 @@ def serve(
             "anyone who reaches this address can use it: give --token-env or --token-file",
             flush=True,
         )
+    service = partial(_service, name=name, limits=limits, access=access, site=site)
     with ExitStack() as meanwhile:
 
-        def answer_by_words(words: Words) -> None:
-            from revela.server.first_app import first_app
-
-            app = first_app(words, name or index_folder.name, limits, access, site)
+        def answer_early(found: Words | Index) -> None:
+            if isinstance(found, Words):
+                app = first_app(found, name or index_folder.name, limits, access, site)
+            else:
+                app = service(found).app()
             listening.listen()
             meanwhile.enter_context(in_background(app, limits, listening))
-            print(f"serving {index_folder} at {url}. {words.notice}", flush=True)
+            print(f"serving {index_folder} at {url}. {found.notice}", flush=True)
 
         how: Any = dict(precision=precision, weight=weight, prompts=prompts.given)
-        how |= dict(cached=not no_cache, progress=True, by_words=answer_by_words)
+        how |= dict(cached=not no_cache, progress=True, early=answer_early)
         index = open_any(index_folder, model, **how)
-        folder, encoder = index.model_folder, cast("Loaded", index.encoder)
-        dimensions = trained_dimensions(folder)
-        served = ServedModel(name or name_of(folder), encoder, encoder.counter, dimensions)
-        service = Service(index, served, limits, access, site)
-        server = server_of(service.app(), limits)
+        whole = service(index)
+        server = server_of(whole.app(), limits)
         listening.listen()  # clients wait from here on, instead of being refused
     refused = HALF if is_index(index_folder) else ALL
-    with kept_in_step(index, sync, precision, refused) if sync else nullcontext():
-        print(f"serving {index_folder} at {url} as {service.name}; stop with Ctrl-C", flush=True)
+    with kept_in_step(index, sync, refused) if sync else nullcontext():
+        print(f"serving {index_folder} at {url} as {whole.name}; stop with Ctrl-C", flush=True)
         server.run(sockets=[listening])
+
+
+def _service(index: Index, name: str | None, limits: Limits, access: Access, site: Site) -> Service:
+    from revela.encoder.saved_config import trained_dimensions
+    from revela.model_files import name_of
+    from revela.server.app import Service
+    from revela.server.encoding import ServedModel
+
+    folder, encoder = index.model_folder, cast("Loaded", index.encoder)
+    dimensions = trained_dimensions(folder)
+    model = ServedModel(name or name_of(folder), encoder, encoder.counter, dimensions)
+    return Service(index, model, limits, access, site)
 
 
 def token_of(variable: str | None, file: Path | None) -> str | None:

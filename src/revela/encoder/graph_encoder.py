@@ -79,7 +79,7 @@ class Graph:
 
 
 class GraphEncoder:
-    """A ``TokenEncoder`` that runs a graph. Threads may share it; they encode one after another.
+    """A ``TokenEncoder`` that runs a graph. Threads may share it: their batches take turns.
 
     Args:
         graph: the graph to run.
@@ -114,6 +114,7 @@ class GraphEncoder:
         self._lock = threading.Lock()
         self._compiled: Any = None
         self._gives_tokens = False
+        self._own = threading.local()  # each thread's request, and the graph that it is of
 
     def with_graph(self, **changes: Any) -> GraphEncoder:
         """The same encoder with another graph; ``changes`` are fields of ``Graph``."""
@@ -172,8 +173,8 @@ class GraphEncoder:
         """The texts' vectors (N, D); writes token vectors into ``tokens``."""
         vectors_ND: Vectors | None = None
         how: dict[str, Any] = dict(total=len(texts), unit="text", disable=not progress)
-        with tqdm(**how, delay=SHOWN_AFTER, leave=False) as bar, self._lock:
-            request = self._request(tokens is not None)
+        request = self._request(tokens is not None)
+        with tqdm(**how, delay=SHOWN_AFTER, leave=False) as bar:
             for rows, encodings in self._batches(texts, prompt):
                 ids_BL, mask_BL = self._padded(encodings)
                 found = request.infer(self.graph.inputs(ids_BL, mask_BL), share_inputs=True)
@@ -192,12 +193,17 @@ class GraphEncoder:
         return vectors_ND
 
     def _request(self, needs_tokens: bool) -> Any:
-        """The compiled graph. It computes token vectors once they have been requested."""
-        if self._compiled is None or (needs_tokens and not self._gives_tokens):
-            outputs = [VECTOR, TOKENS] if needs_tokens else [VECTOR]
-            self._compiled = self.graph.compiled(outputs).create_infer_request()
-            self._gives_tokens = needs_tokens
-        return self._compiled
+        """This thread's request to the compiled graph. OpenVINO keeps the order of all requests.
+        The graph computes token vectors once they have been requested.
+        """
+        with self._lock:
+            if self._compiled is None or (needs_tokens and not self._gives_tokens):
+                outputs = [VECTOR, TOKENS] if needs_tokens else [VECTOR]
+                self._compiled, self._gives_tokens = self.graph.compiled(outputs), needs_tokens
+            compiled = self._compiled
+        if getattr(self._own, "graph", None) is not compiled:
+            self._own.graph, self._own.request = compiled, compiled.create_infer_request()
+        return self._own.request
 
     def _batches(self, texts: Sequence[str], prompt: str) -> Iterator[tuple[list[int], list[Any]]]:
         """(indices of texts, their encodings) of texts of similar length, longest first."""

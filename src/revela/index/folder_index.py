@@ -39,14 +39,13 @@ from revela.index.state import STATE, State, is_finished, is_index, unfinished_i
 from revela.index.word_search import Words
 from revela.model_files import fingerprint, name_of, resolve
 from revela.retriever import load
-from revela.settings import Indexing, Precision
+from revela.settings import Indexing
 from revela.silence import duration
 from revela.types import Document, Hits
 
 log = logging.getLogger(__name__)
 SOON = 2**19  # characters; vectors of such a text take some six seconds
-FirstAnswers = Callable[[Words], None]
-OldAnswers = Callable[[Index, int], None]
+Early = Callable[[Words | Index], None]
 
 
 def open_any(
@@ -56,8 +55,7 @@ def open_any(
     cached: bool = True,
     progress: bool = False,
     prompts: Given = OWN,
-    by_words: FirstAnswers | None = None,
-    outdated: OldAnswers | None = None,
+    early: Early | None = None,
     **options: Any,
 ) -> Index:
     """Open an index, or the index of a folder of files or a file, which is made or updated first.
@@ -70,10 +68,9 @@ def open_any(
             to the returned index.
         progress: show a bar.
         prompts: prefixes of queries and of passages; None keeps the model's own.
-        by_words: called with a text of more than ``SOON`` characters without an index, to search it
-            by words while its vectors are made.
-        outdated: called with the old index and the number of documents in new and changed files,
-            before more than ``SOON`` characters are encoded.
+        early: called before more than ``SOON`` characters are encoded, with what can be searched
+            meanwhile: the words of a text without an index, or the index as it was. Its ``notice``
+            says what it lacks.
         options: as for ``Index.open``.
 
     Raises:
@@ -87,7 +84,7 @@ def open_any(
         raise RevelaError(
             f"{path} is not an index, and no folder or file of text either: give the path of one"
         )
-    text = _Text(path, cached, progress, prompts, by_words, outdated, options)
+    text = _Text(path, cached, progress, prompts, early, options)
     return text.by_language() if model is None else text.opened(str(model))
 
 
@@ -99,8 +96,7 @@ class _Text:
     cached: bool
     progress: bool
     prompts: Given
-    by_words: FirstAnswers | None
-    outdated: OldAnswers | None
+    early: Early | None
     options: Mapping[str, Any]
 
     def opened(self, model: str, scan: Scan | None = None) -> Index:
@@ -145,12 +141,12 @@ class _Text:
     ) -> Index:
         """The updated index in its place. Words are counted before waiting for its lock."""
         start, words = time.perf_counter(), None
-        if self.by_words and not _is_finished(place):
+        if self.early and not _is_finished(place):
             scan = scan or Scan([self.path], READING)
             scan.check_report()
-            if sum(len(document.text) for document in scan.documents) > SOON:
+            if _takes_long(scan.documents):
                 words = Words(scan.documents, settings.chunk_words)
-                self.by_words(words)
+                self.early(words)
         with writing(place.parent, wait=True):
             index, synced, report = self._followed(model, settings, place, options, scan, words)
         for line in report.lines()[not report.bytes_unread :] if synced.any else []:
@@ -175,7 +171,9 @@ class _Text:
         if index is not None:
             how["begin"] = partial(self._answer_before, index)
             with index.changes(wait=True) as changes:
-                return index, *follow(changes, [self.path], READING, **how)
+                synced, report = follow(changes, [self.path], READING, **how)
+            index.notice = ""
+            return index, synced, report
         load.keep_graph(model)
         scan = scan or Scan([self.path], READING)
         scan.check_report()
@@ -189,8 +187,13 @@ class _Text:
         return index, replace(synced, seconds={**loading, **synced.seconds}), report
 
     def _answer_before(self, index: Index, documents: Sequence[Document]) -> None:
-        if self.outdated and sum(len(document.text) for document in documents) > SOON:
-            self.outdated(index, len(documents))
+        if self.early and _takes_long(documents):
+            index.notice = f"Without {len(documents):,} documents that are new or have changed."
+            self.early(index)
+
+
+def _takes_long(documents: Sequence[Document]) -> bool:
+    return sum(len(document.text) for document in documents) > SOON
 
 
 @dataclass(frozen=True)
@@ -287,22 +290,18 @@ def megabytes(size: int) -> str:
 
 
 @contextmanager
-def kept_in_step(
-    index: Index, seconds: float, precision: Precision = "auto", refused: float = HALF
-) -> Iterator[None]:
+def kept_in_step(index: Index, seconds: float, refused: float = HALF) -> Iterator[None]:
     """Sync an index with its sources every ``seconds`` seconds, in a thread, while open.
 
-    The thread has an ``Index`` and a retriever of its own, so searches never wait for it. It loads
-    the retriever when something has changed, and logs errors. ``refused`` is as for ``follow``.
+    Errors are logged. ``refused`` is as for ``follow``.
 
     Raises:
         RevelaError: the index does not know its sources.
     """
     recorded_sources(index.state)
-    own, stop = Index.open(index.folder, index.model_folder, precision=precision), Event()
-    thread = Thread(
-        target=_keep_in_step, args=(own, seconds, stop, refused), name="sync", daemon=True
-    )
+    stop = Event()
+    how: Any = (index, seconds, stop, refused)
+    thread = Thread(target=_keep_in_step, args=how, name="sync", daemon=True)
     thread.start()
     try:
         yield

@@ -98,6 +98,7 @@ class Index:
         self.folder, self.weight = folder, weight
         self._encoder, self._model, self._precision = encoder, model, precision
         self._default_rerank = default_rerank
+        self.notice = ""  # what it lacks, while documents are added (folder_index.py)
         self._open()
 
     def _open(self) -> None:
@@ -112,7 +113,8 @@ class Index:
         while table is None or (now := self.state.now()) != self._now:
             now = self.state.now()
             info = Info.from_json(now.info)
-            table = (table or Table.open(self.folder, info)).at(now.version, info)
+            table = table or Table.open(self.folder, info, now.chunks)
+            table = table.at(now.version, info)
             if table.is_exact or now == self.state.now():
                 self._table, self._now = table, now
         return table

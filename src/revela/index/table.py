@@ -36,6 +36,9 @@ READ_ROWS = 2**14  # rows per batch when all passages are read
 # Changed chunks before a large table is packed: each whose words are not indexed adds 3 us to a
 # search.
 UNPACKED = 2000
+# Minimum size of LanceDB's caches, of indices and of metadata, in bytes; in a large table the size
+# of its vectors. LanceDB's own are 6 GB and 1 GB, which a service fills with former versions.
+CACHE = 2**23
 # LanceDB only splits terms at spaces.
 TOKENIZER: dict[str, Any] = dict(
     base_tokenizer="whitespace",
@@ -68,8 +71,10 @@ class Table:
         return self.info.analyzer(QUERY_WORDS)
 
     @classmethod
-    def open(cls, folder: Path, info: Info, create: bool = False) -> Table:
-        """Open a table in its last version; ``create`` makes an empty one first."""
+    def open(cls, folder: Path, info: Info, chunks: int = 10**6, create: bool = False) -> Table:
+        """Open a table, of about this many chunks, in its last version; ``create`` makes an empty
+        one first.
+        """
         check_processor()
         # LanceDB reads it when it is imported; hides its warnings for programmers.
         os.environ.setdefault("LANCEDB_LOG", "error")
@@ -79,7 +84,10 @@ class Table:
         warnings.filterwarnings("ignore", "lancedb fork support is experimental")
 
         with lance_errors(folder):
-            database = lancedb.connect(folder, read_consistency_interval=timedelta(0))
+            size = max(CACHE, 4 * info.width * chunks)
+            session = lancedb.Session(index_cache_size_bytes=size, metadata_cache_size_bytes=size)
+            current = timedelta(0)
+            database = lancedb.connect(folder, read_consistency_interval=current, session=session)
             if create:
                 lance = database.create_table(TABLE, schema=schema_of(info), mode="overwrite")
             else:

@@ -37,7 +37,7 @@ from revela.types import QueryTokens, Vectors, check_vectors_finite
 class RetrieverEncoder:
     """The ``TokenEncoder`` of a Sentence-Transformers model: prompts by role, finite unit vectors.
 
-    Threads may share it; they encode one after another.
+    Threads may share it: their batches take turns.
 
     Args:
         model, bf16, max_tokens: as for ``RetrieverModule``.
@@ -64,7 +64,7 @@ class RetrieverEncoder:
         self.name, self.context_encoder = name, context_encoder
         self.slots = len(self.retriever.slots)
         self._rows: Callable[[], Tensor] | None = None
-        self._lock = threading.Lock()  # encoding changes the model while it lasts
+        self._lock = threading.Lock()  # a batch changes the model while it lasts
 
     @classmethod
     def load(
@@ -173,17 +173,21 @@ class RetrieverEncoder:
             self._check_tokens()
         vectors_ND = np.empty((len(texts), retriever.dimension), dtype=np.float32)
         how: dict[str, Any] = dict(total=len(texts), unit="text", disable=not progress)
-        with self._lock, retriever.evaluating(), tqdm(**how, delay=SHOWN_AFTER, leave=False) as bar:
-            retriever.width = retriever.context = None  # of the last batch that trained
-            if self._rows is not None:
-                rows_JD = self._rows()
-                retriever.context = rows_JD, rows_JD
-            for indices, features in retriever.batches(texts, role):
-                features = retriever.states(features, role)
-                if tokens is not None:
-                    for i, vectors_TW in zip(indices, self._tokens(features, role), strict=True):
-                        tokens[i] = vectors_TW
-                vectors_ND[indices] = retriever.unit(retriever.pool(features, role)).cpu()
+        rows_JD = self._rows() if self._rows is not None else None
+        batches = retriever.batches(texts, role)
+        with tqdm(**how, delay=SHOWN_AFTER, leave=False) as bar:
+            while True:
+                with self._lock, retriever.evaluating():
+                    retriever.width = None  # of the last batch that trained
+                    retriever.context = None if rows_JD is None else (rows_JD, rows_JD)
+                    if (batch := next(batches, None)) is None:
+                        break
+                    indices, features = batch
+                    features = retriever.states(features, role)
+                    if tokens is not None:
+                        for i, vectors in zip(indices, self._tokens(features, role), strict=True):
+                            tokens[i] = vectors
+                    vectors_ND[indices] = retriever.unit(retriever.pool(features, role)).cpu()
                 bar.update(len(indices))
         check_vectors_finite(vectors_ND, self.name)
         return vectors_ND

@@ -156,6 +156,7 @@ class Service:
             milliseconds=round(1000 * (time.perf_counter() - start), 1),
             answer=hits.answer,
             data=found,
+            note=self.index.notice or None,
         )
 
     async def _search(self, body: SearchRequest) -> tuple[Hits, list[schemas.SearchResult]]:

@@ -296,9 +296,8 @@ class Tools:
             self.documents.result(hit, shown, copies)
             for (hit, copies), shown in zip(found, snippets, strict=True)
         ]
-        notice = index.notice if isinstance(index, Words) else ""
-        answer = ANSWERS[hits.answer] if hits and not notice else None
-        return _answer(within(results, max_tokens, part_of, notice, answer))
+        answer = ANSWERS[hits.answer] if hits and not index.notice else None
+        return _answer(within(results, max_tokens, part_of, index.notice, answer))
 
     def fetch(
         self,
