@@ -4,21 +4,22 @@ forms.
 
 from __future__ import annotations
 
-import logging
+import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from itertools import groupby, pairwise
+from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
 from typing import Any, NamedTuple
 
-from revela.corpus.readers.common import (
-    ReadReport,
-    UnsupportedFile,
-    open_seekable,
-    reader_extra,
-    without_surrogates,
-)
+from revela.corpus import pdf_pages
+from revela.corpus.endings import COMPRESSED
+from revela.corpus.readers.common import ReadReport, UnsupportedFile, read_bytes, reader_extra
 from revela.corpus.readers.rows import Fields
 from revela.corpus.readers.table_lines import has_headings, is_number, lines_below
 from revela.corpus.readers.text import plain_title
@@ -31,77 +32,108 @@ _LIGATURES = {0xFB00 + i: s for i, s in enumerate(["ff", "fi", "fl", "ffi", "ffl
 _HYPHENED = re.compile(r"\b[^\W\d_]+-[^\W\d_]+")
 # Words after half a word with a hyphen, as in "Ein- und Ausgabe".
 _OMITS = frozenset("and or to und oder bis sowie et ou y o e en of och eller og i или и".split())  # noqa: SIM905
-_CELL = re.compile(r"\S+(?: \S+)*")
-_NUMBER = re.compile(r"\S[ \t]+[^\w\s]*\d")  # after something else
-LONG_ROW = 200  # characters
 LONG_CELL = 6  # words; most lines in columns of prose have more
 
 
 def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read the text of all pages, and the values of forms."""
     with reader_extra("pdf", "PDF"):
-        from pypdf import PdfReader
-    # pypdf warns of every fault that it repairs.
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
-    with open_seekable(path) as handle:
-        reader = PdfReader(handle)
-        pages = [_page(page) for page in reader.pages]
-        title = str((reader.metadata and reader.metadata.title) or "")
-        values = list(_values(reader))
+        import pypdfium2  # noqa: F401
+    with _unpacked(path) as file:
+        title, given, values = _PROCESS.read(file)
+    pages = [_text(page) for page in given]
     if not any(pages + values):
         raise UnsupportedFile("PDF without text; run OCR on it first")
     if empty := [number for number, page in enumerate(pages, 1) if not page]:
         report.note("PDF with pages without text, which may be scans", f"{name}, page {empty[0]}")
     # Form feeds separate pages (index/places.py).
     text = "\n\n".join(filter(None, ["\n\n\f".join(pages).rstrip(), "\n".join(values)]))
-    # A font without a character table can give halves of surrogate pairs.
-    text, title = (without_surrogates(given).translate(_LIGATURES) for given in (text, title))
-    yield Document(name, join_words(text), plain_title(title))
+    yield Document(name, join_words(text.translate(_LIGATURES)), plain_title(title))
 
 
-def _page(page: Any) -> str:
-    text = str(page.extract_text()).strip()
-    rows = [len(line) < LONG_ROW and bool(_NUMBER.search(line)) for line in text.splitlines()]
-    # Layout takes as long as reading: only if two consecutive lines may belong to a table.
-    if any(one and other for one, other in pairwise(rows)):
-        with suppress(Exception):  # the library's, for fonts that it cannot lay out
-            text = _with_tables(text, page.extract_text(extraction_mode="layout"))
-    return text
+@contextmanager
+def _unpacked(path: Path) -> Iterator[Path]:
+    """The file, decompressed into a temporary one if it is compressed."""
+    if path.suffix not in COMPRESSED:
+        yield path
+        return
+    with TemporaryDirectory() as folder:
+        copy = Path(folder, "a.pdf")
+        copy.write_bytes(read_bytes(path))
+        yield copy
 
 
-def _values(reader: Any) -> Iterator[str]:
-    """The values of a form, which are not in the page's text."""
-    with suppress(Exception):  # the library's, for broken forms
-        for name, field in (reader.get_fields() or {}).items():
-            if isinstance(value := field.value, str) and value.strip() and value[0] != "/":
-                yield f"{field.alternate_name or name}: {' '.join(value.split())}"
+class _Process:
+    """The process that runs ``pdf_pages``; a file that ends it is an error, and the next file starts
+    another.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._process: subprocess.Popen[str] | None = None
+
+    def read(self, path: Path) -> tuple[str, list[pdf_pages.Page], list[str]]:
+        """``pdf_pages.read``, for one thread at a time."""
+        with self._lock:
+            process = self._process = self._process or self._start()
+            assert process.stdin and process.stdout
+            try:
+                process.stdin.write(json.dumps(os.fspath(path.resolve())) + "\n")
+                process.stdin.flush()
+                answer = process.stdout.readline()
+                if not answer:
+                    raise ChildProcessError(f"PDFium ended with code {process.wait()}")
+            except BaseException:  # also Ctrl-C: its answer would be taken for the next file's
+                process.kill()
+                process.wait()
+                self._process = None
+                raise
+        found: Any = json.loads(answer)
+        if isinstance(found, str):
+            raise ValueError(found)
+        title, pages, values = found
+        return title, pages, values
+
+    @staticmethod
+    def _start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", pdf_pages.__name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            encoding="ascii",
+        )
+
+
+_PROCESS = _Process()
 
 
 class _Cell(NamedTuple):
-    """A cell of a laid-out line, and the columns where it begins and ends."""
+    """A cell of a line, and where it begins and ends."""
 
     text: str
-    begin: int
-    end: int
+    begin: float
+    end: float
 
 
-def _with_tables(text: str, laid_out: str) -> str:
-    """Rewrite the tables of a page's text as lines, with each value beside its column's heading.
+def _text(page: pdf_pages.Page) -> str:
+    """A page's text, its tables as lines with each value beside its column's heading.
 
-    >>> page = "Prices\\nRoom Summer Winter\\nOslo 120 80\\nUlm 60\\nBy night."
-    >>> _with_tables(page, "Prices\\nRoom   Summer  Winter\\nOslo   120     80\\nUlm            60")
-    'Prices\\nRoom: Oslo; Summer: 120; Winter: 80\\nRoom: Ulm; Winter: 60\\nBy night.'
+    >>> rows = [("Room", 0, 4), ("Summer", 9, 15), ("Winter", 17, 23)], [("Oslo", 0, 4), ("120", 9, 12)]
+    >>> _text([[("Prices", 0, 6)], *rows, [("Ulm", 0, 3), ("60", 17, 19)], [("By night.", 0, 9)]])
+    'Prices\\nRoom: Oslo; Summer: 120\\nRoom: Ulm; Winter: 60\\nBy night.'
     """
-    rows = [[_Cell(m[0], *m.span()) for m in _CELL.finditer(x)] for x in laid_out.splitlines()]
-    for is_row, lines in groupby(filter(None, rows), lambda cells: len(cells) > 1):
-        if is_row and (table := _table(list(lines))):
-            letters = "".join(cell for row in table for cell in row)
-            # White space in the text may differ.
-            pattern = r"\s*".join(map(re.escape, "".join(letters.split())))
-            if found := re.search(pattern, text):
-                below = "\n".join(lines_below(table[0], table[1:]))
-                text = text[: found.start()] + below + text[found.end() :]
-    return text
+    if not isinstance(page, list):
+        return page or ""
+    lines = list[str]()
+    rows = [[_Cell(*cell) for cell in line] for line in page]
+    for is_row, group in groupby(rows, lambda cells: len(cells) > 1):
+        found = list(group)
+        table = _table(found) if is_row else []
+        lines += lines_below(table[0], table[1:]) if table else ()
+        lines += (" ".join(cell.text for cell in row) for row in found[len(table) :])
+    return "\n".join(lines).strip()
 
 
 def _table(rows: Sequence[Sequence[_Cell]]) -> list[list[str]]:
@@ -129,7 +161,7 @@ def _in_columns(headings: Sequence[_Cell], row: Sequence[_Cell]) -> list[str]:
             min(
                 abs(cell.begin - heading.begin),
                 abs(cell.end - heading.end),
-                abs(cell.begin + cell.end - heading.begin - heading.end) // 2,
+                abs(cell.begin + cell.end - heading.begin - heading.end) / 2,
             )
             for heading in headings
         ]

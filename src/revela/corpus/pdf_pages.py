@@ -1,0 +1,219 @@
+"""Read the pages of PDFs with PDFium, in a process of its own: a file that ends a native library
+must not end the program that reads a folder.
+
+``python -m revela.corpus.pdf_pages`` reads paths, one a line, and answers each with a line: title,
+pages and form values, or the sentence of an error. All lines are JSON. A page is its text, or, if
+it may have a table, its lines as lists of cells; or None if it cannot be read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator
+from itertools import groupby, pairwise
+from statistics import median
+from typing import Any, NamedTuple
+
+Cell = tuple[str, float, float]  # text, begin and end
+Page = str | list[list[Cell]] | None
+
+# Widths in heights of a line:
+COLUMN = 0.6  # a wider gap parts two cells
+SPACE = 0.12  # a gap that is wider than the line's others by so much is a space
+LONG_ROW = 200  # characters
+_HYPHEN = "\ufffe"  # what PDFium puts for one that ends a line, and for the end of the line
+_NUMBER = re.compile(r"\S[ \t]+[^\w\s]*\d")  # after something else
+_LONE = re.compile(r"\n\S\r")  # a line of one character
+_RIGHT_TO_LEFT = "\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc"
+_LEFT_TO_RIGHT = re.compile(rf"[^\W{_RIGHT_TO_LEFT}](?:[^{_RIGHT_TO_LEFT}]*[^\W{_RIGHT_TO_LEFT}])?")
+
+
+class _Character(NamedTuple):
+    """A character, and its box: along the direction of the text and across it."""
+
+    text: str
+    begin: float
+    end: float
+    low: float
+    high: float
+
+    @property
+    def height(self) -> float:
+        return self.high - self.low
+
+
+_SPACE, _END = _Character(" ", 0, 0, 0, 0), _Character("\n", 0, 0, 0, 0)  # of a line
+
+
+def read(path: str) -> tuple[str, list[Page], list[str]]:
+    """Title, pages, and the values of a form as "name: value"."""
+    from pypdfium2 import PdfDocument, PdfiumError, raw
+
+    with PdfDocument(path) as document:
+        document.init_forms()
+        pages, values = list[Page](), dict[str, str]()
+        for number in range(len(document)):
+            try:
+                page = document[number]
+                text = page.get_textpage()
+            except PdfiumError:
+                pages.append(None)
+                continue
+            pages.append(_page(text))
+            values.update(_values(document.formenv, page))
+            text.close()
+            page.close()
+        named = [f"{name}: {' '.join(value.split())}" for name, value in values.items()]
+        return _said(raw.FPDF_GetMetaText, document, b"Title"), pages, named
+
+
+def _page(page: Any) -> Page:
+    text: str = page.get_text_range().strip()
+    lines = text.split("\r\n")
+    rows = [len(line) < LONG_ROW and bool(_NUMBER.search(line)) for line in lines]
+    # Boxes take ten times as long as the text: only if two consecutive lines may belong to a table,
+    # or if lines are torn.
+    if any(map(all, pairwise(rows))):
+        return [_cells(line) for line in _lines(page)]
+    if _LONE.search(text):
+        return "\n".join(map(_text, _lines(page)))
+    return text.replace(_HYPHEN, "-\n").replace("\r\n", "\n")
+
+
+def _lines(page: Any) -> Iterator[list[_Character]]:
+    """The lines of a page. PDFium tears a line where its letters are set one by one, as by Chrome;
+    such pieces are joined.
+    """
+    line, is_torn = list[_Character](), False
+    for _, group in groupby(_characters(page), lambda character: character is _END):
+        piece = list(group)
+        if not any(character.height for character in piece):
+            continue
+        if line and _continues(line, piece):
+            line, is_torn = line + piece, True
+            continue
+        if line:
+            yield _mended(line) if is_torn else line
+        line, is_torn = piece, False
+    if line:
+        yield _mended(line) if is_torn else line
+
+
+def _characters(page: Any) -> Iterator[_Character]:
+    """Characters with their boxes, and spaces and ends of lines without."""
+    from pypdfium2 import raw
+
+    box, direction = raw.FS_RECTF(), None
+    for i in range(page.count_chars()):
+        code = raw.FPDFText_GetUnicode(page, i)
+        is_hyphen = code < 32 and raw.FPDFText_IsHyphen(page, i)
+        if not is_hyphen and (code <= 32 or code == 160 or raw.FPDFText_IsGenerated(page, i)):
+            yield _END if code in (10, 13) else _SPACE
+            continue
+        raw.FPDFText_GetLooseCharBox(page, i, box)
+        if direction is None:
+            angle = raw.FPDFText_GetCharAngle(page, i)
+            direction = round(math.cos(angle)), -round(math.sin(angle))
+        corners = (box.left, box.bottom), (box.right, box.top)
+        along = sorted(direction[0] * x + direction[1] * y for x, y in corners)
+        across = sorted(direction[0] * y - direction[1] * x for x, y in corners)
+        yield _Character("-" if is_hyphen else chr(code), *along, *across)
+        if is_hyphen:
+            yield _END
+
+
+def _continues(line: list[_Character], piece: list[_Character]) -> bool:
+    """Whether a piece stands beside a line, or in it."""
+    last, begin, end = _last(line), *_ends(line)
+    first, b, e = _last(piece), *_ends(piece)
+    shared = min(first.high, last.high) - max(first.low, last.low)
+    is_near = max(b - end, begin - e) < _height(line)
+    return is_near and 2 * shared > min(first.height, last.height)
+
+
+def _height(line: list[_Character]) -> float:
+    return max(character.height for character in line)
+
+
+def _last(line: list[_Character]) -> _Character:
+    return next(character for character in reversed(line) if character is not _SPACE)
+
+
+def _ends(line: list[_Character]) -> tuple[float, float]:
+    """Where a line begins and ends."""
+    boxed = [character for character in line if character is not _SPACE]
+    return min(c.begin for c in boxed), max(c.end for c in boxed)
+
+
+def _mended(line: list[_Character]) -> list[_Character]:
+    """A line that was torn: in its order, with spaces where its gaps are wide."""
+    is_right_to_left = re.search(f"[{_RIGHT_TO_LEFT}]", "".join(c.text for c in line))
+    line = [character for character in line if character is not _SPACE]
+    if is_right_to_left:
+        line.sort(key=lambda character: -character.end)
+    gaps = [max(b.begin - a.end, a.begin - b.end) for a, b in pairwise(line)]
+    least = median(gaps) + SPACE * _height(line)
+    made = line[:1]
+    for character, gap in zip(line[1:], gaps, strict=True):
+        made += [_SPACE] * (gap > least) + [character]
+    if is_right_to_left:
+        for found in _LEFT_TO_RIGHT.finditer("".join(c.text for c in made)):
+            made[found.start() : found.end()] = made[found.start() : found.end()][::-1]
+    return made
+
+
+def _text(line: list[_Character]) -> str:
+    text = "".join(character.text for character in line)
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "ignore").strip()
+
+
+def _cells(line: list[_Character]) -> list[Cell]:
+    """The cells of a line: what stands between wide gaps."""
+    parts, last, least = [list[_Character]()], None, COLUMN * _height(line)
+    for character in line:
+        if character is not _SPACE:
+            if last and max(character.begin - last.end, last.begin - character.end) > least:
+                parts.append([])
+            last = character
+        parts[-1].append(character)
+    return [(_text(part), *_ends(part)) for part in parts]
+
+
+def _values(form: Any, page: Any) -> Iterator[tuple[str, str]]:
+    """Name and value of each field of a form that is filled in, which the page's text lacks."""
+    from pypdfium2 import raw
+
+    written = (raw.FPDF_FORMFIELD_TEXTFIELD, raw.FPDF_FORMFIELD_COMBOBOX, raw.FPDF_FORMFIELD_LISTBOX)
+    for i in range(raw.FPDFPage_GetAnnotCount(page) if form else 0):
+        field = raw.FPDFPage_GetAnnot(page, i)
+        if raw.FPDFAnnot_GetFormFieldType(form, field) in written:
+            name = _said(raw.FPDFAnnot_GetFormFieldAlternateName, form, field)
+            value = _said(raw.FPDFAnnot_GetFormFieldValue, form, field)
+            if value.strip():
+                yield name or _said(raw.FPDFAnnot_GetFormFieldName, form, field), value
+        raw.FPDFPage_CloseAnnot(field)
+
+
+def _said(get: Callable[..., int], *of: Any) -> str:
+    """What a function of PDFium writes into a buffer."""
+    from pypdfium2 import raw
+
+    buffer = (raw.FPDF_WCHAR * (get(*of, None, 0) // 2))()
+    get(*of, buffer, 2 * len(buffer))
+    return bytes(buffer)[:-2].decode("utf-16-le", "ignore")
+
+
+def main() -> None:
+    for line in sys.stdin:
+        try:
+            answer: Any = read(json.loads(line))
+        except Exception as error:  # the library's, for damaged files
+            answer = str(error)
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
