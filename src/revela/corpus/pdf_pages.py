@@ -13,6 +13,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import groupby, pairwise
 from statistics import median
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 Cell = tuple[str, float, float]  # text, begin and end
 Page = str | list[list[Cell]] | None
 
+MEMORY = 2**31  # bytes that the process may take; some megabytes can unpack to more
 # Widths in heights of a line:
 COLUMN = 0.6  # a wider gap parts two cells
 SPACE = 0.12  # a gap that is wider than the line's others by so much is a space
@@ -32,20 +34,21 @@ _LEFT_TO_RIGHT = re.compile(rf"[^\W{_RIGHT_TO_LEFT}](?:[^{_RIGHT_TO_LEFT}]*[^\W{
 
 
 class _Character(NamedTuple):
-    """A character, and its box: along the direction of the text and across it."""
+    """A character, its box along the direction of the text and across it, and its font's size."""
 
     text: str
     begin: float
     end: float
     low: float
     high: float
+    size: float
 
     @property
     def height(self) -> float:
         return self.high - self.low
 
 
-_SPACE, _END = _Character(" ", 0, 0, 0, 0), _Character("\n", 0, 0, 0, 0)  # of a line
+_SPACE, _END = _Character(" ", 0, 0, 0, 0, 0), _Character("\n", 0, 0, 0, 0, 0)  # of a line
 
 
 def read(path: str) -> tuple[str, list[Page], list[str]]:
@@ -76,28 +79,28 @@ def _page(page: Any) -> Page:
     rows = [len(line) < LONG_ROW and bool(_NUMBER.search(line)) for line in lines]
     # Boxes take ten times as long as the text: only if two consecutive lines may belong to a table,
     # or if lines are torn.
-    if any(map(all, pairwise(rows))):
+    if any(map(all, pairwise(rows))) or _LONE.search(text):
         return [_cells(line) for line in _lines(page)]
-    if _LONE.search(text):
-        return "\n".join(map(_text, _lines(page)))
     return text.replace(_HYPHEN, "-\n").replace("\r\n", "\n")
 
 
 def _lines(page: Any) -> Iterator[list[_Character]]:
-    """The lines of a page. PDFium tears a line where its letters are set one by one, as by Chrome;
-    such pieces are joined.
+    """The lines of a page. PDFium ends a line before a letter that is set alone: in a cell of one
+    letter, and all the time if letters are set one by one, as by Chrome. Such pieces are joined.
     """
     line, is_torn = list[_Character](), False
     for _, group in groupby(_characters(page), lambda character: character is _END):
         piece = list(group)
         if not any(character.height for character in piece):
             continue
-        if line and _continues(line, piece):
-            line, is_torn = line + piece, True
-            continue
-        if line:
-            yield _mended(line) if is_torn else line
-        line, is_torn = piece, False
+        gap = _gap(line, piece) if line else math.inf
+        if gap == math.inf:
+            if line:
+                yield _mended(line) if is_torn else line
+            line, is_torn = piece, False
+        else:
+            is_torn |= gap < _height(line)
+            line += [_SPACE, *piece]
     if line:
         yield _mended(line) if is_torn else line
 
@@ -118,28 +121,29 @@ def _characters(page: Any) -> Iterator[_Character]:
             angle = raw.FPDFText_GetCharAngle(page, i)
             direction = round(math.cos(angle)), -round(math.sin(angle))
         corners = (box.left, box.bottom), (box.right, box.top)
-        along = sorted(direction[0] * x + direction[1] * y for x, y in corners)
-        across = sorted(direction[0] * y - direction[1] * x for x, y in corners)
-        yield _Character("-" if is_hyphen else chr(code), *along, *across)
+        begin, end = sorted(direction[0] * x + direction[1] * y for x, y in corners)
+        low, high = sorted(direction[0] * y - direction[1] * x for x, y in corners)
+        size = raw.FPDFText_GetFontSize(page, i)
+        yield _Character("-" if is_hyphen else chr(code), begin, end, low, high, size)
         if is_hyphen:
             yield _END
 
 
-def _continues(line: list[_Character], piece: list[_Character]) -> bool:
-    """Whether a piece stands beside a line, or in it."""
-    last, begin, end = _last(line), *_ends(line)
-    first, b, e = _last(piece), *_ends(piece)
-    shared = min(first.high, last.high) - max(first.low, last.low)
-    is_near = max(b - end, begin - e) < _height(line)
-    return is_near and 2 * shared > min(first.height, last.height)
+def _gap(line: list[_Character], piece: list[_Character]) -> float:
+    """How far a piece stands from a line that it continues; infinite if it is a line of its own, or
+    the number of a footnote.
+    """
+    (begin, end), (first, last) = _ends(line), _ends(piece)
+    one, other = (next(c for c in some if c is not _SPACE) for some in (reversed(line), piece))
+    shared = min(one.high, other.high) - max(one.low, other.low)
+    if one.size != other.size or 2 * shared <= min(one.height, other.height):
+        return math.inf
+    gap = max(first - end, begin - last)
+    return gap if first > end or gap < _height(line) else math.inf
 
 
 def _height(line: list[_Character]) -> float:
     return max(character.height for character in line)
-
-
-def _last(line: list[_Character]) -> _Character:
-    return next(character for character in reversed(line) if character is not _SPACE)
 
 
 def _ends(line: list[_Character]) -> tuple[float, float]:
@@ -175,7 +179,7 @@ def _cells(line: list[_Character]) -> list[Cell]:
     parts, last, least = [list[_Character]()], None, COLUMN * _height(line)
     for character in line:
         if character is not _SPACE:
-            if last and max(character.begin - last.end, last.begin - character.end) > least:
+            if last and character.begin - last.end > least:
                 parts.append([])
             last = character
         parts[-1].append(character)
@@ -186,7 +190,11 @@ def _values(form: Any, page: Any) -> Iterator[tuple[str, str]]:
     """Name and value of each field of a form that is filled in, which the page's text lacks."""
     from pypdfium2 import raw
 
-    written = (raw.FPDF_FORMFIELD_TEXTFIELD, raw.FPDF_FORMFIELD_COMBOBOX, raw.FPDF_FORMFIELD_LISTBOX)
+    written = (
+        raw.FPDF_FORMFIELD_TEXTFIELD,
+        raw.FPDF_FORMFIELD_COMBOBOX,
+        raw.FPDF_FORMFIELD_LISTBOX,
+    )
     for i in range(raw.FPDFPage_GetAnnotCount(page) if form else 0):
         field = raw.FPDFPage_GetAnnot(page, i)
         if raw.FPDFAnnot_GetFormFieldType(form, field) in written:
@@ -207,6 +215,10 @@ def _said(get: Callable[..., int], *of: Any) -> str:
 
 
 def main() -> None:
+    with suppress(ImportError, OSError, ValueError):  # systems without it
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     for line in sys.stdin:
         try:
             answer: Any = read(json.loads(line))

@@ -276,6 +276,7 @@ def test_rich_text(tmp_path):
 def test_titles_that_programs_give_are_none():
     given = {
         "Untitled": "",
+        "(anonymous)": "",
         "Microsoft Word - Document1.docx": "",
         "Slide 1": "",
         "thesis_final.dvi": "",

@@ -201,7 +201,7 @@ def page_in(codec, declared, text):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    for package in ("mammoth", "openpyxl", "pptx", "pypdf"):
+    for package in ("mammoth", "openpyxl", "pptx", "pypdfium2"):
         pytest.importorskip(package, reason="needs the extras office and pdf")
     folder = tmp_path_factory.mktemp("ugly")
     texts = {

@@ -42,7 +42,7 @@ from revela.corpus.readers.text import read_text
 from revela.errors import RevelaError, first_line
 from revela.types import Document
 
-VERSION = 4  # raise it when readers or chunking change the text of the same file
+VERSION = 5  # raise it when readers or chunking change the text of the same file
 
 
 Reader = Callable[[Path, str, Fields, ReadReport], Iterator[Document]]

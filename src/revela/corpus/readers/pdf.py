@@ -32,7 +32,7 @@ _LIGATURES = {0xFB00 + i: s for i, s in enumerate(["ff", "fi", "fl", "ffi", "ffl
 _HYPHENED = re.compile(r"\b[^\W\d_]+-[^\W\d_]+")
 # Words after half a word with a hyphen, as in "Ein- und Ausgabe".
 _OMITS = frozenset("and or to und oder bis sowie et ou y o e en of och eller og i или и".split())  # noqa: SIM905
-LONG_CELL = 6  # words; most lines in columns of prose have more
+LONG_CELL = 6  # words; most lines in columns of prose have more, and in one column of a table
 
 
 def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
@@ -41,10 +41,13 @@ def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
         import pypdfium2  # noqa: F401
     with _unpacked(path) as file:
         title, given, values = _PROCESS.read(file)
+    for number, page in enumerate(given, 1):
+        if page is None:
+            report.skip("damaged page", f"{name}, page {number}")
     pages = [_text(page) for page in given]
     if not any(pages + values):
         raise UnsupportedFile("PDF without text; run OCR on it first")
-    if empty := [number for number, page in enumerate(pages, 1) if not page]:
+    if empty := [number for number, page in enumerate(given, 1) if page in ("", [])]:
         report.note("PDF with pages without text, which may be scans", f"{name}, page {empty[0]}")
     # Form feeds separate pages (index/places.py).
     text = "\n\n".join(filter(None, ["\n\n\f".join(pages).rstrip(), "\n".join(values)]))
@@ -64,9 +67,7 @@ def _unpacked(path: Path) -> Iterator[Path]:
 
 
 class _Process:
-    """The process that runs ``pdf_pages``; a file that ends it is an error, and the next file starts
-    another.
-    """
+    """The process that runs ``pdf_pages``. A file may end it; the next one starts another."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -82,7 +83,8 @@ class _Process:
                 process.stdin.flush()
                 answer = process.stdout.readline()
                 if not answer:
-                    raise ChildProcessError(f"PDFium ended with code {process.wait()}")
+                    limit = f"{pdf_pages.MEMORY >> 30} GB"
+                    raise ChildProcessError(f"PDFium crashed, or wanted over {limit} of memory")
             except BaseException:  # also Ctrl-C: its answer would be taken for the next file's
                 process.kill()
                 process.wait()
@@ -120,9 +122,10 @@ class _Cell(NamedTuple):
 def _text(page: pdf_pages.Page) -> str:
     """A page's text, its tables as lines with each value beside its column's heading.
 
-    >>> rows = [("Room", 0, 4), ("Summer", 9, 15), ("Winter", 17, 23)], [("Oslo", 0, 4), ("120", 9, 12)]
-    >>> _text([[("Prices", 0, 6)], *rows, [("Ulm", 0, 3), ("60", 17, 19)], [("By night.", 0, 9)]])
-    'Prices\\nRoom: Oslo; Summer: 120\\nRoom: Ulm; Winter: 60\\nBy night.'
+    >>> head = [("Room", 0, 4), ("Summer", 9, 15), ("Winter", 17, 23)]
+    >>> below = [("Oslo", 0, 4), ("120", 9, 12), ("8", 17, 18)], [("Ulm", 0, 3), ("60", 17, 19)]
+    >>> _text([[("Prices", 0, 6)], head, *below, [("By night.", 0, 9)]])
+    'Prices\\nRoom: Oslo; Summer: 120; Winter: 8\\nRoom: Ulm; Winter: 60\\nBy night.'
     """
     if not isinstance(page, list):
         return page or ""
@@ -146,7 +149,8 @@ def _table(rows: Sequence[Sequence[_Cell]]) -> list[list[str]]:
         table.append(cells)
     columns = [*zip(*table[1:], strict=True)]
     is_named = all(name[0].isalnum() for name in table[0]) and has_headings(table)
-    is_short = all(len(cell.split()) <= LONG_CELL for row in table for cell in row)
+    long = [any(len(cell.split()) > LONG_CELL for cell in column) for column in columns]
+    is_short = sum(long) < 2 and all(len(name.split()) <= LONG_CELL for name in table[0])
     of_numbers = any(2 * sum(map(is_number, column)) > len(column) for column in columns)
     return table if len(table) > 2 and is_named and is_short and of_numbers else []
 

@@ -35,8 +35,9 @@ _UNDERLINED = re.compile(
 _NO_TITLE = re.compile(
     r"(?:microsoft (?:word|powerpoint|excel) - .*"
     r"|.*\.(?:docx?|pptx?|xlsx?|pdf|dvi|tex|indd|qxd|rtf|odt|txt)"
-    r"|(?:untitled|document|dokument|title|slide|folie|presentation|powerpoint presentation"
-    r"|powerpoint-präsentation|презентация powerpoint|no title|none|null)?[\s\d()._-]*)",
+    r"|(?:untitled|\(anonymous|document|dokument|title|slide|folie|presentation"
+    r"|powerpoint presentation|powerpoint-präsentation|презентация powerpoint"
+    r"|no title|none|null)?[\s\d()._-]*)",
     re.I | re.S,
 )
 
