@@ -88,19 +88,21 @@ def _lines(page: Any) -> Iterator[list[_Character]]:
     """The lines of a page. PDFium ends a line before a letter that is set alone: in a cell of one
     letter, and all the time if letters are set one by one, as by Chrome. Such pieces are joined.
     """
-    line, is_torn = list[_Character](), False
+    line, before, is_torn, begin, end = list[_Character](), _END, False, 0.0, 0.0
     for _, group in groupby(_characters(page), lambda character: character is _END):
         piece = list(group)
-        if not any(character.height for character in piece):
+        if not (boxed := _boxed(piece)):
             continue
-        gap = _gap(line, piece) if line else math.inf
-        if gap == math.inf:
+        first, last = min(c.begin for c in boxed), max(c.end for c in boxed)
+        if line and _is_level(before, boxed[0]) and begin - last < before.height:
+            is_torn |= first - end < before.height
+            line += [_SPACE, *piece]
+            begin, end = min(first, begin), max(last, end)
+        else:
             if line:
                 yield _mended(line) if is_torn else line
-            line, is_torn = piece, False
-        else:
-            is_torn |= gap < _height(line)
-            line += [_SPACE, *piece]
+            line, is_torn, begin, end = piece, False, first, last
+        before = boxed[-1]
     if line:
         yield _mended(line) if is_torn else line
 
@@ -129,37 +131,24 @@ def _characters(page: Any) -> Iterator[_Character]:
             yield _END
 
 
-def _gap(line: list[_Character], piece: list[_Character]) -> float:
-    """How far a piece stands from a line that it continues; infinite if it is a line of its own, or
-    the number of a footnote.
-    """
-    (begin, end), (first, last) = _ends(line), _ends(piece)
-    one, other = (next(c for c in some if c is not _SPACE) for some in (reversed(line), piece))
+def _is_level(one: _Character, other: _Character) -> bool:
+    """Whether two characters may stand in one line, and none is the number of a footnote."""
     shared = min(one.high, other.high) - max(one.low, other.low)
-    if one.size != other.size or 2 * shared <= min(one.height, other.height):
-        return math.inf
-    gap = max(first - end, begin - last)
-    return gap if first > end or gap < _height(line) else math.inf
+    return one.size == other.size and 2 * shared > min(one.height, other.height)
 
 
-def _height(line: list[_Character]) -> float:
-    return max(character.height for character in line)
-
-
-def _ends(line: list[_Character]) -> tuple[float, float]:
-    """Where a line begins and ends."""
-    boxed = [character for character in line if character is not _SPACE]
-    return min(c.begin for c in boxed), max(c.end for c in boxed)
+def _boxed(line: list[_Character]) -> list[_Character]:
+    return [character for character in line if character not in (_SPACE, _END)]
 
 
 def _mended(line: list[_Character]) -> list[_Character]:
     """A line that was torn: in its order, with spaces where its gaps are wide."""
     is_right_to_left = re.search(f"[{_RIGHT_TO_LEFT}]", "".join(c.text for c in line))
-    line = [character for character in line if character is not _SPACE]
+    line = _boxed(line)
     if is_right_to_left:
         line.sort(key=lambda character: -character.end)
     gaps = [max(b.begin - a.end, a.begin - b.end) for a, b in pairwise(line)]
-    least = median(gaps) + SPACE * _height(line)
+    least = median(gaps) + SPACE * max(character.height for character in line)
     made = line[:1]
     for character, gap in zip(line[1:], gaps, strict=True):
         made += [_SPACE] * (gap > least) + [character]
@@ -176,14 +165,18 @@ def _text(line: list[_Character]) -> str:
 
 def _cells(line: list[_Character]) -> list[Cell]:
     """The cells of a line: what stands between wide gaps."""
-    parts, last, least = [list[_Character]()], None, COLUMN * _height(line)
+    parts, last = [list[_Character]()], None
+    least = COLUMN * max(character.height for character in line)
     for character in line:
         if character is not _SPACE:
             if last and character.begin - last.end > least:
                 parts.append([])
             last = character
         parts[-1].append(character)
-    return [(_text(part), *_ends(part)) for part in parts]
+    return [
+        (_text(part), min(c.begin for c in boxed), max(c.end for c in boxed))
+        for part, boxed in zip(parts, map(_boxed, parts), strict=True)
+    ]
 
 
 def _values(form: Any, page: Any) -> Iterator[tuple[str, str]]:
