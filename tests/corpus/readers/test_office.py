@@ -71,8 +71,10 @@ def pptx(path, *slides):
     shown.save(path)
 
 
-def xlsx(path, sheets, far=None):
-    """Sheets of rows by name; ``far``: what the last cell of all says."""
+def xlsx(path, sheets, far=None, merged=(), formats=()):
+    """Sheets of rows by name; ``far``: what the last cell of all says; cells that are merged, and
+    formats of the cells of the first row.
+    """
     import openpyxl
 
     book = openpyxl.Workbook()
@@ -81,6 +83,10 @@ def xlsx(path, sheets, far=None):
         sheet = book.create_sheet(name)
         for row in rows:
             sheet.append(row)
+        for cells in merged:
+            sheet.merge_cells(cells)
+        for cell, form in zip(sheet[1], formats, strict=False):
+            cell.number_format = form
     if far:
         sheet["XFD1048576"] = far
     book.save(path)
@@ -182,6 +188,88 @@ def test_sheets_with_numbers_and_days_and_a_cell_far_away(tmp_path):
     assert text_of(tmp_path / "a.xlsx") == (
         "# Prices\n\nhoney | 12.5 | 2024-03-01\n\n3 | two lines\n\n# Größe\n\nyak: True\n\na walrus"
     )
+
+
+HEAD, PARTS = ["Part", "Shelf", "Left"], [["NW-1", "C4", 212], ["NW-2", "A1", 9]]
+LINES = "Part: NW-1; Shelf: C4; Left: 212\nPart: NW-2; Shelf: A1; Left: 9"
+
+
+@pytest.mark.parametrize(
+    ("rows", "merged", "lines"),
+    [
+        ([["The stock"], HEAD, *PARTS], ["A1:C1"], f"The stock\n{LINES}"),
+        ([["The stock"], [], [], HEAD, *PARTS], ["A1:C1"], f"The stock\n\n{LINES}"),
+        ([["Stock", None, None, "May"], [*HEAD, "Hall"], ["NW-1", "C4", 2, "H1"]], ["A1:C1"],
+         "Stock: May\nPart: NW-1; Shelf: C4; Left: 2; Hall: H1"),
+        ([HEAD, [], *PARTS], [], f"Part | Shelf | Left\n\n{LINES}"),
+        ([HEAD, PARTS[0], [], PARTS[1], [], ["All", None, 221]], [],
+         LINES.replace("\n", "\n\n") + "\n\nAll: 221"),
+        ([HEAD, *PARTS, [], ["Contact", "Anna"], [], ["Room", "Beds", "Price"], ["Ulm", 2, 70]], [],
+         f"{LINES}\n\nContact: Anna\n\nRoom: Ulm; Beds: 2; Price: 70"),
+        ([[None, "Summer", "Winter"], ["Oslo", 120, 80]], [], "Oslo; Summer: 120; Winter: 80"),
+        ([["Room", "Summer", None, "Winter"], [None, "low", "high"], ["Oslo", 1, 2, 3]],
+         ["A1:A2", "B1:C1", "D1:D2"], "Room: Oslo; Summer low: 1; Summer high: 2; Winter: 3"),
+        ([["Prices"], ["Room", "Summer"], [None, 2023, 2024], ["Oslo", 1, 2]],
+         ["A1:C1", "A2:A3", "B2:C2"], "Prices\nRoom: Oslo; Summer 2023: 1; Summer 2024: 2"),
+        ([["Room", 2023], [None, "Summer", None, "Winter"], [None, "low", "high", "low", "high"],
+          ["Oslo", 1, 2, 3, 4]], ["A1:A3", "B1:E1", "B2:C2", "D2:E2"],
+         "Room: Oslo; 2023 Summer low: 1; 2023 Summer high: 2; 2023 Winter low: 3; "
+         "2023 Winter high: 4"),
+        ([HEAD, PARTS[0], [None, "A1", 9], ["NW-2", "A2", 3]], ["A2:A3"],
+         f"{LINES.replace('NW-2', 'NW-1')}\nPart: NW-2; Shelf: A2; Left: 3"),
+        ([["A long note"], [], []], ["A1:C3"], "A long note"),
+        ([[*HEAD, None, "Room", "Beds", "Price"], [*PARTS[0], None, "Ulm", 2, 70], PARTS[1]], [],
+         f"{LINES}\n\nRoom: Ulm; Beds: 2; Price: 70"),
+        ([[*HEAD, None, "Floor", "Hall", "Door"], [*PARTS[0], None, "first", "H1", 3]], [],
+         f"{LINES.splitlines()[0]}; Floor: first; Hall: H1; Door: 3"),
+    ],
+)  # fmt: skip
+def test_rows_stand_below_their_headings(tmp_path, rows, merged, lines):
+    pytest.importorskip("openpyxl", reason="needs the office extra")
+    xlsx(tmp_path / "a.xlsx", {"Sheet": rows}, merged=merged)
+    assert text_of(tmp_path / "a.xlsx") == f"# Sheet\n\n{lines}"
+
+
+def test_texts_above_texts_are_no_headings(tmp_path):
+    pytest.importorskip("openpyxl", reason="needs the office extra")
+    rows = [
+        ["Anna", "Leeds", None, None],
+        ["Jon", "Hull", "green", "tea"],
+        ["Eve", "York", "red", "x"],
+    ]
+    xlsx(tmp_path / "a.xlsx", {"Sheet": rows})
+    lines = "Anna | Leeds\nJon | Hull | green | tea\nEve | York | red | x"
+    assert text_of(tmp_path / "a.xlsx") == f"# Sheet\n\n{lines}"
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "shown"),
+    [
+        (0.1 + 0.2, "General", "0.3"),
+        (3.0, "General", "3"),
+        (1200.5, "General", "1200.5"),
+        (0.195, "0%", "20%"),
+        (1200.5, "#,##0.00\\ [$€-407]", "1,200.50 €"),
+        (1234567, '"CHF" #,##0', "CHF 1,234,567"),
+        (-7.25, "#,##0.00_);(#,##0.00)", "(7.25)"),
+        (-7.25, "#,##0.00", "-7.25"),
+        (-7.25, "#,##0.00_-;[Red]-#,##0.00_-", "-7.25"),
+        (42, "00000", "00042"),
+        (2.5, '0" kg"', "3 kg"),
+        (45.678, "0.##", "45.68"),
+        (45.0, "0.##", "45"),
+        (1.5, "# ?/?", "1.5"),
+        (12000, "0.00E+00", "12000"),
+        (12000, "0,", "12000"),
+        (datetime.date(2024, 3, 1), "d.m.yy", "2024-03-01"),
+        ("0042", "@", "0042"),
+    ],
+)
+def test_numbers_are_shown_as_in_their_cells(tmp_path, value, form, shown):
+    pytest.importorskip("openpyxl", reason="needs the office extra")
+    xlsx(tmp_path / "a.xlsx", {"Sheet": [[value, "x"]]}, formats=[form])
+    text = text_of(tmp_path / "a.xlsx").removeprefix("# Sheet\n\n")
+    assert text in (f"{shown} | x", f"{shown}: x")
 
 
 @pytest.mark.parametrize("folder", ["OEBPS/", ""])

@@ -13,8 +13,8 @@ import re
 import xml.etree.ElementTree as ET
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
-from itertools import groupby, takewhile
+from collections.abc import Iterable, Iterator, Sequence
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote
@@ -31,11 +31,20 @@ from revela.corpus.readers.common import (
 )
 from revela.corpus.readers.html import extract_fragment
 from revela.corpus.readers.rows import Fields
-from revela.corpus.readers.table_lines import table_lines
+from revela.corpus.readers.table_lines import Merged, sheet_tables, table_lines
 from revela.corpus.readers.text import plain_title
 from revela.types import Document
 
 _NO_VALUE = re.compile(rb"<f\b[^>]*(?:/>|>[^<]*</f>)\s*(?:<v\s*/>|<v></v>|</c>)")  # of a formula
+_MERGED = re.compile(rb'<mergeCell ref="([A-Z]+\d+:[A-Z]+\d+)"')
+# A part of a number's format that is no digit, and a format.
+_LITERAL = re.compile(
+    r'"(?P<quoted>[^"]*)"|\\.|[_*].|\[(?:\$(?P<currency>[^-\]]*))?[^\]]*\]|[^#0?.,A-Za-z]'
+)
+_ANY = re.sub(r"\?P<\w+>", "?:", _LITERAL.pattern)
+_NUMBER_FORMAT = re.compile(
+    rf"(?P<before>(?:{_ANY})*)(?P<digits>[#0?,]+(?:\.[#0?]*)?)(?P<after>(?:{_ANY})*)"
+)
 _AROUND = ("header", "footer", "header-left", "footer-left")
 _HEADING = re.compile(r"<h([1-6])\b[^<>]*(?<!/)>", re.I)
 
@@ -103,36 +112,70 @@ def read_xlsx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
         import openpyxl
     with _open_zipped(path) as handle:
         with zipfile.ZipFile(handle) as parts:
-            pages = [part for part in parts.namelist() if part.startswith("xl/worksheets/")]
-            if count := sum(len(_NO_VALUE.findall(parts.read(page))) for page in pages):
-                remark = "formulas without a value: open the file in Excel and save it"
-                report.note(remark, f"{name}: {count:,}")
+            count, merged = 0, dict[str, list[Merged]]()
+            for part in parts.namelist():
+                if part.startswith("xl/worksheets/"):
+                    page = parts.read(part)
+                    count += len(_NO_VALUE.findall(page))
+                    merged[part] = _merged(page)
+        if count:
+            remark = "formulas without a value: open the file in Excel and save it"
+            report.note(remark, f"{name}: {count:,}")
         sheets = openpyxl.load_workbook(handle, read_only=True, data_only=True).worksheets
-        text = _joined(map(_sheet, sheets), "Excel")
+        texts = (_sheet(sheet, merged.get(sheet._worksheet_path, [])) for sheet in sheets)
+        text = _joined(texts, "Excel")
         title = _title_in(handle, "docProps/core.xml")
     yield Document(name, text, plain_title(title))
 
 
-def _sheet(sheet: Any) -> str:
+def _merged(page: bytes) -> list[Merged]:
+    """The merged cells of a sheet's XML."""
+    from openpyxl.utils import range_boundaries
+
+    found = (range_boundaries(ref.decode()) for ref in _MERGED.findall(page))
+    return [(top - 1, first - 1, bottom - 1, last - 1) for first, top, last, bottom in found]
+
+
+def _sheet(sheet: Any, merged: Sequence[Merged]) -> str:
     sheet.reset_dimensions()  # they may be wrong
-    text = "\n\n".join(_tables(map(_cells, sheet.iter_rows(values_only=True))))
+    text = "\n\n".join(sheet_tables(map(_shown_cells, sheet.iter_rows()), merged))
     return f"# {sheet.title}\n\n{text}" if text else ""
 
 
-def _tables(rows: Iterable[list[str]]) -> Iterator[str]:
-    """The tables of a sheet: rows between empty rows, without empty columns at the sides. Single
-    cells above a table are its caption.
+def _shown_cells(cells: Iterable[Any]) -> list[str]:
+    return _cells(_shown(cell) for cell in cells)
+
+
+def _shown(cell: Any) -> object:
+    """A cell's value; a number as its format shows it.
+
+    >>> from types import SimpleNamespace as Cell
+    >>> _shown(Cell(value=0.195, number_format="0.0%"))
+    '19.5%'
+    >>> _shown(Cell(value=-1200.5, number_format='#,##0.00" kg"'))
+    '-1,200.50 kg'
     """
-    for is_filled, block in groupby(rows, any):
-        if not is_filled:
-            continue
-        table = list(block)
-        places = [[place for place, cell in enumerate(row) if cell] for row in table]
-        first, last = min(p[0] for p in places), max(p[-1] for p in places) + 1
-        captions = takewhile(lambda place: len(place) == 1, places) if last - first > 1 else ()
-        lines = [row[place[0]] for place, row in zip(captions, table, strict=False)]
-        below = ([*row, *[""] * (last - len(row))][first:last] for row in table[len(lines) :])
-        yield "\n".join([*lines, *table_lines(below)])
+    value = cell.value
+    if type(value) not in (int, float):
+        return value
+    positive, *negative = cell.number_format.split(";")
+    form = _NUMBER_FORMAT.fullmatch(negative[0] if negative and value < 0 else positive)
+    if not form or form["digits"].endswith(","):  # of thousands
+        return f"{value:.10g}" if isinstance(value, float) else value
+    number = Decimal(repr(abs(value) if negative else value)) * (100 if "%" in form[0] else 1)
+    whole, _, part = form["digits"].partition(".")
+    number = number.quantize(Decimal(1).scaleb(-len(part)), ROUND_HALF_UP)
+    digits = f"{number:0{whole.count('0') + len(part) + bool(part)}{',' * (',' in whole)}f}"
+    spare = len(part) - part.count("0")  # digits that are shown if they are not 0
+    digits = digits[: len(digits) - spare] + digits[len(digits) - spare :].rstrip("0")
+    before, after = (_LITERAL.sub(_literal, form[name]) for name in ("before", "after"))
+    return f"{before}{digits.rstrip('.')}{after}"
+
+
+def _literal(found: re.Match[str]) -> str:
+    """What a part of a number's format shows: not a colour, nor a width of a space."""
+    sign = found[0]
+    return found["quoted"] or found["currency"] or ("" if sign[0] in '_*["' else sign[-1])
 
 
 def _cells(cells: Iterable[object]) -> list[str]:
@@ -190,7 +233,7 @@ def _blocks(parent: ET.Element | None) -> Iterator[str]:
             yield "\n".join(_blocks(element))
         elif kind == "table":
             rows = element.iterfind(".//{*}table-row")
-            lines = "\n\n".join(_tables([*_odf_cells(row)] for row in rows))
+            lines = "\n\n".join(sheet_tables([*_odf_cells(row)] for row in rows))
             is_sheet = parent is not None and _local(parent.tag) == "spreadsheet"
             yield f"# {named.get('name', '')}\n\n{lines}" if is_sheet and lines else lines
         elif kind not in ("tracked-changes", "sequence-decls", "forms", "table-of-content"):
