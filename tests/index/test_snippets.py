@@ -182,6 +182,40 @@ def test_headings_commands_and_times_begin_a_line(lines):
     assert found.text.split("\n") == wanted
 
 
+@pytest.mark.parametrize(
+    ("name", "lines", "expected"),
+    [
+        ("a.rst", ["=====", "Title", "=====", "", "Bees make wax.", "", "Of wax", "~~~~~~",
+                   "It melts."], ["Title", "Bees make wax.", "Of wax", "It melts."]),
+        ("a.adoc", ["Title", "-----", "Bees make wax.", "", "Of wax", "^^^^^^", "It melts."],
+         ["Title", "Bees make wax.", "Of wax", "It melts."]),
+        ("a.md", ["Title", "=====", "", "Of wax", "---", "It melts."],
+         ["Title", "Of wax", "It melts."]),
+        ("README", ["Title", "*****", "It melts -- soon.", "...", "---- a rule"],
+         ["Title", "It melts -- soon.", "---- a rule"]),
+        ("a.rst", ["Both:", "", "=====  =======", "A      not A", "=====  =======",
+                   "wax    it melts", "honey  flows", "=====  =======", "", "After", "it."],
+         ["Both:", "A | not A", "wax | it melts", "honey | flows", "After it."]),
+        ("a.txt", ["| Kind | Heat |", "-------------", "| wax | melts |"],
+         ["Kind | Heat", "wax | melts"]),
+        ("a.rst", ["+-----+------+", "| wax | melts |", "+-----+------+"],
+         ["wax | melts"]),
+        ("a.org", ["| Kind | Heat |", "|------+------|", "| wax | melts |"],
+         ["Kind | Heat", "wax | melts"]),
+    ],
+)  # fmt: skip
+def test_lines_of_signs_are_left_out_but_no_rows(name, lines, expected):
+    found = shown("\n".join(lines), "melt", name)
+    assert found.text.splitlines() == expected and marked(found) == ["melts"]
+    assert found.line == 1 + next(i for i, line in enumerate(lines) if "melts" in line)
+
+
+def test_a_row_below_a_line_of_signs_has_the_heading_of_its_table():
+    rows = [f"| animal{i} | {i} |" for i in range(60)]
+    text = "\n".join(["Before it.", "", "| Animal | Legs |", "=" * 20, *rows])
+    assert shown(text, "animal33", "a.txt", "none").text.split("\n")[0] == "Animal | Legs"
+
+
 def test_code_keeps_its_lines_without_what_all_are_indented_by():
     members = "".join(f"    def f{i}(self):\n\n        return {i}\n" for i in range(6))
     text = "class A:\n" + members + "    def close_file(self, path):\n        del a[i](x)\n" * 4

@@ -36,6 +36,11 @@ _INLINE = re.compile(
 _KEPT = ("link", "starred", "barred", "struck")  # their text is kept, and cleaned, too
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
 _RULE = re.compile(r"\s*(?:=+|-{2,}|(?:[-*_] ?){3,})\s*")  # also the line below a heading
+# Lines of signs: below and above headings of reStructuredText and AsciiDoc, around their blocks,
+# and between rows of a table; and above and below columns that are parted by spaces.
+_SIGNS = re.compile(r"""([=\-~^"#*+_:.'])\1{2,}|[|+](?:[-=]+[|+])+""")
+_SIGNS_OF_COLUMNS = re.compile(r"([=-])\1+(?:\s+\1+)+")
+_GAP = re.compile(r"\s{2,}")
 _HEADING = re.compile(r"\s{0,3}#{1,6}\s+(.*?)\s*#*\s*")
 _QUOTE = re.compile(r"(?:\s{0,3}>\s?)+")
 _ITEM = re.compile(r"\s*(?:[-*+]\s+(?:\[[ xX]\]\s+)?|(?P<number>\d{1,9}[.)])\s+)(?=\S)")
@@ -145,15 +150,25 @@ def _block(line: str, number: int) -> Line:
 
 
 def _rows(lines: Iterator[Line]) -> Iterator[Line]:
-    """Mark rows of tables as such, and collapse white space."""
+    """Mark rows of tables as such, leave out lines of signs, and collapse white space."""
     first: int | None = None  # line of the table
-    blank = True
+    blank, in_columns = True, False
     for line in lines:
         if line.kind == "code":
             first, blank = None, True
             yield line
             continue
         text = line.text.strip("\n\r ")
+        of_columns = _SIGNS_OF_COLUMNS.fullmatch(text)
+        if of_columns or _SIGNS.fullmatch(text):
+            blank, in_columns = True, in_columns or bool(of_columns)
+            yield Line("", "prose", line.number)
+            continue
+        in_columns = in_columns and bool(text)
+        if in_columns:
+            first = None
+            yield Line(" | ".join(_GAP.split(text)), "row", line.number)
+            continue
         is_bars = text.startswith("|") or text.count(" | ") > 1
         if line.kind in ("prose", "row") and (is_bars or "\t" in text.strip()):
             cells = _CELLS.split(text.strip("|")) if is_bars else text.split("\t")
