@@ -404,6 +404,9 @@ def test_without_the_extra_one_sentence_says_so(tmp_path, monkeypatch):
         ("The echo-\nlocation of bats.", "The echolocation of bats."),
         ("A long-\nterm plan, long in the term.", "A long-term plan, long in the term."),
         ("It is with-\nout an end; go out with me, without her.", "It is without an end;"),
+        ("Well-\nknown are bats, and well-known.", "Well-known are bats, and well-known."),
+        ("A well-\nknown fact.", "A wellknown fact."),
+        ("Die Befehls-\nsequenz: des Befehls Sequenz.", "Die Befehlssequenz: des"),
         ("A long\u00ad\nterm plan, long in the term.", "A longterm plan, long in the term."),
     ],
 )
