@@ -309,6 +309,8 @@ def test_no_index_is_one_sentence(tmp_path):
 
 def test_an_agent_is_told_whether_the_first_result_answers():
     class Unsure:
+        notice = ""
+
         def search(self, query, k, **options):
             return Hits([Hit("a", 0.2, "", "text", confidence=0.01)])
 
