@@ -213,11 +213,43 @@ def test_a_context_is_drawn_from_the_files_as_from_documents(ray_session, corpus
     assert chosen_for(encoder, None, surveyed, 12) == chosen_for(encoder, None, here, 12)
 
 
+def write_repeated(folder: Path) -> Path:
+    """Rows of two files and of groups of rows in Parquet share ids."""
+    folder.mkdir()
+    rows = [dict(row, _id=str(i % 7)) for i, row in enumerate(rows_of_corpus(30))]
+    rows[4]["_id"] = "alone"
+    write_lines(folder / "a.jsonl", rows[:10])
+    write_lines(folder / "b.jsonl", rows[10:15])
+    pq.write_table(pa.Table.from_pylist(rows[15:]), folder / "c.parquet", row_group_size=4)
+    return folder
+
+
+@pytest.mark.parametrize("size", [1, 10**6])
+def test_repeated_ids_are_those_of_one_process(ray_session, monkeypatch, tmp_path, size):
+    corpus = write_repeated(tmp_path / "corpus")
+    parts_of = functools.partial(build_on_ray.parts_of, size=size)
+    monkeypatch.setattr(build_on_ray, "parts_of", parts_of)
+    how = dict(distinct=False, min_words=1, rename_repeated=True)
+    documents, report = read_corpus([corpus], **how)
+    surveyed = build_on_ray.SurveyedCorpus([corpus], reader_of_parts(READING, (), True))
+    assert len(surveyed.parts) == (1 if size > 1 else 6)
+    assert list(surveyed) == list(documents) and surveyed.report.lines() == report.lines()
+    assert "22: rows with the id of another row: their place is their id" in report.lines()[1]
+
+
+def test_an_index_of_repeated_ids_is_that_of_one_process(index_by, static_folder, tmp_path):
+    corpus = write_repeated(tmp_path / "corpus")
+    said = [index_by(corpus, tmp_path / name, static_folder, *flags)
+            for name, flags in (("local", ()), ("ray", RAY))]  # fmt: skip
+    assert [code for code, *_ in said] == [0, 0]
+    assert_equal(tmp_path / "ray", tmp_path / "local")
+
+
 @pytest.mark.parametrize(
     ("lines", "flags", "sentence"),
     [
-        ('{"_id": 1, "text": "abc"}\n{"_id": 2, "text": "b"}\n{"_id": 1, "text": "c"}\n', (),
-         'two documents have the id "1": give each its own'),
+        ('{"_id": "corpus.jsonl:2", "text": "abc"}\n{"text": "b"}\n', (),
+         'two documents have the id "corpus.jsonl:2": give each its own'),
         ('{"_id": 1, "text": "abc"}\n', ("--join-titles",), "--join-titles joins rows"),
         ('{"_id": 1, "text": "abc", "year": 7}\n', ("--metadata", "yaer"),
          'no document has a field "yaer"'),
@@ -233,7 +265,7 @@ def test_a_bad_corpus_is_one_sentence_before_anything_is_written(
     given = ("index", corpus, "--model", static_folder, *flags, "--out")
     err = refused(*given, out, "--engine", "ray")
     assert sentence in err and not out.exists()
-    if "--metadata" in flags:
+    if "--metadata" in flags or (not flags and corpus == path):
         assert refused(*given, tmp_path / "alone") == err
 
 

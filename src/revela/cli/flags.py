@@ -103,8 +103,10 @@ class PromptFlags:
 PROMPTS = PromptFlags()
 
 
-def reader_of_parts(reading: Reading, metadata: Sequence[str]) -> DocumentReader:
-    """How --engine ray reads a corpus for search.
+def reader_of_parts(
+    reading: Reading, metadata: Sequence[str], rename_repeated: bool = False
+) -> DocumentReader:
+    """How --engine ray reads a corpus for search; ``rename_repeated`` as for ``read_corpus``.
 
     Raises:
         RevelaError: titles are to be joined, over files that it reads apart.
@@ -118,7 +120,7 @@ def reader_of_parts(reading: Reading, metadata: Sequence[str]) -> DocumentReader
     from revela.corpus.readers.rows import Fields
 
     fields = Fields(reading.text_field, reading.title_field, tuple(metadata))
-    return DocumentReader(fields, min_words=1)
+    return DocumentReader(fields, 1, rename_repeated)
 
 
 def show_settings(verb: Any, tokens: Sequence[str]) -> None:

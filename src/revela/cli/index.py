@@ -310,7 +310,7 @@ def write_by_ray(
 
     index, fields = job.opened(append, by_ray=True)
     with on_ray.connected(cluster):
-        reader = reader_of_parts(job.reading, fields)
+        reader = reader_of_parts(job.reading, fields, rename_repeated=True)
         survey = build_on_ray.SurveyedCorpus(job.corpus, reader)
         print_report(survey.report)
         if index is None:

@@ -6,9 +6,12 @@ A document's id and its place in its part do not depend on the process that read
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from revela.corpus.endings import COMPRESSED, suffix
 from revela.corpus.load import filter_documents
@@ -18,7 +21,7 @@ from revela.corpus.readers.hub import PREFIX
 from revela.corpus.readers.rows import Fields
 from revela.corpus.readers.tables import read_parquet
 from revela.errors import RevelaError
-from revela.types import Document
+from revela.types import Document, hash64
 
 PART = 2**26  # bytes per part
 
@@ -36,14 +39,54 @@ Part = tuple[Piece, ...]
 
 
 @dataclass(frozen=True)
+class Owners:
+    """The ids that rows of several parts have, and the first of these parts, as hashes (N,); the
+    ids are in order.
+    """
+
+    ids_N: NDArray[np.uint64]
+    parts_N: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, parts: Sequence[Part], ids: Sequence[NDArray[np.uint64]]) -> Owners:
+        """From the hashes of each part's ids."""
+        names = np.array([_hash_of(part) for part in parts], np.uint64)
+        all_ids, first, counts = np.unique(
+            np.concatenate([*ids, np.empty(0, np.uint64)]), return_index=True, return_counts=True
+        )
+        part_of = np.repeat(np.arange(len(parts)), [len(some) for some in ids])
+        return cls(all_ids[counts > 1], names[part_of[first[counts > 1]]])
+
+    def own(self, part: int, name: int) -> bool:
+        """Whether a part's rows may have an id; both are hashes."""
+        place = int(np.searchsorted(self.ids_N, np.uint64(name)))
+        is_shared = place < len(self.ids_N) and int(self.ids_N[place]) == name
+        return not is_shared or int(self.parts_N[place]) == part
+
+
+def _hash_of(part: Part) -> int:
+    return hash64(f"{part[0].file.path}:{part[0].row_groups}")
+
+
+@dataclass(frozen=True)
 class DocumentReader:
-    """Reads the documents of a part; arguments as for ``load.read_corpus``."""
+    """Reads the documents of a part; arguments as for ``load.read_corpus``. ``owners`` are needed
+    for repeated ids if rows of several parts have the same.
+    """
 
     fields: Fields
     min_words: int = 1
+    rename_repeated: bool = False
+    owners: Owners | None = None
 
-    def documents(self, part: Part, report: ReadReport) -> Iterator[Document]:
-        """The documents of a part; RevelaError if a file has changed since it was listed."""
+    def documents(
+        self, part: Part, report: ReadReport, taken: set[int] | None = None
+    ) -> Iterator[Document]:
+        """The documents of a part; RevelaError if a file has changed since it was listed. The
+        hashes of its rows' ids are added to ``taken``.
+        """
+        if self.rename_repeated:
+            report.claim = self._claim(_hash_of(part), set() if taken is None else taken)
         for piece in part:
             if size_and_time(piece.file.path) != piece.state:
                 raise FileChanged(piece.file.path)
@@ -52,6 +95,16 @@ class DocumentReader:
                 reader = functools.partial(read_parquet, row_groups=piece.row_groups)
             documents = read_file(piece.file, self.fields, report, reader)
             yield from filter_documents(documents, False, self.min_words, report)
+
+    def _claim(self, part: int, taken: set[int]) -> Callable[[str], bool]:
+        """As ``load.first_claim``, for the rows of a part."""
+
+        def claim(name: str) -> bool:
+            before, key = len(taken), hash64(name)
+            taken.add(key)
+            return len(taken) > before and (not self.owners or self.owners.own(part, key))
+
+        return claim
 
 
 def parts_of(sources: Sequence[Path | str], report: ReadReport, size: int = PART) -> list[Part]:

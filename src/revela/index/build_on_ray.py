@@ -12,7 +12,7 @@ import bisect
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, overload
 
@@ -23,7 +23,7 @@ from tqdm import tqdm
 from revela import on_ray
 from revela.corpus.load import check_report
 from revela.corpus.parallel import batches
-from revela.corpus.parts import DocumentReader, Part, parts_of
+from revela.corpus.parts import DocumentReader, Owners, Part, parts_of
 from revela.corpus.readers.common import ReadReport
 from revela.errors import RevelaError
 from revela.index.calibration import calibrate
@@ -62,35 +62,49 @@ BATCHES, LEAST_BATCH = 64, 2**15
 
 @dataclass
 class Survey:
-    """The contents of a corpus: the report, the types of metadata fields, and a hash of each id, in
-    an array of uint64 per part.
+    """The contents of a corpus: the report, the types of metadata fields, and hashes of the ids of
+    documents, and of those that rows have by their fields, in an array of uint64 per part.
     """
 
     report: ReadReport = field(default_factory=ReadReport)
     types: dict[str, set[type]] = field(default_factory=dict)
     ids: list[NDArray[np.uint64]] = field(default_factory=list)
+    rows: list[NDArray[np.uint64]] = field(default_factory=list)
 
     def add(self, other: Survey) -> None:
         self.report.add(other.report)
         self.ids += other.ids
+        self.rows += other.rows
         for name, found in other.types.items():
             self.types.setdefault(name, set()).update(found)
 
 
 class SurveyedCorpus(Sequence[Document]):
-    """Documents in files: read by any process, counted, and each with an id of its own."""
+    """Documents in files: read by any process, counted, and each with an id of its own. They are
+    read a second time if rows of several parts share ids.
+    """
 
     def __init__(self, sources: Sequence[Path | str], reading: DocumentReader) -> None:
-        self.reading, found = reading, Survey()
-        self.parts = parts_of(sources, found.report)
-        for part in on_ray.in_tasks(functools.partial(_survey, reading=reading), self.parts):
-            found.add(part)
+        listed = ReadReport()
+        self.parts, self.reading = parts_of(sources, listed), reading
+        found = self._surveyed(listed)
+        if len((owners := Owners.of(self.parts, found.rows)).ids_N):
+            self.reading = replace(reading, owners=owners)
+            found = self._surveyed(listed)
         self._ends = list(itertools.accumulate(map(len, found.ids)))
         self.report, self.types = found.report, found.types
         check_report(len(self), self.report, sources)
         hashes, counts = np.unique(np.concatenate(found.ids), return_counts=True)
         if repeated := hashes[counts > 1][:10].tolist():
             self._check_repeated(frozenset(repeated))
+
+    def _surveyed(self, listed: ReadReport) -> Survey:
+        found = Survey()
+        found.report.add(listed)
+        survey = functools.partial(_survey, reading=self.reading)
+        for part in on_ray.in_tasks(survey, self.parts):
+            found.add(part)
+        return found
 
     def _check_repeated(self, hashes: frozenset[int]) -> None:
         """Raise RevelaError for the first repeated id; different ids may have the same hash."""
@@ -138,12 +152,14 @@ class SurveyedCorpus(Sequence[Document]):
 
 def _survey(part: Part, reading: DocumentReader) -> Survey:
     found = Survey(types={name: set() for name in reading.fields.metadata})
-    hashes = []
-    for document in reading.documents(part, found.report):
+    hashes, taken = list[int](), set[int]()
+    for document in reading.documents(part, found.report, taken):
         found.report.documents += 1
         note_types(found.types, document)
         hashes.append(hash64(document.id))
+    found.report.claim = None
     found.ids.append(np.array(hashes, np.uint64))
+    found.rows.append(np.array([*taken], np.uint64))
     return found
 
 
