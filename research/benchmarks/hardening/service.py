@@ -129,11 +129,11 @@ def run(a: argparse.Namespace) -> int:
         finally:
             server.terminate()
             server.wait()
-        syncs, lines = 0, Counter[str]()
-        for line in log.read_text().splitlines():
-            syncs += "is in step again" in line
-            if "not in step" in line or "Traceback" in line:
-                lines[line] += 1
+        said = log.read_text()
+        # The last line of a traceback names the error.
+        failed = re.findall(r"^Traceback.*\n(?: .*\n)*(.*)|(.*not in step with.*)", said, re.M)
+        lines = Counter(error or warning for error, warning in failed)
+        syncs = said.count("is in step again")
     cuts = quantiles(load.seconds, n=100)
     wrong = sum(n for status, n in load.statuses.items() if status not in ("200", "429"))
     report(
