@@ -18,7 +18,7 @@ False negatives are left out of the softmax: passages of the same query (the chu
 with the title as query, all judged relevant documents), and those that a surrogate model finds as
 near to the query as its own (CDE, section 4.1).
 
-Cost: the retriever reads both sides; no LM. Texts are embedded a few at a time (gradcache.py), so
+Cost: the retriever reads both sides; no LM. Texts are embedded a few at a time (GradCache), so
 time limits a batch, not memory. Every process sees the crops of all.
 When to use it: InfoNCE on docstrings and titles for code (preset ``pairs``), or with judged
 queries; crops as a baseline.
