@@ -49,7 +49,7 @@ class BuildContext:
     "The retriever, a ``RetrieverModule``."
     documents: Sequence[Document]
     rows: ArrowList[Chunk]
-    "What groups are made of; without queries if ``written`` has them."
+    "Rows that groups consist of; without queries if ``written`` has them."
     device: torch.device
     bf16: bool
     count: Callable[[int], None] = lambda tokens: None
@@ -81,7 +81,7 @@ class BuildContext:
         batch: Batch = {}
         for name, texts, role in (("query", queries, "query"), ("passage", passages, "document")):
             features = self.model.tokenize(texts, role)
-            if "prompt_length" in features:  # which a pooling may leave out
+            if "prompt_length" in features:  # for a pooling that leaves the prompt out
                 features["prompt_length"] = torch.full((len(texts),), features["prompt_length"])
             tensors = {k: v for k, v in features.items() if isinstance(v, Tensor)}
             batch.update({f"{name}_{k}": v for k, v in tensors.items()})
@@ -138,7 +138,7 @@ def embed_in_parts(vectors: Callable[[Side], Tensor], features: Side, batch: int
     """(N, D) vectors of tokenized texts.
 
     Args:
-        vectors: gives those of some of the texts.
+        vectors: embeds a part of the texts.
         features: of N texts.
         batch: texts per forward pass; the backward pass repeats it with the same dropout. 0: all at
             once, without repetition.
@@ -173,7 +173,7 @@ def detached_backward(loss_of: Callable[..., Tensor], *inputs: Tensor) -> Tensor
 def group_weights(group_N: Sequence[int], counts: Sequence[int] | None = None) -> Tensor:
     """The weight of each item in a mean over groups of the mean within each, (N,).
 
-    So groups weigh the same, whether they share a batch or not.
+    Groups weigh the same, whether in one batch or in several.
 
     Args:
         group_N: the group of each item.
@@ -192,7 +192,7 @@ def off_diagonal_softmax(scores_nn: Tensor) -> Tensor:
 
 
 def off_diagonal(scores_nn: Tensor) -> Tensor:
-    """(n, n - 1) rows without the diagonal, without a boolean mask, which a GPU would wait for."""
+    """(n, n - 1) rows without the diagonal. (A boolean mask would synchronise with a GPU.)"""
     size = len(scores_nn)
     rows = scores_nn.flatten()[1:].view(size - 1, size + 1)[:, :-1]
     return rows.reshape(size, size - 1)
@@ -240,8 +240,8 @@ def tokenize(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> Mapping[s
 class ChunkBatches:
     """Collates chunks as queries, passages and LM input (revela, gains, replug).
 
-    ``query_side`` says what of a chunk is its query: the first half of its tokens (Revela, section
-    4), as many from a random place on ("random-span"), or all ("whole").
+    ``query_side`` is the part of a chunk that is its query: the first half of its tokens (Revela,
+    section 4), a random span of that length ("random-span"), or all ("whole").
     """
 
     parts: BuildContext
@@ -269,5 +269,5 @@ class ChunkBatches:
 
 
 def row_random(row: Row, seed: int) -> random.Random:
-    """The random numbers of a row in an epoch, whatever else is in its batch."""
+    """Random numbers of a row in an epoch, the same in any batch."""
     return random.Random(f"{seed}/{row['epoch']}/{row['row']}")

@@ -51,7 +51,7 @@ class Contextual(nn.Module):
     """An objective whose retriever reads a context per batch.
 
     Args:
-        objective: reads by ``retriever``.
+        objective: trains ``retriever``.
         retriever: the second stage.
         context_encoder: the first stage. Unless it is constant, its documents are the last side of
             a batch.
@@ -108,7 +108,7 @@ class ContextBatches:
         return {**batch, **{f"context_{name}": tensor for name, tensor in tensors.items()}}
 
     def choose(self, rows: Sequence[Row]) -> list[int]:
-        """Rows of the corpus that are the context of a batch: J, or all there are."""
+        """Rows of the corpus for the context of a batch: J, or all if there are fewer."""
         recipe, slots = self.parts.recipe, self.context_encoder.slots
         own = [int(row["row"]) for row in rows]
         rng = row_random(rows[0], recipe.training.seed)

@@ -76,7 +76,7 @@ def gates(settings: InBatch, parts: BuildContext, lm: Any, tokenizer: Any, folde
     gate, first = settings.gate, int(settings.gate_first_layer * lm.n_layers)
 
     def best_heads() -> Heads:
-        """The best of the upper layers; none: all of them."""
+        """The best heads of the upper layers; []: gate all heads there."""
         if settings.heads:
             ranking = heads_from_file(Path(settings.heads), "siblings", folder)
         elif settings.gate_heads:
