@@ -55,7 +55,8 @@ def queries(
     embedder:
         With --out: the embedder that finds passages, as --model of index.
     top:
-        With --out: keep a query if its passage is among this many first results. show:
+        With --out: keep a query if its passage is among this many first results.
+    show:
         Print this many of them.
     preset:
         Settings to start from, as for train.

@@ -178,7 +178,7 @@ class RetrieverEncoder:
         with tqdm(**how, delay=SHOWN_AFTER, leave=False) as bar:
             while True:
                 with self._lock, retriever.evaluating():
-                    retriever.width = None  # as the last training batch has set it
+                    retriever.width = None  # which a training batch may have set
                     retriever.context = None if rows_JD is None else (rows_JD, rows_JD)
                     if (batch := next(batches, None)) is None:
                         break

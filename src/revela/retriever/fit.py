@@ -58,8 +58,7 @@ ONE_TOKEN = ("lasttoken", "cls")
 MEANS = ("mean", "weightedmean")
 WORDS_TO_VECTORS = 2.5
 """Minimum of W / V (index/fusion.py) of a fitted model: calibration by sentences overrates its
-vectors, as they hold the words of the text (docs/search.md).
-"""
+vectors, as they hold the words of the text (docs/search.md)."""
 TrainRows = Callable[[Tensor], Tensor]
 """Trains the rows of the LM's tokens, (V, D) -> (V, W); the rows of tokens without weight are 0."""
 

@@ -82,8 +82,11 @@ def save_retriever(
 
 
 def _keep_tokenizer(folder: Path, tokenizer: Any) -> None:
-    """Have libraries read tokenizer.json as it is. For some kinds of models (Qwen2) transformers
-    takes the family's class whatever the folder says, so case folding is also named where
+    """Have libraries read tokenizer.json as it is.
+
+    A family's own class (GPT2Tokenizer) rebuilds the tokenizer without the case folding of
+    tokenizer.json, and some without its EOS. For some kinds of models (Qwen2) transformers takes
+    the family's class whatever the folder says, so case folding is also named where
     sentence-transformers reads it.
     """
     state, about = folder / "tokenizer.json", folder / "tokenizer_config.json"
