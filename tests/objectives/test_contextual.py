@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from conftest import make_rows, tiny_retriever
 from revela.corpus.spool import arrow_list
-from revela.objectives import gradcache
+from revela.objectives import base
 from revela.objectives.base import BuildContext
 from revela.objectives.contextual import ContextBatches, Contextual
 from revela.objectives.contrastive import ContrastiveLoss
@@ -125,7 +125,7 @@ def test_what_is_computed_again_has_the_same_dropout(tiny_lm_folder, monkeypatch
     results = []
     for again in (True, False):
         if not again:
-            monkeypatch.setattr(gradcache, "checkpoint", lambda f, part, use_reentrant: f(part))
+            monkeypatch.setattr(base, "checkpoint", lambda f, part, use_reentrant: f(part))
         contextual, own, own_first = wrapped(model, first, batch=4, dropout=0.5)
         torch.manual_seed(7)
         loss = contextual(sides)

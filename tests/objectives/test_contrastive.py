@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from conftest import Embed
+from revela.objectives.base import detached_backward
 from revela.objectives.contrastive import (
     ContrastiveLoss,
     comparison_mask,
     info_nce,
     true_negative_mask,
 )
-from revela.objectives.gradcache import detached_backward
 from revela.queries.from_text import query_hash
 
 

@@ -1,4 +1,4 @@
-"""``revela encode``: the vectors of a corpus, for a store of one's own."""
+"""``revela encode``: the vectors of a corpus, for another vector store."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from revela.evaluation.significance import Gain
 
 
-CHANCE = 0.05  # p values from here on count as chance
+CHANCE = 0.05  # p values of this or more count as chance
 
 
 @app.command(name="eval", group=MEASURE)

@@ -1,4 +1,4 @@
-"""``revela export``: a retriever as ONNX."""
+"""``revela export``: a retriever to ONNX."""
 
 from __future__ import annotations
 

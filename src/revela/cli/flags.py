@@ -39,10 +39,11 @@ Corpus = Annotated[list[Path], Parameter(negative=())]
 
 
 def check_out(_type: object, path: Path | None) -> None:
-    """Folders are locked, renamed and synchronised, which object stores cannot do.
+    """Refuse an address: folders are locked, renamed and synchronised, which object stores cannot
+    do.
 
     Raises:
-        RevelaError: this is an address, which Path has cut to one slash; or its name is no text,
+        RevelaError: it is an address, whose slashes Path has merged; or a name that is not UTF-8,
             which Arrow and Lance cannot open.
     """
     if path is not None and re.search("[\ud800-\udfff]", str(path)):
@@ -66,10 +67,10 @@ Given = Annotated[Any, Parameter(parse=False)]
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """Who does the work."""
+    """Where the work is done."""
 
     engine: Literal["local", "ray"] = "local"
-    "What does the work: this process, or Ray, by many processes here or on a cluster."
+    "Work in this process, or in many by Ray, here or on a cluster."
     address: str = ""
     """Address of a running Ray cluster; auto: this machine's. Empty: start Ray here, and stop it at
     the end."""

@@ -145,7 +145,7 @@ def _check_sync(sync: bool, yes: bool, append: bool, engine: Engine) -> None:
 
 @dataclass(frozen=True)
 class Job:
-    """What the command line asks for: a corpus, how it is read, and an index, how it is made."""
+    """A command line: a corpus and how to read it, an index and how to make it."""
 
     corpus: list[Path]
     reading: Reading
@@ -161,7 +161,7 @@ class Job:
         """The index to append to.
 
         Raises:
-            RevelaError: it was made otherwise than the flags say.
+            RevelaError: it was made with other settings than the flags.
         """
         from revela.index.contexts import Context
         from revela.index.index import Index
@@ -275,7 +275,7 @@ class Job:
 
 
 def write_by_file(job: Job) -> tuple[Index, Synced]:
-    """Make an index that knows its files."""
+    """Make an index that records its files."""
     from revela.index.follow import Scan, follow
     from revela.index.ingest import metadata_columns
 
@@ -289,7 +289,7 @@ def write_by_file(job: Job) -> tuple[Index, Synced]:
 
 
 def write_at_once(job: Job, append: bool) -> tuple[Index, Added]:
-    """Add documents to an index that does not know their files."""
+    """Add documents to an index, without a record of their files."""
     from revela.corpus.load import read_corpus
     from revela.index.ingest import metadata_columns
 

@@ -23,7 +23,7 @@ app = App(
     version_flags=["--version"],
     group_commands=Group("Options", sort_key=5),
 )
-# What --help shows the verbs under, in this order.
+# Groups of verbs in --help, in this order.
 SEARCH = Group("Search", sort_key=1)
 MAKE = Group("Make a model", sort_key=2)
 MEASURE = Group("Measure", sort_key=3)
@@ -38,7 +38,7 @@ def main() -> None:
     if "RANK" not in os.environ:  # torchrun ends its processes itself
         # As an exception, so that temporary folders are removed.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    for stream in (sys.stdout, sys.stderr):  # file names may be no text
+    for stream in (sys.stdout, sys.stderr):  # file names may not be UTF-8
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     atexit.register(_leave_garbage)

@@ -68,7 +68,7 @@ def mcp(
     install:
         Print the entry of this server for a client, with these flags, rather than serve.
     write:
-        Write that entry into the client's file, which keeps what else it holds.
+        Write that entry into the client's file; all else in the file stays.
     """
     if install or write:
         given = dict(name=name, base_url=base_url, model=model, **vars(prompts))
@@ -148,7 +148,7 @@ def _documents(
 
 class Opening:
     """The index of text, made in a thread, as clients do not wait long for a server; from then on
-    it follows the text. Until it is there, the text is searched by its words. What fails is tried
+    it follows the text. Until it is there, the text is searched by its words. A failure is tried
     again at the next call.
     """
 

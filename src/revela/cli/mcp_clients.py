@@ -1,4 +1,4 @@
-"""Where the clients of the Model Context Protocol keep their servers, and the entry of one.
+"""Configuration files of clients of the Model Context Protocol, and the entry of a server in them.
 
 Files and forms are those of the clients' documentation in 2026.
 """

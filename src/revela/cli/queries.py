@@ -55,7 +55,7 @@ def queries(
     embedder:
         With --out: the embedder that finds passages, as --model of index.
     top:
-        With --out: keep a query if its passage is among so many.
+        With --out: keep a query if its passage is among this many first results.
     show:
         Print this many of them.
     preset:

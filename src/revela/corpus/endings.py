@@ -1,4 +1,4 @@
-"""Formats of files by the ending of their names."""
+"""Formats of files, by the endings of their names."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from revela.settings import Corpus, Recipe
 from revela.silence import progress_bar
 from revela.types import Document
 
-MIN_WORDS = 5  # per document; less is no sentence
+MIN_WORDS = 5  # per document; shorter ones hold no sentence
 
 
 @dataclass(frozen=True)

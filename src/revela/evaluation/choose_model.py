@@ -1,7 +1,7 @@
 """Rank retrievers on a text without labels, and choose one.
 
-Language models are fitted to one part of the documents, and every candidate has to find the other,
-held-out part. The scores are those of the fusion with BM25, as an index is searched. Among
+Language models are fitted to one part of the documents; queries about the other, held-out part test
+every candidate. The scores are those of the fusion with BM25, as an index is searched. Among
 candidates within noise of the best the cheapest is chosen.
 """
 

@@ -54,7 +54,7 @@ class Task:
 
     Attributes:
         relevant: indices of each query's relevant passages.
-        excluded: indices of passages that each query must not find.
+        excluded: indices of passages that are left out of each query's ranking.
         documents: the document of each passage; if empty, each passage is one.
     """
 

@@ -154,7 +154,7 @@ class RunFile(BaseModel, extra="allow"):
 
 @dataclass(frozen=True)
 class MetricsRow:
-    """A line of metrics.jsonl: the loss or a check at a step; in the last line the saved step."""
+    """A line of metrics.jsonl: the loss or a check at a step; the last line has the saved step."""
 
     step: int
     minutes: float

@@ -1,10 +1,10 @@
-"""The teacher: a language model that is run as two streams.
+"""A language model, run as two streams.
 
 Reading order, for Revela:
 
 1. language_model.py: stream e and stream h over packed chunks (../packing.py).
-2. streams.py: what the attention of a layer keeps and changes in such a pass: the gate, h = (1 - g)
-   s + g b. Sim comes from objectives/revela.py: ``in_batch_weights``.
+2. streams.py: the attention of a layer in both streams, with the gate: h = (1 - g) s + g b. Sim
+   comes from objectives/revela.py: ``in_batch_weights``.
 3. document_attention.py: b, as the equation reads; document_attention_recomputed.py and triton/
    are faster.
 4. cross_entropy.py: the loss of stream h.

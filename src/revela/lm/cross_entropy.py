@@ -2,9 +2,9 @@
 
     loss = -log softmax(h W^T + b)[target]        d loss / d h = (softmax - onehot) W
 
-h is the head's input; W and b are its weights. Both lines are computed in the forward pass, while
-the logits of the block exist: nothing is recomputed. The logits of 875 tokens over 49,152 words at
-once would take 172 MB in fp32, and several times that with the backward pass.
+h is the head's input; W and b are its weights. The forward pass computes loss and gradient from
+the same logits: nothing is recomputed. The logits of 875 tokens over 49,152 words at once would
+take 172 MB in fp32, and several times that with the backward pass.
 
 Shapes: R rows, D width, V vocabulary.
 """
@@ -31,11 +31,11 @@ def linear_cross_entropy(
     """``F.cross_entropy(F.linear(hidden, W, b), targets, reduction="none")``, in nats, (R,).
 
     Args:
-        hidden_RD: the only one to get a gradient.
+        hidden_RD: h; only it gets a gradient.
         weight_VD: W, frozen. The products are computed in its dtype.
         targets_R: token ids.
         bias_V: b, frozen.
-        logits_per_block: logits that exist at a time. None: as many as suit the device.
+        logits_per_block: logits in memory at a time. None: as many as suit the device.
     """
     if weight_VD.requires_grad or (bias_V is not None and bias_V.requires_grad):
         raise ValueError(

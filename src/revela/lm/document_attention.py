@@ -9,10 +9,10 @@ authors' code):
 
     softmax(..) V_j / (softmax(..) |V_j| + 1e-6)
 
-A run is a number of consecutive rows with the same weights. In Revela it is a chunk, and w_j is
-Sim: the chunks attend to one another. In DREAM it is a question about the candidates.
+A run is a sequence of rows with the same weights: in Revela a chunk, with w_j = Sim; in DREAM a
+question about the candidates.
 
-``reference_attention`` is the equation, line by line; the tests hold the others to it:
+``reference_attention`` computes the equation line by line; the tests compare the others with it:
 - document_attention_recomputed.py, the default: one document at a time, with only the rows that
   give it a weight. The backward pass computes the attention again, so memory grows with the tokens
   and not with the (row, document) pairs;
@@ -33,7 +33,7 @@ from revela.lm.document_weights import DocumentWeights
 
 Kernel = Literal["reference", "torch", "triton"]
 V_NORM_EPS = 1e-6  # as in the authors' code
-EPSILON = 1e-4  # pairs with no more weight are skipped by the objectives
+EPSILON = 1e-4  # objectives skip pairs with at most this weight
 
 
 def reference_attention(

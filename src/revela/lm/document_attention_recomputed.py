@@ -1,9 +1,9 @@
 """Document attention one document at a time, recomputed in the backward pass.
 
-The sum of document_attention.py as a Python loop over documents, forward and backward. Each
-document meets only the rows that give it a weight above ``epsilon``, and nothing is padded. Scores
-and outputs of a (row, document) pair exist only while the loop is at its document, so memory grows
-with the tokens, not with the pairs.
+The sum of document_attention.py as a Python loop over documents, forward and backward. For each
+document it computes only the rows with a weight above ``epsilon``, without padding. Scores and
+outputs of a (row, document) pair exist only while the loop is at its document, so memory grows with
+the tokens, not with the pairs.
 
 With a = softmax(s) V over one document, n = softmax(s) |V| + eps and o = a / n:
 

@@ -1,4 +1,4 @@
-"""How much each run of query rows attends to each document, and which rows those are
+"""Weights of documents by run of query rows, and the rows that attend to each document
 (document_attention.py).
 
 Shapes: A runs of rows, T rows in all; B documents packed into S tokens; R rows that attend to a
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from revela.device import on_cpu, sent
 
-DENSE = 0.8  # of the runs: a document that more of them attend to is computed for all rows
+DENSE = 0.8  # share of the runs; a document that more of them attend to is computed for all rows
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class DocumentWeights:
 
     @cached_property
     def slots(self) -> int:
-        """The maximum number of documents that a run keeps, at least 1. It waits for a GPU."""
+        """The maximum number of documents that a run keeps, at least 1. Synchronises with a GPU."""
         return max(1, int(on_cpu(self.slot_AB.max())) + 1)
 
     @cached_property
     def attending(self) -> list[AttendingRows]:
-        """The documents that some run keeps, and their rows. It waits for a GPU."""
+        """The documents that some run keeps, and their rows. Synchronises with a GPU."""
         is_kept_AB = self.kept_AB > 0
         on_host_AB = on_cpu(is_kept_AB)
         runs_B = on_host_AB.sum(dim=0).tolist()

@@ -1,4 +1,4 @@
-"""Encoder-decoders of transformers: opened from a folder, or made without training in a named size.
+"""Encoder-decoders of transformers: opened from a folder, or created untrained in a named size.
 
 T5 with rotary positions, as "Dwell in the Beginning" trains it, is in no library; T5Gemma is the
 nearest stock model. It differs from T5 by GeGLU, norms before and after each block, embeddings
@@ -35,17 +35,17 @@ from revela.model_files import NEW
 log = logging.getLogger(__name__)
 
 FOLDER = "encoder-decoder"
-"Of a run's output folder: holds the whole model, beside the retriever, which is its encoder."
+"Subfolder of a run's output: the whole model, whose encoder is the retriever."
 SENTINELS = 128
 SENTINEL = re.compile(r"<(?:extra_id_|unused)(\d+)>")  # of T5 and of Gemma
 START, END, PADDING = "<s>", "</s>", "<pad>"  # ids 0, 1 and 2
 ROPE_THETA, MAX_TOKENS = 8000.0, 2048
-TOKENIZER_CHARACTERS = 20_000_000  # that a tokenizer is trained on
+TOKENIZER_CHARACTERS = 20_000_000  # of text to train a tokenizer on
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of a new model; ``vocabulary`` counts bytes and merges, without sentinels."""
+    """Size of a new model; ``vocabulary`` counts bytes and merges, without sentinels."""
 
     width: int
     encoder_layers: int
@@ -171,7 +171,7 @@ def is_encoder_decoder(folder: Path) -> bool:
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError):
-        return False  # whoever opens it says what is wrong
+        return False  # opening it raises the error
     return bool(config.is_encoder_decoder)
 
 
@@ -222,7 +222,7 @@ class EncoderDecoder(nn.Module):
         self.model.model.encoder, self.tokenizer = encoder, tokenizer
 
     def around(self, ids: Sequence[int]) -> list[int]:
-        """A text's ids with the special tokens that the tokenizer puts before and after a text."""
+        """Add the special tokens that the tokenizer puts before and after a text."""
         before, after = self._special
         return [*before, *ids, *after]
 

@@ -1,4 +1,4 @@
-"""Which heads of an LM look where: two label-free scores of every head, and rankings by them.
+"""Rank the heads of an LM by two label-free scores of what they attend to.
 
 **Related documents** (Revela's gates):
 
@@ -69,7 +69,7 @@ def heads_from_file(path: Path, kind: str, folder: Path) -> list[Head]:
     """Read a ranking of this kind that ``save_heads`` wrote for the LM in ``folder``.
 
     Raises:
-        RevelaError: it is none, is of another kind or another LM, or is empty.
+        RevelaError: the file is no ranking, is of another kind or another LM, or is empty.
     """
     make = f"revela heads --objective {OBJECTIVE[kind]} --out"
     try:
@@ -104,7 +104,7 @@ def cached_ranking(
     Args:
         kind: one of ``KINDS``.
         folder: holds the LM.
-        probed: all that the probe reads, as JSON can write it: another text ranks otherwise.
+        probed: all that the probe reads, as JSON; the cached ranking is for this only.
     """
     read = hashlib.blake2b(json.dumps(probed).encode(errors="surrogatepass"), digest_size=8)
     name = f"{fingerprint(folder)}-{kind}-{read.hexdigest()}.json"
@@ -155,7 +155,7 @@ def probe_heads(lm: LanguageModel, groups: Iterable[tuple[Any, Tensor]]) -> Tens
 
 
 class AttentionMass:
-    """A ``Mix`` that changes nothing and records what questions attend to in the candidates' text.
+    """A ``Mix`` that only records how much questions attend to the candidates' text.
 
     ``by_head[layer, head]`` is the attention, mean over the rows of each question, (Q, P).
     """

@@ -5,7 +5,7 @@ Stream h (``logits``, ``loss``) is the same LM over the same chunks, whose atten
 keys and values of the *other* chunks. The objective's ``Mix`` (streams.py) says how.
 
 The attention is registered with transformers' ``AttentionInterface``, so no model code is copied.
-What saves time at the same result:
+What saves time with equal results:
 - chunks are packed one after another into one row, without padding, each with its own positions;
 - below the first mixed layer both streams are equal: h starts there from e's output;
 - e stops at the keys and values of the last mixed layer and never runs the LM head;
@@ -103,8 +103,8 @@ class LanguageModel(nn.Module):
     """A causal LM with two passes: ``prefill`` (stream e), and ``logits`` or ``loss`` (stream h).
 
     Args:
-        model: a decoder-only causal LM of transformers, or a PEFT model around one. It is switched
-            to our attention.
+        model: a decoder-only causal LM of transformers, or a PEFT model around one. Its attention
+            is replaced by ours.
         name: its name in messages.
         bf16: run under bf16 autocast, for weights that stay in fp32 because they are trained. Its
             frozen linear layers are kept in bf16, as autocast would cast them in every pass.
@@ -190,13 +190,13 @@ class LanguageModel(nn.Module):
 
     @property
     def max_tokens(self) -> int | None:
-        """The longest text that it reads, by its positions and its sliding window; None: any."""
+        """Maximum tokens per text, by positions and sliding window; None: no limit."""
         config = self._inner.config.get_text_config()
         limits = (getattr(config, n, None) for n in ("max_position_embeddings", "sliding_window"))
         return min((limit for limit in limits if limit), default=None)
 
     def train(self, mode: bool = True) -> LanguageModel:
-        """Turn on the dropout of what is trained (LoRA) only: the LM itself stays as it is."""
+        """Turn on dropout in trained modules (LoRA) only."""
         self.training = mode
         for part in self.model.eval().modules():
             if hasattr(part, "lora_dropout"):
@@ -209,7 +209,7 @@ class LanguageModel(nn.Module):
         return any(p.requires_grad for p in self.model.parameters())
 
     def shard(self) -> None:
-        """Leave each process a part of every decoder layer; a layer is put together while it runs.
+        """Shard every decoder layer over the processes; a layer is gathered while it runs.
 
         All processes then have to run the same layers in the same order. Frozen weights only.
         """
@@ -221,7 +221,7 @@ class LanguageModel(nn.Module):
     def pack(self, ids_BL: Tensor, mask_BL: Tensor) -> Packed:
         """Drop a batch's padding, on either side. Each chunk's positions count from 0.
 
-        A token for which the LM has no row (Gemma 3's for images) is read as the last that has one.
+        A token without a row (Gemma 3's for images) is read as the last token that has one.
         """
         layout, places_T = layout_of(mask_BL, self.device)
         ids_T = ids_BL.flatten()[sent(places_T, ids_BL.device)].clamp(max=self._rows - 1)
@@ -308,11 +308,11 @@ class LanguageModel(nn.Module):
         return linear_cross_entropy(hidden_RD, weight_SD, place_V[targets_R], bias_S)
 
     def score_only(self, tokens: Tensor) -> None:
-        """Take the softmax of a batch's losses over these tokens and the batch's own, not the
+        """Compute losses by a softmax over these tokens and the batch's own, in place of the
         vocabulary.
 
-        The products of a head of 262,144 tokens cost more than the layers. ``logits`` still gives
-        those of the whole vocabulary.
+        A head of 262,144 tokens costs more than the layers. ``logits`` still covers the whole
+        vocabulary.
 
         Raises:
             RevelaError: the LM changes its logits after the head.

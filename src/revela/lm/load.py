@@ -54,7 +54,7 @@ def check_language_model(folder: Path, name: str) -> None:
     except Exception as error:  # of a family's own code
         reason = first_line(error)
         raise RevelaError(f"{folder} cannot be opened as a causal LM: {reason}") from error
-    with suppress(NotImplementedError):  # what depends on numbers: which experts read a token
+    with suppress(NotImplementedError):  # what depends on values, such as routing to experts
         LanguageModel(model.eval(), name)
 
 
@@ -66,7 +66,7 @@ def open_causal_lm(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """An LM's tokenizer; it pads with EOS, or any token, if it has no padding token of its own."""
+    """An LM's tokenizer; one without a padding token pads with EOS, or any token."""
     from transformers import AutoTokenizer
 
     tokenizer = opened(AutoTokenizer, folder)
@@ -76,7 +76,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def opened(auto: Any, folder: Path, kind: str = "a causal LM", **settings: Any) -> Any:
-    """What a class of transformers reads from a folder."""
+    """Load a class of transformers from a folder."""
     try:
         with loading_bar(folder):
             return auto.from_pretrained(folder, local_files_only=True, **settings)

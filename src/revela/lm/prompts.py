@@ -64,7 +64,9 @@ class PromptMaker:
         return ids, document
 
     def tail(self, question: str, answer: str = "") -> Marked:
-        """A question, up to where the answer begins, and the answer; marked with their roles."""
+        """A question with what leads to its answer, and the answer; each token is marked with its
+        role.
+        """
         question_ids = self._ids(question.strip())[:QUESTION_TOKENS]
         ids = [*self._ids(ASK), *question_ids, *self._ids(LEAD)]
         answer_ids = self._ids(answer.strip())[: self.lm_tokens]
@@ -123,8 +125,8 @@ class PromptMaker:
 
 @dataclass(frozen=True)
 class Questions:
-    """One group after the LM has read its candidates: P tokens of theirs, S of them of their
-    texts; T tokens of Q tails, R of them of the questions.
+    """One group after the LM has read its candidates: P tokens, S of them in the candidates' texts.
+    The Q tails have T tokens, R of them in questions.
     """
 
     memory: KVCache  # the candidates' keys and values

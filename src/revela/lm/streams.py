@@ -1,7 +1,7 @@
-"""What the attention of each layer keeps and changes in one pass of an LM (Revela, section 3.2).
+"""The attention of each layer in the two streams of an LM (Revela, section 3.2).
 
 Stream e keeps keys and values; stream h mixes something into the attention output. In-batch
-attention (eq. 7) mixes in what a chunk sees of the other chunks of its group:
+attention (eq. 7) mixes in attention over the other chunks of a group:
 
     h = s + b                  paper: every head of every layer, b with V-norm (eq. 8)
     h = (1 - g) s + g b        gated (ours): a gate g per head; a gate of 0 costs nothing
@@ -64,7 +64,7 @@ class StopForward(Exception):
 
 @dataclass
 class Stream:
-    """A forward pass, as the attention of every layer sees it.
+    """State of a forward pass, shared by the attention of all layers.
 
     Attributes:
         layout: the chunks.

@@ -8,8 +8,8 @@
 - z: standard scores over the candidates of a question.
 
 The LM reads the candidates, then the question. Its heads rank the candidates better than a fitted
-retriever does, and best together with it. The idea is Izacard & Grave's (ICLR 2021); their reader
-was trained on answers, this LM is not trained at all.
+retriever, and both together rank best. After Izacard & Grave (ICLR 2021), whose reader was trained
+on answers; this LM is not trained.
 
 Cost: the LM reads candidates and questions once, without a graph, up to its highest selected head.
 When to use it: on queries taken from the text (preset ``attention``); none has to be written.

@@ -1,7 +1,14 @@
-"""What objectives share: what they are built from, batches of chunks, cosines per group.
+"""What objectives share: the context they are built from, batches of chunks, cosines per group.
 
 An objective is one file with its batches and its loss; its settings are a frozen dataclass,
 ``settings.Objective``. docs/train.md shows how to write one.
+
+GradCache (Gao et al., 2021) computes a step's backward pass in parts, with the same gradient:
+- ``embed_in_parts`` runs the retriever on a few texts at a time without storing activations. The
+  backward pass runs it again.
+- ``detached_backward`` differentiates a loss at once by a few small tensors. This frees the graph
+  of the loss before the backward pass through what made those tensors. Memory is the larger of the
+  two graphs, not their sum.
 
 Shapes: N texts of a batch, n of one of its groups, D width of a vector.
 """
@@ -16,10 +23,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from revela.corpus.spool import ArrowList
 from revela.errors import RevelaError
-from revela.objectives.gradcache import embed
 from revela.queries.generated import GeneratedQueries
 from revela.retriever.context import ContextEncoder
 from revela.settings import Recipe
@@ -42,7 +49,7 @@ class BuildContext:
     "The retriever, a ``RetrieverModule``."
     documents: Sequence[Document]
     rows: ArrowList[Chunk]
-    "What groups are made of; without queries if ``written`` has them."
+    "Rows that groups consist of; without queries if ``written`` has them."
     device: torch.device
     bf16: bool
     count: Callable[[int], None] = lambda tokens: None
@@ -74,7 +81,7 @@ class BuildContext:
         batch: Batch = {}
         for name, texts, role in (("query", queries, "query"), ("passage", passages, "document")):
             features = self.model.tokenize(texts, role)
-            if "prompt_length" in features:  # which a pooling may leave out
+            if "prompt_length" in features:  # for a pooling that leaves the prompt out
                 features["prompt_length"] = torch.full((len(texts),), features["prompt_length"])
             tensors = {k: v for k, v in features.items() if isinstance(v, Tensor)}
             batch.update({f"{name}_{k}": v for k, v in tensors.items()})
@@ -89,7 +96,7 @@ class RetrieverLoss(nn.Module):
         model: the retriever; gives unit vectors of tokenized texts.
         tau: temperature of the cosines.
         group_size: texts per group; a batch has one or more groups. 0: a batch is one group.
-        retriever_batch: texts per forward pass; see gradcache.embed.
+        retriever_batch: texts per forward pass; see ``embed_in_parts``.
     """
 
     def __init__(
@@ -106,7 +113,7 @@ class RetrieverLoss(nn.Module):
 
     def embed(self, side: Side) -> Tensor:
         """(N, D) unit vectors of tokenized texts."""
-        return embed(self.model, side, self.retriever_batch)
+        return embed_in_parts(self.model, side, self.retriever_batch)
 
     def groups(self, rows_N: Tensor) -> tuple[Tensor, ...]:
         """The rows of a batch, split by group."""
@@ -127,10 +134,46 @@ class RetrieverLoss(nn.Module):
         return [query_nD @ passage_nD.T for query_nD, passage_nD in pairs]
 
 
+def embed_in_parts(vectors: Callable[[Side], Tensor], features: Side, batch: int) -> Tensor:
+    """(N, D) vectors of tokenized texts.
+
+    Args:
+        vectors: embeds a part of the texts.
+        features: of N texts.
+        batch: texts per forward pass; the backward pass repeats it with the same dropout. 0: all at
+            once, without repetition.
+    """
+    if not batch or not torch.is_grad_enabled():
+        return vectors(features)
+    parts = []
+    for i in range(0, len(features["input_ids"]), batch):
+        rows = slice(i, i + batch)
+        part = {name: tensor[rows] for name, tensor in features.items()}
+        parts.append(checkpoint(vectors, part, use_reentrant=False))
+    return torch.cat(parts)
+
+
+def detached_backward(loss_of: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """``loss_of(*inputs)``, a scalar, with the same gradient but its graph already freed.
+
+    The result is linear in the inputs: loss + sum_i g_i (x_i - detached x_i), where g_i = d loss /
+    d x_i. ``loss_of`` must depend on no other trained tensor. It need not use all inputs.
+    """
+    leaves = [t.detach().requires_grad_(t.requires_grad) for t in inputs]
+    loss = loss_of(*leaves)
+    trained = [pair for pair in zip(inputs, leaves, strict=True) if pair[1].requires_grad]
+    if not trained or not loss.requires_grad:
+        return loss.detach()
+    gradients = torch.autograd.grad(loss, [leaf for _, leaf in trained], allow_unused=True)
+    pairs = zip((t for t, _ in trained), gradients, strict=True)
+    linear = torch.stack([(t * g).sum() for t, g in pairs if g is not None]).sum()
+    return loss.detach() + linear - linear.detach()
+
+
 def group_weights(group_N: Sequence[int], counts: Sequence[int] | None = None) -> Tensor:
     """The weight of each item in a mean over groups of the mean within each, (N,).
 
-    So groups weigh the same, whether they share a batch or not.
+    Groups weigh the same, whether in one batch or in several.
 
     Args:
         group_N: the group of each item.
@@ -149,7 +192,7 @@ def off_diagonal_softmax(scores_nn: Tensor) -> Tensor:
 
 
 def off_diagonal(scores_nn: Tensor) -> Tensor:
-    """(n, n - 1) rows without the diagonal, without a boolean mask, which a GPU would wait for."""
+    """(n, n - 1) rows without the diagonal. (A boolean mask would synchronise with a GPU.)"""
     size = len(scores_nn)
     rows = scores_nn.flatten()[1:].view(size - 1, size + 1)[:, :-1]
     return rows.reshape(size, size - 1)
@@ -197,8 +240,8 @@ def tokenize(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> Mapping[s
 class ChunkBatches:
     """Collates chunks as queries, passages and LM input (revela, gains, replug).
 
-    ``query_side`` says what of a chunk is its query: the first half of its tokens (Revela, section
-    4), as many from a random place on ("random-span"), or all ("whole").
+    ``query_side`` is the part of a chunk that is its query: the first half of its tokens (Revela,
+    section 4), a random span of that length ("random-span"), or all ("whole").
     """
 
     parts: BuildContext
@@ -226,5 +269,5 @@ class ChunkBatches:
 
 
 def row_random(row: Row, seed: int) -> random.Random:
-    """The random numbers of a row in an epoch, whatever else is in its batch."""
+    """Random numbers of a row in an epoch, the same in any batch."""
     return random.Random(f"{seed}/{row['epoch']}/{row['row']}")

@@ -34,8 +34,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from revela.objectives.base import Batch, BuildContext, Collate, Row, Side, row_random
-from revela.objectives.gradcache import embed
+from revela.objectives.base import (
+    Batch,
+    BuildContext,
+    Collate,
+    Row,
+    Side,
+    embed_in_parts,
+    row_random,
+)
 from revela.retriever.context import ContextEncoder
 from revela.retriever.module import RetrieverModule
 
@@ -44,12 +51,12 @@ class Contextual(nn.Module):
     """An objective whose retriever reads a context per batch.
 
     Args:
-        objective: reads by ``retriever``.
+        objective: trains ``retriever``.
         retriever: the second stage.
         context_encoder: the first stage. Unless it is constant, its documents are the last side of
             a batch.
         null: probability of a batch without documents.
-        retriever_batch: documents per forward pass; see gradcache.embed.
+        retriever_batch: documents per forward pass; see ``embed_in_parts``.
         bf16: run the first stage's transformer under bf16 autocast.
     """
 
@@ -75,7 +82,7 @@ class Contextual(nn.Module):
             rows_JD = encoder.anchors_JD
         else:
             read = partial(encoder.vectors, bf16=self.bf16)
-            rows_JD = encoder.of_vectors(embed(read, sides.pop(), self.retriever_batch))
+            rows_JD = encoder.of_vectors(embed_in_parts(read, sides.pop(), self.retriever_batch))
             if self.training and self.null and torch.rand(()) < self.null:
                 rows_JD = encoder.null_JD
         # Kept until the next batch: a backward pass may run the retriever again.
@@ -101,7 +108,7 @@ class ContextBatches:
         return {**batch, **{f"context_{name}": tensor for name, tensor in tensors.items()}}
 
     def choose(self, rows: Sequence[Row]) -> list[int]:
-        """Rows of the corpus that are the context of a batch: J, or all there are."""
+        """Rows of the corpus for the context of a batch: J, or all if there are fewer."""
         recipe, slots = self.parts.recipe, self.context_encoder.slots
         own = [int(row["row"]) for row in rows]
         rng = row_random(rows[0], recipe.training.seed)

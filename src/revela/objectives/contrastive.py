@@ -5,8 +5,8 @@
 - q_i, d_j: vectors of query i and passage j.
 - target(i): the passage of query i. The other passages that the softmax is over are negatives.
 
-InfoNCE (the control of DREAM): the query of a chunk was written for it or taken from it, and finds
-it among the chunks of its group. Groups weigh the same, however many queries they have. Queries may
+InfoNCE (the control of DREAM): a query that was written for a chunk or taken from it should find it
+among the chunks of its group. Groups weigh the same, however many queries they have. Queries may
 also be judged (``--pairs``); passages are then whole documents. Hard negatives may be added
 (``--negatives``; ANCE; stage 3 of Dwell in the Beginning): BM25, and later the retriever, ranks
 them high for the query, but they do not answer it. training/negatives.py mines them.
@@ -15,11 +15,11 @@ Random crops (Contriever; Izacard et al., TMLR 2022; Dwell in the Beginning, eq.
 text finds another crop of it among the crops of all texts of the batch.
 
 False negatives are left out of the softmax: passages of the same query (the chunks of a document
-with the title as query, all judged relevant documents), and those that a surrogate model finds as
-near to the query as its own (CDE, section 4.1).
+with the title as query, all judged relevant documents), and those that a surrogate model scores at
+least as high as the query's own (CDE, section 4.1).
 
-Cost: the retriever reads both sides; no LM. Texts are embedded a few at a time (gradcache.py), so
-time limits a batch, not memory. Every process sees the crops of all.
+Cost: the retriever reads both sides; no LM. Texts are embedded a few at a time (GradCache), so
+time limits a batch, not memory. Crops are compared across processes.
 When to use it: InfoNCE on docstrings and titles for code (preset ``pairs``), or with judged
 queries; crops as a baseline.
 
@@ -92,8 +92,8 @@ class PairBatches:
 
 
 class QueryBatches(PairBatches):
-    """Collates queries, each with the index of its passage and its allowed passages, and passages:
-    those of the groups, then the mined ones.
+    """Collates queries and passages: those of the groups, then the mined ones. A query has the
+    index of its passage, and a mask of allowed passages.
     """
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
@@ -212,10 +212,10 @@ class ContrastiveLoss(RetrieverLoss):
         """Loss in nats per query.
 
         Args:
-            features: queries, with the index ``target`` of each one's passage, and passages. Both
-                may have vectors by a ``surrogate``. Queries may have ``allowed``, the (Q, B)
-                passages that the softmax is over; without it, those of all processes; and
-                ``weight``, each one's share in the mean.
+            features: queries, with ``target``, the index of each query's passage, and passages.
+                Optional: vectors of both by a ``surrogate``; ``allowed``, a (Q, B) mask of the
+                passages that the softmax is over, by default those of all processes; ``weight``,
+                each query's share in the mean.
         """
         query, passage = ({**side} for side in features)
         target_Q, allowed_QB = query.pop("target"), query.pop("allowed", None)

@@ -66,9 +66,9 @@ from revela.objectives.base import (
     RetrieverLoss,
     Row,
     Side,
+    detached_backward,
     load_lm,
 )
-from revela.objectives.gradcache import detached_backward
 from revela.settings import Dream, QueryFocused
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@
 Why at equal weights: with W = Sim and G_ij = - d L / d W_ij, Revela's gradient to a pair is
 W_ij (G_ij - sum_k W_ik G_ik). It mostly repeats the weights that the retriever already gives. At
 equal weights it is the gain alone: it tells chunks of one document from others with an AUC of .83
-instead of .69 (docs/results.md). To first order, g is what REPLUG reads every pair for.
+instead of .69 (docs/results.md). To first order, g is the signal for which REPLUG reads every pair.
 
 Cost: one forward and one backward pass of the frozen LM.
 When to use it: on prose in clusters of similar chunks (preset ``gains``).

@@ -7,8 +7,8 @@ be truncated.
 - widths: those requested, and the full one.
 
 Kusupati et al. sum the losses at all widths. The drawn loss has the gradient of that sum on
-average, divided by the number of widths. It costs nothing, whereas the sum has the LM read
-everything once per width. In return the loss jumps from step to step.
+average, divided by the number of widths. It costs nothing; the sum would run the LM once per width.
+In return the loss jumps from step to step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from revela.retriever.module import RetrieverModule
 
 
 class Matryoshka(nn.Module):
-    """An objective on vectors truncated to one of ``widths``, drawn per batch, of its retriever.
+    """An objective whose retriever's vectors are truncated to one of ``widths``, drawn per batch.
 
     The widths include the full one.
     """

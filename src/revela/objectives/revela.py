@@ -16,8 +16,8 @@ A chunk that helps lowers the loss, so its weight grows. The gated form gives a 
 from the first step.
 
 Cost: the LM reads each chunk once below the first gated layer and twice above it. Only d L / d Sim
-(B x B numbers) leaves a frozen LM. It is computed at once (gradcache.py), so memory is the larger
-of the LM's and the retriever's, not the sum.
+(B x B numbers) leaves a frozen LM. It is computed at once (``detached_backward``), so memory
+is the larger of the LM's and the retriever's, not the sum.
 When to use it: to adapt an existing embedder to prose without any queries.
 
 Shapes: B chunks of a batch, T tokens in all, L layers, H heads, G key-value heads, D width.
@@ -46,11 +46,11 @@ from revela.objectives.base import (
     Heads,
     RetrieverLoss,
     Side,
+    detached_backward,
     load_lm,
     off_diagonal,
     off_diagonal_softmax,
 )
-from revela.objectives.gradcache import detached_backward
 from revela.settings import InBatch, Revela
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def gates(settings: InBatch, parts: BuildContext, lm: Any, tokenizer: Any, folde
     gate, first = settings.gate, int(settings.gate_first_layer * lm.n_layers)
 
     def best_heads() -> Heads:
-        """The best of the upper layers; none: all of them."""
+        """The best heads of the upper layers; []: gate all heads there."""
         if settings.heads:
             ranking = heads_from_file(Path(settings.heads), "siblings", folder)
         elif settings.gate_heads:

@@ -1,5 +1,5 @@
-"""Span corruption (T5; Raffel et al., JMLR 2020): an encoder-decoder writes spans that are hidden
-from it.
+"""Span corruption (T5; Raffel et al., JMLR 2020): an encoder-decoder predicts hidden spans of a
+text.
 
     L = -mean_t log P(target_t | target_<t, input)                          mean over groups of it
 
@@ -75,8 +75,8 @@ def save(loss: SpanLoss, folder: Path) -> None:
 class SpanBatches:
     """Collates texts with hidden spans, and the spans as targets.
 
-    At most ``lm_tokens`` tokens of a row are read, a run that differs by epoch. A row has about as
-    many words, so a run is most of it.
+    Reads a run of at most ``lm_tokens`` tokens of a row, another one in each epoch. A row has about
+    as many words, so the run is most of it.
     """
 
     parts: BuildContext
@@ -135,8 +135,8 @@ def corrupt(
     """Hide spans of a text; returns the input and the target, without END.
 
     As in T5, the lengths of spans and of the runs between them are random compositions of their
-    sums. T5's texts begin with a run and end with a span. Here either end may be either, so that
-    hiding treats a text and its reverse alike. A text of one token stays as it is.
+    sums. T5's texts begin with a run and end with a span. Here a text may begin and end with
+    either, so that a text and its reverse are treated alike. A text of one token stays as it is.
     """
     if len(ids) < 2:
         return list(ids), []
@@ -165,7 +165,7 @@ class SpanLoss(nn.Module):
 
     Args:
         model: the retriever.
-        lm: an ``EncoderDecoder`` that has the retriever's encoder.
+        lm: an ``EncoderDecoder`` that shares the retriever's encoder.
     """
 
     def __init__(self, model: RetrieverModule, lm: Any) -> None:

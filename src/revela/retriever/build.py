@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 ADAPTERS = "adapter_config.json"
 READ = (modules.Transformer, modules.StaticEmbedding, modules.Router)  # first modules
-NO_LIMIT = 10**9  # tokens; tokenizers have a larger number where none is named
-# Kinds of models with a fixed number of positions that are not learned, and where it is named.
+NO_LIMIT = 10**9  # tokens; tokenizers without a limit have a larger number
+# Models with a fixed number of computed positions, and the setting that holds the number.
 FIXED_POSITIONS = {
     "gptj": "max_position_embeddings",
     "codegen": "max_position_embeddings",
@@ -49,8 +49,8 @@ POOLING_MODES = {"eos": "lasttoken", "mean": "mean", "weighted-mean": "weightedm
 def load_retriever(
     folder: Path | str, device: str | None = None, prompts: Given = OWN
 ) -> SentenceTransformer:
-    """Open a saved retriever, or any Sentence-Transformers folder, in fp32, whatever its weights
-    are stored in; on a GPU if there is one and no ``device`` is named. ``prompts`` replace its own.
+    """Open a saved retriever, or any Sentence-Transformers folder, in fp32. ``device`` defaults to
+    a GPU if there is one; ``prompts`` replace the model's own.
     """
     check_retriever(Path(folder))
     has_adapters = any((place / ADAPTERS).is_file() for _, place in modules_of(Path(folder)))
@@ -83,8 +83,8 @@ def load_retriever(
 def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
     """Build an untrained retriever in fp32, as bf16 would round small updates of LoRA away.
 
-    A Sentence-Transformers folder is taken as it is, with the prompts. Of a decoder the lower
-    layers and the final norm stay; its case is folded where ``lower_case`` is "yes".
+    A Sentence-Transformers folder is taken as it is, with the prompts of the settings. A decoder
+    keeps its lower layers and the final norm, and reads lower case if ``lower_case`` is "yes".
     """
     given = prompts_set(settings.query_prompt, settings.passage_prompt)
     if (folder / "modules.json").is_file():
@@ -188,7 +188,7 @@ def check_model(folder: Path, layers: int, lora_rank: int) -> None:
 
 
 def _factors(model: PreTrainedModel) -> dict[tuple[str, str], float]:
-    """The constants of a model's modules that its configuration decides, by module and name."""
+    """Constants that the configuration gives to a model's modules, by module and name."""
     return {
         (part, name): value
         for part, module in model.named_modules()
@@ -198,8 +198,8 @@ def _factors(model: PreTrainedModel) -> dict[tuple[str, str], float]:
 
 
 def add_pad_token(transformer: modules.Transformer) -> None:
-    """Give a tokenizer without a token for padding one, in place. Padding is masked: any token does
-    that is no part of a text.
+    """Give a tokenizer a padding token if it has none, in place. Padding is masked, so any token
+    will do that is no part of a text.
     """
     tokenizer = transformer.tokenizer
     if tokenizer.pad_token is not None:
@@ -211,7 +211,7 @@ def add_pad_token(transformer: modules.Transformer) -> None:
 
 
 def limit_tokens(transformer: modules.Transformer) -> None:
-    """Have a model read no more tokens than it has positions for, in place; says so."""
+    """Lower a model's token limit to its number of positions, in place, and log it."""
     positions, limit = positions_of(transformer.model), transformer.max_seq_length
     if positions is None or (limit is not None and limit <= positions):
         return
@@ -224,13 +224,13 @@ def limit_tokens(transformer: modules.Transformer) -> None:
 
 
 def positions_of(model: PreTrainedModel) -> int | None:
-    """For how many tokens a model has positions; None: for any number."""
+    """A model's number of positions; None: no limit."""
     config, counts = model.config, list[int]()
     if config.model_type in FIXED_POSITIONS:
         counts.append(getattr(config, FIXED_POSITIONS[config.model_type]))
     for name, part in model.named_modules():
         if isinstance(part, nn.Embedding) and re.search(r"wpe$|(?<!relative_)position[^.]*$", name):
-            # RoBERTa counts from behind the padding's row, OPT from its offset.
+            # RoBERTa counts from the row after the padding's, OPT from its offset.
             padding = -1 if part.padding_idx is None else part.padding_idx
             counts.append(part.num_embeddings - max(getattr(part, "offset", 0), padding + 1))
     if counts:
@@ -241,7 +241,7 @@ def positions_of(model: PreTrainedModel) -> int | None:
 def add_missing_rows(transformer: modules.Transformer) -> None:
     """Give each token a row of the embedding table, in place; a new row is 0.
 
-    Some models (Gemma 3) have a token for images that their text never has, and no row for it.
+    Some models (Gemma 3) have a token for images, which no text has, and no row for it.
     """
     model, tokenizer = transformer.model, transformer.tokenizer
     rows = model.get_input_embeddings().num_embeddings

@@ -1,4 +1,6 @@
-"""The model card of a retriever, fit to be published: of paths it names the last part only."""
+"""The model card of a retriever. It names only the last part of a path, so that it can be
+published.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ class Card:
 
     Attributes:
         learned_from: a sentence: what was trained or fitted, and how. May name settings: {model}.
-        corpus: joined by ", "; it has so many ``documents``.
+        corpus: names of its sources, joined by ", ".
         scores: nDCG@10 by system, then by task.
         steps: of training; None: it was fitted only.
         matryoshka: widths that its vectors were trained to be truncated to.

@@ -1,5 +1,5 @@
 """A context: documents of a corpus that a retriever reads, each as one vector, before every text,
-so that a text's vector says what is special in that corpus (CDE; Morris & Rush, ICLR 2025).
+so that a text's vector depends on what is special in that corpus (CDE; Morris & Rush, ICLR 2025).
 
     phi(d; D) = M2(c_1, ..., c_J, E(d_1), ..., E(d_T))    eq. 5; eq. 6 for queries
     c_j       = a_j + head(M1(y_j))                       y_j: documents of the corpus
@@ -10,9 +10,9 @@ slots, and the pooling leaves slots out, so the saved retriever is a stock Sente
 folder.
 
 The first stage M1 is a copy of the lowest layer, with a mean over tokens and a small head, saved as
-a stock folder ``context/`` in the retriever's. It differs from the paper by the learned *anchors*
-a_j and a head that gives 0 at first, because vectors of documents in the slots of an untrained
-decoder ruin it; and by no residual MLP after M2.
+a stock folder ``context/`` in the retriever's. It differs from the paper by learned *anchors* a_j
+and a head that gives 0 at first, because document vectors in its slots ruin an untrained decoder;
+and there is no residual MLP after M2.
 
 Shapes: J slots, D width of the embedding table.
 """
@@ -64,7 +64,7 @@ class ContextEncoder(nn.Module):
 
     @property
     def model(self) -> SentenceTransformer:
-        """Of ``stage``."""
+        """The model that ``stage`` runs."""
         return self.stage.model
 
     @property
@@ -130,8 +130,8 @@ def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> Con
 def _anchors_of_mask(table_VD: Tensor, mask: int | None, slots: int, seed: int | None) -> Tensor:
     """The embedding of the mask token, one row for all slots, as they have no positions.
 
-    MiniLM finds as much with 16 mask tokens before a text as without (research/notebook.md). With a
-    seed, for a constant context, there is a row near it for each slot, as equal rows would stay
+    MiniLM retrieves as well with 16 mask tokens before a text as without (research/notebook.md).
+    With a ``seed``, for a constant context, each slot has a row near it, as equal rows would stay
     equal.
     """
     anchor_1D = torch.zeros_like(table_VD[:1]) if mask is None else table_VD[mask][None]

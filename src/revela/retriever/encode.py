@@ -127,8 +127,8 @@ class RetrieverEncoder:
     ) -> tuple[Vectors, list[Vectors]]:
         """``encode_passages``, and each passage's unit token vectors, (T, W) float32.
 
-        They are the states of the transformer's last layer, without prompts and special tokens, put
-        through the linear layer after the pooling where the model has one.
+        Token vectors are states of the transformer's last layer, without prompts and special
+        tokens, after the linear layer that follows the pooling if there is one.
         """
         tokens: list[Vectors] = [np.empty(0, np.float32)] * len(texts)
         return self._encode(texts, "document", progress, tokens), tokens
@@ -178,7 +178,7 @@ class RetrieverEncoder:
         with tqdm(**how, delay=SHOWN_AFTER, leave=False) as bar:
             while True:
                 with self._lock, retriever.evaluating():
-                    retriever.width = None  # of the last batch that trained
+                    retriever.width = None  # which a training batch may have set
                     retriever.context = None if rows_JD is None else (rows_JD, rows_JD)
                     if (batch := next(batches, None)) is None:
                         break

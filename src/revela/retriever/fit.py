@@ -57,8 +57,8 @@ FITTING_SAMPLE = 1500  # chunks or texts that a model is fitted to
 ONE_TOKEN = ("lasttoken", "cls")
 MEANS = ("mean", "weightedmean")
 WORDS_TO_VECTORS = 2.5
-"""Minimum of W / V (index/fusion.py) of a fitted model: as its vectors hold the words of the text,
-they find sentences of it oftener than questions about it (docs/search.md)."""
+"""Minimum of W / V (index/fusion.py) of a fitted model: calibration by sentences overrates its
+vectors, as they hold the words of the text (docs/search.md)."""
 TrainRows = Callable[[Tensor], Tensor]
 """Trains the rows of the LM's tokens, (V, D) -> (V, W); the rows of tokens without weight are 0."""
 
@@ -82,7 +82,7 @@ def fit(
         model: changed in place, to fp32; or a name (a folder, a hub id, embedded:smollm2-135m),
             of which a language model's lower layers are taken, as ``revela train`` does.
         texts: what will be searched, or a part of it; 1,500 of them are drawn.
-        token_weighting: docs/command-line.md explains it, whitening and lexical; 0: without.
+        token_weighting: see docs/command-line.md, as for whitening and lexical; 0: off.
         whitening: exponent.
         lexical: weight of the lexical half.
         seed: of the draw.
@@ -135,7 +135,7 @@ def fit_to_corpus(
     them, in place. Returns the fitted tensors, for ``insert_fit``.
 
     Args:
-        retriever: of transformer and pooling, and normalisation and slots' weights if it has some.
+        retriever: transformer and pooling, perhaps with a normalisation and weights of slots.
         texts: the corpus's chunks.
         settings: which of the steps, and how much.
         seed: of the sample.
@@ -178,7 +178,7 @@ def _prompt_ids(model: SentenceTransformer) -> list[int]:
 def _read_sample(retriever: RetrieverModule, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Pooled vectors of passages, (N, D), and the covariance of their token vectors, in fp64.
 
-    Where pooling takes one token, which is unlike the others, it is the pooled vectors' covariance.
+    If pooling takes one token, which is unlike the others, the covariance is of pooled vectors.
     """
     model, width = retriever.model, retriever.model[0].get_embedding_dimension()
     prompt_ids = torch.tensor(_prompt_ids(model))

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 TEXTS = 1024  # texts that are tokenized at once
-ROWS = 8192  # of an embedding table that are whitened at once
-COUNTED = 20_000  # texts, of many more, that token frequencies are counted on
+ROWS = 8192  # of an embedding table, whitened at once
+COUNTED = 20_000  # maximum number of texts to count token frequencies on
 RIDGE = 1e-2  # of the mean eigenvalue; keeps directions that the sample never uses small
 
 

@@ -33,10 +33,10 @@ def load_encoder(
 
     Args:
         folder: of the retriever.
-        precision: arithmetic; "auto" is what the hardware is fast in. With a GPU and torch, that
-            is torch's bf16 there.
+        precision: arithmetic; "auto" is the fastest on this hardware: with a GPU and torch, torch's
+            bf16.
         max_tokens: truncate texts here instead of at the model's own limit.
-        prompts: that a user gives.
+        prompts: replace the model's own.
 
     Raises:
         RevelaError: the folder is not one, is damaged, or needs torch, which is not installed.
@@ -47,7 +47,7 @@ def load_encoder(
     if precision == "int8" or not has_gpu():
         how = precision, max_tokens, prompts_of(folder, prompts)
         encoder = open_graph(folder, *how)
-        if encoder is None and precision == "int8":  # as an index asks whose export is gone
+        if encoder is None and precision == "int8":  # for an index whose export is gone
             keep_graph(folder, even_with_gpu=True)
             encoder = open_graph(folder, *how)
         if encoder is not None:
@@ -63,8 +63,8 @@ def load_encoder(
 
 
 def keep_graph(folder: Path, even_with_gpu: bool = False) -> None:
-    """Export a retriever that has no graph, once, so that no later run needs torch for it; one that
-    cannot be exported stays with torch, which is only logged. With a GPU it does nothing, unless
+    """Export a retriever without a graph, once, so that later runs need no torch. If it cannot be
+    exported, torch goes on to read it, and this is logged. Does nothing with a GPU, unless
     ``even_with_gpu``.
     """
     if has_gpu() and not even_with_gpu:

@@ -91,7 +91,7 @@ def merged(model: SentenceTransformer) -> SentenceTransformer:
     """A frozen copy on the CPU, of stock modules only, with LoRA or the trained table merged."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    # Tensors of a GPU are copied to the CPU, not beside themselves.
+    # Copies tensors of a GPU to the CPU at once, without a second copy on the GPU.
     copies: dict[int, object] = {
         id(tensor): nn.Parameter(tensor.detach().to("cpu", copy=True), tensor.requires_grad)
         if isinstance(tensor, nn.Parameter)

@@ -28,8 +28,8 @@ from revela.retriever.static_trainable import TrainableTable
 SLOT = "<|context-{}|>"
 STEM = SLOT.partition("{}")[0]
 READ_AHEAD = 4096  # texts that are tokenized, and sorted by length, at once
-# A GPU would wait for the launch of each layer's kernels; more would not fit where attention falls
-# back to explicit scores.
+# With fewer tokens a GPU would wait for launches of kernels; more would not fit where attention
+# computes explicit scores.
 TOKENS_PER_BATCH, TOKENS_ON_A_GPU = 8192, 32768
 
 Features = dict[str, Any]
@@ -45,16 +45,16 @@ class RetrieverModule(nn.Module):
     each role by modules of its own; tokens are then counted as documents are read.
 
     Args:
-        model: is changed by nothing here, but while ``evaluating``.
+        model: stays as it is, except while ``evaluating``.
         bf16: run the transformer, if there is one, under bf16 autocast. The modules after it stay
             in fp32: they cost little, and bf16 would lose much.
         max_tokens: truncate texts here instead of at the model's own limit; slots do not count.
 
     Attributes:
         width: numbers that are kept of each vector; None: the model's ``truncate_dim``, or all.
-        context: rows (J, D) of the slots, which may need a gradient, and what a slot holds in
-            their place with probability ``slot_dropout``, drawn by text and slot in training;
-            None: the rows in the model's table.
+        context: (rows, null rows) of the slots, (J, D) each, which may need a gradient. In training
+            a slot has its null row with probability ``slot_dropout``, drawn by text and slot. None:
+            the rows in the model's table.
         packs: compute no padding where the transformer allows it.
     """
 
@@ -85,7 +85,7 @@ class RetrieverModule(nn.Module):
 
     @property
     def tokenizer(self) -> Any:
-        """Of transformers, or of the tokenizers library where a table of tokens is read."""
+        """A tokenizer of transformers or, for a table of tokens, of the tokenizers library."""
         return getattr(self.parts()[0], "tokenizer", None)
 
     @property
@@ -99,11 +99,11 @@ class RetrieverModule(nn.Module):
         return int(self.model.get_embedding_dimension() or 0)
 
     def prompt(self, role: Role) -> str:
-        """What is put before texts of this role."""
+        """The prefix of texts of this role."""
         return prompt_of(self.model, role)
 
     def own_limit(self, role: Role = "document") -> int | None:
-        """How many tokens the model reads of a text, with prompt and special ones; None: all."""
+        """Maximum tokens per text, prompt and special tokens included; None: no limit."""
         first = self.parts(role)[0]
         if isinstance(first, TrainableTable):
             return None
@@ -133,7 +133,7 @@ class RetrieverModule(nn.Module):
         return features
 
     def as_text(self, texts: Sequence[str]) -> Sequence[str]:
-        """The texts; those of a model with slots with the names of slots in them broken up."""
+        """The texts; for a model with slots, names of slots in them are broken up."""
         return read_as_text(texts) if self.slots else texts
 
     def batches(self, texts: Sequence[str], role: Role) -> Iterator[tuple[list[int], Features]]:

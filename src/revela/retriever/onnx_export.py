@@ -2,8 +2,8 @@
 
 The graph holds all modules of a saved folder. Beside it lie tokenizer.json, which truncates, pads
 and lowers case as the model does, and retriever.json with the prompts, which the caller puts before
-a text. An export is kept only if its vectors equal torch's. The one in the cache, by which
-encoder/graphs.py encodes without torch, also gives token vectors.
+a text. An export is kept only if its vectors equal torch's. The export in the cache, which
+encoder/graphs.py reads, also gives token vectors.
 
 Shapes: N texts, B texts of a batch, L tokens, D width of the vectors.
 """

@@ -78,7 +78,7 @@ def _used(model: SentenceTransformer, texts: Iterable[str]) -> set[int]:
     """The ids of the tokens of texts and prompts, and special ones."""
     tokenizer, prompt = model.tokenizer, prompt_of(model, "document")
     used = {*tokenizer.all_special_ids, *tokenizer("a")["input_ids"]}
-    used.update(tokenizer("a", "a")["input_ids"])  # what is put before, between and after texts
+    used.update(tokenizer("a", "a")["input_ids"])  # special tokens before, between and after texts
     prompted = (prompt + text for text in progress_bar("counting tokens", "text", texts))
     all_texts = chain((each.rstrip() for each in model.prompts.values() if each), prompted)
     while batch := list(islice(all_texts, TEXTS)):
@@ -87,7 +87,7 @@ def _used(model: SentenceTransformer, texts: Iterable[str]) -> set[int]:
 
 
 def _smallest(model: dict[str, Any]) -> Iterator[str]:
-    """The smallest tokens, by which a tokenizer reads any text, as far as it can."""
+    """Single bytes or characters, which let a tokenizer read any text, as far as it can."""
     pieces = model["vocab"] if model["type"] == "BPE" else [piece for piece, _ in model["vocab"]]
     every_byte = {f"<0x{byte:02X}>" for byte in range(256)}
     if model.get("byte_fallback") and every_byte <= set(pieces):
@@ -97,7 +97,7 @@ def _smallest(model: dict[str, Any]) -> Iterator[str]:
         after = model.get("end_of_word_suffix") or ""
         yield from (p for p in pieces if len(p.removeprefix(before).removesuffix(after)) == 1)
     if model["type"] == "Unigram":
-        # What it pays for an unknown character depends on the least likely.
+        # Its penalty for an unknown character depends on the least likely token.
         yield min(model["vocab"], key=lambda pair: pair[1])[0]
         if model["unk_id"] is not None:
             yield pieces[model["unk_id"]]

@@ -9,8 +9,8 @@ from revela.errors import RevelaError
 from revela.model_files import CONTEXT, check_safetensors, modules_of
 from revela.retriever.card import renamed
 
-# What a Sentence-Transformers folder has at its top, beside the folders of its modules. Whatever
-# else lies there is left: checkpoints, metrics, run.json, which names the corpus, and the like.
+# What a Sentence-Transformers folder has at its top, beside the folders of its modules. Nothing
+# else is published: no checkpoints, no metrics, no run.json, which names the corpus.
 TOP = (
     *("README.md", "modules.json", "config_sentence_transformers.json"),
     *("sentence_bert_config.json", "config.json", "generation_config.json", "router_config.json"),
@@ -27,9 +27,8 @@ def push(folder: Path, name: str, *, public: bool = False, update: bool = False)
     returns its address. ``update`` replaces the model that the hub has by this name.
 
     Raises:
-        RevelaError: the folder is no retriever, or has weights outside of safetensors; the name
-            cannot be one, or exists; there is no token, or it may not do this; the hub cannot be
-            reached.
+        RevelaError: the folder is no retriever, or has weights outside of safetensors; the name is
+            invalid or exists; there is no token, or it lacks the right; the hub cannot be reached.
     """
     if not modules_of(folder):
         raise RevelaError(

@@ -26,7 +26,7 @@ from revela.retriever.context import SavedContext, write_context
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.lora import merged, needs_merging
 
-DIFFERENCE = 0.01  # the length of it, between unit vectors before and after
+DIFFERENCE = 0.01  # maximum distance of unit vectors before and after
 SAMPLE = ("Seven Grey Herons stand in the shallow Lake.", "seven grey herons", "SEVEN GREY HERONS")
 
 
@@ -84,10 +84,10 @@ def save_retriever(
 def _keep_tokenizer(folder: Path, tokenizer: Any) -> None:
     """Have libraries read tokenizer.json as it is.
 
-    A class of one family (GPT2Tokenizer) builds itself anew when it is opened, without the case
-    folding, and some without the EOS, that tokenizer.json has. For some kinds of models (Qwen2)
-    transformers takes the family's class whatever the folder says, so case folding is also named
-    where sentence-transformers reads it.
+    A family's own class (GPT2Tokenizer) rebuilds the tokenizer without the case folding of
+    tokenizer.json, and some without its EOS. For some kinds of models (Qwen2) transformers takes
+    the family's class whatever the folder says, so case folding is also named where
+    sentence-transformers reads it.
     """
     state, about = folder / "tokenizer.json", folder / "tokenizer_config.json"
     if not (state.is_file() and about.is_file()):

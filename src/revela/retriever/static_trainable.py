@@ -3,7 +3,7 @@
     v(text) = sum over its tokens t of w_t * [r_t, R_t],    w_t = |row_t| exp(c_t)
 
 r is the initial row, of length one, and stays. R starts as r and is trained; c starts at 0 and is
-trained. Without r, rows of rare words forget which word they are, and small corpora lose by
+trained. Without r, rows of rare words no longer tell the words apart, and small corpora lose by
 training (research/notebook.md).
 
 Tokens with equal rows are one word: they share R and c, as the forms of a stem do in a table by
@@ -74,7 +74,7 @@ class TwoHalves(nn.Module):
 
 
 class TrainableTable(modules.InputModule):
-    """Stands in for a ``StaticEmbedding`` while it is trained; reads texts whole.
+    """A ``StaticEmbedding`` in training; truncates no text.
 
     Keeps the first ``width`` numbers of each row.
     """
@@ -112,7 +112,7 @@ class TrainableTable(modules.InputModule):
         return {**features, "sentence_embedding": vectors}
 
     def enable_adapters(self, enabled: bool) -> None:
-        """As a layer with LoRA has it: without, the vectors before training, of half the width."""
+        """As in a layer with LoRA. Disabled: the vectors before training, of half the width."""
         self.initial = not enabled
 
     def table_VD(self) -> Tensor:

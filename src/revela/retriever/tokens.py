@@ -1,4 +1,4 @@
-"""Where the tokens of a text are in it."""
+"""Character offsets of the tokens of a text."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def halves(
     max_tokens: int,
     draws: Sequence[random.Random] | None = None,
 ) -> list[str]:
-    """The first half of each text's tokens, after truncation to ``max_tokens``; with ``draws``, as
-    many from any place on.
+    """The first half of each text's tokens, after truncation to ``max_tokens``; with ``draws``, a
+    random span of that length.
     """
     found = []
     for i, spans in enumerate(TokenWindow(tokenizer, max_tokens).spans(texts)):

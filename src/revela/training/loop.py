@@ -236,7 +236,7 @@ class Stopwatch:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Stop the time while open, from when the device has computed the last step."""
+        """Exclude the time while open; first waits until the device has computed the last step."""
         self._wait_for_last()
         stopped = time.monotonic()
         yield

@@ -1,3 +1,1 @@
-"""Triton kernels, kept apart until a GPU has shown whether they are worth their lines: no GPU has
-been measured. ``--kernel triton`` takes them.
-"""
+"""Triton kernels, for ``--kernel triton``. Their speed on a GPU has not been measured."""

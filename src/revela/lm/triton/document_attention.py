@@ -143,8 +143,8 @@ def _forward(
 def _output_gradients(output, norm, gradient, weight, norm_eps, V_NORM: tl.constexpr):
     """Gradients of one document's part of the sum, by row.
 
-    Returns that of the weight, the share of the gradient that is the output's, that of the norm,
-    and the mean that the softmax subtracts.
+    Returns (gradient of the weight, share of the gradient for the output, gradient of the norm,
+    mean that the softmax subtracts).
     """
     to_weight = tl.sum(gradient * output, axis=1)
     if V_NORM:
@@ -176,7 +176,7 @@ def _score_gradients(
 
 @triton.jit
 def _saved(slot_pointer, head, rows, run, document, n_slots, n_rows, n_documents):
-    """Where the four numbers of these rows and a document are; only for rows that keep it."""
+    """Offset of the four numbers saved for these rows and a document, which they must keep."""
     slot = tl.load(slot_pointer + run * n_documents + document)
     return ((head.to(tl.int64) * n_rows + rows) * n_slots + slot) * 4
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from research.settings_page import pages
+from research.reference_pages import pages
 
 PAGES = pages()
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_the_page_is_current(path):
-    assert path.read_text(encoding="utf-8") == PAGES[path], "run make settings"
+    assert path.read_text(encoding="utf-8") == PAGES[path], "run make reference"
 
 
 def test_every_setting_is_documented():

@@ -1,7 +1,7 @@
 """Writes docs/command-line.md (every verb and every setting) and docs/objectives.md: ``make
-settings``.
+reference``.
 
-python -m research.settings_page
+python -m research.reference_pages
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from revela.settings import OBJECTIVES, SECTIONS, descriptions, flag_of, is_rare
 DOCS = Path(__file__).parents[1] / "docs"
 COMMANDS = """# Command line
 
-Generated from the package by `make settings`; do not edit. `revela VERB --help` says the same.
+Generated from the package by `make reference`; do not edit. `revela VERB --help` says the same.
 """
 SETTINGS = """## Settings of training
 
@@ -46,7 +46,7 @@ A flag wins over a recipe file, and a file over a preset. `--help` leaves out se
 """
 OBJECTIVES_HEAD = """# Objectives
 
-Generated from the files of the objectives by `make settings`; do not edit. [Make a model](train.md)
+Generated from the objectives by `make reference`; do not edit. [Make a model](train.md)
 says which one to take, [results](results.md#which-objective-is-best-at-equal-time) what each gave,
 and [papers](papers.md) goes through the papers equation by equation.
 """
