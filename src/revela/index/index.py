@@ -356,7 +356,7 @@ class Index:
 
     def _retried(self, read: Callable[[], T]) -> T:
         """Call ``read``, and again if another process has changed or packed the table meanwhile."""
-        failed = -1
+        failed: int | None = None
         while True:
             try:
                 return read()
@@ -365,9 +365,7 @@ class Index:
             except QueryError:
                 raise
             except (KeyError, RevelaError) as error:
-                self._open()
-                version = self.table.version
-                if version != failed:
+                if failed != (version := self._reopened()):
                     failed = version
                     continue
                 if isinstance(error, RevelaError):
@@ -376,6 +374,16 @@ class Index:
                     f"{self.folder} is damaged (rows that it names are not there): "
                     "make it again with revela index"
                 ) from error
+
+    def _reopened(self) -> int:
+        """The version of the table, opened again; -1 if that fails, as it may while the table is
+        packed.
+        """
+        try:
+            self._open()
+            return self.table.version
+        except RevelaError:
+            return -1
 
     def options(
         self,

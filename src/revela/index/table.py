@@ -39,6 +39,7 @@ UNPACKED = 2000
 # Minimum size of LanceDB's caches, of indices and of metadata, in bytes; in a large table the size
 # of its vectors. LanceDB's own are 6 GB and 1 GB, which a service fills with former versions.
 CACHE = 2**23
+ATTEMPTS = 4  # to open a version, as the last one may be removed meanwhile, too
 # LanceDB only splits terms at spaces.
 TOKENIZER: dict[str, Any] = dict(
     base_tokenizer="whitespace",
@@ -101,11 +102,14 @@ class Table:
         has the same rows.
         """
         with lance_errors(self.folder):
-            lance = self._database.open_table(TABLE)
-            try:
-                lance.checkout(version)
-            except LANCE_ERRORS:
-                lance.checkout(lance.version)
+            for failures in range(ATTEMPTS):
+                try:
+                    lance = self._database.open_table(TABLE)
+                    lance.checkout(lance.version if failures else version)
+                    break
+                except LANCE_ERRORS:
+                    if failures == ATTEMPTS - 1:
+                        raise
         return Table(self.folder, info or self.info, self._database, lance, version)
 
     def of(self, info: Info) -> Table:
