@@ -64,9 +64,7 @@ class PromptMaker:
         return ids, document
 
     def tail(self, question: str, answer: str = "") -> Marked:
-        """A question with what leads to its answer, and the answer; each token is marked with its
-        role.
-        """
+        """A question with what leads to its answer, and the answer; tokens have their roles."""
         question_ids = self._ids(question.strip())[:QUESTION_TOKENS]
         ids = [*self._ids(ASK), *question_ids, *self._ids(LEAD)]
         answer_ids = self._ids(answer.strip())[: self.lm_tokens]

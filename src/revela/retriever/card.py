@@ -1,6 +1,4 @@
-"""The model card of a retriever. It names only the last part of a path, so that it can be
-published.
-"""
+"""The model card of a retriever; of paths it has the last part only, as it may be published."""
 
 from __future__ import annotations
 

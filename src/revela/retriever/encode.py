@@ -173,17 +173,15 @@ class RetrieverEncoder:
             self._check_tokens()
         vectors_ND = np.empty((len(texts), retriever.dimension), dtype=np.float32)
         how: dict[str, Any] = dict(total=len(texts), unit="text", disable=not progress)
-        rows_JD = self._rows() if self._rows is not None else None
+        context = self._rows and (self._rows(),) * 2
         batches = retriever.batches(texts, role)
         with tqdm(**how, delay=SHOWN_AFTER, leave=False) as bar:
             while True:
                 with self._lock, retriever.evaluating():
-                    retriever.width = None  # which a training batch may have set
-                    retriever.context = None if rows_JD is None else (rows_JD, rows_JD)
-                    if (batch := next(batches, None)) is None:
+                    retriever.width, retriever.context = None, context  # not a training batch's
+                    if not (batch := next(batches, None)):
                         break
-                    indices, features = batch
-                    features = retriever.states(features, role)
+                    indices, features = batch[0], retriever.states(batch[1], role)
                     if tokens is not None:
                         for i, vectors in zip(indices, self._tokens(features, role), strict=True):
                             tokens[i] = vectors
