@@ -8,6 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -126,6 +127,54 @@ def test_words_are_weighed_as_in_a_fresh_index_after_a_small_change(tmp_path):
             for index in (made, fresh)
         ]
         assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+def test_what_a_killed_run_left_is_finished_even_if_the_next_one_is_refused(tmp_path, monkeypatch):
+    docs = [Document(f"d{i}", f"common w{i % 7} w{i}") for i in range(60)]
+    made, fresh = build(tmp_path / "made", docs), build(tmp_path / "fresh", docs[4:])
+    gone = [f"d{i}" for i in range(4)]
+    with monkeypatch.context() as patch:
+        patch.setattr(table.Table, "pack", Killed.kill)
+        with pytest.raises(Killed):
+            made.delete(gone)
+    with pytest.raises(RevelaError, match="has no document"):
+        made.delete(gone)
+    for query in ("common", "w0 w1"):
+        found, wanted = (i.search(query, 60, "lexical") for i in (made, fresh))
+        assert [hit.id for hit in found] == [hit.id for hit in wanted]
+        assert [hit.score for hit in found] == pytest.approx([hit.score for hit in wanted])
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_kill_while_old_versions_are_removed_takes_nothing(tmp_path, monkeypatch, large):
+    """Their files may be gone when their lists are still there."""
+    if large:
+        monkeypatch.setattr(table, "EXACT_BELOW", 50)
+        monkeypatch.setattr(table, "UNPACKED", 0)
+    made, data = build(tmp_path / "index", DOCS[:40]), tmp_path / "index" / "chunks.lance" / "data"
+    with monkeypatch.context() as patch:
+        patch.setattr(table.Table, "clean", Killed.kill)
+        with pytest.raises(Killed):
+            extend(made, CHANGED)
+    used = {file for found in made.table.lance.to_lance().get_fragments() for file in paths(found)}
+    assert large or {file.name for file in data.iterdir()} > used
+    for file in data.iterdir():
+        if file.name not in used:
+            file.unlink()
+    now = [*(d for d in DOCS[:40] if d.id not in ("d3", "d5")), *CHANGED]
+    assert rows_of(reopen(tmp_path / "index")) == wanted_rows(now)
+    extend(reopen(tmp_path / "index"), DOCS[40:])
+    assert rows_of(reopen(tmp_path / "index")) == wanted_rows([*now, *DOCS[40:]])
+
+
+class Killed(BaseException):
+    @classmethod
+    def kill(cls, *_):
+        raise cls
+
+
+def paths(fragment):
+    return [Path(file.path).name for file in fragment.data_files()]
 
 
 def test_a_replaced_document_may_have_been_what_another_is_now(tmp_path):

@@ -226,17 +226,23 @@ class Changes:
         must_measure = self.info.calibration.is_outdated(size)
         if must_measure and not measure:
             self._find_language_again()
-        must_pack = is_new or self.table.is_worth_packing(self.state.now().changed)
-        if not (must_pack or must_measure):
-            return
-        if must_pack:
-            pack() if pack else self.table.pack()
+        if is_new or self._is_worth_packing():
+            self._pack(pack or self.table.pack)
         info = replace(self.info, finished=True)
         if must_measure:
             measured = measure() if measure else calibrate(self.table, self._encoder())
             info = replace(info, calibration=replace(measured, passages=size))
-        self.state.commit(self.table.version, info=info, packed=must_pack)
-        self._use(info)
+        if info != self.info:
+            self.state.commit(self.table.version, info=info)
+            self._use(info)
+
+    def _is_worth_packing(self) -> bool:
+        return self.table.is_worth_packing(self.state.now().changed)
+
+    def _pack(self, pack: Callable[[], None]) -> None:
+        pack()
+        self.state.commit(self.table.version, packed=True)
+        self.table.clean()  # of versions that the state names no more
 
     def _find_language_again(self) -> None:
         """Detect the language again in a table that has doubled, so that a first note in English
@@ -255,12 +261,14 @@ class Changes:
         self.state.commit(self.table.version, [terms], info=self.info, anew=True)
 
     def _restore(self) -> None:
-        """Undo what a killed run wrote to the table but not to the state."""
+        """Undo what a killed run wrote to the table but not to the state, and pack what it left."""
         version = self.state.now().version
         if version != self.table.version:
             if version:
                 self.table.restore(version)
             self.state.commit(self.table.version)
+        if self.info.finished and self._is_worth_packing():
+            self._pack(self.table.pack)
 
     def _use(self, info: Info) -> None:
         self.info, self.table = info, self.table.of(info)

@@ -308,9 +308,7 @@ class Table:
         return changed > (0 if len(self) < EXACT_BELOW else UNPACKED)
 
     def pack(self) -> None:
-        """Pack the table, update its indices, make missing ones, and remove old versions. A process
-        that reads an old version opens the last one instead (``at``).
-        """
+        """Pack the table, update its indices, and make missing ones."""
         from lancedb.index import FTS, Bitmap, BTree, HnswFlat, HnswSq, IvfRq
 
         vector_index = {"binary": IvfRq, "int8": HnswSq, "float32": HnswFlat}
@@ -326,18 +324,22 @@ class Table:
             if len(self) < EXACT_BELOW:  # one that is brought up to date counts deleted rows
                 made["terms"] = "INVERTED"
             with progress_bar("packing", "part", total=2 + len(made)) as shown:
-                self._optimize()
+                self.lance.optimize()
                 shown.update()
                 for column, kind in made.items():
                     self.lance.create_index(column, config=configs[kind], replace=True)
                     shown.update()
-                self._optimize()  # joins fragments that the indices know by now
+                self.lance.optimize()  # joins fragments that the indices know by now
                 shown.update()
 
-    def _optimize(self) -> None:
-        # Other writers are locked out: files of no version are a killed run's.
-        age = timedelta(milliseconds=1)
-        self.lance.optimize(cleanup_older_than=age, delete_unverified=True)
+    def clean(self) -> None:
+        """Remove all versions but the last, which the state must name: if this is killed, files of
+        the others may be gone. A process that reads one opens the last one instead (``at``).
+        """
+        with lance_errors(self.folder):
+            # Other writers are locked out: files of no version are a killed run's.
+            age = timedelta(milliseconds=1)
+            self.lance.optimize(cleanup_older_than=age, delete_unverified=True)
 
     def missing_indices(self) -> list[tuple[str, str, dict[str, Any]]]:
         """The indices that ``pack`` makes: column, kind and options, as Lance names them."""
