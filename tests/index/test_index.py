@@ -8,11 +8,13 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 from killed_writer import kill_while_appending
+from lancedb.table import LanceTable
 from letters import Letters, build, documents, extend, oracle, reopen, rows_of, wanted_rows
 
 from revela.errors import QueryError, RevelaError
@@ -143,6 +145,22 @@ def test_what_a_killed_run_left_is_finished_even_if_the_next_one_is_refused(tmp_
         found, wanted = (i.search(query, 60, "lexical") for i in (made, fresh))
         assert [hit.id for hit in found] == [hit.id for hit in wanted]
         assert [hit.score for hit in found] == pytest.approx([hit.score for hit in wanted])
+
+
+def test_only_cleaning_removes_versions_however_old_they_are(tmp_path, monkeypatch):
+    made, optimize, ages = build(tmp_path / "index", DOCS[:5]), LanceTable.optimize, []
+
+    def years_later(self, cleanup_older_than=timedelta(days=7), **how):
+        ages.append(cleanup_older_than)
+        is_old = cleanup_older_than < timedelta(days=3650)
+        return optimize(self, cleanup_older_than=timedelta(0) if is_old else None, **how)
+
+    monkeypatch.setattr(LanceTable, "optimize", years_later)
+    monkeypatch.setattr(table.Table, "clean", Killed.kill)
+    with pytest.raises(Killed):
+        extend(made, [Document("new", "abba.")])
+    versions = {found["version"] for found in made.table.lance.list_versions()}
+    assert len(ages) == 2 and len(versions) > 2
 
 
 @pytest.mark.parametrize("large", [False, True])

@@ -39,6 +39,7 @@ UNPACKED = 2000
 # Minimum size of LanceDB's caches, of indices and of metadata, in bytes; in a large table the size
 # of its vectors. LanceDB's own are 6 GB and 1 GB, which a service fills with former versions.
 CACHE = 2**23
+NEVER = timedelta(days=36_500)  # LanceDB removes versions of more than 7 days by default
 ATTEMPTS = 4  # to open a version, as the last one may be removed meanwhile, too
 # LanceDB only splits terms at spaces.
 TOKENIZER: dict[str, Any] = dict(
@@ -324,12 +325,13 @@ class Table:
             if len(self) < EXACT_BELOW:  # one that is brought up to date counts deleted rows
                 made["terms"] = "INVERTED"
             with progress_bar("packing", "part", total=2 + len(made)) as shown:
-                self.lance.optimize()
+                self.lance.optimize(cleanup_older_than=NEVER)
                 shown.update()
                 for column, kind in made.items():
                     self.lance.create_index(column, config=configs[kind], replace=True)
                     shown.update()
-                self.lance.optimize()  # joins fragments that the indices know by now
+                # Joins fragments that the indices know by now.
+                self.lance.optimize(cleanup_older_than=NEVER)
                 shown.update()
 
     def clean(self) -> None:
