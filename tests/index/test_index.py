@@ -229,44 +229,27 @@ def test_a_small_change_of_a_large_index_is_searched_before_it_is_packed(tmp_pat
     assert len(packed) == 2 and index.state.chunks == len(index) == len(texts) + 2
 
 
-class Packed:
-    """A database whose table is packed while it is opened, so often."""
-
-    def __init__(self, database, times):
-        self.database, self.times = database, times
-
-    def open_table(self, name):
-        if self.times:
-            self.times -= 1
-            raise ValueError(f"Not found: {name}.lance/_versions/3.manifest")
-        return self.database.open_table(name)
-
-
 def test_a_version_that_is_removed_while_it_is_opened_is_opened_again(tmp_path, monkeypatch):
-    index = build(tmp_path / "index", DOCS[:5])
-    found, opened = index.search("abba", 3, "lexical"), index.table
-    database, version = opened._database, opened.version
-    monkeypatch.setattr(opened, "_database", Packed(database, table.ATTEMPTS - 1))
-    assert len(opened.at(version)) == len(index)
-    monkeypatch.setattr(opened, "_database", Packed(database, table.ATTEMPTS))
+    index, writer = build(tmp_path / "index", DOCS[:5]), reopen(tmp_path / "index")
+    at, changes = table.Table.at, [DOCS[5:8], DOCS[8:11]]
+
+    def beside_a_writer(self, version, info=None):
+        if info is not None and changes:  # a reader's; the writer removes the version before
+            extend(writer, changes.pop())
+        return at(self, version, info)
+
+    extend(writer, [Document("new", "abba.")])
+    monkeypatch.setattr(table.Table, "at", beside_a_writer)
+    assert [hit.id for hit in index.search("abba", 1, "lexical")] == ["new"] and not changes
+    assert len(index) == len(writer)
+
+    def gone(self, version, info=None):
+        return at(self, 10**6, info)
+
+    extend(writer, [Document("newer", "abba.")])
+    monkeypatch.setattr(table.Table, "at", gone)
     with pytest.raises(RevelaError, match="damaged or out of reach"):
-        opened.at(version)
-    # A search survives that, and a first failure to open all of it again.
-    failures = [True, True, False]
-    was = Index.table.fget
-
-    def failing(self):
-        if failures and failures.pop(0):
-            raise RevelaError("out of reach")
-        return was(self)
-
-    monkeypatch.setattr(Index, "table", property(failing))
-    assert [hit.id for hit in index._retried(lambda: index.table and found)] == [
-        hit.id for hit in found
-    ]
-    failures[:] = [True] * 9
-    with pytest.raises(RevelaError, match="out of reach"):
-        index._retried(lambda: index.table)
+        index.search("abba", 1, "lexical")
 
 
 def test_terms_are_counted_while_others_search(tmp_path):

@@ -18,9 +18,6 @@ from itertools import groupby, pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
-Cell = tuple[str, float, float]  # text, begin and end
-Page = str | list[list[Cell]] | None
-
 MEMORY = 2**31  # bytes that the process may take; some megabytes can unpack to more
 # Widths in heights of a line:
 COLUMN = 0.6  # a wider gap parts two cells
@@ -31,6 +28,17 @@ _NUMBER = re.compile(r"\S[ \t]+[^\w\s]*\d")  # after something else
 _LONE = re.compile(r"\n\S\r")  # a line of one character
 _RIGHT_TO_LEFT = "\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc"
 _LEFT_TO_RIGHT = re.compile(rf"[^\W{_RIGHT_TO_LEFT}](?:[^{_RIGHT_TO_LEFT}]*[^\W{_RIGHT_TO_LEFT}])?")
+
+
+class Cell(NamedTuple):
+    """A cell of a line, and where it begins and ends."""
+
+    text: str
+    begin: float
+    end: float
+
+
+Page = str | list[list[Cell]] | None
 
 
 class _Character(NamedTuple):
@@ -174,7 +182,7 @@ def _cells(line: list[_Character]) -> list[Cell]:
             last = character
         parts[-1].append(character)
     return [
-        (_text(part), min(c.begin for c in boxed), max(c.end for c in boxed))
+        Cell(_text(part), min(c.begin for c in boxed), max(c.end for c in boxed))
         for part, boxed in zip(parts, map(_boxed, parts), strict=True)
     ]
 

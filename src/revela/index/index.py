@@ -103,21 +103,23 @@ class Index:
 
     def _open(self) -> None:
         self.state = State(self.folder)
-        self._table: Table | None = None
-        self._now: Now | None = None  # when the table was opened
+        self._opened: tuple[Now, Table] | None = None  # the table, and the state of that time
 
     @property
     def table(self) -> Table:
         """The table, in the version of the current state, which any process may have changed."""
-        table = self._table
-        while table is None or (now := self.state.now()) != self._now:
+        opened = self._opened
+        while opened is None or opened[0] != self.state.now():
             now = self.state.now()
             info = Info.from_json(now.info)
-            table = table or Table.open(self.folder, info, now.chunks)
-            table = table.at(now.version, info)
-            if table.is_exact or now == self.state.now():
-                self._table, self._now = table, now
-        return table
+            table = opened[1] if opened else Table.open(self.folder, info, now.chunks)
+            try:
+                opened = now, table.at(now.version, info)
+            except RevelaError:
+                if now == self.state.now():
+                    raise
+        self._opened = opened
+        return opened[1]
 
     @property
     def info(self) -> Info:
@@ -356,7 +358,7 @@ class Index:
 
     def _retried(self, read: Callable[[], T]) -> T:
         """Call ``read``, and again if another process has changed or packed the table meanwhile."""
-        failed: int | None = None
+        failed = -1
         while True:
             try:
                 return read()
@@ -365,7 +367,9 @@ class Index:
             except QueryError:
                 raise
             except (KeyError, RevelaError) as error:
-                if failed != (version := self._reopened()):
+                self._open()
+                version = self.table.version
+                if version != failed:
                     failed = version
                     continue
                 if isinstance(error, RevelaError):
@@ -374,16 +378,6 @@ class Index:
                     f"{self.folder} is damaged (rows that it names are not there): "
                     "make it again with revela index"
                 ) from error
-
-    def _reopened(self) -> int:
-        """The version of the table, opened again; -1 if that fails, as it may while the table is
-        packed.
-        """
-        try:
-            self._open()
-            return self.table.version
-        except RevelaError:
-            return -1
 
     def options(
         self,

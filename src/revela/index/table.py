@@ -18,7 +18,7 @@ from typing import Any
 
 from revela.encoder.processor import check_processor
 from revela.index.fusion import Ranking
-from revela.index.lance_errors import LANCE_ERRORS, lance_errors
+from revela.index.lance_errors import lance_errors
 from revela.index.language import QUERY_WORDS, Terms
 from revela.index.manifest import Info
 from revela.index.rows import HIT_COLUMNS, Stored, schema_of
@@ -40,7 +40,6 @@ UNPACKED = 2000
 # of its vectors. LanceDB's own are 6 GB and 1 GB, which a service fills with former versions.
 CACHE = 2**23
 NEVER = timedelta(days=36_500)  # LanceDB removes versions of more than 7 days by default
-ATTEMPTS = 4  # to open a version, as the last one may be removed meanwhile, too
 # LanceDB only splits terms at spaces.
 TOKENIZER: dict[str, Any] = dict(
     base_tokenizer="whitespace",
@@ -97,20 +96,12 @@ class Table:
         return cls(folder, info, database, lance)
 
     def at(self, version: int, info: Info | None = None) -> Table:
-        """The table at a version, read-only; ``info`` replaces the manifest.
-
-        Packing removes old versions and changes no row: if this version was removed, the last one
-        has the same rows.
+        """The table at a version, read-only; ``info`` replaces the manifest. RevelaError if it was
+        removed, as versions are that the state names no more.
         """
         with lance_errors(self.folder):
-            for failures in range(ATTEMPTS):
-                try:
-                    lance = self._database.open_table(TABLE)
-                    lance.checkout(lance.version if failures else version)
-                    break
-                except LANCE_ERRORS:
-                    if failures == ATTEMPTS - 1:
-                        raise
+            lance = self._database.open_table(TABLE)
+            lance.checkout(version)
         return Table(self.folder, info or self.info, self._database, lance, version)
 
     def of(self, info: Info) -> Table:
@@ -125,11 +116,6 @@ class Table:
         """The number of documents."""
         with lance_errors(self.folder):
             return int(self.lance.count_rows("chunk = 0"))
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether it is the version that it was opened ``at``."""
-        return self.version == self.number
 
     @property
     def version(self) -> int:
@@ -273,10 +259,9 @@ class Table:
             self.lance.add(rows)
 
     def restore(self, version: int) -> None:
-        """Undo changes since a version. If it was removed, no row has changed since (``at``)."""
+        """Undo changes since a version."""
         with lance_errors(self.folder):
-            if version in (found["version"] for found in self.lance.list_versions()):
-                self.lance.restore(version)
+            self.lance.restore(version)
 
     def delete(self, numbers: Collection[int]) -> None:
         """Delete these rows."""
@@ -336,7 +321,7 @@ class Table:
 
     def clean(self) -> None:
         """Remove all versions but the last, which the state must name: if this is killed, files of
-        the others may be gone. A process that reads one opens the last one instead (``at``).
+        the others may be gone. A process that reads one opens the last one instead.
         """
         with lance_errors(self.folder):
             # Other writers are locked out: files of no version are a killed run's.

@@ -15,10 +15,11 @@ from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 from revela.corpus import pdf_pages
 from revela.corpus.endings import COMPRESSED
+from revela.corpus.pdf_pages import Cell, Page
 from revela.corpus.readers.common import ReadReport, UnsupportedFile, read_bytes, reader_extra
 from revela.corpus.readers.rows import Fields
 from revela.corpus.readers.table_lines import has_headings, is_number, lines_below
@@ -73,7 +74,7 @@ class _Process:
         self._lock = Lock()
         self._process: subprocess.Popen[str] | None = None
 
-    def read(self, path: Path) -> tuple[str, list[pdf_pages.Page], list[str]]:
+    def read(self, path: Path) -> tuple[str, list[Page], list[str]]:
         """``pdf_pages.read``, for one thread at a time."""
         with self._lock:
             process = self._process = self._process or self._start()
@@ -111,15 +112,7 @@ class _Process:
 _PROCESS = _Process()
 
 
-class _Cell(NamedTuple):
-    """A cell of a line, and where it begins and ends."""
-
-    text: str
-    begin: float
-    end: float
-
-
-def _text(page: pdf_pages.Page) -> str:
+def _text(page: Page) -> str:
     """A page's text, its tables as lines with each value beside its column's heading.
 
     >>> head = [("Room", 0, 4), ("Summer", 9, 15), ("Winter", 17, 23)]
@@ -130,7 +123,7 @@ def _text(page: pdf_pages.Page) -> str:
     if not isinstance(page, list):
         return page or ""
     lines = list[str]()
-    rows = [[_Cell(*cell) for cell in line] for line in page]
+    rows = [[Cell(*cell) for cell in line] for line in page]
     for is_row, group in groupby(rows, lambda cells: len(cells) > 1):
         found = list(group)
         table = _table(found) if is_row else []
@@ -139,7 +132,7 @@ def _text(page: pdf_pages.Page) -> str:
     return "\n".join(lines).strip()
 
 
-def _table(rows: Sequence[Sequence[_Cell]]) -> list[list[str]]:
+def _table(rows: Sequence[Sequence[Cell]]) -> list[list[str]]:
     """Headings and the rows below, if they are a table with numbers; else []."""
     headings, *below = rows
     table = [[cell.text for cell in headings]]
@@ -155,7 +148,7 @@ def _table(rows: Sequence[Sequence[_Cell]]) -> list[list[str]]:
     return table if len(table) > 2 and is_named and is_short and of_numbers else []
 
 
-def _in_columns(headings: Sequence[_Cell], row: Sequence[_Cell]) -> list[str]:
+def _in_columns(headings: Sequence[Cell], row: Sequence[Cell]) -> list[str]:
     """A row's cells by column: each is below the heading whose left side, right side or middle is
     nearest to its own. [] if two are below one heading.
     """
