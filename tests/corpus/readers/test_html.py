@@ -177,6 +177,13 @@ def test_a_table_is_a_line_for_each_row():
     assert "Phone: 123 45" in text
 
 
+def test_rows_of_headings_are_joined():
+    head = "<th rowspan=2>Room<th colspan=2>Summer<th>Winter<tr><th>low<th>high<th>low"
+    page = f"<table><tr><th colspan=4>Prices<tr>{head}<tr><td>Oslo<td>1<td>2<td>3</table>"
+    line = "Room: Oslo; Summer low: 1; Summer high: 2; Winter low: 3"
+    assert extract_page(page)[1].split("\n") == ["Prices", line]
+
+
 def test_a_page_that_is_laid_out_by_a_table_is_no_table():
     page = f"<table><tr><td>Menu</td><td><h1>Bees</h1><p>They dance.</p>{PRICES}</td></tr></table>"
     text = extract_page(page)[1]

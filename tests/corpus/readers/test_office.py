@@ -230,6 +230,62 @@ def test_rows_stand_below_their_headings(tmp_path, rows, merged, lines):
     assert text_of(tmp_path / "a.xlsx") == f"# Sheet\n\n{lines}"
 
 
+NORTH, QUARTERS = ["North", 1, 2, 3, 4], ["Q1", "Q2", "Q1", "Q2"]
+BY_YEAR = "Region: North; 2023 Q1: 1; 2023 Q2: 2; 2024 Q1: 3; 2024 Q2: 4"
+YEARS = [2023, None, 2024, None]
+
+
+@pytest.mark.parametrize("corners", [("Region", None), (None, "Region"), ("Region", "Region")])
+@pytest.mark.parametrize(
+    "above", [[], [["Sales", "May"]], [["Sales"], ["in euros"], []]], ids=["none", "pair", "title"]
+)
+@pytest.mark.parametrize("are_merged", [True, False])
+def test_groups_of_columns_stand_over_one_that_has_none(tmp_path, corners, above, are_merged):
+    pytest.importorskip("openpyxl", reason="needs the office extra")
+    upper, lower = (
+        [corner, *names] for corner, names in zip(corners, (YEARS, QUARTERS), strict=True)
+    )
+    row = len(above) + 1
+    merged = [f"B{row}:C{row}", f"D{row}:E{row}"] if are_merged else []
+    xlsx(tmp_path / "a.xlsx", {"Sheet": [*above, upper, lower, NORTH]}, merged=merged)
+    assert text_of(tmp_path / "a.xlsx").splitlines()[-1] == BY_YEAR
+
+
+@pytest.mark.parametrize(
+    ("rows", "merged", "line"),
+    [
+        ([["Region", "Sales"], [None, *YEARS], [None, *QUARTERS], NORTH], [],
+         BY_YEAR.replace(" 20", " Sales 20")),
+        ([["Region", "Sales"], [None, *YEARS], [None, *QUARTERS], NORTH],
+         ["B1:E1", "B2:C2", "D2:E2"], BY_YEAR.replace(" 20", " Sales 20")),
+        ([["Region", 2023, 2023, 2024, 2024], [None, *QUARTERS], NORTH], [], BY_YEAR),
+        ([["Region", *YEARS, "All"], [None, *QUARTERS, None], [*NORTH, 10]], [],
+         f"{BY_YEAR}; All: 10"),
+        ([[None, *YEARS], ["Region", *QUARTERS, "All"], [*NORTH, 10]], [], f"{BY_YEAR}; All: 10"),
+        ([[None, *YEARS], ["Region", *QUARTERS, "All"], [*NORTH, 10]], ["B1:C1", "D1:E1"],
+         f"{BY_YEAR}; All: 10"),
+        ([["Sold", *YEARS], ["Region", *QUARTERS], NORTH], ["B1:C1", "D1:E1"], f"Sold {BY_YEAR}"),
+        ([[None, 2023], ["Region", "Q1", "Q2", "All"], ["North", 1, 2, 3]], ["B1:C1"],
+         "Region: North; 2023 Q1: 1; 2023 Q2: 2; All: 3"),
+        ([[None, "Day", None, "Night"], ["Room", "who", "when", "who", "when"],
+          ["Hall", "Ann", "at six", "Bo", "at two"]], [],
+         "Room: Hall; Day who: Ann; Day when: at six; Night who: Bo; Night when: at two"),
+        ([[None, "Stock"], [None, *HEAD], [None, *PARTS[0]]], ["B1:D1"], LINES.splitlines()[0]),
+        ([["Region", 2023, 2024], ["North", 1, 2]], [], "Region: North; 2023: 1; 2024: 2"),
+        ([["Unit", datetime.date(2024, 1, 1), datetime.date(2024, 2, 1)], ["IT", 12, 13]], [],
+         "Unit: IT; 2024-01-01: 12; 2024-02-01: 13"),
+        ([["Anna", 1980, 2010], ["Bo", 1970, 1999]], [], "Bo | 1970 | 1999"),
+        ([["bolt", "M4", None, None], [None, "M5", "zinc", "red"], ["nut", "M6", "tin", "x"]],
+         [], "nut | M6 | tin | x"),
+        ([["North", 5, None, 6], [None, 1, 2, 3], ["South", 1, 2, 3]], [], "South | 1 | 2 | 3"),
+    ],
+)  # fmt: skip
+def test_rows_of_headings_are_joined(tmp_path, rows, merged, line):
+    pytest.importorskip("openpyxl", reason="needs the office extra")
+    xlsx(tmp_path / "a.xlsx", {"Sheet": rows}, merged=merged)
+    assert text_of(tmp_path / "a.xlsx").splitlines()[-1] == line
+
+
 def test_texts_above_texts_are_no_headings(tmp_path):
     pytest.importorskip("openpyxl", reason="needs the office extra")
     rows = [

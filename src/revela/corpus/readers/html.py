@@ -122,8 +122,8 @@ def _keep_tables(tree: HTMLTree) -> None:
 
 
 def _grid(table: ElementNode) -> tuple[list[list[str]], int | None]:
-    """The rows of a table, with spanning cells repeated; and the number of rows of headings (<th>),
-    None if there are none.
+    """The rows of a table, with spanning cells repeated; and the number of rows of headings (<th>)
+    that it begins with, None if there are none.
     """
     from resiliparse.parse.html import ElementNode
 
@@ -147,7 +147,7 @@ def _grid(table: ElementNode) -> tuple[list[list[str]], int | None]:
                     spans[len(texts)] = down - 1, text
                 texts.append(text)
         if any(texts):
-            headings += not rows and all(cell.tag == "th" for cell in cells)
+            headings += headings == len(rows) and all(cell.tag == "th" for cell in cells)
             rows.append(texts)
     return rows, headings or None
 

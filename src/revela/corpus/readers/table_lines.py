@@ -4,34 +4,39 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, pairwise, takewhile, zip_longest
+from itertools import chain, groupby, pairwise, takewhile, zip_longest
 
 Merged = tuple[int, int, int, int]  # first row, first column, last row, last column; from 0
 
 WIDE = 30  # words; in a row with more, each cell is a line
 LONG_HEADING = 60  # maximum characters
 HEADINGS = 5  # rows of a sheet's table, at most, of which one has its headings
+JOINED = 3  # rows of headings, at most, if names of groups are above names of columns
 _NUMBER = re.compile(r"[\W\d_]*\d[\W\d_]*(?:[^\W\d_]{1,3}\W*)?")  # also with a unit, or a date
+_PERIOD = re.compile(r"(?:19|20)\d\d(?:[-/.]\d\d?){0,2}\W*")  # a year, month or day
 
 
 def table_lines(rows: Iterable[Sequence[str]], headings: int | None = None) -> list[str]:
     """A line per row.
 
-    Below a row of headings it is "Heading: value; Heading: value"; for two cells "label: value";
-    otherwise the cells. ``headings`` is the number of rows of headings; None: 1 if the first row
-    looks like one.
+    Below headings it is "Heading: value; Heading: value"; for two cells "label: value"; otherwise
+    the cells. ``headings`` is the number of rows of headings; None: those that look like headings.
 
     >>> table_lines([["Kind", "Legs", "Wings"], ["bee", "6", "4"], ["bat", "2", "2"]])
     ['Kind: bee; Legs: 6; Wings: 4', 'Kind: bat; Legs: 2; Wings: 2']
     >>> table_lines([["Name", "Anna"], ["Phone", "123 45"]])
     ['Name: Anna', 'Phone: 123 45']
     """
-    rows = [list(row) for row in rows if any(row)]
-    if headings is None:
-        headings = int(has_headings(rows))
-    if headings and len(rows) > 1:
-        return list(lines_below(rows[0], rows[1:]))
-    return [_labelled(row) for row in rows]
+    rows, captions = [list(row) for row in rows if any(row)], list[str]()
+    while headings and headings > 1 and len(rows) > 1 and len({*rows[0], ""}) == 2:
+        captions.append(max(rows.pop(0)))  # a cell that spans all columns
+        headings -= 1
+    if headings:
+        names = _joined(rows[:headings])
+    else:
+        headings, names = _headings(rows) if headings is None else (0, [])
+    below = lines_below(names, rows[headings:]) if 0 < headings < len(rows) else ()
+    return [*captions, *(below or map(_labelled, rows))]
 
 
 def lines_below(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -46,15 +51,84 @@ def lines_below(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Itera
 
 def has_headings(rows: Sequence[Sequence[str]]) -> bool:
     """Whether the first row has headings: it fills all cells but perhaps the first, of three or
-    more, with different texts that are not numbers. (In a row of two cells, the first may be the
-    label of the second.)
+    more, with different texts that are not numbers, but for years and dates above other numbers.
+    (In a row of two cells, the first may be the label of the second.)
     """
     width = max(map(len, rows), default=0)
     names = [cell.rstrip(":") for cell in (rows[0] if rows else ()) if cell]
     missing = width - len(names) - (width > 0 and not rows[0][0])
     if len(rows) < 2 or width < 3 or missing or len({*names}) < len(names):
         return False
-    return not any(is_number(name) or len(name) > LONG_HEADING for name in names)
+    numbers = [place for place, cell in enumerate(rows[0]) if is_number(cell)]
+    if any(len(name) > LONG_HEADING for name in names) or len(numbers) == width:
+        return False
+    below = [cell for row in rows[1:] for i in numbers for cell in row[i : i + 1] if cell]
+    counts = [cell for cell in below if is_number(cell) and not _is_period(cell)]
+    are_periods = all(_is_period(rows[0][place]) for place in numbers)
+    return not numbers or (are_periods and 2 * len(counts) > len(below))
+
+
+def _headings(rows: Sequence[Sequence[str]]) -> tuple[int, list[str]]:
+    """The number of rows of headings at the beginning of a table, and the headings; (0, []) if
+    there are none.
+
+    Names of groups of columns are joined with the names below, if those are no headings alone: they
+    are repeated, or some are missing. So that sparse rows of data are not joined, a name must be
+    repeated in the last row, or be a year.
+    """
+    if has_headings(rows):
+        return 1, [*rows[0]]
+    for height in range(2, min(JOINED, len(rows) - 1) + 1):
+        *above, lowest = rows[:height]
+        filled = [_over_columns(row) for row in above]
+        names = _joined([*filled, lowest])
+        is_repeated = len({*lowest} - {""}) < sum(map(bool, lowest))
+        if (
+            (is_repeated or any(map(_is_period, chain(*above, lowest))))
+            and all(_is_period(cell) for cell in lowest if is_number(cell))
+            and all(len({*row, ""}) > 2 for row in above)
+            and _are_groups(filled, lowest)
+            and has_headings([names, *rows[height:]])
+            and not has_headings(rows[height - 1 :])
+        ):
+            return height, names
+    return 0, []
+
+
+def _are_groups(above: Sequence[Sequence[str]], lowest: Sequence[str]) -> bool:
+    """Whether each name in the rows above is over several columns, or else over no other name."""
+    for number, row in enumerate(above):
+        below = _joined([lowest, *above[number + 1 :]])
+        around = zip(["", *row], row, [*row[1:], ""], below, strict=False)
+        if any(
+            name not in (left, right) and other not in ("", name) and name
+            for left, name, right, other in around
+        ):
+            return False
+    return True
+
+
+def _is_period(cell: str) -> bool:
+    return bool(_PERIOD.fullmatch(cell))
+
+
+def _joined(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Rows of headings as one: the different texts of each column."""
+    columns = zip_longest(*rows, fillvalue="")
+    return [" ".join(dict.fromkeys(filter(None, column))) for column in columns]
+
+
+def _over_columns(row: Sequence[str]) -> list[str]:
+    """A row of names of groups with each name also in the empty cells to its right; the last one
+    over as many columns as the one before, if that is over several.
+    """
+    begins = [place for place, cell in enumerate(row) if cell]
+    if len(begins) > 1 and (width := begins[-1] - begins[-2]) > 1:
+        row = row[: begins[-1] + width]
+    names = list[str]()
+    for cell in row:
+        names.append(cell or (names[-1] if names else ""))
+    return names
 
 
 def sheet_tables(rows: Iterable[Sequence[str]], merged: Sequence[Merged] = ()) -> Iterator[str]:
@@ -73,10 +147,11 @@ def sheet_tables(rows: Iterable[Sequence[str]], merged: Sequence[Merged] = ()) -
             lines = [[row.get(column, "") for column in columns] for row in table]
             single = takewhile(lambda row: len(row) == 1, table if len(columns) > 1 else ())
             above = sum(1 for _ in single)
-            if (place := _headings_at(lines[above:])) is not None:
+            if found := _headings_at(lines[above:]):
+                place, height, headings = found
                 above += place
-                names = dict(zip(columns, lines[above], strict=True))
-                below = lines_below(lines[above], lines[above + 1 :])
+                names = dict(zip(columns, headings, strict=True))
+                below = lines_below(headings, lines[above + height :])
             elif len(columns) > 2 and names.keys() >= {*columns}:
                 below = lines_below([names[column] for column in columns], lines[above:])
             else:
@@ -87,15 +162,16 @@ def sheet_tables(rows: Iterable[Sequence[str]], merged: Sequence[Merged] = ()) -
             yield "\n".join([*captions, *below])
 
 
-def _headings_at(rows: Sequence[Sequence[str]]) -> int | None:
-    """The number of the row of headings, if there is one. It may be below some rows that are half
-    empty, if numbers are below it.
+def _headings_at(rows: Sequence[Sequence[str]]) -> tuple[int, int, list[str]] | None:
+    """The number of rows above the headings, of rows of headings, and the headings; None if there
+    are none. They may be below some rows that are half empty, if numbers are below them.
     """
     for place, row in enumerate(rows[:HEADINGS]):
-        if has_headings(rows[place:]):
-            columns = zip(*rows[place + 1 :], strict=True)
+        height, names = _headings(rows[place:])
+        if height:
+            columns = zip(*rows[place + height :], strict=True)
             if not place or any(2 * sum(map(is_number, cells)) > len(cells) for cells in columns):
-                return place
+                return place, height, names
         if 2 * sum(map(bool, row)) > len(row):
             return None
     return None
@@ -139,13 +215,16 @@ def _unmerged(rows: Iterable[Sequence[str]], merged: Sequence[Merged]) -> Iterab
     joined = set[int]()
     for top, names in sorted(wide.items()):
         above = _with(table[top], names)
-        begins = top - 1 in joined or not top or sum(map(bool, table[top - 1])) < 2
-        if not begins or len({*above, ""}) < 3 or not any(table[top + 1 : top + 2]):
+        below = _with(table[top + 1], wide.get(top + 1, {})) if table[top + 1 :] else []
+        columns = [place for place, cell in enumerate(below) if cell]
+        if not columns or (len({*above, ""}) < 3 and columns[0] in names):  # a title
             continue
-        below = _with(table[top + 1], wide.get(top + 1, {}))
+        half = len(columns) / 2
+        begins = top - 1 in joined or not top or sum(map(bool, table[top - 1])) <= max(1, half)
         pairs = [*zip_longest(above, below, fillvalue="")]
-        if all(i in names or not one or other in ("", one) for i, (one, other) in enumerate(pairs)):
-            table[top + 1] = [" ".join(dict.fromkeys(filter(None, pair))) for pair in pairs]
+        lone = [pair for i, pair in enumerate(pairs) if i not in names and len({*pair, ""}) > 2]
+        if begins and (not lone or len({*below} - {""}) < len(columns)):
+            table[top + 1] = _joined([above, below])
             joined.add(top)
     return [row for number, row in enumerate(table) if number not in joined]
 
