@@ -16,7 +16,7 @@ CODE = frozenset(
 # Formats that are Markdown, or are converted to it.
 MARKDOWN = frozenset(
     """.md .markdown .mdx .qmd .rmd .ipynb .docx .docm .pptx .pptm .xlsx .xlsm .epub .odt .ods .odp
-    """.split()  # noqa: SIM905
+    .tex .ltx""".split()  # noqa: SIM905
 )
 
 

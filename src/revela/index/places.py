@@ -13,7 +13,8 @@ from revela.corpus.readers import READERS
 from revela.types import Document
 
 # Rows of a file may have any id.
-_TEXT = CODE | MARKDOWN | {".adoc", ".log", ".org", ".rst", ".tex", ".text", ".txt"}
+_TEXT = (CODE | MARKDOWN | {".adoc", ".log", ".org", ".rst", ".text", ".txt"}) - READERS.keys()
+_TEXT |= {".tex", ".ltx"}
 _ROW = re.compile(r"(.+):\d+")  # the id of a row, by its file and number
 
 
@@ -37,8 +38,7 @@ def starts(document: Document, chunks: Sequence[str]) -> Iterator[Start]:
     [Start(line=1, page=None), Start(line=3, page=None)]
     """
     ending = suffix(Path(document.id))
-    is_text = ending in _TEXT and ending not in READERS
-    now = Start(1) if is_text else Start(page=1) if ending == ".pdf" else Start()
+    now = Start(1) if ending in _TEXT else Start(page=1) if ending == ".pdf" else Start()
     at = 0
     for chunk in chunks:
         begin = document.text.index(chunk, at)

@@ -25,6 +25,7 @@ from revela.corpus.readers.folders import holds_text, walk_files
 from revela.corpus.readers.html import read_html
 from revela.corpus.readers.hub import PREFIX, read_hub
 from revela.corpus.readers.json_files import read_json, read_jsonl, read_notebook
+from revela.corpus.readers.latex import read_latex
 from revela.corpus.readers.mail import read_eml, read_mbox
 from revela.corpus.readers.office import (
     read_docx,
@@ -42,7 +43,7 @@ from revela.corpus.readers.text import read_text
 from revela.errors import RevelaError, first_line
 from revela.types import Document
 
-VERSION = 5  # raise it when readers or chunking change the text of the same file
+VERSION = 6  # raise it when readers or chunking change the text of the same file
 
 
 Reader = Callable[[Path, str, Fields, ReadReport], Iterator[Document]]
@@ -64,12 +65,13 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys((".odt", ".ods", ".odp"), read_odf),
     ".epub": read_epub,
     ".rtf": read_rtf,
+    **dict.fromkeys((".tex", ".ltx"), read_latex),
     ".eml": read_eml,
     **dict.fromkeys((".mbox", ".mbx"), read_mbox),
 }
 FORMATS = (
     "text of any ending, Markdown, HTML, source code, notebooks, JSONL, JSON, Parquet, Arrow, CSV, "
-    "TSV, PDF, Word, PowerPoint, Excel, OpenDocument, RTF, EPUB, mail (.eml, .mbox) or a "
+    "TSV, PDF, Word, PowerPoint, Excel, OpenDocument, RTF, EPUB, LaTeX, mail (.eml, .mbox) or a "
     "StackExchange Posts.xml; .gz or .zst of each"
 )
 
