@@ -8,11 +8,12 @@ it may have a table, its lines as lists of cells; or None if it cannot be read.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby, pairwise
 from statistics import median
@@ -22,9 +23,11 @@ MEMORY = 2**31  # bytes that the process may take; some megabytes can unpack to 
 # Widths in heights of a line:
 COLUMN = 0.6  # a wider gap parts two cells
 SPACE = 0.12  # a gap that is wider than the line's others by so much is a space
+GLYPHS = 0.15  # a narrower gap beside a letter of several glyphs is no space
 LONG_ROW = 200  # characters
 _HYPHEN = "\ufffe"  # what PDFium puts for one that ends a line, and for the end of the line
 _NUMBER = re.compile(r"\S[ \t]+[^\w\s]*\d")  # after something else
+_CLUSTERS = re.compile("[\u0900-\u1aff]")  # scripts in which several glyphs show a letter
 _LONE = re.compile(r"\n\S\r")  # a line of one character
 _RIGHT_TO_LEFT = "\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc"
 _LEFT_TO_RIGHT = re.compile(rf"[^\W{_RIGHT_TO_LEFT}](?:[^{_RIGHT_TO_LEFT}]*[^\W{_RIGHT_TO_LEFT}])?")
@@ -82,22 +85,78 @@ def read(path: str) -> tuple[str, list[Page], list[str]]:
 
 
 def _page(page: Any) -> Page:
-    text: str = page.get_text_range().strip()
+    text: str = page.get_text_range()
+    kept: Sequence[int] = range(page.count_chars())
+    if _CLUSTERS.search(text) and (marks := _marks(page.page)):
+        kept = [*_once(page, marks)]
+        text = "".join(page.get_text_range(i, 1) for i in kept)
+    text = text.strip()
     lines = text.split("\r\n")
     rows = [len(line) < LONG_ROW and bool(_NUMBER.search(line)) for line in lines]
     # Boxes take ten times as long as the text: only if two consecutive lines may belong to a table,
     # or if lines are torn.
     if any(map(all, pairwise(rows))) or _LONE.search(text):
-        return [_cells(line) for line in _lines(page)]
+        return [_cells(line) for line in _lines(page, kept)]
     return text.replace(_HYPHEN, "-\n").replace("\r\n", "\n")
 
 
-def _lines(page: Any) -> Iterator[list[_Character]]:
+def _marks(page: Any) -> dict[int, tuple[float, float]]:
+    """Left and right side of what is marked with its text (ActualText): Chrome does so for letters
+    that several glyphs show.
+    """
+    from pypdfium2 import raw
+
+    sides = [ctypes.c_float() for _ in range(4)]
+    marks = dict[int, tuple[float, float]]()
+    for i in range(raw.FPDFPage_CountObjects(page)):
+        glyphs = raw.FPDFPage_GetObject(page, i)
+        if (mark := _mark(glyphs)) and raw.FPDFPageObj_GetBounds(glyphs, *sides):
+            left, right = marks.get(mark, (math.inf, -math.inf))
+            marks[mark] = min(left, sides[0].value), max(right, sides[2].value)
+    return marks
+
+
+def _mark(glyphs: Any) -> int:
+    """The address of the mark that tells the text of glyphs; 0: there is none."""
+    from pypdfium2 import raw
+
+    found = (raw.FPDFPageObj_GetMark(glyphs, i) for i in range(raw.FPDFPageObj_CountMarks(glyphs)))
+    told = (m for m in found if raw.FPDFPageObjMark_GetParamValueType(m, b"ActualText"))
+    return next((ctypes.addressof(mark.contents) for mark in told), 0)
+
+
+def _once(page: Any, marks: dict[int, tuple[float, float]]) -> Iterator[int]:
+    """The characters of a page without those that PDFium adds: it gives the text of a mark for more
+    than one of its glyphs, and spaces and ends of lines after glyphs that it takes for the last.
+    """
+    from pypdfium2 import raw
+
+    box, x, y = raw.FS_RECTF(), ctypes.c_double(), ctypes.c_double()
+    first, added, end, level = dict[int, int](), list[int](), -math.inf, math.inf
+    for i in range(page.count_chars()):
+        if raw.FPDFText_IsGenerated(page, i):
+            added.append(i)
+            continue
+        glyphs = raw.FPDFText_GetTextObject(page, i)
+        mark = _mark(glyphs) if glyphs else 0
+        if mark and first.setdefault(mark, own := ctypes.addressof(glyphs.contents)) != own:
+            continue
+        raw.FPDFText_GetLooseCharBox(page, i, box)
+        raw.FPDFText_GetCharOrigin(page, i, x, y)
+        begin, next_end = marks.get(mark, (box.left, box.right))
+        size = raw.FPDFText_GetFontSize(page, i)
+        is_next = abs(y.value - level) < size / 4 and -size < begin - end < GLYPHS * size
+        yield from () if is_next else added
+        yield i
+        added, end, level = [], next_end, y.value
+
+
+def _lines(page: Any, kept: Sequence[int]) -> Iterator[list[_Character]]:
     """The lines of a page. PDFium ends a line before a letter that is set alone: in a cell of one
     letter, and all the time if letters are set one by one, as by Chrome. Such pieces are joined.
     """
     line, before, is_torn, begin, end = list[_Character](), _END, False, 0.0, 0.0
-    for _, group in groupby(_characters(page), lambda character: character is _END):
+    for _, group in groupby(_characters(page, kept), lambda character: character is _END):
         piece = list(group)
         if not (boxed := _boxed(piece)):
             continue
@@ -115,12 +174,12 @@ def _lines(page: Any) -> Iterator[list[_Character]]:
         yield _mended(line) if is_torn else line
 
 
-def _characters(page: Any) -> Iterator[_Character]:
+def _characters(page: Any, kept: Sequence[int]) -> Iterator[_Character]:
     """Characters with their boxes, and spaces and ends of lines without."""
     from pypdfium2 import raw
 
     box, direction = raw.FS_RECTF(), None
-    for i in range(page.count_chars()):
+    for i in kept:
         code = raw.FPDFText_GetUnicode(page, i)
         is_hyphen = code < 32 and raw.FPDFText_IsHyphen(page, i)
         if not is_hyphen and (code <= 32 or code == 160 or raw.FPDFText_IsGenerated(page, i)):

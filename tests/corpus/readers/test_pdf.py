@@ -412,3 +412,20 @@ def test_without_the_extra_one_sentence_says_so(tmp_path, monkeypatch):
 )
 def test_a_hyphen_between_two_words_of_the_text_stays(text, joined):
     assert join_words(text).startswith(joined)
+
+
+def marked(text, *glyphs):
+    """Glyphs that show a text, with the steps to them."""
+    moves = " ".join(f"{step} 0 Td ({glyph}) Tj" for step, glyph in glyphs)
+    return f"/Span <</ActualText <FEFF{text.encode('utf-16-be').hex()}>>> BDC {moves} EMC"
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+def test_the_text_of_several_glyphs_is_read_once(text_of, rows):
+    """As Chrome prints Thai: a base and its marks, of which the last begins after the next letter."""
+    bee = marked("ผึ้", (0, "m"), (5, "."), (8.4, "."))
+    content = f"{bee} -.1 0 Td (n) Tj {marked('ตั', (8.9, 'n'), (8, '.'))} 5 0 Td (n) Tj"
+    content += f" {marked('ผึ้', (14, 'm'), (13.3, '.'))} 0 0 Td (n) Tj"
+    numbers = " ".join(f"1 0 0 1 72 {700 - 20 * row} Tm (hive {row} 12) Tj" for row in range(rows))
+    lines = text_of([f"BT /F1 16 Tf 1 0 0 1 72 740 Tm {content} {numbers} ET"]).split("\n")
+    assert lines == ["ผึ้nตัn ผึ้n", *(f"hive {row} 12" for row in range(rows))]
