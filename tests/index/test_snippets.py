@@ -202,6 +202,11 @@ def test_headings_commands_and_times_begin_a_line(lines):
          ["wax | melts"]),
         ("a.org", ["| Kind | Heat |", "|------+------|", "| wax | melts |"],
          ["Kind | Heat", "wax | melts"]),
+        ("a.txt", ["kind | heat | bee", "-----+------+----", "wax | melts | no"],
+         ["kind | heat | bee", "wax | melts | no"]),
+        ("a.md", ["kind  heat", "----  ------", "wax   melts"], ["kind heat", "wax | melts"]),
+        ("a.md", ["Title", "", "- - -", "It melts."], ["Title", "It melts."]),
+        ("a.txt", ["It melts.", "", "-- ", "Anna"], ["It melts.", "Anna"]),
     ],
 )  # fmt: skip
 def test_lines_of_signs_are_left_out_but_no_rows(name, lines, expected):

@@ -35,16 +35,18 @@ _INLINE = re.compile(
 )
 _KEPT = ("link", "starred", "barred", "struck")  # their text is kept, and cleaned, too
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
-_RULE = re.compile(r"\s*(?:=+|-{2,}|(?:[-*_] ?){3,})\s*")  # also the line below a heading
-# Lines of signs: below and above headings of reStructuredText and AsciiDoc, around their blocks,
-# and between rows of a table; and above and below columns that are parted by spaces.
-_SIGNS = re.compile(r"""([=\-~^"#*+_:.'])\1{2,}|[|+](?:[-=]+[|+])+""")
+# Lines of signs: rules, below and above headings, around blocks of reStructuredText and AsciiDoc;
+# between rows of a table; and above and below columns that are parted by spaces.
+_SIGNS = re.compile(
+    r"""=+ | -- | ([=\-~^"#*+_:.'])\1{2,} | (?:[-*_][ ]?){3,}
+    | (?=.*[|+])[|+]?\s*:?[-=]+:?\s*(?:[|+]\s*:?[-=]+:?\s*)*[|+]?""",
+    re.VERBOSE,
+)
 _SIGNS_OF_COLUMNS = re.compile(r"([=-])\1+(?:\s+\1+)+")
 _GAP = re.compile(r"\s{2,}")
 _HEADING = re.compile(r"\s{0,3}#{1,6}\s+(.*?)\s*#*\s*")
 _QUOTE = re.compile(r"(?:\s{0,3}>\s?)+")
 _ITEM = re.compile(r"\s*(?:[-*+]\s+(?:\[[ xX]\]\s+)?|(?P<number>\d{1,9}[.)])\s+)(?=\S)")
-_DASHES = re.compile(r"\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*")  # below a table's heading
 _CELLS = re.compile(r"(?<!\\)\|")
 _NAMED_CELLS = re.compile(r"[^:;]{1,80}: [^;]*(?:; [^:;]{1,80}: [^;]*)+")  # table_lines.py's rows
 # Headings of Org and AsciiDoc, commands of LaTeX, and the times of a log.
@@ -137,10 +139,8 @@ def _markdown(raw: Sequence[str]) -> Iterator[Line]:
 
 def _block(line: str, number: int) -> Line:
     """A line of Markdown outside of code."""
-    if _DASHES.fullmatch(line) and "|" in line:
-        return Line("|", "row", number)
-    if _RULE.fullmatch(line):
-        return Line("", "prose", number)
+    if _SIGNS.fullmatch(line.strip()):
+        return Line(line, "prose", number)
     line = _QUOTE.sub("", line, count=1) if _QUOTE.match(line) else line
     if heading := _HEADING.fullmatch(line):
         return Line(heading[1], "heading", number)

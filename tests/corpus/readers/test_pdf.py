@@ -422,7 +422,7 @@ def marked(text, *glyphs):
 
 @pytest.mark.parametrize("rows", [0, 2])
 def test_the_text_of_several_glyphs_is_read_once(text_of, rows):
-    """As Chrome prints Thai: a base and its marks, of which the last begins after the next letter."""
+    """As Chrome prints Thai: the last mark of a letter begins after the next letter."""
     bee = marked("ผึ้", (0, "m"), (5, "."), (8.4, "."))
     content = f"{bee} -.1 0 Td (n) Tj {marked('ตั', (8.9, 'n'), (8, '.'))} 5 0 Td (n) Tj"
     content += f" {marked('ผึ้', (14, 'm'), (13.3, '.'))} 0 0 Td (n) Tj"
