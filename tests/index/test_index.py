@@ -208,6 +208,7 @@ def test_a_replaced_document_may_have_been_what_another_is_now(tmp_path):
 def test_a_small_change_of_a_large_index_is_searched_before_it_is_packed(tmp_path, monkeypatch):
     monkeypatch.setattr(table, "EXACT_BELOW", 50)
     monkeypatch.setattr(table, "UNPACKED", 250)
+    monkeypatch.setattr(table, "PACKED_SHARE", 0.1)
     folder, packed = tmp_path / "index", []
     monkeypatch.setattr(table.Table, "pack", lambda *a, p=table.Table.pack: packed.append(p(*a)))
     build(folder, DOCS)
