@@ -122,9 +122,10 @@ def odt(path, title=""):
     rows = [("Room", "Summer", "Winter"), ("Oslo", "120", "80")]
     cell, row = "<a:table-cell><t:p>{}</t:p></a:table-cell>", "<a:table-row>{}</a:table-row>"
     table = "".join(row.format("".join(map(cell.format, cells))) for cells in rows)
+    note = "<t:note-citation>1</t:note-citation><t:note-body><t:p>Often.</t:p></t:note-body>"
     body = (
         '<t:h t:outline-level="2">Of <t:span>bees</t:span></t:h><t:list><t:list-item><t:p>They'
-        f'<t:s/>dance.</t:p></t:list-item></t:list><a:table a:name="T">{table}</a:table>'
+        f'<t:s/>dance<t:note>{note}</t:note>.</t:p></t:list-item></t:list><a:table a:name="T">{table}</a:table>'
     )
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("mimetype", "application/vnd.oasis.opendocument.text")
@@ -401,7 +402,7 @@ def test_one_bad_chapter_costs_no_other(tmp_path):
 
 def test_open_document(tmp_path):
     odt(tmp_path / "a.odt")
-    expected = "## Of bees\n\n- They dance.\n\nRoom: Oslo; Summer: 120; Winter: 80"
+    expected = "## Of bees\n\n- They dance (Often.).\n\nRoom: Oslo; Summer: 120; Winter: 80"
     assert text_of(tmp_path / "a.odt") == expected
     odt(tmp_path / "a.odt", "On dances")
     assert text_of(tmp_path / "a.odt", "On dances") == expected

@@ -183,7 +183,7 @@ EXPECTED: dict[str, tuple[list[str], list[str]]] = {
     "README": (["This hive stands by the lake."], []),
     "latin.txt": (["Die Königin legt täglich tausend Eier."], []),
     "notes.org": (["Пчёлы зимуют в клубе."], []),
-    "text.odt": (["## Of bees - They dance. Room: Oslo; Summer: 120; Winter: 80"], []),
+    "text.odt": (["## Of bees - They dance (Often.). Room: Oslo; Summer: 120; Winter: 80"], []),
     "mail.eml": (
         ["From: Anna <a@example.org>", "Attachments: plan.pdf The new queen arrives on Monday."],
         ["<p>", "base64"],

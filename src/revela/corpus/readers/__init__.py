@@ -66,7 +66,7 @@ READERS: dict[str, Reader] = {
     ".epub": read_epub,
     ".rtf": read_rtf,
     **dict.fromkeys((".tex", ".ltx"), read_latex),
-    ".eml": read_eml,
+    **dict.fromkeys((".eml", ".mht", ".mhtml"), read_eml),
     **dict.fromkeys((".mbox", ".mbx"), read_mbox),
 }
 FORMATS = (

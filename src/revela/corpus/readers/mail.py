@@ -1,10 +1,12 @@
-"""Read mail: a message is a document, with its subject as title and the names of attachments."""
+"""Read mail: a message is a document, with its subject as title, the mail and text attached to it,
+and the names of other attachments. A web page that a browser saved in one file is a mail, too.
+"""
 
 from __future__ import annotations
 
 import email
 import email.policy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from email.message import EmailMessage
 from pathlib import Path
 
@@ -54,12 +56,31 @@ def _document(raw: bytes, name: str, report: ReadReport) -> Iterator[Document]:
     if not message.keys():
         report.skip("no mail", name, bad=True)
         return
-    lines = [f"{key}: {_header(message, key)}" for key in NAMED if _header(message, key)]
+    text = "\n\n".join(dict.fromkeys(filter(None, [_body(message), *_attached(message)])))
+    text = f"{_headers(message, NAMED)}\n\n{text}"
+    yield Document(name, without_surrogates(text).strip(), _header(message, "Subject"))
+
+
+def _headers(message: EmailMessage, names: Sequence[str]) -> str:
+    lines = [f"{key}: {_header(message, key)}" for key in names if _header(message, key)]
     files = [part.get_filename() or "" for part in message.walk() if part.is_attachment()]
     if files := [without_surrogates(file) for file in files if file]:
         lines.append(f"Attachments: {', '.join(files)}")
-    text = "\n".join(lines) + "\n\n" + _body(message)
-    yield Document(name, without_surrogates(text).strip(), _header(message, "Subject"))
+    return "\n".join(lines)
+
+
+def _attached(message: EmailMessage) -> Iterator[str]:
+    """The mail and the text in the attachments of a message."""
+    for part in message.walk():
+        if not isinstance(part, EmailMessage) or part is message:
+            continue
+        inner = part.get_payload()
+        if part.get_content_type() == "message/rfc822" and isinstance(inner, list):
+            for mail in inner:
+                assert isinstance(mail, EmailMessage)
+                yield f"{_headers(mail, ('Subject', *NAMED))}\n\n{_body(mail)}".strip()
+        elif part.is_attachment() and part.get_content_maintype() == "text":
+            yield _shown(part).strip()
 
 
 def _header(message: EmailMessage, key: str) -> str:
@@ -79,10 +100,12 @@ def _body(message: EmailMessage) -> str:
     shown = message.get_body(("plain", "html")) or next(
         (part for part in message.walk() if part.get_content_maintype() == "text"), None
     )
-    if not isinstance(shown, EmailMessage):
-        return ""
-    text = _content(shown)
-    is_page = shown.get_content_type() == "text/html"
+    return _shown(shown).strip() if isinstance(shown, EmailMessage) else ""
+
+
+def _shown(part: EmailMessage) -> str:
+    text = _content(part)
+    is_page = part.get_content_type() == "text/html"
     return extract_fragment(text) if is_page else text.replace("\r\n", "\n")
 
 

@@ -46,6 +46,7 @@ _NUMBER_FORMAT = re.compile(
     rf"(?P<before>(?:{_ANY})*)(?P<digits>[#0?,]+(?:\.[#0?]*)?)(?P<after>(?:{_ANY})*)"
 )
 _AROUND = ("header", "footer", "header-left", "footer-left")
+_NOT_SHOWN = ("annotation", "note-citation")
 _HEADING = re.compile(r"<h([1-6])\b[^<>]*(?<!/)>", re.I)
 
 
@@ -249,12 +250,13 @@ def _odf_cells(row: ET.Element) -> Iterator[str]:
 
 
 def _inline(element: ET.Element) -> str:
-    """The text of a paragraph, without comments."""
+    """The text of a paragraph, without comments; its notes are in brackets."""
     spaces = {"s": " ", "tab": "\t", "line-break": "\n"}
     parts = [element.text or ""]
     for child in element:
         kind = _local(child.tag)
-        inner = spaces.get(kind) or ("" if kind == "annotation" else _inline(child))
+        inner = spaces.get(kind) or ("" if kind in _NOT_SHOWN else _inline(child))
+        inner = f" ({inner})" if kind == "note" else inner
         parts += [inner, child.tail or ""]
     return "".join(parts)
 
