@@ -125,7 +125,8 @@ def odt(path, title=""):
     note = "<t:note-citation>1</t:note-citation><t:note-body><t:p>Often.</t:p></t:note-body>"
     body = (
         '<t:h t:outline-level="2">Of <t:span>bees</t:span></t:h><t:list><t:list-item><t:p>They'
-        f'<t:s/>dance<t:note>{note}</t:note>.</t:p></t:list-item></t:list><a:table a:name="T">{table}</a:table>'
+        f"<t:s/>dance<t:note>{note}</t:note>.</t:p></t:list-item></t:list>"
+        f'<a:table a:name="T">{table}</a:table>'
     )
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("mimetype", "application/vnd.oasis.opendocument.text")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from revela.corpus.endings import suffix
+from revela.corpus.readers.cards import read_cards
 from revela.corpus.readers.common import (
     DamagedFile,
     ReadReport,
@@ -68,11 +69,12 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys((".tex", ".ltx"), read_latex),
     **dict.fromkeys((".eml", ".mht", ".mhtml"), read_eml),
     **dict.fromkeys((".mbox", ".mbx"), read_mbox),
+    **dict.fromkeys((".vcf", ".ics"), read_cards),
 }
 FORMATS = (
     "text of any ending, Markdown, HTML, source code, notebooks, JSONL, JSON, Parquet, Arrow, CSV, "
-    "TSV, PDF, Word, PowerPoint, Excel, OpenDocument, RTF, EPUB, LaTeX, mail (.eml, .mbox) or a "
-    "StackExchange Posts.xml; .gz or .zst of each"
+    "TSV, PDF, Word, PowerPoint, Excel, OpenDocument, RTF, EPUB, LaTeX, mail (.eml, .mbox), "
+    "contacts (.vcf), calendars (.ics) or a StackExchange Posts.xml; .gz or .zst of each"
 )
 
 
