@@ -309,3 +309,31 @@ def test_a_number_that_is_none_is_missing(tmp_path, name):
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / name)
     documents, _ = read_corpus([tmp_path], distinct=False, metadata=["share"])
     assert [d.metadata for d in documents] == [{"share": 0.5}, {}, {}, {}]
+
+
+HEADER, PAID = "Day;Sum;For;Name", ["1.5.;12,50;honey;Ann", "2.5.;3,00;wax;Bo"]
+STATEMENT = [
+    "Day: 1.5.; Sum: 12,50; For: honey; Name: Ann",
+    "Day: 2.5.; Sum: 3,00; For: wax; Name: Bo",
+]
+
+
+@pytest.mark.parametrize(
+    ("above", "lines"),
+    [
+        ([], []),
+        (["Statement of May"], ["Statement of May"]),
+        (["Statement of May;;;", ";;;"], ["Statement of May"]),
+        (["Account;12 34", "Holder;Ann", ""], ["Account: 12 34", "Holder: Ann"]),
+    ],
+)
+def test_lines_above_the_header_are_no_headings(tmp_path, above, lines):
+    (tmp_path / "a.csv").write_text("\n".join([*above, HEADER, *PAID]))
+    assert read_corpus([tmp_path])[0][0].text.split("\n") == lines + STATEMENT
+
+
+def test_a_column_alone_is_not_split(tmp_path):
+    (tmp_path / "a.csv").write_text(
+        "text\nBees; wasps; and all of them\nOwls; and many, many more\n"
+    )
+    assert len(read_corpus([tmp_path])[0]) == 2

@@ -11,10 +11,11 @@ import io
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, islice, pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, TextIO
 
 from revela.corpus.endings import suffix
@@ -29,7 +30,7 @@ from revela.corpus.readers.common import (
     read_decoded,
 )
 from revela.corpus.readers.rows import Fields, columns_of, document_of
-from revela.corpus.readers.table_lines import lines_below
+from revela.corpus.readers.table_lines import lines_below, sheet_tables
 from revela.errors import RevelaError, first_line
 from revela.settings import Corpus
 from revela.types import Document
@@ -39,6 +40,7 @@ WORDED = 0.1  # minimum share of rows with a word; with fewer, a table is of num
 MENDED = 20  # maximum unclosed quotes to repair in a file; each reads again up to the next quote
 _WORD = re.compile(r"\b[^\W\d_]{2,}\b")
 ROWS = 16  # rows decoded at a time
+LINES_ABOVE = 20  # of a CSV file, maximum, above its header
 DELIMITERS = {".csv": ",;\t|", ".tsv": "\t"}
 
 
@@ -142,7 +144,7 @@ def _text_columns(schema: Any, fields: Fields) -> list[str]:
 
 def read_csv(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read rows below a header of column names. A file without a text column is one document with a
-    line per row, like an Excel sheet.
+    line per row, like an Excel sheet; lines above its header are lines, too.
 
     The delimiter is a tab in .tsv. In .csv it is the one after "sep=", or the most frequent one of
     ``DELIMITERS`` in the header.
@@ -187,7 +189,12 @@ def _table(
         numbers = "table of numbers"
         message = f'{numbers} without a column "{fields.text}"'
         raise UnsupportedFile(message, short=numbers, by_programs=True)
-    if found := "\n".join(filter(None, lines_below(names, table))):
+    filled = [sum(map(bool, row)) for row in (names, *table)]
+    if table and filled[0] + 1 < median(filled):  # the first row is no header of all columns
+        found = "\n".join(sheet_tables([names, *table]))
+    else:
+        found = "\n".join(filter(None, lines_below(names, table)))
+    if found:
         yield Document(name, found)
 
 
@@ -199,7 +206,8 @@ def _rows_of(
     If a quote is never closed, its line is read as it is, and the lines after it as usual.
     """
     header = next((line for line in lines if line.strip()), "")
-    delimiter = max(delimiters, key=header.count)
+    above = [header, *islice(lines, LINES_ABOVE)]
+    delimiter, lines = _delimiter(above, delimiters), chain(above[1:], lines)
     if named := re.fullmatch(r"sep=(.)\s*", header):
         delimiter, header = named[1], next(lines, "")
     lines, number, mended, taken = chain([header], lines), 1, 0, list[str]()
@@ -224,6 +232,17 @@ def _rows_of(
                 yield place, row
         else:
             return
+
+
+def _delimiter(lines: Sequence[str], delimiters: str) -> str:
+    """The most frequent delimiter of the first line; if it has none, as it is a title, the first
+    that two lines in a row have equally often, and more than once.
+    """
+    found = max(delimiters, key=lines[0].count)
+    if found in lines[0]:
+        return found
+    pairs = ((one, other, d) for one, other in pairwise(lines) for d in delimiters)
+    return next((d for one, other, d in pairs if 1 < one.count(d) == other.count(d)), found)
 
 
 def _open_csv(path: Path, name: str, report: ReadReport) -> TextIO:
