@@ -269,3 +269,35 @@ def test_a_packed_file_that_is_cut_or_something_else_is_named(tmp_path, ending):
     assert reason == "damaged or encrypted .jsonl" and len(places) == 2
     assert places[0].startswith(f"cut.jsonl{ending}: ")
     assert places[1].startswith(f"other.jsonl{ending}: ")
+
+
+SUBTITLES = {
+    "a.srt": "\ufeff1\n00:00:01,000 --> 00:00:04,000\n<i>The bees leave</i>\nat noon.\n\n2\n"
+    "00:00:04,500 --> 00:00:07,000 X1:10\n{\\an8}NOTE: 3 of them\n4\n\n",
+    "a.vtt": "WEBVTT - film\n\nNOTE by\nhand\n\nSTYLE\n::cue {color: red}\n\nintro\n"
+    "00:01.000 --> 00:04.000 align:start\n<v Anna>The bees <c.x>leave</c>\nat noon.\n\n"
+    "01:00:05.000 --> 01:00:07.000\nNOTE: 3 of them\n4\n",
+}
+
+
+@pytest.mark.parametrize("name", SUBTITLES)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_of_subtitles_the_speech_is_read(tmp_path, name, end):
+    (tmp_path / name).write_bytes(SUBTITLES[name].replace("\n", end).encode())
+    (document,) = read_corpus([tmp_path])[0]
+    assert document.text == "The bees leave\nat noon.\nNOTE: 3 of them\n4"
+
+
+def test_front_matter_may_be_toml(tmp_path):
+    front = '+++\ntitle = "How bees winter"\ndraft = true\ntags = ["cold"]\n+++\n'
+    (tmp_path / "a.md").write_text(f"{front}\n---\n\nBees cluster.\n")
+    (document,) = read_corpus([tmp_path])[0]
+    assert document.title == "How bees winter"
+    assert document.text.split("\n") == [
+        'tags = ["cold"]',
+        *[""] * 5,
+        "---",
+        "",
+        "Bees cluster.",
+        "",
+    ]

@@ -40,7 +40,7 @@ from revela.corpus.readers.rows import Fields
 from revela.corpus.readers.rtf import read_rtf
 from revela.corpus.readers.stackexchange import read_posts
 from revela.corpus.readers.tables import read_arrow, read_csv, read_parquet
-from revela.corpus.readers.text import read_text
+from revela.corpus.readers.text import read_subtitles, read_text
 from revela.errors import RevelaError, first_line
 from revela.types import Document
 
@@ -59,6 +59,7 @@ READERS: dict[str, Reader] = {
     ".csv": read_csv,
     ".tsv": read_csv,
     ".xml": read_posts,
+    **dict.fromkeys((".srt", ".vtt"), read_subtitles),
     ".pdf": read_pdf,
     **dict.fromkeys((".docx", ".docm"), read_docx),
     **dict.fromkeys((".pptx", ".pptm"), read_pptx),

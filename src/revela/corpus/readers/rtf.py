@@ -25,7 +25,7 @@ _HIDDEN = frozenset(
 )
 _SIGNS = {
     **dict.fromkeys((b"par", b"sect", b"page", b"row"), "\n\n"), b"line": "\n", b"tab": "\t",
-    b"cell": " | ", b"emdash": "\u2014", b"endash": "\u2013", b"bullet": "\u2022",
+    b"cell": " | ", b"footnote": " ", b"emdash": "\u2014", b"endash": "\u2013", b"bullet": "\u2022",
     b"lquote": "\u2018", b"rquote": "\u2019", b"ldblquote": "\u201c", b"rdblquote": "\u201d",
     b"~": "\u00a0", b"_": "\u2011",
 }  # fmt: skip

@@ -16,12 +16,17 @@ MINIFIED = 1000  # mean characters per line of source code; with more it is made
 TITLE = 200  # maximum characters
 # Embedded pictures.
 _DATA = re.compile(r"(data:[\w.+-]+/[\w.+-]+;base64,)[A-Za-z0-9+/=\s]{40,}")
-_FRONT_MATTER = re.compile(r"\s*---[ \t]*\n(.*?\n)(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.S)
-_FRONT_TITLE = re.compile(r"""^title:[ \t]*(?P<quote>["']?)(.+?)(?P=quote)[ \t]*$""", re.M)
+# Of YAML, or of TOML between +++.
+_FRONT_MATTER = re.compile(
+    r"\s*(?:---|(\+\+\+))[ \t]*\n(.*?\n)(?(1)\+\+\+|(?:---|\.\.\.))[ \t]*(?:\n|\Z)", re.S
+)
+_FRONT_TITLE = re.compile(
+    r"""^title(?::|[ \t]*=)[ \t]*(?P<quote>["']?)(.+?)(?P=quote)[ \t]*$""", re.M
+)
 # Fields of a front matter that describe the text.
 _FRONT_KEPT = re.compile(
-    r"^(?:description|summary|abstract|subtitle|tags|keywords|categories|aliases|authors?|date):"
-    r".*\n(?:[ \t-].*\n)*",
+    r"^(?:description|summary|abstract|subtitle|tags|keywords|categories|aliases|authors?|date)"
+    r"(?::|[ \t]*=).*\n(?:[ \t-].*\n)*",
     re.M | re.I,
 )
 _NAMED = re.compile(
@@ -30,6 +35,14 @@ _NAMED = re.compile(
 _LINE_OF_MARKS = r"([=\-~*#^])\{}{{2,}}[ \t]*"
 _UNDERLINED = re.compile(
     rf"\s*(?:{_LINE_OF_MARKS.format(1)}\n)?[ \t]*(\S[^\n]*)\n{_LINE_OF_MARKS.format(3)}(?:\n|\Z)"
+)
+# What is no speech in subtitles: the number and times of a cue, notes, styles, and tags.
+_TIMES = r"(?:\d+:)?\d\d:\d\d[.,]\d{3}[ \t]+-->.*"
+_CUE = re.compile(
+    rf"^WEBVTT.*\n|(?<=\n\n)(?:NOTE|STYLE|REGION)\b.*\n(?:.+\n)*"
+    rf"|(?:^\ufeff?\d+[ \t]*\n|(?<=\n\n).+\n)(?={_TIMES}\n)|^{_TIMES}\n|^[ \t]*\n"
+    r"|</?[a-z][^<>\n]*>|\{\\[^{}\n]*\}",
+    re.MULTILINE,
 )
 # Titles made up by programs.
 _NO_TITLE = re.compile(
@@ -54,11 +67,11 @@ def read_text(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
         text = _DATA.sub(r"\1", text)
     title = ""
     if suffix(path) in MARKDOWN:
-        text = text.replace("\r\n", "\n") if text.startswith("---\r\n") else text
+        text = text.replace("\r\n", "\n") if text.startswith(("---\r\n", "+++\r\n")) else text
         if front := _FRONT_MATTER.match(text):
-            named = _FRONT_TITLE.search(front[1])
+            named = _FRONT_TITLE.search(front[2])
             title = named[2] if named else ""
-            kept = "".join(_FRONT_KEPT.findall(front[1]))
+            kept = "".join(_FRONT_KEPT.findall(front[2]))
             left_out = front[0].count("\n") - kept.count("\n")  # lines keep their numbers
             text = kept + "\n" * left_out + text[front.end() :]
         title = title or first_heading(text)
@@ -67,6 +80,12 @@ def read_text(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
     elif found := _UNDERLINED.match(text[:2000]):
         title = found[2]
     yield Document(name, text, plain_title(title))
+
+
+def read_subtitles(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
+    """Read subtitles (SubRip, WebVTT) as one document: the speech, line by line."""
+    text = read_decoded(path, name, report).replace("\r\n", "\n")
+    yield Document(name, _CUE.sub("", text + "\n").strip())
 
 
 def plain_title(title: str) -> str:
