@@ -9,6 +9,7 @@ from pathlib import Path
 from revela.corpus.endings import CODE, MARKDOWN, suffix
 from revela.corpus.headings import first_heading
 from revela.corpus.readers.common import ReadReport, UnsupportedFile, read_decoded
+from revela.corpus.readers.roff import is_roff, plain_roff
 from revela.corpus.readers.rows import Fields
 from revela.types import Document
 
@@ -30,7 +31,7 @@ _FRONT_KEPT = re.compile(
     re.M | re.I,
 )
 _NAMED = re.compile(
-    r"^[ \t]*(?:#\+title:|\\title\{|=(?=[ \t])|:title:|\.TH\b)[ \t]*([^\n}]+)", re.M | re.I
+    r"^[ \t]*(?:#\+title:|\\title\{|=(?=[ \t])|:title:)[ \t]*([^\n}]+)", re.M | re.I
 )
 _LINE_OF_MARKS = r"([=\-~*#^])\{}{{2,}}[ \t]*"
 _UNDERLINED = re.compile(
@@ -75,6 +76,8 @@ def read_text(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
             left_out = front[0].count("\n") - kept.count("\n")  # lines keep their numbers
             text = kept + "\n" * left_out + text[front.end() :]
         title = title or first_heading(text)
+    elif is_roff(text):
+        title, text = plain_roff(text)
     elif found := _NAMED.search(text[:2000]):
         title = found[1]
     elif found := _UNDERLINED.match(text[:2000]):
