@@ -83,7 +83,7 @@ def serve(
         raise RevelaError(
             f"--base-url {base_url} is no address: give one such as https://example.org/docs"
         )
-    from revela.server.first_app import first_app
+    from revela.server.app import SearchService
     from revela.server.lifecycle import in_background, listen, server_of, url_of
     from revela.server.middleware import is_loopback
 
@@ -107,12 +107,13 @@ def serve(
     with ExitStack() as meanwhile:
 
         def answer_early(found: Words | Index) -> None:
+            early: SearchService
             if isinstance(found, Words):
-                app = first_app(found, name or index_folder.name, limits, access, site)
+                early = SearchService(found, name or index_folder.name, limits, access, site)
             else:
-                app = service(found).app()
+                early = service(found)
             listening.listen()
-            meanwhile.enter_context(in_background(app, limits, listening))
+            meanwhile.enter_context(in_background(early.app(), limits, listening))
             print(f"serving {index_folder} at {url}. {found.notice}", flush=True)
 
         how: Any = dict(precision=precision, weight=weight, prompts=prompts.given)
