@@ -94,12 +94,12 @@ def test_an_index_gives_the_same_whether_it_keeps_tokens_or_makes_them(tmp_path,
         matched = naive(query_TW, token_weights(spans, weights), signs)
         rule = plain.calibration.rule
         assert rule == kept.calibration.rule and (rule.weight < 1) and rule.chance > 0
-        c, similarity = TOKENS_WEIGHT * rule.weight, float
+        c, chance = TOKENS_WEIGHT * rule.weight, 0.0
         if mode == "dense":
-            c, similarity = TOKENS_WEIGHT, rule.similarity
+            c, chance = TOKENS_WEIGHT, rule.chance
         found = [max(0.0, m - rule.tokens) / (1 - rule.tokens) for m in matched]
         wanted = [
-            (similarity(without[hit.id].score) + c * n) / (1 + c)
+            (max(0.0, without[hit.id].score - chance) / (1 - chance) + c * n) / (1 + c)
             for hit, n in zip(hits, found, strict=True)
         ]
         np.testing.assert_allclose(scores, wanted, rtol=1e-5)

@@ -8,7 +8,7 @@ the table lies its state (state.py), which says in which version it is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -490,16 +490,24 @@ class Index:
 
     # Change
 
-    def changes(self, wait: bool = False) -> AbstractContextManager[Changes]:
+    @contextmanager
+    def changes(self, wait: bool = False) -> Iterator[Changes]:
         """Lock the index to change it. Changes can be searched at once; at the end the index is
         packed and measured, if necessary.
 
         Args:
             wait: wait for another process that is writing to the index; otherwise RevelaError.
         """
-        from revela.index.changes import changes_to
+        from revela.index.changes import Changes
 
-        return changes_to(self.folder, lambda: self.encoder, wait)
+        State(self.folder).close()  # what is no index gets no lock
+        with writing(self.folder, wait):
+            changes = Changes(self.folder, lambda: self.encoder)
+            try:
+                yield changes
+                changes.finish()
+            finally:
+                changes.state.close()
 
     def add(self, documents: Iterable[Document], progress: bool = False) -> Added:
         """Add documents; one whose id is in the index is replaced, unless it is the same.

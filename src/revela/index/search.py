@@ -21,6 +21,7 @@ from revela.index.fusion import (
     Fusion,
     FusionRule,
     Ranking,
+    above_chance,
     best_chunks,
     fuse_ranks,
     fuse_scores,
@@ -256,7 +257,9 @@ class IndexSnapshot:
         }
 
     def _similarities(self, cosines: Scores) -> Scores:
-        return {row: self.rule.similarity(cosine) for row, cosine in cosines.items()}
+        """c(q, d) of each cosine, 0 to 1."""
+        found = above_chance([*cosines.values()], self.rule.chance).tolist()
+        return dict(zip(cosines, found, strict=True))
 
     def _documents(self, query: str, vector: Vectors | None, options: SearchOptions) -> Ranking:
         nearest, matching = self._candidates(query, vector, options)

@@ -8,6 +8,7 @@ Shapes: N rows, W width of a stored vector.
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from revela.encoder.processor import check_processor
+from revela.errors import QueryError, RevelaError
+from revela.files import disk_error
+from revela.index.bm25 import TermCounts
 from revela.index.fusion import Ranking
-from revela.index.lance_errors import lance_errors
-from revela.index.language import QUERY_WORDS, Terms
+from revela.index.language import QUERY_WORDS, Analyzer
 from revela.index.manifest import Info
 from revela.index.rows import HIT_COLUMNS, Stored, schema_of
-from revela.index.term_stats import TermCounts
 from revela.silence import progress_bar
 from revela.types import Vectors, evenly_spaced
 
@@ -49,6 +51,11 @@ TOKENIZER: dict[str, Any] = dict(
     ascii_folding=False,
     max_token_length=None,
 )
+LANCE_ERRORS = (ValueError, RuntimeError, OSError)
+PANIC = "RustPanic"  # of damaged files; its module is made by Rust and cannot be imported
+_FILES = re.compile(r"\(IO\)|Not found:|panicked")  # are at fault, and not the filter
+_SOURCE = re.compile(r",? ?/\S+\.rs:\d+:\d+.*", re.DOTALL)
+_PREAMBLE = re.compile(r"(?:Schema error|sql parser error|Invalid user input|Invalid input)[:,] ")
 
 
 class Table:
@@ -64,11 +71,11 @@ class Table:
         self._database = database
 
     @cached_property
-    def passage_terms(self) -> Terms:
+    def passage_terms(self) -> Analyzer:
         return self.info.analyzer()
 
     @cached_property
-    def query_terms(self) -> Terms:
+    def query_terms(self) -> Analyzer:
         return self.info.analyzer(QUERY_WORDS)
 
     @classmethod
@@ -379,3 +386,30 @@ def id_filter(documents: Iterable[str]) -> str:
     """SQL that selects the rows of these documents."""
     quoted = ("'{}'".format(name.replace("'", "''")) for name in documents)
     return f"id in ({', '.join(quoted)})"
+
+
+@contextmanager
+def lance_errors(folder: Path, where: str = "", columns: Iterable[str] = ()) -> Iterator[None]:
+    """Turn LanceDB's errors into a QueryError if the filter ``where`` is at fault, otherwise into a
+    RevelaError about a full disk or damaged files.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, LANCE_ERRORS) and type(error).__name__ != PANIC:
+            raise
+        if sentence := disk_error(error, folder):
+            raise RevelaError(sentence) from error
+        reason = " ".join(_SOURCE.sub("", str(error)).split())[:300]
+        if where and not isinstance(error, OSError) and not _FILES.search(reason):
+            why = _PREAMBLE.split(reason)[-1].split(". Valid fields")[0].rstrip(".)")
+            names = ", ".join([*HIT_COLUMNS, *columns])
+            raise QueryError(
+                f'the filter "{where[:80]}" cannot be used ({why}): '
+                f"compare columns of this index, which are {names}",
+                "where",
+            ) from error
+        raise RevelaError(
+            f"{folder} is damaged or out of reach ({reason}): "
+            "mend that, or make it again with revela index"
+        ) from error

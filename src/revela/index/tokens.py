@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.index.fusion import above_chance, as_chance
-from revela.index.language import Terms
+from revela.index.language import Analyzer
 from revela.types import QueryTokens, TokenEncoder, Vectors
 
 Item = TypeVar("Item")
@@ -115,7 +115,7 @@ def late_interaction(
 
 
 def term_weights(
-    query: str, terms: Terms, idf: Callable[[Sequence[str]], NDArray[np.float64]]
+    query: str, terms: Analyzer, idf: Callable[[Sequence[str]], NDArray[np.float64]]
 ) -> list[Weight]:
     """Begin, end and BM25 idf of each term of a query."""
     places = list(terms.places(query))
