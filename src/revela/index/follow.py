@@ -193,7 +193,8 @@ def follow(
     """
     state = changes.state
     if scan is None:
-        sources, reading = sources or recorded_sources(state), reading or recorded_reading(state)
+        sources = sources or recorded_sources(state)
+        reading = reading or (Reading(**state.sources["reading"]) if state.sources else READING)
         recorded = _recorded_files(state, reading)
         scan = Scan(sources, reading, list(changes.info.columns), recorded, state.owner_of)
     start = time.perf_counter()
@@ -233,11 +234,6 @@ def _how(reading: Reading) -> dict[str, Any]:
     """The settings of reading, for the state."""
     how: dict[str, Any] = json.loads(json.dumps({"reading": asdict(reading), "readers": VERSION}))
     return how
-
-
-def recorded_reading(state: State) -> Reading:
-    """The settings with which the sources of an index were last read."""
-    return Reading(**state.sources["reading"]) if state.sources else READING
 
 
 def recorded_sources(state: State) -> list[str]:
