@@ -110,12 +110,14 @@ class Explanation:
         words: BM25; in hybrid search divided by the query's maximum.
         weight: weight of the vectors in the sum of the two.
         tokens: how well the query's tokens match.
+        length: what the document loses as it has many passages.
     """
 
     vectors: float | None = None
     words: float | None = None
     weight: float | None = None
     tokens: float | None = None
+    length: float | None = None
 
 
 Answer = Literal["sure", "perhaps", "unlikely"]

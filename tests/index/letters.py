@@ -4,7 +4,9 @@ must agree with.
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -130,4 +132,11 @@ def oracle(
     best: dict[str, tuple[str, float]] = {}
     for row, score in ranking.items():
         best.setdefault(rows[row][0], (rows[row][1], score))
-    return [(name, *found) for name, found in list(best.items())[:k]]
+    if mode == "hybrid":
+        sizes = Counter(name for name, _ in rows)
+        best = {
+            name: (passage, score - 0.02 * math.log((10 + sizes[name]) / 11))
+            for name, (passage, score) in best.items()
+        }
+    found = sorted(best.items(), key=lambda pair: -pair[1][1])
+    return [(name, *hit) for name, hit in found[:k]]

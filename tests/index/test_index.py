@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sqlite3
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -205,6 +207,7 @@ def test_a_replaced_document_may_have_been_what_another_is_now(tmp_path):
 def test_a_small_change_of_a_large_index_is_searched_before_it_is_packed(tmp_path, monkeypatch):
     monkeypatch.setattr(table, "EXACT_BELOW", 50)
     monkeypatch.setattr(table, "UNPACKED", 250)
+    monkeypatch.setattr(table, "PACKED_SHARE", 0.1)
     folder, packed = tmp_path / "index", []
     monkeypatch.setattr(table.Table, "pack", lambda *a, p=table.Table.pack: packed.append(p(*a)))
     build(folder, DOCS)
@@ -273,6 +276,24 @@ def test_one_hit_a_document_with_its_best_chunk(tmp_path):
     assert [h.id for h in made.search("aaaa", 3, "dense")] == ["long", "near", "other"]
     hit = Hit("other", pytest.approx(1, abs=5), "about", "cccc cccc.")
     assert made.search("cccc", 1, "lexical")[0] == hit
+
+
+@pytest.mark.parametrize("rerank", ["none", "tokens"])
+def test_of_equal_passages_that_of_the_longer_document_scores_a_little_less(tmp_path, rerank):
+    log = "bbbb cdcd efef. " + "aaaa aaab abab. " * 40
+    docs = [Document("log", log), Document("note", "bbbb cdcd efef."), Document("z", "gggg hhhh.")]
+    made = build(tmp_path / "index", docs)
+    note, found = made.search("bbbb cdcd efef", 2, rerank=rerank, explain=True)
+    assert (note.id, found.id, note.text, found.chunk) == ("note", "log", "bbbb cdcd efef.", 0)
+    lost = 0.02 * math.log((10 + 41) / 11)
+    assert note.score - found.score == pytest.approx(lost, abs=1e-6)
+    assert (note.explanation.length, found.explanation.length) == (0, pytest.approx(lost))
+    extend(made, [replace(docs[0], text="bbbb cdcd efef. aaaa aaab abab.")])
+    note, found = made.search("bbbb cdcd efef", 2, rerank=rerank)
+    assert note.score - found.score == pytest.approx(0.02 * math.log(12 / 11), abs=1e-6)
+    for mode, fusion in (("dense", "score"), ("lexical", "score"), ("hybrid", "rank")):
+        hits = made.search("bbbb cdcd efef", 2, mode, fusion=fusion, explain=True)
+        assert [hit.explanation.length for hit in hits] == [None, None]
 
 
 def test_fewer_documents_than_asked_for_are_not_read_again_and_again(tmp_path, monkeypatch):

@@ -132,6 +132,8 @@ def test_rows_know_the_line_or_page_they_begin_on(tmp_path):
         assert found[0] == [(line, None) for line in lines]
         assert found[1] == [(None, page) for page in pages]
         assert found[2] == found[3] == [(None, None)] * len(lines)
+        rows = index.table.lance.to_arrow().to_pylist()
+        assert {row["chunks"] for row in rows} == {len(lines)}  # of each document, as it was cut
 
 
 def test_the_file_of_an_id_is_below_its_sources(tmp_path):

@@ -5,6 +5,7 @@ and with tokens that are made.
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from letters import Letters, build, documents, extend, reopen
 
 from revela.errors import RevelaError
 from revela.index.bm25 import BM25
+from revela.index.fusion import length_penalty
 from revela.index.language import Analyzer
 from revela.index.tokens import (
     TOKENS_WEIGHT,
@@ -95,12 +97,15 @@ def test_an_index_gives_the_same_whether_it_keeps_tokens_or_makes_them(tmp_path,
         rule = plain.calibration.rule
         assert rule == kept.calibration.rule and (rule.weight < 1) and rule.chance > 0
         c, chance = TOKENS_WEIGHT * rule.weight, 0.0
+        sizes = Counter(row["id"] for row in plain.table.lance.to_arrow().to_pylist())
+        lost = {name: length_penalty(size) for name, size in sizes.items()}
         if mode == "dense":
-            c, chance = TOKENS_WEIGHT, rule.chance
+            c, chance, lost = TOKENS_WEIGHT, rule.chance, dict.fromkeys(lost, 0.0)
         found = [max(0.0, m - rule.tokens) / (1 - rule.tokens) for m in matched]
+        before = [without[hit.id].score + lost[hit.id] for hit in hits]
         wanted = [
-            (max(0.0, without[hit.id].score - chance) / (1 - chance) + c * n) / (1 + c)
-            for hit, n in zip(hits, found, strict=True)
+            (max(0.0, own - chance) / (1 - chance) + c * n) / (1 + c) - lost[hit.id]
+            for hit, own, n in zip(hits, before, found, strict=True)
         ]
         np.testing.assert_allclose(scores, wanted, rtol=1e-5)
 

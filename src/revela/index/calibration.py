@@ -29,7 +29,7 @@ from revela.corpus.words import count_words, joined, words
 from revela.errors import QueryError
 from revela.index.bm25 import BM25
 from revela.index.exact import rankings_of, top_k
-from revela.index.fusion import DEPTH, as_chance, best_chunks, chance_of
+from revela.index.fusion import DEPTH, as_chance, best_chunks, by_length, chance_of
 from revela.index.manifest import Calibration, apart
 from revela.index.rows import shortened
 from revela.index.search import (
@@ -81,6 +81,8 @@ class SentenceTest:
         documents: the document of each passage. A hit is right if it is of the query's document, or
             much like its passage; a query that cannot fail is left out. By default each passage is
             one.
+        lengths: the number of passages of each passage's document, which may not all be here; by
+            default 1.
     """
 
     def __init__(
@@ -91,8 +93,10 @@ class SentenceTest:
         *,
         titles: Sequence[str] = (),
         documents: Sequence[object] = (),
+        lengths: Sequence[int] = (),
     ) -> None:
         documents = documents or range(len(passages))
+        self._lengths = lengths or [1] * len(passages)
         examples = list(sentence_queries(passages, queries, titles, documents))
         of_sentences = len(examples)
         if of_sentences < min(FEW, queries):
@@ -193,6 +197,7 @@ class SentenceTest:
         """The scores of the first document and of the best other one."""
         ranking = {row: (self._documents[row], score) for row, score in found.items()}
         scores = scores_of(best_chunks(ranking))
+        scores = by_length(scores, [self._lengths[row] for row in scores])
         return next(iter(scores.values())), runner_up(scores, self._terms.__getitem__)
 
     def _chance_of_tokens(
@@ -234,10 +239,11 @@ class SentenceTest:
 def calibrate(table: Table, encoder: Encoder) -> Calibration:
     """Measure words and vectors on a sample of an index's rows."""
     tokens = ["tokens"] if table.info.settings.keep_tokens else []
-    rows = table.sample("passage", "title", "id", "vector", *tokens)
-    passages, titles, documents = (rows[name].to_pylist() for name in ("passage", "title", "id"))
-    language = table.info.language or "en"
-    test = SentenceTest(passages, language, titles=titles, documents=documents)
+    names = "passage", "title", "id", "chunks"
+    rows = table.sample(*names, "vector", *tokens)
+    passages, titles, documents, lengths = (rows[name].to_pylist() for name in names)
+    about: Any = dict(titles=titles, documents=documents, lengths=lengths)
+    test = SentenceTest(passages, table.info.language or "en", **about)
     packed = rows["tokens"].to_pylist() if tokens else []
     return test(encoder, table.vectors_in(rows), by_tokens=True, scored=True, packed=packed)
 

@@ -21,6 +21,14 @@ The weight w of the words needs no labels: W / V is how often words find the pas
 was taken from, to how often vectors do (calibration.py). Below 1 it says little, since sentences
 are no questions. It is a number of the corpus; weights by query found no more (docs/search.md).
 
+A document scores as its best passage, less a little if it has many (``by_length``):
+
+    score(q, D) = max_d score(q, d) - 0.02 log((10 + n) / 11)           n passages d of D
+
+Of many passages one matches by chance: in a folder the long change log came before the page that
+answers. It costs a document of 10 passages .01, one of 300 .07; collections of short documents stay
+as they are.
+
 By rank (``fuse_ranks``): reciprocal rank fusion (Cormack, Clarke & Buettcher, SIGIR 2009), the sum
 over rankings of 1 / (k + rank), for comparison.
 """
@@ -28,6 +36,7 @@ over rankings of 1 / (k + rank), for comparison.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from math import log
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -47,6 +56,8 @@ DIGITS = 6  # of a chance, so that the order of its sum does not show
 MOST_ALIKE = 0.95  # greatest chance, of texts that are all but the same
 RRF_K = 60  # the constant of the paper, and of Revela's hybrid rows
 DEPTH = 200  # candidates taken from each side
+LENGTH = 0.02  # of a score, for each time that a document has e times as many passages
+SHORT = 10  # passages; below, the length of a document hardly counts
 
 
 def check_weight(weight: float | None) -> None:
@@ -126,6 +137,23 @@ def fuse_scores(
         for item, similarity in zip(cosines, similarities, strict=True)
     }
     return dict(sorted(scores.items(), key=lambda pair: -pair[1]))
+
+
+def by_length(scores: Mapping[Item, float], lengths: Sequence[int]) -> dict[Item, float]:
+    """Lower the scores of documents by their lengths, in passages; best first.
+
+    Example:
+        >>> by_length({"manual": 0.42, "note": 0.40}, [300, 1])
+        {'note': 0.4, 'manual': 0.35...}
+    """
+    pairs = zip(scores.items(), lengths, strict=True)
+    lowered = {item: score - length_penalty(length) for (item, score), length in pairs}
+    return dict(sorted(lowered.items(), key=lambda pair: -pair[1]))
+
+
+def length_penalty(passages: int) -> float:
+    """What a document of so many passages loses of its score."""
+    return LENGTH * log((SHORT + passages) / (SHORT + 1))
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Sequence[Item]], k: int = RRF_K) -> dict[Item, float]:

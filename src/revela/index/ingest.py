@@ -157,6 +157,8 @@ def encode_rows(
             vectors = encoder.encode_passages(fresh)
         made = map(Stored, as_stored(vectors, info, folder), tokens)
         stored |= zip(fresh, made, strict=True)
+    of_document = Counter(rows["id"])
+    rows["chunks"] = [of_document[name] for name in rows["id"]]
     terms = [analyze(passage) for passage in passages] if analyze else []
     rows["terms"] = [" ".join(found) for found in terms] or [None] * len(passages)
     return Encoded(arrow_rows(info, rows, [stored[passage] for passage in passages]), terms, cut)
@@ -167,7 +169,7 @@ def table_rows(
 ) -> Rows:
     """Cut documents into chunks: rows as values by column, without terms, vectors and tokens."""
     columns = info.columns
-    names = [name for name in RESERVED if name not in ("terms", "vector", "tokens")]
+    names = [name for name in RESERVED if name not in ("chunks", "terms", "vector", "tokens")]
     rows: Rows = {name: [] for name in (*names, *columns)}
     for document in documents:
         metadata = [_as_column(document, name, kind, folder) for name, kind in columns.items()]

@@ -17,7 +17,7 @@ from revela.types import Value, Vectors
 
 # Columns of a hit, before those of metadata.
 HIT_COLUMNS = ("id", "chunk", "title", "passage", "first_line", "first_page")
-RESERVED = (*HIT_COLUMNS, "terms", "digest", "vector", "tokens")
+RESERVED = (*HIT_COLUMNS, "chunks", "terms", "digest", "vector", "tokens")
 
 
 class Stored(NamedTuple):
@@ -34,6 +34,7 @@ def schema_of(info: Info) -> Any:
     columns = {
         "id": pa.string(),
         "chunk": pa.int32(),
+        "chunks": pa.int32(),  # of the document
         "title": pa.string(),
         "passage": pa.string(),
         "first_line": pa.int32(),

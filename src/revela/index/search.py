@@ -23,9 +23,11 @@ from revela.index.fusion import (
     Ranking,
     above_chance,
     best_chunks,
+    by_length,
     fuse_ranks,
     fuse_scores,
     joined,
+    length_penalty,
 )
 from revela.index.state import State
 from revela.index.table import Table, id_filter
@@ -197,9 +199,14 @@ class SearchOptions:
         return dict(islice(best, self.k))
 
     @property
+    def is_fused(self) -> bool:
+        """Whether scores are fused by score."""
+        return self.mode == "hybrid" and self.fusion == "score"
+
+    @property
     def calibrated_as(self) -> str:
         """The key of this kind of search in ``Calibration.scores``; "" if it has none."""
-        if self.mode != "hybrid" or self.fusion != "score" or self.weight is not None:
+        if not self.is_fused or self.weight is not None:
             return ""
         return "tokens" if self.rerank == "tokens" else "hybrid"
 
@@ -231,6 +238,8 @@ class IndexSnapshot:
             if options.mode == "dense":
                 scores, weight = self._similarities(scores), 1.0
             scores = rerank(self, query, scores, options.tokens, weight)
+        if vector is not None and options.is_fused:
+            scores = by_length(scores, self._column("chunks", [*scores]))
         return {row: (ranking[row][0], score) for row, score in scores.items()}
 
     def explain(
@@ -251,9 +260,12 @@ class IndexSnapshot:
         if options.tokens is not None:
             weights = self.term_weights(query)
             tokens = similarities(options.tokens, self.signs(rows), weights, self.rule.tokens)
+        lost: Sequence[float | None] = [None] * len(rows)
+        if vector is not None and options.is_fused:
+            lost = [length_penalty(chunks) for chunks in self._column("chunks", rows)]
         return {
-            row: Explanation(cosines.get(row), words.get(row), weight, matched)
-            for row, matched in zip(rows, tokens, strict=True)
+            row: Explanation(cosines.get(row), words.get(row), weight, *parts)
+            for row, *parts in zip(rows, tokens, lost, strict=True)
         }
 
     def _similarities(self, cosines: Scores) -> Scores:

@@ -35,9 +35,10 @@ CELLS = 20  # cells of the approximate index that a query reads
 CANDIDATES = 200  # minimum number of candidates that are scored again by their stored vectors
 FILTER_IDS = 1000  # ids in one filter
 READ_ROWS = 2**14  # rows per batch when all passages are read
-# Changed chunks before a large table is packed: each whose words are not indexed adds 3 us to a
-# search.
-UNPACKED = 2000
+# Changed chunks before a large table is packed, at most: each whose words are not indexed adds 3 us
+# to a search. In a table of less than 100,000, one in ``PACKED_SHARE``: packing takes half a
+# second, and until then what replaced chunks took stays on the disk.
+UNPACKED, PACKED_SHARE = 2000, 50
 # Minimum size of LanceDB's caches, of indices and of metadata, in bytes; in a large table the size
 # of its vectors. LanceDB's own are 6 GB and 1 GB, which a service fills with former versions.
 CACHE = 2**23
@@ -298,7 +299,8 @@ class Table:
         """Whether chunks have changed, and either ``pack`` is cheap, or so many have changed that
         searches are slow.
         """
-        return changed > (0 if len(self) < EXACT_BELOW else UNPACKED)
+        size = len(self)
+        return changed > (0 if size < EXACT_BELOW else min(UNPACKED, size // PACKED_SHARE))
 
     def pack(self) -> None:
         """Pack the table, update its indices, and make missing ones."""
