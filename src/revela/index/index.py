@@ -27,7 +27,7 @@ from revela.index.manifest import Calibration, Info
 from revela.index.rows import HIT_COLUMNS, as_stored
 from revela.index.search import (
     COPIES,
-    IndexSnapshot,
+    IndexSearch,
     Mode,
     Rerank,
     SearchOptions,
@@ -345,7 +345,7 @@ class Index:
                 an option has no such value, or two exclude each other.
             RevelaError: the retriever cannot be loaded, or the folder is damaged.
         """
-        options = self.options(k, mode, where, fusion, rerank, min_score)
+        options = self.options(k, mode, where, fusion, rerank, min_score, explain)
         check_query(query)
         if options.rerank == "tokens":
             if not isinstance(encoded, QueryTokens):
@@ -354,7 +354,7 @@ class Index:
         # Stop words are in no row's terms.
         by_words = mode == "lexical" and self.table.query_terms(query)
         vector = None if by_words else self._vector(query, encoded)
-        return self._retried(lambda: self._search(query, vector, options, explain))
+        return self._retried(lambda: self._search(query, vector, options))
 
     def _retried(self, read: Callable[[], T]) -> T:
         """Call ``read``, and again if another process has changed or packed the table meanwhile."""
@@ -387,27 +387,26 @@ class Index:
         fusion: Fusion = "score",
         rerank: Rerank | None = None,
         min_score: float | None = None,
+        explain: bool = False,
     ) -> SearchOptions:
         """The options of a search, checked before anything is computed; QueryError as there."""
         sql = where_sql(where, self.info.columns) if where else ""
         rerank = self.reranking(mode, fusion) if rerank is None else rerank
-        return SearchOptions(k, mode, sql, fusion, self.weight, rerank, min_score)
+        return SearchOptions(k, mode, sql, fusion, self.weight, rerank, min_score, explain)
 
-    def _search(
-        self, query: str, vector: Vectors | None, options: SearchOptions, explain: bool
-    ) -> Hits:
+    def _search(self, query: str, vector: Vectors | None, options: SearchOptions) -> Hits:
         """Search the table as it is; Moved if it has changed meanwhile."""
         table = self.table
         calibration = table.info.calibration
         makes_tokens = options.tokens is not None and not table.info.settings.keep_tokens
         encoder = self.encoder if makes_tokens else None
-        snapshot = IndexSnapshot(table, self.state, calibration.rule, encoder)
-        ranking = snapshot.search(query, vector, options)
+        search = IndexSearch(table, self.state, calibration.rule, encoder, query, vector, options)
+        ranking = search.ranking()
         shown, first = options.shown(ranking), dict(islice(scores_of(ranking).items(), COPIES))
         rows = table.rows([*{**shown, **first}])
         best = max(first.values(), default=0.0)
         second = runner_up(first, lambda row: {*table.query_terms(rows[row]["passage"])})
-        reasons = snapshot.explain(query, vector, options, list(shown)) if explain else {}
+        reasons = search.explain(list(shown)) if options.explain else {}
         hits = Hits()
         for row, (document, score) in shown.items():
             other = second if score > second else best
@@ -425,7 +424,7 @@ class Index:
     def search_many(self, queries: Sequence[str], **options: Any) -> Iterator[Hits]:
         """``search`` for each query, with the same options; queries are encoded in batches."""
         refuse_text(queries, "queries")
-        given = self.options(**{name: options[name] for name in options if name != "explain"})
+        given = self.options(**options)
         for query in queries:
             check_query(query)
         for start in range(0, len(queries), QUERY_BATCH):

@@ -24,7 +24,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.index.fusion import above_chance, as_chance
+from revela.index.fusion import above_chance
 from revela.index.language import Analyzer
 from revela.types import QueryTokens, TokenEncoder, Vectors
 
@@ -71,16 +71,6 @@ def rerank_by_tokens(
     pairs = zip(scores.items(), found, strict=True)
     again = {item: (score + weight * n) / (1 + weight) for (item, score), n in pairs}
     return dict(sorted(again.items(), key=lambda pair: -pair[1]))
-
-
-def chance_of_tokens(
-    queries: Sequence[QueryTokens],
-    weights: Sequence[Sequence[Weight]],
-    signs: Sequence[bytes],
-) -> float:
-    """The mean m of unrelated queries and passages."""
-    pairs = zip(queries, weights, strict=True)
-    return as_chance(float(np.mean([match_by_tokens(query, signs, own) for query, own in pairs])))
 
 
 def similarities(

@@ -242,7 +242,7 @@ class Service(SearchService):
 
     async def _search(self, body: SearchRequest) -> tuple[Hits, list[schemas.SearchResult]]:
         asked: Any = dict(k=body.k, mode=body.mode, where=body.where, fusion=body.fusion)
-        asked |= dict(rerank=body.rerank, min_score=body.min_score)
+        asked |= dict(rerank=body.rerank, min_score=body.min_score, explain=body.explain)
         check_query(body.query)
         by_tokens = self.index.options(**asked).rerank == "tokens"
         if by_tokens and not self.index.info.settings.keep_tokens:
@@ -256,7 +256,7 @@ class Service(SearchService):
             # Truncated for the model only: all of its words are searched for.
             tokens = await self.encoding.tokens([body.query], "query", True, "query")
             (encoded,) = await self.encoding.encode([body.query], tokens, "query", by_tokens)
-        asked |= dict(encoded=encoded, explain=body.explain)
+        asked["encoded"] = encoded
         return await in_thread(self.search_threads, partial(self._found, body, asked))
 
     def index_info(self) -> schemas.IndexInfo:
