@@ -142,8 +142,10 @@ class Scan:
         for path, state in changed.items():
             source, file = self.listed[path]
             count, bad, torn = 0, self.report.bad, False
+            fields, report = self._fields, self.report
+            read = read_file(file, fields, report) if file else read_hub(source, fields, report)
             try:
-                for document in self._documents_of(source, file):
+                for document in filter_documents(read, False, 1, report):
                     count += 1
                     yield document
             except FileChanged:
@@ -158,11 +160,6 @@ class Scan:
         file.
         """
         return self._owner_of(name) not in self._unchanged and self._is_first(name)
-
-    def _documents_of(self, source: str, file: File | None) -> Iterator[Document]:
-        fields, report = self._fields, self.report
-        documents = read_file(file, fields, report) if file else read_hub(source, fields, report)
-        return filter_documents(documents, False, 1, report)
 
 
 def follow(

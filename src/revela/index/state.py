@@ -371,11 +371,8 @@ def is_index(folder: Path) -> bool:
 
 def read_info(folder: Path) -> Info:
     """The manifest of the index in a folder."""
-    state = State(folder)
-    try:
+    with closing(State(folder)) as state:
         return state.info
-    finally:
-        state.close()
 
 
 def is_finished(folder: Path) -> bool:

@@ -170,10 +170,8 @@ class Table:
 
     def document(self, name: str) -> list[dict[str, Any]]:
         """The rows of a document by its id, in order, with the columns of a hit."""
-        query = self.lance.search().where(id_filter([name]))
-        with lance_errors(self.folder):
-            rows = query.select([*HIT_COLUMNS, *self.info.columns]).to_list()
-        return sorted(rows, key=lambda row: int(row["chunk"]))
+        (rows,) = self._columns([name], [*HIT_COLUMNS, *self.info.columns])
+        return sorted(rows.to_pylist(), key=lambda row: int(row["chunk"]))
 
     def cosines(self, numbers: Sequence[int], vector: Vectors) -> dict[int, float]:
         """The cosines of rows with a unit vector (W,); KeyError if a row is gone."""
@@ -201,13 +199,10 @@ class Table:
     def digests(self, documents: Sequence[str]) -> dict[str, str]:
         """Id -> digest of the documents that are in the table."""
         digests = dict[str, str]()
-        with lance_errors(self.folder):
-            for where in self.id_filters(documents):
-                # Not "and chunk = 0": reading one more column of scattered rows takes three times
-                # as long as reading the digests of all chunks.
-                rows = self.lance.search().where(where).select(["id", "digest"]).to_arrow()
-                ids = rows["id"].to_pylist()
-                digests |= dict(zip(ids, rows["digest"].to_pylist(), strict=True))
+        # Of all chunks: to find the first ones, one more column of scattered rows would be read,
+        # which takes three times as long.
+        for rows in self._columns(documents, ["id", "digest"]):
+            digests |= zip(rows["id"].to_pylist(), rows["digest"].to_pylist(), strict=True)
         return digests
 
     def terms(self) -> Iterator[list[str]]:
@@ -226,13 +221,18 @@ class Table:
             name for name in ("passage", "vector", "tokens") if name in self.lance.schema.names
         ]
         found = dict[str, Stored]()
-        for where in self.id_filters(documents):
-            with lance_errors(self.folder):
-                rows = self.lance.search().where(where).select(names).to_arrow()
+        for rows in self._columns(documents, names):
             tokens = rows["tokens"].to_pylist() if "tokens" in names else [None] * len(rows)
             stored = map(Stored, self.vectors_in(rows), tokens)
             found |= zip(rows["passage"].to_pylist(), stored, strict=True)
         return found
+
+    def _columns(self, documents: Sequence[str], names: Sequence[str]) -> Iterator[Any]:
+        """Columns of the rows of these documents, in Arrow, in parts."""
+        for where in self.id_filters(documents):
+            with lance_errors(self.folder):
+                rows = self.lance.search().where(where).select(list(names)).to_arrow()
+            yield rows
 
     def _numbered_terms(self, query: Any) -> Iterator[tuple[int, list[str]]]:
         """The number and the terms of each row that a query selects."""
