@@ -17,7 +17,7 @@ from revela.errors import QueryError, RevelaError
 from revela.index import changes, folder_index
 from revela.index.index import Index
 from revela.index.word_search import Words
-from revela.server.mcp import Documents, Tools
+from revela.server.mcp import Tools
 from revela.settings import Indexing
 from revela.types import Document
 
@@ -241,7 +241,7 @@ def held(monkeypatch):
 
 def test_agents_are_answered_by_words_and_told_so_until_the_index_is_there(held):
     making, opening = held(), Opening("docs", None, OWN)
-    tools = Tools(Documents("docs", opening.index, {}))
+    tools = Tools("docs", opening.index, {})
     answer = tools.search("garden", k=2).structured_content
     assert len(answer["results"]) == 2 and answer["note"].startswith("By words only: vectors of")
     assert tools.fetch("a.txt").structured_content["text"] == MIXED[1].text

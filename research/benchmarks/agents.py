@@ -23,7 +23,7 @@ from statistics import median
 
 from research.benchmarks.options import parser_of, print_cells, print_header
 from revela.index.folder_index import open_any
-from revela.server.mcp import Documents, Tools
+from revela.server.mcp import Tools
 from revela.server.token_budget import count_tokens
 
 PAGES = ("django~4.0/", "django_rest_framework/", "flask~2.0/", "werkzeug~2.0/")
@@ -115,7 +115,7 @@ def main() -> None:
         folder = Path(temporary, "pages")
         print(f"{write_pages(arguments.text, folder)} files")
         index = open_any(folder, arguments.model, cached=False)
-        tools = Tools(Documents("pages", lambda: index, {}, folder))
+        tools = Tools("pages", lambda: index, {}, folder)
         answers = defaultdict[str, list[str]](list)
         for question, pattern, _ in QUESTIONS:
             for k in (3, 10):

@@ -34,10 +34,10 @@ from research.benchmarks.options import (
     print_header,
 )
 from revela.evaluation.evaluate import Collection, load_collection
+from revela.index.bm25 import K1, B
 from revela.index.exact import top_k
 from revela.index.fusion import DEPTH, RRF_K, WORDS, above_chance
 from revela.index.manifest import Calibration
-from revela.index.term_stats import K1, B
 from revela.types import evenly_spaced
 
 MODELS = {

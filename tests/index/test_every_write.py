@@ -20,13 +20,13 @@ from test_language import HOMES, NOTE
 
 from revela.errors import RevelaError
 from revela.index import state
+from revela.index.bm25 import TermCounts
 from revela.index.folder_index import _keep_in_step
 from revela.index.follow import HALF
 from revela.index.index import Index
-from revela.index.lance_errors import lance_errors
 from revela.index.manifest import Info
 from revela.index.state import State, is_finished, is_index
-from revela.index.term_stats import TermCounts
+from revela.index.table import lance_errors
 from revela.settings import Indexing
 from revela.types import Document
 
@@ -194,7 +194,7 @@ def all_of(index: Index) -> list[dict[str, object]]:
 def assert_true(index: Index) -> None:
     """The counts are those of its rows, and every row is there once."""
     rows = index._retried(lambda: all_of(index))
-    assert len({(row["id"], row["chunk"]) for row in rows}) == len(rows) == index.state.chunks
+    assert len({(row["id"], row["chunk"]) for row in rows}) == len(rows) == index.state.now().chunks
     counts = TermCounts.of(row["terms"].split() for row in rows)
     wanted = dict(zip(state._signed(counts.hashes), counts.counts.tolist(), strict=True))
     assert counts_of(index.state) == wanted

@@ -22,14 +22,13 @@ from letters import Letters, build, documents, extend, oracle, reopen, rows_of, 
 from revela.errors import QueryError, RevelaError
 from revela.files import writing
 from revela.index import table
-from revela.index.bm25 import BM25, idf
+from revela.index.bm25 import BM25, TermCounts, idf
 from revela.index.fusion import reciprocal_rank_fusion
 from revela.index.index import Index
 from revela.index.ingest import metadata_columns
-from revela.index.lance_errors import lance_errors
 from revela.index.manifest import Info
 from revela.index.state import STATE
-from revela.index.term_stats import TermCounts
+from revela.index.table import lance_errors
 from revela.retriever.load import load_encoder
 from revela.settings import Indexing
 from revela.types import Document, Hit
@@ -98,7 +97,7 @@ def counts_are_those_of(index, texts, query="hhhh gggg title") -> bool:
     """Whether its counts of terms give the best BM25 score that these passages give."""
     best = index.state.max_bm25(index.table.query_terms(query))
     assert best == pytest.approx(BM25(texts, index.info.language).max_scores([query])[0])
-    return index.state.chunks == len(texts)
+    return index.state.now().chunks == len(texts)
 
 
 def test_statistics_stay_true_when_documents_come_and_go(tmp_path):
@@ -229,7 +228,7 @@ def test_a_small_change_of_a_large_index_is_searched_before_it_is_packed(tmp_pat
     assert len(packed) == 2, "each of three commits counts as 100 chunks"
     extend(reopen(folder), [Document("last", "gaga.")])
     index = reopen(folder)
-    assert len(packed) == 2 and index.state.chunks == len(index) == len(texts) + 2
+    assert len(packed) == 2 and index.state.now().chunks == len(index) == len(texts) + 2
 
 
 def test_a_version_that_is_removed_while_it_is_opened_is_opened_again(tmp_path, monkeypatch):
@@ -257,7 +256,7 @@ def test_a_version_that_is_removed_while_it_is_opened_is_opened_again(tmp_path, 
 
 def test_terms_are_counted_while_others_search(tmp_path):
     made, terms = build(tmp_path / "index", DOCS[:2]), [f"w{i}" for i in range(50)]
-    before = made.state.chunks
+    before = made.state.now().chunks
     with ThreadPoolExecutor(2) as pool:
         searches = [pool.submit(made.state.max_bm25, terms) for _ in range(500)]
         for _ in range(100):

@@ -96,15 +96,16 @@ def test_an_index_gives_the_same_whether_it_keeps_tokens_or_makes_them(tmp_path,
         matched = naive(query_TW, token_weights(spans, weights), signs)
         rule = plain.calibration.rule
         assert rule == kept.calibration.rule and (rule.weight < 1) and rule.chance > 0
-        c, similarity = TOKENS_WEIGHT * rule.weight, float
+        c, chance = TOKENS_WEIGHT * rule.weight, 0.0
         sizes = Counter(row["id"] for row in plain.table.lance.to_arrow().to_pylist())
         lost = {name: length_penalty(size) for name, size in sizes.items()}
         if mode == "dense":
-            c, similarity, lost = TOKENS_WEIGHT, rule.similarity, dict.fromkeys(lost, 0.0)
+            c, chance, lost = TOKENS_WEIGHT, rule.chance, dict.fromkeys(lost, 0.0)
         found = [max(0.0, m - rule.tokens) / (1 - rule.tokens) for m in matched]
+        before = [without[hit.id].score + lost[hit.id] for hit in hits]
         wanted = [
-            (similarity(without[hit.id].score + lost[hit.id]) + c * n) / (1 + c) - lost[hit.id]
-            for hit, n in zip(hits, found, strict=True)
+            (max(0.0, own - chance) / (1 - chance) + c * n) / (1 + c) - lost[hit.id]
+            for hit, own, n in zip(hits, before, found, strict=True)
         ]
         np.testing.assert_allclose(scores, wanted, rtol=1e-5)
 

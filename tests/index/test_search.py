@@ -14,6 +14,7 @@ from revela.index.exact import top_k
 from revela.index.fusion import (
     MOST_ALIKE,
     FusionRule,
+    above_chance,
     chance_of,
     check_weight,
     fuse_scores,
@@ -95,8 +96,7 @@ def test_chance_is_the_mean_cosine_of_two_passages():
     assert chance_of(vectors[:1]) == chance_of(vectors[:0]) == 0
     assert chance_of(np.array([[1.0, 0.0], [-1.0, 0.0]])) == 0, "no passage is less than unlike"
     assert chance_of(np.array([[1.0, 0.0]] * 3)) == MOST_ALIKE
-    rule = FusionRule(1.0, MOST_ALIKE)
-    assert rule.similarity(1.0) == pytest.approx(1) and rule.similarity(0.9) == 0
+    assert above_chance([1.0, 0.9], MOST_ALIKE).tolist() == pytest.approx([1, 0])
 
 
 @pytest.mark.parametrize("holders", [1, 5, 10, 30, 200])

@@ -11,7 +11,7 @@ from revela.errors import RevelaError
 from revela.index.bm25 import BM25
 from revela.index.snippets import CHARACTERS, snippet
 from revela.index.sought import Sought
-from revela.server.mcp import MAX_TOKENS, Documents, Tools, mcp_server
+from revela.server.mcp import MAX_TOKENS, Tools, mcp_server
 from revela.server.token_budget import count_tokens, shared_out
 from revela.types import Hit, Hits
 
@@ -50,7 +50,7 @@ class Found:
 
 def search(texts, metadata=None, **asked):
     found = Found(texts, metadata)
-    answer = Tools(Documents("notes", lambda: found, {})).search("invoices", **asked)
+    answer = Tools("notes", lambda: found, {}).search("invoices", **asked)
     assert json.loads(answer.content[0].text) == answer.structured_content
     return answer.content[0].text, answer.structured_content
 
@@ -81,7 +81,7 @@ def test_an_answer_fits_its_budget_and_says_what_was_cut(script, max_tokens, wor
 def test_a_long_passage_comes_with_the_part_that_answers_and_its_place(max_tokens):
     answer = "\n\nThe camshaft turns at noon.\n\n"
     found = Found(["# Engine\n\n" + ENGLISH * 20 + answer + ENGLISH * 20])
-    given = Tools(Documents("notes", lambda: found, {})).search("camshaft", max_tokens=max_tokens)
+    given = Tools("notes", lambda: found, {}).search("camshaft", max_tokens=max_tokens)
     (result,) = given.structured_content["results"]
     assert result["title"] == "Guide > Taxes > Engine" and result["line"] == 5 + 4
     part = result["text"] if max_tokens == 300 else result["snippet"]
@@ -124,13 +124,13 @@ def test_an_error_of_one_call_ends_with_that_call():
             raise broken.pop()
         return found
 
-    tools = Tools(Documents("notes", index, {}))
+    tools = Tools("notes", index, {})
     with pytest.raises(ToolError, match="the index cannot be read: the server's log says why"):
         tools.search("invoices")
     assert tools.search("invoices").structured_content["results"][0]["text"] == ENGLISH
 
 
 def test_agents_are_told_when_to_say_not_found():
-    server = mcp_server(Documents("notes", lambda: None, {}))
+    server = mcp_server(Tools("notes", lambda: None, {}))
     tool = server._tool_manager.get_tool("search")
     assert "say that it was not found in these documents" in tool.description

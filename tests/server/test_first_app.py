@@ -7,7 +7,7 @@ import pytest
 
 from revela.index.word_search import Words
 from revela.server import Access, Limits, Site
-from revela.server.first_app import first_app
+from revela.server.app import SearchService
 from revela.server.lifecycle import in_background, listen
 from revela.types import Document
 
@@ -29,7 +29,8 @@ def ask(listening, method, path, **more):
 def test_it_searches_by_words_and_says_how_far_the_vectors_are(listening):
     words = Words(DOCUMENTS, 120)
     words.tell(0.4)
-    with in_background(first_app(words, "docs", Limits(), Access(), Site()), Limits(), listening):
+    app = SearchService(words, "docs", Limits(), Access(), Site()).app()
+    with in_background(app, Limits(), listening):
         found = ask(listening, "POST", "/v1/search", json={"query": "gardens", "k": 1}).json()
         (hit,) = found["data"]
         assert (hit["id"], hit["rank"], found["mode"]) == ("a.md", 1, "lexical")
@@ -44,6 +45,7 @@ def test_it_searches_by_words_and_says_how_far_the_vectors_are(listening):
             ("POST", "/v1/embeddings", {"input": "garden"}),
             ("GET", "/v1/models", None),
             ("GET", "/healthz", None),
+            ("GET", "/openapi.json", None),
         ):
             later = ask(listening, method, path, json=body)
             assert later.status_code == 503 and later.headers["retry-after"] == "10"
@@ -51,12 +53,12 @@ def test_it_searches_by_words_and_says_how_far_the_vectors_are(listening):
 
 
 def test_it_asks_for_the_token_and_leaves_the_socket_to_the_whole_service(listening):
-    apps = [
-        first_app(Words(DOCUMENTS[i:], 120), f"docs{i}", Limits(), Access("sesame"), Site())
+    services = [
+        SearchService(Words(DOCUMENTS[i:], 120), f"docs{i}", Limits(), Access("sesame"), Site())
         for i in range(2)
     ]
-    for i, app in enumerate(apps):
-        with in_background(app, Limits(), listening):
+    for i, service in enumerate(services):
+        with in_background(service.app(), Limits(), listening):
             refused = ask(listening, "POST", "/v1/search", json={"query": "engine"})
             assert refused.status_code == 401
             given = {"authorization": "Bearer sesame"}

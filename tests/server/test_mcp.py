@@ -20,14 +20,14 @@ from mcp.client.streamable_http import streamable_http_client
 from served import build, encoder
 
 from conftest import make_rows
-from revela.cli.mcp import _documents, mcp
+from revela.cli.mcp import _tools, mcp
 from revela.encoder.prompts import OWN
 from revela.errors import RevelaError
 from revela.index.index import Index
 from revela.index.snippets import Snippet
 from revela.model_files import fingerprint
 from revela.retriever.load import load_encoder
-from revela.server.mcp import Documents, Tools
+from revela.server.mcp import Tools
 from revela.server.token_budget import count_tokens
 from revela.types import Document, Hit, Hits
 
@@ -199,11 +199,11 @@ def test_an_index_is_opened_at_the_first_call_and_again_if_that_fails(served_ind
         return open_index(*given, **more)
 
     monkeypatch.setattr(Index, "open", failing_once)
-    documents = _documents(served_index, None, "", None, OWN)
-    assert not opened and documents.columns["year"] == "int64"
+    tools = _tools(served_index, None, "", None, OWN)
+    assert not opened and tools.columns["year"] == "int64"
     with pytest.raises(RevelaError, match="the model cannot be loaded"):
-        documents.index()
-    assert documents.index() is documents.index() and len(opened) == 2
+        tools.index()
+    assert tools.index() is tools.index() and len(opened) == 2
 
 
 @pytest.mark.parametrize(
@@ -213,9 +213,9 @@ def test_an_id_of_a_row_names_no_file_elsewhere(tmp_path, name):
     (tmp_path / "docs").mkdir()
     (tmp_path / "secret.md").write_text("secret")
     (tmp_path / "docs" / "guide.md").write_text(GUIDE)
-    documents = Documents("docs", lambda: None, {}, tmp_path / "docs")
-    assert documents.place("guide.md")[1] == str(tmp_path / "docs" / "guide.md")
-    url, path = documents.place(name)
+    tools = Tools("docs", lambda: None, {}, tmp_path / "docs")
+    assert tools.place("guide.md")[1] == str(tmp_path / "docs" / "guide.md")
+    url, path = tools.place(name)
     assert path is None and url.startswith("revela:")
 
 
@@ -317,5 +317,5 @@ def test_an_agent_is_told_whether_the_first_result_answers():
         def snippets(self, query, hits, characters):
             return [Snippet("text", [])]
 
-    answer = Tools(Documents("manuals", Unsure, {})).search("who painted the ceiling")
+    answer = Tools("manuals", Unsure, {}).search("who painted the ceiling")
     assert answer.structured_content["answer"] == "probably no answer in these documents"

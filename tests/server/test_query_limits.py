@@ -15,7 +15,7 @@ from revela.errors import QueryError
 from revela.evaluation.collection import Collection
 from revela.evaluation.runs import search_runs
 from revela.index.search import QUERY_CHARACTERS
-from revela.server.mcp import Documents, Tools
+from revela.server.mcp import Tools
 
 LONG = "ocean01 " * (QUERY_CHARACTERS // 8)
 TOO_LONG = LONG + "."
@@ -31,7 +31,7 @@ def nothing_is_encoded(index, monkeypatch):
 
 @pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
 def test_python_and_the_shell(index, nothing_is_encoded, monkeypatch, mode):
-    tools = Tools(Documents("notes", lambda: index, index.info.columns))
+    tools = Tools("notes", lambda: index, index.info.columns)
     monkeypatch.setattr("revela.index.folder_index.open_any", lambda *_, **__: index)
     for ask in (
         lambda: index.search(TOO_LONG, mode=mode),

@@ -24,7 +24,7 @@ from revela.server import Access, Limits
 if TYPE_CHECKING:
     from revela.index.index import Index
     from revela.index.word_search import Words
-    from revela.server.mcp import Documents
+    from revela.server.mcp import Tools
 
 SYNC_SECONDS = 30
 
@@ -79,7 +79,7 @@ def mcp(
         raise RevelaError("a token is for --http: give a port, or leave the token out")
     from revela.server.mcp import mcp_server
 
-    server = mcp_server(_documents(index_folder, name, base_url, model, prompts.given))
+    server = mcp_server(_tools(index_folder, name, base_url, model, prompts.given))
     if http is None:
         _show_once()
         for number in (signal.SIGINT, signal.SIGTERM):  # the thread that reads stdin sees no signal
@@ -121,12 +121,12 @@ def _install(
     print(f"{entry.name} {done} {entry.file}; start {client} anew to use it")
 
 
-def _documents(
+def _tools(
     path: Path, name: str | None, base_url: str, model: str | None, prompts: GivenPrompts
-) -> Documents:
+) -> Tools:
     from revela.index.filters import OWN_COLUMNS
     from revela.index.state import State, is_index
-    from revela.server.mcp import Documents
+    from revela.server.mcp import Tools
 
     name = name or path.resolve().name
     if is_index(path) or not path.exists():
@@ -139,11 +139,11 @@ def _documents(
 
             return Index.open(path, model, prompts=prompts)
 
-        return Documents(name, index, columns, base_url=base_url)
+        return Tools(name, index, columns, base_url=base_url)
     folder = path.resolve() if path.is_dir() else path.resolve().parent
     opening = Opening(path, model, prompts)
     opening.begin()
-    return Documents(name, opening.index, OWN_COLUMNS, folder, base_url)
+    return Tools(name, opening.index, OWN_COLUMNS, folder, base_url)
 
 
 class Opening:

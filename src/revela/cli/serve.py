@@ -19,8 +19,9 @@ from revela.settings import Precision
 
 if TYPE_CHECKING:
     from revela.index.index import Index
+    from revela.index.word_search import Words
     from revela.retriever.load import Loaded
-    from revela.server.app import Service
+    from revela.server.app import SearchService
 
 LIMITS = Limits()
 
@@ -83,7 +84,6 @@ def serve(
         raise RevelaError(
             f"--base-url {base_url} is no address: give one such as https://example.org/docs"
         )
-    from revela.server.first_app import first_app
     from revela.server.lifecycle import in_background, listen, server_of, url_of
     from revela.server.middleware import is_loopback
 
@@ -92,7 +92,6 @@ def serve(
     from revela.index.folder_index import kept_in_step, open_any
     from revela.index.follow import ALL, HALF
     from revela.index.state import is_index
-    from revela.index.word_search import Words
 
     local = is_loopback(listening.getsockname()[0])
     access = Access(token, local_only=local and token is None)
@@ -107,10 +106,7 @@ def serve(
     with ExitStack() as meanwhile:
 
         def answer_early(found: Words | Index) -> None:
-            if isinstance(found, Words):
-                app = first_app(found, name or index_folder.name, limits, access, site)
-            else:
-                app = service(found).app()
+            app = service(found).app()
             listening.listen()
             meanwhile.enter_context(in_background(app, limits, listening))
             print(f"serving {index_folder} at {url}. {found.notice}", flush=True)
@@ -127,12 +123,17 @@ def serve(
         server.run(sockets=[listening])
 
 
-def _service(index: Index, name: str | None, limits: Limits, access: Access, site: Site) -> Service:
+def _service(
+    index: Words | Index, name: str | None, limits: Limits, access: Access, site: Site
+) -> SearchService:
     from revela.encoder.saved_config import trained_dimensions
+    from revela.index.word_search import Words
     from revela.model_files import name_of
-    from revela.server.app import Service
+    from revela.server.app import SearchService, Service
     from revela.server.encoding import ServedModel
 
+    if isinstance(index, Words):
+        return SearchService(index, name or site.name, limits, access, site)
     folder, encoder = index.model_folder, cast("Loaded", index.encoder)
     dimensions = trained_dimensions(folder)
     model = ServedModel(name or name_of(folder), encoder, encoder.counter, dimensions)

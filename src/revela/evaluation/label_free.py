@@ -29,7 +29,7 @@ from revela.evaluation.metrics import per_query
 from revela.index.bm25 import BM25
 from revela.index.calibration import SentenceTest, sentence_queries
 from revela.index.exact import top_k
-from revela.index.language import Terms
+from revela.index.language import Analyzer
 from revela.index.search import MemorySnapshot, fuse
 from revela.settings import Recipe
 from revela.types import Document, Encoder, Vectors, hash64
@@ -190,7 +190,7 @@ def tasks_among(
     max_words: int,
     queries: int,
     passages: int,
-    terms: Terms,
+    terms: Analyzer,
 ) -> list[Task]:
     """Tasks with queries about held-out documents and the passages of all documents: ``sentence``
     for prose, ``docstring`` for code.
@@ -211,7 +211,7 @@ def tasks_among(
     return [task.sampled(queries, rng) for task in made if len(task.queries) >= MIN_QUERIES]
 
 
-def half_of_shared(query: str, passage: str, terms: Terms) -> str:
+def half_of_shared(query: str, passage: str, terms: Analyzer) -> str:
     """Drop a random half of the words that a query shares with its passage, as real queries use
     words that the passage lacks; "" if no word is left. The passage seeds the draw.
     """

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, overload
+from typing import ClassVar, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from revela.corpus.parallel import batches
 from revela.corpus.parts import DocumentReader, Owners, Part, parts_of
 from revela.corpus.readers.common import ReadReport
 from revela.errors import RevelaError
+from revela.index.bm25 import TermCounts
 from revela.index.calibration import calibrate
 from revela.index.changes import Changes
 from revela.index.contexts import conditioned
@@ -35,21 +36,21 @@ from revela.index.ingest import (
     BATCH_DOCUMENTS,
     Added,
     Batch,
+    check_repeated,
     columns_of_types,
     encode_rows,
     note_types,
-    repeated_id,
     table_rows,
 )
-from revela.index.language import SAMPLE, Terms
+from revela.index.language import SAMPLE, Analyzer
 from revela.index.manifest import Calibration, Info
 from revela.index.table import Table, table_uri
-from revela.index.term_stats import TermCounts
 from revela.model_files import fingerprint
 from revela.on_ray import Cluster
 from revela.settings import Precision
 from revela.types import Document, TokenEncoder, Vectors, evenly_spaced, hash64
 
+T = TypeVar("T")
 WAVE = 10**6  # chunks per commit
 FRAGMENTS = 20  # in a wave
 FIRST = 10  # documents of a part, at least, that its language is found in
@@ -95,8 +96,9 @@ class SurveyedCorpus(Sequence[Document]):
         self.report, self.types = found.report, found.types
         check_report(len(self), self.report, sources)
         hashes, counts = np.unique(np.concatenate(found.ids), return_counts=True)
-        if repeated := hashes[counts > 1][:10].tolist():
-            self._check_repeated(frozenset(repeated))
+        if repeated := hashes[counts > 1][:10].tolist():  # different ids may have the same hash
+            find = functools.partial(_ids_of, reading=self.reading, hashes=frozenset(repeated))
+            check_repeated(itertools.chain.from_iterable(on_ray.in_tasks(find, self.parts)))
 
     def _surveyed(self, listed: ReadReport) -> Survey:
         found = Survey()
@@ -105,15 +107,6 @@ class SurveyedCorpus(Sequence[Document]):
         for part in on_ray.in_tasks(survey, self.parts):
             found.add(part)
         return found
-
-    def _check_repeated(self, hashes: frozenset[int]) -> None:
-        """Raise RevelaError for the first repeated id; different ids may have the same hash."""
-        find = functools.partial(_ids_of, reading=self.reading, hashes=hashes)
-        seen = set[str]()
-        for name in itertools.chain.from_iterable(on_ray.in_tasks(find, self.parts)):
-            if name in seen:
-                raise repeated_id(name)
-            seen.add(name)
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -226,7 +219,7 @@ class Job:
         return {**batch, "table": encoded.rows, "cut": encoded.cut}
 
     @functools.cached_property
-    def _analyzer(self) -> Terms:
+    def _analyzer(self) -> Analyzer:
         return self.info.analyzer()
 
     def write(self, batches: list[on_ray.Row]) -> on_ray.Row:
@@ -249,6 +242,14 @@ class Job:
             row["fragments"] = on_ray.write_fragments(table_uri(self.folder), rows)
             row["terms"] = [TermCounts.of(map(str.split, rows["terms"].to_pylist()))]
         return row
+
+    def pack(self) -> None:
+        """``Table.pack``, whose memory grows with the table (.4 GB for 10^6 chunks)."""
+        Table.open(self.folder, self.info).pack()
+
+    def calibrate(self) -> Calibration:
+        """``calibrate``, which loads the model."""
+        return calibrate(Table.open(self.folder, self.info), self.encoder())
 
 
 def add(
@@ -284,57 +285,35 @@ def add(
             corpus.parts, job.read, job.load, job.write, cluster, max(1, size // characters)
         )
         with tqdm(total=len(corpus), unit="document", disable=not progress) as bar:
-            for rows in _waves(written, wave):
+            for rows in batches(written, lambda row: row["added"].chunks, wave):
                 added = sum((row["added"] for row in rows), Added())
                 _commit(changes, rows)
                 total += added
                 bar.update(added.documents)
         changes.finish(
-            pack=functools.partial(_pack_by_all if by_all else _pack_in_a_task, changes),
-            measure=functools.partial(_calibrate_in_a_task, job),
+            pack=lambda: _pack_by_all(changes) if by_all else _in_a_task(Job.pack, job),
+            measure=lambda: _in_a_task(Job.calibrate, job),
         )
     return total
 
 
-def _waves(rows: Iterator[on_ray.Row], size: int) -> Iterator[list[on_ray.Row]]:
-    """Group rows into waves of about ``size`` chunks, each for one commit."""
-    yield from batches(rows, lambda row: row["added"].chunks, size)
-
-
 def _commit(changes: Changes, rows: Sequence[on_ray.Row]) -> None:
-    """Commit written fragments."""
+    """Commit written fragments, and delete the former rows of the documents that they replace."""
     fragments = [fragment for row in rows for fragment in row["fragments"]]
     replaced = [name for row in rows for name in row["replaced"]]
     if not fragments:
         return
-
-    def write() -> int:
-        filters, version = changes.table.id_filters(replaced), changes.state.now().version
-        return on_ray.commit(table_uri(changes.folder), version, fragments, filters)
-
-    changes.commit_written(write, [terms for row in rows for terms in row["terms"]], replaced)
-
-
-def _pack_in_a_task(changes: Changes) -> None:
-    """``Table.pack`` in a process of its own, as its memory grows with the table (.4 GB for 10^6
-    chunks).
-    """
-    pack = functools.partial(_pack_table, info=changes.info)
-    list(on_ray.in_tasks(pack, [changes.folder.resolve()]))
+    filters, removed = changes.table.id_filters(replaced), changes.table.find(replaced)[1]
+    version = changes.state.now().version
+    version = on_ray.commit(table_uri(changes.folder), version, fragments, filters)
+    added = [terms for row in rows for terms in row["terms"]]
+    changes.state.commit(version, added, [removed])
 
 
-def _pack_table(folder: Path, info: Info) -> None:
-    Table.open(folder, info).pack()
-
-
-def _calibrate_in_a_task(job: Job) -> Calibration:
-    """``calibrate`` in a process that may load the model."""
-    found: Calibration = next(on_ray.in_tasks(_calibrated, [job]))
+def _in_a_task(work: Callable[[Job], T], job: Job) -> T:
+    """The result of a ``Job``'s method in a process of its own."""
+    found: T = next(on_ray.in_tasks(work, [job]))
     return found
-
-
-def _calibrated(job: Job) -> Calibration:
-    return calibrate(Table.open(job.folder, job.info), job.encoder())
 
 
 def _pack_by_all(changes: Changes) -> None:

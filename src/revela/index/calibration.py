@@ -42,7 +42,7 @@ from revela.index.search import (
     scores_of,
 )
 from revela.index.table import Table
-from revela.index.tokens import chance_of_tokens, encode_packed, term_weights
+from revela.index.tokens import encode_packed, match_by_tokens, term_weights
 from revela.types import Encoder, QueryTokens, TokenEncoder, Vectors, evenly_spaced, hash64
 
 QUERIES, FEW = 400, 100  # maximum; of sentences, if there are fewer, parts of passages are added
@@ -203,7 +203,7 @@ class SentenceTest:
     def _chance_of_tokens(
         self, encoder: TokenEncoder, tokens: Sequence[QueryTokens], signs: Sequence[bytes]
     ) -> float:
-        """``chance_of_tokens`` of a few queries and passages."""
+        """The mean m (tokens.py) of a few queries and passages that are not related."""
         rows, queries = evenly_spaced(len(self._texts), FEW_TOKENS), self._queries[:FEW_TOKENS]
         if signs:
             some = [signs[row] for row in rows]
@@ -211,7 +211,9 @@ class SentenceTest:
             _, some = encode_packed(encoder, [self._texts[row] for row in rows])
         read = tokens[:FEW_TOKENS] or encoder.query_tokens(queries)
         terms, idf = self._bm25.terms, self._bm25.idf
-        return chance_of_tokens(read, [term_weights(q, terms, idf) for q in queries], some)
+        weights = [term_weights(query, terms, idf) for query in queries]
+        found = [match_by_tokens(q, some, own) for q, own in zip(read, weights, strict=True)]
+        return as_chance(float(np.mean(found)))
 
     def _unanswered(
         self, snapshot: MemorySnapshot, queries_QD: Vectors, nearest: tuple[Any, Vectors]

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from revela.corpus.spool import ArrowList, LazyTexts, arrow_list
 from revela.corpus.words import count_words
 from revela.errors import RevelaError
-from revela.files import writing
+from revela.index.bm25 import TermCounts
 from revela.index.calibration import calibrate
 from revela.index.ingest import (
     Added,
@@ -33,7 +33,6 @@ from revela.index.language import detect
 from revela.index.manifest import Calibration, Info
 from revela.index.state import State
 from revela.index.table import Table
-from revela.index.term_stats import TermCounts
 from revela.types import Document, TokenEncoder
 
 log = logging.getLogger(__name__)
@@ -83,29 +82,12 @@ def word_bar(
             raise
 
 
-@contextmanager
-def changes_to(
-    folder: Path, encoder: Callable[[], TokenEncoder], wait: bool = False
-) -> Iterator[Changes]:
-    """``Index.changes`` of the index in a folder.
+class Changes:
+    """Changes an index, whose lock the caller must hold (``Index.changes``). When a method returns,
+    its change is on the disk.
 
     Args:
         encoder: gives its retriever, when that is first needed.
-        wait: for another process that is writing to the index, rather than raise RevelaError.
-    """
-    State(folder).close()  # what is no index gets no lock
-    with writing(folder, wait):
-        changes = Changes(folder, encoder)
-        try:
-            yield changes
-            changes.finish()
-        finally:
-            changes.state.close()
-
-
-class Changes:
-    """Changes an index, whose lock the caller must hold (``changes_to``). A change is on the disk
-    when its method returns.
     """
 
     def __init__(self, folder: Path, encoder: Callable[[], TokenEncoder]) -> None:
@@ -198,17 +180,6 @@ class Changes:
         before = self.table.frozen()
         self.state.commit(before.number)
         return before
-
-    def commit_written(
-        self, commit: Callable[[], int], added: Iterable[TermCounts], replaced: Sequence[str]
-    ) -> int:
-        """Add rows that other processes have written beside the table. ``commit`` does it, deletes
-        the former rows of the ``replaced`` documents, and returns the version of the table.
-        """
-        removed = self.table.find(replaced)[1]
-        version = commit()
-        self.state.commit(version, added, [removed])
-        return version
 
     def finish(
         self,

@@ -151,7 +151,7 @@ def chosen_for(
         return None
     slots = contextual(encoder).slots
     chosen = Context.of("corpus" if choice is None else choice)
-    return chosen.drawn(lambda: draw_documents(documents, slots, 0, words))
+    return chosen.drawn(lambda: draw_documents(documents, slots, chosen.seed, words))
 
 
 def draw_documents(

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -99,33 +99,39 @@ class _Text:
     early: Early | None
     options: Mapping[str, Any]
 
-    def opened(self, model: str, scan: Scan | None = None) -> Index:
-        """The updated index by a model; ``scan`` is the text's scan, if it was read already."""
-        folder, settings = _settings_of(model)
+    @cached_property
+    def scan(self) -> Scan:
+        """All documents of the text, for an index that is not there yet."""
+        scan = Scan([self.path])
+        scan.check_report()
+        return scan
+
+    def opened(self, model: str) -> Index:
+        """The updated index by a model."""
+        folder = resolve(model)
+        settings = Indexing(keep_tokens=gives_tokens(folder))
         options = {**self.options, "default_rerank": "tokens" if settings.keep_tokens else None}
         options["prompts"] = prompts_of(folder, self.prompts)
         if self.cached:
             place = _place(self.path.resolve(), folder, settings, options["prompts"])
-            index = self._synced(folder, settings, place, options, scan)
+            index = self._synced(folder, settings, place, options)
             os.utime(place / STATE)  # when it was used last
         else:
             temporary = tempfile.TemporaryDirectory(prefix="revela-")
             place = Path(temporary.name) / "index"
-            index = self._synced(folder, settings, place, options, scan)
+            index = self._synced(folder, settings, place, options)
             weakref.finalize(index, temporary.cleanup)
         return index
 
     def by_language(self) -> Index:
         """The updated index by the embedder for the text's languages."""
         file = _choice_file(absolute(self.path))
-        suited, scan, why = _kept_choice(file) if self.cached else None, None, ""
+        suited, why = _kept_choice(file) if self.cached else None, ""
         if suited is None:
-            scan = Scan([self.path], READING)
-            scan.check_report()
-            texts = LazyTexts(scan.documents, lambda document: document.full_text)
+            texts = LazyTexts(self.scan.documents, lambda document: document.full_text)
             model, why = suited_model(texts)
             suited = Suited(model)
-        index = self.opened(installed_model(suited.model, why), scan)
+        index = self.opened(installed_model(suited.model, why))
         if suited.passages and 2 * suited.passages <= len(index):
             model, why = suited_model(index.sample())
             if model != suited.model:
@@ -136,32 +142,21 @@ class _Text:
                 temporary.write_text(json.dumps(asdict(Suited(suited.model, len(index)))))
         return index
 
-    def _synced(
-        self, model: Path, settings: Indexing, place: Path, options: Any, scan: Scan | None
-    ) -> Index:
+    def _synced(self, model: Path, settings: Indexing, place: Path, options: Any) -> Index:
         """The updated index in its place. Words are counted before waiting for its lock."""
         start, words = time.perf_counter(), None
-        if self.early and not _is_finished(place):
-            scan = scan or Scan([self.path], READING)
-            scan.check_report()
-            if _takes_long(scan.documents):
-                words = Words(scan.documents, settings.chunk_words)
-                self.early(words)
+        if self.early and not _is_finished(place) and _takes_long(self.scan.documents):
+            words = Words(self.scan.documents, settings.chunk_words)
+            self.early(words)
         with writing(place.parent, wait=True):
-            index, synced, report = self._followed(model, settings, place, options, scan, words)
+            index, synced, report = self._followed(model, settings, place, options, words)
         for line in report.lines()[not report.bytes_unread :] if synced.any else []:
             log.info(line)
         log.info(_summary(self.path, place, synced, time.perf_counter() - start))
         return index
 
     def _followed(
-        self,
-        model: Path,
-        settings: Indexing,
-        place: Path,
-        options: Any,
-        scan: Scan | None,
-        words: Words | None,
+        self, model: Path, settings: Indexing, place: Path, options: Any, words: Words | None
     ) -> tuple[Index, Synced, ReadReport]:
         """Update the index in its place, which must be locked; returns it, what has changed, and
         what was read.
@@ -175,8 +170,7 @@ class _Text:
             index.notice = ""
             return index, synced, report
         load.keep_graph(model)
-        scan = scan or Scan([self.path], READING)
-        scan.check_report()
+        scan = self.scan
         begun = time.perf_counter()
         made = Index.create(place, model, settings=settings, prompts=options["prompts"])
         loading = {"loading the model": time.perf_counter() - begun}
@@ -215,12 +209,6 @@ def _choice_file(source: str) -> Path:
     """The file of a text's choice of embedder; ``source`` is a path from ``absolute``."""
     digest = hashlib.blake2b(os.fsencode(source), digest_size=8)
     return cache_folder() / "indices" / f"{digest.hexdigest()}.json"
-
-
-def _settings_of(model: str) -> tuple[Path, Indexing]:
-    """The folder of a model, and the settings for indexing a text with it."""
-    folder = resolve(model)
-    return folder, Indexing(keep_tokens=gives_tokens(folder))
 
 
 def search(

@@ -142,8 +142,10 @@ class Scan:
         for path, state in changed.items():
             source, file = self.listed[path]
             count, bad, torn = 0, self.report.bad, False
+            fields, report = self._fields, self.report
+            read = read_file(file, fields, report) if file else read_hub(source, fields, report)
             try:
-                for document in self._documents_of(source, file):
+                for document in filter_documents(read, False, 1, report):
                     count += 1
                     yield document
             except FileChanged:
@@ -158,11 +160,6 @@ class Scan:
         file.
         """
         return self._owner_of(name) not in self._unchanged and self._is_first(name)
-
-    def _documents_of(self, source: str, file: File | None) -> Iterator[Document]:
-        fields, report = self._fields, self.report
-        documents = read_file(file, fields, report) if file else read_hub(source, fields, report)
-        return filter_documents(documents, False, 1, report)
 
 
 def follow(
@@ -193,7 +190,8 @@ def follow(
     """
     state = changes.state
     if scan is None:
-        sources, reading = sources or recorded_sources(state), reading or recorded_reading(state)
+        sources = sources or recorded_sources(state)
+        reading = reading or (Reading(**state.sources["reading"]) if state.sources else READING)
         recorded = _recorded_files(state, reading)
         scan = Scan(sources, reading, list(changes.info.columns), recorded, state.owner_of)
     start = time.perf_counter()
@@ -233,11 +231,6 @@ def _how(reading: Reading) -> dict[str, Any]:
     """The settings of reading, for the state."""
     how: dict[str, Any] = json.loads(json.dumps({"reading": asdict(reading), "readers": VERSION}))
     return how
-
-
-def recorded_reading(state: State) -> Reading:
-    """The settings with which the sources of an index were last read."""
-    return Reading(**state.sources["reading"]) if state.sources else READING
 
 
 def recorded_sources(state: State) -> list[str]:

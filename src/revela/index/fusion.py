@@ -86,10 +86,6 @@ class FusionRule(NamedTuple):
         """The weight of the vectors, 1 / (1 + w)."""
         return 1 / (1 + WORDS * self.squared_ratio)
 
-    def similarity(self, cosine: float) -> float:
-        """c(q, d) of a cosine, 0 to 1."""
-        return float(above_chance(cosine, self.chance))
-
 
 def above_chance(scores: ArrayLike, chance: float) -> NDArray[np.float64]:
     """Rescale scores so that chance is 0 and 1 is 1; lower ones are 0."""

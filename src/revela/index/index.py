@@ -8,7 +8,7 @@ the table lies its state (state.py), which says in which version it is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -27,7 +27,7 @@ from revela.index.manifest import Calibration, Info
 from revela.index.rows import HIT_COLUMNS, as_stored
 from revela.index.search import (
     COPIES,
-    IndexSnapshot,
+    IndexSearch,
     Mode,
     Rerank,
     SearchOptions,
@@ -345,7 +345,7 @@ class Index:
                 an option has no such value, or two exclude each other.
             RevelaError: the retriever cannot be loaded, or the folder is damaged.
         """
-        options = self.options(k, mode, where, fusion, rerank, min_score)
+        options = self.options(k, mode, where, fusion, rerank, min_score, explain)
         check_query(query)
         if options.rerank == "tokens":
             if not isinstance(encoded, QueryTokens):
@@ -354,7 +354,7 @@ class Index:
         # Stop words are in no row's terms.
         by_words = mode == "lexical" and self.table.query_terms(query)
         vector = None if by_words else self._vector(query, encoded)
-        return self._retried(lambda: self._search(query, vector, options, explain))
+        return self._retried(lambda: self._search(query, vector, options))
 
     def _retried(self, read: Callable[[], T]) -> T:
         """Call ``read``, and again if another process has changed or packed the table meanwhile."""
@@ -387,27 +387,26 @@ class Index:
         fusion: Fusion = "score",
         rerank: Rerank | None = None,
         min_score: float | None = None,
+        explain: bool = False,
     ) -> SearchOptions:
         """The options of a search, checked before anything is computed; QueryError as there."""
         sql = where_sql(where, self.info.columns) if where else ""
         rerank = self.reranking(mode, fusion) if rerank is None else rerank
-        return SearchOptions(k, mode, sql, fusion, self.weight, rerank, min_score)
+        return SearchOptions(k, mode, sql, fusion, self.weight, rerank, min_score, explain)
 
-    def _search(
-        self, query: str, vector: Vectors | None, options: SearchOptions, explain: bool
-    ) -> Hits:
+    def _search(self, query: str, vector: Vectors | None, options: SearchOptions) -> Hits:
         """Search the table as it is; Moved if it has changed meanwhile."""
         table = self.table
         calibration = table.info.calibration
         makes_tokens = options.tokens is not None and not table.info.settings.keep_tokens
         encoder = self.encoder if makes_tokens else None
-        snapshot = IndexSnapshot(table, self.state, calibration.rule, encoder)
-        ranking = snapshot.search(query, vector, options)
+        search = IndexSearch(table, self.state, calibration.rule, encoder, query, vector, options)
+        ranking = search.ranking()
         shown, first = options.shown(ranking), dict(islice(scores_of(ranking).items(), COPIES))
         rows = table.rows([*{**shown, **first}])
         best = max(first.values(), default=0.0)
         second = runner_up(first, lambda row: {*table.query_terms(rows[row]["passage"])})
-        reasons = snapshot.explain(query, vector, options, list(shown)) if explain else {}
+        reasons = search.explain(list(shown)) if options.explain else {}
         hits = Hits()
         for row, (document, score) in shown.items():
             other = second if score > second else best
@@ -425,7 +424,7 @@ class Index:
     def search_many(self, queries: Sequence[str], **options: Any) -> Iterator[Hits]:
         """``search`` for each query, with the same options; queries are encoded in batches."""
         refuse_text(queries, "queries")
-        given = self.options(**{name: options[name] for name in options if name != "explain"})
+        given = self.options(**options)
         for query in queries:
             check_query(query)
         for start in range(0, len(queries), QUERY_BATCH):
@@ -490,16 +489,24 @@ class Index:
 
     # Change
 
-    def changes(self, wait: bool = False) -> AbstractContextManager[Changes]:
+    @contextmanager
+    def changes(self, wait: bool = False) -> Iterator[Changes]:
         """Lock the index to change it. Changes can be searched at once; at the end the index is
         packed and measured, if necessary.
 
         Args:
             wait: wait for another process that is writing to the index; otherwise RevelaError.
         """
-        from revela.index.changes import changes_to
+        from revela.index.changes import Changes
 
-        return changes_to(self.folder, lambda: self.encoder, wait)
+        State(self.folder).close()  # what is no index gets no lock
+        with writing(self.folder, wait):
+            changes = Changes(self.folder, lambda: self.encoder)
+            try:
+                yield changes
+                changes.finish()
+            finally:
+                changes.state.close()
 
     def add(self, documents: Iterable[Document], progress: bool = False) -> Added:
         """Add documents; one whose id is in the index is replaced, unless it is the same.

@@ -22,7 +22,7 @@ from revela.corpus.chunk import chunk
 from revela.corpus.headings import titles
 from revela.encoder.prompts import OWN, Given, prompts_of
 from revela.errors import RevelaError
-from revela.index.language import Terms
+from revela.index.language import Analyzer
 from revela.index.manifest import Info
 from revela.index.places import Start, starts
 from revela.index.rows import RESERVED, Stored, arrow_rows, as_stored
@@ -138,7 +138,7 @@ def encode_rows(
     info: Info,
     encoder: TokenEncoder,
     folder: Path,
-    analyze: Terms | None,
+    analyze: Analyzer | None,
     known: Mapping[str, Stored] | None = None,
 ) -> Encoded:
     """Encode the chunks of ``table_rows``, at least one.

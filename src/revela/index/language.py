@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import chain
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 import regex
 
@@ -103,16 +103,8 @@ _DIGIT = regex.compile(r"[\p{Nd}--[0-9]]", regex.V1)
 _LETTERS = str.maketrans({"ı": "i", "ø": "o", "ł": "l", "đ": "d", "ß": "ss", "æ": "ae", "œ": "oe"})
 
 
-class Terms(Protocol):
-    """Finds the terms of a text, in order; ``places`` gives begin and end of each as well."""
-
-    def __call__(self, text: str) -> list[str]: ...
-    def of_query(self, text: str) -> list[str]: ...
-    def places(self, text: str) -> Iterator[tuple[int, int, str]]: ...
-
-
 class Analyzer:
-    """Terms of texts in some languages; threads may share one.
+    """Finds the terms of a text, in order, in some languages; threads may share one.
 
     ``language`` is a code, several joined by +, or "none", which does not stem. ``cache_size`` is
     in words. Places are those in the text after NFKC.
@@ -133,6 +125,7 @@ class Analyzer:
         self._words = dict[str, _WordTerms]()  # by their languages
 
     def __call__(self, text: str) -> list[str]:
+        """The terms of a passage."""
         terms, words = list[str](), self._words_in(text)
         # Most texts have few words that are not ASCII: every second piece.
         pieces = [text] if text.isascii() else _NOT_ASCII_WORDS.split(text)
@@ -150,6 +143,7 @@ class Analyzer:
         return [term for _, _, term in _places(text, self._words_by(self._codes))]
 
     def places(self, text: str) -> Iterator[tuple[int, int, str]]:
+        """Begin, end and term of each of these."""
         return _places(text, self._words_in(text))
 
     def _words_in(self, text: str) -> _WordTerms:

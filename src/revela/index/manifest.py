@@ -13,7 +13,7 @@ from typing import Any
 from revela.encoder.processor import has_bf16, has_gpu
 from revela.encoder.prompts import Prompts
 from revela.index.fusion import FusionRule
-from revela.index.language import CORPUS_WORDS, Analyzer, Terms
+from revela.index.language import CORPUS_WORDS, Analyzer
 from revela.settings import Indexing, Precision
 
 CONTEXT = "context.safetensors"  # what a retriever that reads a context reads (contexts.py)
@@ -127,7 +127,7 @@ class Info:
     context: Mapping[str, Any] | None = None  # ``Context.about``, and the digest of its rows
     prompts: Prompts = field(default_factory=Prompts)  # that the vectors were made with
 
-    def analyzer(self, cache_size: int = CORPUS_WORDS) -> Terms:
+    def analyzer(self, cache_size: int = CORPUS_WORDS) -> Analyzer:
         """The analyzer that splits passages and queries into terms."""
         return Analyzer(self.language, cache_size)
 

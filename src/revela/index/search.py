@@ -1,6 +1,6 @@
 """The steps of a search: candidates by vectors and by words -> fusion -> re-ranking.
 
-Used by ``Index.search`` (``IndexSnapshot``, by chunk), and by ``evaluate`` and the label-free check
+Used by ``Index.search`` (``IndexSearch``, by chunk), and by ``evaluate`` and the label-free check
 (``MemorySnapshot``, by document).
 """
 
@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import islice
 from math import inf, isnan
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
-
-import numpy as np
-from numpy.typing import NDArray
 
 from revela.errors import QueryError
 from revela.index.fusion import (
@@ -21,6 +19,7 @@ from revela.index.fusion import (
     Fusion,
     FusionRule,
     Ranking,
+    above_chance,
     best_chunks,
     by_length,
     fuse_ranks,
@@ -170,6 +169,7 @@ class SearchOptions:
     weight: float | None = None
     rerank: Rerank = "none"
     min_score: float | None = None
+    explain: bool = False
     tokens: QueryTokens | None = None
 
     def __post_init__(self) -> None:
@@ -218,78 +218,74 @@ class SearchOptions:
 
 
 @dataclass(frozen=True)
-class IndexSnapshot:
-    """One version of an index, for a search; KeyError if the state has changed meanwhile."""
+class IndexSearch:
+    """A search of one version of an index, by words if it has no vector; KeyError if the state has
+    changed meanwhile.
+    """
 
     table: Table
     state: State
     rule: FusionRule
     encoder: TokenEncoder | None  # to re-rank by tokens that the index does not keep
+    query: str
+    vector: Vectors | None
+    options: SearchOptions
 
-    def search(self, query: str, vector: Vectors | None, options: SearchOptions) -> Ranking:
-        """The best row of each document, best first, of at least k documents if there are so many.
-        Without a vector it searches by words.
-        """
-        ranking = self._documents(query, vector, options)
+    def ranking(self) -> Ranking:
+        """The best row of each document, best first; at least k documents, if there are so many."""
+        options, ranking = self.options, self._documents()
         scores = scores_of(ranking)
         if options.tokens is not None:
             weight = options.weight
             if options.mode == "dense":
                 scores, weight = self._similarities(scores), 1.0
-            scores = rerank(self, query, scores, options.tokens, weight)
-        if vector is not None and options.is_fused:
+            scores = rerank(self, self.query, scores, options.tokens, weight)
+        if self._is_fused:
             scores = by_length(scores, self._column("chunks", [*scores]))
         return {row: (ranking[row][0], score) for row, score in scores.items()}
 
-    def explain(
-        self, query: str, vector: Vectors | None, options: SearchOptions, rows: Sequence[int]
-    ) -> dict[int, Explanation]:
-        """Explain the scores of rows that ``search`` returned."""
-        nearest, matching = map(scores_of, self._candidates(query, vector, options))
-        cosines, words, weight = nearest, matching, None
-        if vector is None:
-            cosines = {}
-        elif options.mode == "hybrid":
-            cosines, words = both_sides(self, query, vector, nearest, matching)
+    def explain(self, rows: Sequence[int]) -> dict[int, Explanation]:
+        """Explain the scores of rows of the ranking."""
+        options, weight = self.options, None
+        cosines, words = map(scores_of, self._candidates)
+        if self.vector is not None and options.mode == "hybrid":
+            cosines, words = self._sides
             weight = options.weight
             if options.fusion == "score":
                 weight = self.rule.weight if weight is None else weight
                 cosines = self._similarities(cosines)
         tokens: Sequence[float | None] = [None] * len(rows)
         if options.tokens is not None:
-            weights = self.term_weights(query)
+            weights = self.term_weights(self.query)
             tokens = similarities(options.tokens, self.signs(rows), weights, self.rule.tokens)
         lost: Sequence[float | None] = [None] * len(rows)
-        if vector is not None and options.is_fused:
+        if self._is_fused:
             lost = [length_penalty(chunks) for chunks in self._column("chunks", rows)]
         return {
             row: Explanation(cosines.get(row), words.get(row), weight, *parts)
             for row, *parts in zip(rows, tokens, lost, strict=True)
         }
 
-    def _similarities(self, cosines: Scores) -> Scores:
-        return {row: self.rule.similarity(cosine) for row, cosine in cosines.items()}
-
-    def _documents(self, query: str, vector: Vectors | None, options: SearchOptions) -> Ranking:
-        nearest, matching = self._candidates(query, vector, options)
-        if vector is None or options.mode != "hybrid":
-            return best_chunks(matching if vector is None else nearest)
-        if options.fusion == "rank":
+    def _documents(self) -> Ranking:
+        nearest, matching = self._candidates
+        if self.vector is None or self.options.mode != "hybrid":
+            return best_chunks(matching if self.vector is None else nearest)
+        if self.options.fusion == "rank":
             return fuse_ranks([nearest, matching])
-        fused = fuse(self, query, vector, scores_of(nearest), scores_of(matching), options.weight)
+        fused = fuse_scores(*self._sides, self.rule, self.options.weight)
         candidates = {**nearest, **matching}
         return best_chunks({row: (candidates[row][0], score) for row, score in fused.items()})
 
-    def _candidates(
-        self, query: str, vector: Vectors | None, options: SearchOptions
-    ) -> tuple[Ranking, Ranking]:
+    @cached_property
+    def _candidates(self) -> tuple[Ranking, Ranking]:
         """Chunks by vectors and by words: of k documents, or of all that match."""
         nearest: Ranking = {}
         matching: Ranking = {}
+        table, vector, options = self.table, self.vector, self.options
         where, depth = options.where, options.depth
         while True:
-            near = {} if vector is None else self.table.nearest(vector, depth, where)
-            match = {} if options.mode == "dense" else self.table.matching(query, depth, where)
+            near = {} if vector is None else table.nearest(vector, depth, where)
+            match = {} if options.mode == "dense" else table.matching(self.query, depth, where)
             nearest, matching = joined(nearest, near), joined(matching, match)
             documents = {document for document, _ in (*nearest.values(), *matching.values())}
             if len(documents) >= options.k or max(len(near), len(match)) < depth:
@@ -299,6 +295,21 @@ class IndexSnapshot:
             if options.where:
                 where += f" and ({options.where}\n)"
 
+    @cached_property
+    def _sides(self) -> tuple[Scores, Scores]:
+        """``both_sides`` of a hybrid search with a vector."""
+        assert self.vector is not None
+        return both_sides(self, self.query, self.vector, *map(scores_of, self._candidates))
+
+    @property
+    def _is_fused(self) -> bool:
+        return self.vector is not None and self.options.is_fused
+
+    def _similarities(self, cosines: Scores) -> Scores:
+        """c(q, d) of each cosine, 0 to 1."""
+        found = above_chance([*cosines.values()], self.rule.chance).tolist()
+        return dict(zip(cosines, found, strict=True))
+
     def cosines(self, rows: Sequence[int], vector: Vectors) -> Scores:
         return self.table.cosines(rows, vector)
 
@@ -306,10 +317,8 @@ class IndexSnapshot:
         return self.state.max_bm25(self.table.query_terms(query), self.table.number)
 
     def term_weights(self, query: str) -> list[Weight]:
-        return term_weights(query, self.table.query_terms, self._idf)
-
-    def _idf(self, terms: Sequence[str]) -> NDArray[np.float64]:
-        return self.state.idf(terms, self.table.number)
+        idf = partial(self.state.idf, version=self.table.number)
+        return term_weights(query, self.table.query_terms, idf)
 
     def signs(self, rows: Sequence[int]) -> list[bytes]:
         if self.encoder is None:

@@ -16,7 +16,7 @@ import numpy as np
 import regex
 from numpy.typing import NDArray
 
-from revela.index.language import ENGLISH_STOP_WORDS, LETTER, Terms, normalised
+from revela.index.language import ENGLISH_STOP_WORDS, LETTER, Analyzer, normalised
 
 QUERY = 1000  # characters of a query whose words are marked
 RARE = 0.25  # of the greatest idf: words below it are not marked, as they stand everywhere
@@ -38,14 +38,14 @@ _CLUSTER = regex.compile(r"\X")
 class Sought:
     """The words of a query that are marked, and their idf; identifiers are in lower case."""
 
-    analyzer: Terms
+    analyzer: Analyzer
     terms: dict[str, float]
     identifiers: dict[str, float]
     unstemmed: frozenset[str] = frozenset()  # terms that are the words themselves
 
     @classmethod
     def of(
-        cls, query: str, analyzer: Terms, idf: Callable[[Sequence[str]], NDArray[np.float64]]
+        cls, query: str, analyzer: Analyzer, idf: Callable[[Sequence[str]], NDArray[np.float64]]
     ) -> Sought:
         """The words of a query and their idf, without words that are everywhere."""
         query = normalised(query[:QUERY])

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from revela.errors import RevelaError
 from revela.files import LOCK, atomic_write, hidden_prefix
+from revela.index.bm25 import TermCounts, idf, max_score
 from revela.index.manifest import CONTEXT, Info
-from revela.index.term_stats import TermCounts, idf, max_score
 from revela.types import hash64
 
 STATE = "state.sqlite"
@@ -173,11 +173,6 @@ class State:
     def info(self) -> Info:
         """The manifest."""
         return Info.from_json(self.now().info)
-
-    @property
-    def chunks(self) -> int:
-        """The number of chunks."""
-        return self.now().chunks
 
     def idf(self, terms: Sequence[str], version: int | None = None) -> NDArray[np.float64]:
         """The idf of terms, (T,); raises Moved if the state's version is not ``version``."""
@@ -376,11 +371,8 @@ def is_index(folder: Path) -> bool:
 
 def read_info(folder: Path) -> Info:
     """The manifest of the index in a folder."""
-    state = State(folder)
-    try:
+    with closing(State(folder)) as state:
         return state.info
-    finally:
-        state.close()
 
 
 def is_finished(folder: Path) -> bool:

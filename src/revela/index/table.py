@@ -8,6 +8,7 @@ Shapes: N rows, W width of a stored vector.
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from revela.encoder.processor import check_processor
+from revela.errors import QueryError, RevelaError
+from revela.files import disk_error
+from revela.index.bm25 import TermCounts
 from revela.index.fusion import Ranking
-from revela.index.lance_errors import lance_errors
-from revela.index.language import QUERY_WORDS, Terms
+from revela.index.language import QUERY_WORDS, Analyzer
 from revela.index.manifest import Info
 from revela.index.rows import HIT_COLUMNS, Stored, schema_of
-from revela.index.term_stats import TermCounts
 from revela.silence import progress_bar
 from revela.types import Vectors, evenly_spaced
 
@@ -34,8 +36,8 @@ CANDIDATES = 200  # minimum number of candidates that are scored again by their 
 FILTER_IDS = 1000  # ids in one filter
 READ_ROWS = 2**14  # rows per batch when all passages are read
 # Changed chunks before a large table is packed, at most: each whose words are not indexed adds 3 us
-# to a search. In a table of less than 100,000, one in ``PACKED_SHARE``: packing takes half a second,
-# and until then what replaced chunks took stays on the disk.
+# to a search. In a table of less than 100,000, one in ``PACKED_SHARE``: packing takes half a
+# second, and until then what replaced chunks took stays on the disk.
 UNPACKED, PACKED_SHARE = 2000, 50
 # Minimum size of LanceDB's caches, of indices and of metadata, in bytes; in a large table the size
 # of its vectors. LanceDB's own are 6 GB and 1 GB, which a service fills with former versions.
@@ -50,6 +52,11 @@ TOKENIZER: dict[str, Any] = dict(
     ascii_folding=False,
     max_token_length=None,
 )
+LANCE_ERRORS = (ValueError, RuntimeError, OSError)
+PANIC = "RustPanic"  # of damaged files; its module is made by Rust and cannot be imported
+_FILES = re.compile(r"\(IO\)|Not found:|panicked")  # are at fault, and not the filter
+_SOURCE = re.compile(r",? ?/\S+\.rs:\d+:\d+.*", re.DOTALL)
+_PREAMBLE = re.compile(r"(?:Schema error|sql parser error|Invalid user input|Invalid input)[:,] ")
 
 
 class Table:
@@ -65,11 +72,11 @@ class Table:
         self._database = database
 
     @cached_property
-    def passage_terms(self) -> Terms:
+    def passage_terms(self) -> Analyzer:
         return self.info.analyzer()
 
     @cached_property
-    def query_terms(self) -> Terms:
+    def query_terms(self) -> Analyzer:
         return self.info.analyzer(QUERY_WORDS)
 
     @classmethod
@@ -163,10 +170,8 @@ class Table:
 
     def document(self, name: str) -> list[dict[str, Any]]:
         """The rows of a document by its id, in order, with the columns of a hit."""
-        query = self.lance.search().where(id_filter([name]))
-        with lance_errors(self.folder):
-            rows = query.select([*HIT_COLUMNS, *self.info.columns]).to_list()
-        return sorted(rows, key=lambda row: int(row["chunk"]))
+        (rows,) = self._columns([name], [*HIT_COLUMNS, *self.info.columns])
+        return sorted(rows.to_pylist(), key=lambda row: int(row["chunk"]))
 
     def cosines(self, numbers: Sequence[int], vector: Vectors) -> dict[int, float]:
         """The cosines of rows with a unit vector (W,); KeyError if a row is gone."""
@@ -194,13 +199,10 @@ class Table:
     def digests(self, documents: Sequence[str]) -> dict[str, str]:
         """Id -> digest of the documents that are in the table."""
         digests = dict[str, str]()
-        with lance_errors(self.folder):
-            for where in self.id_filters(documents):
-                # Not "and chunk = 0": reading one more column of scattered rows takes three times
-                # as long as reading the digests of all chunks.
-                rows = self.lance.search().where(where).select(["id", "digest"]).to_arrow()
-                ids = rows["id"].to_pylist()
-                digests |= dict(zip(ids, rows["digest"].to_pylist(), strict=True))
+        # Of all chunks: to find the first ones, one more column of scattered rows would be read,
+        # which takes three times as long.
+        for rows in self._columns(documents, ["id", "digest"]):
+            digests |= zip(rows["id"].to_pylist(), rows["digest"].to_pylist(), strict=True)
         return digests
 
     def terms(self) -> Iterator[list[str]]:
@@ -219,13 +221,18 @@ class Table:
             name for name in ("passage", "vector", "tokens") if name in self.lance.schema.names
         ]
         found = dict[str, Stored]()
-        for where in self.id_filters(documents):
-            with lance_errors(self.folder):
-                rows = self.lance.search().where(where).select(names).to_arrow()
+        for rows in self._columns(documents, names):
             tokens = rows["tokens"].to_pylist() if "tokens" in names else [None] * len(rows)
             stored = map(Stored, self.vectors_in(rows), tokens)
             found |= zip(rows["passage"].to_pylist(), stored, strict=True)
         return found
+
+    def _columns(self, documents: Sequence[str], names: Sequence[str]) -> Iterator[Any]:
+        """Columns of the rows of these documents, in Arrow, in parts."""
+        for where in self.id_filters(documents):
+            with lance_errors(self.folder):
+                rows = self.lance.search().where(where).select(list(names)).to_arrow()
+            yield rows
 
     def _numbered_terms(self, query: Any) -> Iterator[tuple[int, list[str]]]:
         """The number and the terms of each row that a query selects."""
@@ -381,3 +388,30 @@ def id_filter(documents: Iterable[str]) -> str:
     """SQL that selects the rows of these documents."""
     quoted = ("'{}'".format(name.replace("'", "''")) for name in documents)
     return f"id in ({', '.join(quoted)})"
+
+
+@contextmanager
+def lance_errors(folder: Path, where: str = "", columns: Iterable[str] = ()) -> Iterator[None]:
+    """Turn LanceDB's errors into a QueryError if the filter ``where`` is at fault, otherwise into a
+    RevelaError about a full disk or damaged files.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, LANCE_ERRORS) and type(error).__name__ != PANIC:
+            raise
+        if sentence := disk_error(error, folder):
+            raise RevelaError(sentence) from error
+        reason = " ".join(_SOURCE.sub("", str(error)).split())[:300]
+        if where and not isinstance(error, OSError) and not _FILES.search(reason):
+            why = _PREAMBLE.split(reason)[-1].split(". Valid fields")[0].rstrip(".)")
+            names = ", ".join([*HIT_COLUMNS, *columns])
+            raise QueryError(
+                f'the filter "{where[:80]}" cannot be used ({why}): '
+                f"compare columns of this index, which are {names}",
+                "where",
+            ) from error
+        raise RevelaError(
+            f"{folder} is damaged or out of reach ({reason}): "
+            "mend that, or make it again with revela index"
+        ) from error

@@ -24,8 +24,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.index.fusion import above_chance, as_chance
-from revela.index.language import Terms
+from revela.index.fusion import above_chance
+from revela.index.language import Analyzer
 from revela.types import QueryTokens, TokenEncoder, Vectors
 
 Item = TypeVar("Item")
@@ -73,16 +73,6 @@ def rerank_by_tokens(
     return dict(sorted(again.items(), key=lambda pair: -pair[1]))
 
 
-def chance_of_tokens(
-    queries: Sequence[QueryTokens],
-    weights: Sequence[Sequence[Weight]],
-    signs: Sequence[bytes],
-) -> float:
-    """The mean m of unrelated queries and passages."""
-    pairs = zip(queries, weights, strict=True)
-    return as_chance(float(np.mean([match_by_tokens(query, signs, own) for query, own in pairs])))
-
-
 def similarities(
     query: QueryTokens, signs: Sequence[bytes], weights: Sequence[Weight], chance: float
 ) -> list[float]:
@@ -115,7 +105,7 @@ def late_interaction(
 
 
 def term_weights(
-    query: str, terms: Terms, idf: Callable[[Sequence[str]], NDArray[np.float64]]
+    query: str, terms: Analyzer, idf: Callable[[Sequence[str]], NDArray[np.float64]]
 ) -> list[Weight]:
     """Begin, end and BM25 idf of each term of a query."""
     places = list(terms.places(query))

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from revela.corpus.spool import LazyTexts
 from revela.errors import QueryError
+from revela.index.bm25 import K1, B, idf, max_score
 from revela.index.ingest import passages_of
 from revela.index.language import Analyzer, detect
 from revela.index.search import check_query
 from revela.index.snippets import CHARACTERS, Snippet, snippet
 from revela.index.sought import Sought
-from revela.index.term_stats import K1, B, idf, max_score
 from revela.types import Document, Hit, Hits, Vectors
 
 CUT = 100  # documents whose passages are ranked

@@ -10,13 +10,13 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,56 +42,47 @@ from revela.server.middleware import BodyLimit, Guard, Measured, Metrics
 from revela.server.rerank import Reranking
 from revela.server.routing import BODY_ERRORS, Room, answers, in_thread, while_connected
 from revela.server.schemas import EmbeddingRequest, SearchRequest
-from revela.types import Hit, Hits, TokenEncoder, Vectors
+from revela.types import Hits, TokenEncoder, Vectors
 
 THREADS = 4  # for searches
+RETRY_SECONDS = 10  # while an index is being made
 WHOLE = 10**6  # characters: all of a passage
 
 
-class Service:
-    """An index and its retriever, and their routes."""
+class SearchService:
+    """What is searched, and its routes: the page, ``/v1/index`` and search.
+
+    This one answers by words while the index of a text is being made, and 503 on any other route;
+    ``Service`` takes over when the index is there.
+    """
+
+    index: Words | Index
 
     def __init__(
         self,
-        index: Index,
-        model: ServedModel,
+        index: Words | Index,
+        name: str,
         limits: Limits,
-        access: Access = Access(),  # noqa: B008  (frozen)
-        site: Site = Site(),  # noqa: B008  (frozen)
+        access: Access,
+        site: Site,
     ) -> None:
-        self.index, self.site = index, site
-        self.name, self.limits, self.access = model.name, limits, access
-        if context := index.info.context:  # vectors of another context are those of another model
-            self.name += f"@{context['digest'][:8]}"
-        self.created = int(time.time())
-        self.width = warm(model.encoder)
-        self.dimensions = [*sorted(d for d in model.dimensions if d < self.width), self.width]
+        self.index, self.name, self.site = index, name, site
+        self.limits, self.access = limits, access
         self.metrics = Metrics()
-        self.encoding = Encoding(model, limits, self.metrics.observe_batch)
-        self.metrics.observe_queue(self.encoding.batcher)
         self.room = Room(limits.max_searches)
         self.search_threads = ThreadPoolExecutor(THREADS, "search")
         self.page_html = files("revela.server").joinpath("page.html").read_text(encoding="utf-8")
         self.page_headers = page_headers(self.page_html)
 
-    @property
-    def columns(self) -> dict[str, str]:
-        """The columns for filters, and their Arrow types."""
-        return {**OWN_COLUMNS, **self.index.info.columns}
-
-    @property
-    def names(self) -> list[str]:
-        """The model's names: the plain one (passages), and one per role."""
-        return [self.name, *(f"{self.name}:{role}" for role in ROLES)]
-
     def app(self) -> FastAPI:
-        """The ASGI application; its shutdown closes the batcher."""
+        """The ASGI application; its shutdown closes the service."""
         app = FastAPI(
             title="revela",
             version=__version__,
             description="Embeddings and search of one retriever and its index.",
             docs_url=None,
             redoc_url=None,
+            openapi_url=None if isinstance(self.index, Words) else "/openapi.json",
             redirect_slashes=False,
             exception_handlers=ERROR_HANDLERS,
             middleware=[
@@ -101,11 +92,120 @@ class Service:
             ],
             lifespan=self._lifespan,
         )
-        unknown = {404: "No such model"}
         app.get("/", **answers({}, "The page", "text/html"))(self.page)
+        app.get("/v1/index", **answers({}))(self.index_info)
+        app.post("/v1/search", **answers(BODY_ERRORS))(self.search)
+        self.add_routes(app)
+        return app
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Add the other routes."""
+        app.api_route("/{path:path}", methods=["GET", "POST"])(self.not_yet)
+
+    @asynccontextmanager
+    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        yield
+        await to_thread.run_sync(self.close)
+
+    def close(self) -> None:
+        """End the threads."""
+        self.search_threads.shutdown(wait=False)
+
+    async def page(self) -> Response:
+        """The web page for searching."""
+        return Response(self.page_html, media_type="text/html", headers=self.page_headers)
+
+    async def not_yet(self) -> Response:
+        """What needs vectors, before they are there."""
+        message = f"{self.index.notice} Ask again then."
+        raise APIError(503, message, headers={"Retry-After": str(RETRY_SECONDS)})
+
+    def index_info(self) -> schemas.IndexInfo:
+        """The index: its size, the columns for filters, and whether it keeps tokens."""
+        about: Any = dict(name=self.site.name, model=self.name, documents=len(self.index))
+        about |= dict(passages=0, updated=datetime.now(UTC), examples=[])
+        return schemas.IndexInfo(columns=OWN_COLUMNS, tokens=False, rerank="none", **about)
+
+    async def search(self, body: SearchRequest, request: Request) -> schemas.SearchResults:
+        """Search: the best documents, each with its best passage."""
+        start = time.perf_counter()
+        try:
+            with self.room.one():
+                hits, found = await while_connected(request, self._search(body))
+        except QueryError as error:  # any other is the index's fault
+            raise APIError(400, str(error), error.param or None) from error
+        return schemas.SearchResults(
+            model=self.name,
+            mode="lexical" if isinstance(self.index, Words) else body.mode,
+            milliseconds=round(1000 * (time.perf_counter() - start), 1),
+            answer=hits.answer,
+            data=found,
+            note=self.index.notice or None,
+        )
+
+    async def _search(self, body: SearchRequest) -> tuple[Hits, list[schemas.SearchResult]]:
+        if body.mode == "dense" or body.rerank == "tokens":
+            await self.not_yet()
+        asked: Any = dict(k=body.k, where=body.where, min_score=body.min_score)
+        return await in_thread(self.search_threads, partial(self._found, body, asked))
+
+    def _found(
+        self, body: SearchRequest, asked: dict[str, Any]
+    ) -> tuple[Hits, list[schemas.SearchResult]]:
+        """The hits of a search with these options, and the same in the form of the API."""
+        index = self.index
+        hits = index.search(body.query, **asked)
+        # Do not tell strangers where files are.
+        file = None if isinstance(index, Words) or not self.access.local_only else index.file
+        snippets = index.snippets(body.query, hits)
+        whole = index.snippets(body.query, hits, WHOLE) if body.marked else []
+        same = same_texts([hit.text for hit in hits])
+        results = list[schemas.SearchResult]()
+        for i, (hit, shown) in enumerate(zip(hits, snippets, strict=True)):
+            about: dict[str, Any] = asdict(hit)
+            about |= dict(line=shown.line, page=shown.page)
+            path = file(hit.id) if file else None
+            about |= dict(rank=i + 1, heading=heading_of(hit), snippet=_marked(shown))
+            about |= dict(path=path and str(path), url=self.site.url(hit.id))
+            about["passage"] = _marked(whole[i]) if body.marked else None
+            about["same_as"] = None if (first := same[i]) is None else first + 1
+            results.append(schemas.SearchResult(**about))
+        return hits, results
+
+
+class Service(SearchService):
+    """An index and its retriever, and their routes."""
+
+    index: Index
+
+    def __init__(
+        self,
+        index: Index,
+        model: ServedModel,
+        limits: Limits,
+        access: Access = Access(),  # noqa: B008  (frozen)
+        site: Site = Site(),  # noqa: B008  (frozen)
+    ) -> None:
+        name = model.name
+        if context := index.info.context:  # vectors of another context are those of another model
+            name += f"@{context['digest'][:8]}"
+        super().__init__(index, name, limits, access, site)
+        self.created = int(time.time())
+        self.width = warm(model.encoder)
+        self.dimensions = [*sorted(d for d in model.dimensions if d < self.width), self.width]
+        self.encoding = Encoding(model, limits, self.metrics.observe_batch)
+        self.metrics.observe_queue(self.encoding.batcher)
+
+    @property
+    def names(self) -> list[str]:
+        """The model's names: the plain one (passages), and one per role."""
+        return [self.name, *(f"{self.name}:{role}" for role in ROLES)]
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Add the routes that need the retriever, and those for who runs the server."""
+        unknown = {404: "No such model"}
         app.get("/healthz", **answers({503: "The server is stopping"}))(self.healthz)
         app.get("/metrics", **answers({}, "Metrics", "text/plain"))(self.prometheus)
-        app.get("/v1/index", **answers({}))(self.index_info)
         app.get("/v1/models", **answers({}))(self.models)
         app.get("/v1/models/{name:path}", **answers(unknown))(self.model)
         app.post(
@@ -113,14 +213,12 @@ class Service:
             response_model=schemas.Embeddings,
             **answers({**BODY_ERRORS, **unknown}),
         )(self.embeddings)
-        app.post("/v1/search", **answers(BODY_ERRORS))(self.search)
         Reranking(self.names, self.encoding, self.room, self.index.term_weights).add_to(app)
-        return app
 
-    @asynccontextmanager
-    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        yield
-        await to_thread.run_sync(self.encoding.batcher.close)
+    def close(self) -> None:
+        """Encode what waits, and end the threads."""
+        self.encoding.batcher.close()
+        super().close()
 
     async def embeddings(self, body: EmbeddingRequest, request: Request) -> Response:
         """Vectors of texts, in OpenAI's format."""
@@ -142,26 +240,9 @@ class Service:
         tokens = await self.encoding.tokens(body.input, role, bool(body.truncate), "input")
         return await self.encoding.encode(body.input, tokens, role), tokens
 
-    async def search(self, body: SearchRequest, request: Request) -> schemas.SearchResults:
-        """Search: the best documents, each with its best passage."""
-        start = time.perf_counter()
-        try:
-            with self.room.one():
-                hits, found = await while_connected(request, self._search(body))
-        except QueryError as error:  # any other is the index's fault
-            raise APIError(400, str(error), error.param or None) from error
-        return schemas.SearchResults(
-            model=self.name,
-            mode=body.mode,
-            milliseconds=round(1000 * (time.perf_counter() - start), 1),
-            answer=hits.answer,
-            data=found,
-            note=self.index.notice or None,
-        )
-
     async def _search(self, body: SearchRequest) -> tuple[Hits, list[schemas.SearchResult]]:
         asked: Any = dict(k=body.k, mode=body.mode, where=body.where, fusion=body.fusion)
-        asked |= dict(rerank=body.rerank, min_score=body.min_score)
+        asked |= dict(rerank=body.rerank, min_score=body.min_score, explain=body.explain)
         check_query(body.query)
         by_tokens = self.index.options(**asked).rerank == "tokens"
         if by_tokens and not self.index.info.settings.keep_tokens:
@@ -175,21 +256,11 @@ class Service:
             # Truncated for the model only: all of its words are searched for.
             tokens = await self.encoding.tokens([body.query], "query", True, "query")
             (encoded,) = await self.encoding.encode([body.query], tokens, "query", by_tokens)
-        asked |= dict(encoded=encoded, explain=body.explain)
+        asked["encoded"] = encoded
+        return await in_thread(self.search_threads, partial(self._found, body, asked))
 
-        def found() -> tuple[Hits, list[schemas.SearchResult]]:
-            hits = self.index.search(body.query, **asked)
-            # Do not tell strangers where files are.
-            file = self.index.file if self.access.local_only else None
-            return hits, results_of(self.index, body, hits, self.site, file)
-
-        return await in_thread(self.search_threads, found)
-
-    async def index_info(self) -> schemas.IndexInfo:
+    def index_info(self) -> schemas.IndexInfo:
         """The index: its size, the columns for filters, and whether it keeps tokens."""
-        return await in_thread(self.encoding.threads, self._index_info)
-
-    def _index_info(self) -> schemas.IndexInfo:
         index = self.index
         return schemas.IndexInfo(
             name=self.site.name,
@@ -198,7 +269,7 @@ class Service:
             passages=len(index),
             updated=index.updated,
             examples=index.examples(),
-            columns=self.columns,
+            columns={**OWN_COLUMNS, **index.info.columns},
             tokens=index.info.settings.keep_tokens,
             rerank=index.reranking("hybrid", "score"),
         )
@@ -225,34 +296,6 @@ class Service:
     async def prometheus(self) -> Response:
         """Prometheus's text format."""
         return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
-    async def page(self) -> Response:
-        """The web page for searching."""
-        return Response(self.page_html, media_type="text/html", headers=self.page_headers)
-
-
-def results_of(
-    source: Index | Words,
-    body: SearchRequest,
-    hits: Sequence[Hit],
-    site: Site,
-    file: Callable[[str], Path | None] | None = None,
-) -> list[schemas.SearchResult]:
-    """Hits in the form of the API; ``file`` gives the path of a document."""
-    snippets = source.snippets(body.query, hits)
-    whole = source.snippets(body.query, hits, WHOLE) if body.marked else []
-    same = same_texts([hit.text for hit in hits])
-    results = list[schemas.SearchResult]()
-    for i, (hit, shown) in enumerate(zip(hits, snippets, strict=True)):
-        about: dict[str, Any] = asdict(hit)
-        about |= dict(line=shown.line, page=shown.page)
-        path = file(hit.id) if file else None
-        about |= dict(rank=i + 1, heading=heading_of(hit), snippet=_marked(shown))
-        about |= dict(path=path and str(path), url=site.url(hit.id))
-        about["passage"] = _marked(whole[i]) if body.marked else None
-        about["same_as"] = None if (first := same[i]) is None else first + 1
-        results.append(schemas.SearchResult(**about))
-    return results
 
 
 def _marked(shown: Snippet) -> schemas.Marked:

@@ -10,7 +10,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,6 +47,11 @@ NOT_FOUND = (
     "If no passage answers the question, say that it was not found in these documents, rather than "
     "answer from other knowledge: results are the nearest there are, and may all be beside it."
 )
+
+
+MaxTokens = Annotated[
+    int, Field(ge=LEAST_TOKENS, le=100_000, description="Maximum size of the answer.")
+]
 
 
 class SearchResult(BaseModel):
@@ -102,8 +107,8 @@ class FetchedDocument(BaseModel):
 
 
 @dataclass(frozen=True)
-class Documents:
-    """The documents that agents search.
+class Tools:
+    """The tools of agents, and the documents that these are for.
 
     Args:
         name: of the documents, for agents.
@@ -119,6 +124,7 @@ class Documents:
     columns: Mapping[str, str]
     folder: Path | None = None
     base_url: str = ""
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # one search at a time
 
     def place(self, name: str) -> tuple[str, str | None]:
         """url and path of a document by its id; clients cite only what has a url."""
@@ -145,6 +151,65 @@ class Documents:
             metadata=_metadata(hit),
             copies=list(copies[:COPIES]) or None,
         )
+
+    def search(
+        self,
+        query: Annotated[str, Field(description="A question, or words.")],
+        k: Annotated[int, Field(ge=1, le=100, description="Maximum number of documents.")] = 10,
+        filter: Annotated[
+            dict[str, Any] | None, Field(description=f"By columns, such as {EXAMPLE}.")
+        ] = None,
+        min_score: Annotated[
+            float | None, Field(description="Leave out documents of a lower score.")
+        ] = None,
+        max_tokens: MaxTokens = MAX_TOKENS,
+    ) -> Annotated[CallToolResult, SearchResults]:
+        with _tool_errors():
+            check_query(query)
+            where_sql(filter or {}, self.columns)
+            with self._lock:
+                index = self.index()
+                hits = index.search(query, 2 * k, where=filter, min_score=min_score)
+        found = distinct(hits, k)
+        snippets = index.snippets(query, [hit for hit, _ in found], QUOTE)
+
+        def part_of(number: int, characters: int) -> str:
+            return index.snippets(query, [found[number][0]], characters)[0].text
+
+        results = [
+            self.result(hit, shown, copies)
+            for (hit, copies), shown in zip(found, snippets, strict=True)
+        ]
+        answer = ANSWERS[hits.answer] if hits and not index.notice else None
+        return _answer(within(results, max_tokens, part_of, index.notice, answer))
+
+    def fetch(
+        self,
+        id: Annotated[str, Field(description="The id of a search result.")],
+        chunk: Annotated[int, Field(ge=0, description="The first passage to read.")] = 0,
+        offset: Annotated[int, Field(ge=0, description="The first character of it to read.")] = 0,
+        max_tokens: MaxTokens = MAX_TOKENS,
+    ) -> Annotated[CallToolResult, FetchedDocument]:
+        with _tool_errors():
+            chunks = self.index().chunks(id)
+        if not chunks[chunk:]:
+            has = f"has {len(chunks)} passages, from 0" if chunks else "is not in the index"
+            raise ToolError(f"the document {id[:200]} {has}: take ids and chunks of search")
+        texts = [passage.text for passage in chunks]
+        if offset > (length := len(texts[chunk])):
+            raise ToolError(f"passage {chunk} of {id[:200]} has {length:,} characters: see offset")
+        url, path = self.place(id)
+        document = FetchedDocument(
+            id=id,
+            title=chunks[0].title or id,
+            text="",
+            url=url,
+            path=path,
+            metadata=_metadata(chunks[0]),
+        )
+        left = max(TEXT_TOKENS, max_tokens - NOTE_TOKENS - _tokens_of(document))
+        texts[chunk] = texts[chunk][offset:]
+        return _answer(document.model_copy(update=_read(texts, chunk, offset, left)))
 
 
 def _metadata(hit: Hit) -> dict[str, Any] | None:
@@ -256,78 +321,6 @@ def within(
     return SearchResults(answer=answer, results=cut, note=f"{notice} {said}".strip())
 
 
-MaxTokens = Annotated[
-    int, Field(ge=LEAST_TOKENS, le=100_000, description="Maximum size of the answer.")
-]
-
-
-class Tools:
-    """The tools' functions."""
-
-    def __init__(self, documents: Documents) -> None:
-        self.documents = documents
-        self._lock = threading.Lock()  # one search at a time; agents are few
-
-    def search(
-        self,
-        query: Annotated[str, Field(description="A question, or words.")],
-        k: Annotated[int, Field(ge=1, le=100, description="Maximum number of documents.")] = 10,
-        filter: Annotated[
-            dict[str, Any] | None, Field(description=f"By columns, such as {EXAMPLE}.")
-        ] = None,
-        min_score: Annotated[
-            float | None, Field(description="Leave out documents of a lower score.")
-        ] = None,
-        max_tokens: MaxTokens = MAX_TOKENS,
-    ) -> Annotated[CallToolResult, SearchResults]:
-        with _tool_errors():
-            check_query(query)
-            where_sql(filter or {}, self.documents.columns)
-            with self._lock:
-                index = self.documents.index()
-                hits = index.search(query, 2 * k, where=filter, min_score=min_score)
-        found = distinct(hits, k)
-        snippets = index.snippets(query, [hit for hit, _ in found], QUOTE)
-
-        def part_of(number: int, characters: int) -> str:
-            return index.snippets(query, [found[number][0]], characters)[0].text
-
-        results = [
-            self.documents.result(hit, shown, copies)
-            for (hit, copies), shown in zip(found, snippets, strict=True)
-        ]
-        answer = ANSWERS[hits.answer] if hits and not index.notice else None
-        return _answer(within(results, max_tokens, part_of, index.notice, answer))
-
-    def fetch(
-        self,
-        id: Annotated[str, Field(description="The id of a search result.")],
-        chunk: Annotated[int, Field(ge=0, description="The first passage to read.")] = 0,
-        offset: Annotated[int, Field(ge=0, description="The first character of it to read.")] = 0,
-        max_tokens: MaxTokens = MAX_TOKENS,
-    ) -> Annotated[CallToolResult, FetchedDocument]:
-        with _tool_errors():
-            chunks = self.documents.index().chunks(id)
-        if not chunks[chunk:]:
-            has = f"has {len(chunks)} passages, from 0" if chunks else "is not in the index"
-            raise ToolError(f"the document {id[:200]} {has}: take ids and chunks of search")
-        texts = [passage.text for passage in chunks]
-        if offset > (length := len(texts[chunk])):
-            raise ToolError(f"passage {chunk} of {id[:200]} has {length:,} characters: see offset")
-        url, path = self.documents.place(id)
-        document = FetchedDocument(
-            id=id,
-            title=chunks[0].title or id,
-            text="",
-            url=url,
-            path=path,
-            metadata=_metadata(chunks[0]),
-        )
-        left = max(TEXT_TOKENS, max_tokens - NOTE_TOKENS - _tokens_of(document))
-        texts[chunk] = texts[chunk][offset:]
-        return _answer(document.model_copy(update=_read(texts, chunk, offset, left)))
-
-
 def _read(texts: Sequence[str], first: int, offset: int, tokens: int) -> dict[str, Any]:
     """The fields of a fetched document: its passages from ``first`` on, as many whole ones as fit,
     or the beginning of one that does not fit.
@@ -346,12 +339,12 @@ def _read(texts: Sequence[str], first: int, offset: int, tokens: int) -> dict[st
     return {"text": "".join(texts[first:])[:length], "note": note, **following}
 
 
-def mcp_server(documents: Documents) -> MCPServer[Any]:
+def mcp_server(tools: Tools) -> MCPServer[Any]:
     """The server of an index, for any transport."""
-    name, tools = documents.name, Tools(documents)
+    name = tools.name
     instructions = f"search finds documents of {name}; fetch reads one by its id"
     server = _Server(name, version=__version__, instructions=instructions, log_level="WARNING")
-    columns = ", ".join(f"{column} ({kind})" for column, kind in documents.columns.items())
+    columns = ", ".join(f"{column} ({kind})" for column, kind in tools.columns.items())
     search = (
         f"Search {name} by meaning and by words. Gives documents, best first, each with its best "
         f"passage. {NOT_FOUND} A filter may name the columns {columns}."
