@@ -1,6 +1,6 @@
 """Without an extra, what needs it is an error that names the extra, or is skipped with a log line.
 
-The extras code and pdf are tested beside what they are for, train in test_core.py.
+The extra code is tested beside what it is for, train in test_core.py.
 """
 
 from __future__ import annotations
@@ -94,5 +94,5 @@ def test_all_is_every_extra_of_a_user_and_dev_has_the_site_too():
 
 
 def test_another_error_of_an_import_is_not_an_extra_that_is_missing():
-    with pytest.raises(ImportError), extra("pdf", "PDF"):
+    with pytest.raises(ImportError), extra("hub", "the hub"):
         from revela.errors import no_such_name  # noqa: F401

@@ -38,10 +38,10 @@ def extra(name: str, purpose: str) -> Iterator[None]:
     Raises:
         RevelaError: a package is not installed.
 
-    >>> with extra("pdf", "PDF"):
+    >>> with extra("hub", "hub:a/b"):
     ...     import not_installed
     Traceback (most recent call last):
-    revela.errors.RevelaError: PDF needs not_installed: run pip install 'revela-retriever[pdf]'
+    revela.errors.RevelaError: hub:a/b needs not_installed: run pip install 'revela-retriever[hub]'
     """
     try:
         yield

@@ -25,7 +25,6 @@ FILLER = "Much is said before the end of it comes. " * 30
 
 @pytest.fixture
 def folder(tmp_path):
-    pytest.importorskip("mammoth", reason="needs the office extra")
     docx(tmp_path / "a.docx", "# Guide", FILLER, "The last word is zebra.")
     whole = (tmp_path / "a.docx").read_bytes()
     (tmp_path / "b.docx").write_bytes(whole[: len(whole) // 2])

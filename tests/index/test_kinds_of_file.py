@@ -29,8 +29,6 @@ FILLER = "Much is said before the end of it comes. " * 30
 
 @pytest.fixture
 def folder(tmp_path):
-    for package in ("mammoth", "pptx", "openpyxl"):
-        pytest.importorskip(package, reason="needs the office extra")
     path = tmp_path / "folder"
     path.mkdir()
     docx(path / "a.docx", "# Guide", FILLER, "The last word is zebra.")

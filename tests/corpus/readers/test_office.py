@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import re
-import sys
 import zipfile
 
 import pytest
@@ -154,7 +152,6 @@ def text_of(path, title=""):
 
 
 def test_word_with_headings_and_tables(tmp_path):
-    pytest.importorskip("mammoth", reason="needs the office extra")
     rows = ("мёд", "двенадцать")
     docx(
         tmp_path / "a.docx",
@@ -171,7 +168,6 @@ def test_word_with_headings_and_tables(tmp_path):
 
 
 def test_slides_in_order_with_groups_tables_and_notes(tmp_path):
-    pytest.importorskip("pptx", reason="needs the office extra")
     slides = (
         ("Bees", "They dance.", ("kind", "drone"), "Say it slowly."),
         (*("蜜蜂", "它们跳舞。", ("花", "蜜"), "Thank the walrus."),),
@@ -184,7 +180,6 @@ def test_slides_in_order_with_groups_tables_and_notes(tmp_path):
 
 
 def test_sheets_with_numbers_and_days_and_a_cell_far_away(tmp_path):
-    pytest.importorskip("openpyxl", reason="needs the office extra")
     rows = [["honey", 12.5, datetime.date(2024, 3, 1)], [], [None, 3, "two\nlines"]]
     xlsx(tmp_path / "a.xlsx", {"Prices": rows, "Empty": [], "Größe": [["yak", True]]}, "a walrus")
     assert text_of(tmp_path / "a.xlsx") == (
@@ -227,7 +222,6 @@ LINES = "Part: NW-1; Shelf: C4; Left: 212\nPart: NW-2; Shelf: A1; Left: 9"
     ],
 )  # fmt: skip
 def test_rows_stand_below_their_headings(tmp_path, rows, merged, lines):
-    pytest.importorskip("openpyxl", reason="needs the office extra")
     xlsx(tmp_path / "a.xlsx", {"Sheet": rows}, merged=merged)
     assert text_of(tmp_path / "a.xlsx") == f"# Sheet\n\n{lines}"
 
@@ -243,7 +237,6 @@ YEARS = [2023, None, 2024, None]
 )
 @pytest.mark.parametrize("are_merged", [True, False])
 def test_groups_of_columns_stand_over_one_that_has_none(tmp_path, corners, above, are_merged):
-    pytest.importorskip("openpyxl", reason="needs the office extra")
     upper, lower = (
         [corner, *names] for corner, names in zip(corners, (YEARS, QUARTERS), strict=True)
     )
@@ -283,13 +276,11 @@ def test_groups_of_columns_stand_over_one_that_has_none(tmp_path, corners, above
     ],
 )  # fmt: skip
 def test_rows_of_headings_are_joined(tmp_path, rows, merged, line):
-    pytest.importorskip("openpyxl", reason="needs the office extra")
     xlsx(tmp_path / "a.xlsx", {"Sheet": rows}, merged=merged)
     assert text_of(tmp_path / "a.xlsx").splitlines()[-1] == line
 
 
 def test_texts_above_texts_are_no_headings(tmp_path):
-    pytest.importorskip("openpyxl", reason="needs the office extra")
     rows = [
         ["Anna", "Leeds", None, None],
         ["Jon", "Hull", "green", "tea"],
@@ -324,7 +315,6 @@ def test_texts_above_texts_are_no_headings(tmp_path):
     ],
 )
 def test_numbers_are_shown_as_in_their_cells(tmp_path, value, form, shown):
-    pytest.importorskip("openpyxl", reason="needs the office extra")
     xlsx(tmp_path / "a.xlsx", {"Sheet": [[value, "x"]]}, formats=[form])
     text = text_of(tmp_path / "a.xlsx").removeprefix("# Sheet\n\n")
     assert text in (f"{shown} | x", f"{shown}: x")
@@ -452,7 +442,6 @@ def test_a_notebook_is_its_cells_without_what_they_printed(tmp_path):
 
 
 def test_broken_and_empty_ones_are_named(tmp_path):
-    pytest.importorskip("mammoth", reason="needs the office extra")
     docx(tmp_path / "a.docx", SENTENCE)
     docx(tmp_path / "empty.docx", "")
     whole = (tmp_path / "a.docx").read_bytes()
@@ -472,32 +461,9 @@ def test_broken_and_empty_ones_are_named(tmp_path):
 
 
 def test_what_unpacks_to_much_more_than_it_is_is_damaged(tmp_path, monkeypatch):
-    pytest.importorskip("mammoth", reason="needs the office extra")
     monkeypatch.setattr(common, "MAX_BYTES", 20_000)
     docx(tmp_path / "bomb.docx", SENTENCE, "a" * 30_000)
     docx(tmp_path / "large.docx", SENTENCE, "b" * 30_000, compression=zipfile.ZIP_STORED)
     documents, report = read_corpus([tmp_path], max_bad_share=0.5)
     assert [d.id for d in documents] == ["large.docx"]
     assert report.examples == {"over 0 MB unpacked: split it": ["bomb.docx"]} and report.bad == 1
-
-
-@pytest.mark.parametrize(
-    ("ending", "format", "package"),
-    [("docx", "Word", "mammoth"), ("pptx", "PowerPoint", "pptx"), ("xlsx", "Excel", "openpyxl")],
-)
-def test_without_the_extra_one_sentence_says_so(tmp_path, monkeypatch, ending, format, package):
-    (tmp_path / f"a.{ending}").write_bytes(b"PK")
-    (tmp_path / f"b.{ending}").write_bytes(b"PK")
-    (tmp_path / "b.txt").write_text(SENTENCE)
-    for name in [name for name in sys.modules if name.split(".")[0] == package]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, package, None)
-    install = "pip install 'revela-retriever[office]'"
-    reason = f"a.{ending}: {format}, which needs {package}: run {install}"
-    with pytest.raises(RevelaError, match=re.escape(reason)):
-        read_corpus([tmp_path / f"a.{ending}"])
-    documents, report = read_corpus([tmp_path], max_bad_share=0)
-    assert len(documents) == 1 and report.lines() == [
-        "read 1 documents, 8 words: 91.1 % of the bytes of files that may hold text",
-        f"not read: 2 .{ending} (pip install 'revela-retriever[office]')",
-    ]

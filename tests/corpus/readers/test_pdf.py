@@ -65,7 +65,6 @@ def shown(*lines):
 @pytest.fixture
 def text_of(tmp_path):
     """The text of a PDF that is made of these arguments."""
-    pytest.importorskip("pypdfium2", reason="needs the pdf extra")
 
     def read(*given, **more):
         (tmp_path / "a.pdf").write_bytes(pdf(*given, **more))
@@ -75,7 +74,6 @@ def text_of(tmp_path):
 
 
 def test_pages_are_joined(tmp_path):
-    pytest.importorskip("pypdfium2", reason="needs the pdf extra")
     (tmp_path / "a.pdf").write_bytes(
         pdf(["The first page speaks of invoices.", "The second one of archives."], "On paper")
     )
@@ -85,7 +83,6 @@ def test_pages_are_joined(tmp_path):
 
 
 def test_words_and_titles_of_a_pdf(tmp_path):
-    pytest.importorskip("pypdfium2", reason="needs the pdf extra")
     lines = ("The echo-", "location of bats is well-", "known, and well-known are in-", "and out-",
              "puts, X-", "Ray and e-", "mail.")  # fmt: skip
     page = ") Tj 0 -14 Td (".join(lines)
@@ -100,7 +97,6 @@ def test_words_and_titles_of_a_pdf(tmp_path):
 
 
 def test_a_table_of_numbers_is_a_line_for_each_row(tmp_path):
-    pytest.importorskip("pypdfium2", reason="needs the pdf extra")
     rows = [("Room", "Summer price", "Winter"), ("Oslo", "120", "80"), ("Ulm", "", "60")]
     row = "{}) Tj 150 0 Td ({}) Tj 150 0 Td ({}) Tj -300 -14 Td ("
     page = f"Prices) Tj 0 -14 Td ({''.join(row.format(*cells) for cells in rows)}By the night."
@@ -111,7 +107,6 @@ def test_a_table_of_numbers_is_a_line_for_each_row(tmp_path):
 
 
 def test_columns_of_prose_are_no_table(tmp_path):
-    pytest.importorskip("pypdfium2", reason="needs the pdf extra")
     left = ["Bees dance in 1920 and so", "they tell in 1930 where", "the 40 flowers are"]
     row = "{}) Tj 200 0 Td ({}) Tj 200 0 Td ({}) Tj -400 -14 Td ("
     page = "".join(row.format(line, line.upper(), line.title()) for line in left)
@@ -293,7 +288,6 @@ def test_an_empty_password_opens_a_pdf(tmp_path, text_of, password):
 
 
 def test_a_page_that_is_damaged_costs_no_other(tmp_path):
-    pytest.importorskip("pypdfium2", reason="needs the pdf extra")
     whole = pdf(["The first page speaks of invoices.", "The second of archives.", "The last."])
     (tmp_path / "a.pdf").write_bytes(
         whole.replace(b"7 0 obj\n<< /Type /Page", b"7 0 obj\n<< /Type /Xage")
@@ -304,7 +298,6 @@ def test_a_page_that_is_damaged_costs_no_other(tmp_path):
 
 
 def test_damage_is_one_sentence(tmp_path):
-    pytest.importorskip("pypdfium2", reason="needs the pdf extra")
     whole, rng = pdf(["The first page speaks of invoices."] * 3), random.Random(0)
     for i in range(40):
         torn = bytearray(whole if i % 2 else whole[: rng.randrange(len(whole))])
@@ -319,7 +312,6 @@ def test_damage_is_one_sentence(tmp_path):
 
 
 def test_a_file_that_ends_the_library_is_one_sentence_and_the_next_is_read(tmp_path, monkeypatch):
-    pytest.importorskip("pypdfium2", reason="needs the pdf extra")
     for name in "ab":
         (tmp_path / f"{name}.pdf").write_bytes(pdf([f"The page of {name} speaks of invoices."]))
     process, start = reader._Process(), reader._Process._start
@@ -342,7 +334,6 @@ def test_a_file_that_ends_the_library_is_one_sentence_and_the_next_is_read(tmp_p
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs limits of memory")
 def test_what_unpacks_to_more_than_memory_is_one_sentence(tmp_path, monkeypatch):
-    pytest.importorskip("pypdfium2", reason="needs the pdf extra")
     monkeypatch.setattr(reader, "_PROCESS", reader._Process())
     import zlib
 
@@ -362,7 +353,6 @@ def test_what_unpacks_to_more_than_memory_is_one_sentence(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("name", ["Über uns\n2.pdf", os.fsdecode(b"caf\xe9.pdf"), "a.pdf.gz"])
 def test_files_of_any_name(tmp_path, name):
-    pytest.importorskip("pypdfium2", reason="needs the pdf extra")
     import gzip
 
     whole = pdf(["The first page speaks of invoices."])
@@ -371,7 +361,6 @@ def test_files_of_any_name(tmp_path, name):
 
 
 def test_a_pdf_without_text_and_a_broken_one_are_named(tmp_path):
-    pytest.importorskip("pypdfium2", reason="needs the pdf extra")
     (tmp_path / "scan.pdf").write_bytes(pdf([""]))
     (tmp_path / "torn.pdf").write_bytes(b"%PDF-1.4 and no more")
     (tmp_path / "b.txt").write_text("A text file of more than five words.")
@@ -384,18 +373,6 @@ def test_a_pdf_without_text_and_a_broken_one_are_named(tmp_path):
         match=r"scan\.pdf: PDF without text; run OCR on it first",
     ):
         read_corpus([tmp_path / "scan.pdf"])
-
-
-def test_without_the_extra_one_sentence_says_so(tmp_path, monkeypatch):
-    (tmp_path / "a.pdf").write_bytes(pdf(["The first page speaks of invoices."]))
-    (tmp_path / "b.txt").write_text("A text file of more than five words.")
-    monkeypatch.setitem(sys.modules, "pypdfium2", None)
-    reason = "PDF, which needs pypdfium2: run pip install 'revela-retriever[pdf]'"
-    with pytest.raises(RevelaError, match=re.escape(f"a.pdf: {reason}")):
-        read_corpus([tmp_path / "a.pdf"])
-    documents, report = read_corpus([tmp_path])
-    assert len(documents) == 1 and not report.skipped
-    assert report.lines()[1] == "not read: 1 .pdf (pip install 'revela-retriever[pdf]')"
 
 
 @pytest.mark.parametrize(

@@ -174,17 +174,6 @@ class UnsupportedFile(Exception):
         self.by_programs = by_programs
 
 
-@contextmanager
-def reader_extra(name: str, format: str) -> Iterator[None]:
-    """Import a format's packages; UnsupportedFile if one is not installed."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        install = f"pip install 'revela-retriever[{name}]'"
-        message = f"{format}, which needs {error.name}: run {install}"
-        raise UnsupportedFile(message, short=install) from error
-
-
 def display_path(path: Path) -> str:
     r"""A path as text; bytes that are not UTF-8 are escaped as \xe9."""
     return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""Read Word, PowerPoint, Excel (the extra office), OpenDocument and e-books.
+"""Read Word, PowerPoint, Excel, OpenDocument and e-books.
 
 A file is one document of text or Markdown.
 
@@ -27,7 +27,6 @@ from revela.corpus.readers.common import (
     UnsupportedFile,
     decoded,
     open_seekable,
-    reader_extra,
 )
 from revela.corpus.readers.html import extract_fragment
 from revela.corpus.readers.rows import Fields
@@ -52,8 +51,8 @@ _HEADING = re.compile(r"<h([1-6])\b[^<>]*(?<!/)>", re.I)
 
 def read_docx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read paragraphs, lists, tables, text boxes and notes; headers and footers come last."""
-    with reader_extra("office", "Word"):
-        import mammoth
+    import mammoth
+
     no_image = mammoth.images.img_element(lambda image: {})
     style = "p[style-name='Title'] => h1:fresh"
     with _open_zipped(path) as handle:
@@ -79,8 +78,8 @@ def _around(parts: zipfile.ZipFile) -> list[str]:
 
 def read_pptx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read slides, each with a heading, with tables and speaker notes."""
-    with reader_extra("office", "PowerPoint"):
-        from pptx import Presentation
+    from pptx import Presentation
+
     with _open_zipped(path) as handle:
         parts = [part for slide in Presentation(handle).slides for part in _slide(slide)]
         title = _title_in(handle, "docProps/core.xml")
@@ -109,8 +108,8 @@ def _shapes(shapes: Iterable[Any]) -> Iterator[str]:
 
 def read_xlsx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read sheets, each with a heading and a line per row."""
-    with reader_extra("office", "Excel"):
-        import openpyxl
+    import openpyxl
+
     with _open_zipped(path) as handle:
         with zipfile.ZipFile(handle) as parts:
             count, merged = 0, dict[str, list[Merged]]()

@@ -1,4 +1,4 @@
-"""Read PDF (the extra pdf): its text, tables of numbers as lines with headings, and the values of
+"""Read PDF: its text, tables of numbers as lines with headings, and the values of
 forms.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 from revela.corpus import pdf_pages
 from revela.corpus.endings import COMPRESSED
 from revela.corpus.pdf_pages import Cell, Page
-from revela.corpus.readers.common import ReadReport, UnsupportedFile, read_bytes, reader_extra
+from revela.corpus.readers.common import ReadReport, UnsupportedFile, read_bytes
 from revela.corpus.readers.rows import Fields
 from revela.corpus.readers.table_lines import has_headings, is_number, lines_below
 from revela.corpus.readers.text import plain_title
@@ -38,8 +38,6 @@ LONG_CELL = 6  # words; most lines in columns of prose have more, and in one col
 
 def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read the text of all pages, and the values of forms."""
-    with reader_extra("pdf", "PDF"):
-        import pypdfium2  # noqa: F401
     with _unpacked(path) as file:
         title, given, values = _PROCESS.read(file)
     for number, page in enumerate(given, 1):
