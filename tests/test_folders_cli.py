@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -21,6 +23,7 @@ from revela.embedded import E5, MINILM
 from revela.files import writing
 from revela.index import default_model, folder_index
 from revela.index.state import read_info
+from revela.server import lifecycle
 
 QUERY = "ocean01 ocean02"
 
@@ -289,6 +292,30 @@ def test_an_index_without_a_model_named(succeeds, refused, installed, tmp_path):
     installed.pop(E5)
     said = succeeds("index", folder, "--out", tmp_path / "other")
     assert "embedded:e5-small suits this text, but is not installed" in said
+
+
+def test_a_folder_is_followed_by_default_and_an_index_if_asked_to(
+    succeeds, docs, static_folder, cache, tmp_path, monkeypatch
+):
+    followed = list[float]()
+
+    def kept_in_step(index, seconds, refused):
+        followed.append(seconds)
+        return nullcontext()
+
+    monkeypatch.setattr(folder_index, "kept_in_step", kept_in_step)
+    monkeypatch.setattr(
+        lifecycle, "server_of", lambda *_: SimpleNamespace(run=lambda sockets: None)
+    )
+    succeeds("index", docs, "--out", tmp_path / "out", "--model", static_folder, "--sync")
+    for given in (
+        [docs, "--model", static_folder],
+        [docs, "--model", static_folder, "--sync", "5"],
+        [tmp_path / "out"],
+        [tmp_path / "out", "--sync", "7"],
+    ):
+        succeeds("serve", *given, "--port", "0")
+    assert followed == [30, 5, 7]
 
 
 def test_a_server_follows_its_folder(docs, static_folder, cache):

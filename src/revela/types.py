@@ -127,7 +127,7 @@ ANSWERS: dict[Answer | None, str] = {
     "unlikely": "probably no answer in these documents",
     None: "not known whether these answer it",
 }
-SURE, PERHAPS = 0.5, 0.08  # an answer needs a higher confidence than this
+SURE, PERHAPS = 0.5, 0.04  # an answer needs a higher confidence than this
 
 
 @dataclass(frozen=True, slots=True)

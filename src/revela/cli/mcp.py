@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from revela.index.word_search import Words
     from revela.server.mcp import Tools
 
-SYNC_SECONDS = 30
-
 
 @app.command(group=SEARCH, sort_key=3)
 def mcp(
@@ -191,7 +189,7 @@ class Opening:
                 self._change.notify_all()
             return
         self._note(index)
-        with kept_in_step(index, SYNC_SECONDS, refused=ALL):
+        with kept_in_step(index, refused=ALL):
             threading.Event().wait()
 
     def _note(self, found: Index | Words) -> None:

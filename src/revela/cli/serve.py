@@ -71,7 +71,8 @@ def serve(
     base_url:
         Address that the documents' ids are relative to: results link there.
     sync:
-        Seconds between updates of the index from its sources.
+        Seconds between updates of the index from its sources; by default 30 for a folder or a file,
+        and no updates for an index.
     no_cache:
         As for search.
     """
@@ -89,7 +90,7 @@ def serve(
 
     listening = listen(host, port)
 
-    from revela.index.folder_index import kept_in_step, open_any
+    from revela.index.folder_index import SYNC_SECONDS, kept_in_step, open_any
     from revela.index.follow import ALL, HALF
     from revela.index.state import is_index
 
@@ -117,7 +118,9 @@ def serve(
         whole = service(index)
         server = server_of(whole.app(), limits)
         listening.listen()  # clients wait from here on, instead of being refused
-    refused = HALF if is_index(index_folder) else ALL
+    refused = HALF
+    if not is_index(index_folder):
+        sync, refused = sync or SYNC_SECONDS, ALL
     with kept_in_step(index, sync, refused) if sync else nullcontext():
         print(f"serving {index_folder} at {url} as {whole.name}; stop with Ctrl-C", flush=True)
         server.run(sockets=[listening])

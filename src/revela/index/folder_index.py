@@ -44,6 +44,7 @@ from revela.silence import duration
 from revela.types import Document, Hits
 
 log = logging.getLogger(__name__)
+SYNC_SECONDS = 30.0  # between updates of the index of a folder that is served
 SOON = 2**19  # characters; vectors of such a text take some six seconds
 Early = Callable[[Words | Index], None]
 
@@ -278,7 +279,9 @@ def megabytes(size: int) -> str:
 
 
 @contextmanager
-def kept_in_step(index: Index, seconds: float, refused: float = HALF) -> Iterator[None]:
+def kept_in_step(
+    index: Index, seconds: float = SYNC_SECONDS, refused: float = HALF
+) -> Iterator[None]:
     """Sync an index with its sources every ``seconds`` seconds, in a thread, while open.
 
     Errors are logged. ``refused`` is as for ``follow``.

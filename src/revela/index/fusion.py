@@ -140,14 +140,14 @@ def fuse_scores(
 
 
 def by_length(scores: Mapping[Item, float], lengths: Sequence[int]) -> dict[Item, float]:
-    """Lower the scores of documents by their lengths, in passages; best first.
+    """Lower the scores of documents by their lengths, in passages, not below 0; best first.
 
     Example:
         >>> by_length({"manual": 0.42, "note": 0.40}, [300, 1])
         {'note': 0.4, 'manual': 0.35...}
     """
     pairs = zip(scores.items(), lengths, strict=True)
-    lowered = {item: score - length_penalty(length) for (item, score), length in pairs}
+    lowered = {item: max(0.0, score - length_penalty(length)) for (item, score), length in pairs}
     return dict(sorted(lowered.items(), key=lambda pair: -pair[1]))
 
 
