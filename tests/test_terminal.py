@@ -180,3 +180,21 @@ def test_sigterm_removes_temporary_folders(tmp_path):
         assert process.wait(60) == 143 and not list(tmp_path.iterdir())
     finally:
         process.kill()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs SIGPIPE's error")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_pipe_that_nobody_reads_ends_it_in_silence(unbuffered, tmp_path, static_folder):
+    (tmp_path / "a.txt").write_text("A zebra.")
+    found = ["search", str(tmp_path), "zebra", "--model", str(static_folder)]
+    for given in (found, [*found, "--json"], ["cache"]):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "revela", *given],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            text=True,
+        )
+        process.stdout.close()
+        said = process.stderr.read()
+        assert process.wait(60) == 141 and "Error" not in said and "Exception" not in said

@@ -22,6 +22,7 @@ app = App(
     help=(revela.__doc__ or "").partition("\n\n")[0],
     version_flags=["--version"],
     group_commands=Group("Options", sort_key=5),
+    result_action="return_value",
 )
 # Groups of verbs in --help, in this order.
 SEARCH = Group("Search", sort_key=1)
@@ -32,8 +33,8 @@ TRAINING_VERBS = ("train", "queries", "groups", "compare", "heads")
 
 
 def main() -> None:
-    """Run the command line; exits with 0, 2 (an error of the user's), 130 (Ctrl-C) or 143
-    (SIGTERM).
+    """Run the command line; exits with 0, 2 (an error of the user's), 130 (Ctrl-C), 141 (nobody
+    reads on, as after ``| head``) or 143 (SIGTERM).
     """
     if "RANK" not in os.environ:  # torchrun ends its processes itself
         # As an exception, so that temporary folders are removed.
@@ -51,11 +52,15 @@ def main() -> None:
         add_settings(tokens)
         # Under torchrun only rank 0 prints what is wrong with the command line.
         app(tokens, exit_on_error=False, print_error=os.environ.get("RANK", "0") == "0")
+        sys.stdout.flush()  # here, where a closed pipe is caught
     except CycloptsError:  # it has printed what was wrong
         raise SystemExit(2) from None
     except RevelaError as error:
         print(f"revela: {printable(str(error))}", file=sys.stderr)
         raise SystemExit(2) from None
+    except BrokenPipeError:
+        _discard_output()
+        raise SystemExit(141) from None
     except Exception as error:
         if not (sentence := disk_error(error)):
             raise
@@ -63,6 +68,13 @@ def main() -> None:
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def _discard_output() -> None:
+    """Let the flush at exit find no closed pipe (Python's documentation, Note on SIGPIPE)."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())
 
 
 def _leave_garbage() -> None:
