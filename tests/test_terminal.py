@@ -12,6 +12,8 @@ import sys
 
 import pytest
 
+import revela
+import revela.__main__ as entry
 from revela.cli.main import main
 from revela.cli.printing import (
     print_answer,
@@ -198,3 +200,18 @@ def test_a_pipe_that_nobody_reads_ends_it_in_silence(unbuffered, tmp_path, stati
         process.stdout.close()
         said = process.stderr.read()
         assert process.wait(60) == 141 and "Error" not in said and "Exception" not in said
+
+
+def test_ctrl_c_is_silent_while_the_command_line_is_imported(monkeypatch):
+    class Interrupted:
+        @staticmethod
+        def find_spec(name, *_):
+            if name == "revela.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delattr(revela, "cli")
+    monkeypatch.delitem(sys.modules, "revela.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted, *sys.meta_path])
+    with pytest.raises(SystemExit) as stopped:
+        entry.main()
+    assert stopped.value.code == 130
