@@ -275,6 +275,13 @@ def test_bad_input_is_a_400_in_openais_shape(server, path, content, param):
     assert "secret" not in error["message"] and "Traceback" not in error["message"]
 
 
+def test_an_empty_query_is_told_to_have_words(server):
+    for path, body in ((SEARCH, query(query="")), ("/v1/rerank", query(query=" ", documents=["a"]))):
+        answer = post(server, path, body)
+        message = "the query is empty: give some words to look for"
+        assert answer.status_code == 400 and answer.json()["error"]["message"] == message
+
+
 def test_a_model_that_is_not_here_is_404(server):
     answer = post(server, EMBEDDINGS, embedding(model="gpt"))
     assert answer.status_code == 404 and answer.json()["error"]["param"] == "model"

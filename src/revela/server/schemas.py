@@ -77,7 +77,7 @@ def _unicode(text: str) -> str:
 
 
 Integer = Annotated[int, BeforeValidator(_integral)]  # JSON Schema counts 3.0 as an integer
-Query = Annotated[str, Field(pattern=r"\S")]
+Query = Annotated[str, Field(json_schema_extra={"pattern": r"\S"})]  # check_query refuses others
 Text = Annotated[
     str,
     BeforeValidator(_text_of, json_schema_input_type=str | dict[str, Any]),
