@@ -552,7 +552,6 @@ def test_an_address_in_use_is_one_sentence():
         listen("127.0.0.1", 0) as taken,
         pytest.raises(RevelaError, match="choose another --host or --port"),
     ):
-        taken.listen()
         listen("127.0.0.1", taken.getsockname()[1])
     with pytest.raises(RevelaError, match="choose another --host or --port"):
         listen("no.such.host.invalid", 80)

@@ -17,7 +17,6 @@ DOCUMENTS = [Document("a.md", "The garden opens at nine."), Document("b.md", "An
 @pytest.fixture
 def listening():
     with listen("127.0.0.1", 0) as listening:
-        listening.listen()
         yield listening
 
 

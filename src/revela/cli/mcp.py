@@ -211,7 +211,6 @@ def _serve(server: Any, host: str, port: int, token: str | None) -> None:
         )
     limits = Limits()
     running = server_of(http_app(server, Access(token, token is None), limits), limits)
-    listening.listen()
     _show_once()
     url = url_of(host, listening)
     print(f"serving {server.name} at {url}mcp; stop with Ctrl-C", flush=True)

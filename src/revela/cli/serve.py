@@ -108,7 +108,6 @@ def serve(
 
         def answer_early(found: Words | Index) -> None:
             app = service(found).app()
-            listening.listen()
             meanwhile.enter_context(in_background(app, limits, listening))
             print(f"serving {index_folder} at {url}. {found.notice}", flush=True)
 
@@ -117,7 +116,6 @@ def serve(
         index = open_any(index_folder, model, **how)
         whole = service(index)
         server = server_of(whole.app(), limits)
-        listening.listen()  # clients wait from here on, instead of being refused
     refused = HALF
     if not is_index(index_folder):
         sync, refused = sync or SYNC_SECONDS, ALL

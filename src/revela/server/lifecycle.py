@@ -53,7 +53,9 @@ def url_of(host: str, listening: socket.socket) -> str:
 
 
 def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
-    """A socket bound to this address; port 0 is any free port. ``flag`` is named in errors."""
+    """A socket that listens on this address, so that clients wait from here on, and nobody else can
+    take it; port 0 is any free port. ``flag`` is named in errors.
+    """
     if not 0 <= port < 2**16:
         raise RevelaError(f"{flag} {port} is no port: give one from 0 (any free port) to 65535")
     try:
@@ -65,6 +67,7 @@ def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
         reuse = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
         listening.setsockopt(socket.SOL_SOCKET, reuse, 1)
         listening.bind(address)
+        listening.listen()
     except (OSError, UnicodeError) as error:
         message = f"cannot listen on {host}:{port} ({error}): choose another --host or {flag}"
         raise RevelaError(message) from error
