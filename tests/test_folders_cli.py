@@ -123,6 +123,19 @@ def test_a_search_waits_for_who_writes_to_the_index_of_its_folder(
     assert caplog.text.count("another process is writing to") == 1
 
 
+def test_copies_take_no_place_of_other_answers(doing, succeeds, cache, tmp_path):
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for i in range(3):
+        (folder / f"copy{i}.md").write_text("The castle opens at nine.\n")
+        (folder / f"{i}.md").write_text(f"The castle number {i} is old.\n")
+    asked = ("search", folder, "when does the castle open", "--mode lexical --top 3")
+    out = succeeds(*asked)
+    assert re.findall(r"^(\d)\. ", out, re.M) == ["1", "2", "3"]
+    assert len(re.findall(r"the same text: copy\d\.md:1; copy\d\.md:1\n", out)) == 1
+    assert len(json.loads(succeeds(*asked, "--json"))) == 3  # a hit for each document
+
+
 def test_a_query_may_begin_as_an_option_does(doing, succeeds, cache, tmp_path):
     folder = tmp_path / "notes"
     folder.mkdir()

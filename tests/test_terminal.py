@@ -34,11 +34,11 @@ from revela.types import Chunk, Hit, Hits
 LONG = "filler words here " * 40 + "the camshaft turns " + "and then more " * 40
 
 
-def print_found(hits, query):
+def print_found(hits, query, top=10):
     """Print hits as if they were all that an index has."""
     known = BM25([hit.text for hit in hits] or ["?"])
     sought = Sought.of(query, known.terms, known.idf)
-    print_hits(hits, [snippet(hit, sought) for hit in hits])
+    print_hits(hits, [snippet(hit, sought) for hit in hits], top)
 
 
 def test_hits_are_shown_from_the_sentence_of_the_words_looked_for_on(capsys, monkeypatch):
@@ -84,18 +84,19 @@ def test_code_keeps_its_lines_and_a_place_is_named(capsys):
     assert capsys.readouterr().out.startswith("1. On bees (a.pdf, page 4)  [0.5000]")
 
 
-def test_equal_texts_are_shown_once(capsys):
+def test_equal_texts_are_shown_once_and_leave_no_hole_in_the_numbers(capsys):
     hits = [
         Hit("a", 0.5, "", "One  text."),
-        Hit("b", 0.4, "B", "Two."),
-        Hit("c", 0.3, "", "One text."),
+        Hit("c", 0.4, "", "One text."),
+        Hit("b", 0.3, "B", "Two."),
+        Hit("d", 0.2, "", "Three."),
     ]
-    print_found(hits, "text")
+    print_found(hits, "text", top=2)
     assert capsys.readouterr().out.splitlines() == [
         "1. a  [0.5000]",
         "   One text.",
         "   the same text: c",
-        "2. B (b)  [0.4000]",
+        "2. B (b)  [0.3000]",
         "   Two.",
     ]
 

@@ -108,21 +108,19 @@ def print_answer(hits: Hits) -> None:
         print(f"{ANSWERS[hits.answer]}:")
 
 
-def print_hits(hits: Sequence[Hit], snippets: Sequence[Snippet]) -> None:
-    """Hits with their snippets, whose marks are bold on a terminal; of equal texts only the first,
-    and the names of the others.
+def print_hits(hits: Sequence[Hit], snippets: Sequence[Snippet], top: int) -> None:
+    """The first hits with different texts, with their snippets, whose marks are bold on a terminal,
+    and the names of other hits with the same text.
     """
-    from revela.index.snippets import same_texts
+    from revela.index.snippets import distinct
 
-    same = same_texts([hit.text for hit in hits])
     names = [_named(*pair) for pair in zip(hits, snippets, strict=True)]
-    for i, (hit, shown) in enumerate(zip(hits, snippets, strict=True)):
-        if same[i] is not None:
-            continue
+    for rank, (i, copies) in enumerate(distinct(hits, top).items(), 1):
+        hit, shown = hits[i], snippets[i]
         text = _bold(shown) if sys.stdout.isatty() else printable_lines(shown.text)
-        print(f"{i + 1}. {names[i]}  [{hit.score:.4f}]\n   {text}")
-        if others := [name for name, first in zip(names, same, strict=True) if first == i]:
-            print(f"   the same text: {'; '.join(others)}")
+        print(f"{rank}. {names[i]}  [{hit.score:.4f}]\n   {text}")
+        if copies:
+            print(f"   the same text: {'; '.join(names[copy] for copy in copies)}")
         if hit.explanation is not None:
             print(f"   {_explained(hit.explanation, hit.confidence)}")
     if not hits:

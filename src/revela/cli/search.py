@@ -68,7 +68,8 @@ def search(
         Default: tokens for a folder of files, none for an index. It takes milliseconds in an index
         made with --keep-tokens.
     top:
-        Number of documents; each is printed with its best passage.
+        Number of documents; each is printed with its best passage, and those with the same passage
+        are named beside it.
     where:
         Filter in SQL over the index's metadata, id and title: "year > 2020 and lang = 'en'".
     model:
@@ -91,13 +92,16 @@ def search(
         raise RevelaError("give a query, or a file of queries with --queries, which --run is for")
     from revela.corpus.judgements import read_queries
     from revela.index.folder_index import open_any
+    from revela.index.snippets import SPARE
 
     asked = read_queries(queries) if queries else {}
     given: Any = dict(prompts=prompts.given, weight=weight)
     if query is not None and not (as_json or where or mode == "dense" or min_score is not None):
         given["early"] = partial(_answer_early, query, top)
     opened = open_any(index_folder, model, cached=not no_cache, progress=True, **given)
-    how: Any = dict(k=top, mode=mode, where=where, fusion=fusion, rerank=rerank)
+    # Printed are hits with different texts.
+    spare = query is not None and not as_json
+    how: Any = dict(k=SPARE * top if spare else top, mode=mode, where=where, fusion=fusion, rerank=rerank)
     how |= dict(min_score=min_score, explain=explain)
     if query is None:
         found = zip(asked, opened.search_many(list(asked.values()), **how), strict=True)
@@ -108,14 +112,16 @@ def search(
         print_json([asdict(hit) for hit in hits])
     else:
         print_answer(hits)
-        print_hits(hits, opened.snippets(query, hits))
+        print_hits(hits, opened.snippets(query, hits), top)
 
 
 def _answer_early(query: str, top: int, found: Words | Index) -> None:
     """Print a first answer before many documents are encoded."""
-    hits = found.search(query.strip(), top)
+    from revela.index.snippets import SPARE
+
+    hits = found.search(query.strip(), SPARE * top)
     print(f"{found.notice} The full answer follows.\n")
-    print_hits(hits, found.snippets(query, hits))
+    print_hits(hits, found.snippets(query, hits), top)
     print(flush=True)
 
 

@@ -9,7 +9,7 @@ import unicodedata
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from itertools import groupby, takewhile
+from itertools import groupby, islice, takewhile
 from typing import NamedTuple
 
 from revela.corpus.chunk import sentences
@@ -20,6 +20,7 @@ from revela.index.sought import Sought
 from revela.types import Hit, evenly_spaced
 
 CHARACTERS, LINES = 300, 6  # of a snippet, at most; characters of double width count twice
+SPARE = 2  # times as many hits are searched for as are shown, as some may have equal texts
 LONG_WORD = 40  # characters; a longer one may be cut
 _BLANK = re.compile(r"\A\s*\n")
 
@@ -258,6 +259,24 @@ def same_texts(texts: Sequence[str]) -> list[int | None]:
         earlier = first.setdefault(" ".join(text.split()), number)
         found.append(earlier if earlier != number else None)
     return found
+
+
+def distinct(hits: Sequence[Hit], k: int) -> dict[int, list[int]]:
+    """The first k hits with different texts, by their indices, and the indices of the hits with the
+    text of each. Hits without a text are different. ``SPARE`` says how many hits to ask for.
+
+    >>> [a, b, c] = [Hit(name, 1.0, "", text) for name, text in zip("abc", ["One", "Two", "One "])]
+    >>> distinct([a, b, c], 2)
+    {0: [2], 1: []}
+    """
+    groups = dict[int, list[int]]()
+    same = same_texts([hit.text.strip() or hit.id for hit in hits])
+    for number, first in enumerate(same):
+        if first is None:
+            groups[number] = []
+        else:
+            groups[first].append(number)
+    return dict(islice(groups.items(), k))
 
 
 def examples_of(hits: Sequence[Hit], most: int = 3) -> list[str]:

@@ -29,7 +29,7 @@ from revela.index.filters import EXAMPLE, where_sql
 from revela.index.index import Index
 from revela.index.places import file_of
 from revela.index.search import check_query
-from revela.index.snippets import Snippet, heading_of, same_texts
+from revela.index.snippets import SPARE, Snippet, distinct, heading_of
 from revela.index.word_search import Words
 from revela.server import Access, Limits, Site
 from revela.server.token_budget import as_json, count_tokens, fitting, shared_out
@@ -169,16 +169,17 @@ class Tools:
             where_sql(filter or {}, self.columns)
             with self._lock:
                 index = self.index()
-                hits = index.search(query, 2 * k, where=filter, min_score=min_score)
+                hits = index.search(query, SPARE * k, where=filter, min_score=min_score)
         found = distinct(hits, k)
-        snippets = index.snippets(query, [hit for hit, _ in found], QUOTE)
+        best = [hits[number] for number in found]
+        snippets = index.snippets(query, best, QUOTE)
 
         def part_of(number: int, characters: int) -> str:
-            return index.snippets(query, [found[number][0]], characters)[0].text
+            return index.snippets(query, [best[number]], characters)[0].text
 
         results = [
-            self.result(hit, shown, copies)
-            for (hit, copies), shown in zip(found, snippets, strict=True)
+            self.result(hit, shown, [hits[copy].id for copy in copies])
+            for hit, shown, copies in zip(best, snippets, found.values(), strict=True)
         ]
         answer = ANSWERS[hits.answer] if hits and not index.notice else None
         return _answer(within(results, max_tokens, part_of, index.notice, answer))
@@ -261,18 +262,6 @@ def _answer(answer: BaseModel) -> CallToolResult:
 
 def _tokens_of(answer: BaseModel) -> int:
     return count_tokens(as_json(answer.model_dump(mode="json", exclude_none=True)))
-
-
-def distinct(hits: Sequence[Hit], k: int) -> list[tuple[Hit, list[str]]]:
-    """The k best hits with different texts, each with the ids of hits with an equal text."""
-    groups: dict[int, tuple[Hit, list[str]]] = {}
-    same = same_texts([hit.text.strip() or hit.id for hit in hits])
-    for number, (hit, first) in enumerate(zip(hits, same, strict=True)):
-        if first is None:
-            groups[number] = hit, []
-        else:
-            groups[first][1].append(hit.id)
-    return list(groups.values())[:k]
 
 
 def within(
