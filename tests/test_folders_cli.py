@@ -136,6 +136,15 @@ def test_copies_take_no_place_of_other_answers(doing, succeeds, cache, tmp_path)
     assert len(json.loads(succeeds(*asked, "--json"))) == 3  # a hit for each document
 
 
+def test_each_hit_of_the_json_says_whether_the_first_answers(
+    succeeds, docs, static_folder, cache, monkeypatch
+):
+    asked = ("search", docs, QUERY, "--json --top 2", "--model", static_folder)
+    assert [hit["answer"] for hit in json.loads(succeeds(*asked))] == [None, None]
+    monkeypatch.setattr("revela.types.Hits.answer", "unlikely")  # too few texts to be calibrated
+    assert [hit["answer"] for hit in json.loads(succeeds(*asked))] == ["unlikely", "unlikely"]
+
+
 def test_a_query_may_begin_as_an_option_does(doing, succeeds, cache, tmp_path):
     folder = tmp_path / "notes"
     folder.mkdir()

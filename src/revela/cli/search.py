@@ -84,7 +84,8 @@ def search(
     no_cache:
         Make the index of a folder of files in a temporary folder, and remove it.
     as_json:
-        Print JSON, with the confidence of each result (docs/search.md).
+        Print JSON, with the confidence of each result, and in each whether the first answers the
+        query (docs/search.md).
     """
     if top < 1:
         raise RevelaError(f"--top {top} is no number of results: give 1 or more")
@@ -109,7 +110,7 @@ def search(
         return
     hits = opened.search(query.strip(), **how)
     if as_json:
-        print_json([asdict(hit) for hit in hits])
+        print_json([{**asdict(hit), "answer": hits.answer} for hit in hits])
     else:
         print_answer(hits)
         print_hits(hits, opened.snippets(query, hits), top)
