@@ -32,7 +32,8 @@ httpx = importlib.import_module(HfHubHTTPError.__mro__[1].__module__.split(".")[
         ("/nowhere/at/all", "neither a folder nor a hub id"),
         (
             "owner/name-that-is-not-cached",
-            "not in the hub cache and .*: give a local folder, or embedded:smollm2-135m",
+            r"not in the hub cache and .*: give a local folder, or embedded:minilm-l6 or "
+            r"embedded:e5-small \(embedders, for a search\), or embedded:smollm2-135m \(a lang",
         ),
     ],
 )

@@ -14,7 +14,9 @@ import re
 from pathlib import Path
 
 from revela.embedded import (
+    E5,
     EMBEDDED,
+    MINILM,
     cached_digest,
     converted_name,
     embedded_folder,
@@ -240,7 +242,8 @@ def _snapshot(name: str, repo: str, revision: str) -> Path:
         if is_local and not isinstance(error.__cause__, errors.HfHubHTTPError):
             raise Unreachable(
                 f"{name} is not in the hub cache and the hub cannot be reached: "
-                "give a local folder, or embedded:smollm2-135m"
+                f"give a local folder, or {MINILM} or {E5} (embedders, for a search), or "
+                f"{OFFLINE_MODEL} (a language model, for training)"
             ) from error
         reason = first_line((is_local and error.__cause__) or error)
         raise RevelaError(
