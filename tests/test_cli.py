@@ -161,7 +161,8 @@ def test_an_index_grows_shrinks_and_filters(succeeds, refused, tmp_path):
     counts = "3 documents are new, 0 replaced, 0 unchanged"
     assert f"{counts}; {out} holds 3 passages" in succeeds(*made, "--dimensions 4")
     err = refused(*made)
-    assert "exists: choose another --out, or add to an index with --append" in err
+    advice = "bring this index in step with --sync, or add to it with --append"
+    assert f"exists: choose another --out, {advice}" in err
     append = ("index", more, f"--out {out} --append")
     counts = "1 documents are new, 1 replaced, 0 unchanged"
     assert f"{counts}; {out} holds 4 passages" in succeeds(*append)
@@ -242,7 +243,7 @@ def test_bad_corpora_are_one_sentence_and_leave_nothing(
     [
         (["eval", "{tmp}", "--on {tmp}"], "neither config.json nor modules.json"),
         (["index", "{tmp}", "--model {tmp}/none/at/all --out {tmp}/index"], "no document found"),
-        (["index", "{tmp}", "--model x --out {tmp}/../"], "exists: choose another --out"),
+        (["index", "{tmp}", "--model x --out {tmp}/../"], "exists: choose another --out\n"),
         (["train", "{tmp}", "--out {tmp}/o --language klingon"], '"klingon" is not known'),
         (["search", "{tmp}", "x", "--weight 1.5"], "give the vectors' share, from 0"),
         (["index", "{tmp}", "--out {tmp}/index"], "no document found"),

@@ -390,8 +390,11 @@ def unfinished_in(folder: Path) -> Info | None:
         folder.is_dir() and all(entry.name.startswith(early) for entry in folder.iterdir())
     ):
         return None
-    if not (folder / STATE).is_file() or (info := read_info(folder)).finished:
+    if not (folder / STATE).is_file():
+        raise RevelaError(f"{folder} exists: choose another --out")
+    if (info := read_info(folder)).finished:
         raise RevelaError(
-            f"{folder} exists: choose another --out, or add to an index with --append"
+            f"{folder} exists: choose another --out, bring this index in step with --sync, or add "
+            "to it with --append"
         )
     return info
