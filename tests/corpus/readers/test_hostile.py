@@ -56,10 +56,12 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path):
     (corpus / "inside.txt").symlink_to("a.txt")
     (corpus / "notes.txt").symlink_to(tmp_path / "secret.txt")
     (corpus / "round.txt").symlink_to("round.txt")
+    (corpus / "broken.txt").symlink_to(tmp_path / "nowhere.txt")
     report = ReadReport()
     assert [d.id for d in read_sources([corpus], FIELDS, report)] == ["a.txt", "inside.txt"]
     (line,) = [line for line in report.lines() if "link to a file outside of the folder" in line]
-    assert "corpus/notes.txt" in line
+    assert "corpus/notes.txt" in line and "broken" not in line
+    assert any("broken link (" in line and "broken.txt" in line for line in report.lines())
     (tmp_path / "link").symlink_to(corpus)  # who names a link means what it leads to
     assert len(list(read_sources([tmp_path / "link", corpus / "notes.txt"], FIELDS, report))) == 3
 

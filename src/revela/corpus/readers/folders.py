@@ -74,7 +74,8 @@ def walk_files(folder: Path, report: ReadReport) -> Iterator[Path]:
         paths += (here / name for name in names if name[0] != "." and is_read(here / name, False))
     for path in sorted(paths):
         if path.is_symlink() and not _is_inside(path, root):
-            report.skip("link to a file outside of the folder", display_path(path))
+            why = "link to a file outside of the folder" if path.exists() else "broken link"
+            report.skip(why, display_path(path))
         else:
             yield path
 
