@@ -164,7 +164,7 @@ def test_an_index_grows_shrinks_and_filters(succeeds, refused, tmp_path):
     advice = "bring this index in step with --sync, or add to it with --append"
     assert f"exists: choose another --out, {advice}" in err
     append = ("index", more, f"--out {out} --append")
-    counts = "1 documents are new, 1 replaced, 0 unchanged"
+    counts = "1 document is new, 1 replaced, 0 unchanged"
     assert f"{counts}; {out} holds 4 passages" in succeeds(*append)
     assert "is not the model that made" in refused(*append, f"--model {tmp_path / 'other'}")
     assert "made with other settings" in refused(*append, "--chunk-words 9")

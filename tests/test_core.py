@@ -151,7 +151,7 @@ def test_indexes_are_made_changed_and_searched(succeed, docs, model, tmp_path):
     )
     assert "40 documents are new" in made and "holds 41 passages" in appended
     assert [hit["id"] for hit in json.loads(found)] == ["new"]
-    assert "deleted 1 documents" in deleted and "40 vectors of" in vectors
+    assert "deleted 1 document," in deleted and "40 vectors of" in vectors
     searched, listed, cleared = succeed(
         f"search docs ocean01 --model {model} --explain", "cache", "cache --clear"
     )

@@ -56,7 +56,7 @@ def test_a_folder_is_searched_and_followed(doing, succeeds, docs, static_folder,
     (docs / "a.md").write_text("# A zebra")
     (docs / "3.txt").unlink()
     found, said = search()
-    assert found == ["a.md"] and "1 documents are new, 0 changed, 1 gone, 11 unchanged" in said
+    assert found == ["a.md"] and "1 document is new, 0 changed, 1 gone, 11 unchanged" in said
     out = succeeds("cache")
     assert str(docs) in out and " MB " in out and static_folder.name in out
     assert len([*cache.glob("*/index/state.sqlite")]) == 1
@@ -211,7 +211,7 @@ def test_what_a_plain_index_was_made_of_is_known(succeeds, docs, static_folder, 
     succeeds("index", docs, "--out", out, "--model", static_folder)
     (docs / "new.txt").write_text("A zebra.")
     said = succeeds("index", "--out", out, "--sync")
-    assert "1 documents are new, 0 changed, 0 gone, 12 unchanged" in said
+    assert "1 document is new, 0 changed, 0 gone, 12 unchanged" in said
 
 
 RUSSIAN = "В прошлом веке в этом городе были построены дома, которые стоят до сих пор."
@@ -351,7 +351,7 @@ def test_a_server_follows_its_folder(docs, static_folder, cache):
     try:
         url = re.search(r"http://\S+/", line_with("serving "))[0]
         (docs / "new.txt").write_text("A zebra.")
-        line_with("1 documents are new")
+        line_with("1 document is new")
         asked = {"query": "zebra", "mode": "lexical"}
         found = httpx.post(url + "v1/search", json=asked, timeout=60).json()
         assert [hit["id"] for hit in found["data"]] == ["new.txt"]
@@ -360,7 +360,7 @@ def test_a_server_follows_its_folder(docs, static_folder, cache):
         assert httpx.post(url + "v1/search", json=asked, timeout=60).json()["data"]
         docs.with_name("away").rename(docs)
         (docs / "newer.txt").write_text("Another zebra.")
-        line_with("1 documents are new")
+        line_with("1 document is new")
         process.terminate()
         assert process.wait(60) == -15 or process.returncode == 143
     finally:

@@ -50,6 +50,15 @@ def duration(minutes: float) -> str:
     return f"{60 * minutes:.1f} seconds" if minutes < 2 else f"{minutes:.1f} minutes"
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number and what it counts, for messages; ``many`` is by default ``one`` with an s.
+
+    >>> counted(1, "document"), counted(2000, "document is", "documents are")
+    ('1 document', '2,000 documents are')
+    """
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
 @contextmanager
 def loading_bar(folder: Path) -> Iterator[None]:
     """While open, transformers shows its bar if the weights are large."""

@@ -276,7 +276,10 @@ def test_bad_input_is_a_400_in_openais_shape(server, path, content, param):
 
 
 def test_an_empty_query_is_told_to_have_words(server):
-    for path, body in ((SEARCH, query(query="")), ("/v1/rerank", query(query=" ", documents=["a"]))):
+    for path, body in (
+        (SEARCH, query(query="")),
+        ("/v1/rerank", query(query=" ", documents=["a"])),
+    ):
         answer = post(server, path, body)
         message = "the query is empty: give some words to look for"
         assert answer.status_code == 400 and answer.json()["error"]["message"] == message

@@ -227,7 +227,7 @@ BAD = {
     "column": ("search", {"query": "a", "filter": {"colour": 1}}, "there is no column colour"),
     "SQL": ("search", {"query": "a", "filter": "year > 1"}, "filter: input should be"),
     "id": ("fetch", {"id": "none'); --"}, "is not in the index"),
-    "chunk": ("fetch", {"id": "guide.md", "chunk": 99}, "has 1 passages, from 0"),
+    "chunk": ("fetch", {"id": "guide.md", "chunk": 99}, "has 1 passage, from 0"),
     "offset": ("fetch", {"id": "guide.md", "offset": 9999}, "passage 0 of guide.md has"),
     "budget": ("search", {"query": "a", "max_tokens": 10}, "max_tokens: input should be greater"),
 }

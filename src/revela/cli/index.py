@@ -28,6 +28,7 @@ from revela.errors import RevelaError
 from revela.model_files import named_by_auto
 from revela.on_ray import Cluster
 from revela.settings import Indexing, Precision, Recipe
+from revela.silence import counted
 
 if TYPE_CHECKING:
     from revela.evaluation.choose_model import Kind
@@ -124,14 +125,14 @@ def index(
     else:
         opened, synced = write_by_file(job)
     added = synced.added if synced else added
-    counted = synced.describe() if synced and sync else added.describe()
+    changed = synced.describe() if synced and sync else added.describe()
     print(f"language {opened.info.language}; {opened.calibration.describe()}")
     if any(opened.info.prompts):
         print(opened.info.prompts.describe())
-    print(f"{counted}; {out} holds {len(opened):,} passages")
+    print(f"{changed}; {out} holds {counted(len(opened), 'passage')}")
     if added.cut:
-        were = "chunk was" if added.cut == 1 else "chunks were"
-        print(f"{added.cut:,} {were} longer than the model reads, and cut by its tokenizer")
+        cut = counted(added.cut, "chunk was", "chunks were")
+        print(f"{cut} longer than the model reads, and cut by its tokenizer")
 
 
 def _check_sync(sync: bool, yes: bool, append: bool, engine: Engine) -> None:
@@ -350,4 +351,5 @@ def _delete(out: Path, ids: list[str]) -> None:
 
     opened = Index.open(out)
     deleted = opened.delete(ids)
-    print(f"deleted {len(set(ids)):,} documents, {deleted:,} passages; {out} holds {len(opened):,}")
+    both = f"{counted(len(set(ids)), 'document')}, {counted(deleted, 'passage')}"
+    print(f"deleted {both}; {out} holds {len(opened):,}")

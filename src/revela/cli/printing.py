@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
+from revela.silence import counted
+
 if TYPE_CHECKING:
     from revela.corpus.readers.common import ReadReport
     from revela.index.snippets import Snippet
@@ -168,8 +170,7 @@ def _explained(why: Explanation, confidence: float | None) -> str:
 def print_group(title: str, members: Sequence[Chunk], names: Sequence[str]) -> None:
     """A group: its documents, with their chunks under them without the title."""
     names_of = {member.document: name for member, name in zip(members, names, strict=True)}
-    plural = "s" if len(names_of) > 1 else ""
-    print(f"\n{title}: {len(members)} chunks of {len(names_of)} document{plural}")
+    print(f"\n{title}: {len(members)} chunks of {counted(len(names_of), 'document')}")
     for owner, name in sorted(names_of.items()):
         print(f"  {snippet(name)}")
         for member in members:

@@ -100,9 +100,8 @@ def search(
     if query is not None and not (as_json or where or mode == "dense" or min_score is not None):
         given["early"] = partial(_answer_early, query, top)
     opened = open_any(index_folder, model, cached=not no_cache, progress=True, **given)
-    # Printed are hits with different texts.
-    spare = query is not None and not as_json
-    how: Any = dict(k=SPARE * top if spare else top, mode=mode, where=where, fusion=fusion, rerank=rerank)
+    k = top if query is None or as_json else SPARE * top  # printed are those that differ
+    how: Any = dict(k=k, mode=mode, where=where, fusion=fusion, rerank=rerank)
     how |= dict(min_score=min_score, explain=explain)
     if query is None:
         found = zip(asked, opened.search_many(list(asked.values()), **how), strict=True)

@@ -69,7 +69,7 @@ def read_corpus(
     >>> documents[0].id, documents[0].text
     ('bees.txt', 'Bees dance to show where flowers are.')
     >>> report.lines()
-    ['read 1 documents, 7 words: 100.0 % of the bytes of files that may hold text']
+    ['read 1 document, 7 words: 100.0 % of the bytes of files that may hold text']
     """
     if not 0 <= near <= 1:
         raise RevelaError(f"--near-duplicates {near}: give a number from 0 (keep them) to 1")

@@ -35,6 +35,7 @@ from revela.index.default_model import suited_model
 from revela.index.language import Analyzer, detect
 from revela.model_files import resolve, weights_of
 from revela.settings import Indexing, Recipe
+from revela.silence import counted
 from revela.types import Document, Encoder, evenly_spaced, refuse_text
 
 if TYPE_CHECKING:
@@ -215,7 +216,8 @@ def _score(
 ) -> tuple[dict[str, Mapping[str, Scores]], dict[str, int]]:
     """System -> task -> nDCG@10 of each query; and candidate -> number of weights."""
     log.info(
-        f"comparing {len(candidates)} retrievers by {len(data.held_out):,} held-out documents "
+        f"comparing {counted(len(candidates), 'retriever')} by "
+        f"{counted(len(data.held_out), 'held-out document')} "
         f"({check.describe()}), nDCG@10 with BM25:"
     )
     queries: dict[str, Mapping[str, Scores]] = {BM25: check.queries_of_bm25()}

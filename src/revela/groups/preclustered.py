@@ -321,7 +321,7 @@ def groups_of_clusters(
         for part_survey in run(tasks.survey, parts):
             survey.add(part_survey, tasks.n_hashes)
         check_report(report.documents, report, sources, corpus.max_bad_share)
-        for line in report.lines("chunks"):
+        for line in report.lines("chunk"):
             log.info(line)
         _check_vectors(survey.files_of_width, required=ray)
         n_held_out = min(corpus.held_out_at_most, int(corpus.held_out * survey.documents))

@@ -40,7 +40,7 @@ from revela.index.word_search import Words
 from revela.model_files import fingerprint, name_of, resolve
 from revela.retriever import load
 from revela.settings import Indexing
-from revela.silence import duration
+from revela.silence import counted, duration
 from revela.types import Document, Hits
 
 log = logging.getLogger(__name__)
@@ -183,7 +183,8 @@ class _Text:
 
     def _answer_before(self, index: Index, documents: Sequence[Document]) -> None:
         if self.early and _takes_long(documents):
-            index.notice = f"Without {len(documents):,} documents that are new or have changed."
+            one, many = "document that is new or has", "documents that are new or have"
+            index.notice = f"Without {counted(len(documents), one, many)} changed."
             self.early(index)
 
 
@@ -262,7 +263,7 @@ def _opened_in(place: Path, model: Path, options: Any) -> Index | None:
 def _summary(path: Path, place: Path, synced: Synced, seconds: float) -> str:
     kept = f"its index is {place} ({megabytes(bytes_of(place))})"
     if not synced.any:
-        return f"{path} is unchanged, {synced.unchanged:,} documents; {kept}"
+        return f"{path} is unchanged, {counted(synced.unchanged, 'document')}; {kept}"
     spent = ((step, seconds) for step, seconds in synced.seconds.items() if seconds >= 0.05)
     steps = ", ".join(f"{step} {seconds:.1f}" for step, seconds in spent)
     return f"{path}: {synced.describe()}; {duration(seconds / 60)} ({steps}); {kept}"

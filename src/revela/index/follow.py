@@ -31,7 +31,7 @@ from revela.errors import RevelaError
 from revela.index.changes import Changes, word_bar
 from revela.index.ingest import Added, check_repeated, repeated_id
 from revela.index.state import FileState, Loss, ReadFile, State
-from revela.silence import progress_bar
+from revela.silence import counted, progress_bar
 from revela.types import Document
 
 log = logging.getLogger(__name__)
@@ -61,8 +61,8 @@ class Synced:
     def describe(self) -> str:
         """The numbers, for messages."""
         return (
-            f"{self.new:,} documents are new, {self.changed:,} changed, {self.gone:,} gone, "
-            f"{self.unchanged:,} unchanged"
+            f"{counted(self.new, 'document is', 'documents are')} new, {self.changed:,} changed, "
+            f"{self.gone:,} gone, {self.unchanged:,} unchanged"
         )
 
 
@@ -274,11 +274,11 @@ def _check(changes: Changes, scan: Scan, refused: float) -> None:
 def _refusal(folder: Path, loss: Loss, refused: float) -> str:
     if refused == ALL:  # the index of a folder, in the cache
         return (
-            f"{loss.source} has lost all of its {loss.documents:,} documents, so its index stays "
-            f"as it is: bring them back, or run revela cache {loss.source} --clear"
+            f"{loss.source} has lost all of its {counted(loss.documents, 'document')}, so its "
+            f"index stays as it is: bring them back, or run revela cache {loss.source} --clear"
         )
     return (
-        f"{loss.source} has lost {loss.gone:,} of its {loss.documents:,} documents, so "
+        f"{loss.source} has lost {loss.gone:,} of its {counted(loss.documents, 'document')}, so "
         f"{folder} stays as it is: run revela index --sync --yes to delete them there too, or "
         "bring them back"
     )

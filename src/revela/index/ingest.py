@@ -30,6 +30,7 @@ from revela.index.table import Table
 from revela.index.tokens import encode_packed
 from revela.model_files import fingerprint
 from revela.settings import Indexing
+from revela.silence import counted
 from revela.types import (
     Document,
     Encoder,
@@ -67,7 +68,7 @@ class Added:
     def describe(self) -> str:
         """The numbers of documents, for messages."""
         return (
-            f"{self.new:,} documents are new, {self.replaced:,} replaced, "
+            f"{counted(self.new, 'document is', 'documents are')} new, {self.replaced:,} replaced, "
             f"{self.unchanged:,} unchanged"
         )
 

@@ -23,6 +23,7 @@ from revela.index.language import Analyzer, detect
 from revela.index.search import check_query
 from revela.index.snippets import CHARACTERS, Snippet, snippet
 from revela.index.sought import Sought
+from revela.silence import counted
 from revela.types import Document, Hit, Hits, Vectors
 
 CUT = 100  # documents whose passages are ranked
@@ -68,7 +69,7 @@ class Words:
     def notice(self) -> str:
         """A sentence for users: results are by words only, and how far the vectors are."""
         return (
-            f"By words only: vectors of {len(self):,} documents are being made, "
+            f"By words only: vectors of {counted(len(self), 'document')} are being made, "
             f"{100 * self.made:.0f} % of the text is done."
         )
 

@@ -33,6 +33,7 @@ from revela.index.snippets import SPARE, Snippet, distinct, heading_of
 from revela.index.word_search import Words
 from revela.server import Access, Limits, Site
 from revela.server.token_budget import as_json, count_tokens, fitting, shared_out
+from revela.silence import counted
 from revela.types import ANSWERS, Hit
 
 log = logging.getLogger(__name__)
@@ -194,7 +195,8 @@ class Tools:
         with _tool_errors():
             chunks = self.index().chunks(id)
         if not chunks[chunk:]:
-            has = f"has {len(chunks)} passages, from 0" if chunks else "is not in the index"
+            passages = counted(len(chunks), "passage")
+            has = f"has {passages}, from 0" if chunks else "is not in the index"
             raise ToolError(f"the document {id[:200]} {has}: take ids and chunks of search")
         texts = [passage.text for passage in chunks]
         if offset > (length := len(texts[chunk])):

@@ -126,7 +126,7 @@ def test_files_that_are_not_read_are_counted_by_their_ending(tmp_path):
     _, report = read_corpus([tmp_path], max_bad_share=0)
     share = 1000 * len(SENTENCE) // (len(SENTENCE) + len(packed)) / 10
     assert report.lines() == [
-        f"read 1 documents, 8 words: {share} % of the bytes of files that may hold text",
+        f"read 1 document, 8 words: {share} % of the bytes of files that may hold text",
         "not read: 2 .js, 1 .map (minified); 2 .xyz, 1 with no ending, 1 .lib (binary); 1 .json, "
         "1 .lock (lock file); 1 .docx (lock of an open document); 1 .png, 1 .jpg, 1 .mp4, 1 .svg "
         "(no text); 1 .tar, 1 .zip, 1 .xz (archive: unpack it); 1 .doc (save it as .docx)",

@@ -17,6 +17,7 @@ from typing import BinaryIO, TextIO, cast
 from revela.corpus.endings import COMPRESSED, suffix
 from revela.corpus.readers.encodings import HEAD, decode, is_binary
 from revela.errors import RevelaError
+from revela.silence import counted
 
 MAX_BYTES = 64 * 2**20  # per line, text or page; anything longer is data, not a document
 # These limit the report to one screen.
@@ -100,9 +101,10 @@ class ReadReport:
         for reason, places in other.examples.items():
             self.examples[reason] = [*self.examples.get(reason, []), *places][:MAX_EXAMPLES]
 
-    def lines(self, unit: str = "documents") -> list[str]:
+    def lines(self, unit: str = "document") -> list[str]:
         """The report as text, one line per total and per reason."""
-        out = [f"read {self.documents:,} {unit}, {self.words:,} words{self._share()}"]
+        read, words = counted(self.documents, unit), counted(self.words, "word")
+        out = [f"read {read}, {words}{self._share()}"]
         if self.passages:
             out.append(
                 f"joined {self.passages:,} passages into {self.articles:,} articles by title"
