@@ -166,6 +166,24 @@ def test_a_stopped_search_says_how_much_is_kept_and_goes_on(
     assert out.count("1. zebra.txt") == 1 and "By words only" not in out
 
 
+def test_a_search_stopped_while_its_index_is_finished_says_that_all_is_kept(
+    doing, docs, static_folder, monkeypatch
+):
+    asked = ("search", docs, "zebra", "--model", static_folder)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(changes, "calibrate", stop)
+        code, out, err = doing(*asked)
+    assert code == 130 and "being made, 0 % of the text is done" in out
+    assert "stopped: 41 of 41 documents are in the index, the same command goes on" in err
+    code, out, err = doing(*asked)
+    assert code == 0 and "being made, 100 % of the text is done" in out
+    assert "being made" not in doing(*asked)[1]
+
+
 def test_what_is_thrown_away_is_not_said_to_be_kept(doing, docs, static_folder, monkeypatch):
     stop_after(monkeypatch, 2, KeyboardInterrupt())
     code, _, err = doing("search", docs, "zebra", "--no-cache", "--model", static_folder)

@@ -70,6 +70,8 @@ def word_bar(
                 bar.total -= read
             if tell:
                 tell(done / max(1, total))
+            if number == len(documents):
+                bar.close()  # what finishes the index is not counted
 
         try:
             yield count

@@ -15,7 +15,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import cached_property, partial
@@ -148,6 +148,7 @@ class _Text:
         start, words = time.perf_counter(), None
         if self.early and not _is_finished(place) and _takes_long(self.scan.documents):
             words = Words(self.scan.documents, settings.chunk_words)
+            words.tell(_share_made(place, self.scan.documents))
             self.early(words)
         with writing(place.parent, wait=True):
             index, synced, report = self._followed(model, settings, place, options, words)
@@ -244,6 +245,15 @@ def _is_finished(place: Path) -> bool:
     with suppress(RevelaError):
         return is_finished(place)
     return False
+
+
+def _share_made(place: Path, documents: Sequence[Document]) -> float:
+    """The share of a text that a stopped run has put into the index in this folder."""
+    made, lengths = 0, [len(document.text) for document in documents]
+    if is_index(place):
+        with suppress(RevelaError), closing(State(place)) as state:
+            made = state.documents()
+    return sum(lengths[:made]) / max(1, sum(lengths))
 
 
 def _opened_in(place: Path, model: Path, options: Any) -> Index | None:

@@ -214,13 +214,13 @@ def follow(
             state.keep(finished)
             if stop and stop.is_set():
                 raise RevelaError(f"{changes.folder} is not in step yet: sync it again to go on")
-    state.keep(unfinished)  # without documents
-    encoded = time.perf_counter()
-    gone = state.gone()
-    for start_of in range(0, len(gone), DELETE_BATCH):
-        changes.drop_known(gone[start_of : start_of + DELETE_BATCH])
-    state.forget_gone()
-    changes.finish()
+        state.keep(unfinished)  # without documents
+        encoded = time.perf_counter()
+        gone = state.gone()
+        for start_of in range(0, len(gone), DELETE_BATCH):
+            changes.drop_known(gone[start_of : start_of + DELETE_BATCH])
+        state.forget_gone()
+        changes.finish()
     unchanged = state.documents() - added.new - added.replaced
     seconds = dict(reading=scan.seconds, encoding=encoded - start)
     seconds["finishing"] = time.perf_counter() - encoded
