@@ -298,7 +298,9 @@ def static_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> P
     folder = tmp_path_factory.mktemp("static") / "model"
     tokenizer = copy.deepcopy(tiny_tokenizer.backend_tokenizer)  # others truncate by theirs
     tokenizer.no_truncation()
-    table = StaticEmbedding(tokenizer, embedding_dim=8)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        table = StaticEmbedding(tokenizer, embedding_dim=8)
     SentenceTransformer(modules=[table]).save(str(folder))
     return folder
 
