@@ -5,13 +5,15 @@
     python -m research.benchmarks.scale memory --documents 100000 --out FOLDER
     python -m research.benchmarks.scale actors --documents 2000 --out FOLDER
     python -m research.benchmarks.scale kill --documents 2000 --kills 10 --out FOLDER
+    python -m research.benchmarks.scale edits --documents 600 --out FOLDER
 
 ``lookup``: milliseconds to look up 200 ids, as --append does for each batch. ``recall``: recall@10
 against the exact scan, on synthetic clusters; with ``--by lance`` the index is made by lance-ray as
 on several machines. ``memory``: peak memory of the driver of ``revela index --engine ray``, with a
 static retriever. ``actors``: seconds of one process, and of Ray with two actors of one thread.
 ``kill``: the driver is killed at random moments; the index must hold the rows of one process, once,
-and no unreferenced file.
+and no unreferenced file. ``edits``: one of as many files, of 2,000 words each, is edited ten times;
+seconds of each update of the index, with token vectors by MiniLM, and the bytes that they keep.
 """
 
 from __future__ import annotations
@@ -26,19 +28,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from research.benchmarks.options import RESEARCH, parser_of
+from revela.cli.index import index as make_index
+from revela.index.folder_index import bytes_of
+from revela.index.follow import follow
+from revela.index.index import Index
 from revela.index.manifest import Info
-from revela.index.rows import arrow_rows
+from revela.index.rows import Stored, arrow_rows
 from revela.index.state import read_info
 from revela.index.table import CELLS, Table, table_uri
 from revela.settings import Indexing
 
 BATCH = 2**17  # rows made at a time
 LOOKED_UP, TIMES = 200, 50
+FILE = 34  # documents in a file that is edited
 
 
 def made(folder: Path, rows: int, width: int, seed: int = 0) -> Table:
@@ -53,9 +61,10 @@ def made(folder: Path, rows: int, width: int, seed: int = 0) -> Table:
         names = [f"document-{i}" for i in range(start, start + count)]
         columns = dict(id=names, chunk=[0] * count, title=[""] * count, passage=names)
         columns["digest"] = [f"{i:016x}" for i in range(start, start + count)]
+        columns |= dict(chunks=[1] * count, terms=[None] * count)
+        columns |= dict(first_line=[None] * count, first_page=[None] * count)
         vectors = near(centres, count, rng)
-        with_rows = arrow_rows(info, columns, vectors, None)
-        table.lance.add(with_rows)
+        table.add(arrow_rows(info, columns, [Stored(vector, None) for vector in vectors]))
     return table
 
 
@@ -102,7 +111,7 @@ def recall(arguments: argparse.Namespace) -> None:
         with on_ray.connected(on_ray.Cluster()):
             on_ray.make_indices(table_uri(folder), table.missing_indices())
     else:
-        table.pack(new=True)
+        table.pack()
     seconds = time.perf_counter() - began
     centres = np.random.default_rng(0).normal(size=(max(1, arguments.rows // 100), arguments.width))
     queries = near(centres, 200, np.random.default_rng(2))
@@ -110,7 +119,7 @@ def recall(arguments: argparse.Namespace) -> None:
     for query in queries:
         exact = table.lance.search(query, vector_column_name="vector").distance_type("dot")
         rows = exact.bypass_vector_index().limit(10).select(["id"]).to_list()
-        found = [name for name, _ in table.nearest(query, 10).values()]
+        found = [owner.id for owner, _ in table.nearest(query, 10).values()]
         hits += len({row["id"] for row in rows} & set(found))
     facts = dict(rows=arguments.rows, width=arguments.width, by=arguments.by, cells=CELLS)
     print(json.dumps({**facts, "recall@10": hits / 2000, "indexed_in_s": round(seconds, 1)}))
@@ -233,8 +242,30 @@ def kill(arguments: argparse.Namespace) -> None:
     print(json.dumps({**facts, "rows": committed(out), "data_files": files}))
 
 
+def edits(arguments: argparse.Namespace) -> None:
+    folder, out = arguments.out / "files", arguments.out / "edits"
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = documents(FILE * arguments.documents)
+    for i in range(arguments.documents):
+        page = "\n\n".join(row["text"] for row in islice(rows, FILE))
+        (file := folder / f"{i}.txt").write_text(page)
+    settings = Indexing(keep_tokens=True)
+    make_index([folder], out=out, model="embedded:minilm-l6", settings=settings, sync=True)
+    index, seconds, sizes = Index.open(out), list[float](), [bytes_of(out)]
+    for number in range(10):
+        file.write_text(page.replace(".", f" edit{number}.", 1))
+        began = time.perf_counter()
+        with index.changes() as changes:
+            follow(changes)
+        seconds.append(round(time.perf_counter() - began, 2))
+        sizes.append(bytes_of(out))
+    kept = [round((size - sizes[0]) / 1e6, 2) for size in sizes[1:]]
+    print(json.dumps(dict(chunks=len(index), seconds=seconds, kept_mb=kept)))
+
+
 def main() -> None:
     whats = {"lookup": lookup, "recall": recall, "memory": memory, "actors": actors, "kill": kill}
+    whats |= {"edits": edits}
     parser = parser_of(__doc__)
     parser.add_argument("what", choices=list(whats))
     parser.add_argument("--out", type=Path, default=RESEARCH / "out" / "scale")

@@ -13,7 +13,7 @@ from letters import Letters, build, documents, extend, reopen
 
 from revela.errors import RevelaError
 from revela.index.bm25 import BM25
-from revela.index.fusion import length_penalty
+from revela.index.fusion import Owner, length_penalty
 from revela.index.language import Analyzer
 from revela.index.tokens import (
     TOKENS_WEIGHT,
@@ -98,7 +98,7 @@ def test_an_index_gives_the_same_whether_it_keeps_tokens_or_makes_them(tmp_path,
         assert rule == kept.calibration.rule and (rule.weight < 1) and rule.chance > 0
         c, chance = TOKENS_WEIGHT * rule.weight, 0.0
         sizes = Counter(row["id"] for row in plain.table.lance.to_arrow().to_pylist())
-        lost = {name: length_penalty(size) for name, size in sizes.items()}
+        lost = {name: length_penalty(Owner(name, size)) for name, size in sizes.items()}
         if mode == "dense":
             c, chance, lost = TOKENS_WEIGHT, rule.chance, dict.fromkeys(lost, 0.0)
         found = [max(0.0, m - rule.tokens) / (1 - rule.tokens) for m in matched]

@@ -29,7 +29,7 @@ from revela.corpus.words import count_words, joined, words
 from revela.errors import QueryError
 from revela.index.bm25 import BM25
 from revela.index.exact import rankings_of, top_k
-from revela.index.fusion import DEPTH, as_chance, best_chunks, by_length, chance_of
+from revela.index.fusion import DEPTH, Owner, as_chance, best_chunks, by_length, chance_of
 from revela.index.manifest import Calibration, apart
 from revela.index.rows import shortened
 from revela.index.search import (
@@ -96,7 +96,6 @@ class SentenceTest:
         lengths: Sequence[int] = (),
     ) -> None:
         documents = documents or range(len(passages))
-        self._lengths = lengths or [1] * len(passages)
         examples = list(sentence_queries(passages, queries, titles, documents))
         of_sentences = len(examples)
         if of_sentences < min(FEW, queries):
@@ -113,7 +112,7 @@ class SentenceTest:
         self._bm25 = BM25(self._texts, language)
         places_Q = np.array([example.place for example in examples], np.int64)
         right_QN = _same_documents(places_Q, documents)
-        self._documents = [str(document) for document in documents]
+        self._owners = [*map(Owner, map(str, documents), lengths or [1] * len(passages))]
         self._terms = [frozenset(self._bm25.terms(passage)) for passage in passages]
         right_QN |= _alike(places_Q, self._terms)
         can_fail = np.flatnonzero(~right_QN.all(axis=1))
@@ -195,9 +194,8 @@ class SentenceTest:
 
     def _first_two(self, found: Scores) -> tuple[float, float]:
         """The scores of the first document and of the best other one."""
-        ranking = {row: (self._documents[row], score) for row, score in found.items()}
-        scores = scores_of(best_chunks(ranking))
-        scores = by_length(scores, [self._lengths[row] for row in scores])
+        ranking = {row: (self._owners[row], score) for row, score in found.items()}
+        scores = scores_of(by_length(best_chunks(ranking)))
         return next(iter(scores.values())), runner_up(scores, self._terms.__getitem__)
 
     def _chance_of_tokens(

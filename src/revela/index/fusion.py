@@ -48,7 +48,16 @@ from revela.types import Vectors
 Fusion = Literal["score", "rank"]
 Item = TypeVar("Item", bound=Hashable)
 Found = TypeVar("Found")
-Ranking = Mapping[int, tuple[str, float]]
+
+
+class Owner(NamedTuple):
+    """The document that a row of an index is of: its id and its number of rows."""
+
+    id: str
+    chunks: int
+
+
+Ranking = Mapping[int, tuple[Owner, float]]
 """A row of an index -> its document and its score, best first."""
 
 WORDS = 0.75  # weight of words that find a passage as often as vectors do
@@ -139,21 +148,21 @@ def fuse_scores(
     return dict(sorted(scores.items(), key=lambda pair: -pair[1]))
 
 
-def by_length(scores: Mapping[Item, float], lengths: Sequence[int]) -> dict[Item, float]:
-    """Lower the scores of documents by their lengths, in passages, not below 0; best first.
+def by_length(ranking: Ranking) -> Ranking:
+    """Lower the scores of documents by their lengths, not below 0.
 
     Example:
-        >>> by_length({"manual": 0.42, "note": 0.40}, [300, 1])
-        {'note': 0.4, 'manual': 0.35...}
+        >>> by_length({7: (Owner("manual", 300), 0.42), 8: (Owner("note", 1), 0.40)})
+        {8: (Owner(id='note', chunks=1), 0.4), 7: (Owner(id='manual', chunks=300), 0.35...)}
     """
-    pairs = zip(scores.items(), lengths, strict=True)
-    lowered = {item: max(0.0, score - length_penalty(length)) for (item, score), length in pairs}
-    return dict(sorted(lowered.items(), key=lambda pair: -pair[1]))
+    pairs = ((row, owner, score - length_penalty(owner)) for row, (owner, score) in ranking.items())
+    lowered = {row: (owner, max(0.0, score)) for row, owner, score in pairs}
+    return dict(sorted(lowered.items(), key=lambda row: -row[1][1]))
 
 
-def length_penalty(passages: int) -> float:
-    """What a document of so many passages loses of its score."""
-    return LENGTH * log((SHORT + passages) / (SHORT + 1))
+def length_penalty(owner: Owner) -> float:
+    """What a document loses of its score for its length."""
+    return LENGTH * log((SHORT + owner.chunks) / (SHORT + 1))
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Sequence[Item]], k: int = RRF_K) -> dict[Item, float]:

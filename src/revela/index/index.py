@@ -408,12 +408,12 @@ class Index:
         second = runner_up(first, lambda row: {*table.query_terms(rows[row]["passage"])})
         reasons = search.explain(list(shown)) if options.explain else {}
         hits = Hits()
-        for row, (document, score) in shown.items():
+        for row, (owner, score) in shown.items():
             other = second if score > second else best
             confidence = calibration.confidence(score, other, options.calibrated_as)
             hits.append(self._hit(rows[row], score, confidence, reasons.get(row)))
-            if hits[-1].id != document:
-                raise KeyError(document)
+            if hits[-1].id != owner.id:
+                raise KeyError(owner.id)
         return hits
 
     def reranking(self, mode: Mode, fusion: Fusion) -> Rerank:

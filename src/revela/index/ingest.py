@@ -25,7 +25,7 @@ from revela.errors import RevelaError
 from revela.index.language import Analyzer
 from revela.index.manifest import Info
 from revela.index.places import Start, starts
-from revela.index.rows import RESERVED, Stored, arrow_rows, as_stored
+from revela.index.rows import HIT_COLUMNS, RESERVED, Stored, arrow_rows, as_stored
 from revela.index.table import Table
 from revela.index.tokens import encode_packed
 from revela.model_files import fingerprint
@@ -168,10 +168,9 @@ def encode_rows(
 def table_rows(
     documents: Iterable[Document], digests: Mapping[str, str], info: Info, folder: Path
 ) -> Rows:
-    """Cut documents into chunks: rows as values by column, without terms, vectors and tokens."""
+    """Cut documents into chunks: rows as values by column, without what ``encode_rows`` adds."""
     columns = info.columns
-    names = [name for name in RESERVED if name not in ("chunks", "terms", "vector", "tokens")]
-    rows: Rows = {name: [] for name in (*names, *columns)}
+    rows: Rows = {name: [] for name in (*HIT_COLUMNS, "digest", *columns)}
     for document in documents:
         metadata = [_as_column(document, name, kind, folder) for name, kind in columns.items()]
         digest = digests[document.id]

@@ -240,9 +240,8 @@ class IndexSearch:
             if options.mode == "dense":
                 scores, weight = self._similarities(scores), 1.0
             scores = rerank(self, self.query, scores, options.tokens, weight)
-        if self._is_fused:
-            scores = by_length(scores, self._column("chunks", [*scores]))
-        return {row: (ranking[row][0], score) for row, score in scores.items()}
+        ranking = {row: (ranking[row][0], score) for row, score in scores.items()}
+        return by_length(ranking) if self._is_fused else ranking
 
     def explain(self, rows: Sequence[int]) -> dict[int, Explanation]:
         """Explain the scores of rows of the ranking."""
@@ -260,7 +259,8 @@ class IndexSearch:
             tokens = similarities(options.tokens, self.signs(rows), weights, self.rule.tokens)
         lost: Sequence[float | None] = [None] * len(rows)
         if self._is_fused:
-            lost = [length_penalty(chunks) for chunks in self._column("chunks", rows)]
+            nearest, matching = self._candidates
+            lost = [length_penalty((nearest.get(row) or matching[row])[0]) for row in rows]
         return {
             row: Explanation(cosines.get(row), words.get(row), weight, *parts)
             for row, *parts in zip(rows, tokens, lost, strict=True)
@@ -291,7 +291,7 @@ class IndexSearch:
             if len(documents) >= options.k or max(len(near), len(match)) < depth:
                 return nearest, matching
             # A few long documents fill the lists: search again without them.
-            where = f"not {id_filter(documents)}"
+            where = f"not {id_filter(document.id for document in documents)}"
             if options.where:
                 where += f" and ({options.where}\n)"
 

@@ -21,7 +21,7 @@ from revela.encoder.processor import check_processor
 from revela.errors import QueryError, RevelaError
 from revela.files import disk_error
 from revela.index.bm25 import TermCounts
-from revela.index.fusion import Ranking
+from revela.index.fusion import Owner, Ranking
 from revela.index.language import QUERY_WORDS, Analyzer
 from revela.index.manifest import Info
 from revela.index.rows import HIT_COLUMNS, Stored, schema_of
@@ -153,11 +153,13 @@ class Table:
     def _ranking(
         self, query: Any, depth: int, where: str, column: str, score: Callable[[float], float]
     ) -> Ranking:
-        query = query.limit(depth).select(["id", column]).with_row_id(True)
+        query = query.limit(depth).select(["id", "chunks", column]).with_row_id(True)
         with lance_errors(self.folder, where, self.info.columns):
             result = (query.where(where) if where else query).to_arrow()
-        rows, documents, values = (result[name].to_pylist() for name in ("_rowid", "id", column))
-        return dict(zip(rows, zip(documents, map(score, values), strict=True), strict=True))
+        names = "_rowid", "id", "chunks", column
+        rows, ids, chunks, values = (result[name].to_pylist() for name in names)
+        owners = map(Owner, ids, chunks)
+        return dict(zip(rows, zip(owners, map(score, values), strict=True), strict=True))
 
     def rows(self, numbers: Sequence[int], names: Sequence[str] = ()) -> dict[int, dict[str, Any]]:
         """Columns of rows, by default those of a hit; deleted rows are missing."""
