@@ -110,7 +110,7 @@ class Explanation:
         words: BM25; in hybrid search divided by the query's maximum.
         weight: weight of the vectors in the sum of the two.
         tokens: how well the query's tokens match.
-        length: what the document loses as it has many passages.
+        length: what their sum is multiplied by, below 1 for a document of many passages.
     """
 
     vectors: float | None = None

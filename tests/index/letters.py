@@ -4,7 +4,6 @@ must agree with.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from pathlib import Path
@@ -135,7 +134,7 @@ def oracle(
     if mode == "hybrid":
         sizes = Counter(name for name, _ in rows)
         best = {
-            name: (passage, score - 0.02 * math.log((10 + sizes[name]) / 11))
+            name: (passage, score * (21 / (20 + sizes[name])) ** 0.1)
             for name, (passage, score) in best.items()
         }
     found = sorted(best.items(), key=lambda pair: -pair[1][1])

@@ -278,7 +278,7 @@ def test_an_index_is_cut_at_a_score_and_says_what_gave_it(tmp_path):
             score = why.weight * why.vectors + (1 - why.weight) * (why.words or 0)
             if rerank:
                 score = (score + c * why.tokens) / (1 + c)
-            assert why.length == 0  # of one passage
+            assert why.length == 1  # of one passage
             assert hit.score == pytest.approx(score, abs=1e-5)
         least = hits[3].score
         cut = index.search(query, rerank=rerank, min_score=least)

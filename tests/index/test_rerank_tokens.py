@@ -13,7 +13,7 @@ from letters import Letters, build, documents, extend, reopen
 
 from revela.errors import RevelaError
 from revela.index.bm25 import BM25
-from revela.index.fusion import Owner, length_penalty
+from revela.index.fusion import Owner, length_factor
 from revela.index.language import Analyzer
 from revela.index.tokens import (
     TOKENS_WEIGHT,
@@ -98,16 +98,16 @@ def test_an_index_gives_the_same_whether_it_keeps_tokens_or_makes_them(tmp_path,
         assert rule == kept.calibration.rule and (rule.weight < 1) and rule.chance > 0
         c, chance = TOKENS_WEIGHT * rule.weight, 0.0
         sizes = Counter(row["id"] for row in plain.table.lance.to_arrow().to_pylist())
-        lost = {name: length_penalty(Owner(name, size)) for name, size in sizes.items()}
+        factors = {name: length_factor(Owner(name, size)) for name, size in sizes.items()}
         if mode == "dense":
-            c, chance, lost = TOKENS_WEIGHT, rule.chance, dict.fromkeys(lost, 0.0)
+            c, chance, factors = TOKENS_WEIGHT, rule.chance, dict.fromkeys(factors, 1.0)
         found = [max(0.0, m - rule.tokens) / (1 - rule.tokens) for m in matched]
         before = [without[hit.id].score for hit in hits]
-        if mode == "hybrid":  # before it is lowered by length, to 0 at least
+        if mode == "hybrid":  # before it is lowered by length
             parts = [without[hit.id].explanation for hit in hits]
             before = [p.weight * p.vectors + (1 - p.weight) * (p.words or 0) for p in parts]
         wanted = [
-            (max(0.0, own - chance) / (1 - chance) + c * n) / (1 + c) - lost[hit.id]
+            (max(0.0, own - chance) / (1 - chance) + c * n) / (1 + c) * factors[hit.id]
             for hit, own, n in zip(hits, before, found, strict=True)
         ]
         np.testing.assert_allclose(scores, wanted, rtol=1e-5)

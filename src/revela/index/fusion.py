@@ -21,13 +21,13 @@ The weight w of the words needs no labels: W / V is how often words find the pas
 was taken from, to how often vectors do (calibration.py). Below 1 it says little, since sentences
 are no questions. It is a number of the corpus; weights by query found no more (docs/search.md).
 
-A document scores as its best passage, less a little if it has many (``by_length``):
+A document scores as its best passage, a little less if it has many (``by_length``):
 
-    score(q, D) = max_d score(q, d) - 0.02 log((10 + n) / 11)           n passages d of D
+    score(q, D) = max_d score(q, d) (21 / (20 + n))^0.1                  n passages d of D
 
 Of many passages one matches by chance: in a folder the long change log came before the page that
-answers. It costs a document of 10 passages .01, one of 300 .07; collections of short documents stay
-as they are.
+answers. It costs a document of 20 passages 6 in 100, one of 300 24; collections of short documents
+stay as they are.
 
 By rank (``fuse_ranks``): reciprocal rank fusion (Cormack, Clarke & Buettcher, SIGIR 2009), the sum
 over rankings of 1 / (k + rank), for comparison.
@@ -36,7 +36,6 @@ over rankings of 1 / (k + rank), for comparison.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from math import log
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -65,8 +64,8 @@ DIGITS = 6  # of a chance, so that the order of its sum does not show
 MOST_ALIKE = 0.95  # greatest chance, of texts that are all but the same
 RRF_K = 60  # the constant of the paper, and of Revela's hybrid rows
 DEPTH = 200  # candidates taken from each side
-LENGTH = 0.02  # of a score, for each time that a document has e times as many passages
-SHORT = 10  # passages; below, the length of a document hardly counts
+LENGTH = 0.1  # exponent of a document's number of passages
+SHORT = 20  # passages; below, the length of a document hardly counts
 
 
 def check_weight(weight: float | None) -> None:
@@ -149,20 +148,20 @@ def fuse_scores(
 
 
 def by_length(ranking: Ranking) -> Ranking:
-    """Lower the scores of documents by their lengths, not below 0.
+    """Lower the scores of documents by their lengths.
 
     Example:
         >>> by_length({7: (Owner("manual", 300), 0.42), 8: (Owner("note", 1), 0.40)})
-        {8: (Owner(id='note', chunks=1), 0.4), 7: (Owner(id='manual', chunks=300), 0.35...)}
+        {8: (Owner(id='note', chunks=1), 0.4), 7: (Owner(id='manual', chunks=300), 0.31...)}
     """
-    pairs = ((row, owner, score - length_penalty(owner)) for row, (owner, score) in ranking.items())
-    lowered = {row: (owner, max(0.0, score)) for row, owner, score in pairs}
+    found = ((row, owner, score) for row, (owner, score) in ranking.items())
+    lowered = {row: (owner, score * length_factor(owner)) for row, owner, score in found}
     return dict(sorted(lowered.items(), key=lambda row: -row[1][1]))
 
 
-def length_penalty(owner: Owner) -> float:
-    """What a document loses of its score for its length."""
-    return LENGTH * log((SHORT + owner.chunks) / (SHORT + 1))
+def length_factor(owner: Owner) -> float:
+    """What a document's score is multiplied by for its length, at most 1."""
+    return float(((SHORT + 1) / (SHORT + owner.chunks)) ** LENGTH)
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Sequence[Item]], k: int = RRF_K) -> dict[Item, float]:

@@ -25,7 +25,7 @@ from revela.index.fusion import (
     fuse_ranks,
     fuse_scores,
     joined,
-    length_penalty,
+    length_factor,
 )
 from revela.index.state import State
 from revela.index.table import Table, id_filter
@@ -257,13 +257,13 @@ class IndexSearch:
         if options.tokens is not None:
             weights = self.term_weights(self.query)
             tokens = similarities(options.tokens, self.signs(rows), weights, self.rule.tokens)
-        lost: Sequence[float | None] = [None] * len(rows)
+        factors: Sequence[float | None] = [None] * len(rows)
         if self._is_fused:
             nearest, matching = self._candidates
-            lost = [length_penalty((nearest.get(row) or matching[row])[0]) for row in rows]
+            factors = [length_factor((nearest.get(row) or matching[row])[0]) for row in rows]
         return {
             row: Explanation(cosines.get(row), words.get(row), weight, *parts)
-            for row, *parts in zip(rows, tokens, lost, strict=True)
+            for row, *parts in zip(rows, tokens, factors, strict=True)
         }
 
     def _documents(self) -> Ranking:
