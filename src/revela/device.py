@@ -58,6 +58,21 @@ def on_cpu(tensor: Tensor) -> Tensor:
     return original.cpu()
 
 
+def fetched(tensor: Tensor) -> Callable[[], Tensor]:
+    """Begin to copy a tensor to the CPU; the function returned waits for the copy."""
+    if not tensor.is_cuda:
+        return lambda: on_cpu(tensor)
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    copy.copy_(tensor, non_blocking=True)
+    wait = work_so_far(tensor.device)
+
+    def when_copied() -> Tensor:
+        wait()
+        return copy
+
+    return when_copied
+
+
 def work_so_far(device: torch.device) -> Callable[[], None]:
     """A function that waits until the device has done what it has been asked for by now."""
     if device.type != "cuda":

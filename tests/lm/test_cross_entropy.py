@@ -54,7 +54,36 @@ def test_without_a_gradient_and_with_scores_out_of_range():
     assert lce.linear_cross_entropy(1e4 * hidden.detach(), weight, targets).isfinite().all()
 
 
-def test_a_head_to_be_trained_is_refused():
-    hidden, weight, targets, _ = tensors(False)
-    with pytest.raises(ValueError, match="freeze it"):
-        lce.linear_cross_entropy(hidden, weight.requires_grad_(), targets)
+@pytest.mark.parametrize("rows", [1, 4, 100])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_trained_head_gets_the_gradient_of_the_plain_form(rows, bias):
+    hidden, weight, targets, offset = tensors(bias)
+    trained = [t.requires_grad_() for t in (hidden, weight, offset) if t is not None]
+    slopes = torch.linspace(-1, 2, 11, dtype=torch.float64)
+    got = lce.linear_cross_entropy(hidden, weight, targets, offset, rows * 50)
+    want = F.cross_entropy(F.linear(hidden, weight, offset), targets, reduction="none")
+    torch.testing.assert_close(got, want, atol=1e-12, rtol=0)
+    for one, other in zip(
+        *(torch.autograd.grad(losses @ slopes, trained) for losses in (got, want)), strict=True
+    ):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
+
+
+def test_a_trained_head_keeps_no_logits():
+    hidden, weight, targets, offset = tensors(True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
+        lce.linear_cross_entropy(hidden, weight.requires_grad_(), targets, offset)
+    assert kept and (11, 50) not in kept
+
+
+def test_exact_logits_are_not_rounded_to_the_weights_precision():
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = ((4 * torch.randn(n, 64, generator=generator)).bfloat16() for n in (200, 300))
+    targets = torch.randint(300, (200,), generator=generator)
+    want = F.cross_entropy(hidden.float() @ weight.float().T, targets, reduction="none")
+    exact, rounded = (
+        lce.linear_cross_entropy(hidden, weight, targets, exact=exact) for exact in (True, False)
+    )
+    torch.testing.assert_close(exact, want, atol=1e-3, rtol=1e-5)
+    assert (rounded - want).abs().median() > 10 * (exact - want).abs().max()

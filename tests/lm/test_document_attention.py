@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from revela.lm import document_attention_varlen
 from revela.lm.document_attention import (
     EPSILON,
     document_attention,
@@ -19,6 +20,24 @@ from revela.lm.document_attention import (
 from revela.lm.document_weights import DocumentWeights
 
 LENGTHS = [3, 1, 5, 2]
+
+
+def attention_by_sdpa(query, key, value, pairs, scale):
+    """``attend_pairs`` where flash attention does not run: on a CPU, and in fp64."""
+    bounds = (pairwise(b.tolist()) for b in (pairs.row_bounds, pairs.token_bounds))
+    outputs = []
+    for (a, b), (c, d) in zip(*bounds, strict=True):
+        assert b - a <= pairs.most_rows and d - c <= pairs.most_tokens
+        inputs = (t.transpose(0, 1) for t in (query[a:b], key[c:d], value[c:d]))
+        outputs.append(F.scaled_dot_product_attention(*inputs, scale=scale).transpose(0, 1))
+    assert query.shape[-1] == key.shape[-1] == value.shape[-1] and query.shape[-1] % 8 == 0
+    assert query.shape[1] == key.shape[1] == value.shape[1]
+    return torch.cat(outputs)
+
+
+@pytest.fixture(autouse=True)
+def flash_attention_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(document_attention_varlen, "attend_pairs", attention_by_sdpa)
 
 
 def tensors(n_heads: int, n_groups: int, seed: int = 0):
@@ -43,7 +62,7 @@ def attend(query, key, value, weights, lengths, rows=None, epsilon=0.0, heads=No
 NO_INTERPRETER = find_spec("triton") is None or torch.cuda.is_available()
 INTERPRETED = pytest.mark.skipif(NO_INTERPRETER, reason="Triton does not interpret here")
 TRITON = pytest.param("triton", marks=INTERPRETED)
-KERNELS = ["torch", TRITON]
+KERNELS = ["torch", "varlen", TRITON]
 
 
 @pytest.mark.parametrize("v_norm", [False, True])
@@ -75,13 +94,13 @@ def test_equals_the_reference(v_norm, n_heads, n_groups, heads, kernel):
     changes = dict(heads=None if heads is None else torch.tensor(heads), scale=0.3)
     fast = attend(*inputs, LENGTHS, v_norm=v_norm, kernel=kernel, **changes)
     slow = attend(*inputs, LENGTHS, v_norm=v_norm, kernel="reference", **changes)
-    torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
+    torch.testing.assert_close(fast, slow, atol=1e-12, rtol=0)
     direction = torch.randn_like(slow)
     found = [torch.autograd.grad((out * direction).sum(), inputs) for out in (fast, slow)]
     # The diagonal's weights are exactly 0: such pairs are skipped and get no gradient.
     assert (found[0][3].diagonal() == 0).all()
     for got, want in zip(*found, strict=True):
-        torch.testing.assert_close(got, want, atol=1e-10, rtol=0)
+        torch.testing.assert_close(got, want, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -96,11 +115,11 @@ def test_rows_that_are_no_documents_equal_the_reference(kernel, v_norm):
     of = dict(rows=[2, 0, 3], v_norm=v_norm, heads=torch.tensor([3, 0]))
     fast = attend(*inputs, LENGTHS, kernel=kernel, **of)
     slow = attend(*inputs, LENGTHS, kernel="reference", **of)
-    torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
+    torch.testing.assert_close(fast, slow, atol=1e-12, rtol=0)
     direction = torch.randn(slow.shape, dtype=torch.float64, generator=generator)
     found = (torch.autograd.grad((out * direction).sum(), inputs) for out in (fast, slow))
     for got, want in zip(*found, strict=True):
-        torch.testing.assert_close(got, want, atol=1e-10, rtol=0)
+        torch.testing.assert_close(got, want, atol=1e-12, rtol=0)
 
 
 def test_dropping_light_pairs_is_close_and_drops_their_gradient():
@@ -117,12 +136,12 @@ def test_dropping_light_pairs_is_close_and_drops_their_gradient():
     assert not torch.equal(exact, pruned)
     settings = dict(v_norm=True, epsilon=0.003, kernel="reference")
     plain = attend(query, key, value, weights, LENGTHS, **settings)
-    torch.testing.assert_close(pruned, plain, atol=1e-10, rtol=0)
+    torch.testing.assert_close(pruned, plain, atol=1e-12, rtol=0)
     gradient = torch.autograd.grad(pruned.sum(), weights)[0]
     assert gradient[0, 2] == 0 and gradient[0, 1] != 0
 
 
-@pytest.mark.parametrize("kernel", ["torch", TRITON])
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("v_norm", [False, True])
 def test_documents_of_more_than_one_block_equal_the_reference(kernel, v_norm):
     """Longer than a kernel's blocks of rows and keys, with pairs of weight 0 and a document whose
@@ -138,10 +157,10 @@ def test_documents_of_more_than_one_block_equal_the_reference(kernel, v_norm):
     fast = attend(*inputs, lengths, v_norm=v_norm, kernel=kernel)
     direction = torch.randn(fast.shape, dtype=torch.float64, generator=generator)
     slow = attend(*inputs, lengths, v_norm=v_norm, kernel="reference")
-    torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
+    torch.testing.assert_close(fast, slow, atol=1e-12, rtol=0)
     found = (torch.autograd.grad((out * direction).sum(), inputs) for out in (fast, slow))
     for got, want in zip(*found, strict=True):
-        torch.testing.assert_close(got, want, atol=1e-10, rtol=0)
+        torch.testing.assert_close(got, want, atol=1e-12, rtol=0)
 
 
 @INTERPRETED

@@ -16,7 +16,7 @@ import test_records
 from test_records import FILE, OF_THE_LARGEST, RELATIVE
 
 ROOT = Path(__file__).parents[2]
-WAITS = 3  # of a step of the default, after the first
+WAITS = 2  # of a step of the default, after the first
 # On a device these do what another run does: other queries, temperatures and prompts.
 LIKE_OTHERS = {"pairs", "paper without dropout", "paper-code", "dream-paper", "cde-revela"}
 RUNS = [name for name in test_records.RUNS if name not in LIKE_OTHERS]

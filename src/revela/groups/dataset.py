@@ -281,7 +281,7 @@ def _stored_groups(recipe: Recipe, folder: GroupFolder) -> tuple[Groups, int]:
         raise RevelaError(
             f"{folder.folder} holds groups of {folder.size}: give --group-size {folder.size}"
         )
-    groups = folder.order(recipe.training.seed, recipe.training.groups_per_batch)
+    groups = folder.order(recipe.training.seed, recipe.training.fixed_groups_per_batch)
     if recipe.objective.reads != "queries":
         return groups, len(folder)
     has_query = folder.rows.column("query").reshape(len(folder), folder.size) != ""

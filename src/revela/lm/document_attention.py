@@ -16,7 +16,9 @@ question about the candidates.
 - document_attention_recomputed.py, the default: one document at a time, with only the rows that
   give it a weight. The backward pass computes the attention again, so memory grows with the tokens
   and not with the (row, document) pairs;
-- triton/document_attention.py: the same on a GPU, without a loop on the host.
+- document_attention_varlen.py: flash attention over all (run, document) pairs at once, for a GPU
+  in bf16;
+- triton/document_attention.py: kernels of our own for a GPU.
 
 Shapes: A runs of rows, T rows in all; B documents packed into S tokens, L of a document (Revela: A
 = B, T = S); H query heads, G key-value heads, K selected heads, D head width.
@@ -31,7 +33,7 @@ from torch import Tensor
 
 from revela.lm.document_weights import DocumentWeights
 
-Kernel = Literal["reference", "torch", "triton"]
+Kernel = Literal["reference", "torch", "triton", "varlen"]
 V_NORM_EPS = 1e-6  # as in the authors' code
 EPSILON = 1e-4  # objectives skip pairs with at most this weight
 
@@ -83,7 +85,7 @@ def document_attention(
         documents: where the documents are, and their weights.
         scale: factor on the scores; None: D ** -0.5.
         v_norm: divide each document's output by its attention-weighted mean value norm.
-        kernel: "triton" needs the triton package and a GPU.
+        kernel: "varlen" needs a GPU, bf16 and torch 2.11, "triton" a GPU and the triton package.
 
     Returns:
         (H, T, D), in query_HTD's dtype, or that of autocast.
@@ -95,6 +97,8 @@ def document_attention(
     scale = query_HTD.shape[-1] ** -0.5 if scale is None else scale
     if kernel == "triton":
         from revela.lm.triton.document_attention import triton_document_attention as attend
+    elif kernel == "varlen":
+        from revela.lm.document_attention_varlen import varlen_document_attention as attend
     elif kernel == "torch":
         from revela.lm.document_attention_recomputed import recomputed_document_attention as attend
     else:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from revela.device import on_cpu, sent
+from revela.device import fetched, on_cpu, sent
 
 DENSE = 0.8  # share of the runs; a document that more of them attend to is computed for all rows
 
@@ -32,6 +33,24 @@ class AttendingRows:
     run_R: Tensor
     is_kept_R: Tensor
     weight_R1: Tensor
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The (run, document) pairs that have weight, one after another, for variable-length attention.
+
+    row_R, cell_R: the row of each query, and its weight's index among the A x B; token_K: the token
+    of each key. The bounds say where each pair starts among the R and the K, and where the last one
+    ends; ``most_rows`` and ``most_tokens`` are the lengths of the longest.
+    """
+
+    row_R: Tensor
+    cell_R: Tensor
+    token_K: Tensor
+    row_bounds: Tensor
+    token_bounds: Tensor
+    most_rows: int
+    most_tokens: int
 
 
 class DocumentWeights:
@@ -53,6 +72,8 @@ class DocumentWeights:
     ) -> None:
         self.weights_AB, self.epsilon = weights_AB, epsilon
         self.lengths, self.rows = tuple(lengths), tuple(lengths if rows is None else rows)
+        # On its way to the host while the GPU computes what comes before the first mixed layer.
+        self._is_kept_on_host = fetched(weights_AB.detach() > epsilon)
 
     @cached_property
     def run_T(self) -> Tensor:
@@ -81,10 +102,24 @@ class DocumentWeights:
         return max(1, int(on_cpu(self.slot_AB.max())) + 1)
 
     @cached_property
+    def pairs(self) -> Pairs:
+        """The pairs that have weight. Synchronises with a GPU."""
+        run_P, document_P = self._is_kept_on_host().nonzero().unbind(1)
+        rows_A, tokens_B = torch.tensor(self.rows), torch.tensor(self.lengths)
+        row_R, row_bounds = _ranges(rows_A, run_P)
+        token_K, token_bounds = _ranges(tokens_B, document_P)
+        cell_R = (run_P * len(self.lengths) + document_P).repeat_interleave(rows_A[run_P])
+        device = self.kept_AB.device
+        return Pairs(
+            *(sent(row_R, device), sent(cell_R, device), sent(token_K, device)),
+            *(sent(row_bounds.int(), device), sent(token_bounds.int(), device)),
+            *(max(self.rows), max(self.lengths)),
+        )
+
+    @cached_property
     def attending(self) -> list[AttendingRows]:
         """The documents that some run keeps, and their rows. Synchronises with a GPU."""
-        is_kept_AB = self.kept_AB > 0
-        on_host_AB = on_cpu(is_kept_AB)
+        is_kept_AB, on_host_AB = self.kept_AB > 0, self._is_kept_on_host()
         runs_B = on_host_AB.sum(dim=0).tolist()
         sparse = [j for j, runs in enumerate(runs_B) if 0 < runs < DENSE * len(self.rows)]
         selected_rows = dict[int, Tensor]()
@@ -104,3 +139,15 @@ class DocumentWeights:
                     AttendingRows(j, slice(start, end), rows_R, run_R, kept_R, weight_R1)
                 )
         return attending
+
+
+def _ranges(lengths: Tensor, chosen_P: Tensor) -> tuple[Tensor, Tensor]:
+    """The indices of these sequences, one sequence after another, and the bounds of each (P + 1,).
+
+    >>> _ranges(torch.tensor([2, 3, 1]), torch.tensor([2, 1, 2]))
+    (tensor([5, 2, 3, 4, 5]), tensor([0, 1, 4, 5]))
+    """
+    starts_P = (lengths.cumsum(0) - lengths)[chosen_P]
+    bounds = F.pad(lengths[chosen_P].cumsum(0), (1, 0))
+    offsets = (starts_P - bounds[:-1]).repeat_interleave(lengths[chosen_P])
+    return torch.arange(int(bounds[-1])) + offsets, bounds

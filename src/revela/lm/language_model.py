@@ -289,23 +289,28 @@ class LanguageModel(nn.Module):
         memory: KVCache | None = None,
         mix: Mix | None = None,
         prefix: KVCache | None = None,
+        *,
+        exact: bool = False,
     ) -> Tensor:
-        """Cross-entropy (nats) of the token after each of these rows, (R,); the other arguments as
-        for ``logits``.
+        """Cross-entropy (nats) of the token after each of these rows, (R,); ``exact`` as for
+        ``linear_cross_entropy``, the other arguments as for ``logits``.
         """
         streams = memory, mix, prefix
         targets_R = packed.ids_1T[0, rows_R + 1]
-        head = self._head
-        if not self._logits_are_heads or any(p.requires_grad for p in head.parameters()):
+        of_head = {name for name, _ in self._head.named_parameters()}
+        if not self._logits_are_heads or of_head - {"weight", "bias"}:  # scaled, or with LoRA
             logits_RV = self.logits(packed, *streams).index_select(0, rows_R)
-            exact = torch.promote_types(logits_RV.dtype, torch.float32)
-            return F.cross_entropy(logits_RV.to(exact), targets_R, reduction="none")
+            wide = torch.promote_types(logits_RV.dtype, torch.float32)
+            return F.cross_entropy(logits_RV.to(wide), targets_R, reduction="none")
         output = self._run_mixed(self._body, packed, *streams)
         hidden_RD = output.last_hidden_state[0].index_select(0, rows_R)
-        if self._scored_S is None:
-            return linear_cross_entropy(hidden_RD, head.weight, targets_R, head.bias)
-        place_V, weight_SD, bias_S = self._among(targets_R)
-        return linear_cross_entropy(hidden_RD, weight_SD, place_V[targets_R], bias_S)
+        weight, bias = self._head.weight, self._head.bias
+        if self._scored_S is not None:
+            place_V, weight, bias = self._among(targets_R)
+            targets_R = place_V[targets_R]
+        if self.bf16:  # a trained head, which is kept in fp32
+            weight = weight.to(torch.bfloat16)
+        return linear_cross_entropy(hidden_RD, weight, targets_R, bias, exact=exact)
 
     def score_only(self, tokens: Tensor) -> None:
         """Compute losses by a softmax over these tokens and the batch's own, in place of the

@@ -62,6 +62,8 @@ class GainsLoss(RevelaLoss):
         initial: ``model`` before training.
     """
 
+    exact_logits = True  # gains are differences of likelihoods
+
     def __init__(
         self, model: nn.Module, lm: LanguageModel, *, initial: InitialRetriever, **options: Any
     ) -> None:

@@ -113,7 +113,7 @@ def likelihoods(lm: LanguageModel, ids_BL: Tensor, mask_BL: Tensor, lead: int = 
         tails_BL = torch.cat([last.expand(len(others), 1), ids_BL[others, lead:]], dim=1)
         tail_mask_BL = torch.cat([mask_BL.new_ones(len(others), 1), mask_BL[others, lead:]], dim=1)
         tails = lm.pack(tails_BL, tail_mask_BL)
-        losses_R = lm.token_losses(tails, tails.layout.with_next_R, prefix=before)
+        losses_R = lm.token_losses(tails, tails.layout.with_next_R, prefix=before, exact=True)
         parts = torch.split(losses_R, [n - 1 for n in tails.lengths])
         means = torch.stack([part.mean() for part in parts])
         logprob_BB[:, j].index_copy_(0, sent(others, means.device), -means.to(logprob_BB.dtype))

@@ -114,6 +114,7 @@ class RevelaLoss(RetrieverLoss):
     """
 
     gates_LH: Tensor | None
+    exact_logits = False  # see linear_cross_entropy: the mean loss needs none
 
     def __init__(
         self,
@@ -160,7 +161,8 @@ class RevelaLoss(RetrieverLoss):
             kernel=self.kernel,
         )
         memory = self.lm.prefill(packed, self.layers)
-        losses_R = self.lm.token_losses(packed, packed.layout.with_next_R, memory, mix)
+        rows_R, exact = packed.layout.with_next_R, self.exact_logits
+        losses_R = self.lm.token_losses(packed, rows_R, memory, mix, exact=exact)
         lengths = [packed.lengths[group] for group in self.places(len(packed.lengths))]
         counts = [sum(group) - len(group) for group in lengths]
         return torch.stack([losses.mean() for losses in torch.split(losses_R, counts)]).mean()

@@ -190,8 +190,9 @@ class Training:
     "Steps of linear warm-up."
     groups_per_step: PositiveInt = 1
     "Groups per optimiser step, over all processes."
-    groups_per_batch: Rare[PositiveInt] = 1
-    "Groups per forward pass; more use a GPU better and need more memory."
+    groups_per_batch: Rare[PositiveInt | Literal["auto"]] = "auto"
+    """Groups per forward pass; more use a GPU better and need more memory. auto: on a GPU as many
+    of a step's groups as fit into its memory, on a CPU 1."""
     retriever_batch: Rare[NonNegativeInt] = 0
     """Texts per forward pass of the retriever, which the backward pass repeats, to save memory. 0:
     all at once."""
@@ -222,6 +223,11 @@ class Training:
     "Arithmetic of the models; auto is bf16 where the hardware has it."
     track: Rare[Literal["", "tensorboard", "trackio", "wandb"]] = ""
     "Also send metrics to this experiment tracker, which must be installed."
+
+    @property
+    def fixed_groups_per_batch(self) -> int:
+        """``groups_per_batch``, or 1 while it is not known."""
+        return 1 if self.groups_per_batch == "auto" else self.groups_per_batch
 
 
 @dataclasses.dataclass(frozen=True)

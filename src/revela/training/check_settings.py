@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from revela import distributed as distributed
 from revela.corpus.judgements import judgements_dir, read_judgements
+from revela.device import compute_device, uses_bf16
 from revela.errors import RevelaError
 from revela.files import check_free
 from revela.index.language import check_language
@@ -26,8 +29,9 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
     _check_tracker(training.track)
     check_language(recipe.corpus.language)
     recipe.objective.refuse(recipe)
+    _check_kernel(recipe)
     _check_trained_weights(recipe)
-    if training.groups_per_step % training.groups_per_batch:
+    if training.groups_per_step % training.fixed_groups_per_batch:
         raise RevelaError(
             f"--groups-per-step {training.groups_per_step} is no multiple of "
             f"--groups-per-batch {training.groups_per_batch}"
@@ -64,6 +68,19 @@ def _check_tracker(track: str) -> None:
         raise RevelaError(f"--track {track} needs its package: install it by pip install {track}")
 
 
+def _check_kernel(recipe: Recipe) -> None:
+    """Refuse flash attention where it does not run."""
+    if getattr(recipe.objective, "kernel", "") != "varlen":
+        return
+    device = compute_device()
+    is_half = uses_bf16(recipe.training.precision, device)
+    if device.type != "cuda" or not is_half or torch.__version__ < "2.11":
+        raise RevelaError(
+            "--kernel varlen needs a GPU, bf16 and torch 2.11 or newer: leave it out, and "
+            "document attention runs anywhere"
+        )
+
+
 def _check_trained_weights(recipe: Recipe) -> None:
     """Refuse settings that conflict with a new model, or with training all weights."""
     name, rank = recipe.retriever.model, recipe.retriever.lora_rank
@@ -93,9 +110,9 @@ def _check_processes(recipe: Recipe) -> None:
     if judgements_dir(recipe):
         raise RevelaError("--pairs takes one process: start revela without torchrun")
     if recipe.objective.across_groups:
-        if training.groups_per_batch % n:
+        if training.fixed_groups_per_batch % n:
             raise RevelaError(
-                f"--groups-per-batch {training.groups_per_batch} cannot be divided among {n} "
+                f"--groups-per-batch {training.fixed_groups_per_batch} cannot be divided among {n} "
                 f"processes, which compare the texts of a batch: give a multiple of {n}"
             )
         if recipe.context.slots:
@@ -103,8 +120,8 @@ def _check_processes(recipe: Recipe) -> None:
                 f"--context with --objective {recipe.objective.name} takes one process, for a "
                 "batch has one context: leave it out, or start revela without torchrun"
             )
-    elif training.groups_per_step % (whole := n * training.groups_per_batch):
+    elif training.groups_per_step % (whole := n * training.fixed_groups_per_batch):
         raise RevelaError(
             f"--groups-per-step {training.groups_per_step} cannot be divided among {n} processes, "
-            f"{training.groups_per_batch} at a time: give a multiple of {whole}"
+            f"{training.fixed_groups_per_batch} at a time: give a multiple of {whole}"
         )

@@ -82,8 +82,9 @@ class BatchReader:
     ) -> None:
         self.read, self.budget, self.ahead, self.step = read, budget, ahead, step
         self.across_groups = recipe.objective.across_groups
-        self.batches_per_step = recipe.training.groups_per_step // recipe.training.groups_per_batch
-        self._batches = row_batches(groups, recipe.training.groups_per_batch)
+        groups_per_batch = recipe.training.fixed_groups_per_batch
+        self.batches_per_step = recipe.training.groups_per_step // groups_per_batch
+        self._batches = row_batches(groups, groups_per_batch)
         for _ in range(step * self.batches_per_step):
             next(self._batches)
         self._thread = ThreadPoolExecutor(1)

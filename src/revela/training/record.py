@@ -157,22 +157,27 @@ def models_of(recipe: Recipe, folder: Path, query_lm: QueryLM | None) -> dict[st
 
 
 def heads_of_run(out: Path, find: Callable[[], list[Head]]) -> list[Head]:
-    """The LM's (layer, head) pairs in run.json; if there are none, those of ``find``, which are
-    then added. All processes must call it.
+    """The LM's (layer, head) pairs of the run, found if they are not in its record."""
+    return [(int(layer), int(head)) for layer, head in recorded(out, "heads", find)]
+
+
+def recorded(out: Path, name: str, find: Callable[[], Any]) -> Any:
+    """An entry of run.json; if there is none, the result of ``find``, which is then added. All
+    processes must call it.
     """
-    named = distributed.from_rank_zero(lambda: _read_record(out)["about"].get("heads"))
-    if named is None:
-        own = find()  # in all ranks: they may share the LM
+    value = distributed.from_rank_zero(lambda: _read_record(out)["about"].get(name))
+    if value is not None:
+        return value
+    found = find()  # in all processes: they may share the LM
 
-        def name_them() -> list[Head]:
-            record = _read_record(out)
-            record["about"]["heads"] = own
-            with atomic_write(out / RUN_FILE) as temporary:
-                temporary.write_text(json.dumps(record, indent=1))
-            return own
+    def add() -> Any:
+        record = _read_record(out)
+        record["about"][name] = found
+        with atomic_write(out / RUN_FILE) as temporary:
+            temporary.write_text(json.dumps(record, indent=1))
+        return found
 
-        named = distributed.from_rank_zero(name_them)
-    return [(int(layer), int(head)) for layer, head in named]
+    return distributed.from_rank_zero(add)
 
 
 def model_of_run(out: Path) -> str:

@@ -44,6 +44,7 @@ from revela.training.checkpoint import (
     step_of,
 )
 from revela.training.checks import NO_CHECKS, BestState, CheckPlan, Checks
+from revela.training.groups_per_batch import fitting_groups
 from revela.training.loop import (
     BatchReader,
     Stop,
@@ -74,6 +75,7 @@ from revela.training.record import (
     heads_of_run,
     models_of,
     output_folder,
+    recorded,
     write_record,
 )
 from revela.types import Document
@@ -187,7 +189,10 @@ def train(
         objective.train()  # a check may have left eval mode
         progress = Progress(budget, metrics)
         read, ahead = partial(read_rows, data, collate), reads_ahead(recipe, data)
-        reader = BatchReader(recipe, groups, read, budget, ahead=ahead, step=step)
+        groups_per_batch = partial(fitting_groups, recipe, groups, read, objective, ahead)
+        fixed = recipe.replace(groups_per_batch=recorded(out, "groups_per_batch", groups_per_batch))
+        budget.take_count()  # of what was read to find it
+        reader = BatchReader(fixed, groups, read, budget, ahead=ahead, step=step)
         interrupted, logged, sums = False, step, torch.zeros(2, device=device)
         with (
             frozen_in_bf16(model, encoder.retriever.bf16),

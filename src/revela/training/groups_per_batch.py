@@ -1,0 +1,93 @@
+"""How many groups a forward pass reads with ``--groups-per-batch auto``: as many as fit a GPU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from itertools import islice
+
+import torch
+from torch import nn
+
+from revela import distributed as distributed
+from revela.device import sent
+from revela.groups.strategies import Groups
+from revela.settings import Recipe
+from revela.training.loop import Rows, Tensors, sides
+
+log = logging.getLogger(__name__)
+
+SHARE = 0.85  # of the memory; later batches have longer texts than the first
+OPTIMIZER_BYTES = 8  # two fp32 numbers of AdamW per trained weight
+
+
+def fitting_groups(
+    recipe: Recipe,
+    groups: Groups,
+    read: Callable[[Rows], Tensors],
+    objective: nn.Module,
+    readable: bool,
+) -> int:
+    """The greatest number of groups whose forward and backward pass fits into the memory, of those
+    that divide this process's groups of a step.
+
+    1 on a CPU, where more groups at once gain nothing, and where other groups in a batch would
+    change what is learned: a loss that compares texts across groups, a context.
+
+    Args:
+        recipe, groups, read: as for ``BatchReader``.
+        objective: runs forward and backward; its gradients are dropped.
+        readable: whether groups may be read now, and once more later.
+    """
+    training = recipe.training
+    if training.groups_per_batch != "auto":
+        return training.groups_per_batch
+    own = training.groups_per_step // distributed.world_size()
+    trained = [p for p in objective.parameters() if p.requires_grad]
+    device = trained[0].device
+    is_changed = recipe.objective.across_groups or recipe.context.slots
+    if device.type != "cuda" or own == 1 or is_changed or not readable:
+        return 1
+
+    def run(count: int) -> int:
+        """Peak bytes of a pass over this many groups."""
+        rows = [(0, row) for group in islice(groups(0), count) for row in group]
+        torch.cuda.reset_peak_memory_stats(device)
+        on_device = {name: sent(tensor, device) for name, tensor in read(rows).items()}
+        objective(sides(on_device)).backward()
+        for p in trained:
+            p.grad = None
+        return torch.cuda.max_memory_allocated(device)
+
+    fits = greatest_that_fits(own, run, _room(device, trained))
+    fits = min(distributed.all_gather(fits))
+    log.info(f"{fits} of {training.groups_per_step} groups of a step are read at once")
+    return fits
+
+
+def _room(device: torch.device, trained: list[nn.Parameter]) -> float:
+    """Bytes that a pass may use, what is allocated now included."""
+    free, _ = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device)
+    return SHARE * (free + cached) - OPTIMIZER_BYTES * sum(p.numel() for p in trained)
+
+
+def greatest_that_fits(total: int, run: Callable[[int], int], room: float) -> int:
+    """The greatest divisor of ``total`` whose ``run`` needs at most ``room`` bytes; at least 1.
+
+    A divisor is not tried if the growth of the smaller ones says that it will not fit.
+    """
+    peaks: dict[int, int] = {}
+    for count in (n for n in range(1, total + 1) if total % n == 0):
+        if len(peaks) > 1:
+            (a, low), (b, high) = list(peaks.items())[-2:]
+            if high + (high - low) * (count - b) / (b - a) > room:
+                break
+        try:
+            peaks[count] = run(count)
+        except torch.cuda.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            break
+        if peaks[count] > room:
+            break
+    return max((count for count, peak in peaks.items() if peak <= room), default=1)

@@ -1,0 +1,84 @@
+"""How many groups a forward pass reads with --groups-per-batch auto."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from revela.errors import RevelaError
+from revela.objectives.revela import RevelaLoss
+from revela.settings import Recipe, Training
+from revela.training import groups_per_batch
+from revela.training.groups_per_batch import fitting_groups, greatest_that_fits
+from revela.training.record import recorded
+from revela.training.train import train
+from tests.test_records import DOCUMENTS, GATED, TINY
+
+
+def peak_of(base: int, per_group: int, tried: list[int], memory: float = float("inf")):
+    """A pass that needs ``base`` bytes and ``per_group`` more for each group."""
+
+    def run(count: int) -> int:
+        tried.append(count)
+        if base + per_group * count > memory:
+            raise torch.cuda.OutOfMemoryError("out of memory")
+        return base + per_group * count
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("total", "room", "fits"),
+    [(32, 1000, 32), (32, 100, 8), (32, 90, 8), (32, 89, 4), (12, 70, 6), (12, 69, 4), (32, 5, 1)],
+)
+def test_the_greatest_divisor_that_fits_is_found_and_none_is_tried_that_cannot(total, room, fits):
+    tried: list[int] = []
+    assert greatest_that_fits(total, peak_of(10, 10, tried), room) == fits
+    assert max(tried) <= max(fits, 2)
+
+
+def test_a_pass_without_memory_ends_the_search():
+    tried: list[int] = []
+    assert greatest_that_fits(32, peak_of(0, 10, tried, memory=15), room=1000) == 1
+    assert tried == [1, 2]
+
+
+def test_a_cpu_reads_one_group_and_a_number_is_taken_as_it_is():
+    recipe = Recipe.of(groups_per_step=8)
+    model = torch.nn.Linear(2, 2)
+    assert recipe.training.groups_per_batch == "auto"
+    inputs = lambda _: iter([[0]]), lambda _: {}, model, True  # noqa: E731
+    assert fitting_groups(recipe, *inputs) == 1
+    assert fitting_groups(recipe.replace(groups_per_batch=4), *inputs) == 4
+
+
+def test_the_number_is_found_once_per_run_and_read_by_the_loop(
+    tiny_lm_folder, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    models, out = dict.fromkeys(("model", "lm"), str(tiny_lm_folder)), tmp_path / "out"
+    recipe = Recipe.of(**models | TINY | GATED | dict(groups_per_step=4, max_steps=2))
+    read: list[int] = []
+    pass_over = RevelaLoss.forward
+    monkeypatch.setattr("revela.training.train.fitting_groups", lambda *_: 2)
+    monkeypatch.setattr(
+        RevelaLoss,
+        "forward",
+        lambda self, f: read.append(len(f[0]["input_ids"])) or pass_over(self, f),
+    )
+    train(recipe, DOCUMENTS, out)
+    assert read == [2 * recipe.groups.group_size] * 4  # two passes in each of two steps
+    record = json.loads((out / "run.json").read_text())
+    assert record["groups_per_batch"] == "auto" and record["about"]["groups_per_batch"] == 2
+    assert recorded(out, "groups_per_batch", lambda: 4) == 2
+    assert recorded(out, "another", lambda: 4) == recorded(out, "another", lambda: 5) == 4
+
+
+def test_what_is_no_number_is_refused():
+    with pytest.raises(RevelaError, match="--groups-per-batch"):
+        Recipe.of(groups_per_batch="many")
+    assert Training(groups_per_batch=3).fixed_groups_per_batch == 3
+    assert Training().fixed_groups_per_batch == 1
+    assert groups_per_batch.SHARE < 1
