@@ -4,15 +4,18 @@
     python -m research.benchmarks.steps --models 135M --presets gated --groups 1 --repeats 3
 
 Models have random weights in the shapes of SmolLM2-135M, Qwen2.5-0.5B and Llama-3.2-1B, as
-retriever and as language model (LM). Tokens are random, the same number in every chunk. A step is
-forward and backward, without tokenization and the optimizer. Its forms are timed in turn:
+retriever and as language model (LM); "0.5B/135M" is a retriever of one and an LM of the other size.
+Tokens are random, the same number in every chunk. A step is forward and backward, without
+tokenization and the optimizer. Its forms are timed in turn:
 
-- ours; "ours, triton" is the same with document attention as a Triton kernel;
+- ours; "ours, varlen" and "ours, triton" are the same with document attention by flash attention
+  and by a Triton kernel, on a GPU;
 - bound: the same models without in-batch attention, the lower bound of the time.
 
-Rows have tokens per second (each token of a chunk counted once), the ratio to the bound, the loss
-from the same weights and random numbers, and on a GPU the peak memory beside the models. Then the
-loss of the LM's head alone, in blocks (lm/cross_entropy.py) and with all logits at once.
+Rows have groups and tokens per second (each token of a chunk counted once), the ratio to the bound,
+the rate of the bound's arithmetic, the loss from the same weights and random numbers, and on a GPU
+the peak memory beside the models. Then the loss of the LM's head alone, in blocks
+(lm/cross_entropy.py) and with all logits at once.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from research.benchmarks.options import parser_of, write_out
 from revela.device import has_fast_bf16
@@ -45,7 +50,8 @@ from revela.retriever.module import RetrieverModule
 from revela.settings import Recipe, presets
 from revela.silence import silence_libraries
 
-OURS, TRITON, BOUND = FORMS = ["ours", "ours, triton", "bound"]
+OURS, VARLEN, TRITON, BOUND = FORMS = ["ours", "ours, varlen", "ours, triton", "bound"]
+KERNELS: dict[str, Any] = {OURS: "torch", VARLEN: "varlen", TRITON: "triton"}
 BLOCKS = [23, 25, 27, 29]  # powers of two: logits a block
 
 Row = dict[str, Any]
@@ -114,9 +120,13 @@ class Models:
 
     def objective(self, form: str = OURS) -> RevelaLoss:
         o = self.recipe.objective
-        kernel = "triton" if form == TRITON else "torch"
+        kernel = KERNELS.get(form, "torch")
         given = dict(tau=o.tau, gates_LH=self.gates_LH, group_size=self.group_size, kernel=kernel)
         return RevelaLoss(self.retriever, self.lm, **given).to(self.device)
+
+    def drop_gradients(self) -> None:
+        for p in [*self.retriever.parameters(), *self.lm.parameters()]:
+            p.grad = None
 
     def step(self, form: str) -> Step:
         self.inner.set_attn_implementation("revela")
@@ -144,28 +154,36 @@ class Models:
         return loss.detach()
 
 
-def build(config: Any, preset: str, device: torch.device) -> Models:
-    """A preset's models with random weights of this shape, in the precision of training."""
+def build(
+    config: Any, preset: str, device: torch.device, *, reader: Any = None, full: bool = False
+) -> Models:
+    """A preset's models with random weights of this shape, in the precision of training.
+
+    Args:
+        config: shape of the LM.
+        reader: shape of the retriever; None: that of the LM.
+        full: train all weights in place of LoRA.
+    """
     from transformers import AutoModel, AutoModelForCausalLM
 
     recipe = Recipe.of(**presets()[preset])
     r, lm_lora = recipe.retriever, recipe.objective.lm_lora
     bf16 = has_fast_bf16(device)
-    config, lower = copy.deepcopy(config), copy.deepcopy(config)
-    lower.num_hidden_layers = min(r.layers or config.num_hidden_layers, config.num_hidden_layers)
+    config, lower = copy.deepcopy(config), copy.deepcopy(reader or config)
+    lower.num_hidden_layers = min(r.layers or lower.num_hidden_layers, lower.num_hidden_layers)
     if getattr(lower, "layer_types", None):
         lower.layer_types = lower.layer_types[: lower.num_hidden_layers]
     with device:  # where the weights are made
         body = AutoModel.from_config(lower, dtype=torch.float32)
         half = torch.bfloat16 if bf16 and not lm_lora else torch.float32
         lm = AutoModelForCausalLM.from_config(config, dtype=half)
-    pooling = modules.Pooling(config.hidden_size, pooling_mode=POOLING_MODES[r.pooling])
+    pooling = modules.Pooling(lower.hidden_size, pooling_mode=POOLING_MODES[r.pooling])
     parts = [Reader(body), pooling, modules.Normalize()]
     model = SentenceTransformer(modules=parts, device=str(device))
-    add_lora(model, r.lora_rank, r.lora_alpha, r.lora_dropout)
+    add_lora(model, 0 if full else r.lora_rank, r.lora_alpha, r.lora_dropout)
     retriever = RetrieverModule(model, bf16).train()
-    lm.requires_grad_(False).eval()
-    if lm_lora:
+    lm.requires_grad_(full and lm_lora).eval()
+    if lm_lora and not full:
         from peft import LoraConfig, get_peft_model
 
         sizes = dict(r=r.lora_rank, lora_alpha=r.lora_alpha, lora_dropout=r.lora_dropout)
@@ -259,12 +277,40 @@ def rows_of(
         yield row, times
 
 
+class Flops(TorchDispatchMode):
+    """Counts floating-point operations; torch's FlopCounterMode refuses torch.autograd.grad."""
+
+    total = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = function(*args, **(kwargs or {}))
+        if count := flop_registry.get(function._overloadpacket):
+            self.total += count(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+def flops_of_a_group(models: Models, tokens: int) -> int:
+    """Floating-point operations of the bound's forward and backward pass over one group."""
+    with Flops() as counter:
+        models.step(BOUND)(batch(models, 1, tokens)).backward()
+    models.drop_gradients()
+    return counter.total
+
+
 def step_rows(
-    what: str, models: Models, features: Features, repeats: int, forms: Sequence[str] = FORMS
+    what: str,
+    models: Models,
+    features: Features,
+    repeats: int,
+    forms: Sequence[str] = FORMS,
+    flops: int = 0,
 ) -> Iterator[Row]:
-    """One model, preset and batch size, in all forms."""
+    """One model, preset and batch size, in all forms; ``flops`` of a group."""
     losses: dict[str, Tensor] = {}
     device = models.device
+    groups = len(features[2]["input_ids"]) // models.group_size
 
     def run(form: str) -> tuple[float, float | None]:
         torch.manual_seed(0)  # the same dropout for every form
@@ -278,12 +324,13 @@ def step_rows(
         try:
             return weighed(forward_and_backward, device)
         finally:
-            for p in [*models.retriever.parameters(), *models.lm.parameters()]:
-                p.grad = None
+            models.drop_gradients()
 
     for row, times in rows_of(what, {form: partial(run, form) for form in forms}, repeats):
         if "seconds" in row:
             row["tokens_per_second"] = features[2]["input_ids"].numel() / row["seconds"]
+            row["groups_per_second"] = groups / row["seconds"]
+            row["flops_per_second"] = groups * flops / row["seconds"]
             if BOUND in times:
                 row["to_bound"] = ratio(times[row["form"]], times[BOUND])
             if row["form"] != BOUND:
@@ -324,17 +371,19 @@ def measured(a: argparse.Namespace, device: torch.device) -> Iterator[Row]:
     """Every row, as it is measured."""
     configs = configurations()
     for name in a.models:
+        reader, _, lm = name.rpartition("/")
         for preset in a.presets:
-            models = build(configs[name], preset, device)
+            models = build(configs[lm], preset, device, reader=configs.get(reader), full=a.full)
+            flops = flops_of_a_group(models, a.tokens)
             for groups in sorted(a.groups):
                 features = batch(models, groups, a.tokens)
                 size = f"{groups} x {models.group_size} x {a.tokens} tokens"
                 what = f"step, {preset}, {name}, {size}"
-                yield from step_rows(what, models, features, a.repeats, a.forms)
+                yield from step_rows(what, models, features, a.repeats, a.forms, flops)
             del models
             gc.collect()
         n_rows = max(a.groups) * Recipe.of().groups.group_size * (a.tokens - 1)
-        yield from loss_rows(name, configs[name], n_rows, a.repeats, device)
+        yield from loss_rows(lm, configs[lm], n_rows, a.repeats, device)
 
 
 def print_row(row: Row) -> None:
@@ -351,6 +400,7 @@ def main() -> None:
     add("--tokens", type=int, default=160, help="of a chunk")
     add("--repeats", type=int, default=5)
     add("--forms", nargs="*", default=FORMS)
+    add("--full", action="store_true", help="train all weights in place of LoRA")
     arguments = parser.parse_args()
     silence_libraries()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

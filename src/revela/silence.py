@@ -6,7 +6,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,14 @@ LARGE_MODEL = 2_000_000_000  # bytes of weights that take longer to load
 
 def silence_libraries() -> None:
     """Turn off the bars and notices of libraries for the rest of the process, not their errors."""
-    import datasets
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
+    with suppress(ImportError):  # only reading from the hub needs it
+        import datasets
+
+        datasets.disable_progress_bars()
     logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=".*pin_memory.*")

@@ -49,7 +49,7 @@ def test_a_cpu_reads_one_group_and_a_number_is_taken_as_it_is():
     recipe = Recipe.of(groups_per_step=8)
     model = torch.nn.Linear(2, 2)
     assert recipe.training.groups_per_batch == "auto"
-    inputs = lambda _: iter([[0]]), lambda _: {}, model, True  # noqa: E731
+    inputs = lambda _: iter([[0]]), lambda _: {}, model, True
     assert fitting_groups(recipe, *inputs) == 1
     assert fitting_groups(recipe.replace(groups_per_batch=4), *inputs) == 4
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from revela.encoder.graph_encoder import GraphEncoder
 from revela.encoder.graphs import export_folder, open_graph
-from revela.encoder.processor import has_gpu, has_torch
+from revela.encoder.processor import has_gpu, has_openvino, has_torch
 from revela.encoder.prompts import OWN, Given, prompts_of
 from revela.encoder.static_encoder import StaticEncoder, is_static
 from revela.errors import RevelaError, extra, first_line
@@ -44,7 +44,7 @@ def load_encoder(
     check_retriever(folder)
     if is_static(folder):
         return StaticEncoder.load(folder, max_tokens, prompts)
-    if precision == "int8" or not has_gpu():
+    if precision == "int8" or (not has_gpu() and has_openvino()):
         how = precision, max_tokens, prompts_of(folder, prompts)
         encoder = open_graph(folder, *how)
         if encoder is None and precision == "int8":  # for an index whose export is gone
@@ -67,7 +67,7 @@ def keep_graph(folder: Path, even_with_gpu: bool = False) -> None:
     exported, torch goes on to read it, and this is logged. Does nothing with a GPU, unless
     ``even_with_gpu``.
     """
-    if has_gpu() and not even_with_gpu:
+    if (has_gpu() and not even_with_gpu) or not has_openvino():
         return
     if is_static(folder) or export_folder(fingerprint(folder)).exists():
         return

@@ -1,0 +1,599 @@
+"""The stages of research.gpu.run, each in a process of its own.
+
+    python -m research.gpu.stages attention --out attention.json --seconds 60
+
+A stage yields rows. The file holds those that there are, so that a stage that is stopped leaves
+what it has measured. A row that fails has a note in place of numbers, and the others follow.
+
+``--tiny`` takes models and texts of a few kilobytes, on a CPU too, to test the stage itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from research.benchmarks import steps
+from research.benchmarks.options import parser_of
+from research.gpu.parts import TEXT, TEXTS
+from revela import Document, Retriever
+from revela.errors import RevelaError
+from revela.evaluation.collection import DEPTH, Collection, load_collection
+from revela.evaluation.metrics import mean_scores
+from revela.files import atomic_write
+from revela.index.exact import rankings_of, top_k
+from revela.lm.document_attention import document_attention
+from revela.lm.document_weights import DocumentWeights
+from revela.settings import OFFLINE_MODEL, Recipe, presets
+from revela.silence import silence_libraries
+from revela.training.checks import CheckPlan
+from revela.training.train import train
+from revela.types import Encoder
+
+Row = dict[str, Any]
+GROUP, TOKENS = 16, 128  # chunks of a group, tokens of a chunk
+MAX_TOKENS = 512
+WORDS = "ocean engine garden planet market violin enzyme castle glacier circuit recipe harbour"
+REFERENCE = "reference"
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What a stage is given.
+
+    Attributes:
+        home: where the parts were unpacked.
+        work: a folder for models and runs, removed at the end.
+        seconds: time of the stage.
+    """
+
+    device: torch.device
+    home: Path
+    work: Path
+    seconds: float
+    tiny: bool
+    began: float = dataclasses.field(default_factory=time.monotonic)
+
+    @property
+    def left(self) -> float:
+        return self.seconds - (time.monotonic() - self.began)
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+
+# Stage 0
+
+
+def smoke(setting: Setting) -> Iterator[Row]:
+    """One training step of every preset on a tiny random model; fit, encode, save and load."""
+    documents = made_up_documents(80)
+    model = random_model(setting.work / "tiny", documents, small_config())
+    kernels = ("torch", "varlen") if setting.is_gpu else ("torch",)
+    for preset in presets():
+        reads_kernel = "kernel" in Recipe.of(preset=preset).to_dict()
+        for kernel in kernels if reads_kernel else ("",):
+            name = f"{preset}, {kernel}" if kernel == "varlen" else preset
+            given = {"kernel": kernel} if kernel else {}
+            run = partial(smoke_step, setting, preset, given, documents, model)
+            yield attempt(f"a step of {name}", run)
+    yield attempt("fit, encode, save and load", partial(fit_and_load, setting, documents, model))
+
+
+def smoke_step(
+    setting: Setting, preset: str, given: Row, documents: Sequence[Document], model: Path
+) -> Row:
+    """The loss of a step of a preset in bf16, where the device has it."""
+    recipe = small_recipe(preset, model).replace(**given)
+    if not setting.is_gpu:
+        groups_per_step = min(2, recipe.training.groups_per_step)
+        recipe = recipe.replace(groups_per_step=groups_per_step)
+    out = setting.work / f"step-{preset}-{given.get('kernel')}"
+    train(recipe, documents, out)
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    loss = next(row["loss"] for row in rows if "loss" in row)
+    about = json.loads((out / "run.json").read_text())["about"]
+    vectors = Retriever(out).encode_queries(["ocean engine"])
+    assert vectors.shape[0] == 1 and abs(float((vectors**2).sum()) - 1) < 1e-3
+    shutil.rmtree(out)
+    return {"loss": loss, "groups_per_batch": about["groups_per_batch"]}
+
+
+def small_recipe(preset: str, model: Path) -> Recipe:
+    """A preset at the size of the tiny model, for one step."""
+    settings: Row = dict(
+        *(),
+        layers=2, chunk_words=12, group_size=8, lora_rank=4, lora_alpha=8, lm_tokens=64,
+        max_tokens=64, max_minutes=0, max_steps=1, warmup_steps=1, log_every=1, check_every=0,
+        threads=torch.get_num_threads(),
+        model=str(model), lm=str(model),
+    )  # fmt: skip
+    recipe = Recipe.of(preset=preset)
+    names = recipe.to_dict()
+    if "gate_heads" in names:
+        settings |= dict(gate_heads=0)
+    if recipe.objective.reads == "queries":
+        settings |= dict(queries="telling-sentence", chunk_words=30)
+    if "query_heads" in names:
+        settings |= dict(query_heads=3)
+    if "crop_window" in names:
+        settings |= dict(crop_window=40)
+    if preset == "spans":
+        settings |= dict(model="new:tiny", lora_rank=0)
+    if recipe.groups.surrogate:
+        settings |= dict(surrogate="")
+    return recipe.replace(**settings)
+
+
+def fit_and_load(setting: Setting, documents: Sequence[Document], model: Path) -> Row:
+    """Whether a fitted retriever gives the same vectors when it is loaded again."""
+    file = setting.work / "corpus.jsonl"
+    lines = (json.dumps({"_id": d.id, "title": d.title, "text": d.text}) for d in documents)
+    file.write_text("".join(f"{line}\n" for line in lines))
+    out = setting.work / "fitted"
+    texts = [document.text for document in documents]
+    first = Retriever.fit(file, out, model=str(model), layers=2).encode_passages(texts)
+    again = Retriever(out).encode_passages(texts)
+    difference = float(abs(first - again).max())
+    assert difference < 1e-2, f"vectors differ by {difference}"
+    return {"difference": difference}
+
+
+# Stage 1
+
+
+def attention(setting: Setting) -> Iterator[Row]:
+    """Seconds of document attention, forward and backward, in all its forms, and their errors."""
+    configs = {"tiny": small_config()} if setting.tiny else steps.configurations()
+    tokens, several = (6, 2) if setting.tiny else (TOKENS, 8)
+    for name, config in configs.items():
+        for weights, v_norm, groups in (
+            *(("all pairs", False, 1), ("sharp", True, 1), ("all pairs", True, 1)),
+            *(("all pairs", False, several), ("sharp", True, several)),
+        ):
+            if groups > 1 and name != next(iter(configs)):
+                continue
+            what = f"{name}, {weights}{', V-norm' if v_norm else ''}, {groups} x {GROUP} x {tokens}"
+            yield from attention_rows(setting, what, config, (weights, v_norm, groups, tokens))
+
+
+def attention_rows(
+    setting: Setting, what: str, config: Any, case: tuple[str, bool, int, int]
+) -> Iterator[Row]:
+    weights, v_norm, groups, tokens = case
+    heads, shared = config.num_attention_heads, config.num_key_value_heads
+    width = config.hidden_size // heads
+    generator = torch.Generator().manual_seed(0)
+    chunks = GROUP * groups
+    inputs = [
+        torch.randn(n, chunks * tokens, width, generator=generator).to(setting.device)
+        for n in (heads, shared, shared)
+    ]
+    direction = torch.randn(heads, chunks * tokens, width, generator=generator).to(setting.device)
+    cosines = torch.randn(groups, GROUP, GROUP, generator=generator)
+    scale = 1.0 if weights == "all pairs" else 50.0  # standard scores at tau 1; tau 1e-4
+    diagonal = torch.eye(GROUP, dtype=torch.bool)
+    blocks = (scale * cosines).masked_fill(diagonal, -torch.inf).softmax(-1)
+    weights_BB = torch.block_diag(*blocks).to(setting.device)  # type: ignore[no-untyped-call]
+    epsilon = 1e-4 if weights == "all pairs" else 0.0
+
+    def run(kernel: Any, dtype: torch.dtype) -> list[Tensor]:
+        given = [t.to(dtype).requires_grad_() for t in inputs]
+        given.append(weights_BB.clone().requires_grad_())
+        documents = DocumentWeights(given[3], [tokens] * chunks, epsilon=epsilon)
+        output = document_attention(*given[:3], documents, v_norm=v_norm, kernel=kernel)
+        return [output.detach(), *torch.autograd.grad(output, given, direction.to(output.dtype))]
+
+    half = torch.bfloat16
+    references = {}
+    for dtype in (torch.float32, half):
+        rounded = [t.to(dtype).float() for t in inputs]
+        original, inputs = inputs, rounded
+        references[dtype] = run(REFERENCE, torch.float32)
+        inputs = original
+    forms: list[tuple[str, Any]] = [("torch", torch.float32), ("torch", half), (REFERENCE, half)]
+    if setting.is_gpu:
+        forms += [("varlen", half), ("triton", torch.float32), ("triton", half)]
+    for kernel, dtype in forms:
+        precision = "bf16" if dtype == half else "fp32"
+        row = attempt(
+            f"attention, {what}",
+            lambda kernel=kernel, dtype=dtype: {
+                **error_of(run(kernel, dtype), references[dtype]),
+                "seconds": median_seconds(lambda: run(kernel, dtype), setting, 3),
+            },
+        )
+        tolerance = 1e-2 if dtype == half else 2e-5
+        yield {**row, "form": f"{kernel}, {precision}", "tolerance": tolerance}
+
+
+def error_of(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> Row:
+    """The greatest relative error (by norm) of outputs and gradients."""
+    pairs = zip(found, wanted, strict=True)
+    return {"error": max(float((a.float() - b).norm() / b.norm()) for a, b in pairs)}
+
+
+def median_seconds(run: Callable[[], Any], setting: Setting, repeats: int) -> float:
+    """The median of some runs, after one that has warmed up."""
+    return statistics.median(steps.timed(run, setting.device) for _ in range(repeats))
+
+
+# Stage 2
+
+
+def step(setting: Setting) -> Iterator[Row]:
+    """Training steps at the sizes of the papers, with random weights."""
+    if setting.tiny:
+        configs = {"tiny": small_config()}
+        yield from step_cells(setting, configs, "tiny", "gated", {1: [steps.OURS, steps.BOUND]})
+        yield from step_cells(
+            setting, configs, "tiny", "paper", {2: [steps.OURS, steps.BOUND]}, full=True
+        )
+        yield from trained_cells(setting, small_config())
+        return
+    configs = steps.configurations()
+    ours, varlen, triton, bound = steps.FORMS
+    every = {1: [ours, varlen, triton, bound], 8: [ours, varlen, bound], 32: [varlen, bound]}
+    for preset in ("paper", "gated"):
+        yield from step_cells(setting, configs, "135M", preset, every)
+    yield from step_cells(setting, configs, "135M", "paper", {8: [varlen, bound]}, full=True)
+    yield from trained_cells(setting, configs["135M"])
+    larger = {1: [varlen, bound], 8: [varlen, bound], 32: [varlen, bound]}
+    for name in ("0.5B/135M", "1B"):
+        for preset in ("paper", "gated"):
+            yield from step_cells(setting, configs, name, preset, larger)
+
+
+def step_cells(
+    setting: Setting,
+    configs: dict[str, Any],
+    name: str,
+    preset: str,
+    forms: dict[int, list[str]],
+    full: bool = False,
+) -> Iterator[Row]:
+    """A preset's step at some numbers of groups a pass, each in some forms."""
+    reader, _, lm = name.rpartition("/")
+    tokens = 6 if setting.tiny else TOKENS
+    what = f"step, {preset}{', all weights' if full else ''}, {name}"
+    if setting.left < 0:
+        return
+    try:
+        models = steps.build(
+            configs[lm], preset, setting.device, reader=configs.get(reader), full=full
+        )
+        flops = steps.flops_of_a_group(models, tokens)
+    except (RuntimeError, RevelaError) as error:
+        yield {"what": what, "note": first_line(error)}
+        return
+    for groups, wanted in forms.items():
+        if setting.left < 0:
+            return
+        features = steps.batch(models, groups, tokens)
+        cell = f"{what}, {groups} x {models.group_size} x {tokens} tokens"
+        repeats = 3 if groups < 32 else 1
+        for row in steps.step_rows(cell, models, features, repeats, wanted, flops):
+            yield {**row, "groups": groups, "flops_of_a_group": flops}
+    del models
+    torch.cuda.empty_cache()
+
+
+def trained_cells(setting: Setting, config: Any) -> Iterator[Row]:
+    """Tokens per second of whole training runs of DREAM, CDE and random crops."""
+    documents = made_up_documents(80 if setting.tiny else 600, 8 if setting.tiny else 40)
+    model = random_model(setting.work / "135M", documents, config)
+    size = 8 if setting.tiny else 16
+    for preset in ("dream", "cde", "crop"):
+        recipe = small_recipe(preset, model).replace(group_size=size)
+        count = 4 if setting.tiny else 20
+        recipe = recipe.replace(max_steps=count, log_every=count // 2)
+        if not setting.tiny:
+            recipe = recipe.replace(lora_rank=64, layers=6, chunk_words=96, lm_tokens=156)
+        yield attempt(
+            f"training, {preset}", partial(trained_cell, setting, recipe, documents, preset)
+        )
+
+
+def trained_cell(
+    setting: Setting, recipe: Recipe, documents: Sequence[Document], preset: str
+) -> Row:
+    out = setting.work / f"run-{preset}"
+    train(recipe, documents, out)
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    first, last = [row for row in rows if "loss" in row][-2:]
+    steps_between, minutes = last["step"] - first["step"], last["minutes"] - first["minutes"]
+    shutil.rmtree(out)
+    return {
+        "tokens_per_second": last["tokens_per_second"],
+        "seconds": 60 * minutes / steps_between,
+        "loss": last["loss"],
+    }
+
+
+# Stage 3
+
+
+def encode(setting: Setting) -> Iterator[Row]:
+    """Passages per second."""
+    words, count = (12, 60) if setting.tiny else (120, 20_000)
+    documents = made_up_documents(80)
+    rng = random.Random(1)
+    vocabulary = sorted({word for d in documents for word in d.text.split()})
+    texts = [" ".join(rng.choices(vocabulary, k=words)) for _ in range(count)]
+    for name, make in {"MiniLM's shape": minilm, "six layers of 135M": six_layers}.items():
+        yield attempt(f"encode, {name}", partial(encode_cell, make, setting, documents, texts))
+
+
+def encode_cell(
+    make: Callable[[Setting, Sequence[Document]], Retriever],
+    setting: Setting,
+    documents: Sequence[Document],
+    texts: list[str],
+) -> Row:
+    retriever = make(setting, documents)
+    retriever.encode_passages(texts[: len(texts) // 10])
+    start = time.perf_counter()
+    vectors = retriever.encode_passages(texts)
+    seconds = time.perf_counter() - start
+    return {"passages_per_second": len(vectors) / seconds, "words": len(texts[0].split())}
+
+
+def minilm(setting: Setting, documents: Sequence[Document]) -> Retriever:
+    """A retriever of the shape of all-MiniLM-L6-v2, with random weights."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules
+    from transformers import BertConfig, BertModel
+
+    folder, out = setting.work / "bert", setting.work / "minilm"
+    sizes = dict(hidden_size=384, intermediate_size=1536, num_attention_heads=12)
+    sizes |= dict(num_hidden_layers=1 if setting.tiny else 6)
+    tokenizer = made_up_tokenizer(documents)
+    BertModel(BertConfig(vocab_size=30522, **sizes)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    transformer = modules.Transformer(str(folder), max_seq_length=512)
+    pooling = modules.Pooling(384, pooling_mode="mean")
+    SentenceTransformer(modules=[transformer, pooling, modules.Normalize()]).save(str(out))
+    return Retriever(out)
+
+
+def six_layers(setting: Setting, documents: Sequence[Document]) -> Retriever:
+    """A retriever of the lower six layers of SmolLM2-135M's shape, fitted."""
+    config = small_config() if setting.tiny else steps.configurations()["135M"]
+    model = random_model(setting.work / "lm", documents, config)
+    file = setting.work / "corpus.jsonl"
+    file.write_text("".join(json.dumps({"text": d.text}) + "\n" for d in documents))
+    layers = 2 if setting.tiny else 6
+    return Retriever.fit(file, setting.work / "six", model=str(model), layers=layers)
+
+
+# Stage 4
+
+
+def curve(setting: Setting) -> Iterator[Row]:
+    """Loss and nDCG@10 by minutes: the paper's method, then random crops, in half the time each."""
+    if setting.tiny:
+        documents = made_up_documents(80)
+        model = str(random_model(setting.work / "tiny", documents, small_config()))
+        collection = made_up_collection(documents)
+    else:
+        texts = setting.home / TEXTS
+        collection = load_collection(texts / "collection")
+        documents, model = read_documents(texts / TEXT), OFFLINE_MODEL
+    for number, preset in enumerate(("paper", "crop")):
+        minutes = setting.left / 60 / (2 - number) - (0 if setting.tiny else 0.5)
+        recipe = Recipe.of(preset=preset, model=model, keep="last")
+        if recipe.objective.reads_lm:
+            recipe = recipe.replace(lm=model)
+        if setting.tiny:
+            recipe = small_recipe(preset, Path(model))
+            recipe = recipe.replace(keep="last", max_steps=2, groups_per_step=1)
+        else:
+            # As for the paper's method, all layers and no fit: from raw weights.
+            raw = dict(layers=0, token_weighting=0.0, whitening=0.0, lexical=0.0)
+            recipe = recipe.replace(**raw, offline_model=OFFLINE_MODEL, max_minutes=minutes)
+            recipe = recipe.replace(warmup_steps=10, save_every=10_000, log_every=1)
+            if "kernel" in recipe.to_dict():
+                recipe = recipe.replace(kernel="varlen")
+        yield from curve_rows(setting, preset, recipe, documents, collection)
+
+
+def curve_rows(
+    setting: Setting,
+    preset: str,
+    recipe: Recipe,
+    documents: Sequence[Document],
+    collection: Collection,
+) -> Iterator[Row]:
+    points = max(1, round(recipe.training.max_minutes))
+    plan = CheckPlan(partial(ndcg, collection), points=points)
+    out = setting.work / f"curve-{preset}"
+    row = attempt(f"curve, {preset}", lambda: train(recipe, documents, out, plan=plan) and {})
+    if (metrics := out / "metrics.jsonl").is_file():
+        last: Row = {}
+        for line in map(json.loads, metrics.read_text().splitlines()):
+            last = line if "loss" in line else last
+            if "check" in line:
+                about = {k: last[k] for k in ("loss", "tokens_per_second") if k in last}
+                score = line["check"][collection.name]
+                yield {
+                    "what": f"curve, {preset}", "step": line["step"],
+                    "minutes": line["minutes"], "ndcg@10": score, **about,
+                }  # fmt: skip
+        steps_done, minutes = last.get("step", 0), last.get("minutes", 0.0)
+        row |= {"steps": steps_done, "minutes": minutes}
+        if minutes:
+            row["groups_per_second"] = steps_done * recipe.training.groups_per_step / minutes / 60
+    yield row
+
+
+def ndcg(collection: Collection, encoder: Encoder) -> dict[str, float]:
+    """nDCG@10 by vectors alone, of texts of up to 512 tokens as for a saved retriever."""
+    if (retriever := getattr(encoder, "retriever", None)) is not None:
+        read_in_training, retriever.max_tokens = retriever.max_tokens, MAX_TOKENS
+        try:
+            return _ndcg(collection, encoder)
+        finally:
+            retriever.max_tokens = read_in_training
+    return _ndcg(collection, encoder)
+
+
+def _ndcg(collection: Collection, encoder: Encoder) -> dict[str, float]:
+    passages = encoder.encode_passages(collection.documents)
+    found = rankings_of(*top_k(encoder.encode_queries(collection.queries), passages, DEPTH))
+    run = {
+        name: {collection.document_ids[i]: score for i, score in ranking.items()}
+        for name, ranking in zip(collection.query_ids, found, strict=True)
+    }
+    return {collection.name: mean_scores(collection.qrels, run)["ndcg@10"]}
+
+
+# What stages share
+
+
+def small_config() -> Any:
+    """A language model of 4 layers whose heads flash attention can compute."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=2048,
+    )  # fmt: skip
+
+
+def made_up_documents(count: int, sentences: int = 8) -> list[Document]:
+    """Documents that each keep to one topic's words, so that chunks of one are alike."""
+    rng, documents = random.Random(0), []
+    for i in range(count):
+        topic = f"{WORDS.split()[i % 12]}{i // 12}"
+        lines = (
+            " ".join(f"{topic}{rng.randrange(6)}" for _ in range(rng.randint(5, 9))).capitalize()
+            for _ in range(sentences)
+        )
+        documents.append(Document(f"d{i}", ". ".join(lines) + ".", f"About the {topic} and more"))
+    return documents
+
+
+def made_up_collection(documents: Sequence[Document]) -> Collection:
+    """Each document is found by three of its words."""
+    ids, texts = zip(*((d.id, d.text) for d in documents), strict=True)
+    queries = [" ".join(text.split()[:3]) for text in texts]
+    qrels = {name: {name: 1} for name in ids}
+    return Collection("made up", list(ids), list(texts), list(ids), queries, qrels)
+
+
+def made_up_tokenizer(documents: Sequence[Document]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=["<pad>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((document.text for document in documents), trainer)
+    special = dict(pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
+def random_model(folder: Path, documents: Sequence[Document], config: Any) -> Path:
+    """The folder of a causal LM with random weights, and a tokenizer of the documents."""
+    from transformers import AutoModelForCausalLM
+
+    if not folder.is_dir():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        made_up_tokenizer(documents).save_pretrained(folder)
+    return folder
+
+
+def read_documents(file: Path) -> Sequence[Document]:
+    from revela.corpus.load import read_corpus
+
+    documents, _ = read_corpus([file])
+    return documents
+
+
+def attempt(what: str, run: Callable[[], Row]) -> Row:
+    """A row; with the reason, in place of numbers, if it fails."""
+    began = time.monotonic()
+    try:
+        found = run()
+        return {"what": what, "seconds": round(time.monotonic() - began, 2), **found}
+    except Exception as error:  # whatever it is, the other rows follow
+        return {"what": what, "note": first_line(error)}
+
+
+def first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+STAGES: dict[str, Callable[[Setting], Iterator[Row]]] = {
+    "smoke": smoke,
+    "attention": attention,
+    "step": step,
+    "encode": encode,
+    "curve": curve,
+}
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser: ArgumentParser = parser_of(__doc__)
+    add = parser.add_argument
+    add("stage", choices=STAGES)
+    add("--out", type=Path, required=True, help="JSON file")
+    add("--home", type=Path, default=Path(), help="where the parts were unpacked")
+    add("--seconds", type=float, default=60.0)
+    add("--tiny", action="store_true")
+    a = parser.parse_args(given)
+    silence_libraries()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if a.tiny:
+        torch.set_num_threads(1)
+    record: Row = {"stage": a.stage, "device": device_name(device), "torch": torch.__version__}
+    record |= {"tiny": a.tiny, "finished": False, "rows": []}
+    with tempfile.TemporaryDirectory() as work:
+        setting = Setting(device, a.home, Path(work), a.seconds, a.tiny)
+        for row in STAGES[a.stage](setting):
+            record["rows"].append(row)
+            record["seconds"] = round(time.monotonic() - setting.began, 1)
+            write(record, a.out)
+            print_row(row)
+        record["finished"] = True
+        write(record, a.out)
+
+
+def write(record: Row, out: Path) -> None:
+    with atomic_write(out) as temporary:
+        temporary.write_text(json.dumps(record, indent=1))
+
+
+def print_row(row: Row) -> None:
+    numbers = (f"{k} {v:.4g}" for k, v in row.items() if isinstance(v, float | int))
+    form = f" ({row['form']})" if "form" in row else ""
+    print(f"{row['what']}{form}: {row.get('note') or ', '.join(numbers)}", flush=True)
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+if __name__ == "__main__":
+    main()
