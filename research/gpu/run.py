@@ -64,12 +64,20 @@ def main(given: Sequence[str] | None = None) -> None:
     for stage in LIMITS:
         if not is_finished(results, stage):
             missing.setdefault(stage, "not run")
+        elif failed := count_failed(results, stage):
+            missing.setdefault(stage, f"{failed} rows failed")
     print("missing: " + ("; ".join(f"{k} ({v})" for k, v in missing.items()) or "nothing"))
 
 
 def is_finished(results: Path, stage: str) -> bool:
     file = results / f"{stage}.json"
     return file.is_file() and bool(json.loads(file.read_text())["finished"])
+
+
+def count_failed(results: Path, stage: str) -> int:
+    """Rows that have a note in place of numbers."""
+    rows = json.loads((results / f"{stage}.json").read_text())["rows"]
+    return sum("note" in row for row in rows)
 
 
 def run_stage(stage: str, seconds: float, results: Path, a: argparse.Namespace) -> str:

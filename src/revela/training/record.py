@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +231,9 @@ def remove_unstarted(out: Path) -> None:
 def environment() -> dict[str, Any]:
     """{"versions": {name: version}, "hardware": {...}} of this process."""
     versions = {"python": platform.python_version(), "revela": __version__}
-    versions |= {name: version(name) for name in LIBRARIES}
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):  # datasets is only needed to read from the hub
+            versions[name] = version(name)
     system = f"{platform.system()} {platform.machine()}"
     hardware: dict[str, Any] = {"system": system, "cpu": _cpu()}
     hardware["threads"] = torch.get_num_threads()
