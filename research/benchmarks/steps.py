@@ -286,9 +286,21 @@ class Flops(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         out = function(*args, **(kwargs or {}))
-        if count := flop_registry.get(function._overloadpacket):
+        name = function._overloadpacket.__name__
+        if name.startswith("_scaled_dot_product"):
+            self.total += attention_flops(*args[1 if "backward" in name else 0 :][:3], name)
+        elif count := flop_registry.get(function._overloadpacket):
             self.total += count(*args, **(kwargs or {}), out_val=out)
         return out
+
+
+def attention_flops(query: Tensor, key: Tensor, value: Tensor, name: str) -> int:
+    """Of fused attention; torch's count refuses heads that share keys. The backward pass has five
+    products for the two of the forward pass.
+    """
+    rows, widths = query.numel() // query.shape[-1], query.shape[-1] + value.shape[-1]
+    products = 2 * rows * key.shape[-2] * widths
+    return products * 5 // 2 if "backward" in name else products
 
 
 def flops_of_a_group(models: Models, tokens: int) -> int:

@@ -100,4 +100,4 @@ def environment(home: Path) -> dict[str, str]:
     paths = [str(ROOT / "src"), str(ROOT), *([str(home / "site")] if home.is_dir() else [])]
     paths += filter(None, [os.environ.get("PYTHONPATH")])
     known = {"PYTHONPATH": os.pathsep.join(paths), "REVELA_CACHE": str(home / "cache")}
-    return {**os.environ, **known, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return {**os.environ, **known, "HF_HUB_OFFLINE": "1"}

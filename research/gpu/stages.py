@@ -289,8 +289,35 @@ def step_cells(
         repeats = 3 if groups < 32 else 1
         for row in steps.step_rows(cell, models, features, repeats, wanted, flops):
             yield {**row, "groups": groups, "flops_of_a_group": flops}
+        if setting.is_gpu and name == "135M" and groups == 8:
+            for form in wanted:
+                yield attempt(f"profile of {cell}", partial(profile, models, features, form))
     del models
     torch.cuda.empty_cache()
+
+
+def profile(models: steps.Models, features: steps.Features, form: str) -> Row:
+    """Where the time of a step goes: kernels by their milliseconds, and the share of the step in
+    which no kernel runs.
+    """
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiled
+
+    run = models.step(form)
+    run(features).backward()  # warm
+    models.drop_gradients()
+    seconds = steps.timed(lambda: run(features).backward(), models.device)
+    models.drop_gradients()
+    with profiled(activities=[ProfilerActivity.CUDA]) as found:
+        run(features).backward()
+        torch.cuda.synchronize()
+    models.drop_gradients()
+    events = sorted(found.key_averages(), key=lambda e: -e.self_device_time_total)
+    busy = sum(event.self_device_time_total for event in events) / 1e6
+    largest = {e.key[:60]: round(e.self_device_time_total / 1e3, 2) for e in events[:15]}
+    launches = sum(event.count for event in events)
+    about = {"seconds": seconds, "idle": max(0.0, 1 - busy / seconds), "launches": launches}
+    return {**about, "form": form, "kernels": largest}
 
 
 def trained_cells(setting: Setting, config: Any) -> Iterator[Row]:
@@ -330,7 +357,7 @@ def trained_cell(
 
 def encode(setting: Setting) -> Iterator[Row]:
     """Passages per second."""
-    words, count = (12, 60) if setting.tiny else (120, 20_000)
+    words, count = (12, 60) if setting.tiny else (120, 4_000)
     documents = made_up_documents(80)
     rng = random.Random(1)
     vocabulary = sorted({word for d in documents for word in d.text.split()})
