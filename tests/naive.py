@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -26,3 +29,16 @@ def own_attention(query_HTD, key_GTD, value_GTD, lengths, scale) -> Tensor:
 def _bounds(lengths):
     """Where each of them begins and ends."""
     return [(sum(lengths[:i]), sum(lengths[: i + 1])) for i in range(len(lengths))]
+
+
+def attention_by_sdpa(query, key, value, pairs, scale):
+    """``attend_pairs`` where flash attention does not run: on a CPU, and in fp64."""
+    bounds = (pairwise(b.tolist()) for b in (pairs.row_bounds, pairs.token_bounds))
+    outputs = []
+    for (a, b), (c, d) in zip(*bounds, strict=True):
+        assert b - a <= pairs.most_rows and d - c <= pairs.most_tokens
+        inputs = (t.transpose(0, 1) for t in (query[a:b], key[c:d], value[c:d]))
+        outputs.append(F.scaled_dot_product_attention(*inputs, scale=scale).transpose(0, 1))
+    assert query.shape[-1] == key.shape[-1] == value.shape[-1] and query.shape[-1] % 8 == 0
+    assert query.shape[1] == key.shape[1] == value.shape[1]
+    return torch.cat(outputs)

@@ -27,14 +27,14 @@ MISSING = (
     *("scipy", "sklearn", "fastkmeans", "gguf", "onnx", "onnxruntime", "onnxscript", "mteb"),
     *("pytrec_eval", "triton"),
 )
-SITE = f"""
+SITE = """
 import sys
 from importlib.machinery import PathFinder
 
 class Without(PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        if name.split(".")[0] not in {MISSING}:
+        if name.split(".")[0] not in MISSING:
             return PathFinder.find_spec(name, path, target)
 
 sys.meta_path = [Without if finder is PathFinder else finder for finder in sys.meta_path]
@@ -74,11 +74,16 @@ TRAIN = (
 )
 
 
+def site_without(names) -> str:
+    """A sitecustomize.py with which these packages cannot be imported."""
+    return SITE.replace("MISSING", str(set(names)))
+
+
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
     """Variables of a process without the extras, with a cache of its own."""
     home = tmp_path_factory.mktemp("core")
-    (home / "sitecustomize.py").write_text(SITE)
+    (home / "sitecustomize.py").write_text(site_without(MISSING))
     path = os.pathsep.join(map(str, (home, SOURCE)))
     return {**os.environ, "PYTHONPATH": path, "REVELA_CACHE": str(home / "cache")}
 

@@ -18,21 +18,9 @@ from revela.lm.document_attention import (
     select_heads,
 )
 from revela.lm.document_weights import DocumentWeights
+from tests.naive import attention_by_sdpa
 
 LENGTHS = [3, 1, 5, 2]
-
-
-def attention_by_sdpa(query, key, value, pairs, scale):
-    """``attend_pairs`` where flash attention does not run: on a CPU, and in fp64."""
-    bounds = (pairwise(b.tolist()) for b in (pairs.row_bounds, pairs.token_bounds))
-    outputs = []
-    for (a, b), (c, d) in zip(*bounds, strict=True):
-        assert b - a <= pairs.most_rows and d - c <= pairs.most_tokens
-        inputs = (t.transpose(0, 1) for t in (query[a:b], key[c:d], value[c:d]))
-        outputs.append(F.scaled_dot_product_attention(*inputs, scale=scale).transpose(0, 1))
-    assert query.shape[-1] == key.shape[-1] == value.shape[-1] and query.shape[-1] % 8 == 0
-    assert query.shape[1] == key.shape[1] == value.shape[1]
-    return torch.cat(outputs)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The Triton kernels agree with torch, and compile for a GPU without one."""
+"""The kernels for a GPU agree with torch; Triton's compile for a GPU without one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import torch
 
 from conftest import tiny_config
 from research.benchmarks import steps
+from revela.lm import document_attention_varlen
 from revela.lm.document_attention import document_attention
 from revela.lm.document_weights import DocumentWeights
+from tests.naive import attention_by_sdpa
 
 CPU = torch.device("cpu")
 NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -22,15 +24,17 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 @NEEDS_TRITON
 @pytest.mark.parametrize("preset", ["gated", "paper"])
-def test_a_step_has_all_its_numbers_and_both_kernels_the_same_loss(monkeypatch, preset):
+def test_a_step_has_all_its_numbers_and_all_kernels_the_same_loss(monkeypatch, preset):
     monkeypatch.setattr(steps, "has_fast_bf16", lambda _: False)
+    monkeypatch.setattr(document_attention_varlen, "attend_pairs", attention_by_sdpa)
     models = steps.build(tiny_config("qwen2"), preset, CPU)
     models.group_size = 2
-    ours, triton, bound = rows = list(
+    ours, varlen, triton, bound = rows = list(
         steps.step_rows("tiny", models, steps.batch(models, 2, 6), repeats=1)
     )
     assert [r["form"] for r in rows] == steps.FORMS and not any("note" in r for r in rows)
     assert ours["loss"] == pytest.approx(triton["loss"], abs=1e-4)
+    assert ours["loss"] == pytest.approx(varlen["loss"], abs=1e-4)
     assert bound["to_bound"] == 1 and ours["to_bound"] > 0
     assert all(r["tokens_per_second"] == pytest.approx(24 / r["seconds"]) for r in rows)
 
@@ -44,11 +48,11 @@ def inputs(device, dtype, width=64, requires_grad=True):
     return [t.requires_grad_(requires_grad) for t in (query, key, value, weights)]
 
 
-def agree(device, dtype, v_norm, tolerance):
+def agree(device, dtype, v_norm, tolerance, other="triton"):
     """Output and gradients of both kernels, by the norm of their difference."""
     tensors, found = inputs(device, dtype), []
     documents = DocumentWeights(tensors[3], [70, 3, 33], epsilon=1e-4)
-    for kernel in ("torch", "triton"):
+    for kernel in ("torch", other):
         mixed = document_attention(*tensors[:3], documents, v_norm=v_norm, kernel=kernel)
         found.append([mixed.detach(), *torch.autograd.grad(mixed.float().square().sum(), tensors)])
     for a, b in zip(*found, strict=True):
@@ -62,6 +66,12 @@ def agree(device, dtype, v_norm, tolerance):
 @pytest.mark.parametrize("v_norm", [False, True])
 def test_in_half_precision_the_kernels_agree(v_norm):
     agree(CPU, torch.float16, v_norm, 5e-3)  # Triton's interpreter does not know bf16
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("v_norm", [False, True])
+def test_on_a_gpu_flash_attention_agrees(v_norm):
+    agree(torch.device("cuda"), torch.bfloat16, v_norm, 3e-2, "varlen")
 
 
 @NEEDS_GPU

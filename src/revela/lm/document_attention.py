@@ -13,11 +13,11 @@ A run is a sequence of rows with the same weights: in Revela a chunk, with w_j =
 question about the candidates.
 
 ``reference_attention`` computes the equation line by line; the tests compare the others with it:
-- document_attention_recomputed.py, the default: one document at a time, with only the rows that
-  give it a weight. The backward pass computes the attention again, so memory grows with the tokens
-  and not with the (row, document) pairs;
-- document_attention_varlen.py: flash attention over all (run, document) pairs at once, for a GPU
-  in bf16;
+- document_attention_recomputed.py, the default on a CPU and in fp32: one document at a time, with
+  only the rows that give it a weight. The backward pass computes the attention again, so memory
+  grows with the tokens and not with the (row, document) pairs;
+- document_attention_varlen.py, the default on a GPU in bf16: flash attention over all
+  (run, document) pairs at once;
 - triton/document_attention.py: kernels of our own for a GPU.
 
 Shapes: A runs of rows, T rows in all; B documents packed into S tokens, L of a document (Revela: A
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from revela.lm.document_weights import DocumentWeights
 
-Kernel = Literal["reference", "torch", "triton", "varlen"]
+Kernel = Literal["auto", "reference", "torch", "triton", "varlen"]
 V_NORM_EPS = 1e-6  # as in the authors' code
 EPSILON = 1e-4  # objectives skip pairs with at most this weight
 
@@ -75,7 +75,7 @@ def document_attention(
     *,
     scale: float | None = None,
     v_norm: bool = False,
-    kernel: Kernel = "torch",
+    kernel: Kernel = "auto",
 ) -> Tensor:
     """The weighted sum over documents of the attention within each document, b of the equation.
 
@@ -85,7 +85,8 @@ def document_attention(
         documents: where the documents are, and their weights.
         scale: factor on the scores; None: D ** -0.5.
         v_norm: divide each document's output by its attention-weighted mean value norm.
-        kernel: "varlen" needs a GPU, bf16 and torch 2.11, "triton" a GPU and the triton package.
+        kernel: "varlen" needs a GPU, bf16 and torch 2.11, "triton" a GPU and the triton package;
+            "auto" is "varlen" where it runs, else "torch".
 
     Returns:
         (H, T, D), in query_HTD's dtype, or that of autocast.
@@ -95,6 +96,8 @@ def document_attention(
         dtype = torch.get_autocast_dtype(device)
         query_HTD, key_GSD, value_GSD = (t.to(dtype) for t in (query_HTD, key_GSD, value_GSD))
     scale = query_HTD.shape[-1] ** -0.5 if scale is None else scale
+    if kernel == "auto":
+        kernel = "varlen" if has_varlen(query_HTD.device, query_HTD.dtype) else "torch"
     if kernel == "triton":
         from revela.lm.triton.document_attention import triton_document_attention as attend
     elif kernel == "varlen":
@@ -104,6 +107,12 @@ def document_attention(
     else:
         attend = reference_attention
     return attend(query_HTD, key_GSD, value_GSD, documents, scale, V_NORM_EPS if v_norm else None)
+
+
+def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether variable-length flash attention runs here."""
+    is_half = dtype in (torch.bfloat16, torch.float16)
+    return device.type == "cuda" and is_half and torch.__version__ >= "2.11"
 
 
 def select_heads(

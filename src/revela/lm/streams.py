@@ -132,7 +132,7 @@ class InBatchAttention:
         *,
         v_norm: bool,
         epsilon: float = 0.0,
-        kernel: Kernel = "torch",
+        kernel: Kernel = "auto",
     ) -> None:
         self.documents = DocumentWeights(weights_BB, lengths, epsilon=epsilon)
         self.gates_LH, self.v_norm, self.kernel = gates_LH, v_norm, kernel

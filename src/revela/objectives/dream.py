@@ -151,7 +151,7 @@ class Injection:
         questions: Questions,
         heads: Sequence[tuple[int, int]],
         gate: Tensor,
-        kernel: Kernel = "torch",
+        kernel: Kernel = "auto",
     ) -> None:
         lengths, counts = questions.lengths, questions.counts
         self.documents = DocumentWeights(weights_QB, lengths, counts, EPSILON)
@@ -207,7 +207,7 @@ class DreamLoss(RetrieverLoss):
         *,
         tau: float,
         gate: float,
-        kernel: Kernel = "torch",
+        kernel: Kernel = "auto",
         **shared: Any,
     ) -> None:
         super().__init__(model, tau=tau, **shared)

@@ -122,7 +122,7 @@ class RevelaLoss(RetrieverLoss):
         lm: LanguageModel,
         *,
         gates_LH: Tensor | None,
-        kernel: Kernel = "torch",
+        kernel: Kernel = "auto",
         **shared: Any,
     ) -> None:
         super().__init__(model, **shared)

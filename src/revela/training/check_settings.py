@@ -12,6 +12,7 @@ from revela.device import compute_device, uses_bf16
 from revela.errors import RevelaError
 from revela.files import check_free
 from revela.index.language import check_language
+from revela.lm.document_attention import has_varlen
 from revela.lm.encoder_decoder import size_of
 from revela.model_files import NEW, find_weights, named_by_auto
 from revela.settings import Recipe
@@ -74,7 +75,7 @@ def _check_kernel(recipe: Recipe) -> None:
         return
     device = compute_device()
     is_half = uses_bf16(recipe.training.precision, device)
-    if device.type != "cuda" or not is_half or torch.__version__ < "2.11":
+    if not has_varlen(device, torch.bfloat16 if is_half else torch.float32):
         raise RevelaError(
             "--kernel varlen needs a GPU, bf16 and torch 2.11 or newer: leave it out, and "
             "document attention runs anywhere"
