@@ -251,8 +251,8 @@ def _read_record(out: Path) -> dict[str, Any]:
 
 
 def _cpu() -> str:
-    """Model name (from /proc/cpuinfo on Linux) and number of cores."""
+    """Model name (from /proc/cpuinfo on Linux) and number of available cores."""
     table = Path("/proc/cpuinfo")
     lines = table.read_text(errors="replace").splitlines() if table.is_file() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{next(names, platform.processor() or 'unknown')}, {os.cpu_count()} cores"
+    return f"{next(names, platform.processor() or 'unknown')}, {distributed.available_cores()} cores"
