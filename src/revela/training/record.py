@@ -255,4 +255,5 @@ def _cpu() -> str:
     table = Path("/proc/cpuinfo")
     lines = table.read_text(errors="replace").splitlines() if table.is_file() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{next(names, platform.processor() or 'unknown')}, {distributed.available_cores()} cores"
+    name = next(names, platform.processor() or "unknown")
+    return f"{name}, {distributed.available_cores()} cores"
