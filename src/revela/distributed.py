@@ -74,20 +74,17 @@ def _cpu_quotas(root: Path) -> Iterator[int]:
     """The CPU quotas of this process's cgroups and of their parents (v1 and v2), in cores, rounded
     up.
     """
-    with suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-            folder = mount / path.lstrip("/")  # in a container it may be the mount itself
-            for place in (folder, *folder.parents):
-                for names in ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"):
-                    with suppress(OSError, ValueError):  # "max" is no limit, as is -1
-                        texts = " ".join((place / name).read_text() for name in names)
-                        quota, period = map(int, texts.split())
-                        if quota > 0:
-                            yield math.ceil(quota / period)
+    file = root / "proc/self/cgroup"
+    for line in file.read_text().splitlines() if file.is_file() else ():
+        _, kinds, path = line.split(":", 2)
+        if "cpu" in (kinds or "cpu").split(","):  # v2 names no kinds
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if kinds else ("cpu.max",)
+            folder = root / "sys/fs/cgroup" / ("cpu" if kinds else "") / path.lstrip("/")
+            for place in (folder, *folder.parents):  # in a container the mount itself
+                with suppress(OSError, ValueError):  # "max" is no limit, as is -1
+                    texts = " ".join((place / name).read_text() for name in names)
+                    quota, period = map(int, texts.split())
+                    yield from [math.ceil(quota / period)] * (quota > 0)
 
 
 def check_single_process() -> None:

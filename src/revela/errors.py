@@ -7,7 +7,13 @@ from contextlib import contextmanager
 
 
 class RevelaError(Exception):
-    """An error that the user can fix. The message is one sentence, printed without a traceback."""
+    """An error that the user can fix. The message is one sentence, printed without a traceback.
+
+    Attributes:
+        exit_code: of the command line.
+    """
+
+    exit_code = 2
 
 
 class QueryError(RevelaError):

@@ -366,7 +366,7 @@ def test_cores_are_those_of_the_affinity_and_of_the_quotas(
 def test_waiting_threads_of_torch_do_not_spin(given, expected):
     code = (
         "import subprocess, sys, revela.distributed; show = 'import os; "
-        "print(os.environ.get(\"GOMP_SPINCOUNT\"))'; exec(show); sys.stdout.flush(); "
+        'print(os.environ.get("GOMP_SPINCOUNT"))\'; exec(show); sys.stdout.flush(); '
         "subprocess.run([sys.executable, '-c', show], check=True)"
     )
     inherited = {k: v for k, v in os.environ.items() if "GOMP" not in k and "OMP_WAIT" not in k}

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
@@ -55,16 +56,19 @@ Head = tuple[int, int]
 
 
 @contextmanager
-def output_folder(out: Path, resume: bool) -> Iterator[None]:
+def output_folder(out: Path, resume: bool) -> Iterator[Event]:
     """Hold the lock of the output folder, in the first process.
 
-    A run that is refused before its first step leaves nothing behind.
+    A run that is refused before its first step leaves nothing behind. Neither does one that fails
+    before its first checkpoint by another error (of an own objective, say), unless the event that
+    is yielded is set. Of several processes, torchrun may start such a run again.
 
     Raises:
         RevelaError: the folder exists, or another process writes to it.
     """
+    between_steps = Event()
     if not distributed.is_rank_zero():
-        yield
+        yield between_steps
         return
     if resume:
         _read_record(out)
@@ -78,9 +82,12 @@ def output_folder(out: Path, resume: bool) -> Iterator[None]:
             names = "checkpoint", "best", "fit", "groups", "negatives"
             remove_unfinished(out / CHECKPOINTS, names)
             try:
-                yield
-            except RevelaError:
-                if not resume and not _has_steps(out):
+                yield between_steps
+            except Exception as error:
+                is_kept = between_steps.is_set() or distributed.world_size() > 1
+                if isinstance(error, RevelaError):
+                    is_kept = _has_losses(out)
+                if not (resume or is_kept or saved_checkpoints(out / CHECKPOINTS)):
                     shutil.rmtree(out)
                 raise
         finally:
@@ -89,10 +96,9 @@ def output_folder(out: Path, resume: bool) -> Iterator[None]:
                 out.rmdir()  # if it is empty
 
 
-def _has_steps(out: Path) -> bool:
+def _has_losses(out: Path) -> bool:
     metrics = out / METRICS
-    has_losses = metrics.is_file() and '"loss"' in metrics.read_text()
-    return has_losses or bool(saved_checkpoints(out / CHECKPOINTS))
+    return metrics.is_file() and '"loss"' in metrics.read_text()
 
 
 def write_record(settings: dict[str, Any], about: dict[str, Any], out: Path) -> None:
@@ -116,6 +122,14 @@ def write_record(settings: dict[str, Any], about: dict[str, Any], out: Path) -> 
         about = begun
     with atomic_write(path) as temporary:
         temporary.write_text(json.dumps({**settings, "about": about}, indent=1))
+
+
+def update_record(out: Path, **about: Any) -> None:
+    """Set entries of "about" in run.json."""
+    record = _read_record(out)
+    record["about"] |= about
+    with atomic_write(out / RUN_FILE) as temporary:
+        temporary.write_text(json.dumps(record, indent=1))
 
 
 def check_same_run(settings: dict[str, Any], digest: str, out: Path, free: Collection[str]) -> None:
@@ -165,10 +179,7 @@ def heads_of_run(out: Path, find: Callable[[], list[Head]]) -> list[Head]:
         own = find()  # in all ranks: they may share the LM
 
         def name_them() -> list[Head]:
-            record = _read_record(out)
-            record["about"]["heads"] = own
-            with atomic_write(out / RUN_FILE) as temporary:
-                temporary.write_text(json.dumps(record, indent=1))
+            update_record(out, heads=own)
             return own
 
         named = distributed.from_rank_zero(name_them)
