@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -433,6 +434,28 @@ def test_on_the_command_line(both, case, cache, tmp_path):
     steps = [row["step"] for row in lines(out)]
     assert steps == list(range(1, steps[-1] + 1))
     assert load_retriever(out) is not None and last_checkpoint(out) == steps[-1]
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_to_one_process_is_the_exit_code_of_all(case, cache, tmp_path, name):
+    """As torchrun starts them. The run goes on with --resume."""
+    out = tmp_path / "out"
+    flags = command(case(out, STOPS), max_steps=3000)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    common = {**os.environ, "REVELA_CACHE": str(cache), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
+    common |= {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    pipe, processes = subprocess.PIPE, []
+    for rank in ("0", "1"):
+        own = {**common, "RANK": rank, "LOCAL_RANK": rank}
+        start = [sys.executable, *map(str, flags)]
+        processes.append(subprocess.Popen(start, stdout=pipe, stderr=pipe, text=True, env=own))
+    until(lambda: last_checkpoint(out) > 2, processes[0])
+    processes[1].send_signal(getattr(signal, name))
+    codes = [ended(process) for process in processes]
+    assert [code for code, _, _ in codes] == [128 + getattr(signal, name)] * 2, codes
+    assert json.loads((out / "run.json").read_text())["about"]["finished"] is False
 
 
 def test_raw_text_is_refused(doing, case, corpus_file, tmp_path, monkeypatch):
