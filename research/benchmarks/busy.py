@@ -3,11 +3,11 @@
     python -m research.benchmarks.busy --data COLLECTIONS/scifact
     python -m research.benchmarks.busy --data COLLECTIONS/scifact --steps 4 --pairs 1    # a try
 
-A thread that waits for the others of its process spins before it sleeps: by libgomp's default
-300,000 rounds, as revela sets it (GOMP_SPINCOUNT) 1,000. The busy machine runs --others more processes,
-which compute all the time. The two settings take turns, so each pair of runs is on the same machine
-in the same minutes; the first logged line of a run is left out. Rows have the median seconds of a
-step by setting, over all pairs, and the median ratio of a pair with its range.
+A thread that waits for the others of its process spins before it sleeps: 300,000 rounds by default
+of libgomp, 1,000 as revela sets it (GOMP_SPINCOUNT). On the busy machine, --others more processes
+compute all the time. The two settings take turns, so both runs of a pair are on the same machine in
+the same minutes; the first logged line of a run is left out. Rows have the median seconds of a step
+by setting, over all pairs, and the median ratio of a pair with its range.
 
 Results go to research/out/busy.json.
 """

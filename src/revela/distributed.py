@@ -84,7 +84,8 @@ def _cpu_quotas(root: Path) -> Iterator[int]:
                 with suppress(OSError, ValueError):  # "max" is no limit, as is -1
                     texts = " ".join((place / name).read_text() for name in names)
                     quota, period = map(int, texts.split())
-                    yield from [math.ceil(quota / period)] * (quota > 0)
+                    if quota > 0:
+                        yield math.ceil(quota / period)
 
 
 def check_single_process() -> None:

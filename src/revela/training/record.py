@@ -124,12 +124,13 @@ def write_record(settings: dict[str, Any], about: dict[str, Any], out: Path) -> 
         temporary.write_text(json.dumps({**settings, "about": about}, indent=1))
 
 
-def update_record(out: Path, **about: Any) -> None:
-    """Set entries of "about" in run.json."""
+def update_record(out: Path, **about: Any) -> dict[str, Any]:
+    """Set entries of "about" in run.json, and return them."""
     record = _read_record(out)
     record["about"] |= about
     with atomic_write(out / RUN_FILE) as temporary:
         temporary.write_text(json.dumps(record, indent=1))
+    return about
 
 
 def check_same_run(settings: dict[str, Any], digest: str, out: Path, free: Collection[str]) -> None:
@@ -177,12 +178,7 @@ def heads_of_run(out: Path, find: Callable[[], list[Head]]) -> list[Head]:
     named = distributed.from_rank_zero(lambda: _read_record(out)["about"].get("heads"))
     if named is None:
         own = find()  # in all ranks: they may share the LM
-
-        def name_them() -> list[Head]:
-            update_record(out, heads=own)
-            return own
-
-        named = distributed.from_rank_zero(name_them)
+        named = distributed.from_rank_zero(lambda: update_record(out, heads=own)["heads"])
     return [(int(layer), int(head)) for layer, head in named]
 
 
