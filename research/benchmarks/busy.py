@@ -6,8 +6,8 @@
 A thread that waits for the others of its process spins before it sleeps: 300,000 rounds by default
 of libgomp, 1,000 as revela sets it (GOMP_SPINCOUNT). On the busy machine, --others more processes
 compute all the time. The two settings take turns, so both runs of a pair are on the same machine in
-the same minutes; the first logged line of a run is left out. Rows have the median seconds of a step
-by setting, over all pairs, and the median ratio of a pair with its range.
+the same minutes. Rows have the seconds of a step by setting (the mean of a run without its first
+steps, the median of all pairs), and the median ratio of a pair with its range.
 
 Results go to research/out/busy.json.
 """
@@ -23,11 +23,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 
 from research.benchmarks.options import parser_of, print_cells, print_header, write_out
-from research.benchmarks.processes import write_groups
+from research.benchmarks.processes import LOG_EVERY, write_groups
 from research.benchmarks.speed import SMOL
 from revela.distributed import available_cores
 
@@ -47,7 +46,7 @@ def beside(others: int) -> Iterator[None]:
 
 
 def seconds_of_a_step(arguments: argparse.Namespace, spins: str, groups: Path, run: Path) -> float:
-    """The median over a run's logged lines, without the first."""
+    """The mean over a run's steps, without those before the first logged line."""
     command = [sys.executable, "-m", "research.benchmarks.processes", f"--child={groups}"]
     names = ("preset", "model", "threads", "steps")
     flags = [f"--{name}={getattr(arguments, name)}" for name in names]
@@ -55,11 +54,8 @@ def seconds_of_a_step(arguments: argparse.Namespace, spins: str, groups: Path, r
     environment |= {"GOMP_SPINCOUNT": spins}
     subprocess.run([*command, f"--into={run}", *flags], check=True, env=environment)
     rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    losses = [row for row in rows if "loss" in row]
-    return statistics.median(
-        60 * (after["minutes"] - before["minutes"]) / (after["step"] - before["step"])
-        for before, after in pairwise(losses)
-    )
+    first, *_, last = (row for row in rows if "loss" in row)
+    return 60 * (last["minutes"] - first["minutes"]) / (last["step"] - first["step"])
 
 
 def main() -> None:
@@ -74,6 +70,10 @@ def main() -> None:
     add("--pairs", type=int, default=3)
     add("--documents", type=int, default=200)
     arguments = parser.parse_args()
+    if arguments.steps < 2 * LOG_EVERY:
+        parser.error(
+            f"--steps {arguments.steps}: give {2 * LOG_EVERY} or more, for two logged lines"
+        )
     if "OMP_WAIT_POLICY" in os.environ:
         parser.error("OMP_WAIT_POLICY is set, by which threads wait: unset it")
     found: dict[str, list[dict[str, float]]] = {}
