@@ -216,7 +216,7 @@ def main() -> None:
             ["revela", "eval", "embedded:minilm-l6", "--on", "beir/scifact"], "BM25", "minilm-l6"
         )
         serve(small, readme(SERVE))
-        small.run(readme("revela train"), r"pip install 'revela-retriever\[train\]'", code=2)
+        small.run(readme("revela train"), r"pip install '\.\[train\]'", code=2)
         if is_quick:  # an editable install of this environment does not come along
             full = Installed(folder / "full", work, "--no-deps", str(wheel))
             full.add_packages_of_this_python()

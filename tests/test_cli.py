@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ import torch
 
 from conftest import make_rows, tiny_retriever
 from revela.errors import RevelaError
+from revela.evaluation.label_free import HeldOutCheck
+from revela.evaluation.results import read_results
 from revela.groups.dataset import TrainingSet, default_queries_file
 from revela.settings import (
     OBJECTIVES,
@@ -28,6 +31,7 @@ from revela.settings import (
     presets,
     read_recipe,
 )
+from revela.training.metrics import Progress
 from revela.types import Document
 from tests.collection_folder import write_collection, write_lines
 
@@ -576,6 +580,62 @@ def test_compare_keeps_what_is_done(succeeds, refused, corpus_file, tiny_lm_fold
     write_lines(tmp_path / "other.jsonl", make_rows(80, seed=9))
     err = refused("compare", tmp_path / "other.jsonl", *command[2:])
     assert "gated-0 was begun on another corpus" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("verb", ["train", "compare"])
+def test_an_interrupted_run_exits_so_and_does_not_look_finished(
+    doing, corpus_file, tiny_lm_folder, tmp_path, number, verb
+):
+    rows = make_rows(20, seed=5)
+    folder = judged_folder(tmp_path / "judged", rows, {r["_id"]: r["text"][:60] for r in rows})
+    given = (
+        verb, corpus_file, f"--out {tmp_path / 'out'} --group-size 4", *TINY,
+        f"--model {tiny_lm_folder} --lm {tiny_lm_folder}",
+    )  # fmt: skip
+    given += (f"--on {folder} --presets gated",) if verb == "compare" else ()
+    advance = Progress.advance
+
+    def interrupted(self):
+        signal.raise_signal(number)
+        advance(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Progress, "advance", interrupted)
+        code, said, errors = doing(*given)
+    assert code == 128 + number, errors
+    run = tmp_path / "out" / ("gated-0" if verb == "compare" else "")
+    assert json.loads((run / "run.json").read_text())["about"]["finished"] is False
+    assert (run / "modules.json").is_file() and (run / "checkpoints" / "checkpoint-1").is_dir()
+    assert read_results([run]).runs[run.name].in_words() == "the run is not finished"
+    if verb == "train":
+        assert "1 steps in" in said and f"saved to {run}, continue with --resume" in said
+        given += ("--resume",)
+    else:
+        assert errors.endswith(f"revela: stopped in {run}: run the same command again to resume\n")
+    code, _, errors = doing(*given)
+    assert code == 0, errors
+    assert json.loads((run / "run.json").read_text())["about"]["finished"] is True
+    assert read_results([run]).runs[run.name].finished
+
+
+def test_the_last_table_has_the_saved_state_beside_the_last(
+    succeeds, monkeypatch, corpus_file, tiny_lm_folder, tmp_path
+):
+    """Training makes it worse, so the start is saved; a start that is beaten has no row more."""
+    for name, scores in {"start": [0.3, 0.4, 0.2], "last": [0.3, 0.4, 0.6]}.items():
+        told = iter(scores)
+        monkeypatch.setattr(HeldOutCheck, "__call__", lambda *_, told=told: {"title": next(told)})
+        said = succeeds(
+            "train", corpus_file, f"--out {tmp_path / name} --group-size 4 --check-every 0",
+            f"--model {tiny_lm_folder} --lm {tiny_lm_folder}", *TINY,
+        )  # fmt: skip
+        rows = re.findall(
+            r"^│ (.+?) +│ +([\d.]+) │$", said.rpartition("label-free check,")[2], re.M
+        )
+        expected = {"untrained": "0.300", "before training": "0.400", "trained": f"{scores[2]:.3f}"}
+        expected |= {"saved (step 0)": "0.400"} if name == "start" else {}
+        assert dict(rows[1:]) == expected and rows[0][0] == "BM25"
 
 
 @pytest.mark.parametrize(

@@ -227,8 +227,8 @@ def test_what_needs_an_extra_ends_with_one_sentence(
     for (command, extra), (code, _, err) in zip(needs.items(), run(*needs), strict=True):
         assert code == 2, (command, err)
         *_, last = err.strip().splitlines()
-        sentence = rf"revela: .+ needs ({'|'.join(MISSING)}): run pip install 'revela-retriever\["
-        assert re.match(rf"{sentence}{extra}\]'$", last), (command, err)
+        sentence = rf"revela: .+ needs ({'|'.join(MISSING)}): run pip install '\.\["
+        assert re.match(rf"{sentence}{extra}\]' in a checkout of revela$", last), (command, err)
         assert "Traceback" not in err
     assert not (docs.parent / "out").exists()
 
@@ -250,5 +250,5 @@ def test_public_names_of_the_core_are_there(environment):
     assert done.returncode == 0, done.stderr
     missing = dict(line.split(" | ") for line in done.stdout.splitlines())
     assert missing.keys() == {"LabelFreeEvaluator", "fit"}
-    install = "run pip install 'revela-retriever[train]'"
+    install = "run pip install '.[train]' in a checkout of revela"
     assert all(f"revela.{name} needs " in e and install in e for name, e in missing.items())

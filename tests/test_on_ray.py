@@ -43,7 +43,7 @@ from tests.index.letters import WORDS, Letters, counts_of, reopen
 from tests.index.letters import documents as letter_documents
 
 for package in ("ray", "lance_ray"):
-    pytest.importorskip(package, reason="needs pip install 'revela-retriever[ray]'")
+    pytest.importorskip(package, reason="needs pip install '.[ray]'")
 
 FLAGS = ("--chunk-words", 12, "--metadata", "year", "--precision", "fp32")
 RAY = ("--engine", "ray", "--workers", 1, "--commit-every", 40)

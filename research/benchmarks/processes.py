@@ -70,6 +70,14 @@ def recipe_of(arguments: argparse.Namespace) -> Recipe:
     return Recipe.of(arguments.preset, max_minutes=0, max_steps=1, **given)
 
 
+def write_groups(arguments: argparse.Namespace, out: Path) -> None:
+    """Store groups of the first documents of --data."""
+    texts = [{"text": d.full_text} for d in corpus(arguments.data)[: arguments.documents]]
+    text = out.with_name("corpus.jsonl")
+    text.write_text("".join(json.dumps(row) + "\n" for row in texts))
+    build_groups(recipe_of(arguments), [text], out, [], None)
+
+
 def measured(arguments: argparse.Namespace, number: int, groups: Path, run: Path) -> Row:
     """One run with this number of processes."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
@@ -102,10 +110,7 @@ def main() -> None:
         return child(arguments)
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
-        texts = [{"text": d.full_text} for d in corpus(arguments.data)[: arguments.documents]]
-        text = here / "corpus.jsonl"
-        text.write_text("".join(json.dumps(row) + "\n" for row in texts))
-        build_groups(recipe_of(arguments), [text], here / "groups", [], None)
+        write_groups(arguments, here / "groups")
         turns = [
             {n: measured(arguments, n, here / "groups", here / f"{turn}-{n}") for n in numbers}
             for turn, numbers in enumerate([arguments.processes] * arguments.repeats)

@@ -35,6 +35,7 @@ import torch
 
 from research.benchmarks.options import parser_of, write_out
 from revela.corpus.load import read_corpus
+from revela.distributed import available_cores
 from revela.index.index import Index
 from revela.model_files import resolve
 from revela.retriever.load import load_encoder
@@ -141,7 +142,7 @@ def options() -> argparse.Namespace:
     add("--texts", type=int, default=8, help="texts per request")
     add("--words", type=int, default=100, help="most words of a text")
     add("--seconds", type=float, default=60)
-    add("--threads", type=int, default=os.cpu_count())
+    add("--threads", type=int, default=available_cores())
     flags = "of revela serve, without their dashes: batch-tokens=8192"
     add("--flags", nargs="*", default=[], help=flags)
     return parser.parse_args()

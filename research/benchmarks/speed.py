@@ -11,7 +11,6 @@ steps.py.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import statistics
 import time
@@ -30,6 +29,7 @@ from revela.corpus.chunk import chunk_all, sentences
 from revela.corpus.load import read_corpus
 from revela.corpus.spool import ArrowList, arrow_list
 from revela.device import autocast, has_fast_bf16
+from revela.distributed import available_cores
 from revela.lm.load import load_tokenizer
 from revela.model_files import resolve
 from revela.objectives.base import BuildContext, ChunkBatches
@@ -158,7 +158,7 @@ def chunking(arguments: argparse.Namespace, documents: ArrowList[Document]) -> l
     forms: dict[str, Callable[[], int]] = {
         "sentences, 1 process": lambda: sum(len(sentences(d.text)) for d in documents)
     }
-    for workers in sorted({1, os.cpu_count() or 1}):
+    for workers in sorted({1, available_cores()}):
         forms[f"chunks, {workers} process{'es' * (workers > 1)}"] = lambda w=workers: sum(
             1 for _ in chunk_all(documents, 120, w)
         )

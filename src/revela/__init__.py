@@ -13,7 +13,14 @@ Example:
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+# torch's OpenMP threads spin while they wait, which makes a step several times slower where other
+# processes need the cores. The library reads this when torch is imported, later than here, and
+# processes that are started from here inherit it.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
     from revela.api import Retriever

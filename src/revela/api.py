@@ -242,8 +242,10 @@ def train(
         "BM25": bm25,
         "untrained": outcome.untrained,
         "before training": outcome.before,
-        "trained": outcome.after,
+        "trained": outcome.last,
     }
+    if outcome.kept != outcome.steps:
+        systems[f"saved (step {outcome.kept})"] = outcome.after
     return TrainingResult(outcome, systems if outcome.after else {})
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,9 +56,36 @@ def is_rank_zero() -> bool:
 
 
 def cores(threads: int) -> int:
-    """Threads for this process; 0: its share of the machine's cores."""
+    """Threads for this process; 0: its share of the available cores."""
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    return threads or max(1, (os.cpu_count() or 1) // local_world_size)
+    return threads or max(1, available_cores() // local_world_size)
+
+
+def available_cores(root: Path = Path("/")) -> int:
+    """The number of cores that this process may use, by its affinity and the quotas of its cgroups.
+    ``root`` holds proc and sys.
+    """
+    has_affinity = hasattr(os, "sched_getaffinity")
+    affinity = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return min([affinity, *_cpu_quotas(root)])
+
+
+def _cpu_quotas(root: Path) -> Iterator[int]:
+    """The CPU quotas of this process's cgroups and of their parents (v1 and v2), in cores, rounded
+    up.
+    """
+    file = root / "proc/self/cgroup"
+    for line in file.read_text().splitlines() if file.is_file() else ():
+        _, kinds, path = line.split(":", 2)
+        if "cpu" in (kinds or "cpu").split(","):  # v2 names no kinds
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if kinds else ("cpu.max",)
+            folder = root / "sys/fs/cgroup" / ("cpu" if kinds else "") / path.lstrip("/")
+            for place in (folder, *folder.parents):  # in a container the mount itself
+                with suppress(OSError, ValueError):  # "max" is no limit, as is -1
+                    texts = " ".join((place / name).read_text() for name in names)
+                    quota, period = map(int, texts.split())
+                    if quota > 0:
+                        yield math.ceil(quota / period)
 
 
 def check_single_process() -> None:

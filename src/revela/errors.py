@@ -7,7 +7,13 @@ from contextlib import contextmanager
 
 
 class RevelaError(Exception):
-    """An error that the user can fix. The message is one sentence, printed without a traceback."""
+    """An error that the user can fix. The message is one sentence, printed without a traceback.
+
+    Attributes:
+        exit_code: of the command line.
+    """
+
+    exit_code = 2
 
 
 class QueryError(RevelaError):
@@ -27,6 +33,11 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+def install_extra(name: str) -> str:
+    """The command that installs an extra. The package is not on PyPI."""
+    return f"pip install '.[{name}]' in a checkout of revela"
+
+
 @contextmanager
 def extra(name: str, purpose: str) -> Iterator[None]:
     """Import optional dependencies; a missing one is an error that names the extra to install.
@@ -41,10 +52,9 @@ def extra(name: str, purpose: str) -> Iterator[None]:
     >>> with extra("hub", "hub:a/b"):
     ...     import not_installed
     Traceback (most recent call last):
-    revela.errors.RevelaError: hub:a/b needs not_installed: run pip install 'revela-retriever[hub]'
+    revela.errors.RevelaError: hub:a/b needs not_installed: run pip install '.[hub]' in ...
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        message = f"{purpose} needs {error.name}: run pip install 'revela-retriever[{name}]'"
-        raise RevelaError(message) from error
+        raise RevelaError(f"{purpose} needs {error.name}: run {install_extra(name)}") from error

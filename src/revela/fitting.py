@@ -83,6 +83,7 @@ def fit(
     with extra("train", "a fit"):
         from revela.distributed import check_single_process
         from revela.groups.dataset import TrainingSet
+        from revela.retriever.card import metadata_of
         from revela.retriever.fit import WORDS_TO_VECTORS
         from revela.retriever.save import save_retriever
     from revela.evaluation.choose_model import candidates_of, choose_model
@@ -118,6 +119,7 @@ def fit(
     origin: dict[str, Any] = dict(
         name=out.name, corpus=", ".join(map(str, corpus)), command=command
     )
+    origin["metadata"] = metadata_of(data.recipe.retriever.model, folder)
     card = _card(data, result, replace(options, static=static), origin)
     with atomic_write(out) as temporary:
         save_retriever(model, temporary, card.text(), words_to_vectors=WORDS_TO_VECTORS)

@@ -38,7 +38,7 @@ SAVE_AGAIN = (
 )
 # Names of the tensors of embedding tables, and of the layer that predicts tokens.
 TABLES = re.compile(r"embed|\bwte\b|\bwpe\b|\bshared\b|lm_head")
-DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "README.md"]
 
 commits: dict[str, str] = {}
 """Name of a hub model -> the commit that this process reads. A resumed run reads the commits of its

@@ -132,7 +132,7 @@ def test_without_the_extra_code_is_cut_at_blank_lines_and_one_line_says_so(
     functions = javascript.index("let")
     assert pieces == [javascript[:functions], javascript[functions:]] * 8
     assert len(caplog.messages) == 1 and not capfd.readouterr().err
-    assert caplog.messages[0].endswith("run pip install 'revela-retriever[code]'")
+    assert caplog.messages[0].endswith("run pip install '.[code]' in a checkout of revela")
 
 
 def test_without_a_known_ending_python_is_tried_and_then_the_margin():

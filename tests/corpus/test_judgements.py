@@ -79,6 +79,37 @@ def test_a_score_may_be_written_as_a_float_but_be_no_fraction(folder):
         read_judgements(folder, "train")
 
 
+def test_contradictory_judgements_are_one_sentence_that_names_them(folder):
+    file = folder / "qrels" / "train.tsv"
+    file.write_text(HEAD + "q0\td1\t1\nq0\td3\t1\nq0\td1\t1\n")  # the same twice is fine
+    assert read_judgements(folder, "train")[1] == {"q0": {"d1": 1, "d3": 1}}
+    file.write_text(HEAD + "q0\td1\t1\nq0\td3\t1\nq0\td1\t0\n")
+    sentence = (
+        r"train\.tsv:4 gives d1 the score 0 for q0, and an earlier line the score 1: keep one"
+    )
+    with pytest.raises(RevelaError, match=sentence):
+        read_judgements(folder, "train")
+
+
+@pytest.mark.parametrize("head", ["", HEAD])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_is_no_part_of_an_id(folder, encoding, head):
+    file = folder / "qrels" / "train.tsv"
+    file.write_text(f"{head}q0\td1\t1\n", encoding)
+    assert read_judgements(folder, "train")[1] == {"q0": {"d1": 1}}
+
+
+@pytest.mark.parametrize("between", ["\t", " ", " 0 ", "\t0\t"])
+@pytest.mark.parametrize("space", ["\u2028", "\u2029", "\x85", "\xa0", "\x0c", "\x1c"])
+def test_an_id_may_have_any_character_that_ends_no_column(folder, space, between):
+    query, document = f"q{space}0", f"d{space}1"
+    (folder / "queries.jsonl").write_text(json.dumps({"_id": query, "text": "zero"}) + "\n")
+    file = folder / "qrels" / "train.tsv"
+    score = between.replace("0", "") or " "
+    file.write_text(f"{query}{between}{document}{score}2\n", "utf-8")
+    assert read_judgements(folder, "train")[1] == {query: {document: 2}}
+
+
 @pytest.mark.parametrize(
     ("file", "text", "sentence"),
     [

@@ -42,6 +42,18 @@ def test_rows_about_one_document_are_not_taken_for_independent():
     assert right.high - right.low > 3 * (wrong.high - wrong.low)
 
 
+@pytest.mark.parametrize("rows", [2, 20])
+def test_intervals_about_one_document_are_over_its_rows_and_a_line_says_so(caplog, rows):
+    scores = np.random.default_rng(4).normal(size=(rows, 10))
+    found, alone = profile(scores, TENTHS, [7] * rows), profile(scores, TENTHS)
+    every = [*found.places, found.slope, found.drop]
+    assert all(interval.high - interval.low > 0.01 for interval in every)
+    assert every == [*alone.places, alone.slope, alone.drop] and found.documents == 1
+    assert caplog.messages == [
+        "all scores are about one document: intervals hold for this document only"
+    ]
+
+
 def test_that_rows_differ_at_all_places_does_not_widen_a_places_interval():
     scores = np.arange(10.0)[None] + 100 * np.random.default_rng(3).normal(size=(30, 1))
     assert all(p.high - p.low < 1e-9 for p in profile(scores, TENTHS).places)

@@ -202,6 +202,29 @@ def test_recipes_facts_and_environment(page):
     assert ABOUT["command"] in page.text
 
 
+def test_a_run_has_the_models_and_settings_that_it_used(tmp_path):
+    """Not those of its recipe that it did not read, nor the defaults of another objective."""
+    read = {flag: {"name": f"used-{flag}", "digest": "0"} for flag in ("model", "lm")}
+    gated = write_run(tmp_path / "gated", ABOUT | {"models": read, "finished": False})
+    crop = write_run(tmp_path / "crop", ABOUT | {"models": {"model": read["model"]}})
+    settings = json.loads((crop / "run.json").read_text()) | {"objective": "crop", "crop_window": 9}
+    for name in ("tau", "kernel"):
+        del settings[name]
+    (crop / "run.json").write_text(json.dumps(settings))
+    (crop / "metrics.jsonl").write_text(
+        '{"step": 4, "minutes": 0.1, "loss": 1.0}\n{"step": 4, "minutes": 0.1, "kept": 4}\n'
+    )
+    page = page_of(gated, crop)
+    facts = page.tables["recipe"]
+    assert facts["retriever starts from"] == {"gated": "used-model", "crop": "used-model"}
+    assert facts["language model"] == {"gated": "used-lm", "crop": ""}
+    assert facts["tokens read"] == {"gated": "4,321", "crop": ""}
+    assert facts["state"] == {"gated": "not finished", "crop": "saved"}
+    changed = page.tables["recipe Settings that differ from their defaults"]
+    assert changed["crop_window"] == {"default": "", "gated": "", "crop": "9"}
+    assert not {"tau", "kernel", "mix", "lm_lora", "gate"} & changed.keys()
+
+
 def test_probes_are_drawn_and_summed_up(page):
     slopes = page.tables["probes exact match"]["slope per tenth"]
     assert slopes == {"a": "-0.0200 -0.0300 to -0.0100", "b": "0.0100 0.0000 to 0.0200"}

@@ -23,13 +23,14 @@ from revela.objectives.contrastive import ContrastiveLoss, QueryBatches
 from revela.queries.from_text import query_hash
 from revela.retriever.build import load_retriever
 from revela.settings import InfoNCE, Recipe, presets
+from revela.training.check_settings import check_recipe
 from revela.training.checks import CheckPlan
 from revela.training.loop import sides
 from revela.training.metrics import Progress
 from revela.training.negatives import Negatives
 from revela.training.train import train
 from revela.types import Chunk, Document
-from tests.collection_folder import write_collection
+from tests.collection_folder import write_collection, write_lines
 
 DOCUMENTS = [Document(row["_id"], row["text"], row["title"]) for row in make_rows(24)]
 TINY = dict(
@@ -336,6 +337,93 @@ def test_training_on_judged_pairs(recipe, tmp_path, rounds):
     without = TrainingSet(recipe.replace(negatives=0), DOCUMENTS)
     assert len(without.rows) == 17
     assert without.fingerprint != TrainingSet(recipe.replace(pairs=""), DOCUMENTS).fingerprint
+
+
+WORDS = [f"{row['text']} {row['title']}" for row in make_rows(6, seed=5)]  # of documents below
+COPIES = {  # id -> text; j0 to j8 are judged relevant, each to a query of its own
+    "u0": WORDS[0], "j0": WORDS[0],  # equal to an earlier one
+    "u1": WORDS[1] + " and so on", "j1": WORDS[1],  # like an earlier one
+    "j2": "Yes, always so.",  # short
+    "u2": "Never say so in the morning", "j3": "Never say so in the morning",  # few words
+    "j4": WORDS[2], "j5": WORDS[2],  # equal, both judged
+    "j6": WORDS[3], "j7": WORDS[3] + " and so on",  # alike, both judged
+    "j8": "",  # no text
+    "u3": WORDS[4], "u4": WORDS[4] + " and so on",  # unjudged copies are dropped as ever
+}  # fmt: skip
+ALIKE = [{"u0", "j0"}, {"u1", "j1"}, {"u2", "j3"}, {"j4", "j5"}, {"j6", "j7"}]
+
+
+def read_copies(recipe, tmp_path, order=1, **settings):
+    """The training set of ``COPIES`` among other documents, judged; and its documents' ids."""
+    rows = [{"_id": name, "text": text} for name, text in list(COPIES.items())[::order]]
+    folder = judged_folder(tmp_path / "judged", [(f"q{i}", f"j{i}", 1) for i in range(9)])
+    write_lines(folder / "corpus.jsonl", [*rows, *make_rows(12)])
+    recipe = recipe.replace(pairs=str(folder), held_out=0.0, negatives=4, **settings)
+    data = TrainingSet.read(recipe, [folder / "corpus.jsonl"])
+    return data, [document.id for document in data.documents]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("near", [0.8, 0.0])
+def test_judged_documents_are_kept_and_their_copies_are_no_negatives(
+    recipe, tmp_path, caplog, near, order
+):
+    caplog.set_level("INFO", "revela")
+    data, ids = read_copies(recipe, tmp_path, order, near_duplicates=near)
+    rows = list(data.rows)
+    asks = {ids[row.document]: row.query for row in rows if row.query}
+    assert asks == {f"j{i}": f"what is said of q{i} here" for i in range(8)}
+    assert len(ids) == len(set(ids)) and "j8" not in ids
+    assert ("u1" in ids, {"u3", "u4"} <= set(ids)) == (not near, not near)
+    assert any(
+        "8 pairs of" in said and "1 left out, whose documents" in said for said in caplog.messages
+    )
+
+    copies = {name: alike for alike in ALIKE for name in alike if near or alike != {"u1", "j1"}}
+    if not near:  # then only what is equal is a copy
+        copies |= {"j6": {"j6"}, "j7": {"j7"}}
+    mined, members = set(), [i for i, row in enumerate(rows) if row.query]
+    for seed in range(10):
+        settings = InfoNCE(negatives=8)
+        negatives = Negatives(
+            settings, seed, data, iter([[members]] * 2), Hashed(seed), tmp_path / f"{seed}"
+        )
+        for found in (negatives(batch(negatives)), negatives(batch(negatives, 1))):
+            for row, drawn in zip(members, found, strict=True):
+                own = ids[rows[row].document]
+                mined |= {(own, ids[rows[i].document]) for i in drawn}
+    assert len(mined) > 50
+    assert not [(own, other) for own, other in mined if other in copies.get(own, {own})]
+
+    parts = made(rows, relevant=data.relevant, mined=lambda some: [[*range(len(rows))]] * len(some))
+    parts.recipe = Recipe.of("infonce", group_size=len(members))
+    found = QueryBatches(parts, None)(as_rows(rows, members))
+    others = [i for i in range(len(rows)) if rows[i].text not in {rows[m].text for m in members}]
+    passages = [*members, *others]
+    for line, own in zip(found["query_allowed"], members, strict=True):
+        for allowed, other in zip(line, passages, strict=True):
+            one, two = (ids[rows[i].document] for i in (own, other))
+            assert bool(allowed) == (own == other or two not in copies.get(one, {one}))
+
+
+def test_a_copy_of_an_answer_that_is_held_out_is_no_negative(recipe, tmp_path):
+    """q4 asks for j0, which is held out, and for j4; u0 is equal to j0."""
+    documents = [Document(name, text) for name, text in COPIES.items() if text]
+    folder = judged_folder(tmp_path / "judged", [("q4", "j4", 1), ("q4", "j0", 1)])
+    recipe = recipe.replace(pairs=str(folder), negatives=1)
+    kept = [document for document in documents if document.id != "j0"]
+    held_out = [document for document in documents if document.id == "j0"]
+    data = TrainingSet(recipe, kept, held_out)
+    (answers,) = data.relevant.values()
+    assert {kept[i].id for i in answers} == {"u0", "j4", "j5"}
+
+
+def test_joined_titles_would_lose_what_is_judged(recipe, tmp_path, corpus_file):
+    folder = judged_folder(tmp_path / "judged", PAIRS)
+    with pytest.raises(
+        RevelaError, match="--pairs reads documents as they are judged: leave out --jo"
+    ):
+        check_recipe(recipe.replace(pairs=str(folder), join_titles=True), tmp_path / "out", False)
 
 
 def test_judged_pairs_on_the_command_line(refused, corpus_file, tmp_path):

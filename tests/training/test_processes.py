@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -316,10 +317,63 @@ def test_torchrun_lets_every_flag_through():
 
 
 def test_each_process_takes_its_share_of_the_cores(monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(distributed, "available_cores", lambda: 8)
     assert (distributed.cores(0), distributed.cores(3)) == (8, 3)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     assert (distributed.cores(0), distributed.cores(3)) == (2, 3)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "9")
+    assert distributed.cores(0) == 1
+
+
+V1 = "5:memory:/box\n4:cpu,cpuacct:/box/mine\n0::/other\n"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "expected"),
+    [
+        ("", {}, 8),
+        ("0::/box/mine\n", {"box/mine/cpu.max": "200000 100000\n"}, 2),
+        ("0::/box/mine\n", {"box/cpu.max": "300000 100000", "box/mine/cpu.max": "max 100000"}, 3),
+        ("0::/docker/1234\n", {"cpu.max": "50000 100000\n"}, 1),  # the container's own mount
+        ("0::/\n", {"cpu.max": "250000 100000\n"}, 3),  # rounded up
+        ("0::/\n", {"cpu.max": "6400000 100000\n"}, 8),  # more than the affinity
+        (V1, {"cpu/box/mine/cpu.cfs_quota_us": "-1", "cpu/box/mine/cpu.cfs_period_us": "9"}, 8),
+        (V1, {"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
+        (V1, {"cpu/box/cpu.cfs_quota_us": "5", "other/cpu.max": "100 100", "cpu.max": "9"}, 1),
+    ],
+)
+def test_cores_are_those_of_the_affinity_and_of_the_quotas(
+    tmp_path, monkeypatch, cgroup, files, expected
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    for name, text in {"proc/self/cgroup": cgroup}.items() if cgroup else ():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    for name, text in files.items():
+        (tmp_path / "sys/fs/cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sys/fs/cgroup" / name).write_text(text)
+    assert distributed.available_cores(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "1000"),
+        ({"GOMP_SPINCOUNT": "5"}, "5"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "None"),
+    ],
+)
+def test_waiting_threads_of_torch_do_not_spin(given, expected):
+    code = (
+        "import subprocess, sys, revela.distributed; show = 'import os; "
+        'print(os.environ.get("GOMP_SPINCOUNT"))\'; exec(show); sys.stdout.flush(); '
+        "subprocess.run([sys.executable, '-c', show], check=True)"
+    )
+    inherited = {k: v for k, v in os.environ.items() if "GOMP" not in k and "OMP_WAIT" not in k}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=inherited | given, capture_output=True, text=True)
+    assert done.stdout.split() == [expected, expected], done.stderr
 
 
 def command(case: dict[str, Any], **changes: Any) -> list[str]:
@@ -380,6 +434,28 @@ def test_on_the_command_line(both, case, cache, tmp_path):
     steps = [row["step"] for row in lines(out)]
     assert steps == list(range(1, steps[-1] + 1))
     assert load_retriever(out) is not None and last_checkpoint(out) == steps[-1]
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_to_one_process_is_the_exit_code_of_all(case, cache, tmp_path, name):
+    """As torchrun starts them. The run goes on with --resume."""
+    out = tmp_path / "out"
+    flags = command(case(out, STOPS), max_steps=3000)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    common = {**os.environ, "REVELA_CACHE": str(cache), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
+    common |= {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    pipe, processes = subprocess.PIPE, []
+    for rank in ("0", "1"):
+        own = {**common, "RANK": rank, "LOCAL_RANK": rank}
+        start = [sys.executable, *map(str, flags)]
+        processes.append(subprocess.Popen(start, stdout=pipe, stderr=pipe, text=True, env=own))
+    until(lambda: last_checkpoint(out) > 2, processes[0])
+    processes[1].send_signal(getattr(signal, name))
+    codes = [ended(process) for process in processes]
+    assert [code for code, _, _ in codes] == [128 + getattr(signal, name)] * 2, codes
+    assert json.loads((out / "run.json").read_text())["about"]["finished"] is False
 
 
 def test_raw_text_is_refused(doing, case, corpus_file, tmp_path, monkeypatch):

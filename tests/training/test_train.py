@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
@@ -24,13 +25,14 @@ from revela.files import remove_whole, writing
 from revela.groups.dataset import training_chunks
 from revela.groups.order import IterativeGroups
 from revela.lm.heads import save_heads
-from revela.model_files import resolve
+from revela.model_files import commits, resolve
 from revela.objectives.base import ChunkBatches
 from revela.objectives.revela import RevelaLoss
 from revela.retriever.build import load_retriever
+from revela.retriever.card import Card, metadata_of
 from revela.retriever.load import load_encoder
 from revela.settings import OBJECTIVES as NAMES
-from revela.settings import InBatch, Recipe, objective_class, presets
+from revela.settings import InBatch, Objective, Recipe, objective_class, presets
 from revela.training.checkpoint import load_checkpoint, save_checkpoint, saved_checkpoints
 from revela.training.checks import NO_CHECKS, CheckPlan
 from revela.training.loop import BatchReader
@@ -279,6 +281,13 @@ def test_the_state_with_the_best_check_is_saved(recipe, documents, tmp_path):
         outcome = train(recipe.replace(keep=keep), documents, out, plan=CheckPlan(Scripted(scores)))
         assert (outcome.kept, outcome.steps) == (kept, 6)
         assert outcome.after == {"task": scores[1 + kept // 3]}
+        assert outcome.last == {"task": scores[-1]} and outcome.before == {"task": scores[1]}
+        card = (out / "README.md").read_text()
+        name, says_unchanged = Path(recipe.retriever.model).name, kept == 0
+        assert (f"Unchanged start: {name} as it was before the first" in card) == says_unchanged
+        assert ("left unchanged when trained without labels" in card) == says_unchanged
+        assert ("next-token prediction" in card) != says_unchanged
+        assert ("Not improved by training on a corpus" in card) == says_unchanged
         saved, start, end = (
             load_file(folder / "model.safetensors")
             for folder in (out, tmp_path / "start", tmp_path / "end")
@@ -437,6 +446,87 @@ def test_what_a_run_says_and_leaves(
         "there are 2 GPUs, and a run uses the first: name another by CUDA_VISIBLE_DEVICES, or use "
         "all by torchrun (docs/scale.md)" in caplog.messages
     )
+
+
+@pytest.mark.parametrize(
+    ("limit", "warns"),
+    [
+        (dict(max_steps=4, warmup_steps=9), True),
+        (dict(max_steps=4, warmup_steps=4), True),
+        (dict(max_steps=4, warmup_steps=3), False),
+        (dict(max_steps=0, max_tokens_read=0.001, warmup_steps=900), True),
+        (dict(max_steps=0, max_tokens_read=0.001, warmup_steps=1), False),
+    ],
+)
+def test_a_warmup_as_long_as_the_run_is_a_warning(
+    recipe, documents, tmp_path, caplog, limit, warns
+):
+    outcome = train(recipe.replace(**limit), documents, tmp_path / "out")
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    sentence = (
+        f"the run of {outcome.steps} steps ends in its warm-up: "
+        f"lower --warmup-steps {limit['warmup_steps']}"
+    )
+    assert said == [sentence] * warns and outcome.steps > 1
+
+
+@pytest.mark.parametrize("place", ["build", "collate", "loss", "loss of the third step"])
+def test_an_error_of_an_own_objective_leaves_nothing_and_the_next_try_runs(
+    recipe, documents, tmp_path, place
+):
+    """Before the first checkpoint; later the run can be resumed."""
+    out = tmp_path / "out"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
+        if place == "build":
+            patch.setattr(Objective, "build", dying_after(0, None))
+        elif place == "collate":
+            patch.setattr(ChunkBatches, "__call__", dying_after(1, ChunkBatches.__call__))
+        else:
+            steps = 2 if "third" in place else 0
+            patch.setattr(RevelaLoss, "forward", dying_after(steps, RevelaLoss.forward))
+        train(recipe, documents, out)
+    assert not out.exists()
+    train(recipe.replace(max_steps=3), documents, out)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(RevelaLoss, "forward", dying_after(4, RevelaLoss.forward))
+        train(recipe, documents, tmp_path / "later")
+    assert saved_checkpoints(tmp_path / "later" / "checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("name", "card", "expected"),
+    [
+        ("embedded:minilm-l6", None, ["sentence-transformers/all-MiniLM-L6-v2", "apache-2.0"]),
+        ("embedded:e5-small", None, ["intfloat/multilingual-e5-small", "mit"]),
+        ("folder", None, [None, None]),
+        ("folder", "no metadata", [None, None]),
+        ("folder", "---\nlicense: mit\ntags: [a]\n---\n", [None, "mit"]),
+        ("folder", "---\nbase_model: a/b\nlicense: mit\n---\n", ["a/b", "mit"]),
+        ("folder", "---\nbase_model: [a/b, c/d]\nlicense: {no: yes}\n---\n", [None, None]),
+        ("folder", "---\nbroken: [\n---\n", [None, None]),
+        ("a/hub-model", "---\nbase_model: a/b\nlicense: mit\n---\n", ["a/hub-model", "mit"]),
+        ("a/hub-model", None, ["a/hub-model", None]),
+    ],
+)
+def test_a_card_names_the_base_model_and_its_licence(tmp_path, monkeypatch, name, card, expected):
+    folder = tmp_path / "models--a--hub-model" / "snapshots" / "1234"
+    folder.mkdir(parents=True)
+    if card is not None:
+        (folder / "README.md").write_text(card)
+    monkeypatch.setitem(commits, "a/hub-model", "1234")
+    metadata = metadata_of(name, folder)
+    text = Card("name", "", "docs", 1, "revela fit", {}, {}, 1.0, metadata=metadata).text()
+    found = ModelCard(text).data
+    assert [found.base_model, found.license] == expected and found.tags[-1] == "revela"
+
+
+def test_a_run_s_card_has_the_metadata_of_its_start(recipe, documents, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(recipe.retriever.model, model)
+    (model / "README.md").write_text("---\nbase_model: a/b\nlicense: mit\n---\n")
+    train(recipe.replace(model=str(model), max_steps=1), documents, tmp_path / "out")
+    found = ModelCard((tmp_path / "out" / "README.md").read_text()).data
+    assert (found.base_model, found.license) == ("a/b", "mit")
 
 
 def test_every_objective_says_what_it_learns_from():

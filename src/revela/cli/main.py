@@ -57,7 +57,7 @@ def main() -> None:
         raise SystemExit(2) from None
     except RevelaError as error:
         print(f"revela: {printable(str(error))}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(error.exit_code) from None
     except BrokenPipeError:
         _discard_output()
         raise SystemExit(141) from None

@@ -65,3 +65,5 @@ def train(
             print_scores("label-free check, nDCG@10", outcome.after, result.scores)
         more = ", continue with --resume" if outcome.interrupted else ""
         print(f"{outcome.steps:,} steps in {duration(outcome.minutes)}; saved to {out}{more}")
+    if outcome.interrupted:
+        raise SystemExit(128 + outcome.signal)

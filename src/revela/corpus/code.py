@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from revela.corpus.endings import suffix
 from revela.corpus.words import count_words
+from revela.errors import install_extra
 from revela.types import Document
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def warn_if_no_grammar(document: Document) -> None:
 def _warn_no_grammar() -> None:
     log.warning(
         "code other than Python is cut at blank lines, not at its functions, as tree-sitter or a "
-        "grammar is missing: run pip install 'revela-retriever[code]'"
+        f"grammar is missing: run {install_extra('code')}"
     )
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import re
 import zlib
+from collections.abc import Collection
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,8 +56,11 @@ _SPACELESS = re.compile(
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
-def near_duplicates(documents: ArrowList[Document], similarity: float) -> dict[int, int]:
-    """Row of each document to drop -> row of an earlier, similar document that is kept.
+def near_duplicates(
+    documents: ArrowList[Document], similarity: float, never: Collection[int] = ()
+) -> dict[int, int]:
+    """Row of each document to drop -> row of an earlier, similar document that is kept. Rows in
+    ``never`` count as earlier than the others, and are not dropped.
 
     ``similarity`` is the minimum Jaccard similarity of two texts' shingles, 0 to 1. Titles are
     ignored; texts with fewer than ``SHORTEST`` shingles are never duplicates.
@@ -70,6 +74,9 @@ def near_duplicates(documents: ArrowList[Document], similarity: float) -> dict[i
     sketches, bands = _sketches(documents, rows_of_band(similarity))
     rows, groups = _shared(bands)
     del bands
+    if never:
+        order = np.argsort(~np.isin(rows, list(never)), kind="stable")
+        rows, groups = rows[order], groups[order]
     hashed = functools.lru_cache(maxsize=64)(lambda row: shingles(documents.value(row, "text")))
     members = np.full((int(groups.max(initial=-1)) + 1, MEMBERS), -1, dtype=np.int64)
     dropped: dict[int, int] = {}
@@ -82,7 +89,7 @@ def near_duplicates(documents: ArrowList[Document], similarity: float) -> dict[i
         count = min(MAX_COMPARED, int((agreement >= similarity - SLACK).sum()))
         likely = near[np.argsort(-agreement, kind="stable")][:count].tolist()
         similar = (other for other in likely if jaccard(hashed(row), hashed(other)) >= similarity)
-        if (kept := next(similar, None)) is not None:
+        if row not in never and (kept := next(similar, None)) is not None:
             dropped[row] = kept
             continue
         free = members[mine] < 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -122,9 +123,11 @@ def _read_qrels(path: Path) -> Qrels:
     if not path.is_file():
         raise RevelaError(f"{path} does not exist: a BEIR-layout folder has its judgements there")
     qrels: Qrels = {}
-    for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
+    for number, line in numbered_lines(path):
+        line = line.strip("\r\n")
         fields = line.split("\t")
-        fields = fields if len(fields) in (3, 4) else line.split()
+        # Ids may have other spaces, such as U+2028 or a no-break space.
+        fields = fields if len(fields) in (3, 4) else re.findall(r"[^ \t]+", line)
         if not line.strip() or (number == 1 and line.split()[-1:] == ["score"]):
             continue
         if len(fields) == 4:
@@ -142,8 +145,23 @@ def _read_qrels(path: Path) -> Qrels:
                 f"{path}:{number}: the score {given} is no whole number: multiply all scores so "
                 "that each is one"
             )
-        qrels.setdefault(query, {})[document] = int(score)
+        if (before := qrels.setdefault(query, {}).setdefault(document, int(score))) != score:
+            raise RevelaError(
+                f"{path}:{number} gives {document} the score {given} for {query}, and an earlier "
+                f"line the score {before}: keep one of the two"
+            )
     return qrels
+
+
+def queries_by_document(folder: Path) -> dict[str, dict[str, None]]:
+    """Id of each document that is relevant in qrels/train.tsv -> its queries, each text once."""
+    texts, qrels = read_judgements(folder, "train")
+    queries_of: dict[str, dict[str, None]] = {}
+    for query, text in texts.items():
+        for document, score in qrels[query].items():
+            if score > 0:
+                queries_of.setdefault(document, {})[text] = None
+    return queries_of
 
 
 def pair_rows(documents: Sequence[Document], folder: Path, others: bool) -> ArrowList[Chunk]:
@@ -151,12 +169,7 @@ def pair_rows(documents: Sequence[Document], folder: Path, others: bool) -> Arro
 
     With ``others``, documents that answer no query follow.
     """
-    texts, qrels = read_judgements(folder, "train")
-    queries_of: dict[str, dict[str, None]] = {}  # document -> its queries, each text once
-    for query, text in texts.items():
-        for document, score in qrels[query].items():
-            if score > 0:
-                queries_of.setdefault(document, {})[text] = None
+    queries_of = queries_by_document(folder)
     missing = dict(queries_of)
 
     def rows() -> Iterator[Chunk]:
@@ -175,6 +188,6 @@ def pair_rows(documents: Sequence[Document], folder: Path, others: bool) -> Arro
             f"{next(iter(missing))}): give the corpus that it names, with its ids as _id"
         )
     total, left_out = (sum(map(len, queries.values())) for queries in (queries_of, missing))
-    note = f"; {left_out:,} left out, whose documents are not in the corpus or held out"
+    note = f"; {left_out:,} left out, whose documents are not in what was read, or are held out"
     log.info(f"{total - left_out:,} pairs of {folder}{note if left_out else ''}")
     return pairs

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from revela.corpus.dedupe import near_duplicates
+from revela.corpus.judgements import judgements_dir, queries_by_document
 from revela.corpus.readers import FORMATS, common, read_sources
 from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields
@@ -49,6 +50,7 @@ def read_corpus(
     max_bad_share: float = 1.0,
     rename_repeated: bool = False,
     metadata: Sequence[str] = (),
+    judged: Collection[str] = (),
 ) -> tuple[ArrowList[Document], ReadReport]:
     """Read all documents into a temporary file, in order of source, path and row.
 
@@ -61,6 +63,8 @@ def read_corpus(
         max_bad_share: RevelaError if a larger share of files and rows cannot be read.
         rename_repeated: use a row's place as its id if another row has the same id.
         metadata: other fields or columns to keep with each document.
+        judged: ids of documents that are never dropped, unless they are empty; near-duplicates of
+            them are dropped first.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -73,7 +77,7 @@ def read_corpus(
     """
     if not 0 <= near <= 1:
         raise RevelaError(f"--near-duplicates {near}: give a number from 0 (keep them) to 1")
-    report = ReadReport()
+    report = ReadReport(judged=judged)
     if rename_repeated:
         report.claim = first_claim()
     fields = Fields(reading.text_field, reading.title_field, tuple(metadata))
@@ -84,7 +88,9 @@ def read_corpus(
     documents = arrow_list(Document, filter_documents(bar, distinct, min_words, report))
     check_report(len(documents), report, sources, max_bad_share)
     if near:
-        dropped = near_duplicates(documents, near)
+        ids = documents.column("id") if judged else ()
+        never = {row for row, name in enumerate(ids) if name in judged}
+        dropped = near_duplicates(documents, near, never)
         for row, kept in dropped.items():
             document = documents[row]
             report.words -= count_words(document.full_text)
@@ -114,6 +120,8 @@ def read_for(
     names = (field.name for field in dataclasses.fields(Reading))
     reading = Reading(**{name: getattr(corpus, name) for name in names})
     how: Any = dict(near=corpus.near_duplicates, max_bad_share=corpus.max_bad_share)
+    if folder := judgements_dir(recipe):
+        how["judged"] = queries_by_document(Path(folder))
     return read_corpus(sources, reading, **how)
 
 
@@ -139,14 +147,17 @@ def check_report(
 def filter_documents(
     documents: Iterable[Document], distinct: bool, min_words: int, report: ReadReport
 ) -> Iterator[Document]:
-    """Documents with at least ``min_words`` words; with ``distinct`` each text once."""
+    """Documents with at least ``min_words`` words; with ``distinct`` each text once. Judged
+    ones need one word only, and may have the text of another.
+    """
     seen = set[bytes]()
     for document in documents:
         words = count_words(document.full_text)
         digest = hashlib.blake2b(document.full_text.encode(), digest_size=16).digest()
-        if words < min_words:
+        is_judged = document.id in report.judged
+        if words < (1 if is_judged else min_words):
             report.skip("shorter than a sentence", document.id)
-        elif distinct and digest in seen:
+        elif distinct and digest in seen and not is_judged:
             report.skip("duplicate text", document.id)
         else:
             if distinct:

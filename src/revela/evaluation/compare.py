@@ -85,7 +85,9 @@ def compare(
             given: Any = dict(plan=plan, provenance=provenance, resume=has_checkpoint)
             outcome = train(recipe, own, folder, **given)
             if outcome.interrupted:
-                raise RevelaError(f"stopped in {folder}: run the same command again to resume")
+                error = RevelaError(f"stopped in {folder}: run the same command again to resume")
+                error.exit_code = 128 + outcome.signal
+                raise error
         comparison.curves[f"{name}, seed {seed}"] = _curve(folder)
         write_json(comparison, out / COMPARISON)
     return comparison

@@ -255,13 +255,13 @@ def facts_table(runs: Runs) -> Table:
         "chunks": lambda run: _number(run.about.chunks),
         "groups": lambda run: _number(run.about.groups),
         "objective": lambda run: _text(run.settings.get("objective")),
-        "retriever starts from": lambda run: _text(run.settings.get("model")),
-        "language model": lambda run: _text(run.settings.get("lm")),
+        "retriever starts from": lambda run: run.about.models.get("model", {}).get("name", ""),
+        "language model": lambda run: run.about.models.get("lm", {}).get("name", ""),
         "steps": lambda run: _number(max((row.step for row in run.metrics), default=None)),
         "saved step": lambda run: _number(run.metrics[-1].kept if run.metrics else None),
         "training took": lambda run: duration(run.metrics[-1].minutes) if run.metrics else "",
         "tokens read": lambda run: _number(
-            max((row.tokens_read or 0 for row in run.metrics), default=None)
+            max((row.tokens_read for row in run.metrics if row.tokens_read), default=None)
         ),
         "state": lambda run: "saved" if run.finished else "not finished",
     }
@@ -280,8 +280,8 @@ def settings_table(runs: Runs) -> Table:
     rows = []
     for name in dict.fromkeys([*defaults, *(name for each in given for name in each)]):
         default = defaults.get(name)
-        values = [each.get(name, default) for each in given]
-        if any(value != default for value in values):
+        values = [each.get(name) for each in given]  # None: its objective has no such setting
+        if any(value not in (None, default) for value in values):
             rows.append((name, [Cell(_text(value)) for value in (default, *values)]))
     return Table("Settings that differ from their defaults", ["setting", "default", *runs], rows)
 

@@ -144,6 +144,8 @@ class About:
     untrained: dict[str, float] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)
     hardware: dict[str, Any] = field(default_factory=dict)
+    models: dict[str, dict[str, str]] = field(default_factory=dict)
+    finished: bool = True
 
 
 class RunFile(BaseModel, extra="allow"):
@@ -242,7 +244,7 @@ class Results:
         metrics = [
             _parse(MetricsRow, line, f"{path}:{number}") for number, line in enumerate(lines, 1)
         ]
-        finished = (folder / "modules.json").is_file()
+        finished = (folder / "modules.json").is_file() and run.about.finished
         self.runs[name] = Run(run.model_extra or {}, run.about, metrics, finished, kind)
         self.add_measures(folder, name)
 

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from revela.corpus.chunk import chunk_all
-from revela.corpus.judgements import judgements_dir, pair_rows
+from revela.corpus.dedupe import near_duplicates
+from revela.corpus.judgements import judgements_dir, pair_rows, queries_by_document
 from revela.corpus.load import read_for, split_held_out
 from revela.corpus.spool import ArrowList, arrow_list
 from revela.corpus.words import count_words
@@ -56,7 +57,7 @@ from revela.queries.generated import (
 )
 from revela.settings import Recipe
 from revela.silence import progress_bar
-from revela.types import Chunk, Document, Encoder
+from revela.types import Chunk, Document, Encoder, hash64
 
 log = logging.getLogger(__name__)
 
@@ -193,12 +194,27 @@ class TrainingSet:
 
     @cached_property
     def relevant(self) -> dict[int, set[int]]:
-        """``query_hash`` of each judged query -> the documents that answer it."""
+        """``query_hash`` of each judged query -> the documents of ``rows`` that answer it, and
+        copies of documents that do: near-duplicates, and those with the same text.
+        """
         relevant: dict[int, set[int]] = {}
-        if judgements_dir(self.recipe):
-            columns = (self.grouped_rows.column(name) for name in ("query", "document"))
-            for query, document in zip(*columns, strict=True):
-                relevant.setdefault(query_hash(query), set()).add(int(document))
+        if not (folder := judgements_dir(self.recipe)):
+            return relevant
+        queries_of = queries_by_document(Path(folder))
+        read = chain(self.documents, self.held_out)
+        judged = arrow_list(Document, (document for document in read if document.id in queries_of))
+        near = self.recipe.corpus.near_duplicates
+        first = near_duplicates(judged, near) if near else {}
+        copies: dict[int, int] = {}  # text -> the first text that it is similar to, both hashed
+        queries: dict[int, set[int]] = {}
+        for row, document in enumerate(judged):
+            text = hash64(judged[first.get(row, row)].full_text)
+            copies.setdefault(hash64(document.full_text), text)
+            queries.setdefault(text, set()).update(map(query_hash, queries_of[document.id]))
+        for chunk in self.rows:
+            text = hash64(chunk.text)
+            for query in queries.get(copies.get(text, text), ()):
+                relevant.setdefault(query, set()).add(chunk.document)
         return relevant
 
     def groups(

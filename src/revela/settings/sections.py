@@ -218,7 +218,7 @@ class Training:
     seed: NonNegativeInt = 0
     "Seed of all random numbers."
     threads: NonNegativeInt = 0
-    "CPU threads. 0: all cores."
+    "CPU threads. 0: all cores that the process may use."
     precision: TorchPrecision = "auto"
     "Arithmetic of the models; auto is bf16 where the hardware has it."
     track: Rare[Literal["", "tensorboard", "trackio", "wandb"]] = ""

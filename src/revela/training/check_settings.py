@@ -43,6 +43,8 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
             "a run without a limit has no end: give --max-steps, --max-minutes or --max-tokens-read"
         )
     if folder := judgements_dir(recipe):
+        if recipe.corpus.join_titles:
+            raise RevelaError("--pairs reads documents as they are judged: leave out --join-titles")
         read_judgements(Path(folder), "train")
     if not resume:  # a resumed run keeps its models
         check_free(out)

@@ -244,12 +244,14 @@ class Stopwatch:
         self.began += time.monotonic() - stopped
 
 
-def agree(budget: Budget, seconds: float, tokens: int, stop: bool) -> bool:
-    """Add a step's cost in all processes to the budget; returns whether any process must stop."""
+def agree(budget: Budget, seconds: float, tokens: int, stop: int) -> int:
+    """Add a step's cost in all processes to the budget; returns the number of a signal that any
+    process received, or 0.
+    """
     gathered = distributed.all_gather((seconds, tokens, stop))
     all_seconds, all_tokens, all_stops = zip(*gathered, strict=True)
     budget.spend(all_seconds, all_tokens)
-    return any(all_stops)
+    return int(max(all_stops))
 
 
 def check_finite(step: int, sums: Tensor, grad_norm: Tensor) -> tuple[float, float]:
@@ -275,12 +277,15 @@ def check_finite(step: int, sums: Tensor, grad_norm: Tensor) -> tuple[float, flo
 class Stop:
     """Handle Ctrl-C and SIGTERM while open: the first requests a stop after the step, the second
     stops at once. Does nothing outside of the main thread.
+
+    Attributes:
+        requested: the number of the first signal; 0: none.
     """
 
     SIGNALS = signal.SIGINT, signal.SIGTERM
 
     def __init__(self) -> None:
-        self.requested = False
+        self.requested = 0
 
     def __enter__(self) -> Stop:
         is_main = threading.current_thread() is threading.main_thread()
@@ -292,8 +297,8 @@ class Stop:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def _request(self, _number: int, _frame: FrameType | None) -> None:
+    def _request(self, number: int, _frame: FrameType | None) -> None:
         if self.requested:
             raise KeyboardInterrupt
-        self.requested = True
+        self.requested = number
         tqdm.write("stopping after this step and saving; press Ctrl-C again to stop at once")

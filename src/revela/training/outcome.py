@@ -8,7 +8,7 @@ from pathlib import Path
 
 from revela.corpus.judgements import judgements_dir
 from revela.groups.dataset import TrainingSet
-from revela.retriever.card import Card, without_folders
+from revela.retriever.card import Card, metadata_of, without_folders
 from revela.retriever.context import SavedContext
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.save import save_retriever
@@ -27,7 +27,9 @@ class Outcome:
         steps: optimiser steps done.
         kept: step of the saved state.
         minutes: training time.
-        interrupted: whether Ctrl-C ended the run.
+        interrupted: whether a signal ended the run.
+        last: scores after the last step.
+        signal: number of that signal (Ctrl-C, SIGTERM); 0: none.
     """
 
     untrained: Scores
@@ -37,6 +39,8 @@ class Outcome:
     kept: int
     minutes: float
     interrupted: bool
+    last: Scores
+    signal: int
 
 
 def save_outcome(
@@ -47,6 +51,7 @@ def save_outcome(
     bm25: Scores,
     provenance: Provenance,
     models: Mapping[str, str],
+    folder: Path,
     out: Path,
 ) -> None:
     """Save the retriever in its current state, and its model card.
@@ -55,6 +60,7 @@ def save_outcome(
         context_texts: the documents that a contextual retriever is saved with.
         bm25: scores of the label-free check.
         models: flag -> name of each model that the run read, for the card.
+        folder: of the model that was trained.
     """
     recipe, steps = data.recipe, outcome.steps
     retriever, settings = recipe.retriever, {**recipe.to_dict(), **models}
@@ -81,6 +87,8 @@ def save_outcome(
         matryoshka=retriever.matryoshka,
         slots=recipe.context.slots,
         short_names=bool(pairs),
+        metadata=metadata_of(models["model"], folder),
+        is_unchanged=outcome.kept == 0,
     ).text()
     context, context_encoder = None, encoder.context_encoder
     if context_encoder is not None:

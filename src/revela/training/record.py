@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
@@ -55,16 +56,19 @@ Head = tuple[int, int]
 
 
 @contextmanager
-def output_folder(out: Path, resume: bool) -> Iterator[None]:
+def output_folder(out: Path, resume: bool) -> Iterator[Event]:
     """Hold the lock of the output folder, in the first process.
 
-    A run that is refused before its first step leaves nothing behind.
+    A run that is refused before its first step leaves nothing behind. Neither does one that fails
+    before its first checkpoint by another error (of an own objective, say), unless the event that
+    is yielded is set. Of several processes, torchrun may start such a run again.
 
     Raises:
         RevelaError: the folder exists, or another process writes to it.
     """
+    between_steps = Event()
     if not distributed.is_rank_zero():
-        yield
+        yield between_steps
         return
     if resume:
         _read_record(out)
@@ -78,9 +82,12 @@ def output_folder(out: Path, resume: bool) -> Iterator[None]:
             names = "checkpoint", "best", "fit", "groups", "negatives"
             remove_unfinished(out / CHECKPOINTS, names)
             try:
-                yield
-            except RevelaError:
-                if not resume and not _has_steps(out):
+                yield between_steps
+            except Exception as error:
+                is_kept = between_steps.is_set() or distributed.world_size() > 1
+                if isinstance(error, RevelaError):
+                    is_kept = _has_losses(out)
+                if not (resume or is_kept or saved_checkpoints(out / CHECKPOINTS)):
                     shutil.rmtree(out)
                 raise
         finally:
@@ -89,10 +96,9 @@ def output_folder(out: Path, resume: bool) -> Iterator[None]:
                 out.rmdir()  # if it is empty
 
 
-def _has_steps(out: Path) -> bool:
+def _has_losses(out: Path) -> bool:
     metrics = out / METRICS
-    has_losses = metrics.is_file() and '"loss"' in metrics.read_text()
-    return has_losses or bool(saved_checkpoints(out / CHECKPOINTS))
+    return metrics.is_file() and '"loss"' in metrics.read_text()
 
 
 def write_record(settings: dict[str, Any], about: dict[str, Any], out: Path) -> None:
@@ -116,6 +122,15 @@ def write_record(settings: dict[str, Any], about: dict[str, Any], out: Path) -> 
         about = begun
     with atomic_write(path) as temporary:
         temporary.write_text(json.dumps({**settings, "about": about}, indent=1))
+
+
+def update_record(out: Path, **about: Any) -> dict[str, Any]:
+    """Set entries of "about" in run.json, and return them."""
+    record = _read_record(out)
+    record["about"] |= about
+    with atomic_write(out / RUN_FILE) as temporary:
+        temporary.write_text(json.dumps(record, indent=1))
+    return about
 
 
 def check_same_run(settings: dict[str, Any], digest: str, out: Path, free: Collection[str]) -> None:
@@ -169,15 +184,7 @@ def recorded(out: Path, name: str, find: Callable[[], Any]) -> Any:
     if value is not None:
         return value
     found = find()  # in all processes: they may share the LM
-
-    def add() -> Any:
-        record = _read_record(out)
-        record["about"][name] = found
-        with atomic_write(out / RUN_FILE) as temporary:
-            temporary.write_text(json.dumps(record, indent=1))
-        return found
-
-    return distributed.from_rank_zero(add)
+    return distributed.from_rank_zero(lambda: update_record(out, **{name: found})[name])
 
 
 def model_of_run(out: Path) -> str:
@@ -258,8 +265,9 @@ def _read_record(out: Path) -> dict[str, Any]:
 
 
 def _cpu() -> str:
-    """Model name (from /proc/cpuinfo on Linux) and number of cores."""
+    """Model name (from /proc/cpuinfo on Linux) and number of available cores."""
     table = Path("/proc/cpuinfo")
     lines = table.read_text(errors="replace").splitlines() if table.is_file() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{next(names, platform.processor() or 'unknown')}, {os.cpu_count()} cores"
+    name = next(names, platform.processor() or "unknown")
+    return f"{name}, {distributed.available_cores()} cores"

@@ -76,6 +76,7 @@ from revela.training.record import (
     models_of,
     output_folder,
     recorded,
+    update_record,
     write_record,
 )
 from revela.types import Document
@@ -106,7 +107,7 @@ def train(
         RevelaError: the output folder exists, the corpus is too small, a model is not supported, or
             processes disagree.
     """
-    with distributed.joined(), output_folder(out, resume):
+    with distributed.joined(), output_folder(out, resume) as between_steps:
         check_recipe(recipe, out, resume)
         silence_libraries()
         settings, checkpoints = recipe.training, out / CHECKPOINTS
@@ -117,6 +118,7 @@ def train(
         is_first = distributed.is_rank_zero()
         plan = plan if is_first else NO_CHECKS
         log_unused_devices()
+        _warn_of_warmup(settings.warmup_steps, settings.max_steps)
 
         # Data: a corpus or stored groups, the same in all processes.
         data = source if isinstance(source, TrainingSet) else TrainingSet(recipe, source)
@@ -153,6 +155,7 @@ def train(
                 "command": provenance.command,
                 "bm25": plan.bm25,
                 "untrained": untrained,
+                "finished": False,
                 **_data_and_models(recipe, data, n_groups, models),
                 **environment(),
             }
@@ -193,7 +196,7 @@ def train(
         fixed = recipe.replace(groups_per_batch=recorded(out, "groups_per_batch", groups_per_batch))
         budget.take_count()  # of what was read to find it
         reader = BatchReader(fixed, groups, read, budget, ahead=ahead, step=step)
-        interrupted, logged, sums = False, step, torch.zeros(2, device=device)
+        stopped, logged, sums = 0, step, torch.zeros(2, device=device)
         with (
             frozen_in_bf16(model, encoder.retriever.bf16),
             progress.bar(step),
@@ -201,17 +204,19 @@ def train(
             Stop() as stop,
         ):
             watch = Stopwatch(device)
-            while (done := budget.done(step)) < 1.0 and not interrupted:
+            while (done := budget.done(step)) < 1.0 and not stopped:
+                between_steps.clear()
                 batches, tokens = reader.next_step()
                 factor = budget.learning_rate_factor(step, settings.warmup_steps)
                 rate = settings.learning_rate * factor
                 loss, grad_norm = take_step(objective, optimizer, batches, rate, settings.seed)
                 step, sums = step + 1, sums + torch.stack([loss, grad_norm])
+                between_steps.set()
                 progress.advance()
-                interrupted = agree(budget, watch.lap(), tokens, stop.requested)
+                stopped = agree(budget, watch.lap(), tokens, stop.requested)
                 ends = budget.done(step) >= 1.0
                 logs = step % settings.log_every == 0
-                saves = ends or interrupted or step % settings.save_every == 0
+                saves = ends or stopped or step % settings.save_every == 0
                 if logs or saves:
                     summed, norm = check_finite(step, sums, grad_norm)
                 if logs:
@@ -229,23 +234,36 @@ def train(
 
         # Check the last state, and save it or the best one.
         def finish() -> Outcome:
-            kept, after = step, checks.run(step) if checks else {}
+            last = checks.run(step) if checks else {}
+            kept, after = step, last
             if checks and offer and best.step != step:
                 kept, after = best.restore()
             if data.generated_queries is not None:
                 log.info(data.generated_queries.summary())
-            metrics.write(step, minutes=round(budget.minutes, 3), kept=kept)
             minutes, encoder.retriever.max_tokens = budget.minutes, None
-            outcome = Outcome(untrained, before, after, step, kept, minutes, interrupted)
+            metrics.write(step, minutes=round(minutes, 3), kept=kept, tokens_read=budget.tokens)
+            outcome = Outcome(
+                untrained, before, after, step, kept, minutes, bool(stopped), last, stopped
+            )
             used = {f: model["name"] for f, model in models.items() if f in ("model", "lm")}
-            save_outcome(data, encoder, context_texts, outcome, plan.bm25, provenance, used, out)
+            save_outcome(
+                data, encoder, context_texts, outcome, plan.bm25, provenance, used, folder, out
+            )
             recipe.objective.save(objective, out)
             metrics.close()
-            if not interrupted:
+            if not stopped:
                 remove_whole(checkpoints)
+                update_record(out, finished=True)
+                _warn_of_warmup(settings.warmup_steps, 0 if settings.max_steps else step)
             return outcome
 
         return distributed.from_rank_zero(finish)
+
+
+def _warn_of_warmup(warmup: int, steps: int) -> None:
+    """Warn if a run of this many steps (0: unknown) ends within its warm-up."""
+    if 0 < steps <= warmup:
+        log.warning(f"the run of {steps} steps ends in its warm-up: lower --warmup-steps {warmup}")
 
 
 def _model_folder(recipe: Recipe, data: TrainingSet, checkpoints: Path) -> Path:

@@ -8,7 +8,7 @@ import os
 import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +36,7 @@ class ReadReport:
         noted: remark (such as an encoding) -> number of files and rows that were read with it.
         unread: (reason, ending) -> number of files in folders that were left out.
         bytes_read, bytes_unread: bytes of files that may hold text, without files left out.
+        judged: ids of documents that are never dropped, unless they are empty.
         claim: takes an id for a row; False if another row has it. None: rows may share ids.
         examples: reason or remark -> places.
     """
@@ -49,6 +50,7 @@ class ReadReport:
     skipped: Counter[str] = field(default_factory=Counter)
     noted: Counter[str] = field(default_factory=Counter)
     unread: Counter[tuple[str, str]] = field(default_factory=Counter)
+    judged: Collection[str] = field(default=(), repr=False)
     claim: Callable[[str], bool] | None = field(default=None, repr=False)
     examples: dict[str, list[str]] = field(default_factory=dict)
     bad_reasons: set[str] = field(default_factory=set)

@@ -2,8 +2,8 @@
 not mistaken for bias, and the profile of a score at ten places of a text.
 
 Intervals of slope and drop are percentiles of means over resampled documents, not rows, as rows
-about one document are correlated. The interval of a place is computed from scores minus the mean of
-their row, as rows differ in level.
+about one document are correlated; rows are resampled if all are about one document. The interval of
+a place is computed from scores minus the mean of their row, as rows differ in level.
 
 Shapes: N rows (documents or queries), P places, O documents (owners of rows), R resamples.
 """
@@ -96,9 +96,11 @@ def profile(
     columns_NX = np.column_stack(
         [within_NP, scores_NP @ slope_weights(tenths), drop_N, (np.sign(drop_N) + 1) / 2]
     )
-    *differences, slope, drop, first_wins = intervals(columns_NX, owners)
-    places = [Interval(mean + d.value, mean + d.low, mean + d.high) for d in differences]
     documents = len(scores_NP) if owners is None else len(set(owners))
+    if documents == 1:
+        log.warning("all scores are about one document: intervals hold for this document only")
+    *differences, slope, drop, first_wins = intervals(columns_NX, owners if documents > 1 else None)
+    places = [Interval(mean + d.value, mean + d.low, mean + d.high) for d in differences]
     return Profile(list(tenths), places, slope, drop, first_wins, len(scores_NP), documents)
 
 
