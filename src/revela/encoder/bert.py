@@ -63,7 +63,7 @@ def bert(config: dict[str, Any], weights: Weights) -> Bert:
     """Build the graph.
 
     Raises:
-        KeyError: a weight is missing.
+        ValueError: a weight is missing.
     """
     import openvino as ov
     from openvino import opset13 as op

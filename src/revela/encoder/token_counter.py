@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from revela.corpus.words import split_evenly
+from revela.errors import RevelaError
 
 Spans = list[tuple[int, int]]
 """Start and end of each token of a text, in characters."""
@@ -19,6 +21,42 @@ def special_tokens_of(tokenizer: Any) -> tuple[list[int], list[int]]:
     ids = tokenizer("a")["input_ids"]
     first = ids.index(plain[0])
     return ids[:first], ids[first + len(plain) :]
+
+
+def truncate(tokenizer: Any, max_tokens: int | None, side: str = "") -> None:
+    """Set the truncation of a tokenizer of the ``tokenizers`` library: the maximum of tokens (None:
+    do not truncate), and the side that is dropped ("": as before).
+    """
+    side = side or (tokenizer.truncation or {}).get("direction", "right")
+    if max_tokens is None:
+        tokenizer.no_truncation()
+    else:
+        tokenizer.enable_truncation(max_tokens, direction=side)
+
+
+@contextmanager
+def truncated(tokenizer: Any, max_tokens: int) -> Iterator[None]:
+    """While open, a tokenizer of the ``tokenizers`` library truncates to ``max_tokens``."""
+    own = tokenizer.truncation
+    truncate(tokenizer, max_tokens)
+    try:
+        yield
+    finally:
+        tokenizer.no_truncation()
+        if own:
+            tokenizer.enable_truncation(**own)
+
+
+def check_max_tokens(given: int, most: int | None, name: str) -> None:
+    """Raise RevelaError for a number of tokens that a model cannot read of a text; ``most`` is its
+    number of positions, None for no limit.
+    """
+    if given < 1 or (most and given > most):
+        raise RevelaError(
+            f"--max-tokens {given}: give a number from 1 to {most:,}, the positions of {name}"
+            if most
+            else f"--max-tokens {given}: give a number from 1"
+        )
 
 
 class TokenCounter:

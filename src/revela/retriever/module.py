@@ -21,6 +21,7 @@ from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
 from revela.device import autocast, sent
+from revela.encoder.token_counter import truncated
 from revela.errors import RevelaError, first_line
 from revela.packing import packed
 from revela.retriever.static_trainable import TrainableTable
@@ -112,25 +113,28 @@ class RetrieverModule(nn.Module):
         return getattr(first, "max_seq_length", None)
 
     def limit(self, role: Role = "document") -> int | None:
-        """``own_limit``, or ``max_tokens`` and the slots if these are fewer."""
-        limits = (self.own_limit(role), self.max_tokens and self.max_tokens + len(self.slots))
-        return min((limit for limit in limits if limit), default=None)
+        """``max_tokens`` and the slots; or ``own_limit``."""
+        if self.max_tokens is None:
+            return self.own_limit(role)
+        return self.max_tokens + len(self.slots)
+
+    def lower_limit(self, tokens: int) -> None:
+        """Set ``max_tokens`` to a number of tokens, at most the model's own limit."""
+        own = self.own_limit()
+        self.max_tokens = min(tokens, own - len(self.slots)) if own else tokens
 
     def tokenize(self, texts: Sequence[str], role: Role) -> Features:
         """The features of texts with the prompt of their role, padded."""
         # An empty text has no token to pool.
         read = [text if text.strip() else "." for text in self.as_text(texts)]
         how: dict[str, Any] = {"task": role, "prompt": self.prompt(role) or None}
-        limit = self.max_tokens and self.limit(role)
-        if limit and isinstance(self.parts(role)[0], modules.Transformer):
+        limit, first = self.max_tokens and self.limit(role), self.parts(role)[0]
+        if limit and isinstance(first, modules.Transformer):
             how["processing_kwargs"] = {"text": {"max_length": limit}}
-        features = dict(self.model.preprocess(read, **how))
-        if limit and "offsets" in features:  # of a table of tokens: one text after another
-            ids = features["input_ids"].tensor_split(features["offsets"][1:])
-            rows = [row[:limit] for row in ids]
-            features["input_ids"] = torch.cat(rows)
-            features["offsets"] = torch.tensor([0, *map(len, rows[:-1])]).cumsum(0)
-        return features
+        if not limit or not isinstance(first, modules.StaticEmbedding):
+            return dict(self.model.preprocess(read, **how))
+        with truncated(first.tokenizer, limit):
+            return dict(self.model.preprocess(read, **how))
 
     def as_text(self, texts: Sequence[str]) -> Sequence[str]:
         """The texts; for a model with slots, names of slots in them are broken up."""

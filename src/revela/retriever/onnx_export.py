@@ -27,6 +27,7 @@ from revela.encoder.after_transformer import TOKENS, VECTOR
 from revela.encoder.bert import MASK, STATES
 from revela.encoder.graph_encoder import IDS
 from revela.encoder.graphs import CONFIG, EXPORT, TOKENIZER, export_folder, open_export
+from revela.encoder.token_counter import truncate
 from revela.errors import RevelaError, first_line
 from revela.files import atomic_write
 from revela.model_files import fingerprint
@@ -176,8 +177,7 @@ def _write_tokenizer(model: SentenceTransformer, file: Path) -> None:
     tokenizer.enable_padding(
         direction=own.padding_side, pad_id=own.pad_token_id, pad_token=own.pad_token
     )
-    if model.max_seq_length:
-        tokenizer.enable_truncation(model.max_seq_length)
+    truncate(tokenizer, model.max_seq_length or None, own.truncation_side)
     tokenizer.save(str(file))
 
 
