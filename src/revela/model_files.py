@@ -12,7 +12,6 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from revela.embedded import (
@@ -49,10 +48,6 @@ DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 commits: dict[str, str] = {}
 """Name of a hub model -> the commit that this process reads. A resumed run reads the commits of its
 first part."""
-
-
-class MissingWeights(RevelaError):
-    """The files of a model lack some of its weights."""
 
 
 class Unreachable(RevelaError):
@@ -184,12 +179,12 @@ def check_safetensors(folder: Path) -> None:
 
 
 def refuse_missing(folder: Path, names: Iterable[str]) -> None:
-    """Raise MissingWeights for the names of weights that a model's files lack, and that a library
+    """Raise RevelaError for the names of weights that a model's files lack, and that a library
     would draw at random.
     """
     if missing := sorted(name for name in names if not UNUSED.search(name)):
         more = f" and {len(missing) - 3:,} more" if len(missing) > 3 else ""
-        raise MissingWeights(
+        raise RevelaError(
             f"{folder} lacks weights of its model ({', '.join(missing[:3])}{more}): {COPY_AGAIN}"
         )
 
@@ -208,15 +203,23 @@ def weights_of(folder: Path) -> int:
 
 def name_of(folder: Path) -> str:
     """A retriever's display name: minilm-l6 (if embedded), its hub id, or its folder's name."""
+    if name := embedded_name(folder):
+        return name
+    parts = folder.resolve().parts
+    for part in reversed(parts):
+        if part.startswith("models--"):
+            return part.removeprefix("models--").replace("--", "/", 1)
+    return parts[-1]
+
+
+def embedded_name(folder: Path) -> str:
+    """The display name of an embedded model, by the place of its folder; "" for others."""
     parts = folder.resolve().parts
     for name, wheel in EMBEDDED.items():
         inside = (wheel.module, *Path(wheel.file).parent.parts)
         if parts[-len(inside) :] == inside or parts[-1] == converted_name(name):
             return name.removeprefix("embedded:")
-    for part in reversed(parts):
-        if part.startswith("models--"):
-            return part.removeprefix("models--").replace("--", "/", 1)
-    return parts[-1]
+    return ""
 
 
 def fingerprint(folder: Path) -> str:
@@ -241,10 +244,17 @@ def _outside(folder: Path) -> Iterator[Path]:
     for place in (folder, *(place for _, place in modules_of(folder))):
         if not place.resolve().is_relative_to(folder.resolve()):
             yield place
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            about = json.loads((place / "adapter_config.json").read_text(encoding="utf-8"))
-            if (base := Path(about["base_model_name_or_path"])).is_dir():
-                yield base
+        if (base := Path(adapter_base(place))).is_dir() and base != Path():
+            yield base
+
+
+def adapter_base(folder: Path) -> str:
+    """The name of the model that the adapters of a folder change; "" if it has none."""
+    try:
+        about = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        return str(about["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def _from_hub(name: str) -> Path:

@@ -111,10 +111,8 @@ def items_of(given: Iterable[T], name: str, kinds: type | tuple[type, ...] = str
         raise RevelaError(f"{name} is a list, and one {what} is given: put it in brackets, [...]")
     is_table = isinstance(given, Mapping | Set) or hasattr(given, "columns")
     if is_table or not hasattr(given, "__iter__"):
-        raise RevelaError(
-            f"{name} must be a list, and a {type(given).__name__} is given: give a list, or one "
-            "column of a table"
-        )
+        kind = type(given).__name__
+        raise RevelaError(f"{name} must be a list, and a {kind} is given: give a list of items")
 
     def checked() -> Iterator[T]:
         for i, item in enumerate(given):

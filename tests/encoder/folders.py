@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,17 @@ def routed(folder: Path, tokenizer: Any, behind: bool) -> None:
 def half(folder: Path, tokenizer: Any, dtype: torch.dtype) -> None:
     pooled(folder, tokenizer, dense(nn.Tanh()))
     SentenceTransformer(str(folder), device="cpu").to(dtype).save_pretrained(str(folder))
+
+
+def former_names(folder: Path, tokenizer: Any) -> None:
+    """As checkpoints converted from TensorFlow name the weights of layer norms."""
+    pooled(folder, tokenizer)
+    file, former = folder / "model.safetensors", {"weight": "gamma", "bias": "beta"}
+    tensors = {
+        re.sub(r"(?<=LayerNorm\.)(weight|bias)", lambda found: former[found[0]], name): tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file(tensors, file, {"format": "pt"})
 
 
 def sharded(folder: Path, tokenizer: Any) -> None:
@@ -341,6 +353,7 @@ KINDS: dict[str, Make] = {
     "fp16": functools.partial(half, dtype=torch.float16),
     "bf16": functools.partial(half, dtype=torch.bfloat16),
     "sharded": sharded,
+    "former names": former_names,
     "adapters": adapters,
     **{f"layout of {n}": functools.partial(layout, version=n) for n in (1, 2, 3, 5)},
     "layout of 2, lower case": functools.partial(layout, version=2, lower=True),

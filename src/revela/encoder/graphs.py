@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -60,50 +60,13 @@ def export_folder(digest: str) -> Path:
     return cache_folder() / "onnx" / f"{digest}-{VERSION}"
 
 
-class Comparison(NamedTuple):
-    """How the graph of a folder compares with sentence-transformers.
-
-    Attributes:
-        agrees: whether it gives the same vectors.
-        tokenizer: what it reads in place of tokenizer.json to agree, as JSON; "": nothing.
-    """
-
-    agrees: bool
-    tokenizer: str = ""
-
-    def keep(self, digest: str) -> None:
-        """Keep it for the folder with this fingerprint."""
-        _comparisons[digest] = self
-        with suppress(RevelaError, OSError), atomic_write(_comparison_file(digest)) as temporary:
-            temporary.write_text(json.dumps(self), encoding="utf-8")
-
-    @classmethod
-    def of(cls, digest: str) -> Comparison | None:
-        """The comparison of the folder with this fingerprint; None if there was none."""
-        file = _comparison_file(digest)
-        if digest not in _comparisons and file.is_file():
-            _comparisons[digest] = cls(*json.loads(file.read_text(encoding="utf-8")))
-        return _comparisons.get(digest)
-
-
-_comparisons: dict[str, Comparison] = {}
-
-
-def _comparison_file(digest: str) -> Path:
-    return cache_folder() / "compared" / f"{digest}-{VERSION}.json"
-
-
 def open_graph(
     folder: Path,
     precision: Precision = "auto",
     max_tokens: int | None = None,
     prompts: tuple[str, str] = ("", ""),
-    comparison: Comparison | None = None,
 ) -> GraphEncoder | None:
-    """Open a Sentence-Transformers folder as a graph's encoder; None if there is no graph for it,
-    or if that gives other vectors than the weights.
-
-    ``comparison`` is by default the one that was kept, if any (retriever/load.py).
+    """Open a Sentence-Transformers folder as a graph's encoder; None if there is no graph for it.
 
     Raises:
         RevelaError: a file is damaged, or ``max_tokens`` exceeds the model's positions.
@@ -115,21 +78,20 @@ def open_graph(
     if not (inside / TOKENIZER).is_file() or (inside / "adapter_config.json").is_file():
         return None  # adapters are merged by torch
     try:
-        config, digest = _read(inside / "config.json"), fingerprint(folder)
+        config = _read(inside / "config.json")
         if max_tokens is not None:
-            check_max_tokens(max_tokens, _positions(config), str(folder))
-        export = export_folder(digest)
+            check_max_tokens(max_tokens, max_positions(config), str(folder))
+        export = export_folder(fingerprint(folder))
         if (export / EXPORT).is_file():
             encoder = open_export(export, folder, max_tokens, prompts)
         else:
-            known = comparison or Comparison.of(digest) or Comparison(True)
-            graph = _graph(folder, config, modules) if known.agrees else None
+            graph = _graph(folder, config, modules)
             if graph is None:
                 return None
-            tokenizer = _tokenizer(inside, config, known.tokenizer)
-            limit = max_tokens or _token_limit(inside, config)
+            tokenizer, limit = _tokenizer(inside, config), _token_limit(inside, config)
             padding, least = config.get("pad_token_id") or 0, words_to_vectors_of(folder)
-            encoder = GraphEncoder(graph, tokenizer, prompts, limit, padding, str(folder), least)
+            about = max_tokens or limit, padding, str(folder), least
+            encoder = GraphEncoder(graph, tokenizer, prompts, *about)
     except Unsupported:
         return None
     except RevelaError:
@@ -216,34 +178,24 @@ def _is_unusual(inside: Path) -> bool:
     return bool(rest) or output != STATES
 
 
-def _positions(config: dict[str, Any]) -> int | None:
-    """Maximum tokens of a text by the number of positions; None: no limit."""
-    return max_positions(config) if is_bert(config) else config.get("max_position_embeddings")
-
-
 def _token_limit(inside: Path, config: dict[str, Any]) -> int | None:
     """Maximum tokens of a text by a transformer's configuration, at most the number of positions;
     None: no limit.
     """
-    tokenizer, positions = _read(inside / "tokenizer_config.json"), _positions(config)
+    tokenizer, positions = _read(inside / "tokenizer_config.json"), max_positions(config)
     limits = _settings(inside).get("max_seq_length"), tokenizer.get("model_max_length")
     limit = next((int(limit) for limit in limits if limit), positions)
     return min(limit, positions) if limit and positions else limit
 
 
-def _tokenizer(inside: Path, config: dict[str, Any], replacement: str) -> Any:
-    """A transformer's tokenizer as transformers makes it, of the ``tokenizers`` library.
-
-    ``replacement`` is read in place of tokenizer.json, unless empty.
-    """
+def _tokenizer(inside: Path, config: dict[str, Any]) -> Any:
+    """A transformer's tokenizer as transformers makes it, of the ``tokenizers`` library."""
     from tokenizers import Tokenizer
     from tokenizers.normalizers import BertNormalizer, Lowercase, Sequence
 
-    if replacement:
-        return Tokenizer.from_str(replacement)
     tokenizer = Tokenizer.from_file(str(inside / TOKENIZER))
     about = _read(inside / "tokenizer_config.json")
-    family = {"bert": "BertTokenizer"}.get(config.get("model_type", ""), "")
+    family = "BertTokenizer" if config.get("model_type") == "bert" else ""
     if (about.get("tokenizer_class") or family).removesuffix("Fast") == "BertTokenizer":
         # transformers does not read this part of tokenizer.json.
         tokenizer.normalizer = BertNormalizer(

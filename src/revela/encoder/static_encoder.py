@@ -79,7 +79,7 @@ class StaticEncoder:
         tokenizer.no_padding()
         self._limit: int | None = (tokenizer.truncation or {}).get("max_length")
         if max_tokens is not None:
-            check_max_tokens(max_tokens, None, name)
+            check_max_tokens(max_tokens, self._limit, name)
             self._limit = max_tokens
             truncate(tokenizer, max_tokens)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from revela.corpus.words import split_evenly
@@ -34,29 +33,13 @@ def truncate(tokenizer: Any, max_tokens: int | None, side: str = "") -> None:
         tokenizer.enable_truncation(max_tokens, direction=side)
 
 
-@contextmanager
-def truncated(tokenizer: Any, max_tokens: int) -> Iterator[None]:
-    """While open, a tokenizer of the ``tokenizers`` library truncates to ``max_tokens``."""
-    own = tokenizer.truncation
-    truncate(tokenizer, max_tokens)
-    try:
-        yield
-    finally:
-        tokenizer.no_truncation()
-        if own:
-            tokenizer.enable_truncation(**own)
-
-
 def check_max_tokens(given: int, most: int | None, name: str) -> None:
     """Raise RevelaError for a number of tokens that a model cannot read of a text; ``most`` is its
-    number of positions, None for no limit.
+    maximum, None for no limit.
     """
-    if given < 1 or (most and given > most):
-        raise RevelaError(
-            f"--max-tokens {given}: give a number from 1 to {most:,}, the positions of {name}"
-            if most
-            else f"--max-tokens {given}: give a number from 1"
-        )
+    if not 1 <= given <= (most or given):
+        limit = f" and at most {most:,}, which {name} reads" if most else ""
+        raise RevelaError(f"--max-tokens {given}: give at least 1{limit}")
 
 
 class TokenCounter:

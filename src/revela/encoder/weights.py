@@ -13,6 +13,7 @@ from revela.model_files import COPY_AGAIN
 
 # safetensors' dtypes -> numpy's, which has no bf16.
 FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"}
+FORMER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 INTEGERS = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 
 
@@ -26,7 +27,10 @@ class Weights:
                 size = int.from_bytes(opened.read(8), "little")
                 header = json.loads(opened.read(size))
             header.pop("__metadata__", None)
-            self._places |= {name: (file, 8 + size, about) for name, about in header.items()}
+            for name, about in header.items():
+                for former, new in FORMER.items():
+                    name = name.replace(former, new)
+                self._places[name] = file, 8 + size, about
 
     def __contains__(self, name: str) -> bool:
         return name in self._places

@@ -144,10 +144,8 @@ def evaluations(
         label: Index.open(name, **how) for label, name in labelled.items() if is_index(Path(name))
     }
     if options.max_tokens is not None and indexes:
-        raise RevelaError(
-            f"--max-tokens has no effect on the index {next(iter(indexes))}, searched as it is: "
-            "leave it out, or give the model of the index"
-        )
+        about = f"{next(iter(indexes))}, as an index is searched as it is"
+        raise RevelaError(f"--max-tokens has no effect on {about}: leave it out, or give the model")
     encoders = {
         label: load_encoder(resolve(name), options.precision, options.max_tokens, options.prompts)
         for label, name in labelled.items()

@@ -8,10 +8,10 @@ and save.py writes it.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from revela.encoder.token_counter import special_tokens_of
 from revela.errors import RevelaError, first_line
 from revela.model_files import (
     SAVE_AGAIN,
-    MissingWeights,
+    adapter_base,
     check_retriever,
     modules_of,
     refuse_missing,
@@ -61,14 +61,12 @@ def load_retriever(
     """
     check_retriever(Path(folder))
     has_adapters = any((place / ADAPTERS).is_file() for _, place in modules_of(Path(folder)))
+    check_weights(Path(folder))
     try:
-        check_weights(Path(folder))
         with loading_bar(Path(folder)):
             model = SentenceTransformer(str(folder), device=device, local_files_only=True).float()
             if has_adapters:
                 model = merged(model).to(model.device)
-    except MissingWeights:
-        raise
     except Exception as error:  # tokenizers raise no other for a damaged file
         reason = first_line(error)
         if "pytorch_model.bin" in reason:  # neither is there: the hub's is not downloaded
@@ -91,25 +89,21 @@ def load_retriever(
 
 
 def check_weights(folder: Path) -> None:
-    """Refuse a model whose files lack weights of its transformers; reads names and shapes only.
-
-    Raises:
-        MissingWeights: some are missing.
+    """Raise RevelaError if the files of a model lack weights of its transformers; reads names
+    and shapes only. Whatever else is wrong is found when it is opened.
     """
     every = modules_of(folder) or [("Transformer", folder)]
-    for place in (place for kind, place in every if kind == "Transformer"):
-        # Nothing public says which class of transformers sentence-transformers takes.
-        stock, here = modules.Transformer.__new__(modules.Transformer), dict(local_files_only=True)
-        config, has_adapters = stock._load_config(str(place), "torch", here)
-        opened: list[Any] = [(str(place), has_adapters)]
-        if has_adapters:  # of which alone transformers reports
-            base = json.loads((place / ADAPTERS).read_text("utf-8"))["base_model_name_or_path"]
-            opened.append((base, False))
-        for name, is_adapter in opened:
-            how: Any = dict(here, device_map="meta", output_loading_info=True)
-            about = name, "feature-extraction", config, "torch", is_adapter
-            _, report = stock._load_model(*about, **how)
-            refuse_missing(Path(name), report["missing_keys"])
+    places = [place for kind, place in every if kind == "Transformer"]
+    # Nothing public says which class of transformers sentence-transformers takes.
+    stock, how = modules.Transformer.__new__(modules.Transformer), {"local_files_only": True}
+    for name in filter(None, (n for place in places for n in (str(place), adapter_base(place)))):
+        report: dict[str, Any] = {}
+        with suppress(Exception):
+            about = stock._load_config(name, "torch", how)
+            only: Any = dict(how, device_map="meta", output_loading_info=True)
+            opened = name, "feature-extraction", about[0], "torch", about[1]
+            _, report = stock._load_model(*opened, **only)
+        refuse_missing(Path(name), report.get("missing_keys", ()))
 
 
 def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
@@ -129,8 +123,8 @@ def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
         if isinstance(model[0], modules.Transformer):
             add_missing_rows(model[0])
         return model
+    check_weights(folder)
     try:
-        check_weights(folder)
         # A named modality, so that an instruct model's chat template is not applied: text is
         # embedded as it is, not as a user's turn.
         with loading_bar(folder):
@@ -144,8 +138,6 @@ def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
                 },
                 module_output_name="token_embeddings",
             )
-    except MissingWeights:
-        raise
     except Exception as error:
         raise RevelaError(f"{folder} cannot be opened as a model: {first_line(error)}") from error
     has_two_depths = hasattr(transformer.model.config, "decoder")  # T5Gemma
@@ -183,8 +175,8 @@ def check_model(folder: Path, layers: int, lora_rank: int) -> None:
     from sentence_transformers.base.modules import transformer as stock
     from transformers import AutoConfig, AutoModel, AutoTokenizer
 
+    check_weights(folder)
     try:
-        check_weights(folder)
         if (folder / "modules.json").is_file():
             without_weights = {"device_map": "meta"}  # of transformers; other modules are small
             SentenceTransformer(str(folder), local_files_only=True, model_kwargs=without_weights)
@@ -193,8 +185,6 @@ def check_model(folder: Path, layers: int, lora_rank: int) -> None:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):
             transformer = AutoModel.from_config(config)
-    except MissingWeights:
-        raise
     except Exception as error:  # of a family's own code
         raise RevelaError(f"{folder} cannot be opened as a model: {first_line(error)}") from error
     encoders = [kind for kind, *_ in stock._ENCODER_ONLY_MODELS]  # nothing public says it
@@ -276,12 +266,6 @@ def positions_of(model: PreTrainedModel) -> int | None:
     if counts:
         counts.append(getattr(config, "max_position_embeddings", counts[0]))
     return min(counts, default=None)
-
-
-def max_tokens_of(model: PreTrainedModel) -> int | None:
-    """Maximum tokens that a model was made for, computed positions included; None: no limit."""
-    limits = positions_of(model), getattr(model.config, "max_position_embeddings", None)
-    return min((limit for limit in limits if limit), default=None)
 
 
 def add_missing_rows(transformer: modules.Transformer) -> None:

@@ -21,12 +21,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from revela.device import on_cpu, sent, uses_bf16
+from revela.encoder.bert import max_positions
 from revela.encoder.prompts import OWN, Given
 from revela.encoder.saved_config import words_to_vectors_of
 from revela.encoder.static_encoder import check_tokens
 from revela.encoder.token_counter import TokenCounter, check_max_tokens
 from revela.errors import QueryError, RevelaError
-from revela.retriever.build import load_retriever, max_tokens_of
+from revela.retriever.build import load_retriever, positions_of
 from revela.retriever.context import ContextEncoder, load_context_encoder
 from revela.retriever.module import Features, RetrieverModule, Role, has_routes
 from revela.settings import Precision
@@ -81,10 +82,12 @@ class RetrieverEncoder:
         encoder = cls(model, bf16, max_tokens, str(folder), load_context_encoder(folder))
         encoder.words_to_vectors = words_to_vectors_of(folder)
         if max_tokens is not None:
-            every = (p for p in model.modules() if isinstance(p, modules.Transformer))
-            positions = [most for p in every if (most := max_tokens_of(p.model))]
-            most = min(positions) - encoder.slots if positions else None
-            check_max_tokens(max_tokens, most, encoder.name)
+            models = [p.model for p in model.modules() if isinstance(p, modules.Transformer)]
+            found = (positions_of(m) or max_positions(m.config.to_dict()) for m in models)
+            most = min(
+                filter(None, found), default=None if models else encoder.retriever.own_limit()
+            )
+            check_max_tokens(max_tokens, most and most - encoder.slots, encoder.name)
         return encoder
 
     @property

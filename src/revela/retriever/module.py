@@ -21,7 +21,6 @@ from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
 from revela.device import autocast, sent
-from revela.encoder.token_counter import truncated
 from revela.errors import RevelaError, first_line
 from revela.packing import packed
 from revela.retriever.static_trainable import TrainableTable
@@ -128,13 +127,16 @@ class RetrieverModule(nn.Module):
         # An empty text has no token to pool.
         read = [text if text.strip() else "." for text in self.as_text(texts)]
         how: dict[str, Any] = {"task": role, "prompt": self.prompt(role) or None}
-        limit, first = self.max_tokens and self.limit(role), self.parts(role)[0]
-        if limit and isinstance(first, modules.Transformer):
+        limit = self.max_tokens and self.limit(role)
+        if limit and isinstance(self.parts(role)[0], modules.Transformer):
             how["processing_kwargs"] = {"text": {"max_length": limit}}
-        if not limit or not isinstance(first, modules.StaticEmbedding):
-            return dict(self.model.preprocess(read, **how))
-        with truncated(first.tokenizer, limit):
-            return dict(self.model.preprocess(read, **how))
+        features = dict(self.model.preprocess(read, **how))
+        if limit and "offsets" in features:  # of a table of tokens: one text after another
+            ids = features["input_ids"].tensor_split(features["offsets"][1:])
+            rows = [row[:limit] for row in ids]
+            features["input_ids"] = torch.cat(rows)
+            features["offsets"] = torch.tensor([0, *map(len, rows[:-1])]).cumsum(0)
+        return features
 
     def as_text(self, texts: Sequence[str]) -> Sequence[str]:
         """The texts; for a model with slots, names of slots in them are broken up."""
