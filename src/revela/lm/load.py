@@ -44,13 +44,21 @@ def check_language_model(folder: Path, name: str) -> None:
     """Refuse a model that cannot be the LM of a run, without reading its weights.
 
     Raises:
-        RevelaError: as ``LanguageModel`` does, or transformers has no such causal LM.
+        RevelaError: as ``LanguageModel`` does, transformers has no such causal LM, or its files
+            lack weights.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    model = opened_model(AutoModelForCausalLM, folder, device_map="meta")
+    config = opened(AutoConfig, folder)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # of a family's own code
+        reason = first_line(error)
+        raise RevelaError(f"{folder} cannot be opened as a causal LM: {reason}") from error
     with suppress(NotImplementedError):  # what depends on values, such as routing to experts
         LanguageModel(model.eval(), name)
+    opened_model(AutoModelForCausalLM, folder, device_map="meta")
 
 
 def open_causal_lm(folder: Path, dtype: torch.dtype) -> Any:
