@@ -92,6 +92,9 @@ def pooled(
     first = transformer(tokenizer, folder.with_name("raw"), name, limit, **(of_tokenizer or {}))
     pool = modules.Pooling(WIDTH, pooling_mode=pooling, include_prompt=include_prompt)
     saved(folder, [first, pool, *more], prompts=prompts, **settings)
+    sides = {k: v for k, v in (of_tokenizer or {}).items() if k.endswith("_side")}
+    if sides:  # which save_pretrained leaves out
+        edit(folder / "tokenizer_config.json", lambda found: {**found, **sides})
 
 
 def dense(activation: nn.Module, rows: int = WIDTH, width: int = 12) -> modules.Dense:

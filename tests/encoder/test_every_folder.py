@@ -83,7 +83,8 @@ def stock(folder, prompts=None):
     named = model.prompts
     if prompts is None and not named.get("document") and {"passage", "corpus"} & {*named}:
         prompts = named["query"], named.get("passage") or named["corpus"]
-    how = dict(normalize_embeddings=True)
+    # One text at a time: with padding on the left, GPT-2's positions depend on the batch.
+    how = dict(normalize_embeddings=True, batch_size=1)
     if prompts is None:
         return model.encode_query(TEXTS, **how), model.encode_document(TEXTS, **how)
     return tuple(model.encode(TEXTS, prompt=prompt, **how) for prompt in prompts)
