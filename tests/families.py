@@ -53,6 +53,7 @@ NO_RETRIEVER = {
     "ibert": "has no plain table of tokens",
     "bart": "has a decoder that cannot be left out",
     "mbart": "has a decoder that cannot be left out",
+    "pegasus": "lacks weights of its model",  # by the names that sentence-transformers reads
 }
 NO_LM = {
     **dict.fromkeys(

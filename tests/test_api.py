@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import revela
@@ -122,3 +123,73 @@ def test_one_text_where_a_list_is_asked_for_is_one_sentence(retriever, tmp_path)
                 ask(given)
     assert len(Index.open(tmp_path / "index", retriever.folder).chunks("1")) > 0
     assert not (tmp_path / "other").exists()
+
+
+def series(items):
+    """A column of a data frame whose rows were shuffled."""
+    return pd.Series(list(items), index=range(len(items))[::-1], dtype=object)
+
+
+@pytest.mark.parametrize("kind", ["transformer", "graph", "table"])
+@pytest.mark.parametrize("given", [series, iter, tuple, np.array])
+def test_texts_are_read_in_the_order_in_which_they_are_given(request, kind, given):
+    fixtures = {"transformer": "saved_retriever", "graph": "tiny_bert_folder"}
+    folder = request.getfixturevalue(fixtures.get(kind, "static_folder"))
+    retriever = Retriever(folder, precision="fp32")
+    for encode in (
+        retriever.encode_queries, retriever.encode_passages,
+        retriever.encoder.encode_queries, retriever.encoder.encode_passages,
+    ):  # fmt: skip
+        np.testing.assert_array_equal(encode(given(TEXTS)), encode(TEXTS))
+
+
+def test_columns_and_generators_are_taken_everywhere(retriever, tmp_path):
+    for name, given in (("column", series), ("generator", iter)):
+        index = retriever.index(given(TEXTS[:5]), tmp_path / name)
+        assert [index.search(text, k=1)[0].id for text in TEXTS[:5]] == [*"01234"]
+        found = index.search_many(given(TEXTS[:3]), k=1)
+        assert [hits[0].id for hits in found] == [*"012"]
+        index.add(given([Document("new", TEXTS[7]), Document("newer", TEXTS[8])]))
+        assert index.delete(given(["new", "newer"])) > 0 and index.documents == 5
+        ranked = revela.rerank(TEXTS[1], given(TEXTS[:3]), retriever.folder)
+        assert ranked == revela.rerank(TEXTS[1], TEXTS[:3], retriever.folder)
+        check = LabelFreeEvaluator(given([row["text"] for row in make_rows(40)]))
+        assert check.about["documents"] == 40
+    columns = revela.choose_model(series(TEXTS)), revela.choose_model(iter(TEXTS))
+    assert columns[0].candidate == columns[1].candidate == revela.choose_model(TEXTS).candidate
+
+
+@pytest.mark.parametrize("item", [None, float("nan"), 7, b"bytes", ["nested"], pd.NA])
+def test_what_is_no_text_is_one_sentence(retriever, tmp_path, item):
+    index = retriever.index(TEXTS[:3], tmp_path / "index")
+    for ask, named in [
+        (retriever.encode_queries, "texts"),
+        (retriever.encode_passages, "texts"),
+        (lambda given: retriever.index(given, tmp_path / "other"), "documents"),
+        (index.add, "documents"),
+        (index.delete, "ids"),
+        (lambda given: list(index.search_many(given)), "queries"),
+        (lambda given: revela.rerank("ocean", given, retriever.folder), "documents"),
+        (lambda given: revela.fit(retriever.folder, given), "texts"),
+        (revela.choose_model, "documents"),
+        (lambda given: revela.evaluate(given, [tmp_path]), "models"),
+        (LabelFreeEvaluator, "texts"),
+    ]:
+        first = Document("a", "text") if ask == index.add else TEXTS[0]
+        for given in ([first, item], series([first, item]), (each for each in (first, item))):
+            with pytest.raises(RevelaError, match=rf"^{named}\[1\] is .*, not a string: give a"):
+                ask(given)
+    with pytest.raises(RevelaError, match=r"the query is .*, not a string"):
+        index.search(item)
+    with pytest.raises(RevelaError, match=r"text of document a is .*, not a string"):
+        Document("a", item)
+    with pytest.raises(RevelaError, match=r"id of document .* is .*, not a string"):
+        Document(item, "a text")
+    assert len(index) > 0 and not (tmp_path / "other").exists()
+
+
+def test_what_has_no_order_or_is_a_table_is_one_sentence(retriever):
+    for given in ({"a": "text"}, {"a", "b"}, pd.DataFrame({"a": ["text"]}), 7, None):
+        kind = type(given).__name__
+        with pytest.raises(RevelaError, match=rf"texts must be a list, and a {kind} is given"):
+            retriever.encode_passages(given)

@@ -95,7 +95,8 @@ def test_a_text_beyond_the_positions(kind, tmp_path):
     folder = families.folder_of(kind, tmp_path / "model")
     model = tiny_retriever(folder, max_tokens=100_000)
     positions, text = positions_of(model[0].model), "ocean engine " * 400
-    encoder = RetrieverEncoder(model, bf16=False, max_tokens=99_999)
+    encoder = RetrieverEncoder(model, bf16=False)
+    encoder.retriever.lower_limit(99_999)
     tokens = encoder.retriever.tokenize([text], "query")["input_ids"].shape[1]
     assert tokens == positions or (positions is None and tokens >= 800)
     np.testing.assert_allclose(

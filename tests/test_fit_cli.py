@@ -155,7 +155,10 @@ def test_a_table_of_words_is_trained_saved_and_searched(succeeds, corpus, tiny_l
     assert "held out 20 documents" in said
     assert list(table_of(said)) == ["system", "BM25", "fitted", "trained"]
     model = SentenceTransformer(str(out), device="cpu")
-    assert [type(part).__name__ for part in model] == ["StaticEmbedding"]
+    assert [type(part).__name__ for part in model] == ["StaticEmbedding", "Normalize"]
+    texts = [row["text"] for row in make_rows(20)]
+    ours = load_encoder(out, "auto").encode_passages(texts)
+    np.testing.assert_allclose(model.encode_document(texts), ours, atol=1e-3)
     assert model.get_embedding_dimension() == 64  # twice the language model's
     card = (out / "README.md").read_text()
     assert "a row for each word" in card and "near_duplicates" in card and "layers" not in card

@@ -282,13 +282,15 @@ def test_embedded_minilm_encodes():
 
 LOADED = ("config_sentence_transformers.json", "sentence_bert_config.json", "vocab.txt")
 WEIGHTS = ("model.safetensors", "spiece.model", "pytorch_model.bin")
-INSIDE = ("tokenizer_config.json", "1_Pooling/config.json")
+INSIDE = ("tokenizer_config.json", "1_Pooling/config.json", "chat_template.jinja", "tekken.json")
+GRAPHS = ("onnx/model.onnx", "0_T/onnx/model.onnx_data", "openvino/openvino_model.xml")
 
 
-@pytest.mark.parametrize("name", [*LOADED, *WEIGHTS, *INSIDE])
+@pytest.mark.parametrize("name", [*LOADED, *WEIGHTS, *INSIDE, *GRAPHS, "context/context.json"])
 def test_fingerprint_follows_every_file_that_is_loaded(tmp_path, name):
-    for folder in ("1_Pooling", "checkpoints", ".model-abc"):
-        (tmp_path / folder).mkdir()
+    for folder in ("1_Pooling", "checkpoints", ".model-abc", "context", "onnx", "0_T/onnx"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "openvino").mkdir()
     (tmp_path / "modules.json").write_text("[]")
     (tmp_path / name).write_text("one")
     first = model_files.fingerprint(tmp_path)
@@ -300,3 +302,18 @@ def test_fingerprint_follows_every_file_that_is_loaded(tmp_path, name):
     (tmp_path / "scores.json").write_text("of revela eval --json")
     (tmp_path / "README.md").write_text("a card")
     assert model_files.fingerprint(tmp_path) == second
+
+
+def test_fingerprint_follows_what_is_loaded_from_elsewhere(tmp_path):
+    folder, base, module = (tmp_path / name for name in ("model", "base", "module"))
+    for each in (folder, base, module):
+        each.mkdir()
+        (each / "model.safetensors").write_text(each.name)
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+    listed = [{"type": "a.Dense", "path": "../module"}, {"type": "a.Pooling", "path": ""}]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    found = {model_files.fingerprint(folder)}
+    for each in (base, module):
+        (each / "model.safetensors").write_text("other weights")
+        found.add(model_files.fingerprint(folder))
+    assert len(found) == 3

@@ -19,7 +19,7 @@ from revela.index.ingest import metadata_columns
 from revela.model_files import named_by_auto, resolve
 from revela.retriever.load import load_encoder
 from revela.settings import Indexing, Precision, Recipe
-from revela.types import Document, Vectors, refuse_text
+from revela.types import Document, Vectors, items_of
 
 if TYPE_CHECKING:
     from revela.evaluation.choose_model import Kind
@@ -124,17 +124,17 @@ class Retriever:
         fit(_paths(corpus), Path(out), recipe, FitOptions(prune, static, steps))
         return cls(out, recipe.training.precision)
 
-    def encode_queries(self, texts: Sequence[str]) -> Vectors:
-        """Encode texts as queries: (N, D) float32 vectors of length one."""
-        refuse_text(texts, "texts")
-        return self.encoder.encode_queries(texts)
+    def encode_queries(self, texts: Iterable[str]) -> Vectors:
+        """Encode texts as queries: (N, D) float32 vectors of length one, in the order of the texts.
 
-    def encode_passages(self, texts: Sequence[str]) -> Vectors:
-        """Encode texts as passages: (N, D) float32 vectors of length one. Their dot products with
-        queries are cosines.
+        Raises:
+            RevelaError: a text is not a string, or a vector is not finite.
         """
-        refuse_text(texts, "texts")
-        return self.encoder.encode_passages(texts)
+        return self.encoder.encode_queries(list(items_of(texts, "texts")))
+
+    def encode_passages(self, texts: Iterable[str]) -> Vectors:
+        """``encode_queries``, but as passages. Their dot products with queries are cosines."""
+        return self.encoder.encode_passages(list(items_of(texts, "texts")))
 
     def index(
         self,
@@ -164,11 +164,10 @@ class Retriever:
             RevelaError: there is nothing to index, ``folder`` holds something else, or two
                 documents share an id.
         """
-        refuse_text(documents, "documents")
-        refuse_text(metadata, "metadata")
+        metadata = list(items_of(metadata, "metadata"))
         numbered = (
             Document(str(i), document) if isinstance(document, str) else document
-            for i, document in enumerate(documents)
+            for i, document in enumerate(items_of(documents, "documents", (str, Document)))
         )
         rows = arrow_list(Document, (row for row in numbered if row.full_text.strip()))
         if not rows:
@@ -189,7 +188,9 @@ class Retriever:
 
 
 def _paths(corpus: str | Path | Sequence[str | Path]) -> list[Path]:
-    return [Path(p) for p in ([corpus] if isinstance(corpus, str | Path) else corpus)]
+    if isinstance(corpus, str | Path):
+        return [Path(corpus)]
+    return [Path(part) for part in items_of(corpus, "corpus", (str, Path))]
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,11 @@ class QueryError(RevelaError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a library's error message; the error's class name if it has none."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """The first line of a library's error message, and the next if it ends with a colon; the
+    error's class name if it has none.
+    """
+    first, *rest = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{first} {rest[0].strip()}" if rest and first.endswith(":") else first
 
 
 def install_extra(name: str) -> str:

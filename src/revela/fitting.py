@@ -99,11 +99,11 @@ def fit(
         raise RevelaError(f"{out} exists: choose another --out")
     check_single_process()
     check_language(recipe.corpus.language)
+    silence_libraries()
     if names is None:
         folder = _language_model(recipe.retriever.model, 0 if static else recipe.retriever.layers)
     else:
         candidates_of(names, kinds)
-    silence_libraries()
     data = TrainingSet.read(recipe, corpus)
     if not static and len(data.chunks) < 2:  # a table reads longer windows
         raise RevelaError("a fit takes two chunks of text or more: give more text")

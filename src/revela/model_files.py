@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from revela.embedded import (
@@ -28,7 +29,7 @@ from revela.settings import LM, OFFLINE_MODEL, Retriever
 
 LOADED = (
     *("modules.json", "*config*.json", "*token*.json", "vocab.*", "merges.txt", "*.model"),
-    *("*.safetensors", "*.bin"),
+    *("*.safetensors", "*.bin", "*.jinja", "tekken.json", "context.json", "onnx/*", "openvino/*"),
 )
 ROUTES = ("router_config.json", "config.json")  # the config of a router, new and old
 CONTEXT = "context"  # folder of a contextual module's documents
@@ -36,6 +37,10 @@ SAVE_AGAIN = (
     "only safetensors are read, so open it in the library that made it and save it again by "
     "save_pretrained, or give another model"
 )
+COPY_AGAIN = "copy or download it again, or give another model"
+GIT_LFS = b"version https://git-lfs"
+# Weights that no vector of a token depends on, so that they may be missing.
+UNUSED = re.compile(r"(^|\.)pooler\.")
 # Names of the tensors of embedding tables, and of the layer that predicts tokens.
 TABLES = re.compile(r"embed|\bwte\b|\bwpe\b|\bshared\b|lm_head")
 DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "README.md"]
@@ -158,10 +163,30 @@ def check_retriever(folder: Path) -> None:
 
 
 def check_safetensors(folder: Path) -> None:
-    """Raise RevelaError if the weights of a model or a module are in pytorch_model.bin only."""
+    """Raise RevelaError if the weights of a model or a module are in pytorch_model.bin only, or in
+    Git LFS.
+    """
     for place in {folder, *(place for _, place in modules_of(folder))}:
+        for file in (*place.glob("*.safetensors"), *place.glob("tokenizer.json")):
+            with file.open("rb") as opened:
+                if opened.read(len(GIT_LFS)) == GIT_LFS:
+                    raise RevelaError(
+                        f"{file} is a Git-LFS pointer in place of the file: run git lfs pull, or "
+                        "download it again"
+                    )
         if any(place.glob("pytorch_model*.bin")) and not any(place.glob("*.safetensors")):
             raise RevelaError(f"{place} has its weights in pytorch_model.bin alone: {SAVE_AGAIN}")
+
+
+def refuse_missing(folder: Path, names: Iterable[str]) -> None:
+    """Raise RevelaError for the names of weights that a model's files lack, and that a library
+    would draw at random.
+    """
+    if missing := sorted(name for name in names if not UNUSED.search(name)):
+        more = f" and {len(missing) - 3:,} more" if len(missing) > 3 else ""
+        raise RevelaError(
+            f"{folder} lacks weights of its model ({', '.join(missing[:3])}{more}): {COPY_AGAIN}"
+        )
 
 
 def weights_of(folder: Path) -> int:
@@ -178,15 +203,23 @@ def weights_of(folder: Path) -> int:
 
 def name_of(folder: Path) -> str:
     """A retriever's display name: minilm-l6 (if embedded), its hub id, or its folder's name."""
+    if name := embedded_name(folder):
+        return name
+    parts = folder.resolve().parts
+    for part in reversed(parts):
+        if part.startswith("models--"):
+            return part.removeprefix("models--").replace("--", "/", 1)
+    return parts[-1]
+
+
+def embedded_name(folder: Path) -> str:
+    """The display name of an embedded model, by the place of its folder; "" for others."""
     parts = folder.resolve().parts
     for name, wheel in EMBEDDED.items():
         inside = (wheel.module, *Path(wheel.file).parent.parts)
         if parts[-len(inside) :] == inside or parts[-1] == converted_name(name):
             return name.removeprefix("embedded:")
-    for part in reversed(parts):
-        if part.startswith("models--"):
-            return part.removeprefix("models--").replace("--", "/", 1)
-    return parts[-1]
+    return ""
 
 
 def fingerprint(folder: Path) -> str:
@@ -195,11 +228,33 @@ def fingerprint(folder: Path) -> str:
     Leaves out hidden files and checkpoints.
     """
     files = {}
-    for file in sorted({file for pattern in LOADED for file in folder.rglob(pattern)}):
-        place = file.relative_to(folder)
-        if not any(part.startswith(".") or part == "checkpoints" for part in place.parts):
-            files[place.as_posix()] = file
+    for number, root in enumerate((folder, *_outside(folder))):
+        for file in sorted({file for pattern in LOADED for file in root.rglob(pattern)}):
+            place = file.relative_to(root)
+            is_left_out = any(p.startswith(".") or p == "checkpoints" for p in place.parts)
+            if file.is_file() and not is_left_out:
+                files[f"{number or ''}{'/' * bool(number)}{place.as_posix()}"] = file
     return cached_digest(files, hashlib.blake2b(digest_size=8))
+
+
+def _outside(folder: Path) -> Iterator[Path]:
+    """Folders outside a model's own that it is loaded from: of modules, and of the models that
+    adapters change.
+    """
+    for place in (folder, *(place for _, place in modules_of(folder))):
+        if not place.resolve().is_relative_to(folder.resolve()):
+            yield place
+        if (base := Path(adapter_base(place))).is_dir() and base != Path():
+            yield base
+
+
+def adapter_base(folder: Path) -> str:
+    """The name of the model that the adapters of a folder change; "" if it has none."""
+    try:
+        about = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        return str(about["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def _from_hub(name: str) -> Path:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from html import escape
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from revela.errors import QueryError, RevelaError
 
 Kind = Literal["prose", "code"]
 Vectors = NDArray[np.float32]
+T = TypeVar("T")
 Value = str | int | float | bool
 """The values of a metadata field."""
 
@@ -55,6 +57,11 @@ class Document:
     kind: Kind = "prose"
     metadata: Mapping[str, Value] = field(default_factory=dict, hash=False)
 
+    def __post_init__(self) -> None:
+        for name in ("id", "text", "title"):
+            if not isinstance(value := getattr(self, name), str):
+                check_unicode(value, f"{name} of document {self.id}")
+
     @property
     def full_text(self) -> str:
         """Title and text as one string, as BEIR collections are searched.
@@ -65,8 +72,12 @@ class Document:
         return f"{self.title} {self.text}".strip() if self.title else self.text
 
 
-def check_unicode(text: str, what: str, param: str = "") -> None:
-    """Raise QueryError if a text has half of a surrogate pair, which cannot be encoded."""
+def check_unicode(text: object, what: str, param: str = "") -> None:
+    """Raise QueryError for what is not a string, or has half of a surrogate pair, which cannot be
+    encoded.
+    """
+    if not isinstance(text, str):
+        raise QueryError(f"{what} is {reprlib.repr(text)}, not a string: give a string", param)
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -74,17 +85,49 @@ def check_unicode(text: str, what: str, param: str = "") -> None:
         raise QueryError(message, param) from None
 
 
-def refuse_text(given: object, name: str) -> None:
-    """Raise RevelaError for one text in place of a list, which Python would iterate by letters.
+def items_of(given: Iterable[T], name: str, kinds: type | tuple[type, ...] = str) -> Iterator[T]:
+    """Iterate over the items of an argument, once and in their order: of a list, a generator, a
+    column of a data frame.
+
+    Args:
+        given: the argument.
+        name: its name, for messages.
+        kinds: what each item must be an instance of.
+
+    Raises:
+        RevelaError: it is one text, which Python would iterate by letters, or a whole table, a
+            mapping or a set; or an item is of another kind, such as a missing value.
 
     Example:
-        >>> refuse_text("hello", "texts")
+        >>> items_of("hello", "texts")
         Traceback (most recent call last):
         revela.errors.RevelaError: texts is a list, and one text is given: put it in brackets, [...]
+        >>> list(items_of(["hello", None], "texts"))
+        Traceback (most recent call last):
+        revela.errors.QueryError: texts[1] is None, not a string: give a string
     """
     if isinstance(given, str | bytes | Document):
         what = "document" if isinstance(given, Document) else "text"
         raise RevelaError(f"{name} is a list, and one {what} is given: put it in brackets, [...]")
+    is_table = isinstance(given, Mapping | Set) or hasattr(given, "columns")
+    if is_table or not hasattr(given, "__iter__"):
+        kind = type(given).__name__
+        raise RevelaError(f"{name} must be a list, and a {kind} is given: give a list of items")
+
+    def checked() -> Iterator[T]:
+        for i, item in enumerate(given):
+            if isinstance(item, str) or not isinstance(item, kinds):
+                check_unicode(item, f"{name}[{i}]")
+            yield item
+
+    return checked()
+
+
+def sequence_of(texts: Iterable[str]) -> Sequence[str]:
+    """Texts that can be read by their places: what has other labels (a column of a data frame) or
+    no places (a generator) becomes a list.
+    """
+    return texts if isinstance(texts, Sequence) else list(items_of(texts, "texts"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers as t
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
@@ -90,6 +92,9 @@ def pooled(
     first = transformer(tokenizer, folder.with_name("raw"), name, limit, **(of_tokenizer or {}))
     pool = modules.Pooling(WIDTH, pooling_mode=pooling, include_prompt=include_prompt)
     saved(folder, [first, pool, *more], prompts=prompts, **settings)
+    sides = {k: v for k, v in (of_tokenizer or {}).items() if k.endswith("_side")}
+    if sides:  # which save_pretrained leaves out
+        edit(folder / "tokenizer_config.json", lambda found: {**found, **sides})
 
 
 def dense(activation: nn.Module, rows: int = WIDTH, width: int = 12) -> modules.Dense:
@@ -113,6 +118,17 @@ def routed(folder: Path, tokenizer: Any, behind: bool) -> None:
 def half(folder: Path, tokenizer: Any, dtype: torch.dtype) -> None:
     pooled(folder, tokenizer, dense(nn.Tanh()))
     SentenceTransformer(str(folder), device="cpu").to(dtype).save_pretrained(str(folder))
+
+
+def former_names(folder: Path, tokenizer: Any) -> None:
+    """As checkpoints converted from TensorFlow name the weights of layer norms."""
+    pooled(folder, tokenizer)
+    file, former = folder / "model.safetensors", {"weight": "gamma", "bias": "beta"}
+    tensors = {
+        re.sub(r"(?<=LayerNorm\.)(weight|bias)", lambda found: former[found[0]], name): tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file(tensors, file, {"format": "pt"})
 
 
 def sharded(folder: Path, tokenizer: Any) -> None:
@@ -202,6 +218,97 @@ def table(
     model.to(dtype).save_pretrained(str(folder), create_model_card=False)
 
 
+def wordpiece(folder: Path, _: Any, name: str = "bert", **config: Any) -> None:
+    """A tokenizer that transformers makes by ``config``, and tokenizer.json otherwise."""
+    pieces = [*"abcdefghijklmnopqrstuvwxyz0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZüäöéÜ.漢字рус"]
+    known = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces, *(f"##{p}" for p in pieces)]
+    known += ["the", "ocean", "garden", "Sea", "sea", "CAPITALS", "##ocean"]
+    tokenizer = t.BertTokenizer({token: i for i, token in enumerate(known)})
+    parts = [transformer(tokenizer, folder.with_name("raw"), name), modules.Pooling(WIDTH)]
+    saved(folder, parts, prompts=PROMPTS)
+    edit(folder / "tokenizer_config.json", lambda found: {**found, **config})
+
+
+def with_graph(folder: Path, tokenizer: Any, change: Callable[[Path], None]) -> None:
+    """A model that revela reads by the ONNX file in its folder, which ``change`` changes."""
+    pooled(folder, tokenizer, name="distilbert")
+    model = t.DistilBertModel.from_pretrained(folder)
+    (folder / "onnx").mkdir()
+    export_states(model, folder / "onnx" / "model.onnx")
+    change(folder)
+
+
+def export_states(model: Any, file: Path) -> None:
+    """As models of the hub bring: ids in, states out."""
+
+    class States(nn.Module):
+        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+            return model(input_ids, attention_mask).last_hidden_state
+
+    ids, axes = torch.ones(2, 7, dtype=torch.long), {0: "batch", 1: "length"}
+    program = torch.onnx.export(
+        States().eval(), (ids, torch.ones_like(ids)), dynamo=True, verbose=False,
+        output_names=["last_hidden_state"],
+        input_names=["input_ids", "attention_mask"], dynamic_shapes=(axes, axes),
+    )  # fmt: skip
+    program.save(file)
+
+
+def fine_tuned(folder: Path) -> None:
+    model = t.DistilBertModel.from_pretrained(folder)
+    torch.manual_seed(7)
+    for weight in model.parameters():
+        weight.data += torch.randn_like(weight) * weight.std().nan_to_num()
+    model.save_pretrained(folder)
+
+
+def in_openvino(folder: Path) -> None:
+    import openvino as ov
+
+    graph = ov.Core().read_model(folder / "onnx" / "model.onnx")
+    (folder / "openvino").mkdir()
+    ov.save_model(graph, folder / "openvino" / "openvino_model.xml", compress_to_fp16=False)
+    for file in (folder / "onnx").iterdir():
+        file.unlink()
+
+
+def no_graph(folder: Path, content: bytes) -> None:
+    (folder / "onnx" / "model.onnx").write_bytes(content)
+
+
+def without(folder: Path, tokenizer: Any, *names: str, name: str = "bert") -> None:
+    """A model without the tensors whose names hold one of these."""
+    pooled(folder, tokenizer, name=name)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    kept = {name: tensors[name] for name in tensors if not any(part in name for part in names)}
+    assert len(kept) < len(tensors)
+    save_file(kept, file, {"format": "pt"})
+
+
+def damaged(folder: Path, tokenizer: Any, file: str, content: bytes) -> None:
+    pooled(folder, tokenizer)
+    (folder / file).write_bytes(content)
+
+
+def without_shard(folder: Path, tokenizer: Any) -> None:
+    sharded(folder, tokenizer)
+    next(folder.glob("model-00002*")).unlink()
+
+
+def model2vec(folder: Path, tokenizer: Any, *more: Any) -> None:
+    """As model2vec writes a table whose rows are shared, in int8."""
+    table(folder, tokenizer, *more)
+    rows, tokens = 40, len(tokenizer)
+    generator = torch.Generator().manual_seed(4)
+    tensors = {
+        "embeddings": torch.randint(-127, 127, (rows, WIDTH), generator=generator).to(torch.int8),
+        "mapping": torch.randint(0, rows, (tokens,), generator=generator).to(torch.int16),
+        "weights": torch.rand(tokens, generator=generator),
+    }
+    save_file(tensors, folder / "model.safetensors")
+
+
 def words(folder: Path, *more: Any) -> None:
     """A table of whole words, as in the first versions."""
     known = ["ocean", "castle", "garden0", "Sea", "the", "a"]
@@ -211,6 +318,7 @@ def words(folder: Path, *more: Any) -> None:
     saved(folder, [modules.WordEmbeddings(splits, rows), *more, modules.Pooling(WIDTH)])
 
 
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 90868376\n"
 Make = Callable[[Path, Any], None]
 
 
@@ -248,6 +356,7 @@ KINDS: dict[str, Make] = {
     "fp16": functools.partial(half, dtype=torch.float16),
     "bf16": functools.partial(half, dtype=torch.bfloat16),
     "sharded": sharded,
+    "former names": former_names,
     "adapters": adapters,
     **{f"layout of {n}": functools.partial(layout, version=n) for n in (1, 2, 3, 5)},
     "layout of 2, lower case": functools.partial(layout, version=2, lower=True),
@@ -267,12 +376,69 @@ KINDS: dict[str, Make] = {
     "prompt of queries": kind(prompts={"query": "Find: "}),
     "default prompt": kind(prompts={"task": "Task: "}, default_prompt_name="task"),
     "no prompts": kind(prompts=None),
+    "lower case by tokenizer_config": functools.partial(wordpiece, do_lower_case=True),
+    "capitals by tokenizer_config": functools.partial(wordpiece, do_lower_case=False),
+    "accents by tokenizer_config": functools.partial(wordpiece, strip_accents=False),
+    "capitals, distilbert": functools.partial(wordpiece, name="distilbert", do_lower_case=False),
+    "truncated on the left, distilbert": kind(
+        name="distilbert", of_tokenizer=dict(truncation_side="left")
+    ),
+    "ONNX": functools.partial(with_graph, change=lambda folder: None),
+    "stale ONNX": functools.partial(with_graph, change=fine_tuned),
+    "stale OpenVINO": functools.partial(
+        with_graph, change=lambda folder: (in_openvino(folder), fine_tuned(folder))
+    ),
+    "ONNX in Git LFS": functools.partial(with_graph, change=lambda f: no_graph(f, LFS)),
+    "empty ONNX": functools.partial(with_graph, change=lambda f: no_graph(f, b"")),
     "table": table,
     "table, Normalize": lambda folder, tokenizer: table(folder, tokenizer, modules.Normalize()),
     "table, truncated": functools.partial(table, truncate_dim=6, prompts=PROMPTS),
     "table, fp16": functools.partial(table, dtype=torch.float16),
+    "table, model2vec in int8": model2vec,
     "table, Dense": lambda folder, tokenizer: table(folder, tokenizer, dense(nn.Tanh())),
     "words": lambda folder, _: words(folder),
     "LSTM": lambda folder, _: words(folder, modules.LSTM(WIDTH, WIDTH // 2)),
     "CNN": lambda folder, _: words(folder, modules.CNN(WIDTH, WIDTH // 2, kernel_sizes=[1, 3])),
+}
+# Folders that are refused, and what the sentence says.
+DAMAGED: dict[str, tuple[Make, str]] = {
+    "weights in Git LFS": (
+        functools.partial(damaged, file="model.safetensors", content=LFS),
+        r"model\.safetensors is a Git-LFS pointer in place of the file: run git lfs pull",
+    ),
+    "tokenizer in Git LFS": (
+        functools.partial(damaged, file="tokenizer.json", content=LFS),
+        r"tokenizer\.json is a Git-LFS pointer in place of the file: run git lfs pull",
+    ),
+    "empty weights": (
+        functools.partial(damaged, file="model.safetensors", content=b""),
+        "cannot be opened as a",
+    ),
+    "no layer": (
+        lambda folder, tokenizer: without(folder, tokenizer, "layer.1."),
+        r"lack.*encoder\.layer\.1\..*: copy or download it again",
+    ),
+    "no layer, distilbert": (
+        lambda folder, tokenizer: without(folder, tokenizer, "layer.1.", name="distilbert"),
+        r"lacks weights of its model \(.*layer\.1\..* and \d+ more\): copy or download it again",
+    ),
+    "no bias, llama": (
+        lambda folder, tokenizer: without(folder, tokenizer, "norm.weight", name="llama"),
+        r"lacks weights of its model \(.*norm\.weight",
+    ),
+    "no shard": (without_shard, r"lack|cannot be opened as a"),
+    "no Dense": (
+        lambda folder, tokenizer: (
+            pooled(folder, tokenizer, dense(nn.Tanh())),
+            save_file({"linear.bias": torch.zeros(12)}, folder / "2_Dense" / "model.safetensors"),
+        ),
+        r"linear\.weight",
+    ),
+    "no table": (
+        lambda folder, tokenizer: (
+            table(folder, tokenizer),
+            save_file({"weights": torch.zeros(400)}, folder / "model.safetensors"),
+        ),
+        "embeddings",
+    ),
 }

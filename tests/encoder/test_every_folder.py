@@ -5,12 +5,13 @@ of length one, on every way; or one sentence refuses it.
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from folders import KINDS, edit, pooled
+from folders import DAMAGED, KINDS, edit, pooled
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
@@ -26,6 +27,7 @@ from revela.settings import Recipe
 TEXTS = [
     "ocean00 ocean01 castle2 the Sea", "Garden0 is CAPITALS, and Ünïcödé 漢字 и русский.", ".",
     "one line\r\nanother line\n", "x", "the enzyme03 " * 40, "ocean garden0 " * 9,
+    " ".join(f"{word} {i}" for i in range(30) for word in ("Sea", "the", "garden1")),
 ]  # fmt: skip
 REFUSED = ("words", "LSTM", "CNN")  # what begins with words
 NOT_TRAINED = {
@@ -33,6 +35,23 @@ NOT_TRAINED = {
     "router behind the pooling": r"different modules \(Router\), and training takes",
     "table, Dense": r"cannot be trained \(StaticEmbedding, Dense\): give one that begins with",
 }
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_what_is_damaged_is_refused_before_text_is_read(name, tiny_tokenizer, refused, tmp_path):
+    make, message = DAMAGED[name]
+    make(tmp_path / "model", tiny_tokenizer)
+    reads = [lambda folder: load_encoder(folder, "fp32"), Retriever, load_retriever]
+    for read in [*reads, lambda folder: untrained_retriever(Recipe(), folder, [])]:
+        with pytest.raises(RevelaError, match=message) as caught:
+            read(tmp_path / "model")
+        assert "\n" not in str(caught.value)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("the ocean00 is wide")
+    named = f"--model={tmp_path / 'model'}", f"--out={tmp_path / 'out'}"
+    assert re.search(message, refused("index", tmp_path / "texts", *named))
+    assert re.search(message, refused("train", tmp_path / "texts", *named, "--lora-rank 2"))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture(scope="module", params=[k for k in KINDS if k not in REFUSED])
@@ -64,7 +83,8 @@ def stock(folder, prompts=None):
     named = model.prompts
     if prompts is None and not named.get("document") and {"passage", "corpus"} & {*named}:
         prompts = named["query"], named.get("passage") or named["corpus"]
-    how = dict(normalize_embeddings=True)
+    # One text at a time: with padding on the left, GPT-2's positions depend on the batch.
+    how = dict(normalize_embeddings=True, batch_size=1)
     if prompts is None:
         return model.encode_query(TEXTS, **how), model.encode_document(TEXTS, **how)
     return tuple(model.encode(TEXTS, prompt=prompt, **how) for prompt in prompts)
@@ -146,7 +166,14 @@ def test_export(name, tiny_tokenizer, tmp_path):
     assert_same(of_encoder(open_export(tmp_path / "onnx")), stock(tmp_path / "model"))
 
 
-@pytest.mark.parametrize("name", ["two Dense", "router", "table, truncated"])
+SERVED = (
+    *("two Dense", "router", "table, truncated", "table, Normalize", "table, model2vec in int8"),
+    *("lower case by tokenizer_config", "capitals by tokenizer_config", "left padding", "sharded"),
+    *("accents by tokenizer_config", "truncated on the left", "stale ONNX", "fp16"),
+)
+
+
+@pytest.mark.parametrize("name", SERVED)
 def test_service_and_evaluation(name, tiny_tokenizer, tmp_path):
     pytest.importorskip("fastapi")
     from starlette.testclient import TestClient

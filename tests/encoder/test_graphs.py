@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from folders import KINDS, export_states
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
@@ -21,6 +25,7 @@ from revela.encoder.graph_encoder import GraphEncoder
 from revela.encoder.int8 import _range, quantised
 from revela.errors import RevelaError
 from revela.model_files import fingerprint, resolve
+from revela.retriever import load
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.load import keep_graph, load_encoder
 from revela.settings import Indexing
@@ -300,18 +305,8 @@ def test_a_folder_s_own_onnx_file_is_read(tiny_lm_folder, tmp_path, monkeypatch)
     model.save_pretrained(str(folder))
     expected = RetrieverEncoder(model, bf16=False).encode_passages(TEXTS)
 
-    class States(torch.nn.Module):
-        def forward(self, input_ids, attention_mask):
-            return model[0].model(input_ids, attention_mask).last_hidden_state
-
     (folder / "onnx").mkdir()
-    ids, axes = torch.ones(2, 7, dtype=torch.long), {0: "batch", 1: "length"}
-    program = torch.onnx.export(
-        States().eval(), (ids, torch.ones_like(ids)), dynamo=True, verbose=False,
-        output_names=["last_hidden_state"],
-        input_names=["input_ids", "attention_mask"], dynamic_shapes=(axes, axes),
-    )  # fmt: skip
-    program.save(folder / "onnx" / "model.onnx")
+    export_states(model[0].model, folder / "onnx" / "model.onnx")
     monkeypatch.setitem(sys.modules, "torch", None)  # nothing imports it
     found = load_encoder(folder, "fp32")
     monkeypatch.undo()
@@ -389,8 +384,161 @@ def test_an_export_that_fails_is_only_logged(saved_retriever, tmp_path, monkeypa
 
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(onnx_export, "_write_graph", lambda *_: None)
-    monkeypatch.setattr(onnx_export, "_difference", lambda *_: 2e-4)
+    monkeypatch.setattr(onnx_export, "open_export", lambda *_: None)
+    monkeypatch.setattr(onnx_export, "difference", lambda *_: 2e-4)
     with caplog.at_level("INFO", "revela"):
         keep_graph(saved_retriever)
     assert "is read by torch at each start (this model gives other vectors" in caplog.text
     assert not graphs.export_folder(fingerprint(saved_retriever)).exists()
+
+
+TEXT = ["The NATO summit in Paris", "ÜBERMÄSSIG müde Ärzte", *TEXTS[:4]]
+
+
+def of_stock(folder):
+    stock = SentenceTransformer(str(folder), device="cpu")
+    return stock.encode_document(TEXT, normalize_embeddings=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "agrees"),
+    [
+        ("capitals by tokenizer_config", True),
+        ("accents by tokenizer_config", True),
+        ("truncated on the left", True),
+        ("ONNX", True),
+        ("stale ONNX", False),
+        ("stale OpenVINO", False),
+        ("empty ONNX", None),
+    ],
+)
+def test_a_graph_is_compared_with_torch_once(name, agrees, tiny_tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "model"
+    KINDS[name](folder, tiny_tokenizer)
+    expected = of_stock(folder)
+    first = load_encoder(folder, "fp32")
+    np.testing.assert_allclose(first.encode_passages(TEXT), expected, atol=1e-5)
+    assert isinstance(first, GraphEncoder) == bool(agrees)
+    kept = [json.loads(file.read_text()) for file in (tmp_path / "cache" / "compared").glob("*")]
+    assert kept == ([] if agrees is None else [agrees])
+    monkeypatch.setattr(load, "_agrees_with_torch", None)  # what was found is kept
+    again = load_encoder(folder, "fp32")
+    np.testing.assert_array_equal(again.encode_passages(TEXT), first.encode_passages(TEXT))
+
+
+def test_a_graph_is_read_by_the_tokenizer_of_transformers(tiny_tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "model"
+    KINDS["capitals, distilbert"](folder, tiny_tokenizer)
+    (folder / "onnx").mkdir()
+    export_states(
+        transformers.DistilBertModel.from_pretrained(folder), folder / "onnx" / "model.onnx"
+    )
+    expected = of_stock(folder)
+    for _ in range(2):
+        encoder = load_encoder(folder, "fp32")
+        assert isinstance(encoder, GraphEncoder)
+        np.testing.assert_allclose(encoder.encode_passages(TEXT), expected, atol=1e-5)
+
+
+def test_without_torch_a_berts_tokenizer_is_that_of_transformers(
+    tiny_tokenizer, tmp_path, monkeypatch
+):
+    for name in ("capitals by tokenizer_config", "accents by tokenizer_config"):
+        KINDS[name](tmp_path / name / "model", tiny_tokenizer)
+        expected = of_stock(tmp_path / name / "model")
+        with monkeypatch.context() as patch:
+            patch.setattr(load, "has_torch", lambda: False)
+            found = load_encoder(tmp_path / name / "model", "fp32").encode_passages(TEXT)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["capitals, distilbert", "truncated on the left, distilbert"])
+def test_an_export_is_read_by_the_tokenizer_that_it_was_made_with(
+    name, tiny_tokenizer, tmp_path, monkeypatch, exports
+):
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    folder, long = tmp_path / "model", " ".join(map(str, range(99)))
+    KINDS[name](folder, tiny_tokenizer)
+    monkeypatch.setattr(sys.modules[__name__], "TEXT", [*TEXT, long])
+    expected = of_stock(folder)
+    load.keep_graph(folder)
+    encoder = load_encoder(folder, "fp32")
+    assert isinstance(encoder, GraphEncoder)
+    np.testing.assert_allclose(encoder.encode_passages(TEXT), expected, atol=1e-5)
+
+
+def test_an_embedded_model_is_not_compared(tmp_path, monkeypatch):
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(load, "_agrees_with_torch", None)
+    for name in (MINILM, E5):
+        if is_installed(name):
+            assert isinstance(load_encoder(resolve(name), "fp32"), GraphEncoder)
+    assert not (tmp_path / "cache" / "compared").exists()
+
+
+def test_tokens_are_read_under_the_lock(saved_retriever, monkeypatch):
+    """Each call of a tokenizer of transformers changes its truncation."""
+    encoder = RetrieverEncoder.load(saved_retriever, "fp32")
+    tokenizer, calls = encoder.retriever.tokenizer, []
+    plain = type(tokenizer).__call__
+
+    def locked(self, *given, **how):
+        calls.append(encoder._lock.locked())
+        return plain(self, *given, **how)
+
+    monkeypatch.setattr(type(tokenizer), "__call__", locked)
+    encoder.query_tokens(TEXTS[:3])
+    assert calls and all(calls)
+
+
+@pytest.mark.parametrize("limit", [8, 200])
+@pytest.mark.parametrize("name", ["llama", "table, truncated", "distilbert"])
+def test_a_limit_may_be_lower_and_higher_than_the_models_own(
+    name, limit, tiny_tokenizer, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    folder, text = tmp_path / "model", " ".join(f"ocean {i}" for i in range(60))
+    KINDS[name](folder, tiny_tokenizer)
+    if name == "llama":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 256}))
+    for load_with in (load_encoder, RetrieverEncoder.load):
+        if limit == 200 and name == "distilbert":
+            with pytest.raises(RevelaError, match=r"--max-tokens 200: .* at most 64"):
+                load_with(folder, "fp32", limit)
+            continue
+        encoder, stock = load_with(folder, "fp32", limit), SentenceTransformer(str(folder))
+        if name.startswith("table"):
+            stock[0].tokenizer.enable_truncation(limit)
+        else:
+            stock.max_seq_length = limit
+        expected = stock.encode_document([text], normalize_embeddings=True)
+        np.testing.assert_allclose(encoder.encode_passages([text]), expected, atol=1e-5)
+        cut = encoder.fitted([""], [text])[0]
+        assert len(encoder.encode_passages(cut)) == len(cut) > (limit == 8)
+    for wrong in (0, -1):
+        with pytest.raises(RevelaError, match=rf"--max-tokens {wrong}: give at least 1"):
+            load_encoder(folder, "fp32", wrong)
+
+
+@pytest.mark.slow
+def test_threads_that_share_an_encoder_get_its_vectors(saved_retriever, seconds=60):
+    encoder, counts, wrong = RetrieverEncoder.load(saved_retriever, "fp32"), [0, 0], [0]
+    long = [" ".join(f"ocean{i} {n}" for i in range(300)) for n in range(4)]
+    expected, ends = encoder.encode_passages(long), time.monotonic() + seconds
+
+    def work(number):
+        while time.monotonic() < ends:
+            if number % 2:
+                encoder.query_tokens(TEXTS[:3])
+            else:
+                same = np.allclose(encoder.encode_passages(long), expected, atol=1e-5)
+                wrong[0] += not same
+            counts[number % 2] += 1
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert wrong == [0] and min(counts) > 0
+    print(f"{counts[0]} batches of 4 long texts, {counts[1]} of query tokens: {wrong[0]} wrong")

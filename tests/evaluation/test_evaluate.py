@@ -7,7 +7,7 @@ import gzip
 import numpy as np
 import pytest
 
-from revela import evaluate
+from revela import Retriever, evaluate
 from revela.errors import RevelaError
 from revela.evaluation.evaluate import (
     Collection,
@@ -16,7 +16,9 @@ from revela.evaluation.evaluate import (
     outcomes,
     short_names,
 )
+from revela.retriever.build import build_retriever
 from revela.retriever.load import load_encoder
+from revela.settings import Recipe
 from tests.collection_folder import write_collection, write_lines
 
 
@@ -153,3 +155,18 @@ def test_an_empty_query_without_judgements_is_left_out(tmp_path):
     rows = [{"_id": f"q{i}", "text": f"query {i}"} for i in range(2)]
     write_lines(folder / "queries.jsonl", [*rows, {"_id": "q2", "text": " "}])
     assert load_collection(folder).queries == ["query 0", "query 1"]
+
+
+def test_a_limit_of_tokens_is_refused_where_it_has_no_effect(refused, static_folder, tmp_path):
+    Retriever(static_folder).index(["the ocean is wide", "a castle"], tmp_path / "index")
+    folder = write(tmp_path / "judged")
+    with pytest.raises(RevelaError, match=r"--max-tokens has no effect on index, as an index is"):
+        evaluate([tmp_path / "index"], [folder], max_tokens=9)
+    said = refused("eval", static_folder, "--text", folder, "--max-tokens 9")
+    assert "--max-tokens has no effect on --text: leave it out" in said
+
+
+@pytest.mark.parametrize("preset", ["paper", "paper-code"])
+def test_the_presets_of_the_paper_save_the_limit_of_its_evaluation(preset, tiny_lm_folder):
+    model = build_retriever(tiny_lm_folder, Recipe.of(preset).retriever)
+    assert model.max_seq_length == 2048

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import types
 
 import pytest
 import torch
+import transformers
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 
 import naive
@@ -403,3 +405,62 @@ def test_a_loss_over_some_tokens_is_the_whole_one_without_the_others(kind):
     torch.testing.assert_close(lm.token_losses(packed, rows_R, memory, mix), losses, atol=0, rtol=0)
     lm.score_only(torch.arange(lm.model.config.vocab_size))
     torch.testing.assert_close(lm.token_losses(packed, rows_R, memory, mix), whole)
+
+
+def saved_lm(folder, tokenizer, tied=False, head=True):
+    import transformers as t
+
+    config = t.LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, tie_word_embeddings=tied,
+    )  # fmt: skip
+    lm = t.LlamaForCausalLM(config)
+    (lm if head else lm.model).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return lm
+
+
+def test_a_language_model_without_its_head_is_refused(
+    tiny_tokenizer, refused, corpus_file, tmp_path
+):
+    from revela.lm.load import check_language_model, load_language_model
+
+    for name, how in (("tied", dict(tied=True)), ("whole", {})):  # a tied head is not missing
+        saved_lm(tmp_path / name, tiny_tokenizer, **how)
+        check_language_model(tmp_path / name, name)
+        load_language_model(tmp_path / name, bf16=False)
+    none = tmp_path / "none"
+    saved_lm(none, tiny_tokenizer, head=False)
+    message = r"none lacks weights of its model \(lm_head\.weight\): copy or download it again"
+    for read in (check_language_model, lambda folder, _: load_language_model(folder, bf16=False)):
+        with pytest.raises(RevelaError, match=message):
+            read(none, "none")
+    given = f"--model={tmp_path / 'tied'}", f"--lm={none}", f"--out={tmp_path / 'out'}"
+    said = refused("train", corpus_file, *given)
+    assert re.search(message, said) and not (tmp_path / "out").exists()
+
+
+def test_a_bert_is_no_language_model(tiny_bert_folder):
+    from revela.lm.load import check_language_model
+
+    with pytest.raises(RevelaError, match=r"lacks weights of its model \(cls\.predictions"):
+        check_language_model(tiny_bert_folder, "bert")
+
+
+def test_an_encoder_decoder_without_a_layer_is_refused(tiny_tokenizer, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    from revela.lm.encoder_decoder import load_encoder_decoder
+
+    config = transformers.T5Config(
+        vocab_size=len(tiny_tokenizer), d_model=16, d_ff=16, num_layers=2, num_heads=2, d_kv=8,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    load_encoder_decoder(tmp_path, bf16=False)
+    tensors = load_file(tmp_path / "model.safetensors")
+    kept = {name: value for name, value in tensors.items() if "decoder.block.1." not in name}
+    save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(RevelaError, match=r"lacks weights of its model \(decoder\.block\.1"):
+        load_encoder_decoder(tmp_path, bf16=False)

@@ -118,7 +118,8 @@ def test_refusals_leave_nothing(tmp_path, tiny_lm_folder, monkeypatch):
     with pytest.raises(RevelaError, match="exists: choose another --out"):
         export_onnx(model, tmp_path / "there")
     monkeypatch.setattr(onnx_form, "_write_graph", lambda *_: None)
-    monkeypatch.setattr(onnx_form, "_difference", lambda *_: 2e-4)
+    monkeypatch.setattr(onnx_form, "open_export", lambda *_: None)
+    monkeypatch.setattr(onnx_form, "difference", lambda *_: 2e-4)
     with pytest.raises(RevelaError, match=r"differ by 2\.0e-04"):
         export_onnx(model, out)
     assert [p.name for p in tmp_path.iterdir()] == ["there"]

@@ -76,14 +76,15 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path, how):
     agree(save(tmp_path / "model", **how), how.get("prompts", {}))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_so_are_those_of_a_folder_of_model2vec(tmp_path, dtype):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8])
+@pytest.mark.parametrize("mapping", [torch.int16, torch.int64])
+def test_so_are_those_of_a_folder_of_model2vec(tmp_path, dtype, mapping):
     """With a row for two tokens, and a weight for each token."""
     file = save(tmp_path / "model") / "model.safetensors"
     rows = torch.from_numpy(load_file(file)["embedding.weight"])
     arrays = {
-        "embeddings": rows[: len(rows) // 2].to(dtype),
-        "mapping": torch.arange(len(rows)) // 2,
+        "embeddings": (100 * rows[: len(rows) // 2]).to(dtype),
+        "mapping": (torch.arange(len(rows)) // 2).to(mapping),
         "weights": torch.linspace(0.1, 1, len(rows), dtype=torch.float64),
     }
     safetensors.torch.save_file(arrays, file)

@@ -22,7 +22,9 @@ TEXT = "ocean1 engine2 garden3 planet4 market5 violin0 enzyme1 castle2 " * 8
 def test_a_text_that_fills_the_window_is_read_to_its_end(tiny_lm_folder, pooling):
     model = build(tiny_lm_folder, pooling)
     model.max_seq_length = 40
-    window = token_window(RetrieverModule(model, max_tokens=512), "m")
+    retriever = RetrieverModule(model)
+    retriever.lower_limit(512)
+    window = token_window(retriever, "m")
     spans = window.spans([TEXT])[0]
 
     text = TEXT[: spans[window.size - 1][1]]

@@ -73,6 +73,10 @@ def test_every_objective_trains_a_table(recipe, documents, table_folder, tmp_pat
     texts = [document.text for document in documents[:20]]
     old, new = before.encode_passages(texts), after.encode_passages(texts)
     assert new.shape[1] == 2 * old.shape[1]
+    stock = SentenceTransformer(str(out), device="cpu").encode_document(texts)
+    np.testing.assert_allclose(
+        stock, new, atol=1e-3
+    )  # of length one, as inner products are cosines
     # A row moves by a hundredth at most; fp16 rounds ten times as finely.
     assert 3e-3 < np.abs(new @ new.T - old @ old.T).max() < 0.3
     card = (out / "README.md").read_text()

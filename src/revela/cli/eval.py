@@ -79,7 +79,8 @@ def evaluate(
     runs:
         With --on: write every system's ranking to a file in this folder, COLLECTION/SYSTEM.trec.
     max_tokens:
-        Truncate texts to this number of tokens.
+        With --on and --benchmark: truncate texts to this number of tokens instead of the model's
+        own limit, at most to its number of positions.
     context:
         What models trained with --context read before a text: documents drawn from each collection
         (the default), the saved ones of their training, none, or a file with a text per line.
@@ -95,6 +96,8 @@ def evaluate(
             "nothing to score on: give your own text with --text, judged folders with --on, or "
             "--benchmark with names such as NanoBEIR or SciFact"
         )
+    if text and max_tokens is not None:
+        raise RevelaError("--max-tokens has no effect on --text: leave it out, or give --on")
     scores: dict[str, dict[str, SystemScores]] = {}
     if text:
         scores |= _rank_on_text(model, text, language, precision, prompts.given)

@@ -49,9 +49,10 @@ def is_bert(config: dict[str, Any]) -> bool:
     )
 
 
-def max_positions(config: dict[str, Any]) -> int:
-    """Maximum tokens of a text for a BERT."""
-    return int(config["max_position_embeddings"]) - _first_position(config)
+def max_positions(config: dict[str, Any]) -> int | None:
+    """Maximum tokens of a text by the number of positions; None: no limit."""
+    positions = config.get("max_position_embeddings")
+    return positions - _first_position(config) if positions and is_bert(config) else positions
 
 
 def _first_position(config: dict[str, Any]) -> int:
@@ -63,7 +64,7 @@ def bert(config: dict[str, Any], weights: Weights) -> Bert:
     """Build the graph.
 
     Raises:
-        KeyError: a weight is missing.
+        ValueError: a weight is missing.
     """
     import openvino as ov
     from openvino import opset13 as op

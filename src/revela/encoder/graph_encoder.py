@@ -21,10 +21,10 @@ from tqdm import tqdm
 from revela.encoder.after_transformer import TOKENS, VECTOR
 from revela.encoder.bert import MASK, WORDS
 from revela.encoder.processor import has_bf16, openvino_core
-from revela.encoder.token_counter import Spans, TokenCounter
+from revela.encoder.token_counter import Spans, TokenCounter, truncate
 from revela.encoder.weights import fp32
 from revela.silence import SHOWN_AFTER
-from revela.types import QueryTokens, Vectors, check_vectors_finite
+from revela.types import QueryTokens, Vectors, check_vectors_finite, sequence_of
 
 if TYPE_CHECKING:
     from openvino import Model
@@ -107,10 +107,7 @@ class GraphEncoder:
         self.query_prompt, self.passage_prompt = prompts
         self.max_tokens, self.padding, self.words_to_vectors = max_tokens, padding, words_to_vectors
         tokenizer.no_padding()
-        if max_tokens is None:
-            tokenizer.no_truncation()
-        else:
-            tokenizer.enable_truncation(max_tokens)
+        truncate(tokenizer, max_tokens)
         self._lock = threading.Lock()
         self._compiled: Any = None
         self._gives_tokens = False
@@ -143,12 +140,14 @@ class GraphEncoder:
         Token vectors are the states of the transformer's last layer, without prompts and special
         tokens, after the linear layer that follows the pooling, if there is one.
         """
+        texts = sequence_of(texts)
         tokens: list[Tokens] = [(np.empty(0, np.float32), [])] * len(texts)
         vectors_ND = self._encode(texts, self.passage_prompt, progress, tokens)
         return vectors_ND, [vectors_TW for vectors_TW, _ in tokens]
 
     def query_tokens(self, queries: Sequence[str]) -> list[QueryTokens]:
         """``encode_queries``, and the queries' token vectors, from the same pass."""
+        queries = sequence_of(queries)
         tokens: list[Tokens] = [(np.empty(0, np.float32), [])] * len(queries)
         begin = len(self.query_prompt)
         vectors_ND = self._encode(queries, self.query_prompt, False, tokens)
@@ -171,6 +170,7 @@ class GraphEncoder:
         self, texts: Sequence[str], prompt: str, progress: bool, tokens: list[Tokens] | None = None
     ) -> Vectors:
         """The texts' vectors (N, D); writes token vectors into ``tokens``."""
+        texts = sequence_of(texts)
         vectors_ND: Vectors | None = None
         how: dict[str, Any] = dict(total=len(texts), unit="text", disable=not progress)
         request = self._request(tokens is not None)

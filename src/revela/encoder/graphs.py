@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from revela.encoder.graph_encoder import Graph, GraphEncoder
 from revela.encoder.int8 import quantised
 from revela.encoder.processor import fastest, openvino_core
 from revela.encoder.saved_config import read_config, words_to_vectors_of
+from revela.encoder.token_counter import check_max_tokens, truncate
 from revela.encoder.weights import Weights
 from revela.errors import RevelaError, first_line
 from revela.files import atomic_write
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from openvino import Model
 
 log = logging.getLogger(__name__)
-VERSION = 3  # format of exports and of int8 copies
+VERSION = 4  # format of exports and of int8 copies
 EXPORT, TOKENIZER, CONFIG = "model.onnx", "tokenizer.json", "retriever.json"  # files of an export
 OWN_FILES = ("openvino/openvino_model.xml", f"onnx/{EXPORT}")
 LEAST_COSINE = 0.98  # minimum of the mean cosine between vectors in int8 and in fp32
@@ -67,7 +69,7 @@ def open_graph(
     """Open a Sentence-Transformers folder as a graph's encoder; None if there is no graph for it.
 
     Raises:
-        RevelaError: a file is damaged.
+        RevelaError: a file is damaged, or ``max_tokens`` exceeds the model's positions.
     """
     modules = modules_of(folder)
     if not modules or modules[0][0] != "Transformer" or (folder / "context").is_dir():
@@ -77,12 +79,23 @@ def open_graph(
         return None  # adapters are merged by torch
     try:
         config = _read(inside / "config.json")
-        graph = _graph(folder, config, modules)
-        if graph is None:
-            return None
-        encoder = _encoder(graph, folder, config, inside, max_tokens, prompts)
+        if max_tokens is not None:
+            check_max_tokens(max_tokens, max_positions(config), str(folder))
+        export = export_folder(fingerprint(folder))
+        if (export / EXPORT).is_file():
+            encoder = open_export(export, folder, max_tokens, prompts)
+        else:
+            graph = _graph(folder, config, modules)
+            if graph is None:
+                return None
+            tokenizer, limit = _tokenizer(inside, config), _token_limit(inside, config)
+            padding, least = config.get("pad_token_id") or 0, words_to_vectors_of(folder)
+            about = max_tokens or limit, padding, str(folder), least
+            encoder = GraphEncoder(graph, tokenizer, prompts, *about)
     except Unsupported:
         return None
+    except RevelaError:
+        raise
     except Exception as error:  # OpenVINO and tokenizers raise no other for a damaged file
         raise RevelaError(
             f"{folder} cannot be opened as a Sentence-Transformers model: {first_line(error)}"
@@ -96,32 +109,40 @@ def open_graph(
     return encoder.with_graph(precision=precision)
 
 
-def open_export(folder: Path) -> GraphEncoder:
-    """Open a folder written by ``revela export``, in fp32."""
+def open_export(
+    export: Path,
+    folder: Path | None = None,
+    max_tokens: int | None = None,
+    prompts: tuple[str, str] | None = None,
+) -> GraphEncoder:
+    """Open a folder written by ``revela export``, in fp32; ``folder`` is that of its retriever. The
+    other arguments replace the export's own.
+    """
     from tokenizers import Tokenizer
 
-    about = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+    about = json.loads((export / CONFIG).read_text(encoding="utf-8"))
+    tokenizer = Tokenizer.from_file(str(export / TOKENIZER))
     padding = (tokenizer.padding or {}).get("pad_id", 0)
-    prompts = about["prompts"]["query"], about["prompts"]["passage"]
-    graph = Graph(openvino_core().read_model(folder / EXPORT), "fp32")
-    return GraphEncoder(graph, tokenizer, prompts, about["max_tokens"], padding, str(folder))
+    prompts = prompts or (about["prompts"]["query"], about["prompts"]["passage"])
+    limit, place = max_tokens or about["max_tokens"], folder or export
+    graph = Graph(openvino_core().read_model(export / EXPORT), "fp32")
+    least = words_to_vectors_of(place)
+    return GraphEncoder(graph, tokenizer, prompts, limit, padding, str(place), least)
 
 
 def _graph(folder: Path, config: dict[str, Any], modules: list[tuple[str, Path]]) -> Graph | None:
     """The graph in fp32; None if there is none."""
     inside, after = modules[0][1], modules[1:]
     width = read_config(folder).get("truncate_dim")
-    export = export_folder(fingerprint(folder)) / EXPORT
-    if export.is_file():
-        return Graph(openvino_core().read_model(export), "fp32")
     if is_bert(config) and not _is_unusual(inside):
         built = bert(config, Weights(inside))
         return Graph(with_modules(built.model, MASK, after, width), "fp32", built.table_VD)
     for name in OWN_FILES:
-        if (inside / name).is_file():
-            states = _states_of(openvino_core().read_model(inside / name))
-            return Graph(with_modules(states, MASK, after, width), "fp32")
+        # OpenVINO raises RuntimeError for what it cannot read; the weights may be whole.
+        with suppress(Unsupported, RuntimeError):
+            if (inside / name).is_file():
+                states = _states_of(openvino_core().read_model(inside / name))
+                return Graph(with_modules(states, MASK, after, width), "fp32")
     return None
 
 
@@ -161,36 +182,32 @@ def _token_limit(inside: Path, config: dict[str, Any]) -> int | None:
     """Maximum tokens of a text by a transformer's configuration, at most the number of positions;
     None: no limit.
     """
-    tokenizer = _read(inside / "tokenizer_config.json")
-    positions = config.get("max_position_embeddings")
-    if is_bert(config):
-        positions = max_positions(config)
+    tokenizer, positions = _read(inside / "tokenizer_config.json"), max_positions(config)
     limits = _settings(inside).get("max_seq_length"), tokenizer.get("model_max_length")
     limit = next((int(limit) for limit in limits if limit), positions)
     return min(limit, positions) if limit and positions else limit
 
 
-def _encoder(
-    graph: Graph,
-    folder: Path,
-    config: dict[str, Any],
-    inside: Path,
-    max_tokens: int | None,
-    prompts: tuple[str, str],
-) -> GraphEncoder:
+def _tokenizer(inside: Path, config: dict[str, Any]) -> Any:
+    """A transformer's tokenizer as transformers makes it, of the ``tokenizers`` library."""
     from tokenizers import Tokenizer
-    from tokenizers.normalizers import Lowercase, Sequence
+    from tokenizers.normalizers import BertNormalizer, Lowercase, Sequence
 
     tokenizer = Tokenizer.from_file(str(inside / TOKENIZER))
+    about = _read(inside / "tokenizer_config.json")
+    family = "BertTokenizer" if config.get("model_type") == "bert" else ""
+    if (about.get("tokenizer_class") or family).removesuffix("Fast") == "BertTokenizer":
+        # transformers does not read this part of tokenizer.json.
+        tokenizer.normalizer = BertNormalizer(
+            handle_chinese_chars=about.get("tokenize_chinese_chars", True),
+            strip_accents=about.get("strip_accents"),
+            lowercase=about.get("do_lower_case", True),
+        )
     if _settings(inside).get("do_lower_case"):
         own = [tokenizer.normalizer] if tokenizer.normalizer else []
         tokenizer.normalizer = Sequence([Lowercase(), *own])
-    limit = _token_limit(inside, config)
-    if max_tokens is not None:
-        limit = min(max_tokens, limit or max_tokens)
-    padding, name = config.get("pad_token_id") or 0, str(folder)
-    least = words_to_vectors_of(folder)
-    return GraphEncoder(graph, tokenizer, prompts, limit, padding, name, least)
+    truncate(tokenizer, 1, about.get("truncation_side") or "")  # the encoder sets the maximum
+    return tokenizer
 
 
 def _in_int8(encoder: GraphEncoder, folder: Path) -> GraphEncoder:

@@ -21,12 +21,12 @@ from tqdm import tqdm
 
 from revela.encoder.prompts import OWN, Given, prompts_of
 from revela.encoder.saved_config import words_to_vectors_of
-from revela.encoder.token_counter import TokenCounter
+from revela.encoder.token_counter import TokenCounter, check_max_tokens, truncate
 from revela.encoder.weights import Weights, fp32
 from revela.errors import QueryError, RevelaError, first_line
 from revela.model_files import modules_of
 from revela.silence import SHOWN_AFTER
-from revela.types import Vectors, check_vectors_finite
+from revela.types import Vectors, check_vectors_finite, sequence_of
 
 READ_AHEAD = 1024  # texts that are tokenized at once
 WEIGHTS = "model.safetensors"
@@ -58,7 +58,7 @@ class StaticEncoder:
     Args:
         table_VD: floats, or the bits of bf16.
         tokenizer: a tokenizer of the ``tokenizers`` library.
-        max_tokens: truncate texts to this length; None: to the tokenizer's own limit.
+        max_tokens: truncate texts to this length instead of the tokenizer's own limit.
     """
 
     slots, precision = 0, "fp32"
@@ -79,8 +79,9 @@ class StaticEncoder:
         tokenizer.no_padding()
         self._limit: int | None = (tokenizer.truncation or {}).get("max_length")
         if max_tokens is not None:
-            self._limit = min(max_tokens, self._limit or max_tokens)
-            tokenizer.enable_truncation(self._limit)
+            check_max_tokens(max_tokens, self._limit, name)
+            self._limit = max_tokens
+            truncate(tokenizer, max_tokens)
 
     @classmethod
     def load(
@@ -106,6 +107,8 @@ class StaticEncoder:
                 str(folder),
                 words_to_vectors_of(folder),
             )
+        except RevelaError:
+            raise
         except Exception as error:  # tokenizers raise no other for a damaged file
             raise RevelaError(
                 f"{folder} cannot be opened as a Sentence-Transformers model: {first_line(error)}"
@@ -140,7 +143,7 @@ class StaticEncoder:
         return TokenCounter(self._tokenizer, *prompts, self._limit, special_tokens=False)
 
     def _encode(self, texts: Sequence[str], prompt: str, progress: bool) -> Vectors:
-        table_VD = self._table_VD
+        table_VD, texts = self._table_VD, sequence_of(texts)
         if len(texts) >= READ_AHEAD:  # convert rows once, not at every use
             table_VD = fp32(table_VD)
         vectors_ND = np.zeros((len(texts), table_VD.shape[1]), np.float32)
@@ -177,9 +180,9 @@ def _table(folder: Path) -> NDArray[Any]:
     weights = Weights(folder)
     if "embedding.weight" in weights:
         return weights.stored("embedding.weight")
-    table_VD = weights.stored("embeddings")
+    table_VD = weights.stored("embeddings", integers=True)
     if "mapping" in weights:
-        table_VD = table_VD[weights.stored("mapping")]
+        table_VD = table_VD[weights.stored("mapping", integers=True)]
     if "weights" in weights:
         table_VD = fp32(table_VD) * weights.fp32("weights")[:, None]
     return table_VD

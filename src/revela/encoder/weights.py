@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from revela.model_files import COPY_AGAIN
+
 # safetensors' dtypes -> numpy's, which has no bf16.
-DTYPES = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
+FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"}
+FORMER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+INTEGERS = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 
 
 class Weights:
@@ -23,7 +27,10 @@ class Weights:
                 size = int.from_bytes(opened.read(8), "little")
                 header = json.loads(opened.read(size))
             header.pop("__metadata__", None)
-            self._places |= {name: (file, 8 + size, about) for name, about in header.items()}
+            for name, about in header.items():
+                for former, new in FORMER.items():
+                    name = name.replace(former, new)
+                self._places[name] = file, 8 + size, about
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
@@ -32,18 +39,22 @@ class Weights:
         """The shape of each tensor."""
         return {name: tuple(about["shape"]) for name, (_, _, about) in self._places.items()}
 
-    def stored(self, name: str) -> NDArray[Any]:
-        """A tensor as stored; bf16 as its bits.
+    def stored(self, name: str, integers: bool = False) -> NDArray[Any]:
+        """A tensor as stored; bf16 as its bits. Quantised weights are no ``integers``, as they have
+        a scale elsewhere.
 
         Raises:
-            KeyError: there is no tensor of that name.
-            ValueError: the dtype is not supported, or the file is too short.
+            ValueError: there is no tensor of that name, its dtype is not supported, or the file is
+                too short.
         """
+        if name not in self._places:
+            raise ValueError(f"its weights lack {name}: {COPY_AGAIN}")
         file, start, about = self._places[name]
-        if about["dtype"] not in DTYPES:
+        dtype = (FLOATS | INTEGERS if integers else FLOATS).get(about["dtype"])
+        if dtype is None:
             raise ValueError(f"{name} of {file.name} is {about['dtype']}, not fp16, bf16 or fp32")
         place, shape = start + about["data_offsets"][0], tuple(about["shape"])
-        return np.asarray(np.memmap(file, DTYPES[about["dtype"]], "r", place, shape))
+        return np.asarray(np.memmap(file, dtype, "r", place, shape))
 
     def fp32(self, name: str) -> NDArray[np.float32]:
         """A tensor in fp32."""

@@ -36,7 +36,7 @@ from revela.index.language import Analyzer, detect
 from revela.model_files import resolve, weights_of
 from revela.settings import Indexing, Recipe
 from revela.silence import counted
-from revela.types import Document, Encoder, evenly_spaced, refuse_text
+from revela.types import Document, Encoder, evenly_spaced, items_of
 
 if TYPE_CHECKING:
     from revela.evaluation.results import SystemScores
@@ -121,13 +121,15 @@ def choose_model(
         >>> choice.candidate.model
         'embedded:minilm-l6'
     """
-    for name, given in (("documents", documents), ("candidates", candidates), ("kinds", kinds)):
-        refuse_text(given, name)
-    available = candidates_of(candidates, kinds)
+    given = items_of(documents, "documents", (str, Document))
+    available = candidates_of(
+        list(items_of(candidates, "candidates")), list(items_of(kinds, "kinds"))
+    )
     if len(available) == 1:
         choice = Choice(available[0], f"{available[0]} is the only candidate", {}, {})
     else:
-        choice = _choose(available, _sample(documents, recipe or Recipe()), chunk_words)
+        every = documents if isinstance(documents, Sequence) else list(given)
+        choice = _choose(available, _sample(every, recipe or Recipe()), chunk_words)
     log.info(choice.why)
     return choice
 
@@ -160,9 +162,10 @@ def rank_models(
     Raises:
         RevelaError: the text gives too few queries.
     """
-    refuse_text(documents, "documents")
-    refuse_text(models, "models")
-    data = _sample(documents, recipe or Recipe())
+    given = items_of(documents, "documents", (str, Document))
+    models = list(items_of(models, "models"))
+    every = documents if isinstance(documents, Sequence) else list(given)
+    data = _sample(every, recipe or Recipe())
     test = tasks(data.held_out, chunk_words, QUERIES, PASSAGES, data.recipe.training.seed)
     if _count(test) < MIN_QUERIES:
         test, _ = _sentences(data, chunk_words)
@@ -231,12 +234,12 @@ def _score(
     return queries, weights
 
 
-def _sample(documents: Iterable[str | Document], recipe: Recipe) -> Sample:
+def _sample(every: Sequence[str | Document], recipe: Recipe) -> Sample:
     """Draw a sample of the documents, hold some out, and detect the language."""
-    every = documents if isinstance(documents, Sequence) else list(documents)
     drawn = (every[i] for i in evenly_spaced(len(every), DOCUMENTS)) if every else ()
+    checked = enumerate(items_of(drawn, "documents", (str, Document)))
     sample = arrow_list(
-        Document, (Document(str(i), d) if isinstance(d, str) else d for i, d in enumerate(drawn))
+        Document, (Document(str(i), d) if isinstance(d, str) else d for i, d in checked)
     )
     if recipe.corpus.language == "auto":
         recipe = recipe.replace(language=detect([document.full_text for document in sample]))

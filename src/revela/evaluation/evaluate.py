@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from revela.encoder.prompts import OWN, Given
+from revela.errors import RevelaError
 from revela.evaluation.collection import DEPTH, Collection, load_collection
 from revela.evaluation.metrics import Outcome, Run, per_query
 from revela.evaluation.results import SystemScores
@@ -37,7 +38,7 @@ from revela.index.search import rerank as rerank_scores
 from revela.index.state import is_index
 from revela.index.tokens import encode_packed
 from revela.settings import Precision
-from revela.types import Encoder, TokenEncoder, Vectors, refuse_text
+from revela.types import Encoder, TokenEncoder, Vectors, items_of
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class EvalOptions:
 
     Args:
         rerank: "tokens" adds a system: the fusion with BM25, re-ranked by token vectors.
-        max_tokens: truncate texts to this length.
+        max_tokens: truncate texts to this number of tokens instead of the models' own limits.
         precision: arithmetic; "auto" is the fastest of int8, bf16 and fp32 on this hardware.
         progress: show progress bars.
         context: documents that contextual models read, as for ``Context.of``; by default drawn from
@@ -120,9 +121,9 @@ def evaluate(
         >>> scores["sea"]["embedded:minilm-l6"].means["ndcg@10"]
         1.0
     """
-    refuse_text(models, "models")
-    refuse_text(on, "on")
-    done = evaluations(models, on, EvalOptions(**options))
+    models = list(items_of(models, "models", (str, Path)))
+    folders = list(items_of(on, "on", (str, Path)))
+    done = evaluations(models, folders, EvalOptions(**options))
     return {evaluation.name: evaluation.scores for evaluation in done}
 
 
@@ -142,6 +143,9 @@ def evaluations(
     indexes = {
         label: Index.open(name, **how) for label, name in labelled.items() if is_index(Path(name))
     }
+    if options.max_tokens is not None and indexes:
+        about = f"{next(iter(indexes))}, as an index is searched as it is"
+        raise RevelaError(f"--max-tokens has no effect on {about}: leave it out, or give the model")
     encoders = {
         label: load_encoder(resolve(name), options.precision, options.max_tokens, options.prompts)
         for label, name in labelled.items()

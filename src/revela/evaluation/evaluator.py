@@ -13,7 +13,7 @@ from revela.errors import RevelaError
 from revela.evaluation.label_free import MIN_QUERIES, HeldOutCheck, tasks
 from revela.retriever.encode import RetrieverEncoder
 from revela.settings import Corpus, Training
-from revela.types import Document, refuse_text
+from revela.types import Document, items_of
 
 
 class LabelFreeEvaluator(BaseEvaluator):
@@ -56,10 +56,9 @@ class LabelFreeEvaluator(BaseEvaluator):
         seed: int = Training.seed,
     ) -> None:
         super().__init__()
-        refuse_text(texts, "texts")
         documents = [
             Document(str(i), text) if isinstance(text, str) else text
-            for i, text in enumerate(texts)
+            for i, text in enumerate(items_of(texts, "texts", (str, Document)))
         ]
         self.name = name
         self.about = dict(documents=len(documents), chunk_words=chunk_words, seed=seed)

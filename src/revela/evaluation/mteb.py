@@ -145,11 +145,10 @@ class MtebEncoder:
 
 def _settings(encoder: RetrieverEncoder, context: Context) -> dict[str, Any]:
     retriever = encoder.retriever
-    limits = [n for n in (retriever.own_limit(), retriever.max_tokens) if n is not None]
     settings = {
         "query_prompt": retriever.prompt("query"),
         "passage_prompt": retriever.prompt("document"),
-        "max_tokens": min(limits, default=None),
+        "max_tokens": retriever.limit(),
         "arithmetic": encoder.precision,
     }
     return settings | ({"context": context.describe()} if encoder.slots else {})

@@ -23,7 +23,7 @@ from revela.corpus.chunk import chunk
 from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.index.manifest import CONTEXT, CONTEXT_CHOICES
-from revela.types import Document, Encoder, Vectors
+from revela.types import Document, Encoder, Vectors, items_of
 
 if TYPE_CHECKING:
     from revela.retriever.encode import RetrieverEncoder
@@ -46,9 +46,9 @@ class Context:
         """From "corpus", "saved", "none", a file with a text per line, or texts."""
         if isinstance(choice, Context):
             return choice
-        if choice in ("corpus", "saved", "none"):
-            return cls(str(choice), seed=seed)
-        lines = _lines_of(choice) if isinstance(choice, str) else choice
+        if isinstance(choice, str) and choice in ("corpus", "saved", "none"):
+            return cls(choice, seed=seed)
+        lines = _lines_of(choice) if isinstance(choice, str) else items_of(choice, "context")
         if not (texts := tuple(text for text in lines if text.strip())):
             raise RevelaError(
                 f"the context {choice} has no text: give a file with a text per line, or corpus"

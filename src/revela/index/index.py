@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from revela.corpus.spool import ArrowList
 from revela.encoder.prompts import OWN, Given, Prompts, check_prompts
 from revela.encoder.saved_config import check_dimensions
 from revela.errors import QueryError, RevelaError
@@ -50,7 +51,7 @@ from revela.types import (
     Vectors,
     check_unicode,
     is_missing,
-    refuse_text,
+    items_of,
 )
 
 if TYPE_CHECKING:
@@ -421,9 +422,9 @@ class Index:
         by_score = mode == "dense" or (mode == "hybrid" and fusion == "score")
         return (self._default_rerank if by_score else None) or "none"
 
-    def search_many(self, queries: Sequence[str], **options: Any) -> Iterator[Hits]:
+    def search_many(self, queries: Iterable[str], **options: Any) -> Iterator[Hits]:
         """``search`` for each query, with the same options; queries are encoded in batches."""
-        refuse_text(queries, "queries")
+        queries = list(items_of(queries, "queries"))
         given = self.options(**options)
         for query in queries:
             check_query(query)
@@ -519,16 +520,14 @@ class Index:
             RevelaError: two documents share an id, a metadata field does not fit its column, the
                 model's vectors are not finite, or another process is writing to the index.
         """
-        refuse_text(documents, "documents")
+        if not isinstance(documents, ArrowList):
+            documents = items_of(documents, "documents", Document)
         with self.changes() as changes:
             return changes.put(documents, progress)
 
     def delete(self, ids: Iterable[str]) -> int:
         """Delete documents, all or none, in one commit; returns the number of their chunks."""
-        refuse_text(ids, "ids")
-        given = list(ids)
-        for name in given:
-            check_unicode(name, f"the id {name!a}")
+        given = list(items_of(ids, "ids"))
         with self.changes() as changes:
             return changes.drop(given)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from revela.index.search import check_query
 from revela.index.tokens import Weight, encode_packed, rerank_by_tokens
 from revela.settings import OFFLINE_EMBEDDER
-from revela.types import QueryTokens, TokenEncoder, Vectors, refuse_text
+from revela.types import QueryTokens, TokenEncoder, Vectors, items_of
 
 if TYPE_CHECKING:
     from revela.retriever.load import Loaded
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def rerank(
     query: str,
-    documents: Sequence[str],
+    documents: Iterable[str],
     model: str | Path | TokenEncoder = OFFLINE_EMBEDDER,
 ) -> list[tuple[int, float]]:
     """Rank documents by token vectors (late interaction) and text vectors: (index, score), best
@@ -42,7 +42,7 @@ def rerank(
         >>> score >= lower
         True
     """
-    refuse_text(documents, "documents")
+    documents = list(items_of(documents, "documents"))
     check_query(query)
     if not documents:
         return []

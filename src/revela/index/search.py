@@ -335,11 +335,11 @@ def scores_of(ranking: Ranking) -> Scores:
 
 
 def check_query(query: str) -> None:
-    """Raise QueryError for a query that is empty, too long or not Unicode."""
+    """Raise QueryError for a query that is no string, empty, too long or not Unicode."""
+    check_unicode(query, "the query", "query")
     if not query.strip():
         raise QueryError("the query is empty: give some words to look for", "query")
     if len(query) > QUERY_CHARACTERS:
         raise QueryError(
             f"the query has {len(query):,} characters: give at most {QUERY_CHARACTERS:,}", "query"
         )
-    check_unicode(query, "the query", "query")

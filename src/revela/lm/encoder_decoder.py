@@ -29,7 +29,7 @@ from revela.device import autocast
 from revela.encoder.token_counter import special_tokens_of
 from revela.errors import RevelaError
 from revela.files import atomic_write, remove_whole
-from revela.lm.load import load_tokenizer, opened
+from revela.lm.load import load_tokenizer, opened_model
 from revela.model_files import NEW
 
 log = logging.getLogger(__name__)
@@ -185,7 +185,7 @@ def load_encoder_decoder(folder: Path, bf16: bool) -> EncoderDecoder:
             f"{folder} has no decoder beside its encoder, which spans need: give --model "
             f"{NEW}small, a T5Gemma, or the folder of a run of --objective spans"
         )
-    model = opened(AutoModelForSeq2SeqLM, whole, "an encoder-decoder", dtype=torch.float32)
+    model = opened_model(AutoModelForSeq2SeqLM, whole, "an encoder-decoder", dtype=torch.float32)
     return EncoderDecoder(model, load_tokenizer(whole), str(folder), bf16)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from revela.errors import RevelaError, first_line
 from revela.lm.language_model import LanguageModel
+from revela.model_files import refuse_missing
 from revela.silence import loading_bar
 
 
@@ -43,7 +44,8 @@ def check_language_model(folder: Path, name: str) -> None:
     """Refuse a model that cannot be the LM of a run, without reading its weights.
 
     Raises:
-        RevelaError: as ``LanguageModel`` does, or transformers has no such causal LM.
+        RevelaError: as ``LanguageModel`` does, transformers has no such causal LM, or its files
+            lack weights.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -56,13 +58,14 @@ def check_language_model(folder: Path, name: str) -> None:
         raise RevelaError(f"{folder} cannot be opened as a causal LM: {reason}") from error
     with suppress(NotImplementedError):  # what depends on values, such as routing to experts
         LanguageModel(model.eval(), name)
+    opened_model(AutoModelForCausalLM, folder, device_map="meta")
 
 
 def open_causal_lm(folder: Path, dtype: torch.dtype) -> Any:
     """A causal LM from a local folder, frozen."""
     from transformers import AutoModelForCausalLM
 
-    return opened(AutoModelForCausalLM, folder, dtype=dtype).requires_grad_(False).eval()
+    return opened_model(AutoModelForCausalLM, folder, dtype=dtype).requires_grad_(False).eval()
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -73,6 +76,13 @@ def load_tokenizer(folder: Path) -> Any:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     return tokenizer
+
+
+def opened_model(auto: Any, folder: Path, kind: str = "a causal LM", **settings: Any) -> Any:
+    """``opened``, for a class of models; refuses a folder that lacks weights."""
+    model, report = opened(auto, folder, kind, output_loading_info=True, **settings)
+    refuse_missing(folder, report["missing_keys"])
+    return model
 
 
 def opened(auto: Any, folder: Path, kind: str = "a causal LM", **settings: Any) -> Any:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -23,7 +24,13 @@ from torch import nn
 from revela.encoder.prompts import DECODER, OWN, Given, prompts_of, prompts_set
 from revela.encoder.token_counter import special_tokens_of
 from revela.errors import RevelaError, first_line
-from revela.model_files import SAVE_AGAIN, check_retriever, modules_of
+from revela.model_files import (
+    SAVE_AGAIN,
+    adapter_base,
+    check_retriever,
+    modules_of,
+    refuse_missing,
+)
 from revela.retriever.lora import inject_lora, merged
 from revela.retriever.module import has_routes
 from revela.retriever.static_trainable import make_trainable
@@ -54,6 +61,7 @@ def load_retriever(
     """
     check_retriever(Path(folder))
     has_adapters = any((place / ADAPTERS).is_file() for _, place in modules_of(Path(folder)))
+    check_weights(Path(folder))
     try:
         with loading_bar(Path(folder)):
             model = SentenceTransformer(str(folder), device=device, local_files_only=True).float()
@@ -80,6 +88,24 @@ def load_retriever(
     return model
 
 
+def check_weights(folder: Path) -> None:
+    """Raise RevelaError if the files of a model lack weights of its transformers; reads names
+    and shapes only. Whatever else is wrong is found when it is opened.
+    """
+    every = modules_of(folder) or [("Transformer", folder)]
+    places = [place for kind, place in every if kind == "Transformer"]
+    # Nothing public says which class of transformers sentence-transformers takes.
+    stock, how = modules.Transformer.__new__(modules.Transformer), {"local_files_only": True}
+    for name in filter(None, (n for place in places for n in (str(place), adapter_base(place)))):
+        report: dict[str, Any] = {}
+        with suppress(Exception):
+            about = stock._load_config(name, "torch", how)
+            only: Any = dict(how, device_map="meta", output_loading_info=True)
+            opened = name, "feature-extraction", about[0], "torch", about[1]
+            _, report = stock._load_model(*opened, **only)
+        refuse_missing(Path(name), report.get("missing_keys", ()))
+
+
 def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
     """Build an untrained retriever in fp32, as bf16 would round small updates of LoRA away.
 
@@ -97,6 +123,7 @@ def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
         if isinstance(model[0], modules.Transformer):
             add_missing_rows(model[0])
         return model
+    check_weights(folder)
     try:
         # A named modality, so that an instruct model's chat template is not applied: text is
         # embedded as it is, not as a user's turn.
@@ -148,9 +175,12 @@ def check_model(folder: Path, layers: int, lora_rank: int) -> None:
     from sentence_transformers.base.modules import transformer as stock
     from transformers import AutoConfig, AutoModel, AutoTokenizer
 
-    if (folder / "modules.json").is_file():
-        return
+    check_weights(folder)
     try:
+        if (folder / "modules.json").is_file():
+            without_weights = {"device_map": "meta"}  # of transformers; other modules are small
+            SentenceTransformer(str(folder), local_files_only=True, model_kwargs=without_weights)
+            return
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):

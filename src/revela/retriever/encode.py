@@ -21,17 +21,18 @@ from torch import Tensor
 from tqdm import tqdm
 
 from revela.device import on_cpu, sent, uses_bf16
+from revela.encoder.bert import max_positions
 from revela.encoder.prompts import OWN, Given
 from revela.encoder.saved_config import words_to_vectors_of
 from revela.encoder.static_encoder import check_tokens
-from revela.encoder.token_counter import TokenCounter
+from revela.encoder.token_counter import TokenCounter, check_max_tokens
 from revela.errors import QueryError, RevelaError
-from revela.retriever.build import load_retriever
+from revela.retriever.build import load_retriever, positions_of
 from revela.retriever.context import ContextEncoder, load_context_encoder
 from revela.retriever.module import Features, RetrieverModule, Role, has_routes
 from revela.settings import Precision
 from revela.silence import SHOWN_AFTER, silence_libraries
-from revela.types import QueryTokens, Vectors, check_vectors_finite
+from revela.types import QueryTokens, Vectors, check_vectors_finite, sequence_of
 
 
 class RetrieverEncoder:
@@ -80,6 +81,13 @@ class RetrieverEncoder:
         bf16 = uses_bf16(precision, model.device)
         encoder = cls(model, bf16, max_tokens, str(folder), load_context_encoder(folder))
         encoder.words_to_vectors = words_to_vectors_of(folder)
+        if max_tokens is not None:
+            models = [p.model for p in model.modules() if isinstance(p, modules.Transformer)]
+            found = (positions_of(m) or max_positions(m.config.to_dict()) for m in models)
+            most = min(
+                filter(None, found), default=None if models else encoder.retriever.own_limit()
+            )
+            check_max_tokens(max_tokens, most and most - encoder.slots, encoder.name)
         return encoder
 
     @property
@@ -130,16 +138,19 @@ class RetrieverEncoder:
         Token vectors are states of the transformer's last layer, without prompts and special
         tokens, after the linear layer that follows the pooling if there is one.
         """
+        texts = sequence_of(texts)
         tokens: list[Vectors] = [np.empty(0, np.float32)] * len(texts)
         return self._encode(texts, "document", progress, tokens), tokens
 
     def query_tokens(self, queries: Sequence[str]) -> list[QueryTokens]:
         """``encode_queries``, and the queries' token vectors as above, from the same pass."""
+        queries = sequence_of(queries)
         tokens: list[Vectors] = [np.empty(0, np.float32)] * len(queries)
         vectors_ND = self._encode(queries, "query", False, tokens)
         tokenizer, prompt = self.retriever.tokenizer, self.retriever.prompt("query")
-        read = tokenizer([prompt + query for query in queries], return_offsets_mapping=True)
-        special, begin = set(tokenizer.all_special_ids), self._prompt_length("query")
+        with self._lock:  # each call changes the tokenizer's truncation
+            read = tokenizer([prompt + query for query in queries], return_offsets_mapping=True)
+            special, begin = set(tokenizer.all_special_ids), self._prompt_length("query")
         encoded = []
         for i, (vector_D, tokens_TW) in enumerate(zip(vectors_ND, tokens, strict=True)):
             places = zip(read["input_ids"][i], read["offset_mapping"][i], strict=True)
@@ -168,7 +179,7 @@ class RetrieverEncoder:
         self, texts: Sequence[str], role: Role, progress: bool, tokens: list[Vectors] | None = None
     ) -> Vectors:
         """The texts' vectors (N, D); writes token vectors into ``tokens``."""
-        retriever = self.retriever
+        retriever, texts = self.retriever, sequence_of(texts)
         if tokens is not None:
             self._check_tokens()
         vectors_ND = np.empty((len(texts), retriever.dimension), dtype=np.float32)

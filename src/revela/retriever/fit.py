@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ from revela.retriever.lexical import (
 from revela.retriever.module import RetrieverModule
 from revela.settings import Fit, Retriever
 from revela.silence import progress_bar
-from revela.types import refuse_text
+from revela.types import items_of
 
 log = logging.getLogger(__name__)
 FITTING_SAMPLE = 1500  # chunks or texts that a model is fitted to
@@ -65,7 +65,7 @@ TrainRows = Callable[[Tensor], Tensor]
 
 def fit(
     model: SentenceTransformer | str | Path,
-    texts: Sequence[str],
+    texts: Iterable[str],
     *,
     token_weighting: float = Fit.token_weighting,
     whitening: float = Fit.whitening,
@@ -94,7 +94,7 @@ def fit(
         RevelaError: it is not made of a transformer, a pooling and a normalisation, or there are
             fewer than two texts with words.
     """
-    refuse_text(texts, "texts")
+    texts = list(items_of(texts, "texts"))
     if not isinstance(model, SentenceTransformer):
         model = build_retriever(resolve(str(model)), Retriever())
     _check_parts(model)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from revela.embedded import cache_folder
 from revela.encoder.graph_encoder import GraphEncoder
-from revela.encoder.graphs import export_folder, open_graph
+from revela.encoder.graphs import VERSION, export_folder, open_graph
 from revela.encoder.processor import has_gpu, has_openvino, has_torch
 from revela.encoder.prompts import OWN, Given, prompts_of
 from revela.encoder.static_encoder import StaticEncoder, is_static
 from revela.errors import RevelaError, extra, first_line
-from revela.model_files import check_retriever, fingerprint
+from revela.files import atomic_write
+from revela.model_files import check_retriever, embedded_name, fingerprint
 from revela.settings import Precision
 
 if TYPE_CHECKING:
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
     Loaded = RetrieverEncoder | StaticEncoder | GraphEncoder
 
 log = logging.getLogger(__name__)
+MAX_DIFFERENCE = 3e-4  # between a graph's vectors and torch's, in any component
 
 
 def load_encoder(
@@ -45,11 +51,11 @@ def load_encoder(
     if is_static(folder):
         return StaticEncoder.load(folder, max_tokens, prompts)
     if precision == "int8" or (not has_gpu() and has_openvino()):
-        how = precision, max_tokens, prompts_of(folder, prompts)
-        encoder = open_graph(folder, *how)
+        how = precision, max_tokens, prompts
+        encoder = _open_graph(folder, *how)
         if encoder is None and precision == "int8":  # for an index whose export is gone
             keep_graph(folder, even_with_gpu=True)
-            encoder = open_graph(folder, *how)
+            encoder = _open_graph(folder, *how)
         if encoder is not None:
             return encoder
         if precision == "int8":
@@ -62,6 +68,43 @@ def load_encoder(
     return RetrieverEncoder.load(folder, precision, max_tokens, prompts)
 
 
+def _open_graph(
+    folder: Path, precision: Precision, max_tokens: int | None = None, prompts: Given = OWN
+) -> GraphEncoder | None:
+    """``open_graph``; None also for a graph that gives other vectors than torch.
+
+    They are compared once, and the cache keeps the result. Embedded models are known, and exports
+    were compared when they were made. Without torch a graph is used as it is.
+    """
+    digest, agrees = fingerprint(folder), True
+    kept = cache_folder() / "compared" / f"{digest}-{VERSION}.json"
+    if not (export_folder(digest).exists() or embedded_name(folder)):
+        if kept.is_file():
+            agrees = json.loads(kept.read_text(encoding="utf-8"))
+        elif has_torch() and find_spec("sentence_transformers") and open_graph(folder, "fp32"):
+            agrees = _agrees_with_torch(folder)
+            with suppress(RevelaError, OSError), atomic_write(kept) as temporary:
+                temporary.write_text(json.dumps(agrees), encoding="utf-8")
+    how = precision, max_tokens, prompts_of(folder, prompts)
+    return open_graph(folder, *how) if agrees else None
+
+
+def _agrees_with_torch(folder: Path) -> bool:
+    """Whether a folder's graph gives the vectors that sentence-transformers gives."""
+    from revela.retriever.build import load_retriever
+    from revela.retriever.onnx_export import difference
+    from revela.silence import silence_libraries
+
+    silence_libraries()
+    graph = open_graph(folder, "fp32", None, prompts_of(folder))
+    model = load_retriever(folder, device="cpu")
+    with suppress(Exception):  # of OpenVINO, for a graph that does not fit
+        if graph and difference(graph, model) < MAX_DIFFERENCE:
+            return True
+    log.info(f"{folder}: its graph gives other vectors than its weights, and is not used")
+    return False
+
+
 def keep_graph(folder: Path, even_with_gpu: bool = False) -> None:
     """Export a retriever without a graph, once, so that later runs need no torch. If it cannot be
     exported, torch goes on to read it, and this is logged. Does nothing with a GPU, unless
@@ -71,7 +114,7 @@ def keep_graph(folder: Path, even_with_gpu: bool = False) -> None:
         return
     if is_static(folder) or export_folder(fingerprint(folder)).exists():
         return
-    if not has_torch() or open_graph(folder, "fp32") is not None:
+    if not has_torch() or _open_graph(folder, "fp32") is not None:
         return
     try:
         from revela.retriever.onnx_export import export_to_cache

@@ -112,9 +112,15 @@ class RetrieverModule(nn.Module):
         return getattr(first, "max_seq_length", None)
 
     def limit(self, role: Role = "document") -> int | None:
-        """``own_limit``, or ``max_tokens`` and the slots if these are fewer."""
-        limits = (self.own_limit(role), self.max_tokens and self.max_tokens + len(self.slots))
-        return min((limit for limit in limits if limit), default=None)
+        """``max_tokens`` and the slots; or ``own_limit``."""
+        if self.max_tokens is None:
+            return self.own_limit(role)
+        return self.max_tokens + len(self.slots)
+
+    def lower_limit(self, tokens: int) -> None:
+        """Set ``max_tokens`` to a number of tokens, at most the model's own limit."""
+        own = self.own_limit()
+        self.max_tokens = min(tokens, own - len(self.slots)) if own else tokens
 
     def tokenize(self, texts: Sequence[str], role: Role) -> Features:
         """The features of texts with the prompt of their role, padded."""

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 
 from revela.encoder.after_transformer import TOKENS, VECTOR
 from revela.encoder.bert import MASK, STATES
-from revela.encoder.graph_encoder import IDS
+from revela.encoder.graph_encoder import IDS, GraphEncoder
 from revela.encoder.graphs import CONFIG, EXPORT, TOKENIZER, export_folder, open_export
+from revela.encoder.token_counter import truncate
 from revela.errors import RevelaError, first_line, install_extra
 from revela.files import atomic_write
 from revela.model_files import fingerprint
@@ -48,8 +49,8 @@ SAMPLE = (
     "years.",
     "def area(width: float, height: float) -> float:\n    return width * height",
     "Übermäßig lange Wörter, 漢字 und emoji 🙂 come from other alphabets.",
-    "Blood pressure was measured twice in each arm, with an interval of ten minutes between two "
-    "readings. " * 60,
+    "The NATO summit in PARIS: café à la crème",
+    " ".join(map(str, range(1000))),  # truncated, and its ends differ
 )
 
 
@@ -78,14 +79,14 @@ def export_onnx(model: SentenceTransformer, out: Path, tokens: bool = False) -> 
         shown.update()
         _write_tokenizer(model, temporary / TOKENIZER)
         _write_config(model, temporary / CONFIG)
-        difference = _difference(model, temporary, tokens)
+        differ = difference(open_export(temporary), model, tokens)
         shown.update()
-        if difference > TOLERANCE:
+        if differ > TOLERANCE:
             raise RevelaError(
                 "this model gives other vectors in ONNX than in torch (they differ by "
-                f"{difference:.1e}): it cannot be exported"
+                f"{differ:.1e}): it cannot be exported"
             )
-    return difference
+    return differ
 
 
 def export_to_cache(folder: Path) -> None:
@@ -176,14 +177,15 @@ def _write_tokenizer(model: SentenceTransformer, file: Path) -> None:
     tokenizer.enable_padding(
         direction=own.padding_side, pad_id=own.pad_token_id, pad_token=own.pad_token
     )
-    if model.max_seq_length:
-        tokenizer.enable_truncation(model.max_seq_length)
+    truncate(tokenizer, model.max_seq_length or None, own.truncation_side)
     tokenizer.save(str(file))
 
 
-def _difference(model: SentenceTransformer, folder: Path, tokens: bool) -> float:
-    """The largest difference between vectors of ``SAMPLE`` by OpenVINO and by torch."""
-    encoder, pairs = open_export(folder), list[tuple[Vectors, Vectors]]()
+def difference(encoder: GraphEncoder, model: SentenceTransformer, tokens: bool = False) -> float:
+    """The largest difference between vectors of ``SAMPLE`` by a graph and by sentence-transformers,
+    as queries and as passages.
+    """
+    pairs = list[tuple[Vectors, Vectors]]()
     how: dict[str, Any] = dict(normalize_embeddings=True, show_progress_bar=False)
     for ours, stock in (
         (encoder.encode_queries, model.encode_query),

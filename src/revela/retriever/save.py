@@ -63,6 +63,8 @@ def save_retriever(
         # Where merging or filling in rows would change the model, a copy on the CPU is saved.
         changed = context is not None or needs_merging(model) or model.device.type != "cpu"
         final = merged(model) if changed else model
+        if not isinstance(final[-1], modules.Normalize):  # trained on vectors of length one
+            final.add_module(str(len(final)), modules.Normalize())
         if context is not None:
             write_context(final, context.rows_JD)
             context.save(temporary / CONTEXT)

@@ -76,7 +76,8 @@ class WordTable:
         from sentence_transformers.sentence_transformer import modules
 
         static = modules.StaticEmbedding(self.tokenizer, embedding_weights=self.rows_VD())
-        return SentenceTransformer(modules=[static], similarity_fn_name="cosine")
+        parts = [static, modules.Normalize()]
+        return SentenceTransformer(modules=parts, similarity_fn_name="cosine")
 
 
 def build_word_table(lm: Path, texts: Sequence[str], terms: Terms) -> WordTable:

@@ -55,7 +55,9 @@ def _check_models(recipe: Recipe) -> None:
     """Refuse unsupported families of models; reads no weights."""
     from revela.lm.load import check_language_model
     from revela.retriever.build import check_model
+    from revela.silence import silence_libraries
 
+    silence_libraries()
     name, offline, lm = recipe.retriever.model, recipe.retriever.offline_model, recipe.lm.model
     if named_by_auto(name) is None and not name.startswith(NEW):
         retriever = recipe.retriever

@@ -137,7 +137,7 @@ def train(
         encoder.words_to_vectors = words_to_vectors_of(folder)
         if context_encoder is not None:
             encoder = encoder.with_context(partial(context_encoder.of_texts, context_texts))
-        encoder.retriever.max_tokens = recipe.lm.lm_tokens  # until it is saved
+        encoder.retriever.lower_limit(recipe.lm.lm_tokens)  # until it is saved
 
         # Groups: rows that are read together, and mined negatives if requested.
         groups, n_groups = data.groups(model, encoder, checkpoints)

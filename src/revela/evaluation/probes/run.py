@@ -58,7 +58,8 @@ def probe_retriever(
     count, seed = options.count, options.seed
     model = load_retriever(folder)
     bf16 = uses_bf16(options.precision, model.device)
-    encoder = RetrieverEncoder(model, bf16, options.max_tokens)
+    encoder = RetrieverEncoder(model, bf16)
+    encoder.retriever.lower_limit(options.max_tokens)
     window = token_window(encoder.retriever, name)
     texts = long_texts(documents, window, count, seed)
     if options.pairs is None:
