@@ -352,7 +352,7 @@ class Index:
                 (encoded,) = self.encoder.query_tokens([query])
             options = replace(options, tokens=encoded)
         # Stop words are in no row's terms.
-        by_words = mode == "lexical" and self.table.query_terms(query)
+        by_words = mode == "lexical" and self.table.query_terms.of_query(query)
         vector = None if by_words else self._vector(query, encoded)
         return self._retried(lambda: self._search(query, vector, options))
 

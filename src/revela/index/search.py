@@ -314,7 +314,8 @@ class IndexSearch:
         return self.table.cosines(rows, vector)
 
     def max_bm25(self, query: str) -> float:
-        return self.state.max_bm25(self.table.query_terms(query), self.table.number)
+        terms = [term for *_, term in self.table.query_terms.query_places(query)]
+        return self.state.max_bm25(terms, self.table.number)
 
     def term_weights(self, query: str) -> list[Weight]:
         idf = partial(self.state.idf, version=self.table.number)
