@@ -95,9 +95,10 @@ _WHOLES = [
     regex.compile(pattern, regex.V1)
     for pattern in (
         rf"(?<!{LETTER}){LETTER}++(?:{JOINT}{LETTER}++)++",
-        r"(?<![\w.+-])[\w.+-]++@[\w-]++(?:\.[\w-]++)*+",
+        r"(?<![a-zA-Z\d.+_-])[a-zA-Z\d][a-zA-Z\d.+_-]*+@[a-zA-Z\d](?:[a-zA-Z\d._-]*[a-zA-Z\d])?",
         rf"(?<!\d)\d++([./:,'_\u2019{_HYPHENS}])\d++(?:\1\d++)*+",
-        r"(?<![\w.,:/-])(?:\d+(?:\ \d+)+|(?:\+|\(\+?|0)\d+(?:[ ()./-]{1,3}\d+)+)(?![.,:/-]?\w)",
+        rf"(?<![.,:/\-])(?<!{LETTER})"
+        rf"(?:\d+(?:\ \d+)+|(?:\+|\(\+?|0)\d+(?:[ ()./\-]{{1,3}}\d+)+)(?![.,:/\-]?{LETTER})",
         *(rf"(?<!\d){year}\d+[月월]\ ?\d+[日일]" for year in ("", r"\d+[年년]\ ?")),
     )
 ]
@@ -122,12 +123,13 @@ _VOWELS = regex.compile(
     r"\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06dc\u06df-\u06e8\u06ea-\u06ed]"  # Arabic
 )
 _ACCENTS = regex.compile(r"[\u0300-\u036f\u0483-\u0487\u0653-\u0655]")  # the last ones: hamza
-_DIGIT = regex.compile(r"[\p{Nd}--[0-9]]", regex.V1)
+_DIGIT = re.compile(r"(?![0-9])\d")
 _LETTERS = str.maketrans({"ı": "i", "ø": "o", "ł": "l", "đ": "d", "ß": "ss", "æ": "ae", "œ": "oe"})
 # Letters with two codes: Persian and Arabic kaf and yeh, and chillus of Malayalam.
 _CHILLUS = zip("ൺൻർൽൾൿൔൕൖ", "ണനരലളകമയഴ", strict=True)
 _FOLDED = str.maketrans(
-    dict(zip("کیىۀٱ", "كييها", strict=True)) | {letter: f"{base}\u0d4d" for letter, base in _CHILLUS}
+    dict(zip("کیىۀٱ", "كييها", strict=True))
+    | {letter: f"{base}\u0d4d" for letter, base in _CHILLUS}
 )
 
 
@@ -178,13 +180,32 @@ class Analyzer:
 
     def of_query(self, text: str) -> list[str]:
         """The terms of a query, in each language of its script."""
-        words = self._words_by(self._codes, self._likely(text, DOUBT))
-        return [term for _, _, term in chain(_places(text, words), wholes(text))]
+        return [term for _, _, term in self.query_places(text, self._codes)]
 
-    def query_places(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """Begin, end and term of these in the most likely language."""
-        words = self._words_by(self._likely(text), self._likely(text, DOUBT))
-        return chain(_places(text, words), wholes(text))
+    def query_places(
+        self, text: str, languages: Languages | None = None
+    ) -> Iterator[tuple[int, int, str]]:
+        """Begin, end and term of these, by default in the most likely language. A whole string says
+        more than its parts, and counts twice.
+        """
+        words = self._words_by(languages or self._likely(text), self._likely(text, DOUBT))
+        return chain(_places(text, words), whole := wholes(text), whole)
+
+    def required(self, query: str) -> set[str]:
+        """The terms that a sure answer to a query has: its whole strings, of v1.2.3 the number, and
+        other words with three digits or more.
+
+        >>> sorted(Analyzer("en").required("Is v1.2.3 of 2024-06-05 in room 101 or 7?"))
+        ['1-2-3', '101', '2024-06-05']
+        """
+        found, words = wholes(query), self._words_by(self._codes, self._codes)
+        places = (place for place in _places(query, words) if sum(map(str.isdigit, place[2])) > 2)
+        terms = {term for begin, _, term in places if not any(b <= begin < e for b, e, _ in found)}
+        for begin, end, term in found:
+            inside = (place for *place, _ in found if begin <= place[0] and place[1] <= end)
+            if term.replace("-", "").isdecimal() or all(place == [begin, end] for place in inside):
+                terms.add(term)
+        return terms
 
     def _words_in(self, text: str) -> _WordTerms:
         """The terms of words in a passage, by its own languages."""

@@ -5,6 +5,7 @@ Shapes: N rows, D width of the encoder's vectors, W width of the stored ones.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,20 @@ from revela.types import Value, Vectors
 # Columns of a hit, before those of metadata.
 HIT_COLUMNS = ("id", "chunk", "title", "passage", "first_line", "first_page")
 RESERVED = (*HIT_COLUMNS, "chunks", "terms", "digest", "vector", "tokens")
+
+
+# A file's name, and no row's id (d12, table.csv:7): with an ending, or of more than small letters.
+_NAME = re.compile(r"(.*)\.([A-Za-z]\w{0,9})|(\D*[^\da-z]\D*)", re.S)
+
+
+def searched(document: str, passage: str) -> str:
+    """What is searched by words for a passage: its text, and the name of its file.
+
+    >>> searched("travel/holiday plan.txt", "Anna is away."), searched("d12", "Anna is away.")
+    ('Anna is away.\\nholiday plan txt', 'Anna is away.')
+    """
+    name = _NAME.fullmatch(document.rpartition("/")[2])
+    return "\n".join([passage, " ".join(filter(None, name.groups()))]) if name else passage
 
 
 class Stored(NamedTuple):
