@@ -47,9 +47,9 @@ from revela.types import (
 BATCH = 2**19  # characters of the first commits: some hundred chunks, so that a kill costs seconds
 GROWTH, MAX_BATCH = 256, 2**25  # later commits hold 1/256 of the text before, at most MAX_BATCH
 BATCH_DOCUMENTS = 1000  # maximum documents for each ``BATCH`` of a commit
-# Of letters that are not ASCII, or a whole word, and no part of encoded data.
-_WORDS = re.compile(r"[^\W\d_\x00-\x7f]|(?<![A-Za-z\d+/=%])[A-Za-z]{2,30}(?![A-Za-z\d+/=%])")
-FEW_LETTERS = 0.03  # of a text's characters
+# A letter that is not ASCII, or a word, maybe with a number, that is no part of encoded data.
+_WORDS = re.compile(r"[^\W\d_\x00-\x7f]|(?<![\w+/=])[A-Za-z]+(?:(?<=\w{3})\d+)?(?![\w+/=])")
+FEW_LETTERS = 0.05  # of a text's characters
 NUMBERS = {bool: "bool", int: "int64", float: "double"}
 COLUMN_TYPES = {frozenset({kind}): name for kind, name in NUMBERS.items()} | {
     frozenset({int, float}): "double"
@@ -175,14 +175,13 @@ def encode_rows(
 
 
 def has_words(text: str) -> bool:
-    """Whether words are more than a few of a text's characters. Encoded data and bare numbers get no
-    vector, as an encoder may take them for near to anything; their numbers are found by words.
+    """Whether words are more than a few of a text's characters. Others, of encoded data or bare
+    numbers, have no vector, as encoders take them for near to anything.
 
     >>> has_words("It melts at 63 °C."), has_words("iVBORw0KGgoAAAANSUhEUgAAAAUA/AAAF+CAYAAACN")
     (True, False)
     """
-    letters = sum(map(len, _WORDS.findall(text)))
-    return letters > FEW_LETTERS * len("".join(text.split()))
+    return sum(map(len, _WORDS.findall(text))) > FEW_LETTERS * len("".join(text.split()))
 
 
 def table_rows(

@@ -126,15 +126,13 @@ _ACCENTS = regex.compile(r"[\u0300-\u036f\u0483-\u0487\u0653-\u0655]")  # the la
 _DIGIT = re.compile(r"(?![0-9])\d")
 _LETTERS = str.maketrans({"ı": "i", "ø": "o", "ł": "l", "đ": "d", "ß": "ss", "æ": "ae", "œ": "oe"})
 # Letters with two codes: Persian and Arabic kaf and yeh, and chillus of Malayalam.
-_CHILLUS = zip("ൺൻർൽൾൿൔൕൖ", "ണനരലളകമയഴ", strict=True)
-_FOLDED = str.maketrans(
-    dict(zip("کیىۀٱ", "كييها", strict=True))
-    | {letter: f"{base}\u0d4d" for letter, base in _CHILLUS}
-)
-
+_FOLDED = str.maketrans("کیىۀٱ", "كييها")
+_FOLDED |= {ord(c): f"{base}\u0d4d" for c, base in zip("ൺൻർൽൾൿൔൕൖ", "ണനരലളകമയഴ", strict=True)}
+_LETTERS |= _FOLDED  # type: ignore[operator]
 
 Languages = Mapping[str, Sequence[str]]
 """Script -> codes of its languages."""
+Places = Iterator[tuple[int, int, str]]
 
 
 class Analyzer:
@@ -174,7 +172,7 @@ class Analyzer:
             terms += [term for _, _, term in wholes(_WITHOUT_WHOLE.sub("x ", normalised(text)))]
         return terms
 
-    def places(self, text: str) -> Iterator[tuple[int, int, str]]:
+    def places(self, text: str) -> Places:
         """Begin, end and term of each of these."""
         return chain(_places(text, self._words_in(text)), wholes(text))
 
@@ -182,9 +180,7 @@ class Analyzer:
         """The terms of a query, in each language of its script."""
         return [term for _, _, term in self.query_places(text, self._codes)]
 
-    def query_places(
-        self, text: str, languages: Languages | None = None
-    ) -> Iterator[tuple[int, int, str]]:
+    def query_places(self, text: str, languages: Languages | None = None) -> Places:
         """Begin, end and term of these, by default in the most likely language. A whole string says
         more than its parts, and counts twice.
         """
@@ -192,20 +188,14 @@ class Analyzer:
         return chain(_places(text, words), whole := wholes(text), whole)
 
     def required(self, query: str) -> set[str]:
-        """The terms that a sure answer to a query has: its whole strings, of v1.2.3 the number, and
-        other words with three digits or more.
+        """The terms that a sure answer to a query has: its whole strings, and words with three
+        digits or more.
 
-        >>> sorted(Analyzer("en").required("Is v1.2.3 of 2024-06-05 in room 101 or 7?"))
-        ['1-2-3', '101', '2024-06-05']
+        >>> sorted(Analyzer("en").required("the meeting of 2024-06-05 in room 101 at 7"))
+        ['101', '2024', '2024-06-05']
         """
-        found, words = wholes(query), self._words_by(self._codes, self._codes)
-        places = (place for place in _places(query, words) if sum(map(str.isdigit, place[2])) > 2)
-        terms = {term for begin, _, term in places if not any(b <= begin < e for b, e, _ in found)}
-        for begin, end, term in found:
-            inside = (place for *place, _ in found if begin <= place[0] and place[1] <= end)
-            if term.replace("-", "").isdecimal() or all(place == [begin, end] for place in inside):
-                terms.add(term)
-        return terms
+        numbers = {t for t in self.of_query(query) if sum(map(str.isdigit, t)) > 2}
+        return numbers | {term for *_, term in wholes(query)}
 
     def _words_in(self, text: str) -> _WordTerms:
         """The terms of words in a passage, by its own languages."""
@@ -262,7 +252,7 @@ def _whole(string: str) -> str:
     return _NEEDLESS.sub("", _SIGNS.sub("-", plain.replace("_", "-")).strip("-+"))
 
 
-def _places(text: str, words: _WordTerms) -> Iterator[tuple[int, int, str]]:
+def _places(text: str, words: _WordTerms) -> Places:
     for run in _RUN.finditer(normalised(text)):
         begin, end = run.span()
         if run.lastgroup == "word":
@@ -330,10 +320,8 @@ class _WordTerms(dict[str, tuple[str, ...]]):
 
 def _lower(word: str, language: str) -> list[str]:
     """A word in lower case; in Turkish I is ı, but i in foreign words such as API."""
-    if language != "tr":
-        return [word.lower()]
-    word = word.replace("İ", "i")
-    return list(dict.fromkeys([word.replace("I", "ı").lower(), word.lower()]))
+    forms = [word.replace("I", "ı"), word] if language == "tr" else [word]
+    return [form.replace("İ", "i").lower() for form in forms] if len(forms) > 1 else [word.lower()]
 
 
 def normalised(text: str) -> str:
@@ -344,7 +332,7 @@ def normalised(text: str) -> str:
     return plain
 
 
-def _character_ngrams(run: str, begin: int, n: int) -> Iterator[tuple[int, int, str]]:
+def _character_ngrams(run: str, begin: int, n: int) -> Places:
     """The character n-grams and (n - 1)-grams of a run; a shorter run is one term."""
     edges = [0, *(cluster.end() for cluster in _CLUSTER.finditer(run))]
     length = len(edges) - 1
@@ -357,7 +345,7 @@ def _character_ngrams(run: str, begin: int, n: int) -> Iterator[tuple[int, int, 
 
 def _without_accents(word: str) -> str:
     plain = _ACCENTS.sub("", unicodedata.normalize("NFD", word))
-    return unicodedata.normalize("NFC", plain).translate(_LETTERS | _FOLDED)
+    return unicodedata.normalize("NFC", plain).translate(_LETTERS)
 
 
 def script_of(text: str) -> str:

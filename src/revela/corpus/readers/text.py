@@ -39,9 +39,9 @@ _FIELD = re.compile(
     r"""^(["']?)([^\W\d][\w .-]*?)\1[ \t]*(?::(?=\s)|=)(.*\n(?:(?:[ \t\]-].*)?\n)*)""", re.M
 )
 _LAYOUT = re.compile(
-    r"title|layout|template|theme|style\w*|css\w*|permalink|slug|url|weight|order|position|icon|banner"
-    r"|cover|image|thumbnail|(?:toc|nav|sidebar|menu|pagination|header|footer|font|math|hide|show)\w*"
-    r"|header-includes|output|format|documentclass|geometry|bibliography|csl|engine|jupyter|comments",
+    r"title|layout|template|theme|permalink|slug|url|weight|order|position|icon|banner|cover|image"
+    r"|(?:css|style|toc|nav|sidebar|menu|pagination|header|footer|font|math|hide|show|thumb)[\w-]*"
+    r"|output|format|documentclass|geometry|bibliography|csl|engine|jupyter|comments",
     re.I,
 )
 _EMPTY = re.compile(r"[\s\[\]{}\"'~|>-]*|\s*(?:null|true|false)\s*", re.I)
@@ -86,10 +86,10 @@ def read_text(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
             named = _FRONT_TITLE.search(front[2])
             title = named[2] if named else ""
             found = {field[2]: field for field in _FIELD.finditer(front[2])}
-            values = {
-                key: _value(field[3]) for key, field in found.items() if key in fields.metadata
+            given = {name: _value(found[name][3]) for name in found.keys() & fields.metadata}
+            metadata = {
+                name: plain_value(value) for name, value in given.items() if value or value == 0
             }
-            metadata = {key: plain_value(value) for key, value in values.items() if value != ""}
             said = (field for field in found.values() if not _LAYOUT.fullmatch(field[2]))
             kept = "".join(field[0] for field in said if not _EMPTY.fullmatch(field[3]))
             left_out = front[0].count("\n") - kept.count("\n")  # lines keep their numbers
@@ -105,31 +105,24 @@ def read_text(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
 
 
 def _value(given: str) -> object:
-    """A value of a front matter: a number, a truth value, a list or text; "" if it is empty.
+    """A value of a front matter: a number, a truth value, a list of texts, or text.
 
     >>> _value(" 2024"), _value("[Anna, 'Otto']"), _value("\\n- a: 1\\n- b"), _value("x  # day")
     (2024, ['Anna', 'Otto'], ['a: 1', 'b'], 'x')
     """
-    text = re.sub(r"(?m)(?:^|[ \t])#.*", "", given).strip()
-    items = re.findall(r"(?m)^[ \t]*- +(.*)", text)
-    if text.startswith("["):
-        items = [item for item in text.strip("[]").split(",") if item.strip()]
-    return [_scalar(item) for item in items] or _scalar(text.removeprefix("[]"))
-
-
-def _scalar(given: str) -> object:
-    text = " ".join(given.strip().lstrip("|>").split())
+    text = " ".join(re.sub(r"(?m)(?:^|[ \t])#.*", "", given).split())
+    if text.startswith(("[", "- ")):
+        items = text.strip("[]").split(",") if text[0] == "[" else text[2:].split(" - ")
+        return [found for item in items if (found := item.strip(" '\""))]
     with suppress(ValueError, RecursionError):
-        return "" if (value := json.loads(text)) is None else value
-    return text.strip("'\"")
+        return json.loads(text)
+    return text.lstrip("|> ").strip("'\"")
 
 
 def without_data(document: Document) -> Document:
     """A document without embedded data, such as pictures; its lines keep their numbers."""
-    if not _DATA.search(document.text):
-        return document
     text = _DATA.sub(lambda data: data[1] + "\n" * data[0].count("\n"), document.text)
-    return replace(document, text=text)
+    return document if text == document.text else replace(document, text=text)
 
 
 def read_subtitles(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
