@@ -124,11 +124,11 @@ _VOWELS = regex.compile(
 )
 _ACCENTS = regex.compile(r"[\u0300-\u036f\u0483-\u0487\u0653-\u0655]")  # the last ones: hamza
 _DIGIT = re.compile(r"(?![0-9])\d")
-_LETTERS = str.maketrans({"ı": "i", "ø": "o", "ł": "l", "đ": "d", "ß": "ss", "æ": "ae", "œ": "oe"})
 # Letters with two codes: Persian and Arabic kaf and yeh, and chillus of Malayalam.
-_FOLDED = str.maketrans("کیىۀٱ", "كييها")
-_FOLDED |= {ord(c): f"{base}\u0d4d" for c, base in zip("ൺൻർൽൾൿൔൕൖ", "ണനരലളകമയഴ", strict=True)}
-_LETTERS |= _FOLDED  # type: ignore[operator]
+_FOLDED = dict(zip("کیىۀٱ", "كييها", strict=True))
+_FOLDED |= {c: f"{base}\u0d4d" for c, base in zip("ൺൻർൽൾൿൔൕൖ", "ണനരലളകമയഴ", strict=True)}
+_LETTERS = {"ı": "i", "ø": "o", "ł": "l", "đ": "d", "ß": "ss", "æ": "ae", "œ": "oe"}
+_FOLD, _PLAIN = str.maketrans(_FOLDED), str.maketrans(_LETTERS | _FOLDED)
 
 Languages = Mapping[str, Sequence[str]]
 """Script -> codes of its languages."""
@@ -249,7 +249,7 @@ def _whole(string: str) -> str:
         return "-".join(number.zfill(2) for number in re.findall(r"\d+", plain))
     if " " in plain and not 7 <= sum(map(str.isdigit, plain)) <= 15:
         return ""
-    return _NEEDLESS.sub("", _SIGNS.sub("-", plain.replace("_", "-")).strip("-+"))
+    return str(_NEEDLESS.sub("", _SIGNS.sub("-", plain.replace("_", "-")).strip("-+")))
 
 
 def _places(text: str, words: _WordTerms) -> Places:
@@ -300,9 +300,9 @@ class _WordTerms(dict[str, tuple[str, ...]]):
         """A word in lower case, stemmed and without accents. In Vietnamese, where accents
         distinguish words, also with accents.
         """
-        word = _VOWELS.sub("", word)
+        word = _VOWELS.sub("", word).translate(_FOLD)
         if language in STEMMERS:
-            word = self._stem(language)(word.translate(_FOLDED))
+            word = self._stem(language)(word)
         if word.isascii():
             return (word,) if word else ()
         plain = _without_accents(_DIGIT.sub(lambda digit: str(int(digit[0])), word))
@@ -345,7 +345,7 @@ def _character_ngrams(run: str, begin: int, n: int) -> Places:
 
 def _without_accents(word: str) -> str:
     plain = _ACCENTS.sub("", unicodedata.normalize("NFD", word))
-    return unicodedata.normalize("NFC", plain).translate(_LETTERS)
+    return unicodedata.normalize("NFC", plain).translate(_PLAIN)
 
 
 def script_of(text: str) -> str:

@@ -85,12 +85,10 @@ def read_text(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
         if front := _FRONT_MATTER.match(text):
             named = _FRONT_TITLE.search(front[2])
             title = named[2] if named else ""
-            found = {field[2]: field for field in _FIELD.finditer(front[2])}
-            given = {name: _value(found[name][3]) for name in found.keys() & fields.metadata}
-            metadata = {
-                name: plain_value(value) for name, value in given.items() if value or value == 0
-            }
-            said = (field for field in found.values() if not _LAYOUT.fullmatch(field[2]))
+            given = {field[2]: field for field in _FIELD.finditer(front[2])}
+            values = {name: _value(given[name][3]) for name in given.keys() & fields.metadata}
+            metadata = {name: plain_value(v) for name, v in values.items() if v or v == 0}
+            said = (field for field in given.values() if not _LAYOUT.fullmatch(field[2]))
             kept = "".join(field[0] for field in said if not _EMPTY.fullmatch(field[3]))
             left_out = front[0].count("\n") - kept.count("\n")  # lines keep their numbers
             text = kept + "\n" * left_out + text[front.end() :]
