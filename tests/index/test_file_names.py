@@ -12,10 +12,11 @@ import revela
 from revela.index.changes import Changes
 from revela.index.index import Index
 from revela.index.ingest import has_words
-from revela.index.manifest import Calibration
+from revela.index.manifest import Calibration, Info
 from revela.index.rows import name_of, searched
 from revela.index.table import Table
 from revela.index.word_search import Words
+from revela.settings import Indexing
 from revela.types import Document
 
 NAMES = ["holiday plan.txt", "holidayPlan.md", "holiday_plan.pdf", "2024/holiday-plan.docx"]
@@ -124,3 +125,17 @@ def test_an_index_of_an_earlier_version_is_refused(tmp_path):
     index.state._database.execute("pragma user_version = 8")
     with pytest.raises(revela.RevelaError, match="made by another version"):
         Index.open(tmp_path / "index", encoder=Letters())
+
+
+def test_a_folder_of_notes_is_filtered_by_its_front_matter(tmp_path):
+    (tmp_path / "notes").mkdir()
+    for name, project in (("a", "Apollo"), ("b", "Zeus"), ("c", "")):
+        front = f"---\nproject: {project}\nlayout: wide\n---\n\n"
+        (tmp_path / "notes" / f"{name}.md").write_text(f"{front}The bees make wax.\n")
+    info = Info("model", "0123", 8, Indexing(), {"project": "string"})
+    index = Index.begin(tmp_path / "index", info, Letters())
+    index.sync(tmp_path / "notes")
+    assert [hit.id for hit in index.search("bees", where={"project": "Zeus"})] == ["b.md"]
+    assert [hit.id for hit in index.search("bees", where={"project": None})] == ["c.md"]
+    assert index.search("Apollo", mode="lexical")[0].metadata == {"project": "Apollo"}
+    assert not index.search("wide", mode="lexical")

@@ -233,16 +233,17 @@ def wholes(text: str) -> list[tuple[int, int, str]]:
         return []
     text = normalised(text)
     matches = chain.from_iterable(pattern.finditer(text) for pattern in _WHOLES)
-    found = ((*match.span(), _whole(match[0])) for match in matches)
+    short = (match for match in matches if match.end() - match.start() <= MAX_CACHED_LENGTH)
+    found = ((*match.span(), _whole(match[0])) for match in short)
     return list(dict.fromkeys(whole for whole in found if whole[2]))
 
 
 @lru_cache(CORPUS_WORDS)
 def _whole(string: str) -> str:
-    """The term of a string; "" if it is long, has no digit or @, or is a row of numbers that is not
-    as long as a telephone number.
+    """The term of a string; "" if it has no digit or @, or is a row of numbers that is not as long
+    as a telephone number.
     """
-    if len(string) > MAX_CACHED_LENGTH or not _HAS_WHOLE.search(string):
+    if not _HAS_WHOLE.search(string):
         return ""
     plain = _without_accents(_DIGIT.sub(lambda digit: str(int(digit[0])), string.lower()))
     if plain[-1] in "日일":

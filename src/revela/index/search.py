@@ -272,7 +272,7 @@ class IndexSearch:
         if self.vector is not None and not self._is_fused:
             return ranking
         terms, asked = self.table.query_terms.of_query, spaced(self.query)
-        sought, best = {*terms(asked)}, 1.0 if self._is_fused else self.max_bm25(asked)
+        sought, best = {*terms(asked)}, 1.0 if self._is_fused else self.max_bm25(self.query)
         named = {
             row: (owner, best)
             for row, (owner, _) in ranking.items()

@@ -36,7 +36,7 @@ _FRONT_TITLE = re.compile(
 )
 # Fields of a front matter, those that concern layout, and values that say nothing.
 _FIELD = re.compile(
-    r"""^(["']?)([^\W\d][\w .-]*?)\1[ \t]*(?::(?=\s)|=)(.*\n(?:(?:[ \t\]-].*)?\n)*)""", re.M
+    r"""^(["']?)([^\W\d][\w .-]{0,60}?)\1[ \t]*(?::(?=\s)|=)(.*\n(?:(?:[ \t\]-].*)?\n)*)""", re.M
 )
 _LAYOUT = re.compile(
     r"title|layout|template|theme|permalink|slug|url|weight|order|position|icon|banner|cover|image"
