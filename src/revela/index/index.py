@@ -352,8 +352,10 @@ class Index:
             if not isinstance(encoded, QueryTokens):
                 (encoded,) = self.encoder.query_tokens([query])
             options = replace(options, tokens=encoded)
-        # Stop words are in no row's terms.
-        by_words = mode == "lexical" and self.table.query_terms.of_query(query)
+        # Stop words are in no row's terms, but in a folder of several languages they may be.
+        by_words = mode == "lexical" and (
+            self.table.query_terms(query) or self._retried(lambda: self.table.matching(query, 1))
+        )
         vector = None if by_words else self._vector(query, encoded)
         return self._retried(lambda: self._search(query, vector, options))
 

@@ -142,7 +142,7 @@ class Table:
         query = query.distance_type("dot").minimum_nprobes(CELLS).maximum_nprobes(0)
         query = query.refine_factor(-(-CANDIDATES // depth))
         found = self._ranking(query, depth, where, "_distance", lambda distance: 1.0 - distance)
-        return {row: hit for row, hit in found.items() if hit[1]}
+        return {row: hit for row, hit in found.items() if hit[1]} or found
 
     def matching(self, text: str, depth: int, where: str = "") -> Ranking:
         """The ``depth`` best rows with terms of the text, by BM25."""
