@@ -25,6 +25,7 @@ from revela.index.folder_index import _keep_in_step
 from revela.index.follow import HALF
 from revela.index.index import Index
 from revela.index.manifest import Info
+from revela.index.rows import searched
 from revela.index.state import State, is_finished, is_index
 from revela.index.table import lance_errors
 from revela.settings import Indexing
@@ -199,7 +200,9 @@ def assert_true(index: Index) -> None:
     wanted = dict(zip(state._signed(counts.hashes), counts.counts.tolist(), strict=True))
     assert counts_of(index.state) == wanted
     analyze = index.info.analyzer()
-    assert all(row["terms"] == " ".join(analyze(row["passage"])) for row in rows)
+    assert all(
+        row["terms"] == " ".join(analyze(searched(row["id"], row["passage"]))) for row in rows
+    )
     for document, count in Counter(row["id"] for row in rows).items():
         texts = {row["digest"] for row in rows if row["id"] == document}
         assert len(texts) == 1 and count == 1 + max(

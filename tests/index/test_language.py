@@ -18,7 +18,7 @@ from letters import Letters, build, extend
 from revela.errors import RevelaError
 from revela.index.bm25 import BM25
 from revela.index.index import Index
-from revela.index.language import Analyzer, check_language, detect, normalised
+from revela.index.language import Analyzer, check_language, detect, normalised, wholes
 from revela.types import Document
 
 TEXTS = {
@@ -62,7 +62,7 @@ def test_each_text_is_stemmed_by_its_own_language():
 def test_a_query_is_stemmed_by_each_language_and_loses_the_stop_words_of_all():
     mixed = Analyzer("en+de+fr+ru")
     assert mixed.of_query("houses") == ["hous"]
-    assert mixed.of_query("die maisons города") == ["maison", "город"]
+    assert mixed.of_query("die maisons города") == ["die", "di", "maison", "город"]
     assert mixed.of_query("gardening") == ["garden", "gardening"]
     assert Analyzer("en").of_query("The gardening") == Analyzer("en")("The gardening") == ["garden"]
 
@@ -85,11 +85,102 @@ def test_a_query_is_stemmed_by_each_language_and_loses_the_stop_words_of_all():
         ("ar", "١٢٣ عام", "123 عام"),
         ("hi", "२०२६ में", "2026 में"),
         ("ru+en", "Houses города", "house город"),
+        ("en", "in\u200bvo\ufeffic\u200ees \u2068garden\u2069", "invoices garden"),
+        ("de", "Auf\u200clage", "Auflage"),
+        ("hi", "क्\u200dष न्\u200cम", "क्ष न्म"),
+        ("ml", "അവൻ പാൽ", "അവന്\u200d പാല്"),
+        ("en", "کتاب علی أحمد مسؤول خانۀ", "كتاب علي احمد مسوول خانه"),
+        ("none", "کتاب رئیس", "كتاب رييس"),
+        ("ar", "مکتبة", "مكتبة"),
+        ("fa", "كتابها", "کتابها"),
+        ("tr", "Istanbul", "istanbul"),
     ],
 )
 def test_what_is_written_in_two_ways_is_one_term(language, text, same):
     terms = Analyzer(language)
     assert terms(text) == terms(same) != []
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "asked"),
+    [
+        ("tr", "API WIFI", ["api", "API", "wifi", "wıfı"]),
+        ("fa", "کتاب\u200cخانه\u200cها", ["کتاب\u200cخانه\u200cها", "کتابخانهها", "کتاب خانه"]),
+        ("en", "The NW-1007, C++17 and COVID19", ["NW1007", "nw 1007", "C++", "COVID-19", "c++17"]),
+    ],
+)
+def test_a_word_is_found_in_each_of_its_forms(language, text, asked):
+    terms = Analyzer(language)
+    for query in asked:
+        assert {*terms(text)} & {*terms.of_query(query)}, query
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("on 2024-06-05.", ["2024-06-05"]),
+        ("2024/06/05, 05.06.2024 and 5/6/24", ["2024-06-05", "05-06-2024", "5-6-24"]),
+        ("2024-06-05T10:30", ["2024-06-05", "10-30"]),
+        ("会议2024年6月5日开始", ["2024-06-05", "06-05"]),
+        ("2024년 6월 5일", ["2024-06-05", "06-05"]),
+        ("٢٠٢٤-٠٦-٠٥", ["2024-06-05"]),
+        ("v1.2.3 and 1.2.3-rc1", ["v1-2-3", "1-2-3", "1-2-3rc1"]),
+        ("10.0.0.1:8080", ["10-0-0-1"]),
+        ("<mailto:anna.berg@example.org>, or otto@b.org!", ["anna-berg@example-org", "otto@b-org"]),
+        ("邮箱anna@b.org谢谢", ["anna@b-org"]),
+        ("+49 30 1234567", ["49-30-1234567"]),
+        ("(030) 123-4567", ["030-123-4567"]),
+        ("call 06 12 34 56 78 now", ["06-12-34-56-78"]),
+        ("C++17, C#12 and IL\u20112", ["c++17", "c#12", "il2"]),
+        ("1 000 000 or 1,000,000", ["1-000-000"]),
+        ("backup_2024-06-05_v2.zip", ["2024-06-05"]),
+    ],
+)
+def test_a_string_with_digits_is_a_term_as_a_whole_and_its_parts_are_terms_as_before(text, found):
+    terms = Analyzer("en")
+    assert {*found} <= {term for *_, term in wholes(text)} <= {*terms(text)}
+    assert {*found} <= {*terms.of_query(text)} and {*found} <= {*Analyzer("en+zh").of_query(text)}
+    parts = {term for *_, term in terms.places(text)} - {term for *_, term in wholes(text)}
+    assert parts <= {*terms(text)} and parts
+
+
+def test_what_has_no_sign_or_no_digit_is_no_whole():
+    assert wholes("well-known and/or 42 items, os.path, page 3 of 2024") == []
+    assert wholes("1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16") == wholes("a" * 99 + "-1") == []
+
+
+SIMILAR = ["2024-05-06", "2024-06-05", "1.2.3", "3.2.1", "10.0.1.2", "10.2.1.0", "5/6/2024"]
+SIMILAR += ["6/5/2024", "2024年5月6日", "2024年6月5日", "06 12 34 56 78", "06 78 56 34 12"]
+SIMILAR += ["anna@otto.org", "otto@anna.org"]
+
+
+@pytest.mark.parametrize("asked", SIMILAR)
+def test_strings_of_the_same_parts_are_told_apart(asked):
+    bm25 = BM25([f"The meeting of {string} was short." for string in SIMILAR], "en")
+    for query in (asked, f"the meeting of {asked}"):
+        (best, second), *_ = bm25.top_k([query], 2)[1].tolist()
+        assert SIMILAR[bm25.top_k([query], 1)[0][0][0]] == asked and best > 1.1 * second
+
+
+def test_a_query_loses_only_what_is_a_stop_word_in_all_its_languages():
+    mixed = Analyzer("en+fr+de+nl+es")
+    words = ("car", "war", "MIT", "comment", "plus", "mine", "van", "over", "door", "solo")
+    assert all(mixed.of_query(word) for word in words)
+    assert all([*mixed.query_places(word)] for word in words), "they are marked and weighed too"
+    assert mixed.of_query("car insurance")[0] == "car"
+    surely = mixed.of_query("wie lange werden die Rechnungen der Firma aufbewahrt")
+    assert "rechnung" in surely and surely[0] == "lang" and "die" not in surely
+    assert "the" not in mixed.of_query("what is the price of the car in the garden of the museum")
+
+
+@pytest.mark.parametrize("language", ["en", "en+fr"])
+def test_a_name_in_capitals_is_no_stop_word(language, tmp_path):
+    texts = ["The IT department moves. It is near.", "It is in the garden, and no one is there."]
+    index = build(tmp_path / "index", [Document(f"d{i}", t) for i, t in enumerate(texts)])
+    assert [hit.id for hit in index.search("IT", mode="lexical")] == ["d0"]
+    terms = Analyzer(language)
+    assert terms.of_query("IT US NO") == ["it", "us", "no"] and "it" in terms("IT moves, it does")
+    assert terms("It is A") == [] and (language != "en" or terms.of_query("it is") == [])
 
 
 def test_signs_and_accents_that_tell_words_apart_are_kept():
@@ -115,7 +206,7 @@ def test_identifiers_are_found_by_their_parts_and_as_a_whole():
 
 # Any text, and words of ASCII beside what is changed, left out or split in other ways.
 MIXED = st.text(max_size=80) | st.text(
-    "abC1-_ \n\x1c\u00a0\u3000\u00ad\u200d\u0301é½ﬁ日本ก", max_size=80
+    "abC1-_.@(: \n\x1c\u00a0\u3000\u00ad\u200b\u200c\u200d\u0301é½ﬁ日月本کก", max_size=80
 )
 
 
@@ -128,6 +219,8 @@ def test_terms_are_letters_and_digits_and_stand_where_they_say(text, language):
     for begin, end, term in found:
         assert term and not any(map(str.isspace, term))
         letters = plain[begin:end].rstrip("+#")
+        if (begin, end, term) in wholes(text):
+            letters = letters.lstrip("+(")[:: max(1, len(letters) - 1)]  # the first and the last
         assert letters and all(unicodedata.category(letter)[0] not in "PSZ" for letter in letters)
     if unicodedata.is_normalized("NFKC", text) and language == "none":
         covered = {i for begin, end, _ in found for i in range(begin, end)}
@@ -161,7 +254,7 @@ def test_bm25s_lancedb_and_the_statistics_agree_on_all_of_unicode(texts, query, 
             np.testing.assert_allclose(
                 [found[row][1] for row in wanted], list(wanted.values()), rtol=1e-4
             )
-            terms = index.table.query_terms(asked)
+            terms = [term for *_, term in index.table.query_terms.query_places(asked)]
             best = index.state.max_bm25(terms)
             np.testing.assert_allclose(best, bm25.max_scores([asked])[0], rtol=1e-5)
 

@@ -66,6 +66,9 @@ def test_words_that_stand_everywhere_and_words_of_questions_are_not_marked():
         ("max_words and words", "max_words", ["max_words"]),
         ("getFileName of a file", "getFileName", ["getFileName"]),
         ("A well-known word is well put.", "well-known", ["well", "known", "well"]),
+        ("The tag v1.2.3 of 2024-06-05T10:30.", "1.2.3 of 2024-06-05", ["1.2.3", "2024-06-05"]),
+        ("Call +49 30 1234567 at 30.", "+49 30 1234567", ["+49 30 1234567"]),
+        ("In COVID19 times", "COVID-19", ["COVID19"]),
     ],
 )
 def test_an_identifier_is_one_thing(text, query, words):

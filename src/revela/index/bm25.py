@@ -107,8 +107,9 @@ class BM25:
 
     def max_scores(self, queries: Sequence[str]) -> Vectors:
         """``max_score`` of each query, (Q,); 0 if it has stop words only."""
-        best = (max_score(self.frequencies(self.terms(query)), self.size) for query in queries)
-        return np.array(list(best), np.float32)
+        asked = ([term for *_, term in self.terms.query_places(query)] for query in queries)
+        best = [max_score(self.frequencies(terms), self.size) for terms in asked]
+        return np.array(best, np.float32)
 
     def idf(self, terms: Sequence[str]) -> NDArray[np.float64]:
         """The idf of each of these terms, (T,)."""

@@ -25,7 +25,7 @@ from revela.index.filters import where_sql
 from revela.index.fusion import Fusion, check_weight
 from revela.index.language import check_language
 from revela.index.manifest import Calibration, Info
-from revela.index.rows import HIT_COLUMNS, as_stored
+from revela.index.rows import HIT_COLUMNS, as_stored, searched
 from revela.index.search import (
     COPIES,
     IndexSearch,
@@ -42,6 +42,7 @@ from revela.index.tokens import Weight, term_weights
 from revela.model_files import fingerprint, resolve
 from revela.settings import Indexing, Precision
 from revela.types import (
+    SURE,
     Document,
     Explanation,
     Hit,
@@ -352,8 +353,10 @@ class Index:
             if not isinstance(encoded, QueryTokens):
                 (encoded,) = self.encoder.query_tokens([query])
             options = replace(options, tokens=encoded)
-        # Stop words are in no row's terms.
-        by_words = mode == "lexical" and self.table.query_terms(query)
+        # Stop words are in no row's terms, but in a folder of several languages they may be.
+        by_words = mode == "lexical" and (
+            self.table.query_terms(query) or self._retried(lambda: self.table.matching(query, 1))
+        )
         vector = None if by_words else self._vector(query, encoded)
         return self._retried(lambda: self._search(query, vector, options))
 
@@ -407,11 +410,15 @@ class Index:
         rows = table.rows([*{**shown, **first}])
         best = max(first.values(), default=0.0)
         second = runner_up(first, lambda row: {*table.query_terms(rows[row]["passage"])})
+        required = table.query_terms.required(query)
         reasons = search.explain(list(shown)) if options.explain else {}
         hits = Hits()
         for row, (owner, score) in shown.items():
             other = second if score > second else best
             confidence = calibration.confidence(score, other, options.calibrated_as)
+            text = searched(owner.id, rows[row]["passage"])
+            if confidence and not required <= {*table.query_terms(text)}:
+                confidence = min(confidence, SURE)
             hits.append(self._hit(rows[row], score, confidence, reasons.get(row)))
             if hits[-1].id != owner.id:
                 raise KeyError(owner.id)

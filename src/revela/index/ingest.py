@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import reprlib
 import sys
 from collections import Counter
@@ -18,6 +19,8 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from revela.corpus.chunk import chunk
 from revela.corpus.headings import titles
 from revela.encoder.prompts import OWN, Given, prompts_of
@@ -25,7 +28,7 @@ from revela.errors import RevelaError
 from revela.index.language import Analyzer
 from revela.index.manifest import Info
 from revela.index.places import Start, starts
-from revela.index.rows import HIT_COLUMNS, RESERVED, Stored, arrow_rows, as_stored
+from revela.index.rows import HIT_COLUMNS, RESERVED, Stored, arrow_rows, as_stored, searched
 from revela.index.table import Table
 from revela.index.tokens import encode_packed
 from revela.model_files import fingerprint
@@ -44,6 +47,9 @@ from revela.types import (
 BATCH = 2**19  # characters of the first commits: some hundred chunks, so that a kill costs seconds
 GROWTH, MAX_BATCH = 256, 2**25  # later commits hold 1/256 of the text before, at most MAX_BATCH
 BATCH_DOCUMENTS = 1000  # maximum documents for each ``BATCH`` of a commit
+# A letter that is not ASCII, or a word, maybe with a number, that is no part of encoded data.
+_WORDS = re.compile(r"[^\W\d_\x00-\x7f]|(?<![\w+/=])[A-Za-z]+(?:(?<=\w{3})\d+)?(?![\w+/=])")
+FEW_LETTERS = 0.05  # of a text's characters
 NUMBERS = {bool: "bool", int: "int64", float: "double"}
 COLUMN_TYPES = {frozenset({kind}): name for kind, name in NUMBERS.items()} | {
     frozenset({int, float}): "double"
@@ -150,6 +156,8 @@ def encode_rows(
     """
     rows, cut = cut_to_fit(rows, encoder)
     passages, stored = [str(passage) for passage in rows["passage"]], dict(known or {})
+    blank = Stored(np.zeros(info.width, np.float32), b"" if info.settings.keep_tokens else None)
+    stored |= {passage: blank for passage in passages if not has_words(passage)}
     if fresh := [passage for passage in dict.fromkeys(passages) if passage not in stored]:
         tokens: Sequence[bytes | None] = [None] * len(fresh)
         if info.settings.keep_tokens:
@@ -160,9 +168,20 @@ def encode_rows(
         stored |= zip(fresh, made, strict=True)
     of_document = Counter(rows["id"])
     rows["chunks"] = [of_document[name] for name in rows["id"]]
-    terms = [analyze(passage) for passage in passages] if analyze else []
+    named = map(searched, map(str, rows["id"]), passages)
+    terms = [analyze(text) for text in named] if analyze else []
     rows["terms"] = [" ".join(found) for found in terms] or [None] * len(passages)
     return Encoded(arrow_rows(info, rows, [stored[passage] for passage in passages]), terms, cut)
+
+
+def has_words(text: str) -> bool:
+    """Whether words are more than a few of a text's characters. Others, of encoded data or bare
+    numbers, have no vector, as encoders take them for near to anything.
+
+    >>> has_words("It melts at 63 °C."), has_words("iVBORw0KGgoAAAANSUhEUgAAAAUA/AAAF+CAYAAACN")
+    (True, False)
+    """
+    return sum(map(len, _WORDS.findall(text))) > FEW_LETTERS * len("".join(text.split()))
 
 
 def table_rows(

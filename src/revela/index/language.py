@@ -5,13 +5,16 @@ of letters, digits and the marks that combine with them. Each run gives terms by
 
 - Where words are spaced: the word in lower case, without the vowel marks of Arabic and Hebrew, and
   stemmed (Snowball), unless it is a stop word; then without accents. Of an identifier such as
-  ``getFileName`` the parts as well.
+  ``getFileName`` the parts as well. In capitals, a stop word is a name (IT, US).
+- Strings with digits, and e-mail addresses: also the whole string (``wholes``), so that 2024-05-06
+  differs from 2024-06-05.
 - Han, Kana and Hangul: single characters and pairs of neighbours. Thai, Lao, Khmer and Burmese:
   pairs and triples. Dictionaries are not needed for BM25 to rank well (research/notebook.md).
 
 An index has the languages of its text: ``en``, ``ru+en`` for Russian and English documents, or
 ``en+de+fr``. If a script has several languages, the words of a passage are stemmed in the most
-likely one, and those of a query, which is often too short to tell, in each.
+likely one, and those of a query, which is often too short to tell, in each. A query loses only the
+stop words of all languages that it may be in.
 """
 
 from __future__ import annotations
@@ -64,6 +67,7 @@ NO_LANGUAGE = "zxx"  # the library's code for numbers and code
 # likelihood of one exceeds English's: by more in 95 to 100 of 100 pieces of other languages, in
 # fewer than 1 of English and of code (shared/data, and Python, C and JavaScript).
 PIECE, MARGIN = 60, 30
+DOUBT = 10  # the same of a query: it may also be in a language that is less likely by so much
 # Words in the cache of terms: a corpus repeats most words, a service's queries may hold any.
 CORPUS_WORDS, QUERY_WORDS = 2**18, 2**12
 MAX_CACHED_LENGTH = 64  # characters of such a word
@@ -71,15 +75,35 @@ MAX_CACHED_LENGTH = 64  # characters of such a word
 _MARKED = r"\p{L}\p{N}\p{M}"
 _PAIRED = r"\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}ー"
 _TRIPLED = r"\p{Script=Thai}\p{Script=Lao}\p{Script=Khmer}\p{Script=Myanmar}"
-_SIGNED = r"(?<![A-Za-z0-9])(?:[Cc]\+\+|[CcFfJj]#)(?![A-Za-z0-9])"  # C++ and C# are no C
+_SIGNED = r"(?<![A-Za-z0-9])(?:[Cc]\+\+|[CcFfJj]#)(?![A-Za-z])"  # C++ and C# are no C
 # A letter, digit or mark where words are spaced (regex.V1).
 LETTER = rf"[{_MARKED}--[{_PAIRED}{_TRIPLED}]]"
+ZWNJ = "\u200c"  # parts a Persian word that is also written as one, or as two
 _RUN = regex.compile(
     rf"(?P<pairs>(?:[{_MARKED}&&[{_PAIRED}]]\p{{M}}*+)++)"
     rf"|(?P<triples>(?:[{_MARKED}&&[{_TRIPLED}]]\p{{M}}*+)++)"
-    rf"|(?P<word>{_SIGNED}|{LETTER}++)",
+    rf"|(?P<word>{_SIGNED}|(?:{LETTER}++(?:{ZWNJ}(?={LETTER}))?+)++)",
     regex.V1,
 )
+_HYPHENS = r"\-\u2010-\u2015\u2212"
+JOINT = rf"[_./:@#+\\{_HYPHENS}]{{1,2}}"  # between the parts of an identifier
+# Strings that are one term more, with digits or @: identifiers, e-mail addresses, numbers with one
+# kind of sign, numbers and telephone numbers with spaces, and dates in Chinese and Korean.
+_HAS_WHOLE = re.compile(r"[\d@]")
+_WITHOUT_WHOLE = re.compile(r"(?:(?<!\S)[^\s\d@]++(?!\S)\s*+)++")
+_WHOLES = [
+    regex.compile(pattern, regex.V1)
+    for pattern in (
+        rf"(?<!{LETTER}){LETTER}++(?:{JOINT}{LETTER}++)++",
+        r"(?<![a-zA-Z\d.+_-])[a-zA-Z\d][a-zA-Z\d.+_-]*+@[a-zA-Z\d](?:[a-zA-Z\d._-]*[a-zA-Z\d])?",
+        rf"(?<!\d)\d++([./:,'_\u2019{_HYPHENS}])\d++(?:\1\d++)*+",
+        rf"(?<![.,:/\-])(?<!{LETTER})"
+        rf"(?:\d+(?:\ \d+)+|(?:\+|\(\+?|0)\d+(?:[ ()./\-]{{1,3}}\d+)+)(?![.,:/\-]?{LETTER})",
+        *(rf"(?<!\d){year}\d+[月월]\ ?\d+[日일]" for year in ("", r"\d+[年년]\ ?")),
+    )
+]
+_SIGNS = regex.compile(rf"[^{_MARKED}@+#]+", regex.V1)
+_NEEDLESS = regex.compile(r"(?<=\p{L})-(?=\d)|(?<=\d)-(?=\p{L})")  # NW-1007 is also NW1007
 _ASCII_WORD = re.compile(r"[A-Za-z0-9]+")
 _ASCII_OR_SIGNED = re.compile(rf"{_SIGNED}|[A-Za-z0-9]+")
 # What stands between white space and is not ASCII alone, with neighbours that are not either.
@@ -87,8 +111,8 @@ _NOT_ASCII = r"[^\s\x80-\U0010ffff]*+[^\x00-\x7f]\S*"
 _NOT_ASCII_WORDS = re.compile(rf"(?<!\S)({_NOT_ASCII}(?:\s++{_NOT_ASCII})*)")
 _CLUSTER = regex.compile(r"\X")
 _PART = regex.compile(r"\p{Lu}?[\p{Ll}\p{N}]+|\p{Lu}+(?!\p{Ll})")  # of getFileName, or HTTPServer
-# Invisible characters within words: soft hyphens, joiners, variation selectors.
-_INVISIBLE = regex.compile(r"[\u00ad\u200d\u2060\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+# Invisible characters within words: soft hyphens, joiners, marks of direction, variation selectors.
+_INVISIBLE = regex.compile(rf"(?<!\p{{scx=Arabic}}){ZWNJ}|[\p{{Cf}}\p{{DI}}--{ZWNJ}]", regex.V1)
 # In Ukrainian and Belarusian, an apostrophe of any kind parts no word.
 _APOSTROPHE = regex.compile(
     r"(?<=\p{Script=Cyrillic})['\u2018\u2019\u02bc`](?=\p{Script=Cyrillic})"
@@ -98,9 +122,17 @@ _VOWELS = regex.compile(
     r"\u093c"  # the nukta of Hindi, which many leave out
     r"\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06dc\u06df-\u06e8\u06ea-\u06ed]"  # Arabic
 )
-_ACCENTS = regex.compile(r"[\u0300-\u036f\u0483-\u0487]")
-_DIGIT = regex.compile(r"[\p{Nd}--[0-9]]", regex.V1)
-_LETTERS = str.maketrans({"ı": "i", "ø": "o", "ł": "l", "đ": "d", "ß": "ss", "æ": "ae", "œ": "oe"})
+_ACCENTS = regex.compile(r"[\u0300-\u036f\u0483-\u0487\u0653-\u0655]")  # the last ones: hamza
+_DIGIT = re.compile(r"(?![0-9])\d")
+# Letters with two codes: Persian and Arabic kaf and yeh, and chillus of Malayalam.
+_FOLDED = dict(zip("کیىۀٱ", "كييها", strict=True))
+_FOLDED |= {c: f"{base}\u0d4d" for c, base in zip("ൺൻർൽൾൿൔൕൖ", "ണനരലളകമയഴ", strict=True)}
+_LETTERS = {"ı": "i", "ø": "o", "ł": "l", "đ": "d", "ß": "ss", "æ": "ae", "œ": "oe"}
+_FOLD, _PLAIN = str.maketrans(_FOLDED), str.maketrans(_LETTERS | _FOLDED)
+
+Languages = Mapping[str, Sequence[str]]
+"""Script -> codes of its languages."""
+Places = Iterator[tuple[int, int, str]]
 
 
 class Analyzer:
@@ -136,35 +168,92 @@ class Analyzer:
                 is_signed = "++" in piece or "#" in piece
                 found = (_ASCII_OR_SIGNED if is_signed else _ASCII_WORD).findall(piece)
                 terms += chain.from_iterable(map(words.__getitem__, found))
+        if _HAS_WHOLE.search(text):
+            terms += [term for _, _, term in wholes(_WITHOUT_WHOLE.sub("x ", normalised(text)))]
         return terms
+
+    def places(self, text: str) -> Places:
+        """Begin, end and term of each of these."""
+        return chain(_places(text, self._words_in(text)), wholes(text))
 
     def of_query(self, text: str) -> list[str]:
         """The terms of a query, in each language of its script."""
-        return [term for _, _, term in _places(text, self._words_by(self._codes))]
+        return [term for _, _, term in self.query_places(text, self._codes)]
 
-    def places(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """Begin, end and term of each of these."""
-        return _places(text, self._words_in(text))
+    def query_places(self, text: str, languages: Languages | None = None) -> Places:
+        """Begin, end and term of these, by default in the most likely language. A whole string says
+        more than its parts, and counts twice.
+        """
+        words = self._words_by(languages or self._likely(text), self._likely(text, DOUBT))
+        return chain(_places(text, words), whole := wholes(text), whole)
+
+    def required(self, query: str) -> set[str]:
+        """The terms that a sure answer to a query has: its whole strings, and words with three
+        digits or more.
+
+        >>> sorted(Analyzer("en").required("the meeting of 2024-06-05 in room 101 at 7"))
+        ['101', '2024', '2024-06-05']
+        """
+        numbers = {t for t in self.of_query(query) if sum(map(str.isdigit, t)) > 2}
+        return numbers | {term for *_, term in wholes(query)}
 
     def _words_in(self, text: str) -> _WordTerms:
-        """The terms of words in a text, by its own languages."""
-        if not self._is_mixed:
-            return self._words_by(self._codes)
-        likely = dict(_identifier().rank(text[:BLOCK]))
-        best = {
-            script: [max(codes, key=lambda code: likely.get(code, -inf))]
-            for script, codes in self._codes.items()
-        }
-        return self._words_by(best)
+        """The terms of words in a passage, by its own languages."""
+        likely = self._likely(text)
+        return self._words_by(likely, likely)
 
-    def _words_by(self, languages: Mapping[str, Sequence[str]]) -> _WordTerms:
-        name = "+".join(chain.from_iterable(languages.values()))
+    def _likely(self, text: str, doubt: float = 0.0) -> Languages:
+        """The languages that a text may be in: of each script, those that are less likely than the
+        most likely one by at most ``doubt``.
+        """
+        if not self._is_mixed:
+            return self._codes
+        ranks = dict(_identifier().rank(text[:BLOCK]))
+        return {
+            script: [code for code in codes if ranks.get(code, -inf) >= best - doubt]
+            for script, codes in self._codes.items()
+            for best in [max(ranks.get(code, -inf) for code in codes)]
+        }
+
+    def _words_by(self, languages: Languages, stopped: Languages) -> _WordTerms:
+        name = str([*languages.values(), *stopped.values()])
         if name not in self._words:
-            self._words.setdefault(name, _WordTerms(languages, self._cache_size))
+            self._words.setdefault(name, _WordTerms(languages, stopped, self._cache_size))
         return self._words[name]
 
 
-def _places(text: str, words: _WordTerms) -> Iterator[tuple[int, int, str]]:
+def wholes(text: str) -> list[tuple[int, int, str]]:
+    """Begin, end and term of each string that is a term as a whole: signs but @, + and # are alike,
+    and none is needed between letters and digits. Strings may overlap.
+
+    >>> wholes("v1.2.3 of 2024/06/05, NW-1007")
+    [(0, 6, 'v1-2-3'), (10, 20, '2024-06-05'), (22, 29, 'nw1007'), (1, 6, '1-2-3')]
+    """
+    if not _HAS_WHOLE.search(text):
+        return []
+    text = normalised(text)
+    matches = chain.from_iterable(pattern.finditer(text) for pattern in _WHOLES)
+    short = (match for match in matches if match.end() - match.start() <= MAX_CACHED_LENGTH)
+    found = ((*match.span(), _whole(match[0])) for match in short)
+    return list(dict.fromkeys(whole for whole in found if whole[2]))
+
+
+@lru_cache(CORPUS_WORDS)
+def _whole(string: str) -> str:
+    """The term of a string; "" if it has no digit or @, or is a row of numbers that is not as long
+    as a telephone number.
+    """
+    if not _HAS_WHOLE.search(string):
+        return ""
+    plain = _without_accents(_DIGIT.sub(lambda digit: str(int(digit[0])), string.lower()))
+    if plain[-1] in "日일":
+        return "-".join(number.zfill(2) for number in re.findall(r"\d+", plain))
+    if " " in plain and not 7 <= sum(map(str.isdigit, plain)) <= 15:
+        return ""
+    return str(_NEEDLESS.sub("", _SIGNS.sub("-", plain.replace("_", "-")).strip("-+")))
+
+
+def _places(text: str, words: _WordTerms) -> Places:
     for run in _RUN.finditer(normalised(text)):
         begin, end = run.span()
         if run.lastgroup == "word":
@@ -176,16 +265,18 @@ def _places(text: str, words: _WordTerms) -> Iterator[tuple[int, int, str]]:
 
 
 class _WordTerms(dict[str, tuple[str, ...]]):
-    """A cache of the terms of words between spaces; emptied when it is full."""
+    """A cache of the terms of words between spaces; emptied when it is full. ``stopped`` are the
+    languages whose stop words are left out.
+    """
 
-    def __init__(self, languages: Mapping[str, Sequence[str]], max_words: int) -> None:
-        self._languages, self._max_words = languages, max_words
+    def __init__(self, languages: Languages, stopped: Languages, max_words: int) -> None:
+        self._languages, self._stopped, self._max_words = languages, stopped, max_words
         self._stemmers = dict[str, Callable[[str], str]]()
         self._lock = threading.Lock()  # threads may not share a stemmer
 
     def __missing__(self, word: str) -> tuple[str, ...]:
-        parts = _PART.findall(word) if word[1:] != word[1:].lower() else []
-        pieces = [word, *parts] if len(parts) > 1 else [word]
+        parts = _PART.findall(word) if word[1:] != word[1:].lower() else word.split(ZWNJ)
+        pieces = [word.replace(ZWNJ, ""), *parts] if len(parts) > 1 else [word]
         with self._lock:
             if len(self) >= self._max_words:
                 self.clear()
@@ -195,21 +286,22 @@ class _WordTerms(dict[str, tuple[str, ...]]):
         return terms
 
     def _terms(self, word: str) -> Iterable[str]:
-        """The terms of a word by each language; nothing for a stop word of any."""
-        codes = self._languages.get(script_of(word), [""])
-        found = [self._terms_in(code, word) for code in codes]
-        return dict.fromkeys(chain.from_iterable(found)) if all(found) else ()
+        """The terms of a word by each language; nothing for a stop word of all ``stopped``, unless
+        it is a name in capitals, such as IT.
+        """
+        script, is_name = script_of(word), len(word) > 1 and word.isupper()
+        forms = ((code, _lower(word, code)) for code in self._stopped.get(script, [""]))
+        if not is_name and all(form[0] in _stop_words(code) for code, form in forms):
+            return ()
+        codes = self._languages.get(script, [""])
+        found = (self._terms_in(code, form) for code in codes for form in _lower(word, code))
+        return dict.fromkeys(chain.from_iterable(found))
 
     def _terms_in(self, language: str, word: str) -> tuple[str, ...]:
-        """A word in lower case, stemmed and without accents; nothing for a stop word. In
-        Vietnamese, where accents distinguish words, also with accents.
+        """A word in lower case, stemmed and without accents. In Vietnamese, where accents
+        distinguish words, also with accents.
         """
-        if language == "tr":
-            word = word.replace("İ", "i").replace("I", "ı")
-        word = word.lower()
-        if word in _stop_words(language):
-            return ()
-        word = _VOWELS.sub("", word)
+        word = _VOWELS.sub("", word).translate(_FOLD)
         if language in STEMMERS:
             word = self._stem(language)(word)
         if word.isascii():
@@ -227,6 +319,12 @@ class _WordTerms(dict[str, tuple[str, ...]]):
         return self._stemmers[language]
 
 
+def _lower(word: str, language: str) -> list[str]:
+    """A word in lower case; in Turkish I is ı, but i in foreign words such as API."""
+    forms = [word.replace("I", "ı"), word] if language == "tr" else [word]
+    return [form.replace("İ", "i").lower() for form in forms] if len(forms) > 1 else [word.lower()]
+
+
 def normalised(text: str) -> str:
     """NFKC, without invisible characters, and apostrophes of Cyrillic words."""
     if text.isascii():
@@ -235,7 +333,7 @@ def normalised(text: str) -> str:
     return plain
 
 
-def _character_ngrams(run: str, begin: int, n: int) -> Iterator[tuple[int, int, str]]:
+def _character_ngrams(run: str, begin: int, n: int) -> Places:
     """The character n-grams and (n - 1)-grams of a run; a shorter run is one term."""
     edges = [0, *(cluster.end() for cluster in _CLUSTER.finditer(run))]
     length = len(edges) - 1
@@ -248,7 +346,7 @@ def _character_ngrams(run: str, begin: int, n: int) -> Iterator[tuple[int, int, 
 
 def _without_accents(word: str) -> str:
     plain = _ACCENTS.sub("", unicodedata.normalize("NFD", word))
-    return unicodedata.normalize("NFC", plain).translate(_LETTERS)
+    return unicodedata.normalize("NFC", plain).translate(_PLAIN)
 
 
 def script_of(text: str) -> str:

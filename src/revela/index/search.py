@@ -27,6 +27,7 @@ from revela.index.fusion import (
     joined,
     length_factor,
 )
+from revela.index.rows import name_of, spaced
 from revela.index.state import State
 from revela.index.table import Table, id_filter
 from revela.index.tokens import (
@@ -241,7 +242,7 @@ class IndexSearch:
                 scores, weight = self._similarities(scores), 1.0
             scores = rerank(self, self.query, scores, options.tokens, weight)
         ranking = {row: (ranking[row][0], score) for row, score in scores.items()}
-        return by_length(ranking) if self._is_fused else ranking
+        return self._named(by_length(ranking) if self._is_fused else ranking)
 
     def explain(self, rows: Sequence[int]) -> dict[int, Explanation]:
         """Explain the scores of rows of the ranking."""
@@ -265,6 +266,21 @@ class IndexSearch:
             row: Explanation(cosines.get(row), words.get(row), weight, *parts)
             for row, *parts in zip(rows, tokens, factors, strict=True)
         }
+
+    def _named(self, ranking: Ranking) -> Ranking:
+        """Documents whose file has the query as its name come first, with the greatest score."""
+        if self.vector is not None and not self._is_fused:
+            return ranking
+        terms, asked = self.table.query_terms.of_query, spaced(self.query)
+        sought, best = {*terms(asked)}, 1.0 if self._is_fused else self.max_bm25(self.query)
+        named = {
+            row: (owner, best)
+            for row, (owner, _) in ranking.items()
+            if sought and row in self._candidates[1]
+            for name in [name_of(owner.id)]
+            if sought in ({*terms(name[0])}, {*terms(" ".join(name))})
+        }
+        return {**named, **{row: hit for row, hit in ranking.items() if row not in named}}
 
     def _documents(self) -> Ranking:
         nearest, matching = self._candidates
@@ -314,7 +330,8 @@ class IndexSearch:
         return self.table.cosines(rows, vector)
 
     def max_bm25(self, query: str) -> float:
-        return self.state.max_bm25(self.table.query_terms(query), self.table.number)
+        terms = [term for *_, term in self.table.query_terms.query_places(query)]
+        return self.state.max_bm25(terms, self.table.number)
 
     def term_weights(self, query: str) -> list[Weight]:
         idf = partial(self.state.idf, version=self.table.number)

@@ -16,7 +16,7 @@ import numpy as np
 import regex
 from numpy.typing import NDArray
 
-from revela.index.language import ENGLISH_STOP_WORDS, LETTER, Analyzer, normalised
+from revela.index.language import ENGLISH_STOP_WORDS, JOINT, LETTER, Analyzer, normalised, wholes
 
 QUERY = 1000  # characters of a query whose words are marked
 RARE = 0.25  # of the greatest idf: words below it are not marked, as they stand everywhere
@@ -26,8 +26,7 @@ QUESTION_WORDS = frozenset([
     its me my our she should so than them us we were what when where which who whom whose why would
     you your""".split()  # noqa: SIM905
 ])  # fmt: skip
-_JOINT = r"[-_./:@#+\\]{1,2}"
-_IDENTIFIER = regex.compile(rf"{LETTER}+(?:{_JOINT}{LETTER}+)+", regex.V1)
+_IDENTIFIER = regex.compile(rf"{LETTER}+(?:{JOINT}{LETTER}+)+", regex.V1)
 _NAMES = re.compile(r"\d|[_.@\\]|::")  # a sign of an identifier; well-known and he/she have none
 _PART = regex.compile(rf"{LETTER}+", regex.V1)
 _HIRAGANA = re.compile("[\u3041-\u309f]")
@@ -49,10 +48,10 @@ class Sought:
     ) -> Sought:
         """The words of a query and their idf, without words that are everywhere."""
         query = normalised(query[:QUERY])
-        places = list(analyzer.places(query))
+        places, whole = list(analyzer.query_places(query)), wholes(query)
         *found, absent = idf([*(term for *_, term in places), "\0"]).tolist()
         weights = dict(zip(places, found, strict=True))
-        names, identifiers = list[tuple[int, int]](), dict[str, float]()
+        names, identifiers = [place[:2] for place in whole], dict[str, float]()
         for name in _IDENTIFIER.finditer(query):
             if _NAMES.search(name[0]):
                 begin, end = name.span()
@@ -66,12 +65,15 @@ class Sought:
             is_part = (begin, end) == before or _is_inside(begin, end, near)
             before = begin, end
             if not is_part and not any(b <= begin and end <= e for b, e in names):
-                words[term] = weights[begin, end, term]
+                word = query[begin:end].lower()
+                others = analyzer.of_query(word) if _PART.fullmatch(word) else []
+                words |= dict.fromkeys([term, *others], weights[begin, end, term])
         common = QUESTION_WORDS.union(analyzer(" ".join(QUESTION_WORDS)))
         telling = {t: w for t, w in words.items() if t not in common and not _HIRAGANA.search(t)}
         words = telling or words
         least = RARE * max((weight for weight in words.values() if weight < absent), default=0)
         kept = {term: weight for term, weight in words.items() if weight >= least}
+        kept |= {place[2]: weights[place] for place in whole}
         unstemmed = (t for b, e, t in places if t in kept and _is_word(t, query[b:e]))
         return cls(analyzer, kept, identifiers, frozenset(unstemmed))
 

@@ -24,7 +24,7 @@ from revela.index.bm25 import TermCounts
 from revela.index.fusion import Owner, Ranking
 from revela.index.language import QUERY_WORDS, Analyzer
 from revela.index.manifest import Info
-from revela.index.rows import HIT_COLUMNS, Stored, schema_of
+from revela.index.rows import HIT_COLUMNS, Stored, schema_of, searched
 from revela.silence import progress_bar
 from revela.types import Vectors, evenly_spaced
 
@@ -133,13 +133,16 @@ class Table:
     # Read
 
     def nearest(self, vector: Vectors, depth: int, where: str = "") -> Ranking:
-        """The ``depth`` rows nearest to a unit vector (W,), by cosine."""
+        """The ``depth`` rows nearest to a unit vector (W,), by cosine, without those that have no
+        vector, as they have no words.
+        """
         query = self.lance.search(vector, vector_column_name="vector", query_type="vector")
         # More cells are read where a filter leaves too few rows in these; candidates are scored
         # again by their stored vectors.
         query = query.distance_type("dot").minimum_nprobes(CELLS).maximum_nprobes(0)
         query = query.refine_factor(-(-CANDIDATES // depth))
-        return self._ranking(query, depth, where, "_distance", lambda distance: 1.0 - distance)
+        found = self._ranking(query, depth, where, "_distance", lambda distance: 1.0 - distance)
+        return {row: hit for row, hit in found.items() if hit[1]} or found
 
     def matching(self, text: str, depth: int, where: str = "") -> Ranking:
         """The ``depth`` best rows with terms of the text, by BM25."""
@@ -290,7 +293,8 @@ class Table:
 
         def batches() -> Iterator[Any]:
             for batch in before.search().to_batches(READ_ROWS):
-                terms = [" ".join(analyze(text)) for text in batch.column("passage").to_pylist()]
+                texts = map(searched, *(batch.column(c).to_pylist() for c in ("id", "passage")))
+                terms = [" ".join(analyze(text)) for text in texts]
                 yield batch.set_column(place, before.schema.field(place), pa.array(terms))
 
         with lance_errors(self.folder):

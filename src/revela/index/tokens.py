@@ -108,7 +108,7 @@ def term_weights(
     query: str, terms: Analyzer, idf: Callable[[Sequence[str]], NDArray[np.float64]]
 ) -> list[Weight]:
     """Begin, end and BM25 idf of each term of a query."""
-    places = list(terms.places(query))
+    places = list(terms.query_places(query))
     weights = idf([term for _, _, term in places]).tolist()
     return [(begin, end, weight) for (begin, end, _), weight in zip(places, weights, strict=True)]
 

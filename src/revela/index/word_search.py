@@ -20,6 +20,7 @@ from revela.errors import QueryError
 from revela.index.bm25 import K1, B, idf, max_score
 from revela.index.ingest import passages_of
 from revela.index.language import Analyzer, detect
+from revela.index.rows import searched
 from revela.index.search import check_query
 from revela.index.snippets import CHARACTERS, Snippet, snippet
 from revela.index.sought import Sought
@@ -53,7 +54,8 @@ class Words:
         held, ends = array("i"), array("q")  # the terms of all documents, and where each one's end
         for row, document in enumerate(documents):
             self._rows[document.id] = row
-            held.extend(map(self._numbers.__getitem__, self._terms(document.full_text)))
+            text = searched(document.id, document.full_text)
+            held.extend(map(self._numbers.__getitem__, self._terms(text)))
             ends.append(len(held))
         self._held, self._ends_N = np.array(held, np.int32), np.array(ends, np.int64)
 
@@ -96,7 +98,7 @@ class Words:
         scores_N = bm25(counts_TN, np.diff(self._ends_N, prepend=0), idf_T)
         order = np.argsort(-scores_N, kind="stable")[: max(k, CUT)]
         hits = [hit for row in order.tolist() if scores_N[row] for hit in self._passages(row)]
-        terms = [self._terms(f"{hit.title} {hit.text}") for hit in hits]
+        terms = [self._terms(searched(hit.id, f"{hit.title} {hit.text}")) for hit in hits]
         counts = np.array([[held.count(term) for held in terms] for term in asked], np.int64)
         lengths = np.array([len(held) for held in terms], np.int64)
         shares = bm25(counts.reshape(len(asked), len(hits)), lengths, idf_T) / (best or 1)

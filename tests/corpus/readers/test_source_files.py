@@ -4,10 +4,14 @@ bad file is no disaster.
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import os
+import random
+import time
 from pathlib import Path
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -325,3 +329,112 @@ def test_a_manual_page_is_read_without_its_requests(tmp_path):
     shown = ["SEE ALSO", "-l, --long=n", "Show all frames.", "", "It doesn't sting.", ""]
     assert lines == [*[""] * 5, *shown]
     assert pages["notes.txt"].text.startswith(".hidden files")
+
+
+FRONT = """---
+title: Kick-off
+layout: post
+draft: true
+project: "Apollo"
+attendees: [Anna, 'Otto']
+people:
+  - Mira
+- Ida
+Ort: Köln  # the office
+budget: 1200
+done: false
+aliases: []
+tags:
+location: ""
+created: 2024-06-05
+cssclasses: wide
+client:
+  name: ACME
+---
+
+Bees cluster.
+"""
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_front_matter_is_text_and_fields_but_for_layout_and_empty_keys(tmp_path, end):
+    (tmp_path / "a.md").write_bytes(FRONT.replace("\n", end).encode())
+    (tmp_path / "b.md").write_text("+++\nproject = 'Zeus'\nbudget = 7\ntags = []\n+++\nBees fly.\n")
+    (tmp_path / "c.md").write_text("No front matter, and bees.\n")
+    asked = ["project", "attendees", "people", "Ort", "budget", "done", "tags", "created", "client"]
+    first, second, third = read_corpus([tmp_path], metadata=asked, min_words=1)[0]
+    for said in ("Apollo", "Anna", "Mira", "Ida", "Köln", "1200", "2024-06-05", "ACME"):
+        assert said in first.text
+    for left_out in ("layout", "draft", "Kick-off", "done", "aliases", "tags", "location", "css"):
+        assert left_out not in first.text
+    assert first.title == "Kick-off" and first.text.index("Bees") > first.text.index("ACME")
+    assert first.text.count("\n") == FRONT.count("\n"), "lines keep their numbers"
+    assert first.metadata == {
+        "project": "Apollo",
+        "attendees": '["Anna", "Otto"]',
+        "people": '["Mira", "Ida"]',
+        "Ort": "Köln",
+        "budget": 1200,
+        "done": False,
+        "created": "2024-06-05",
+        "client": "name: ACME",
+    }
+    assert second.metadata == {"project": "Zeus", "budget": 7} and "tags" not in second.text
+    assert third.metadata == {} and read_corpus([tmp_path])[0][0].metadata == {}
+
+
+PICTURE = base64.b64encode(random.Random(0).randbytes(300)).decode()
+WRAPPED = "\n".join(PICTURE[i : i + 76] for i in range(0, len(PICTURE), 76))
+DRAWING = "<svg xmlns='http://www.w3.org/2000/svg'><path d='M 0 0 (1,2)'/></svg>"
+DATA = [
+    f"![a](data:image/png;base64,{PICTURE})",
+    f"![a](https://img.shields.io/badge/x?logo=data:image/svg%2bxml;base64%2C{quote(PICTURE, '')})",
+    f"![a](https://a.b/?logo=data%3Aimage%2Fpng%3Bbase64%2C{quote(PICTURE, '')})",
+    f"data:image/png;base64,{WRAPPED}\n",
+    f"data:image/png;base64,{WRAPPED}\n".replace("\n", "\r\n"),
+    f"url(data:font/woff2;charset=utf-8;base64,{PICTURE})",
+    f"url(data:;base64,{PICTURE})",
+    f"DATA:image/PNG;BASE64,{PICTURE}",
+    f"<img src='data:image/gif;base64,{PICTURE}'>",
+    f"data:image/png;base64,{PICTURE.replace('+', '-').replace('/', '_')}",
+    f'url("data:image/svg+xml;utf8,{DRAWING}")',
+    f'url("data:image/svg+xml,{quote(DRAWING)}")',
+    f'url("data:image/svg+xml,{DRAWING.replace("<", "%3C").replace(">", "%3E")}")',
+]
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("name", ["a.md", "a.txt", "a.css", "a.jsonl"])
+def test_embedded_data_is_left_out_and_what_stands_around_it_is_kept(tmp_path, data, name):
+    text = f"Before it.\n{data} and plain words follow after it.\nThe last line."
+    written = json.dumps({"text": text}) if name == "a.jsonl" else text
+    (tmp_path / name).write_bytes(written.encode())
+    (document,) = read_corpus([tmp_path])[0]
+    assert document.text.count("\n") == text.count("\n"), "lines keep their numbers"
+    for said in ("Before it.", "and plain words follow after it.", "The last line."):
+        assert said in document.text
+    assert len(document.text) < len(text) - 40 and "M 0 0" not in document.text
+    assert not any(PICTURE[i : i + 20] in document.text for i in range(0, 380, 5))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The metadata:foo,bar and data: a, b; see data/base, and database64,x.",
+        "var x = {data:[1,2,3],name:'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'};",
+        "A data:image/png without any data, and data:,Hello in short.",
+    ],
+)
+def test_what_only_looks_like_embedded_data_is_kept(tmp_path, text):
+    (tmp_path / "a.txt").write_text(text)
+    assert read_corpus([tmp_path], min_words=1)[0][0].text == text
+
+
+@pytest.mark.parametrize(
+    "piece", ["data:", "data:a/b,<svg ", "data:a/b;", "data:%3Csvg ", "---\n- "]
+)
+def test_no_text_with_data_takes_long(tmp_path, piece):
+    (tmp_path / "a.md").write_text(piece * (10**6 // len(piece)))
+    start = time.perf_counter()
+    read_corpus([tmp_path], min_words=0)
+    assert time.perf_counter() - start < 10

@@ -40,11 +40,11 @@ from revela.corpus.readers.rows import Fields
 from revela.corpus.readers.rtf import read_rtf
 from revela.corpus.readers.stackexchange import read_posts
 from revela.corpus.readers.tables import read_arrow, read_csv, read_parquet
-from revela.corpus.readers.text import read_subtitles, read_text
+from revela.corpus.readers.text import read_subtitles, read_text, without_data
 from revela.errors import RevelaError, first_line
 from revela.types import Document
 
-VERSION = 6  # raise it when readers or chunking change the text of the same file
+VERSION = 7  # raise it when readers or chunking change the text of the same file
 
 
 Reader = Callable[[Path, str, Fields, ReadReport], Iterator[Document]]
@@ -128,7 +128,7 @@ def read_file(
     reader = reader or READERS.get(suffix(path), read_text)
     with check_unchanged(path):
         try:
-            yield from reader(path, name, fields, report)
+            yield from map(without_data, reader(path, name, fields, report))
         except UnsupportedFile as error:
             if file.given_by_name:
                 raise RevelaError(f"{path}: {error}") from error

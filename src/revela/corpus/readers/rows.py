@@ -55,7 +55,7 @@ def document_of(
     key = key or where
     title = "" if is_missing(title) or isinstance(title, bool | list | dict) else str(title)
     values = ((name, row.get(name)) for name in fields.metadata)
-    metadata = {name: _plain(value) for name, value in values if not is_missing(value)}
+    metadata = {name: plain_value(value) for name, value in values if not is_missing(value)}
     if not all(map(is_unicode, (key, title, text, *map(str, metadata.values())))):
         report.skip("not UTF-8", where, bad=True)
         return None
@@ -72,7 +72,7 @@ def columns_of(names: Collection[str], fields: Fields) -> list[str]:
     return [name for name in columns if name in names]
 
 
-def _plain(value: object) -> Value:
+def plain_value(value: object) -> Value:
     """Text and numbers unchanged, lists and objects as JSON, anything else (a date) as text."""
     if isinstance(value, str | int | float):
         return value

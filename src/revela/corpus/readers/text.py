@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from revela.corpus.endings import CODE, MARKDOWN, suffix
 from revela.corpus.headings import first_heading
 from revela.corpus.readers.common import ReadReport, UnsupportedFile, read_decoded
 from revela.corpus.readers.roff import is_roff, plain_roff
-from revela.corpus.readers.rows import Fields
-from revela.types import Document
+from revela.corpus.readers.rows import Fields, plain_value
+from revela.types import Document, Value
 
 MINIFIED = 1000  # mean characters per line of source code; with more it is made by programs
 TITLE = 200  # maximum characters
-# Embedded pictures.
-_DATA = re.compile(r"(data:[\w.+-]+/[\w.+-]+;base64,)[A-Za-z0-9+/=\s]{40,}")
+# Embedded data: a URI with its type or encoding, of which any sign may be written as %2C, and then
+# SVG, or what has no spaces, in base64 also on several lines.
+_DATA = re.compile(
+    r"(\bdata(?::|%3A)(?=[^\s,]{0,99}?(?:[/;]|%2F|%3B))[\w.+/;=%-]{1,200}?(?:,|%2C))"
+    r"(?:(?:<|%3C)svg\b(?:[^<%]|<(?!/?svg)|%(?!3C(?:/|%2F)?svg))*+(?:<|%3C)(?:/|%2F)svg(?:>|%3E)"
+    r"|[^\s\"'()<>`]{16,}(?:\r?\n[ \t]*"
+    r"(?:(?=[A-Z+/]*[\d=])[A-Z\d+/]{16,}=*|[A-Z\d+/]+=+)(?=[\s\"')>`]|\Z))*)",
+    re.I,
+)
 # Of YAML, or of TOML between +++.
 _FRONT_MATTER = re.compile(
     r"\s*(?:---|(\+\+\+))[ \t]*\n(.*?\n)(?(1)\+\+\+|(?:---|\.\.\.))[ \t]*(?:\n|\Z)", re.S
@@ -24,12 +34,17 @@ _FRONT_MATTER = re.compile(
 _FRONT_TITLE = re.compile(
     r"""^title(?::|[ \t]*=)[ \t]*(?P<quote>["']?)(.+?)(?P=quote)[ \t]*$""", re.M
 )
-# Fields of a front matter that describe the text.
-_FRONT_KEPT = re.compile(
-    r"^(?:description|summary|abstract|subtitle|tags|keywords|categories|aliases|authors?|date)"
-    r"(?::|[ \t]*=).*\n(?:[ \t-].*\n)*",
-    re.M | re.I,
+# Fields of a front matter, those that concern layout, and values that say nothing.
+_FIELD = re.compile(
+    r"""^(["']?)([^\W\d][\w .-]{0,60}?)\1[ \t]*(?::(?=\s)|=)(.*\n(?:(?:[ \t\]-].*)?\n)*)""", re.M
 )
+_LAYOUT = re.compile(
+    r"title|layout|template|theme|permalink|slug|url|weight|order|position|icon|banner|cover|image"
+    r"|(?:css|style|toc|nav|sidebar|menu|pagination|header|footer|font|math|hide|show|thumb)[\w-]*"
+    r"|output|format|documentclass|geometry|bibliography|csl|engine|jupyter|comments",
+    re.I,
+)
+_EMPTY = re.compile(r"[\s\[\]{}\"'~|>-]*|\s*(?:null|true|false)\s*", re.I)
 _NAMED = re.compile(
     r"^[ \t]*(?:#\+title:|\\title\{|=(?=[ \t])|:title:)[ \t]*([^\n}]+)", re.M | re.I
 )
@@ -64,15 +79,17 @@ def read_text(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
             raise UnsupportedFile("minified", short="minified", by_programs=True)
         yield Document(name, text, "", "code")
         return
-    if ";base64," in text:
-        text = _DATA.sub(r"\1", text)
-    title = ""
+    title, metadata = "", dict[str, Value]()
     if suffix(path) in MARKDOWN:
         text = text.replace("\r\n", "\n") if text.startswith(("---\r\n", "+++\r\n")) else text
         if front := _FRONT_MATTER.match(text):
             named = _FRONT_TITLE.search(front[2])
             title = named[2] if named else ""
-            kept = "".join(_FRONT_KEPT.findall(front[2]))
+            given = {field[2]: field for field in _FIELD.finditer(front[2])}
+            values = {name: _value(given[name][3]) for name in given.keys() & fields.metadata}
+            metadata = {name: plain_value(v) for name, v in values.items() if v or v == 0}
+            said = (field for field in given.values() if not _LAYOUT.fullmatch(field[2]))
+            kept = "".join(field[0] for field in said if not _EMPTY.fullmatch(field[3]))
             left_out = front[0].count("\n") - kept.count("\n")  # lines keep their numbers
             text = kept + "\n" * left_out + text[front.end() :]
         title = title or first_heading(text)
@@ -82,7 +99,28 @@ def read_text(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
         title = found[1]
     elif found := _UNDERLINED.match(text[:2000]):
         title = found[2]
-    yield Document(name, text, plain_title(title))
+    yield Document(name, text, plain_title(title), metadata=metadata)
+
+
+def _value(given: str) -> object:
+    """A value of a front matter: a number, a truth value, a list of texts, or text.
+
+    >>> _value(" 2024"), _value("[Anna, 'Otto']"), _value("\\n- a: 1\\n- b"), _value("x  # day")
+    (2024, ['Anna', 'Otto'], ['a: 1', 'b'], 'x')
+    """
+    text = " ".join(re.sub(r"(?m)(?:^|[ \t])#.*", "", given).split())
+    if text.startswith(("[", "- ")):
+        items = text.strip("[]").split(",") if text[0] == "[" else text[2:].split(" - ")
+        return [found for item in items if (found := item.strip(" '\""))]
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    return text.lstrip("|> ").strip("'\"")
+
+
+def without_data(document: Document) -> Document:
+    """A document without embedded data, such as pictures; its lines keep their numbers."""
+    text = _DATA.sub(lambda data: data[1] + "\n" * data[0].count("\n"), document.text)
+    return document if text == document.text else replace(document, text=text)
 
 
 def read_subtitles(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
