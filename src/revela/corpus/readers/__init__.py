@@ -8,7 +8,7 @@ reports rows that it skips. It need not handle errors of its library.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from revela.corpus.readers.common import (
     unreadable_because,
 )
 from revela.corpus.readers.folders import holds_text, walk_files
+from revela.corpus.readers.guarded import Reader, guard
 from revela.corpus.readers.html import read_html
 from revela.corpus.readers.hub import PREFIX, read_hub
 from revela.corpus.readers.json_files import read_json, read_jsonl, read_notebook
@@ -44,12 +45,10 @@ from revela.corpus.readers.text import read_subtitles, read_text
 from revela.errors import RevelaError, first_line
 from revela.types import Document
 
-VERSION = 6  # raise it when readers or chunking change the text of the same file
+VERSION = 7  # raise it when readers or chunking change the text of the same file
 
-
-Reader = Callable[[Path, str, Fields, ReadReport], Iterator[Document]]
 READERS: dict[str, Reader] = {
-    **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), guard(read_html)),
     ".jsonl": read_jsonl,
     ".ndjson": read_jsonl,
     ".json": read_json,
@@ -60,12 +59,12 @@ READERS: dict[str, Reader] = {
     ".tsv": read_csv,
     ".xml": read_posts,
     **dict.fromkeys((".srt", ".vtt"), read_subtitles),
-    ".pdf": read_pdf,
-    **dict.fromkeys((".docx", ".docm"), read_docx),
-    **dict.fromkeys((".pptx", ".pptm"), read_pptx),
-    **dict.fromkeys((".xlsx", ".xlsm"), read_xlsx),
-    **dict.fromkeys((".odt", ".ods", ".odp"), read_odf),
-    ".epub": read_epub,
+    ".pdf": guard(read_pdf),
+    **dict.fromkeys((".docx", ".docm"), guard(read_docx)),
+    **dict.fromkeys((".pptx", ".pptm"), guard(read_pptx)),
+    **dict.fromkeys((".xlsx", ".xlsm"), guard(read_xlsx)),
+    **dict.fromkeys((".odt", ".ods", ".odp"), guard(read_odf)),
+    ".epub": guard(read_epub),
     ".rtf": read_rtf,
     **dict.fromkeys((".tex", ".ltx"), read_latex),
     **dict.fromkeys((".eml", ".mht", ".mhtml"), read_eml),

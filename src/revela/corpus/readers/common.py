@@ -97,7 +97,7 @@ class ReadReport:
         self.skipped.update(other.skipped)
         self.noted.update(other.noted)
         self.unread.update(other.unread)
-        self.bad_reasons |= other.bad_reasons
+        self.bad_reasons.update(other.bad_reasons)
         for reason, places in other.examples.items():
             self.examples[reason] = [*self.examples.get(reason, []), *places][:MAX_EXAMPLES]
 
