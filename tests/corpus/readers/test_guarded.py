@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import random
+import re
 import resource
 import signal
 import sys
@@ -225,6 +227,18 @@ def test_a_run_of_megabytes_in_a_word_file_is_named(tmp_path):
         "a run of over 4 MB of text: split it": ["a.docx"],
         IN_PART: ["b.docx"],
     }
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.rtf.gz", "a.md.gz", "a.csv.gz"])
+@pytest.mark.parametrize("blank", [" ", " \n"])
+def test_megabytes_of_white_space_are_squeezed(tmp_path, name, blank):
+    text = f"the lighthouse{blank * 2_000_000}keeper"
+    text = {"a.rtf.gz": f"{{\\rtf1 {text}}}", "a.csv.gz": f'a,b\nc,"{text}"'}.get(name, text)
+    (tmp_path / name).write_bytes(gzip.compress(text.encode()))
+    begin = time.process_time()
+    (document,), report = read_corpus([tmp_path], min_words=1)
+    assert time.process_time() - begin < 5 and len(document.text) < 300 and not report.noted
+    assert re.search(r"the lighthouse\s+keeper", document.text)
 
 
 def write_survey(path, delimiter=","):

@@ -8,8 +8,9 @@ reports rows that it skips. It need not handle errors of its library.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from revela.corpus.endings import suffix
@@ -20,6 +21,7 @@ from revela.corpus.readers.common import (
     UnsupportedFile,
     check_unchanged,
     display_path,
+    squeeze,
     unreadable_because,
 )
 from revela.corpus.readers.folders import holds_text, walk_files
@@ -65,7 +67,7 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys((".xlsx", ".xlsm"), guard(read_xlsx)),
     **dict.fromkeys((".odt", ".ods", ".odp"), guard(read_odf)),
     ".epub": guard(read_epub),
-    ".rtf": read_rtf,
+    ".rtf": guard(read_rtf),
     **dict.fromkeys((".tex", ".ltx"), read_latex),
     **dict.fromkeys((".eml", ".mht", ".mhtml"), read_eml),
     **dict.fromkeys((".mbox", ".mbx"), read_mbox),
@@ -127,7 +129,8 @@ def read_file(
     reader = reader or READERS.get(suffix(path), read_text)
     with check_unchanged(path):
         try:
-            yield from reader(path, name, fields, report)
+            for document in reader(path, name, fields, report):
+                yield replace(document, text=squeeze(document.text))
         except UnsupportedFile as error:
             if file.given_by_name:
                 raise RevelaError(f"{path}: {error}") from error

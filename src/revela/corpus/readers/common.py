@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import re
 import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
@@ -20,6 +21,8 @@ from revela.errors import RevelaError
 from revela.silence import counted
 
 MAX_BYTES = 64 * 2**20  # per line, text or page; anything longer is data, not a document
+BLANK = 2**16  # characters of white space
+_BLANK = re.compile(r"(\s{256})\s{%d,}" % (BLANK - 256))
 # These limit the report to one screen.
 MAX_EXAMPLES = 5  # per reason
 MAX_ENDINGS = 10  # per reason
@@ -267,6 +270,11 @@ def decoded(raw: bytes, name: str, report: ReadReport) -> str:
         report.note(f"read as {encoding}", name)
     # Logs of killed programs have runs of zeros.
     return text.replace("\0", " ").removeprefix("\ufeff")
+
+
+def squeeze(text: str) -> str:
+    """A text without most of a run of ``BLANK`` or more spaces, which would cost as much as text."""
+    return _BLANK.sub(r"\1", text) if len(text) > BLANK else text
 
 
 def is_unicode(text: str) -> bool:

@@ -26,6 +26,7 @@ from revela.corpus.readers.common import (
     ReadReport,
     UnsupportedFile,
     size_and_time,
+    squeeze,
 )
 from revela.corpus.readers.rows import Fields
 from revela.errors import first_line
@@ -132,7 +133,7 @@ def _read(reader: Reader, path: Path, name: str) -> Any:
     documents, report, error = list[Any](), ReadReport(), list[Any]()
     try:
         for document in reader(path, name, Fields("", ""), report):
-            text = document.text
+            text = squeeze(document.text)
             if len(text) > max(GROWN, PACKED * path.stat().st_size):
                 text = text[:GROWN]
                 report.note(f"read in part: over {PACKED} characters per byte of the file", name)
