@@ -235,7 +235,9 @@ def test_repeated_ids_are_those_of_one_process(ray_session, monkeypatch, tmp_pat
     surveyed = build_on_ray.SurveyedCorpus([corpus], reader_of_parts(READING, (), True))
     assert len(surveyed.parts) == (1 if size > 1 else 6)
     assert list(surveyed) == list(documents) and surveyed.report.lines() == report.lines()
-    assert "22: rows with the id of another row: their place is their id" in report.lines()[1]
+    assert (
+        "22: rows with the id of another row or file: their place is their id" in report.lines()[1]
+    )
 
 
 def test_an_index_of_repeated_ids_is_that_of_one_process(index_by, static_folder, tmp_path):

@@ -8,9 +8,9 @@ reports rows that it skips. It need not handle errors of its library.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from revela.corpus.endings import suffix
@@ -21,6 +21,7 @@ from revela.corpus.readers.common import (
     UnsupportedFile,
     check_unchanged,
     display_path,
+    is_of_file,
     squeeze,
     unreadable_because,
 )
@@ -99,26 +100,39 @@ def read_sources(
     sources: Iterable[Path | str], fields: Fields, report: ReadReport
 ) -> Iterator[Document]:
     """Every document of every source, in order of source, path and row."""
+    listed = list[str | File]()  # at once, as no row may have the id of a file
     for source in sources:
-        if str(source).startswith(PREFIX):
-            yield from read_hub(str(source), fields, report)
+        is_hub = str(source).startswith(PREFIX)
+        listed += [str(source)] if is_hub else files_of(source, report)
+    for one in listed:
+        if isinstance(one, File):
+            yield from read_file(one, fields, report)
         else:
-            for file in files_of(source, report):
-                yield from read_file(file, fields, report)
+            yield from read_hub(one, fields, report)
 
 
 def files_of(source: Path | str, report: ReadReport) -> Iterator[File]:
-    """The files of a file or folder, in order of their paths."""
+    """The files of a file or folder, in order of their paths. A name that is shown like an earlier
+    one, or like a row of its file, gets a number.
+    """
     path = Path(source)
     expected = f"give a folder, a file ({FORMATS}), or hub:owner/name"
     if not path.exists():
         raise RevelaError(f"{path} does not exist: {expected}")
     if path.is_dir():
+        names = set[str]()
         for file in walk_files(path, report):
-            if (suffix(file) in READERS and file.is_file()) or holds_text(file, report):
-                yield File(file, display_path(file.relative_to(path)))
+            if holds_text(file, report, suffix(file) in READERS):
+                name = shown = display_path(file.relative_to(path))
+                numbers = count(2)
+                while is_of_file(name, names):
+                    name = f"{shown} ({next(numbers)})"
+                names.add(name)
+                yield File(file, name)
     else:
-        yield File(path, display_path(Path(path.name)), given_by_name=True)
+        names = {name := display_path(Path(path.name))}
+        yield File(path, name, given_by_name=True)
+    report.names |= names
 
 
 def read_file(
