@@ -44,7 +44,7 @@ _OF_NO_TEXT = ("image/", "audio/", "video/", "font/")
 
 def walk_files(folder: Path, report: ReadReport) -> Iterator[Path]:
     """Files below a folder, sorted by path, without hidden files and links that lead outside. Each
-    folder is read once: a link to a folder inside only if that is hidden.
+    folder is read once: by a link to it inside, if it is hidden or left out.
 
     It leaves out, and counts, what git ignores if the folder is in a git work tree, and folders and
     files that programs make (``INSTALLED``, ``_GENERATED``).
@@ -64,7 +64,7 @@ def walk_files(folder: Path, report: ReadReport) -> Iterator[Path]:
 def _walk(folder: Path, root: Path, report: ReadReport) -> Iterator[Path]:
     """``walk_files``, with links to files outside, and in no order."""
     git, tops = GitIgnore(folder), [folder]
-    seen, left_out = set[str](), set[str]()  # real paths of folders
+    seen = set[str]()  # real paths of folders
 
     def skip_folder(error: OSError) -> None:
         name = display_path(Path(error.filename))
@@ -78,26 +78,21 @@ def _walk(folder: Path, root: Path, report: ReadReport) -> Iterator[Path]:
         elif not why and git.ignores(path, is_folder and not is_link):
             why = "ignored by git"
         if why:
-            left_out.add(os.path.realpath(path))
             report.leave_unread(path, why, f"{path.name}/" if is_folder else "")
         elif is_link:
-            tops.append(path)  # its target may be hidden
+            tops.append(path)  # its target may be hidden, or left out
         return not (why or is_link)
 
     for top in tops:
-        target = Path(os.path.realpath(top))
-        if str(target) not in seen and left_out & {*map(str, (target, *target.parents))}:
-            report.leave_unread(top, "link to a folder that is left out", f"{top.name}/")
-            continue
         for parent, folders, names in os.walk(top, onerror=skip_folder):
             here = Path(parent)
             git.enter(here)
-            is_new = (real := os.path.realpath(here)) not in seen
+            if (real := os.path.realpath(here)) in seen:
+                folders.clear()
+                continue
             seen.add(real)
-            shown = [name for name in sorted(folders) if is_new and name[0] != "."]
-            folders[:] = [name for name in shown if is_read(here / name, True)]
-            files = (here / name for name in names if is_new and name[0] != ".")
-            yield from (file for file in files if is_read(file, False))
+            folders[:] = [n for n in sorted(folders) if n[0] != "." and is_read(here / n, True)]
+            yield from (here / n for n in names if n[0] != "." and is_read(here / n, False))
 
 
 def _is_so(question: Callable[[], bool]) -> bool:

@@ -21,13 +21,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from revela.corpus.readers.common import (
-    DamagedFile,
-    ReadReport,
-    UnsupportedFile,
-    size_and_time,
-    squeeze,
-)
+from revela.corpus.readers import common
+from revela.corpus.readers.common import DamagedFile, ReadReport, UnsupportedFile
 from revela.corpus.readers.rows import Fields
 from revela.errors import first_line
 from revela.types import Document
@@ -41,8 +36,6 @@ PACKED, GROWN = 20, 2**16
 TOO_SLOW = "takes too much processor time to read: split it"
 TOO_LARGE = f"needs over {MEMORY >> 30} GB of memory to read, or crashes its reader: split it"
 _ERRORS: dict[str, Any] = {e.__name__: e for e in (UnsupportedFile, DamagedFile, OSError)}
-# Threads of libraries take address space, which counts as memory.
-_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 def guard(reader: Reader) -> Reader:
@@ -72,41 +65,33 @@ class GuardedProcess:
 
     def ask(self, reader: Reader, path: Path, name: str) -> Any:
         """The answer for a file, for one thread at a time; DamagedFile if it exceeds a limit."""
-        seconds = SECONDS + SECONDS_PER_MB * max(0, size_and_time(path)[0]) / 2**20
-        request = (reader.__module__, reader.__name__, os.fspath(path.resolve()), name, seconds)
+        seconds = SECONDS + SECONDS_PER_MB * max(0, common.size_and_time(path)[0]) / 2**20
+        request = (reader.__module__, reader.__name__, os.fspath(path.absolute()), name, seconds)
         with self._lock:
             if not self._process or self._process.poll() is not None:
                 self._process = self._start()
-            process = self._process
+            process, answer = self._process, ""
             assert process.stdin and process.stdout
-            answer = ""
             try:
-                process.stdin.write(json.dumps(request) + "\n")
-                process.stdin.flush()
+                print(json.dumps(request), file=process.stdin, flush=True)
                 answer = process.stdout.readline()
             finally:
                 if not answer:  # also after Ctrl-C: it would be taken for the next file's
                     process.kill()
                     process.wait()
-            if not answer:
-                is_slow = process.returncode == -getattr(signal, "SIGPROF", 0)
-                raise DamagedFile(TOO_SLOW if is_slow else TOO_LARGE)
+        if not answer:
+            is_slow = process.returncode == -getattr(signal, "SIGPROF", 0)
+            raise DamagedFile(TOO_SLOW if is_slow else TOO_LARGE)
         return json.loads(answer)
 
     @staticmethod
     def _start() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-c", f"from {__name__} import main; main()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={
-                **os.environ,
-                **_ONE_THREAD,
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            },
-            encoding="ascii",
-        )
+        # Threads of libraries take address space, which counts as memory.
+        threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        env = os.environ | threads | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-P", "-c", f"from {__name__} import main; main()"]
+        pipes: Any = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        return subprocess.Popen(command, env=env, encoding="ascii", **pipes)
 
 
 PROCESS = GuardedProcess()
@@ -133,7 +118,7 @@ def _read(reader: Reader, path: Path, name: str) -> Any:
     documents, report, error = list[Any](), ReadReport(), list[Any]()
     try:
         for document in reader(path, name, Fields("", ""), report):
-            text = squeeze(document.text)
+            text = common.squeeze(document.text)
             if len(text) > max(GROWN, PACKED * path.stat().st_size):
                 text = text[:GROWN]
                 report.note(f"read in part: over {PACKED} characters per byte of the file", name)

@@ -27,7 +27,7 @@ from revela.types import Document
 LARGEST = 2**20  # maximum characters of JSON without the text field; a longer file is data
 
 # A string of five words or more, or letters of other scripts, also escaped.
-_PROSE = re.compile(r'"(?:[^"\s]+ ){4}|[^\W\d_a-zA-Z]{5}|(?:\\u[\da-fA-F]{4}){5}')
+_PROSE = re.compile(r'"[^\W\d_][^"\s]* (?:[^"\s]+ ){3}|[^\W\d_a-zA-Z]{5}|(?:\\u[\da-fA-F]{4}){5}')
 
 
 def read_jsonl(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
