@@ -29,7 +29,7 @@ from revela.types import Document
 
 Reader = Callable[[Path, str, Fields, ReadReport], Iterator[Document]]
 MEMORY = 2**30  # bytes that the process may allocate
-SECONDS, SECONDS_PER_MB = 10.0, 30.0  # processor time of a file, and more per MB of its size
+SECONDS, SECONDS_PER_MB = 10.0, 60.0  # processor time of a file, and more per MB of its size
 # Maximum characters of text per byte of a file, which may be compressed; and how many are read of a
 # text with more, as of cells that are repeated thousands of times.
 PACKED, GROWN = 20, 2**16
