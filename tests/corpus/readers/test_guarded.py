@@ -275,6 +275,16 @@ def test_a_survey_in_a_sheet_is_read_column_by_column():
     assert text.count("Question 19: ") == 3000  # as long as the cells
 
 
+def test_questions_too_long_for_headings_are_headings_of_a_survey():
+    question = "how satisfied are you with the way in which we answer your requests"
+    rows = [[f"Question {n}: {question}" for n in range(20)], *[["agree"] * 20 for _ in range(900)]]
+    assert list(table_lines.sheet_tables(rows)) == [
+        "\n".join(f"Question {n}: {question}: agree" for n in range(20))
+    ]
+    (few,) = table_lines.sheet_tables(rows[:5])
+    assert few.splitlines()[1] == " | ".join(["agree"] * 20)
+
+
 def test_a_table_as_long_as_its_cells_is_read_row_by_row(tmp_path):
     with (tmp_path / "a.csv").open("w", newline="") as file:
         rows = csv.writer(file)

@@ -41,15 +41,15 @@ def table_lines(rows: Iterable[Sequence[str]], headings: int | None = None) -> l
     return [*captions, *(below or map(_labelled, rows))]
 
 
-def is_swollen(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Whether a table is large, and headings would be most of its lines, as in a survey of closed
-    questions.
+def is_swollen(headings: Sequence[str], rows: Sequence[Sequence[str]], least: int = LABELS) -> bool:
+    """Whether headings would be most of the lines of a table, as in a survey of closed questions,
+    and have over ``least`` characters in all.
     """
     cells = sum(len(cell) for row in rows for cell in row)
     labels = sum(
         len(name) for row in rows for name, cell in zip(headings, row, strict=False) if cell
     )
-    return labels > max(LABELS, LABELS_PER_CELL * cells)
+    return labels > max(least, LABELS_PER_CELL * cells)
 
 
 def lines_below(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -79,7 +79,8 @@ def has_headings(rows: Sequence[Sequence[str]]) -> bool:
     if len(rows) < 2 or width < 3 or missing or len({*names}) < len(names):
         return False
     numbers = [place for place, cell in enumerate(rows[0]) if is_number(cell)]
-    if any(len(name) > LONG_HEADING for name in names) or len(numbers) == width:
+    is_long = any(len(name) > LONG_HEADING for name in names)
+    if (is_long and not is_swollen(rows[0], rows[1:], LABELS // 16)) or len(numbers) == width:
         return False
     below = [cell for row in rows[1:] for i in numbers for cell in row[i : i + 1] if cell]
     counts = [cell for cell in below if is_number(cell) and not _is_period(cell)]
