@@ -252,7 +252,7 @@ def test_a_row_with_the_id_of_another_s_place_is_named_by_its_own(
     index_by, static_folder, tmp_path
 ):
     path = tmp_path / "corpus.jsonl"
-    path.write_text('{"_id": "corpus.jsonl:2", "text": "abc"}\n{"text": "b"}\n')
+    path.write_text('{"_id": "corpus.jsonl:2", "text": "abc", "year": 1}\n{"text": "b"}\n')
     said = [index_by(path, tmp_path / name, static_folder, *flags)
             for name, flags in (("local", ()), ("ray", RAY))]  # fmt: skip
     assert [code for code, *_ in said] == [0, 0]
