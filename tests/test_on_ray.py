@@ -235,7 +235,9 @@ def test_repeated_ids_are_those_of_one_process(ray_session, monkeypatch, tmp_pat
     surveyed = build_on_ray.SurveyedCorpus([corpus], reader_of_parts(READING, (), True))
     assert len(surveyed.parts) == (1 if size > 1 else 6)
     assert list(surveyed) == list(documents) and surveyed.report.lines() == report.lines()
-    assert "22: rows with the id of another row: their place is their id" in report.lines()[1]
+    assert (
+        "22: rows with the id of another row or file: their place is their id" in report.lines()[1]
+    )
 
 
 def test_an_index_of_repeated_ids_is_that_of_one_process(index_by, static_folder, tmp_path):
@@ -246,11 +248,21 @@ def test_an_index_of_repeated_ids_is_that_of_one_process(index_by, static_folder
     assert_equal(tmp_path / "ray", tmp_path / "local")
 
 
+def test_a_row_with_the_id_of_another_s_place_is_named_by_its_own(
+    index_by, static_folder, tmp_path
+):
+    path = tmp_path / "corpus.jsonl"
+    path.write_text('{"_id": "corpus.jsonl:2", "text": "abc", "year": 1}\n{"text": "b"}\n')
+    said = [index_by(path, tmp_path / name, static_folder, *flags)
+            for name, flags in (("local", ()), ("ray", RAY))]  # fmt: skip
+    assert [code for code, *_ in said] == [0, 0]
+    ids = [[name for name, _ in contents(tmp_path / made)[0]] for made in ("ray", "local")]
+    assert sorted(ids[0]) == sorted(ids[1]) == ["corpus.jsonl:1", "corpus.jsonl:2"]
+
+
 @pytest.mark.parametrize(
     ("lines", "flags", "sentence"),
     [
-        ('{"_id": "corpus.jsonl:2", "text": "abc"}\n{"text": "b"}\n', (),
-         'two documents have the id "corpus.jsonl:2": give each its own'),
         ('{"_id": 1, "text": "abc"}\n', ("--join-titles",), "--join-titles joins rows"),
         ('{"_id": 1, "text": "abc", "year": 7}\n', ("--metadata", "yaer"),
          'no document has a field "yaer"'),
@@ -266,7 +278,7 @@ def test_a_bad_corpus_is_one_sentence_before_anything_is_written(
     given = ("index", corpus, "--model", static_folder, *flags, "--out")
     err = refused(*given, out, "--engine", "ray")
     assert sentence in err and not out.exists()
-    if "--metadata" in flags or (not flags and corpus == path):
+    if "--metadata" in flags:
         assert refused(*given, tmp_path / "alone") == err
 
 

@@ -24,6 +24,7 @@ from revela.cli.printing import (
     print_report,
     print_scores,
     print_table,
+    printable,
 )
 from revela.corpus.readers.common import ReadReport
 from revela.index.bm25 import BM25
@@ -122,7 +123,8 @@ def test_a_group_is_shown_document_by_document_with_each_title_once(capsys):
     ]
 
 
-ESCAPES = "\033]52;c;cm0gLXJm\a\033[2J\x9b31m\x7f\ud800"
+ORDER = "\u2028\u2029\u202a\u202e\u2066\u2069\u206f\u061c\u200e\u200f"
+ESCAPES = f"\033]52;c;cm0gLXJm\a\033[2J\x9b31m\x7f\ud800{ORDER}"
 
 
 def test_what_a_stranger_wrote_does_not_control_the_terminal(capsys, monkeypatch):
@@ -139,16 +141,23 @@ def test_what_a_stranger_wrote_does_not_control_the_terminal(capsys, monkeypatch
     monkeypatch.setattr(logging.getLogger("revela"), "propagate", False)
     logging.getLogger("revela").info(f"{forged} was read")
     shown = capsys.readouterr().out
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800]", shown) and "\ufffd" in shown
+    unsafe = rf"[\x00-\x09\x0b-\x1f\x7f-\x9f{ORDER}]"
+    assert not re.search(rf"{unsafe}|\ud800", shown) and "\ufffd" in shown
     assert not any(line.startswith("2. another") for line in shown.splitlines())
     print_json([forged.replace("\ud800", ""), "é"])
     written = capsys.readouterr().out
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", written) and "é" in written
+    assert not re.search(unsafe, written) and "é" in written
     assert json.loads(written)[0] == forged.replace("\ud800", "")
     monkeypatch.setattr(sys, "argv", ["revela", "search", "no\033[2Jindex", "a"])
     with pytest.raises(SystemExit):
         main()
     assert "no\ufffd[2Jindex is not an index" in capsys.readouterr().err
+
+
+def test_marks_of_right_to_left_text_leave_no_holes():
+    assert printable("\u200fשלום\u200f, \u202egnp.exe") == "שלום, \ufffdgnp.exe"
+    family = "\U0001f468\u200d\U0001f469 می\u200cخواهم"  # joiners
+    assert printable(family) == family
 
 
 def test_names_with_brackets_are_no_markup(capsys):

@@ -1,6 +1,6 @@
-"""revela searches your own text on your own machine, by words and by meaning at once, and measures
-without labels which of the two to trust; where no embedding model knows your text, it makes one
-from a language model.
+"""revela trains dense retrievers from raw text, without labels, by language modelling, with the
+methods of five papers (Revela, DREAM, REPLUG, CDE, Dwell in the Beginning), and searches your
+own text with them.
 
 The public names are imported when they are first used: ``import revela`` costs nothing.
 

@@ -74,7 +74,7 @@ def test_a_huge_line_is_skipped_without_being_held(tmp_path, monkeypatch):
     (tmp_path / "a.jsonl").write_text(lines({"text": "x " * 5000}, {"text": SENTENCE}))
     documents, report = read_corpus([tmp_path], max_bad_share=0.9)
     assert [d.text for d in documents] == [SENTENCE]
-    assert report.examples == {"broken JSON": ["a.jsonl:1"]}
+    assert report.examples == {"line over 0 MB": ["a.jsonl:1"]}
 
 
 def test_short_and_duplicate_documents_are_counted(tmp_path):

@@ -78,6 +78,6 @@ def test_rows_that_share_an_id_are_named_by_their_places(tmp_path, succeeds, sta
         (tmp_path / f"{file}.jsonl").write_text("\n".join(rows))
     succeeds("index", tmp_path / "a.jsonl", "--model", static_folder, "--out", out)
     said = succeeds("index", tmp_path / "b.jsonl", "--out", out, "--append")
-    assert "1: rows with the id of another row: their place is their id (b.jsonl:2)" in said
+    assert "1: rows with the id of another row or file: their place is their id (b.jsonl:2)" in said
     ids = {row["id"] for row in Index.open(out).table.lance.to_arrow().to_pylist()}
     assert ids == {"1", "2", "a.jsonl:3", "b.jsonl:2"}

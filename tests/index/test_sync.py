@@ -110,6 +110,66 @@ def test_a_file_is_read_if_its_digest_is_another(synced):
     assert index.sync() == Synced(changed=1, unchanged=11) and holds(index, docs)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs ctime")
+@pytest.mark.parametrize("how", ["written", "replaced"])
+def test_a_file_of_the_same_size_and_time_is_read_again(synced, monkeypatch, how):
+    """As after cp -p, rsync -t or an unpacked archive."""
+    index, docs = synced
+    monkeypatch.setattr(follow, "FRESH_NS", 0)  # files were written long ago
+    (docs / "d0.txt").touch()
+    assert index.sync() == Synced(unchanged=12)
+    before, text = (docs / "d1.txt").stat(), TEXTS["d1"].replace("abba1", "dada1")
+    written = docs / "d1.txt" if how == "written" else docs.parent / "other.txt"
+    written.write_text(text)
+    os.utime(written, ns=(before.st_atime_ns, before.st_mtime_ns))
+    written.replace(docs / "d1.txt")
+    after = (docs / "d1.txt").stat()
+    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert index.sync() == Synced(changed=1, unchanged=11) and holds(index, docs)
+
+
+def test_files_beside_an_unreadable_folder_may_go(synced, monkeypatch):
+    index, docs = synced
+    (docs / "closed").mkdir()
+    (docs / "closed/c.txt").write_text("bee bee")
+    assert index.sync() == Synced(new=1, unchanged=12)
+    scandir = os.scandir
+
+    def refuse(folder):
+        if str(folder).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    (docs / "d1.txt").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refuse)
+        assert index.sync() == Synced(gone=1, unchanged=12)
+        assert index.sync() == Synced(unchanged=12)
+        assert [hit.id for hit in index.search("bee", 5, "lexical")] == ["closed/c.txt"]
+    (docs / "closed/c.txt").unlink()
+    assert index.sync() == Synced(gone=1, unchanged=11) and holds(index, docs)
+
+
+def test_rows_give_way_to_files_of_their_id_whichever_comes_first(tmp_path):
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "rows.jsonl").write_text(json.dumps({"_id": "README.md", "text": TEXTS["d1"]}))
+    for name in "abc":
+        (docs / f"{name}.txt").write_text("bee bee")
+    index = begun(tmp_path / "index")
+    assert index.sync(docs) == Synced(new=4)
+    assert [hit.id for hit in index.search("abba1", 5, "lexical")] == ["README.md"]
+    (docs / "README.md").write_text(TEXTS["d2"])
+    index.sync()
+    assert [hit.id for hit in index.search("abba2", 5, "lexical")] == ["README.md"]
+    assert [hit.id for hit in index.search("abba1", 5, "lexical")] == ["rows.jsonl:1"]
+    assert index.sync() == Synced(unchanged=5)
+    (docs / "README.md").unlink()
+    assert index.sync() == Synced(gone=1, unchanged=4)
+    assert [hit.id for hit in index.search("abba1", 5, "lexical")] == ["rows.jsonl:1"]
+    assert index.search("abba2", 5, "lexical") == []
+
+
 def test_a_killed_run_goes_on(synced, monkeypatch):
     index, docs = synced
     as_files(docs, {name: text for name, text in LATER.items() if name != "d5"})

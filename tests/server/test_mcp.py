@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -261,7 +262,45 @@ def test_without_a_token_other_hosts_and_the_pages_of_others_are_refused(served_
     with Http(served_index) as server:
         assert asked(server.url) == asked(server.url, origin="http://localhost:3000") == 200
         assert asked(server.url, host="evil.example") == 421
-        assert asked(server.url, origin="http://evil.example") == 403
+        for origin in ("http://evil.example", "http://localhost.evil.example:80", "null"):
+            assert asked(server.url, origin=origin) == 403
+        # Port 80, and a proxy, leave the port out.
+        for host in ("localhost", "LOCALHOST", "127.0.0.1", "127.0.0.2:8080", "[::1]", "[::1]:80"):
+            assert asked(server.url, host=host) == 200
+            assert asked(server.url, host=host, origin=f"http://{host}") == 200
+        assert asked(server.url, host="localhost", origin="https://localhost") == 200
+
+
+HALVES = {
+    1: r"violin \ud83d",
+    2: r"\ude00 violin \uD83D\uDE00",
+    3: r"violin \\ud83d",
+    4: r"violin \ud83d\ud83d",
+}
+
+
+def test_half_a_surrogate_pair_gets_an_answer(served_index):
+    about = {"protocolVersion": "2025-03-26", "capabilities": {}}
+    about["clientInfo"] = {"name": "a client", "version": "1"}
+    lines = [json.dumps({**CALL, "id": 0, "method": "initialize", "params": about})]
+    lines.append('{"jsonrpc": "2.0", "method": "notifications/initialized"}')
+    call = json.dumps({**CALL, "id": "ID", "method": "tools/call", "params": "PARAMS"})
+    for number, query in HALVES.items():
+        params = f'{{"name": "search", "arguments": {{"query": "{query}"}}}}'
+        lines.append(call.replace('"ID"', str(number)).replace('"PARAMS"', params))
+    command = [sys.executable, "-m", "revela", "mcp", str(served_index)]
+    env, pipe = os.environ | {"PYTHONPATH": str(SOURCE)}, subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env) as process:
+        process.stdin.write("\n".join(lines) + "\n")
+        process.stdin.flush()
+        killer = threading.Timer(60, process.kill)  # rather than wait for ever
+        killer.start()
+        answers = [json.loads(process.stdout.readline()) for _ in range(5)]
+        killer.cancel()
+        process.stdin.close()
+    found = {answer["id"]: answer["result"] for answer in answers}
+    for number in HALVES:
+        assert found[number]["structuredContent"]["results"][0]["id"] == "a b.txt"
 
 
 def test_stdout_is_the_protocols_and_the_end_of_stdin_stops_the_server(served_index):

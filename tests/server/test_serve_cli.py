@@ -81,6 +81,15 @@ def test_tokens_come_from_one_place_and_are_not_empty(monkeypatch, tmp_path):
             token_of(*arguments)
 
 
+@pytest.mark.parametrize("codec", ["utf-8-sig", "utf-16"])
+def test_a_token_may_follow_a_byte_order_mark(tmp_path, codec):
+    (tmp_path / "token").write_bytes("sesam\u00e9\r\n".encode(codec))
+    assert token_of(None, tmp_path / "token") == "sesam\u00e9"
+    (tmp_path / "token").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(RevelaError, match="cannot be read"):
+        token_of(None, tmp_path / "token")
+
+
 def test_a_models_name_is_as_the_user_gave_it(tmp_path):
     assert name_of(tmp_path / "my-model") == "my-model"
     assert name_of(Path("/cache/models--owner--some--name/snapshots/0123abc")) == "owner/some--name"

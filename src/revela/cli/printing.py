@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from revela.types import Chunk, Explanation, Hit, Hits
 
 SNIPPET = 240  # characters
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # a terminal obeys them, or cannot show
+# What a terminal obeys or cannot show, with what changes the order of text, and ends of lines.
+_CONTROL = "\x7f-\x9f\u2028-\u202e\u2066-\u206f"
+CONTROL = re.compile(f"[\x00-\x1f{_CONTROL}\ud800-\udfff]")
+MARKS = re.compile("[\u061c\u200e\u200f]")  # of the order of neighbours, in many texts
 FILE_WIDTH = 160  # columns of a table in a file or a pipe
 
 
@@ -51,13 +54,14 @@ def command_line() -> str:
 
 def printable(text: str) -> str:
     """Untrusted text without characters that control the terminal."""
-    return CONTROL.sub("\ufffd", text)
+    return CONTROL.sub("\ufffd", MARKS.sub("", text))
 
 
 def print_json(value: object, indent: int | None = 1) -> None:
     """JSON in UTF-8, with escapes for characters that control a terminal."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
-    print(re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text))
+    escaped = f"[{_CONTROL}]|{MARKS.pattern}"
+    print(re.sub(escaped, lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def print_report(report: ReadReport) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from contextlib import ExitStack, nullcontext
 from dataclasses import astuple
 from functools import partial
@@ -153,7 +154,9 @@ def token_of(variable: str | None, file: Path | None) -> str | None:
         return token
     if file is not None:
         try:
-            token = file.read_text(encoding="utf-8").strip()
+            raw = file.read_bytes()
+            is_wide = raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
+            token = raw.decode("utf-16" if is_wide else "utf-8-sig").strip()
         except (OSError, ValueError) as error:
             raise RevelaError(
                 f"{file} cannot be read ({type(error).__name__}): give a text file as --token-file"

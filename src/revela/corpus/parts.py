@@ -86,6 +86,7 @@ class DocumentReader:
         hashes of its rows' ids are added to ``taken``.
         """
         if self.rename_repeated:
+            report.names.update(piece.file.name for piece in part)
             report.claim = self._claim(_hash_of(part), set() if taken is None else taken)
         for piece in part:
             if size_and_time(piece.file.path) != piece.state:

@@ -1,25 +1,20 @@
-"""Read the pages of PDFs with PDFium, in a process of its own: a file that ends a native library
-must not end the program that reads a folder.
+"""Read the pages of PDFs with PDFium, in the guarded process (readers/guarded.py).
 
-``python -m revela.corpus.pdf_pages`` reads paths, one a line, and answers each with a line: title,
-pages and form values, or the sentence of an error. All lines are JSON. A page is its text, or, if
-it may have a table, its lines as lists of cells; or None if it cannot be read.
+A page is its text, or, if it may have a table, its lines as lists of cells; or None if it cannot be
+read.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import math
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from itertools import groupby, pairwise
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-MEMORY = 2**31  # bytes that the process may take; some megabytes can unpack to more
 # Widths in heights of a line:
 COLUMN = 0.6  # a wider gap parts two cells
 SPACE = 0.12  # a gap that is wider than the line's others by so much is a space
@@ -62,11 +57,11 @@ class _Character(NamedTuple):
 _SPACE, _END = _Character(" ", 0, 0, 0, 0, 0), _Character("\n", 0, 0, 0, 0, 0)  # of a line
 
 
-def read(path: str) -> tuple[str, list[Page], list[str]]:
-    """Title, pages, and the values of a form as "name: value"."""
+def read(file: Path | bytes) -> tuple[str, list[Page], list[str]]:
+    """Title, pages, and the values of a form as "name: value", of a file or its bytes."""
     from pypdfium2 import PdfDocument, PdfiumError, raw
 
-    with PdfDocument(path) as document:
+    with PdfDocument(file) as document:
         document.init_forms()
         pages, values = list[Page](), dict[str, str]()
         for number in range(len(document)):
@@ -272,20 +267,3 @@ def _said(get: Callable[..., int], *of: Any) -> str:
     buffer = (raw.FPDF_WCHAR * (get(*of, None, 0) // 2))()
     get(*of, buffer, 2 * len(buffer))
     return bytes(buffer)[:-2].decode("utf-16-le", "ignore")
-
-
-def main() -> None:
-    with suppress(ImportError, OSError, ValueError):  # systems without it
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    for line in sys.stdin:
-        try:
-            answer: Any = read(json.loads(line))
-        except Exception as error:  # the library's, for damaged files
-            answer = str(error)
-        print(json.dumps(answer), flush=True)
-
-
-if __name__ == "__main__":
-    main()

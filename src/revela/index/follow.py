@@ -97,7 +97,6 @@ class Scan:
         self._owner_of, self._is_first = owner_of, first_claim()
         self._unchanged: Set[str] = frozenset()
         self.report.claim = self._claim
-        self.is_whole = not self.report.bad  # no folder was unreadable
         self.documents = arrow_list(
             Document, progress_bar("reading", "document", self._documents(recorded or {}))
         )
@@ -138,6 +137,11 @@ class Scan:
 
     def _documents(self, recorded: Mapping[str, FileState]) -> Iterator[Document]:
         changed = dict(self._changed(recorded))
+        for path in [*changed]:  # a row that has the id of a new file gets another
+            source, file = self.listed[path]
+            owner = self._owner_of(file.name) if file else None
+            if owner in self.listed and owner in recorded:
+                changed.setdefault(owner, recorded[owner])
         self._unchanged = recorded.keys() & self.listed.keys() - changed.keys()
         for path, state in changed.items():
             source, file = self.listed[path]
@@ -259,8 +263,8 @@ def _check(changes: Changes, scan: Scan, refused: float) -> None:
     """Raise RevelaError for repeated ids, unreadable files, and a source that has lost too much."""
     names = [name for some in scan.documents.arrays("id") for name in some.to_pylist()]
     check_repeated(names)
-    listed = scan.listed if scan.is_whole else None
-    shared, losses = changes.state.compare(scan.read, names, listed)
+    unlisted = scan.report.unlisted
+    shared, losses = changes.state.compare(scan.read, names, scan.listed, unlisted)
     if shared:
         raise repeated_id(shared)
     untouched = sum(loss.untouched for loss in losses)

@@ -12,7 +12,7 @@ import json
 import sqlite3
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -257,14 +257,19 @@ class State:
         return rows[0][0] if rows else None
 
     def compare(
-        self, files: Sequence[ReadFile], ids: Iterable[str], listed: Iterable[str] | None
+        self,
+        files: Sequence[ReadFile],
+        ids: Iterable[str],
+        listed: Collection[str],
+        unlisted: Iterable[str] = (),
     ) -> tuple[str | None, list[Loss]]:
         """An id that an unread file has too, if there is one, and the losses of all sources.
 
         Args:
             files: that were read.
             ids: of all their documents, in order.
-            listed: the paths of all files; None: some are unknown.
+            listed: the paths of all files.
+            unlisted: folders whose files are unknown, so that none of them counts as gone.
         """
         database, names = self._database, iter(ids)
         with self._lock, _errors(self.folder):
@@ -274,14 +279,14 @@ class State:
             database.executemany("insert into now values (?, ?)", rows)
             read = ((file.path, file.whole) for file in files)
             database.executemany("insert into touched values (?, ?)", read)
-            if listed is not None:
-                present = set(listed)
-                # Those that a killed run has begun to read are in ``documents`` only.
-                recorded = database.execute(
-                    "select path from files union select path from documents where path is not null"
-                ).fetchall()
-                missing = ((path, True) for (path,) in recorded if path not in present)
-                database.executemany("insert or ignore into touched values (?, ?)", missing)
+            unknown = tuple(f"{folder}/" for folder in unlisted)
+            # Those that a killed run has begun to read are in ``documents`` only.
+            recorded = database.execute(
+                "select path from files union select path from documents where path is not null"
+            ).fetchall()
+            missing = (path for (path,) in recorded if path not in listed)
+            gone = ((path, True) for path in missing if not path.startswith(unknown))
+            database.executemany("insert or ignore into touched values (?, ?)", gone)
             database.execute("commit")
             shared = database.execute(
                 "select id from now join documents using (id) "

@@ -5,10 +5,13 @@ Names and forms are those of OpenAI's connectors, with scores, passages and more
 
 from __future__ import annotations
 
+import io
 import logging
+import re
+import sys
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -17,8 +20,10 @@ from typing import Annotated, Any
 from unicodedata import east_asian_width
 from urllib.parse import quote
 
+import anyio
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
+from mcp.server.stdio import stdio_server
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import BaseModel, Field, ValidationError
 from starlette.types import ASGIApp
@@ -49,6 +54,9 @@ NOT_FOUND = (
     "answer from other knowledge: results are the nearest there are, and may all be beside it."
 )
 
+
+# An escaped backslash, a pair, or half a pair.
+_HALF = re.compile(r"(\\\\|\\u[Dd][89ABab]..\\u[Dd][C-Fc-f]..)|\\u[Dd][89A-Fa-f][0-9A-Fa-f]{2}")
 
 MaxTokens = Annotated[
     int, Field(ge=LEAST_TOKENS, le=100_000, description="Maximum size of the answer.")
@@ -224,8 +232,22 @@ def _metadata(hit: Hit) -> dict[str, Any] | None:
     return short or None
 
 
+async def _stdin_lines() -> AsyncIterator[str]:
+    """Lines of JSON with U+FFFD for each half of a surrogate pair: the SDK cannot parse a line with
+    one, and would not answer it.
+    """
+    async for line in anyio.wrap_file(io.TextIOWrapper(sys.stdin.buffer, "utf-8", "replace")):
+        yield _HALF.sub(lambda found: found[1] or "\\ufffd", line)
+
+
 class _Server(MCPServer[Any]):
     """A server whose errors are one sentence."""
+
+    async def run_stdio_async(self) -> None:
+        lines: Any = _stdin_lines()
+        async with stdio_server(lines) as (read, write):
+            server = self._lowlevel_server
+            await server.run(read, write, server.create_initialization_options())
 
     async def call_tool(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -354,7 +376,6 @@ def http_app(server: MCPServer[Any], access: Access, limits: Limits) -> ASGIApp:
         stateless_http=True,
         json_response=True,
         max_request_body_size=limits.max_body_bytes,
-        # Of a loopback host the SDK checks Host and Origin; else a token keeps web pages away.
-        host="127.0.0.1" if access.local_only else "",
+        host="",  # Guard checks Host and Origin, the SDK would want a port in both
     )
-    return Guard(app, access)
+    return Guard(app, access, checks_origin=True)

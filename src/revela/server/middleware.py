@@ -28,10 +28,12 @@ class Guard:
         access: with a token, every path but the page, ``/healthz`` and ``/openapi.json`` requires
             ``Authorization: Bearer TOKEN``. With ``local_only`` the Host header must be a loopback
             name, which keeps web pages from reaching the server by DNS rebinding.
+        checks_origin: with ``local_only``, refuse web pages of other hosts.
     """
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, access: Access, checks_origin: bool = False) -> None:
         self.app, self.token, self.local_only = app, access.token, access.local_only
+        self.checks_origin = checks_origin and access.local_only
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,6 +55,9 @@ class Guard:
                 "--token-file to reach it by other names"
             )
             return APIError(421, message)
+        origin = headers.get("origin") if self.checks_origin else None
+        if origin and not is_loopback(_host_of(origin.partition("://")[2])):
+            return APIError(403, "this server answers web pages of localhost only")
         if self.token is None or path in PUBLIC_PATHS:
             return None
         scheme, _, given = headers.get("authorization", "").partition(" ")

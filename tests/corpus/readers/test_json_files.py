@@ -83,3 +83,29 @@ def test_large_json_is_data(tmp_path, monkeypatch):
     assert read_corpus([tmp_path])[1].lines()[1] == "not read: 1 .json (over 0 MB)"
     with pytest.raises(RevelaError, match=r"large\.json: JSON over 0 MB; make it JSONL"):
         read_corpus([tmp_path / "large.json"])
+
+
+def test_an_export_of_messages_counts_as_text_and_data_does_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_files, "LARGEST", 1000)
+    (tmp_path / "a.txt").write_text(SENTENCE)
+    said = [
+        "when does the canteen close today?",
+        "蜜蜂在花丛之间跳舞",
+        "Когда закрывается столовая",
+    ]
+    exports = {
+        "telegram": {
+            "messages": [{"id": n, "text": [{"type": "plain"}, t]} for n, t in enumerate(said)]
+        },
+        "chatgpt": [{"mapping": {"0": {"content": {"parts": said}}}}],
+        "discord": {"messages": [{"content": said[0]}]},
+        "chinese": {"messages": [{"content": said[1]}]},
+    }
+    for name, value in exports.items():
+        value = {"padding": "x" * 1000, "rows": value}
+        (tmp_path / f"{name}.json").write_text(json.dumps(value, ensure_ascii=name == "chatgpt"))
+    (tmp_path / "geo.json").write_text(json.dumps({"points": [[1.5, 2.5]] * 1000, "name": "a map"}))
+    _, report = read_corpus([tmp_path])
+    sizes = sum((tmp_path / f"{name}.json").stat().st_size for name in exports)
+    assert report.bytes_unread == sizes
+    assert report.unread == {('data: no text field "text"', ".json"): 5}

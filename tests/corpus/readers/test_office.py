@@ -460,10 +460,11 @@ def test_broken_and_empty_ones_are_named(tmp_path):
         read_corpus([tmp_path / "empty.docx"])
 
 
-def test_what_unpacks_to_much_more_than_it_is_is_damaged(tmp_path, monkeypatch):
-    monkeypatch.setattr(common, "MAX_BYTES", 20_000)
-    docx(tmp_path / "bomb.docx", SENTENCE, "a" * 30_000)
+def test_what_unpacks_to_much_more_than_it_is_is_damaged(tmp_path):
+    docx(tmp_path / "bomb.docx", SENTENCE)
+    with zipfile.ZipFile(tmp_path / "bomb.docx", "a", zipfile.ZIP_DEFLATED) as parts:
+        parts.writestr("word/media/image1.bmp", bytes(common.MAX_BYTES + 2**20))
     docx(tmp_path / "large.docx", SENTENCE, "b" * 30_000, compression=zipfile.ZIP_STORED)
     documents, report = read_corpus([tmp_path], max_bad_share=0.5)
     assert [d.id for d in documents] == ["large.docx"]
-    assert report.examples == {"over 0 MB unpacked: split it": ["bomb.docx"]} and report.bad == 1
+    assert report.examples == {"over 64 MB unpacked: split it": ["bomb.docx"]} and report.bad == 1

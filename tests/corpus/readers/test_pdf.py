@@ -6,13 +6,10 @@ import hashlib
 import os
 import random
 import re
-import subprocess
-import sys
 
 import pytest
 
 from revela.corpus.load import read_corpus
-from revela.corpus.readers import pdf as reader
 from revela.corpus.readers.pdf import join_words
 from revela.errors import RevelaError
 
@@ -309,46 +306,6 @@ def test_damage_is_one_sentence(tmp_path):
     assert "whole.pdf" in {document.id for document in documents}
     told = {place.split(":")[0] for places in report.examples.values() for place in places}
     assert told and len(documents) + sum(report.skipped.values()) >= 41
-
-
-def test_a_file_that_ends_the_library_is_one_sentence_and_the_next_is_read(tmp_path, monkeypatch):
-    for name in "ab":
-        (tmp_path / f"{name}.pdf").write_bytes(pdf([f"The page of {name} speaks of invoices."]))
-    process, start = reader._Process(), reader._Process._start
-    monkeypatch.setattr(reader, "_PROCESS", process)
-    starts = [["-c", "import os; input(); os.abort()"]]
-
-    def started():
-        if not starts:
-            return start()
-        given = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="ascii")
-        return subprocess.Popen([sys.executable, *starts.pop()], **given)
-
-    monkeypatch.setattr(process, "_start", started)
-    ((document,), report) = read_corpus([tmp_path], max_bad_share=0.5)
-    assert document.id == "b.pdf"
-    assert report.examples["damaged or encrypted .pdf"] == [
-        "a.pdf: PDFium crashed, or wanted over 2 GB of memory"
-    ]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs limits of memory")
-def test_what_unpacks_to_more_than_memory_is_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "_PROCESS", reader._Process())
-    import zlib
-
-    line = b"BT /F1 12 Tf 72 720 Td (Bees dance here.) Tj ET\n" * 20_000
-    packer = zlib.compressobj(9)
-    packed = b"".join(packer.compress(line) for _ in range(500)) + packer.flush()
-    whole = pdf(["@ ET"])
-    whole = whole.replace(
-        b"<< /Length 4 >>", b"<< /Length %d /Filter /FlateDecode >>" % len(packed)
-    )
-    (tmp_path / "a.pdf").write_bytes(whole.replace(b"@ ET", packed))
-    (tmp_path / "b.pdf").write_bytes(pdf(["The page of b speaks of invoices."]))
-    documents, report = read_corpus([tmp_path], max_bad_share=0.5)
-    assert [document.id for document in documents] == ["b.pdf"]
-    assert "wanted over 2 GB" in report.examples["damaged or encrypted .pdf"][0]
 
 
 @pytest.mark.parametrize("name", ["Über uns\n2.pdf", os.fsdecode(b"caf\xe9.pdf"), "a.pdf.gz"])

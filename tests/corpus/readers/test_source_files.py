@@ -180,7 +180,7 @@ def test_rows_may_share_their_ids(tmp_path):
     how = dict(distinct=False, min_words=1, rename_repeated=True)
     documents, report = read_corpus([tmp_path], **how)
     assert [d.id for d in documents] == ["1", "a.csv:3", "a.csv:4", "b.jsonl:1"]
-    assert report.noted["rows with the id of another row: their place is their id"] == 2
+    assert report.noted["rows with the id of another row or file: their place is their id"] == 2
 
 
 def test_what_git_ignores_and_programs_make_is_left_out(tmp_path):

@@ -8,8 +8,9 @@ reports rows that it skips. It need not handle errors of its library.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from revela.corpus.endings import suffix
@@ -20,9 +21,12 @@ from revela.corpus.readers.common import (
     UnsupportedFile,
     check_unchanged,
     display_path,
+    is_of_file,
+    squeeze,
     unreadable_because,
 )
 from revela.corpus.readers.folders import holds_text, walk_files
+from revela.corpus.readers.guarded import Reader, guard
 from revela.corpus.readers.html import read_html
 from revela.corpus.readers.hub import PREFIX, read_hub
 from revela.corpus.readers.json_files import read_json, read_jsonl, read_notebook
@@ -46,10 +50,8 @@ from revela.types import Document
 
 VERSION = 7  # raise it when readers or chunking change the text of the same file
 
-
-Reader = Callable[[Path, str, Fields, ReadReport], Iterator[Document]]
 READERS: dict[str, Reader] = {
-    **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), guard(read_html)),
     ".jsonl": read_jsonl,
     ".ndjson": read_jsonl,
     ".json": read_json,
@@ -60,13 +62,13 @@ READERS: dict[str, Reader] = {
     ".tsv": read_csv,
     ".xml": read_posts,
     **dict.fromkeys((".srt", ".vtt"), read_subtitles),
-    ".pdf": read_pdf,
-    **dict.fromkeys((".docx", ".docm"), read_docx),
-    **dict.fromkeys((".pptx", ".pptm"), read_pptx),
-    **dict.fromkeys((".xlsx", ".xlsm"), read_xlsx),
-    **dict.fromkeys((".odt", ".ods", ".odp"), read_odf),
-    ".epub": read_epub,
-    ".rtf": read_rtf,
+    ".pdf": guard(read_pdf),
+    **dict.fromkeys((".docx", ".docm"), guard(read_docx)),
+    **dict.fromkeys((".pptx", ".pptm"), guard(read_pptx)),
+    **dict.fromkeys((".xlsx", ".xlsm"), guard(read_xlsx)),
+    **dict.fromkeys((".odt", ".ods", ".odp"), guard(read_odf)),
+    ".epub": guard(read_epub),
+    ".rtf": guard(read_rtf),
     **dict.fromkeys((".tex", ".ltx"), read_latex),
     **dict.fromkeys((".eml", ".mht", ".mhtml"), read_eml),
     **dict.fromkeys((".mbox", ".mbx"), read_mbox),
@@ -98,26 +100,39 @@ def read_sources(
     sources: Iterable[Path | str], fields: Fields, report: ReadReport
 ) -> Iterator[Document]:
     """Every document of every source, in order of source, path and row."""
+    listed = list[str | File]()  # at once, as no row may have the id of a file
     for source in sources:
-        if str(source).startswith(PREFIX):
-            yield from read_hub(str(source), fields, report)
+        is_hub = str(source).startswith(PREFIX)
+        listed += [str(source)] if is_hub else files_of(source, report)
+    for one in listed:
+        if isinstance(one, File):
+            yield from read_file(one, fields, report)
         else:
-            for file in files_of(source, report):
-                yield from read_file(file, fields, report)
+            yield from read_hub(one, fields, report)
 
 
 def files_of(source: Path | str, report: ReadReport) -> Iterator[File]:
-    """The files of a file or folder, in order of their paths."""
+    """The files of a file or folder, in order of their paths. A name that is shown like an earlier
+    one, or like a row of its file, gets a number.
+    """
     path = Path(source)
     expected = f"give a folder, a file ({FORMATS}), or hub:owner/name"
     if not path.exists():
         raise RevelaError(f"{path} does not exist: {expected}")
     if path.is_dir():
+        names = set[str]()
         for file in walk_files(path, report):
-            if (suffix(file) in READERS and file.is_file()) or holds_text(file, report):
-                yield File(file, display_path(file.relative_to(path)))
+            if holds_text(file, report, suffix(file) in READERS):
+                name = shown = display_path(file.relative_to(path))
+                numbers = count(2)
+                while is_of_file(name, names):
+                    name = f"{shown} ({next(numbers)})"
+                names.add(name)
+                yield File(file, name)
     else:
-        yield File(path, display_path(Path(path.name)), given_by_name=True)
+        names = {name := display_path(Path(path.name))}
+        yield File(path, name, given_by_name=True)
+    report.names |= names
 
 
 def read_file(
@@ -128,7 +143,8 @@ def read_file(
     reader = reader or READERS.get(suffix(path), read_text)
     with check_unchanged(path):
         try:
-            yield from map(without_data, reader(path, name, fields, report))
+            for document in map(without_data, reader(path, name, fields, report)):
+                yield replace(document, text=squeeze(document.text))
         except UnsupportedFile as error:
             if file.given_by_name:
                 raise RevelaError(f"{path}: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import re
 import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
@@ -20,6 +21,8 @@ from revela.errors import RevelaError
 from revela.silence import counted
 
 MAX_BYTES = 64 * 2**20  # per line, text or page; anything longer is data, not a document
+BLANK = 2**16  # characters of white space
+_BLANK = re.compile(rf"(\s{{256}})\s{{{BLANK - 256},}}")
 # These limit the report to one screen.
 MAX_EXAMPLES = 5  # per reason
 MAX_ENDINGS = 10  # per reason
@@ -38,7 +41,9 @@ class ReadReport:
         bytes_read, bytes_unread: bytes of files that may hold text, without files left out.
         judged: ids of documents that are never dropped, unless they are empty.
         claim: takes an id for a row; False if another row has it. None: rows may share ids.
+        names: ids of files, which no row may have.
         examples: reason or remark -> places.
+        unlisted: folders whose files are unknown.
     """
 
     documents: int = 0
@@ -52,8 +57,10 @@ class ReadReport:
     unread: Counter[tuple[str, str]] = field(default_factory=Counter)
     judged: Collection[str] = field(default=(), repr=False)
     claim: Callable[[str], bool] | None = field(default=None, repr=False)
+    names: set[str] = field(default_factory=set, repr=False)
     examples: dict[str, list[str]] = field(default_factory=dict)
     bad_reasons: set[str] = field(default_factory=set)
+    unlisted: list[str] = field(default_factory=list)
 
     @property
     def bad(self) -> int:
@@ -73,7 +80,7 @@ class ReadReport:
     def _count(self, counter: Counter[str], reason: str, where: str) -> None:
         counter[reason] += 1
         if len(places := self.examples.setdefault(reason, [])) < MAX_EXAMPLES:
-            places.append(where)
+            places.append(where if len(where) < 500 else f"{where[:200]}...{where[-200:]}")
 
     def leave_unread(self, path: Path, reason: str, named: str = "") -> None:
         """Count a file that is left out of a folder, which is no fault of the corpus; ``named``
@@ -99,7 +106,7 @@ class ReadReport:
         self.skipped.update(other.skipped)
         self.noted.update(other.noted)
         self.unread.update(other.unread)
-        self.bad_reasons |= other.bad_reasons
+        self.bad_reasons.update(other.bad_reasons)
         for reason, places in other.examples.items():
             self.examples[reason] = [*self.examples.get(reason, []), *places][:MAX_EXAMPLES]
 
@@ -176,6 +183,12 @@ class UnsupportedFile(Exception):
         super().__init__(f"{reason} ({detail})" if detail else reason)
         self.reason, self.detail, self.short = reason, detail, short
         self.by_programs = by_programs
+
+
+def is_of_file(name: str, files: Collection[str]) -> bool:
+    """Whether an id is that of one of these files, or of a row of one."""
+    file, _, number = name.rpartition(":")
+    return name in files or (number.isdigit() and file in files)
 
 
 def display_path(path: Path) -> str:
@@ -271,6 +284,11 @@ def decoded(raw: bytes, name: str, report: ReadReport) -> str:
     return text.replace("\0", " ").removeprefix("\ufeff")
 
 
+def squeeze(text: str) -> str:
+    """A text with 256 spaces for a run of ``BLANK`` or more, which would cost as much as text."""
+    return _BLANK.sub(r"\1", text) if len(text) > BLANK else text
+
+
 def is_unicode(text: str) -> bool:
     """Whether a text has no surrogates. (JSON may have half of a pair, escaped.)"""
     try:
@@ -308,9 +326,11 @@ class FileChanged(RevelaError):
 
 
 def size_and_time(path: Path) -> tuple[int, int]:
-    """Size in bytes, and time of the last change in ns; (-1, 0) for a missing file."""
+    """Size in bytes, and time of the last change in ns; (-1, 0) for a missing file. Programs can
+    set a file's mtime back, but not its ctime, which on Windows is the time of its creation.
+    """
     try:
         stat = path.stat()
     except OSError:
         return -1, 0
-    return stat.st_size, stat.st_mtime_ns
+    return stat.st_size, stat.st_mtime_ns if os.name == "nt" else stat.st_ctime_ns

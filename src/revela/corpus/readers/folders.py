@@ -8,9 +8,10 @@ import mimetypes
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from revela.corpus.endings import suffix
@@ -42,42 +43,64 @@ _OF_NO_TEXT = ("image/", "audio/", "video/", "font/")
 
 
 def walk_files(folder: Path, report: ReadReport) -> Iterator[Path]:
-    """Files below a folder, sorted by path, without hidden files and links that lead outside.
+    """Files below a folder, sorted by path, without hidden files and links that lead outside. Each
+    folder is read once: by a link to it inside, if it is hidden or left out.
 
     It leaves out, and counts, what git ignores if the folder is in a git work tree, and folders and
     files that programs make (``INSTALLED``, ``_GENERATED``).
     """
-
-    def skip_folder(error: OSError) -> None:
-        report.skip(unreadable_because(error), display_path(Path(error.filename)), bad=True)
-
     root = folder.resolve()
     if root.parent.name == "snapshots":  # the hub's cache, with links to ../../blobs
         root = root.parent.parent
-    git, paths = GitIgnore(folder), list[Path]()
-
-    def is_read(path: Path, is_folder: bool) -> bool:
-        why = _made_by_programs(path, is_folder)
-        if is_folder and path.is_symlink():
-            # The target of a link inside of the folder is read anyway.
-            why = "" if _is_inside(path, root) else "link to a folder: give that one too"
-        elif not why and git.ignores(path, is_folder):
-            why = "ignored by git"
-        if why:
-            report.leave_unread(path, why, f"{path.name}/" if is_folder else "")
-        return not why
-
-    for parent, folders, names in os.walk(folder, onerror=skip_folder):
-        here = Path(parent)
-        git.enter(here)
-        folders[:] = [name for name in folders if name[0] != "." and is_read(here / name, True)]
-        paths += (here / name for name in names if name[0] != "." and is_read(here / name, False))
-    for path in sorted(paths):
-        if path.is_symlink() and not _is_inside(path, root):
-            why = "link to a file outside of the folder" if path.exists() else "broken link"
+    for path in sorted(_walk(folder, root, report)):
+        if _is_so(path.is_symlink) and not _is_inside(path, root):
+            is_there = _is_so(path.exists)
+            why = "link to a file outside of the folder" if is_there else "broken link"
             report.skip(why, display_path(path))
         else:
             yield path
+
+
+def _walk(folder: Path, root: Path, report: ReadReport) -> Iterator[Path]:
+    """``walk_files``, with links to files outside, and in no order."""
+    git, tops = GitIgnore(folder), [folder]
+    seen = set[str]()  # real paths of folders
+
+    def skip_folder(error: OSError) -> None:
+        name = display_path(Path(error.filename))
+        report.unlisted.append(name)
+        report.skip(unreadable_because(error), name, bad=True)
+
+    def is_read(path: Path, is_folder: bool) -> bool:
+        why, is_link = _made_by_programs(path, is_folder), is_folder and _is_so(path.is_symlink)
+        if is_link and not _is_inside(path, root):
+            why = "link to a folder: give that one too"
+        elif not why and git.ignores(path, is_folder and not is_link):
+            why = "ignored by git"
+        if why:
+            report.leave_unread(path, why, f"{path.name}/" if is_folder else "")
+        elif is_link:
+            tops.append(path)  # its target may be hidden, or left out
+        return not (why or is_link)
+
+    for top in tops:
+        for parent, folders, names in os.walk(top, onerror=skip_folder):
+            here = Path(parent)
+            git.enter(here)
+            if (real := os.path.realpath(here)) in seen:
+                folders.clear()
+                continue
+            seen.add(real)
+            folders[:] = [n for n in sorted(folders) if n[0] != "." and is_read(here / n, True)]
+            yield from (here / n for n in names if n[0] != "." and is_read(here / n, False))
+
+
+def _is_so(question: Callable[[], bool]) -> bool:
+    """Whether the file system says so; False if it refuses to tell, which reading reports."""
+    try:
+        return question()
+    except OSError:
+        return False
 
 
 def _is_inside(path: Path, root: Path) -> bool:
@@ -87,24 +110,30 @@ def _is_inside(path: Path, root: Path) -> bool:
 def _made_by_programs(path: Path, is_folder: bool) -> str:
     """The reason why a file or folder is left out; "" if it is not."""
     if is_folder:
-        is_installed = path.name in INSTALLED or (path / "pyvenv.cfg").is_file()
-        is_installed = is_installed or any(path.glob("*.lance"))  # an index
+        is_installed = path.name in INSTALLED or _is_so((path / "pyvenv.cfg").is_file)
+        is_installed |= _is_so(lambda: any(path.glob("*.lance")))  # an index
         return "made by programs: to read it, give it by name" if is_installed else ""
     return next((why for why, pattern in _GENERATED.items() if pattern.search(path.name)), "")
 
 
-def holds_text(path: Path, report: ReadReport) -> bool:
-    """Whether a file that has no reader looks like text; if not, count it in the report."""
+def holds_text(path: Path, report: ReadReport, has_reader: bool) -> bool:
+    """Whether a file has a reader or looks like text; if not, count it in the report."""
     ending = suffix(path) if path.suffix not in (".bz2", ".xz") else path.suffix
-    if ending in _ADVICE:
+    try:
+        is_file = S_ISREG(path.stat().st_mode)
+    except OSError:
+        return True  # the error comes when it is read
+    if not is_file:
+        report.leave_unread(path, "no file")
+    elif has_reader:
+        return True
+    elif ending in _ADVICE:
         report.leave_unread(path, _ADVICE[ending])
         report.count_bytes(path, read=False)
     elif ending in _ARCHIVES:
         report.leave_unread(path, "archive: unpack it")
     elif _TYPES.get(ending, "").startswith(_OF_NO_TEXT) and ending != ".ts":
         report.leave_unread(path, "no text")
-    elif not path.is_file():
-        report.leave_unread(path, "no file")
     else:
         try:
             with open_binary(path) as handle:
@@ -125,7 +154,7 @@ class GitIgnore:
     def __init__(self, folder: Path) -> None:
         self._folder, self._top = folder, folder.resolve()
         above = (self._top, *self._top.parents)
-        tree = next((path for path in above if (path / ".git").exists()), None)
+        tree = next((path for path in above if _is_so((path / ".git").exists)), None)
         self._rules: Rules | None = None if tree is None else []
         self._of: dict[Path, Rules | None] = {}
         if tree is not None and tree != self._top:
@@ -138,7 +167,7 @@ class GitIgnore:
     def enter(self, folder: Path) -> None:
         """Read the rules of a folder. Its parent must have been entered before."""
         rules, place = self._of.get(folder.parent, self._rules), self._place(folder)
-        if (folder / ".git").exists():
+        if _is_so((folder / ".git").exists):
             rules = []  # a work tree of its own
         self._rules = None if rules is None else [*rules, *_rules_of(place)]
         self._of[folder] = self._rules
@@ -156,8 +185,9 @@ def _rules_of(folder: Path) -> Rules:
 
     lines = list[str]()
     for name in (".git/info/exclude", ".gitignore"):
-        with suppress(OSError):
-            lines += (folder / name).read_text("utf-8", "replace").splitlines()
+        if _is_so((path := folder / name).is_file):  # no pipe, which would wait for ever
+            with suppress(OSError):
+                lines += path.read_text("utf-8", "replace").splitlines()
     return [(str(folder), pathspec.GitIgnoreSpec.from_lines(lines))] if lines else []
 
 

@@ -14,6 +14,7 @@ from revela.corpus.readers.common import (
     DamagedFile,
     ReadReport,
     UnsupportedFile,
+    check_length,
     lines_of,
     open_text,
     read_decoded,
@@ -25,6 +26,9 @@ from revela.types import Document
 
 LARGEST = 2**20  # maximum characters of JSON without the text field; a longer file is data
 
+# A string of five words or more, or letters of other scripts, also escaped.
+_PROSE = re.compile(r'"[^\W\d_][^"\s]* (?:[^"\s]+ ){3}|[^\W\d_a-zA-Z]{5}|(?:\\u[\da-fA-F]{4}){5}')
+
 
 def read_jsonl(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read JSON Lines: one object per line."""
@@ -34,7 +38,7 @@ def read_jsonl(path: Path, name: str, fields: Fields, report: ReadReport) -> Ite
                 continue
             where = f"{name}:{number}"
             try:
-                row = _parsed(line)
+                row = _parsed(check_length(line))
             except DamagedFile as error:
                 report.skip(str(error), where, bad=True)
             else:
@@ -61,7 +65,8 @@ def read_json(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
         if len(source) > LARGEST:
             none = f'data: no text field "{fields.text}"'
             advice = f"{none}; name another with --text-field of index or fit"
-            raise UnsupportedFile(f"JSON of {advice}", short=none, by_programs=True)
+            is_data = not _PROSE.search(source)  # else an export of messages, say
+            raise UnsupportedFile(f"JSON of {advice}", short=none, by_programs=is_data)
         yield Document(name, source, "", "code")
         return
     for number, row in enumerate(rows, 1):

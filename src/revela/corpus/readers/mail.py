@@ -6,36 +6,43 @@ from __future__ import annotations
 
 import email
 import email.policy
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from email.message import EmailMessage
 from pathlib import Path
 
 from revela.corpus.readers.common import (
     DamagedFile,
     ReadReport,
-    open_binary,
+    open_text,
     read_bytes,
     without_surrogates,
 )
 from revela.corpus.readers.encodings import decode
 from revela.corpus.readers.html import extract_fragment
 from revela.corpus.readers.rows import Fields
+from revela.errors import first_line
 from revela.types import Document
 
+ENCODED = ("base64", "quoted-printable")
 NAMED = ("From", "To", "Cc", "Date")
 
 
 def read_eml(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read a file with one message."""
-    yield from _document(read_bytes(path), name, report)
+    raw = read_bytes(path).removeprefix(BOM_UTF8)
+    is_wide = raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
+    raw = raw.decode("utf-16", "replace").encode() if is_wide else raw
+    yield from _document(raw, name, report)
 
 
 def read_mbox(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read a file of messages, each after a line that begins with "From "."""
     number, message = 0, list[bytes]()
-    with open_binary(path) as handle:
+    with open_text(path) as handle:
         is_blank = True
-        for line in handle:
+        for line in (line.encode("utf-8", "surrogateescape") for line in handle):
             if is_blank and line.startswith(b"From "):
                 if message:
                     yield from _document(b"".join(message), f"{name}:{number}", report)
@@ -50,15 +57,20 @@ def read_mbox(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
 
 
 def _document(raw: bytes, name: str, report: ReadReport) -> Iterator[Document]:
-    """The document of a message; none if the bytes are no mail, which is reported."""
-    message = email.message_from_bytes(raw, policy=email.policy.default)
-    assert isinstance(message, EmailMessage)
-    if not message.keys():
-        report.skip("no mail", name, bad=True)
-        return
-    text = "\n\n".join(dict.fromkeys(filter(None, [_body(message), *_attached(message)])))
-    text = f"{_headers(message, NAMED)}\n\n{text}"
-    yield Document(name, without_surrogates(text).strip(), _header(message, "Subject"))
+    """The document of a message; none if the bytes are no mail, or damaged, which is reported."""
+    try:
+        message = email.message_from_bytes(raw, policy=email.policy.default)
+        assert isinstance(message, EmailMessage)
+        if not message.keys():
+            report.skip("no mail", name, bad=True)
+            return
+        text = "\n\n".join(dict.fromkeys(filter(None, [_body(message), *_attached(message)])))
+        text = f"{_headers(message, NAMED)}\n\n{text}"
+        document = Document(name, without_surrogates(text).strip(), _header(message, "Subject"))
+    except Exception as error:  # the library's, for a message that must not cost the later ones
+        report.skip("damaged mail", f"{name}: {first_line(error)[:80]}", bad=True)
+    else:
+        yield document
 
 
 def _headers(message: EmailMessage, names: Sequence[str]) -> str:
@@ -113,7 +125,9 @@ def _content(part: EmailMessage) -> str:
     raw = part.get_payload(decode=True)
     if not isinstance(raw, bytes):
         return ""
-    try:
-        return raw.decode(part.get_content_charset() or "utf-8")
-    except (LookupError, UnicodeDecodeError):
-        return decode(raw)[0] or raw.decode("utf-8", "replace")
+    # UTF-8 in a part that declares another charset was converted with the file that it is in.
+    is_encoded = raw.isascii() or part.get("Content-Transfer-Encoding", "").lower() in ENCODED
+    for charset in (*(() if is_encoded else ("utf-8",)), part.get_content_charset() or "utf-8"):
+        with suppress(LookupError, ValueError):
+            return raw.decode(charset)
+    return decode(raw)[0] or raw.decode("utf-8", "replace")

@@ -46,6 +46,8 @@ _NUMBER_FORMAT = re.compile(
 )
 _AROUND = ("header", "footer", "header-left", "footer-left")
 _NOT_SHOWN = ("annotation", "note-citation")
+# Mammoth's parser takes quadratic time in the length of a run.
+_LONG_RUN = re.compile(rb">[^<]{%d}" % 2**22)
 _HEADING = re.compile(r"<h([1-6])\b[^<>]*(?<!/)>", re.I)
 
 
@@ -56,13 +58,16 @@ def read_docx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
     no_image = mammoth.images.img_element(lambda image: {})
     style = "p[style-name='Title'] => h1:fresh"
     with _open_zipped(path) as handle:
-        page = mammoth.convert_to_html(handle, style_map=style, convert_image=no_image)
-        title = _title_in(handle, "docProps/core.xml")
         with zipfile.ZipFile(handle) as parts:
             around = _around(parts)
-            main = [part for part in parts.namelist() if part.startswith("word/document")]
-            if any(b"<m:oMath" in parts.read(part) for part in main):
-                report.note("Word with equations, which are not read", name)
+            names = [part for part in parts.namelist() if part.startswith("word/document")]
+            main = [parts.read(part) for part in names]
+        if any(_LONG_RUN.search(part) for part in main):
+            raise DamagedFile("a run of over 4 MB of text: split it")
+        if any(b"<m:oMath" in part for part in main):
+            report.note("Word with equations, which are not read", name)
+        page = mammoth.convert_to_html(handle, style_map=style, convert_image=no_image)
+        title = _title_in(handle, "docProps/core.xml")
     yield _titled(name, _joined([_markdown(page.value), *around], "Word"), title)
 
 

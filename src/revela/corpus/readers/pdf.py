@@ -4,18 +4,10 @@ forms.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from threading import Lock
-from typing import Any
 
 from revela.corpus import pdf_pages
 from revela.corpus.endings import COMPRESSED
@@ -38,8 +30,8 @@ LONG_CELL = 6  # words; most lines in columns of prose have more, and in one col
 
 def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read the text of all pages, and the values of forms."""
-    with _unpacked(path) as file:
-        title, given, values = _PROCESS.read(file)
+    is_packed = path.suffix in COMPRESSED
+    title, given, values = pdf_pages.read(read_bytes(path) if is_packed else path)
     for number, page in enumerate(given, 1):
         if page is None:
             report.skip("damaged page", f"{name}, page {number}")
@@ -51,63 +43,6 @@ def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
     # Form feeds separate pages (index/places.py).
     text = "\n\n".join(filter(None, ["\n\n\f".join(pages).rstrip(), "\n".join(values)]))
     yield Document(name, join_words(text.translate(_LIGATURES)), plain_title(title))
-
-
-@contextmanager
-def _unpacked(path: Path) -> Iterator[Path]:
-    """The file, decompressed into a temporary one if it is compressed."""
-    if path.suffix not in COMPRESSED:
-        yield path
-        return
-    with TemporaryDirectory() as folder:
-        copy = Path(folder, "a.pdf")
-        copy.write_bytes(read_bytes(path))
-        yield copy
-
-
-class _Process:
-    """The process that runs ``pdf_pages``. A file may end it; the next one starts another."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._process: subprocess.Popen[str] | None = None
-
-    def read(self, path: Path) -> tuple[str, list[Page], list[str]]:
-        """``pdf_pages.read``, for one thread at a time."""
-        with self._lock:
-            process = self._process = self._process or self._start()
-            assert process.stdin and process.stdout
-            try:
-                process.stdin.write(json.dumps(os.fspath(path.resolve())) + "\n")
-                process.stdin.flush()
-                answer = process.stdout.readline()
-                if not answer:
-                    limit = f"{pdf_pages.MEMORY >> 30} GB"
-                    raise ChildProcessError(f"PDFium crashed, or wanted over {limit} of memory")
-            except BaseException:  # also Ctrl-C: its answer would be taken for the next file's
-                process.kill()
-                process.wait()
-                self._process = None
-                raise
-        found: Any = json.loads(answer)
-        if isinstance(found, str):
-            raise ValueError(found)
-        title, pages, values = found
-        return title, pages, values
-
-    @staticmethod
-    def _start() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", pdf_pages.__name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            encoding="ascii",
-        )
-
-
-_PROCESS = _Process()
 
 
 def _text(page: Page) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from revela.corpus.endings import CODE
 from revela.corpus.readers import common
-from revela.corpus.readers.common import ReadReport, UnsupportedFile, is_unicode
+from revela.corpus.readers.common import ReadReport, UnsupportedFile, is_of_file, is_unicode
 from revela.types import Document, Kind, Value, is_missing
 
 ID_FIELDS = ("_id", "id", "docid")
@@ -49,8 +49,9 @@ def document_of(
         report.skip(f"text over {common.MAX_BYTES >> 20} MB", where, bad=True)
         return None
     key = next((str(row[name]) for name in ID_FIELDS if row.get(name) not in (None, "")), "")
-    if key and report.claim and not report.claim(key):
-        report.note("rows with the id of another row: their place is their id", where)
+    is_taken = key != where and is_of_file(key, report.names)
+    if key and report.claim and (is_taken or not report.claim(key)):
+        report.note("rows with the id of another row or file: their place is their id", where)
         key = ""
     key = key or where
     title = "" if is_missing(title) or isinstance(title, bool | list | dict) else str(title)

@@ -38,7 +38,7 @@ def read_rtf(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
     if not raw.lstrip().startswith(b"{\\rtf"):
         raise DamagedFile("no RTF")
     text = re.sub(r" \| *(?=\n|\Z)", "", _text(raw))
-    text = re.sub(r"[ \t]*\n(?:[ \t]*\n)+", "\n\n", text).strip()
+    text = re.sub(r"(?<![ \t])[ \t]*\n(?:[ \t]*\n)+", "\n\n", text).strip()
     if not text:
         raise UnsupportedFile("RTF without text")
     title = _TITLE.search(raw)

@@ -12,6 +12,8 @@ WIDE = 30  # words; in a row with more, each cell is a line
 LONG_HEADING = 60  # maximum characters
 HEADINGS = 5  # rows of a sheet's table, at most, of which one has its headings
 JOINED = 3  # rows of headings, at most, if names of groups are above names of columns
+# Characters of headings, in all lines and per character of the cells; with more a table is swollen.
+LABELS, LABELS_PER_CELL = 2**20, 4
 _NUMBER = re.compile(r"[\W\d_]*\d[\W\d_]*(?:[^\W\d_]{1,3}\W*)?")  # also with a unit, or a date
 _PERIOD = re.compile(r"(?:19|20)\d\d(?:[-/.]\d\d?){0,2}\W*")  # a year, month or day
 
@@ -39,8 +41,25 @@ def table_lines(rows: Iterable[Sequence[str]], headings: int | None = None) -> l
     return [*captions, *(below or map(_labelled, rows))]
 
 
-def lines_below(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """``table_lines`` for rows below known headings, one at a time."""
+def is_swollen(headings: Sequence[str], rows: Sequence[Sequence[str]], least: int = LABELS) -> bool:
+    """Whether headings would be most of the lines of a table, as in a survey of closed questions,
+    and have over ``least`` characters in all.
+    """
+    cells = sum(len(cell) for row in rows for cell in row)
+    labels = sum(
+        len(name) for row in rows for name, cell in zip(headings, row, strict=False) if cell
+    )
+    return labels > max(least, LABELS_PER_CELL * cells)
+
+
+def lines_below(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """``table_lines`` for rows below known headings. A swollen table has a line for each column
+    instead, with each of its values once.
+    """
+    if is_swollen(headings, rows):
+        for name, *cells in zip_longest(headings, *rows, fillvalue=""):
+            yield f"{name.rstrip(':')}: {'; '.join(dict.fromkeys(filter(None, cells)))}"
+        return
     for row in rows:
         names = [*(name.rstrip(":") for name in headings), *[""] * (len(row) - len(headings))]
         pairs = [(name, cell) for name, cell in zip(names, row, strict=False) if cell]
@@ -60,7 +79,8 @@ def has_headings(rows: Sequence[Sequence[str]]) -> bool:
     if len(rows) < 2 or width < 3 or missing or len({*names}) < len(names):
         return False
     numbers = [place for place, cell in enumerate(rows[0]) if is_number(cell)]
-    if any(len(name) > LONG_HEADING for name in names) or len(numbers) == width:
+    is_long = any(len(name) > LONG_HEADING for name in names)
+    if (is_long and not is_swollen(rows[0], rows[1:], LABELS // 16)) or len(numbers) == width:
         return False
     below = [cell for row in rows[1:] for i in numbers for cell in row[i : i + 1] if cell]
     counts = [cell for cell in below if is_number(cell) and not _is_period(cell)]

@@ -30,7 +30,7 @@ from revela.corpus.readers.common import (
     read_decoded,
 )
 from revela.corpus.readers.rows import Fields, columns_of, document_of
-from revela.corpus.readers.table_lines import lines_below, sheet_tables
+from revela.corpus.readers.table_lines import is_swollen, lines_below, sheet_tables
 from revela.errors import RevelaError, first_line
 from revela.settings import Corpus
 from revela.types import Document
@@ -162,7 +162,7 @@ def read_csv(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
         if fields.text not in names:
             if fields.text != DEFAULT_TEXT:
                 columns_of(names, fields)  # raises an error with the names
-            yield from _table(names, (row for _, row in rows), name, fields)
+            yield from _table(names, (row for _, row in rows), name, fields, report)
             return
         for where, row in rows:
             if len(row) != len(names):
@@ -176,7 +176,7 @@ def read_csv(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
 
 
 def _table(
-    names: list[str], rows: Iterable[list[str]], name: str, fields: Fields
+    names: list[str], rows: Iterable[list[str]], name: str, fields: Fields, report: ReadReport
 ) -> Iterator[Document]:
     """A file without a text column as one document; UnsupportedFile if it has only numbers."""
     table, size = list[list[str]](), 0
@@ -193,6 +193,8 @@ def _table(
     if table and filled[0] + 1 < median(filled):  # the first row is no header of all columns
         found = "\n".join(sheet_tables([names, *table]))
     else:
+        if is_swollen(names, table):
+            report.note("table with long headings, read column by column", name)
         found = "\n".join(filter(None, lines_below(names, table)))
     if found:
         yield Document(name, found)
