@@ -106,7 +106,7 @@ def page_of(*paths: Path) -> Page:
 
 def write_run(folder: Path, about=ABOUT, scores=None, probe=None, **settings: Any) -> Path:
     folder.mkdir(parents=True)
-    recipe = {"objective": "revela", "tau": 1.0, "lora_rank": 64, "kernel": "torch"}
+    recipe = {"objective": "revela", "tau": 1.0, "lora_rank": 64, "kernel": "auto"}
     recipe |= {"model": "a-model", "lm": "an-lm"} | settings
     (folder / "run.json").write_text(json.dumps(recipe | ({"about": about} if about else {})))
     first: dict[str, Any] = {"step": 0, "minutes": 0.0, "tokens_read": 0, "check": {"title": 0.4}}

@@ -7,7 +7,7 @@ the table lies its state (state.py), which says in which version it is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -534,7 +534,7 @@ class Index:
 
     def delete(self, ids: Iterable[str]) -> int:
         """Delete documents, all or none, in one commit; returns the number of their chunks."""
-        given = list(items_of(ids, "ids"))
+        given = list(items_of(list(ids) if isinstance(ids, Set) else ids, "ids"))
         with self.changes() as changes:
             return changes.drop(given)
 
