@@ -16,11 +16,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-# torch's OpenMP threads spin while they wait, which makes a step several times slower where other
-# processes need the cores. The library reads this when torch is imported, later than here, and
-# processes that are started from here inherit it.
+# torch's OpenMP threads spin while they wait, 300,000 rounds by default, which makes a step several
+# times slower where other processes need the cores; with 1,000 an idle machine would lose a third.
+# The library reads this when torch is imported, later than here, and processes that are started
+# from here inherit it.
 if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 if TYPE_CHECKING:
     from revela.api import Retriever

@@ -359,7 +359,7 @@ def test_cores_are_those_of_the_affinity_and_of_the_quotas(
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, "1000"),
+        ({}, "10000"),
         ({"GOMP_SPINCOUNT": "5"}, "5"),
         ({"OMP_WAIT_POLICY": "ACTIVE"}, "None"),
     ],
