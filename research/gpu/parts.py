@@ -100,4 +100,6 @@ def environment(home: Path) -> dict[str, str]:
     paths = [str(ROOT / "src"), str(ROOT), *([str(home / "site")] if home.is_dir() else [])]
     paths += filter(None, [os.environ.get("PYTHONPATH")])
     known = {"PYTHONPATH": os.pathsep.join(paths), "REVELA_CACHE": str(home / "cache")}
-    return {**os.environ, **known, "HF_HUB_OFFLINE": "1"}
+    # Of many sizes: without segments that grow, memory that is free is in pieces.
+    memory = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    return {**os.environ, **known, **memory, "HF_HUB_OFFLINE": "1"}

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from research.gpu.parts import BUILD, ROOT, TEXTS, WEIGHTS, environment, unpack
 
-LIMITS = {"smoke": 60.0, "attention": 60.0, "step": 150.0, "encode": 30.0, "curve": 600.0}
+LIMITS = {"smoke": 90.0, "attention": 60.0, "step": 150.0, "encode": 30.0, "curve": 600.0}
 NEEDS = {"curve": (*WEIGHTS, TEXTS)}
 START = 20.0  # seconds that a process takes to import and to stop
 HOME = Path(tempfile.gettempdir()) / "revela-gpu"

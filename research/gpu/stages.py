@@ -241,15 +241,14 @@ def step(setting: Setting) -> Iterator[Row]:
         return
     configs = steps.configurations()
     ours, varlen, triton, bound = steps.FORMS
-    every = {1: [ours, varlen, triton, bound], 8: [ours, varlen, bound], 32: [varlen, bound]}
-    for preset in ("paper", "gated"):
-        yield from step_cells(setting, configs, "135M", preset, every)
+    forms = {1: [ours, triton, varlen, bound], 8: [varlen, bound], 32: [varlen, bound]}
+    larger = {1: [varlen, bound], 8: [varlen, bound], 32: [varlen, bound]}
+    for name in ("135M", "1B", "0.5B/135M"):
+        for preset in ("paper", "gated"):
+            cells = forms if name == "135M" else larger
+            yield from step_cells(setting, configs, name, preset, cells)
     yield from step_cells(setting, configs, "135M", "paper", {8: [varlen, bound]}, full=True)
     yield from trained_cells(setting, configs["135M"])
-    larger = {1: [varlen, bound], 8: [varlen, bound], 32: [varlen, bound]}
-    for name in ("0.5B/135M", "1B"):
-        for preset in ("paper", "gated"):
-            yield from step_cells(setting, configs, name, preset, larger)
 
 
 def step_cells(
@@ -279,12 +278,11 @@ def step_cells(
             return
         features = steps.batch(models, groups, tokens)
         cell = f"{what}, {groups} x {models.group_size} x {tokens} tokens"
-        repeats = 3 if groups < 32 else 1
+        repeats = 2 if groups < 32 else 1
         for row in steps.step_rows(cell, models, features, repeats, wanted, flops):
             yield {**row, "groups": groups, "flops_of_a_group": flops}
         if setting.is_gpu and name == "135M" and groups == 8:
-            for form in wanted:
-                yield attempt(f"profile of {cell}", partial(profile, models, features, form))
+            yield attempt(f"profile of {cell}", partial(profile, models, features, wanted[0]))
     del models
     torch.cuda.empty_cache()
 

@@ -213,7 +213,9 @@ def table(
     folder: Path, tokenizer: Any, *more: Any, dtype: torch.dtype = torch.float32, **settings: Any
 ) -> None:
     torch.manual_seed(2)
-    first = modules.StaticEmbedding(tokenizer.backend_tokenizer, embedding_dim=WIDTH)
+    own = copy.deepcopy(tokenizer.backend_tokenizer)
+    own.no_truncation()  # another test may have set it
+    first = modules.StaticEmbedding(own, embedding_dim=WIDTH)
     model = SentenceTransformer(modules=[first, *more], device="cpu", **settings)
     model.to(dtype).save_pretrained(str(folder), create_model_card=False)
 
