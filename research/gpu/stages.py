@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from research.benchmarks import steps
+from research.benchmarks.hardening import made
 from research.benchmarks.options import parser_of
 from research.gpu.parts import TEXT, TEXTS
 from revela import Document, Retriever
@@ -45,7 +46,6 @@ from revela.types import Encoder
 Row = dict[str, Any]
 GROUP, TOKENS = 16, 128  # chunks of a group, tokens of a chunk
 MAX_TOKENS = 512
-WORDS = "ocean engine garden planet market violin enzyme castle glacier circuit recipe harbour"
 REFERENCE = "reference"
 
 
@@ -81,7 +81,7 @@ class Setting:
 def smoke(setting: Setting) -> Iterator[Row]:
     """One training step of every preset on a tiny random model; fit, encode, save and load."""
     documents = made_up_documents(80)
-    model = random_model(setting.work / "tiny", documents, small_config())
+    model = random_model(setting.work / "tiny", small_config())
     for preset in presets():
         run = partial(smoke_step, setting, preset, documents, model)
         yield attempt(f"a step of {preset}", run)
@@ -108,11 +108,9 @@ def smoke_step(setting: Setting, preset: str, documents: Sequence[Document], mod
 def small_recipe(preset: str, model: Path) -> Recipe:
     """A preset at the size of the tiny model, for one step."""
     settings: Row = dict(
-        *(),
         layers=2, chunk_words=12, group_size=8, lora_rank=4, lora_alpha=8, lm_tokens=64,
         max_tokens=64, max_minutes=0, max_steps=1, warmup_steps=1, log_every=1, check_every=0,
-        threads=torch.get_num_threads(),
-        model=str(model), lm=str(model),
+        threads=torch.get_num_threads(), model=str(model), lm=str(model),
     )  # fmt: skip
     recipe = Recipe.of(preset=preset)
     names = recipe.to_dict()
@@ -183,20 +181,17 @@ def attention_rows(
     weights_BB = torch.block_diag(*blocks).to(setting.device)  # type: ignore[no-untyped-call]
     epsilon = 1e-4 if weights == "all pairs" else 0.0
 
-    def run(kernel: Any, dtype: torch.dtype) -> list[Tensor]:
-        given = [t.to(dtype).requires_grad_() for t in inputs]
+    def run(kernel: Any, dtype: torch.dtype, rounded_to: torch.dtype) -> list[Tensor]:
+        given = [t.to(rounded_to).to(dtype).requires_grad_() for t in inputs]
         given.append(weights_BB.clone().requires_grad_())
         documents = DocumentWeights(given[3], [tokens] * chunks, epsilon=epsilon)
         output = document_attention(*given[:3], documents, v_norm=v_norm, kernel=kernel)
         return [output.detach(), *torch.autograd.grad(output, given, direction.to(output.dtype))]
 
     half = torch.bfloat16
-    references = {}
-    for dtype in (torch.float32, half):
-        rounded = [t.to(dtype).float() for t in inputs]
-        original, inputs = inputs, rounded
-        references[dtype] = run(REFERENCE, torch.float32)
-        inputs = original
+    references = {
+        dtype: run(REFERENCE, torch.float32, rounded_to=dtype) for dtype in (torch.float32, half)
+    }
     forms: list[tuple[str, Any]] = [("torch", torch.float32), ("torch", half), (REFERENCE, half)]
     if setting.is_gpu:
         forms += [("varlen", half)]
@@ -207,8 +202,8 @@ def attention_rows(
         row = attempt(
             f"attention, {what}",
             lambda kernel=kernel, dtype=dtype: {
-                **error_of(run(kernel, dtype), references[dtype]),
-                "seconds": median_seconds(lambda: run(kernel, dtype), setting, 3),
+                **error_of(run(kernel, dtype, dtype), references[dtype]),
+                "seconds": median_seconds(lambda: run(kernel, dtype, dtype), setting, 3),
             },
         )
         tolerance = 1e-2 if dtype == half else 2e-5
@@ -314,8 +309,8 @@ def profile(models: steps.Models, features: steps.Features, form: str) -> Row:
 
 def trained_cells(setting: Setting, config: Any) -> Iterator[Row]:
     """Tokens per second of whole training runs of DREAM, CDE and random crops."""
-    documents = made_up_documents(80 if setting.tiny else 600, 8 if setting.tiny else 40)
-    model = random_model(setting.work / "135M", documents, config)
+    documents = made_up_documents(80 if setting.tiny else 3000)
+    model = random_model(setting.work / "135M", config)
     size = 8 if setting.tiny else 16
     for preset in ("dream", "cde", "crop"):
         recipe = small_recipe(preset, model).replace(group_size=size)
@@ -350,21 +345,15 @@ def trained_cell(
 def encode(setting: Setting) -> Iterator[Row]:
     """Passages per second."""
     words, count = (12, 60) if setting.tiny else (120, 4_000)
-    documents = made_up_documents(80)
     rng = random.Random(1)
-    vocabulary = sorted({word for d in documents for word in d.text.split()})
+    vocabulary = sorted({word for d in made_up_documents(80) for word in d.text.split()})
     texts = [" ".join(rng.choices(vocabulary, k=words)) for _ in range(count)]
     for name, make in {"MiniLM's shape": minilm, "six layers of 135M": six_layers}.items():
-        yield attempt(f"encode, {name}", partial(encode_cell, make, setting, documents, texts))
+        yield attempt(f"encode, {name}", partial(encode_cell, make, setting, texts))
 
 
-def encode_cell(
-    make: Callable[[Setting, Sequence[Document]], Retriever],
-    setting: Setting,
-    documents: Sequence[Document],
-    texts: list[str],
-) -> Row:
-    retriever = make(setting, documents)
+def encode_cell(make: Callable[[Setting], Retriever], setting: Setting, texts: list[str]) -> Row:
+    retriever = make(setting)
     retriever.encode_passages(texts[: len(texts) // 10])
     start = time.perf_counter()
     vectors = retriever.encode_passages(texts)
@@ -372,7 +361,7 @@ def encode_cell(
     return {"passages_per_second": len(vectors) / seconds, "words": len(texts[0].split())}
 
 
-def minilm(setting: Setting, documents: Sequence[Document]) -> Retriever:
+def minilm(setting: Setting) -> Retriever:
     """A retriever of the shape of all-MiniLM-L6-v2, with random weights."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import modules
@@ -381,21 +370,20 @@ def minilm(setting: Setting, documents: Sequence[Document]) -> Retriever:
     folder, out = setting.work / "bert", setting.work / "minilm"
     sizes = dict(hidden_size=384, intermediate_size=1536, num_attention_heads=12)
     sizes |= dict(num_hidden_layers=1 if setting.tiny else 6)
-    tokenizer = made_up_tokenizer(documents)
     BertModel(BertConfig(vocab_size=30522, **sizes)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    made.tokenizer(folder)
     transformer = modules.Transformer(str(folder), max_seq_length=512)
     pooling = modules.Pooling(384, pooling_mode="mean")
     SentenceTransformer(modules=[transformer, pooling, modules.Normalize()]).save(str(out))
     return Retriever(out)
 
 
-def six_layers(setting: Setting, documents: Sequence[Document]) -> Retriever:
+def six_layers(setting: Setting) -> Retriever:
     """A retriever of the lower six layers of SmolLM2-135M's shape, fitted."""
     config = small_config() if setting.tiny else steps.configurations()["135M"]
-    model = random_model(setting.work / "lm", documents, config)
+    model = random_model(setting.work / "lm", config)
     file = setting.work / "corpus.jsonl"
-    file.write_text("".join(json.dumps({"text": d.text}) + "\n" for d in documents))
+    made.write_corpus(file)
     layers = 2 if setting.tiny else 6
     return Retriever.fit(file, setting.work / "six", model=str(model), layers=layers)
 
@@ -407,7 +395,7 @@ def curve(setting: Setting) -> Iterator[Row]:
     """Loss and nDCG@10 by minutes: the paper's method, then random crops, in half the time each."""
     if setting.tiny:
         documents = made_up_documents(80)
-        model = str(random_model(setting.work / "tiny", documents, small_config()))
+        model = str(random_model(setting.work / "tiny", small_config()))
         collection = made_up_collection(documents)
     else:
         texts = setting.home / TEXTS
@@ -494,17 +482,9 @@ def small_config() -> Any:
     )  # fmt: skip
 
 
-def made_up_documents(count: int, sentences: int = 8) -> list[Document]:
+def made_up_documents(count: int) -> list[Document]:
     """Documents that each keep to one topic's words, so that chunks of one are alike."""
-    rng, documents = random.Random(0), []
-    for i in range(count):
-        topic = f"{WORDS.split()[i % 12]}{i // 12}"
-        lines = (
-            " ".join(f"{topic}{rng.randrange(6)}" for _ in range(rng.randint(5, 9))).capitalize()
-            for _ in range(sentences)
-        )
-        documents.append(Document(f"d{i}", ". ".join(lines) + ".", f"About the {topic} and more"))
-    return documents
+    return [Document(str(r["_id"]), str(r["text"]), str(r["title"])) for r in made.rows(count)]
 
 
 def made_up_collection(documents: Sequence[Document]) -> Collection:
@@ -515,32 +495,14 @@ def made_up_collection(documents: Sequence[Document]) -> Collection:
     return Collection("made up", list(ids), list(texts), list(ids), queries, qrels)
 
 
-def made_up_tokenizer(documents: Sequence[Document]) -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=500,
-        special_tokens=["<pad>", "<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator((document.text for document in documents), trainer)
-    special = dict(pad_token="<pad>", bos_token="<s>", eos_token="</s>")
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
-
-
-def random_model(folder: Path, documents: Sequence[Document], config: Any) -> Path:
-    """The folder of a causal LM with random weights, and a tokenizer of the documents."""
+def random_model(folder: Path, config: Any) -> Path:
+    """The folder of a causal LM with random weights, and a tokenizer of made-up text."""
     from transformers import AutoModelForCausalLM
 
     if not folder.is_dir():
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-        made_up_tokenizer(documents).save_pretrained(folder)
+        made.tokenizer(folder)
     return folder
 
 

@@ -16,10 +16,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-# torch's OpenMP threads spin while they wait, 300,000 rounds by default, which makes a step several
-# times slower where other processes need the cores; with 1,000 an idle machine would lose a third.
-# The library reads this when torch is imported, later than here, and processes that are started
-# from here inherit it.
+# torch's OpenMP threads spin while they wait, by default for 300,000 rounds, which makes a step
+# several times slower when other processes need the cores. 1,000 rounds would make it half as slow
+# again on an idle machine. libgomp reads the variable when torch is imported, and child processes
+# inherit it.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 

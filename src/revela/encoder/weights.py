@@ -44,8 +44,7 @@ class Weights:
         a scale elsewhere.
 
         Raises:
-            ValueError: there is no tensor of that name, its dtype is not supported, or the file is
-                too short.
+            ValueError: the tensor is missing, its dtype is not supported, or the file is too short.
         """
         if name not in self._places:
             raise ValueError(f"its weights lack {name}: {COPY_AGAIN}")

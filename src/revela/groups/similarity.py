@@ -125,7 +125,7 @@ def _labels(
     means = FastKMeans(
         sample_ND.shape[1],
         k,
-        gpu=False,  # there its Triton kernel gives labels beyond k (0.5.0, on an H200)
+        gpu=False,  # fastkmeans 0.5.0's Triton kernel returned labels >= k on an H200
         niter=ITERATIONS,
         seed=int(rng.integers(2**31)),
         chunk_size_data=ROWS,

@@ -272,13 +272,13 @@ class IndexSearch:
         if self.vector is not None and not self._is_fused:
             return ranking
         terms, asked = self.table.query_terms.of_query, spaced(self.query)
-        sought, best = {*terms(asked)}, 1.0 if self._is_fused else self.max_bm25(self.query)
+        query, best = {*terms(asked)}, 1.0 if self._is_fused else self.max_bm25(self.query)
         named = {
             row: (owner, best)
             for row, (owner, _) in ranking.items()
-            if sought and row in self._candidates[1]
+            if query and row in self._candidates[1]
             for name in [name_of(owner.id)]
-            if sought in ({*terms(name[0])}, {*terms(" ".join(name))})
+            if query in ({*terms(name[0])}, {*terms(" ".join(name))})
         }
         return {**named, **{row: hit for row, hit in ranking.items() if row not in named}}
 

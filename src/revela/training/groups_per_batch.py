@@ -31,13 +31,13 @@ def fitting_groups(
     """The greatest number of groups whose forward and backward pass fits into the memory, of those
     that divide this process's groups of a step.
 
-    1 on a CPU, where more groups at once gain nothing, and where other groups in a batch would
-    change what is learned: a loss that compares texts across groups, a context.
+    1 on a CPU, where larger batches gain nothing, and where the groups of a batch change what is
+    learned: losses that compare texts across groups, and contextual retrievers.
 
     Args:
         recipe, groups, read: as for ``BatchReader``.
         objective: runs forward and backward; its gradients are dropped.
-        readable: whether groups may be read now, and once more later.
+        readable: whether groups can be read twice, as reading them uses no model.
     """
     training = recipe.training
     if training.groups_per_batch != "auto":
