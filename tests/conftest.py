@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from revela.retriever import load
+from revela.encoder import load
 from tests.collection_folder import write_lines
 
 os.environ["HF_HUB_OFFLINE"] = "1"

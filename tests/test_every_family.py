@@ -18,6 +18,7 @@ import naive
 import revela.training.train as training
 from conftest import make_rows, tiny_retriever
 from revela import Document
+from revela.encoder.torch_model import positions_of
 from revela.errors import RevelaError
 from revela.lm.document_attention import reference_attention
 from revela.lm.document_weights import DocumentWeights
@@ -26,7 +27,6 @@ from revela.lm.language_model import LanguageModel
 from revela.lm.load import load_tokenizer
 from revela.lm.prompts import QUESTION, read_candidates
 from revela.lm.streams import InBatchAttention
-from revela.retriever.build import positions_of
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.save import save_retriever
 from revela.settings import Recipe

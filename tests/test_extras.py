@@ -32,7 +32,7 @@ def write_page(folder):
 
 
 def export_to_onnx(folder):
-    from revela.retriever.onnx_export import export_onnx
+    from revela.encoder.graph_export import export_onnx
 
     export_onnx(None, folder / "out")
 

@@ -11,8 +11,8 @@ from sentence_transformers import SentenceTransformer
 
 from conftest import make_rows
 from revela import Retriever, RevelaError
+from revela.encoder.load import load_encoder
 from revela.retriever.fit import WORDS_TO_VECTORS
-from revela.retriever.load import load_encoder
 from revela.training import word_table as training
 from tests.collection_folder import write_lines
 

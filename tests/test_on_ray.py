@@ -24,6 +24,7 @@ from conftest import make_rows
 from revela import on_ray
 from revela.cli.flags import reader_of_parts
 from revela.corpus.load import READING, read_corpus
+from revela.encoder.load import load_encoder
 from revela.errors import RevelaError
 from revela.files import writing
 from revela.groups.store import GroupFolder
@@ -34,7 +35,6 @@ from revela.index.manifest import Info
 from revela.index.state import State, read_info
 from revela.index.table import Table, table_uri
 from revela.on_ray import Cluster
-from revela.retriever.load import load_encoder
 from revela.settings import Indexing
 from revela.types import Document
 from tests.collection_folder import write_lines

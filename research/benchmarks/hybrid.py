@@ -26,6 +26,7 @@ from research.benchmarks.options import (
     print_header,
 )
 from research.benchmarks.quality import SMOL
+from revela.encoder.load import load_encoder
 from revela.evaluation.evaluate import (
     Collection,
     load_collection,
@@ -35,7 +36,6 @@ from revela.fitting import FitOptions, fit
 from revela.index.tokens import encode_packed
 from revela.model_files import resolve
 from revela.retriever.encode import RetrieverEncoder
-from revela.retriever.load import load_encoder
 from revela.settings import Recipe
 from revela.types import QueryTokens, Vectors
 

@@ -76,7 +76,7 @@ def save_untrained(
     half for words is trained for so many steps (as by ``revela fit --steps``).
     """
     from revela.corpus.load import read_corpus
-    from revela.device import has_fast_bf16
+    from revela.encoder.torch_model import has_fast_bf16
     from revela.groups.dataset import training_chunks
     from revela.model_files import resolve
     from revela.retriever.build import untrained_retriever

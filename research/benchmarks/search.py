@@ -52,8 +52,8 @@ def cached(path: Path, make: Callable[[], Vectors]) -> Vectors:
 
 
 def encoder(max_tokens: int):
+    from revela.encoder.load import load_encoder
     from revela.model_files import resolve
-    from revela.retriever.load import load_encoder
 
     return load_encoder(resolve(MODEL), "auto", max_tokens)
 

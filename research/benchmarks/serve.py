@@ -36,9 +36,9 @@ import torch
 from research.benchmarks.options import parser_of, write_out
 from revela.corpus.load import read_corpus
 from revela.distributed import available_cores
+from revela.encoder.load import load_encoder
 from revela.index.index import Index
 from revela.model_files import resolve
-from revela.retriever.load import load_encoder
 from revela.types import Document, Encoder
 
 NAME = "model"

@@ -28,8 +28,9 @@ from research.benchmarks.steps import Row, in_turn, print_row, ratio, timed
 from revela.corpus.chunk import chunk_all, sentences
 from revela.corpus.load import read_corpus
 from revela.corpus.spool import ArrowList, arrow_list
-from revela.device import autocast, has_fast_bf16
+from revela.device import autocast
 from revela.distributed import available_cores
+from revela.encoder.torch_model import has_fast_bf16
 from revela.lm.load import load_tokenizer
 from revela.model_files import resolve
 from revela.objectives.base import BuildContext, ChunkBatches

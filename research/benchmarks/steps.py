@@ -40,7 +40,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from research.benchmarks.options import parser_of, write_out
-from revela.device import has_fast_bf16
+from revela.encoder.torch_model import has_fast_bf16
 from revela.lm.cross_entropy import linear_cross_entropy
 from revela.lm.language_model import LanguageModel
 from revela.objectives.revela import RevelaLoss, gates_on_heads

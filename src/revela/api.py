@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revela.corpus.spool import arrow_list
+from revela.encoder.load import load_encoder
 from revela.encoder.prompts import OWN, Given, prompts_of
 from revela.errors import RevelaError, extra
 from revela.fitting import FITTED_BY, FitOptions, fit
@@ -17,9 +18,8 @@ from revela.index.contexts import Choice, chosen_for
 from revela.index.index import Index
 from revela.index.ingest import metadata_columns
 from revela.model_files import named_by_auto, resolve
-from revela.retriever.load import load_encoder
-from revela.settings import Indexing, Precision, Recipe
-from revela.types import Document, Vectors, items_of
+from revela.settings import Indexing, Recipe
+from revela.types import Document, Precision, Vectors, items_of
 
 if TYPE_CHECKING:
     from revela.evaluation.choose_model import Kind

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from revela.settings import Precision
+from revela.encoder.processor import keep_freed
 
 
 def autocast(device: torch.device, bf16: bool) -> torch.autocast:
@@ -26,18 +23,6 @@ def compute_device() -> torch.device:
         return torch.device("cuda")
     keep_freed()
     return torch.device("cpu")
-
-
-@functools.cache
-def keep_freed() -> None:
-    """Have glibc keep freed blocks of up to 1 GB for the next batch. By default it returns them to
-    the kernel, which clears every page of the next batch: a quarter of the time that encoding on a
-    CPU takes.
-    """
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
-        libc = ctypes.CDLL(None)
-        libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
-        libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
@@ -81,17 +66,3 @@ def work_so_far(device: torch.device) -> Callable[[], None]:
     event.record()
     wait: Callable[[], None] = event.synchronize
     return wait
-
-
-def has_fast_bf16(device: torch.device) -> bool:
-    """Whether bf16 matrix products are native on this device; emulated ones are slow."""
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if device.type == "cpu":
-        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-    return False
-
-
-def uses_bf16(precision: Precision, device: torch.device) -> bool:
-    """Whether to compute in bf16: with "bf16", and with "auto" where it is fast."""
-    return precision == "bf16" or (precision == "auto" and has_fast_bf16(device))

@@ -156,7 +156,8 @@ def _fit_layers(
     folder: Path, data: TrainingSet, check: HeldOutCheck, options: FitOptions
 ) -> tuple[SentenceTransformer, FitResult]:
     """Fit the lower layers of a language model to the chunks, and train the lexical half."""
-    from revela.device import compute_device, uses_bf16
+    from revela.device import compute_device
+    from revela.encoder.torch_model import uses_bf16
     from revela.retriever.build import untrained_retriever
     from revela.retriever.encode import RetrieverEncoder
     from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from revela.errors import QueryError, RevelaError
 
 Kind = Literal["prose", "code"]
+Precision = Literal["auto", "fp32", "bf16", "int8"]
+"""Arithmetic of a model; "auto" is the fastest on this hardware."""
 Vectors = NDArray[np.float32]
 T = TypeVar("T")
 Value = str | int | float | bool

@@ -45,7 +45,7 @@ FORK_AFTER_ENCODING = """
 import gc
 from revela.corpus.parallel import ordered_map
 from revela.model_files import resolve
-from revela.retriever.load import load_encoder
+from revela.encoder.load import load_encoder
 
 encoder = load_encoder(resolve("embedded:minilm-l6"))
 encoder.encode_passages(["a b c"] * 200)

@@ -16,12 +16,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
 from revela import Document, Index, Retriever, RevelaError
+from revela.encoder.load import load_encoder
 from revela.encoder.prompts import KNOWN, prompts_of
+from revela.encoder.torch_model import open_model, positions_of
 from revela.index.ingest import has_words
 from revela.model_files import resolve
 from revela.objectives.base import BuildContext
-from revela.retriever.build import load_retriever, positions_of, untrained_retriever
-from revela.retriever.load import load_encoder
+from revela.retriever.build import untrained_retriever
 from revela.retriever.module import RetrieverModule
 from revela.settings import Recipe
 
@@ -42,7 +43,7 @@ NOT_TRAINED = {
 def test_what_is_damaged_is_refused_before_text_is_read(name, tiny_tokenizer, refused, tmp_path):
     make, message = DAMAGED[name]
     make(tmp_path / "model", tiny_tokenizer)
-    reads = [lambda folder: load_encoder(folder, "fp32"), Retriever, load_retriever]
+    reads = [lambda folder: load_encoder(folder, "fp32"), Retriever, open_model]
     for read in [*reads, lambda folder: untrained_retriever(Recipe(), folder, [])]:
         with pytest.raises(RevelaError, match=message) as caught:
             read(tmp_path / "model")
@@ -105,7 +106,7 @@ def of_encoder(encoder):
 @pytest.mark.parametrize("refused", REFUSED)
 def test_what_cannot_be_read_is_one_sentence(refused, tiny_tokenizer, tmp_path):
     KINDS[refused](tmp_path / "model", tiny_tokenizer)
-    for read in (load_retriever, lambda folder: load_encoder(folder, "fp32"), Retriever):
+    for read in (open_model, lambda folder: load_encoder(folder, "fp32"), Retriever):
         with pytest.raises(
             RevelaError, match=r"begins with a WordEmbeddings, and .*: give another"
         ):
@@ -161,11 +162,11 @@ def trained(folder):
 @pytest.mark.parametrize("name", ["LayerNorm", "left padding", "limit of 512, roberta"])
 def test_export(name, tiny_tokenizer, tmp_path):
     pytest.importorskip("onnxruntime")
+    from revela.encoder.graph_export import export_onnx
     from revela.encoder.graphs import open_export
-    from revela.retriever.onnx_export import export_onnx
 
     KINDS[name](tmp_path / "model", tiny_tokenizer)
-    export_onnx(load_retriever(tmp_path / "model"), tmp_path / "onnx")
+    export_onnx(open_model(tmp_path / "model"), tmp_path / "onnx")
     assert_same(of_encoder(open_export(tmp_path / "onnx")), stock(tmp_path / "model"))
 
 
@@ -230,7 +231,7 @@ def test_prompts_that_are_given(make, tiny_tokenizer, tmp_path):
     assert_same(of_encoder(load_encoder(folder, "fp32", prompts=GIVEN)), given)
     half = load_encoder(folder, "fp32", prompts=("Find: ", None))
     assert_same(of_encoder(half), (given[0], named[1]))
-    model = load_retriever(folder, prompts=GIVEN)  # as a run saves it
+    model = open_model(folder, prompts=GIVEN)  # as a run saves it
     assert model.prompts == {"query": "Find: ", "document": "Text: ", "passage": "Text: "}
     model.save_pretrained(str(tmp_path / "saved"))
     assert_same(of_encoder(load_encoder(tmp_path / "saved", "fp32")), given)
@@ -317,9 +318,9 @@ def test_verbs_take_prompts(succeeds, refused, tiny_tokenizer, tmp_path):
 def test_a_limit_beyond_the_positions_is_told(tiny_tokenizer, tmp_path, caplog):
     caplog.set_level("INFO", "revela")
     KINDS["limit of 512, roberta"](tmp_path / "model", tiny_tokenizer)
-    assert load_retriever(tmp_path / "model").max_seq_length == 63  # its padding has row 0
+    assert open_model(tmp_path / "model").max_seq_length == 63  # its padding has row 0
     (said,) = [line for line in caplog.messages if "positions" in line]
     assert "has 63 positions, fewer than its limit of 512 tokens: it reads 63 tokens" in said
     (tmp_path / "other").mkdir()
     KINDS["no limit, roberta"](tmp_path / "other" / "model", tiny_tokenizer)
-    assert load_retriever(tmp_path / "other" / "model").max_seq_length == 63
+    assert open_model(tmp_path / "other" / "model").max_seq_length == 63

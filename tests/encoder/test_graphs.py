@@ -19,15 +19,14 @@ from sentence_transformers.sentence_transformer import modules
 from conftest import make_rows
 from revela import Document, Index
 from revela.embedded import E5, MINILM, is_installed
-from revela.encoder import graphs, processor
+from revela.encoder import graphs, load, processor
 from revela.encoder.after_transformer import VECTOR
 from revela.encoder.graph_encoder import GraphEncoder
 from revela.encoder.int8 import _range, quantised
+from revela.encoder.load import keep_graph, load_encoder
+from revela.encoder.torch_encoder import TorchEncoder
 from revela.errors import RevelaError
 from revela.model_files import fingerprint, resolve
-from revela.retriever import load
-from revela.retriever.encode import RetrieverEncoder
-from revela.retriever.load import keep_graph, load_encoder
 from revela.settings import Indexing
 from tests.retriever.small import build
 
@@ -75,7 +74,7 @@ def test_vectors_are_those_of_torch(family, pooling, tiny_tokenizer, tmp_path):
     encoder = load_encoder(folder, "fp32")
     assert isinstance(encoder, GraphEncoder)
     stock = same_as_stock(folder, encoder)
-    torchs = RetrieverEncoder(stock, bf16=False)
+    torchs = TorchEncoder(stock, bf16=False)
     for found, expected in zip(
         encoder.query_tokens(TEXTS[:-2]), torchs.query_tokens(TEXTS[:-2]), strict=True
     ):
@@ -105,7 +104,7 @@ def test_what_a_graph_cannot_hold_is_read_by_torch(tiny_tokenizer, tmp_path):
     for name, part in parts.items():
         folder = make(tmp_path / name, tiny_tokenizer, after=[part])
         encoder = load_encoder(folder, "fp32")
-        assert isinstance(encoder, RetrieverEncoder)
+        assert isinstance(encoder, TorchEncoder)
         same_as_stock(folder, encoder)
         with pytest.raises(RevelaError, match="cannot be read in int8"):
             load_encoder(folder, "int8")
@@ -117,7 +116,7 @@ def test_embedded_models(name):
         pytest.skip(f"{name} is not installed (make test does)")
     folder = resolve(name)
     whole, copy = (load_encoder(folder, precision) for precision in ("fp32", "int8"))
-    torchs = RetrieverEncoder(SentenceTransformer(str(folder)).float(), bf16=False)
+    torchs = TorchEncoder(SentenceTransformer(str(folder)).float(), bf16=False)
     texts = [text for pair in graphs.SAMPLE for text in pair] + ["long " * 600, ""]
     expected = torchs.encode_passages(texts)
     np.testing.assert_allclose(whole.encode_passages(texts), expected, atol=1e-5)
@@ -279,7 +278,7 @@ def kept(cache, saved_retriever, monkeypatch):
 
 @pytest.fixture(scope="module")
 def torchs(saved_retriever):
-    return RetrieverEncoder.load(saved_retriever, "fp32")
+    return TorchEncoder.load(saved_retriever, "fp32")
 
 
 def test_an_export_gives_vectors_and_tokens_as_torch_does(kept, saved_retriever, torchs):
@@ -303,7 +302,7 @@ def test_a_folder_s_own_onnx_file_is_read(tiny_lm_folder, tmp_path, monkeypatch)
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
     folder, model = tmp_path / "model", build(tiny_lm_folder, "eos").eval()
     model.save_pretrained(str(folder))
-    expected = RetrieverEncoder(model, bf16=False).encode_passages(TEXTS)
+    expected = TorchEncoder(model, bf16=False).encode_passages(TEXTS)
 
     (folder / "onnx").mkdir()
     export_states(model[0].model, folder / "onnx" / "model.onnx")
@@ -480,7 +479,7 @@ def test_an_embedded_model_is_not_compared(tmp_path, monkeypatch):
 
 def test_tokens_are_read_under_the_lock(saved_retriever, monkeypatch):
     """Each call of a tokenizer of transformers changes its truncation."""
-    encoder = RetrieverEncoder.load(saved_retriever, "fp32")
+    encoder = TorchEncoder.load(saved_retriever, "fp32")
     tokenizer, calls = encoder.retriever.tokenizer, []
     plain = type(tokenizer).__call__
 
@@ -504,7 +503,7 @@ def test_a_limit_may_be_lower_and_higher_than_the_models_own(
     if name == "llama":
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 256}))
-    for load_with in (load_encoder, RetrieverEncoder.load):
+    for load_with in (load_encoder, TorchEncoder.load):
         if limit == 200 and name == "distilbert":
             with pytest.raises(RevelaError, match=r"--max-tokens 200: .* at most 64"):
                 load_with(folder, "fp32", limit)
@@ -525,7 +524,7 @@ def test_a_limit_may_be_lower_and_higher_than_the_models_own(
 
 @pytest.mark.slow
 def test_threads_that_share_an_encoder_get_its_vectors(saved_retriever, seconds=60):
-    encoder, counts, wrong = RetrieverEncoder.load(saved_retriever, "fp32"), [0, 0], [0]
+    encoder, counts, wrong = TorchEncoder.load(saved_retriever, "fp32"), [0, 0], [0]
     long = [" ".join(f"ocean{i} {n}" for i in range(300)) for n in range(4)]
     expected, ends = encoder.encode_passages(long), time.monotonic() + seconds
 

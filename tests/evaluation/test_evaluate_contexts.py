@@ -11,10 +11,10 @@ import pytest
 
 from conftest import SLOTS, make_rows
 from revela import RevelaError, evaluate
+from revela.encoder.load import load_encoder
 from revela.evaluation.evaluate import load_collection, mean_outcomes
 from revela.index.contexts import Context, sample_texts
 from revela.retriever.encode import RetrieverEncoder
-from revela.retriever.load import load_encoder
 from revela.settings import Recipe
 from tests.collection_folder import write_collection
 

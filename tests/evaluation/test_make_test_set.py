@@ -8,9 +8,9 @@ from zlib import crc32
 import pytest
 
 from conftest import make_rows
+from revela.encoder.load import load_encoder
 from revela.evaluation.collection import load_collection
 from revela.evaluation.evaluate import outcomes
-from revela.retriever.load import load_encoder
 from tests.collection_folder import write_collection, write_lines
 
 ROWS = make_rows(24)

@@ -13,9 +13,9 @@ from sentence_transformers import SentenceTransformer
 
 from conftest import make_rows, tiny_retriever
 from revela import RevelaError, __version__
+from revela.encoder.load import load_encoder
 from revela.evaluation.collection import load_collection
 from revela.evaluation.evaluate import mean_outcomes, rankings
-from revela.retriever.load import load_encoder
 from tests.collection_folder import write_collection
 
 pytest.importorskip("mteb")

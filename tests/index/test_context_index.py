@@ -10,11 +10,11 @@ import pytest
 
 from conftest import SLOTS, make_rows
 from revela import Document, Retriever, RevelaError
+from revela.encoder.load import load_encoder
 from revela.index.contexts import Context
 from revela.index.index import Index
 from revela.index.manifest import CONTEXT
 from revela.index.state import read_info
-from revela.retriever.load import load_encoder
 from revela.settings import Indexing
 
 DOCS = [Document(r["_id"], r["text"], r["title"]) for r in make_rows(48, sentences=3)]

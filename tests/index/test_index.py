@@ -18,6 +18,7 @@ from killed_writer import kill_while_appending
 from lancedb.table import LanceTable
 from letters import Letters, build, documents, extend, oracle, reopen, rows_of, wanted_rows
 
+from revela.encoder.load import load_encoder
 from revela.errors import QueryError, RevelaError
 from revela.files import writing
 from revela.index import table
@@ -28,7 +29,6 @@ from revela.index.ingest import metadata_columns
 from revela.index.manifest import Info
 from revela.index.state import STATE
 from revela.index.table import lance_errors
-from revela.retriever.load import load_encoder
 from revela.settings import Indexing
 from revela.types import Document, Hit
 

@@ -12,13 +12,14 @@ import torch.nn.functional as F
 
 from conftest import make_rows, tiny_retriever
 from revela.corpus.spool import arrow_list
+from revela.encoder.torch_model import slot_ids
 from revela.objectives import base
 from revela.objectives.base import BuildContext
 from revela.objectives.contextual import ContextBatches, Contextual
 from revela.objectives.contrastive import ContrastiveLoss
 from revela.objectives.matryoshka import Matryoshka
 from revela.retriever.context import add_context
-from revela.retriever.module import RetrieverModule, slot_ids
+from revela.retriever.module import RetrieverModule
 from revela.settings import Recipe
 from revela.types import Chunk
 

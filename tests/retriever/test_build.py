@@ -16,9 +16,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from small import build, fit
 
+from revela.encoder.torch_model import open_model
 from revela.errors import RevelaError
 from revela.retriever import module
-from revela.retriever.build import load_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.lora import add_lora, frozen_in_bf16, merged
 from revela.retriever.module import RetrieverModule
@@ -91,7 +91,7 @@ def test_a_chat_template_is_not_applied(tiny_lm_folder, tmp_path):
     model = build(folder)
     save_retriever(model, tmp_path / "out", "card")
     ids = [model.tokenizer("ocean1")["input_ids"]]
-    for read in (model, load_retriever(tmp_path / "out")):
+    for read in (model, open_model(tmp_path / "out")):
         assert read.preprocess(["ocean1"])["input_ids"].tolist() == ids
 
 
@@ -121,7 +121,7 @@ def test_the_saved_tokenizer_cuts_nothing_by_itself(tiny_lm_folder, tmp_path):
 def test_case_is_folded_by_the_tokenizer_itself(tiny_lm_folder, tmp_path):
     model = build(tiny_lm_folder, lower_case="yes")
     save_retriever(model, tmp_path / "out", "card")
-    again = RetrieverEncoder(load_retriever(tmp_path / "out"), False)
+    again = RetrieverEncoder(open_model(tmp_path / "out"), False)
     np.testing.assert_allclose(
         again.encode_queries(["OCEAN1 Ocean"]), again.encode_queries(["ocean1 ocean"]), atol=1e-6
     )
@@ -130,7 +130,7 @@ def test_case_is_folded_by_the_tokenizer_itself(tiny_lm_folder, tmp_path):
 @pytest.mark.parametrize("make", [lambda p: p, lambda p: p / "missing"])
 def test_not_a_model_is_one_sentence(tmp_path, make):
     with pytest.raises(RevelaError, match=r"modules\.json"):
-        load_retriever(make(tmp_path))
+        open_model(make(tmp_path))
 
 
 def test_encoding_by_token_budget_gives_the_vectors_of_sentence_transformers(
@@ -284,7 +284,7 @@ def test_a_damaged_folder_is_one_sentence(tiny_lm_folder, tmp_path, name, conten
     build(tiny_lm_folder, "mean").save_pretrained(str(tmp_path), create_model_card=False)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(RevelaError, match="cannot be opened as a Sentence-Transformers model"):
-        load_retriever(tmp_path)
+        open_model(tmp_path)
 
 
 def test_a_card_may_name_a_path_that_is_not_utf8(tiny_lm_folder, tmp_path):

@@ -15,6 +15,8 @@ from sentence_transformers.sentence_transformer import modules
 from small import build
 
 from conftest import make_rows
+from revela.encoder.load import load_encoder
+from revela.encoder.torch_model import slot_ids
 from revela.errors import RevelaError
 from revela.index.contexts import draw_documents
 from revela.retriever.context import (
@@ -24,8 +26,6 @@ from revela.retriever.context import (
     write_context,
 )
 from revela.retriever.encode import RetrieverEncoder
-from revela.retriever.load import load_encoder
-from revela.retriever.module import slot_ids
 from revela.retriever.save import save_retriever
 from revela.settings import Recipe
 from revela.types import Document

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import SLOTS, make_rows
+from revela.encoder.graph_export import export_onnx
 from revela.encoder.graphs import open_export
-from revela.retriever.build import load_retriever
-from revela.retriever.load import load_encoder
-from revela.retriever.module import RetrieverModule, read_as_text
-from revela.retriever.onnx_export import export_onnx
+from revela.encoder.load import load_encoder
+from revela.encoder.torch_model import open_model, read_as_text
+from revela.retriever.module import RetrieverModule
 from revela.retriever.tokens import token_window
 
 TEXTS = ["ocean1", *(row["text"] for row in make_rows(6, sentences=3)), "", "engine2 " * 200]
@@ -73,7 +73,7 @@ def test_slots_count_as_tokens_of_the_prompt(encoder, saved_retriever):
         assert count([text])[0] > SLOTS + len(bare)
     assert counter.limit == model.max_seq_length == 100 + SLOTS
     # Texts of 40 tokens besides: with slots as without.
-    plain = RetrieverModule(load_retriever(saved_retriever), max_tokens=40)
+    plain = RetrieverModule(open_model(saved_retriever), max_tokens=40)
     ours = RetrieverModule(model, max_tokens=40)
     sizes = [token_window(retriever, "m").size for retriever in (ours, plain)]
     assert sizes[0] == pytest.approx(sizes[1], abs=1)
@@ -81,7 +81,7 @@ def test_slots_count_as_tokens_of_the_prompt(encoder, saved_retriever):
 
 def test_onnx_says_what_torch_says(contextual, encoder, tmp_path):
     pytest.importorskip("onnxruntime")
-    assert export_onnx(load_retriever(contextual), tmp_path / "onnx") < 1e-5
+    assert export_onnx(open_model(contextual), tmp_path / "onnx") < 1e-5
     exported, texts = open_export(tmp_path / "onnx"), [*TEXTS, "a <|context-3|> b"]
     for encode in ("encode_queries", "encode_passages"):
         found = getattr(exported, encode)(read_as_text(texts))  # the caller sees to slots in texts

@@ -17,9 +17,10 @@ from small import build
 
 from conftest import make_rows
 from revela import Document, Index, Retriever, RevelaError, device, search, settings
+from revela.encoder.load import load_encoder
+from revela.encoder.torch_model import open_model
 from revela.model_files import modules_of, resolve
-from revela.retriever.build import build_retriever, load_retriever
-from revela.retriever.load import load_encoder
+from revela.retriever.build import build_retriever
 from revela.retriever.publish import published, push
 
 TEXTS = [" ".join(row["text"].split()[:4]) for row in make_rows(12)]  # a chunk each
@@ -109,11 +110,11 @@ def test_a_folder_of_text_is_searched_by_it(folder, tmp_path):
 @pytest.mark.parametrize("kind", UNNORMALISED)
 def test_an_export_gives_the_same_vectors(kind, tiny_lm_folder, tmp_path):
     pytest.importorskip("onnxruntime")
+    from revela.encoder.graph_export import export_onnx
     from revela.encoder.graphs import open_export
-    from revela.retriever.onnx_export import export_onnx
 
     folder = make(kind, tiny_lm_folder, tmp_path / "model")
-    export_onnx(load_retriever(folder), tmp_path / "onnx", tokens=True)
+    export_onnx(open_model(folder), tmp_path / "onnx", tokens=True)
     encoder = open_export(tmp_path / "onnx")
     for name, expected in stock_vectors(folder).items():
         same(getattr(encoder, name)(TEXTS), expected)
@@ -124,11 +125,11 @@ def test_an_export_gives_the_same_vectors(kind, tiny_lm_folder, tmp_path):
 @pytest.mark.parametrize("kind", ["router", "routed layers"])
 def test_where_routes_cannot_be_followed_is_one_sentence(kind, tiny_lm_folder, tmp_path):
     pytest.importorskip("onnxruntime")
-    from revela.retriever.onnx_export import export_onnx
+    from revela.encoder.graph_export import export_onnx
 
     folder = make(kind, tiny_lm_folder, tmp_path / "model")
     with pytest.raises(RevelaError, match=r"different modules \(Router\) cannot be exported"):
-        export_onnx(load_retriever(folder), tmp_path / "onnx")
+        export_onnx(open_model(folder), tmp_path / "onnx")
     encoder = load_encoder(folder, "fp32")
     for ask in (encoder.encode_with_tokens, encoder.query_tokens):
         with pytest.raises(RevelaError, match="token vectors cannot be compared: search without"):
@@ -177,12 +178,12 @@ def test_weights_outside_of_safetensors_are_one_sentence(kind, place, tiny_lm_fo
     folder = make(kind, tiny_lm_folder, tmp_path / "model")
     pickled(folder / place)
     found = rf"{folder / place} has its weights in pytorch_model.bin alone: only safetensors"
-    for read in (Retriever, load_retriever, lambda f: resolve(str(f)), lambda f: push(f, "a/b")):
+    for read in (Retriever, open_model, lambda f: resolve(str(f)), lambda f: push(f, "a/b")):
         with pytest.raises(RevelaError, match=found):
             read(folder)
     (folder / place / "pytorch_model.bin").unlink()  # as the hub's is not downloaded
     with pytest.raises(RevelaError, match="no weights in safetensors, and only safetensors are"):
-        load_retriever(folder)
+        open_model(folder)
 
 
 def test_a_state_of_a_trainer_is_no_weight(tiny_lm_folder, tmp_path):

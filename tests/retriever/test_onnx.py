@@ -21,11 +21,11 @@ from conftest import make_rows, tiny_config
 pytest.importorskip("onnxruntime")
 
 from revela.cli.export import export
+from revela.encoder import graph_export as onnx_form
+from revela.encoder.graph_export import export_onnx
 from revela.encoder.graphs import CONFIG, EXPORT, TOKENIZER, open_export
+from revela.encoder.load import load_encoder
 from revela.errors import RevelaError
-from revela.retriever import onnx_export as onnx_form
-from revela.retriever.load import load_encoder
-from revela.retriever.onnx_export import export_onnx
 
 TEXTS = [row["text"] for row in make_rows(30)]
 

@@ -8,8 +8,8 @@ import torch
 import transformers as t
 from small import build, tokenizer_of
 
+from revela.encoder.torch_model import positions_of
 from revela.errors import RevelaError
-from revela.retriever.build import positions_of
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.save import save_retriever
 

@@ -16,11 +16,11 @@ from sentence_transformers.sentence_transformer import modules
 from small import tokenizer_of
 from tokenizers import Tokenizer, normalizers, processors
 
+from revela.encoder.load import load_encoder
 from revela.encoder.static_encoder import READ_AHEAD, StaticEncoder
 from revela.errors import RevelaError
 from revela.index.index import Index
 from revela.retriever.encode import RetrieverEncoder
-from revela.retriever.load import load_encoder
 from revela.retriever.save import save_retriever
 from revela.settings import Indexing
 from revela.types import Document

@@ -15,10 +15,10 @@ from tokenizers import Tokenizer
 from transformers import AutoModel
 
 from conftest import make_rows
+from revela.encoder.load import load_encoder
 from revela.errors import RevelaError
 from revela.index.language import Analyzer
 from revela.retriever.lexical import RIDGE
-from revela.retriever.load import load_encoder
 from revela.retriever.static_from_words import build_word_table
 
 TEXTS = [row["text"] for row in make_rows(40, sentences=3)] + [

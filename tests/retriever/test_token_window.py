@@ -10,8 +10,8 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from small import build
 from tokenizers import Tokenizer, models
 
+from revela.encoder.torch_encoder import TorchEncoder
 from revela.errors import RevelaError
-from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.module import RetrieverModule
 from revela.retriever.tokens import token_window
 
@@ -49,7 +49,7 @@ LONG += ["ผึ้งเต้นรำเพื่อบอกเพื่อ�
 def test_a_passage_is_cut_until_all_of_it_is_read(tiny_lm_folder, head):
     model = build(tiny_lm_folder, "mean")
     model.max_seq_length = 40
-    encoder = RetrieverEncoder(model, bf16=False)
+    encoder = TorchEncoder(model, bf16=False)
     pieces = encoder.fitted([head] * len(LONG), LONG)
     assert ["".join(some) for some in pieces] == LONG
     assert pieces[1] == ["ocean1"] and pieces[2] == [""] and all(map(len, pieces))
@@ -63,5 +63,5 @@ def test_a_passage_is_cut_until_all_of_it_is_read(tiny_lm_folder, head):
     assert max(map(len, pieces[0])) < 2 * min(map(len, pieces[0]))
     halves = encoder.fitted([""], [TEXT], 2)[0]
     assert max(len(model.tokenizer(prompt + half)["input_ids"]) for half in halves) < 25
-    fewer = RetrieverEncoder(model, bf16=False, max_tokens=25).fitted([""], [TEXT])[0]
+    fewer = TorchEncoder(model, bf16=False, max_tokens=25).fitted([""], [TEXT])[0]
     assert len(fewer) > len(encoder.fitted([""], [TEXT])[0])

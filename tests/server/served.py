@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from conftest import make_rows, tiny_retriever
+from revela.encoder.torch_encoder import TorchEncoder
 from revela.index.index import Index
 from revela.index.ingest import metadata_columns
 from revela.index.manifest import Info
-from revela.retriever.encode import RetrieverEncoder
 from revela.server import Access, Limits
 from revela.server.app import Service
 from revela.server.encoding import ServedModel
@@ -54,8 +54,8 @@ def running(service: Service) -> Iterator[Running]:
 
 
 @pytest.fixture(scope="session")
-def encoder(tiny_lm_folder) -> RetrieverEncoder:
-    return RetrieverEncoder(tiny_retriever(tiny_lm_folder, max_tokens=512), bf16=False)
+def encoder(tiny_lm_folder) -> TorchEncoder:
+    return TorchEncoder(tiny_retriever(tiny_lm_folder, max_tokens=512), bf16=False)
 
 
 def build(
@@ -127,7 +127,7 @@ class Gate:
 class Slow(Gate):
     """An encoder that records its batches since it was stopped."""
 
-    def __init__(self, encoder: RetrieverEncoder) -> None:
+    def __init__(self, encoder: TorchEncoder) -> None:
         super().__init__()
         self.model, self.encoder = encoder.model, encoder
         self.batches: list[tuple[str, list[str]]] = []

@@ -22,12 +22,12 @@ from served import build, encoder
 
 from conftest import make_rows
 from revela.cli.mcp import _tools, mcp
+from revela.encoder.load import load_encoder
 from revela.encoder.prompts import OWN
 from revela.errors import RevelaError
 from revela.index.index import Index
 from revela.index.snippets import Snippet
 from revela.model_files import fingerprint
-from revela.retriever.load import load_encoder
 from revela.server.mcp import Tools
 from revela.server.token_budget import count_tokens
 from revela.types import Document, Hit, Hits

@@ -18,9 +18,9 @@ from starlette.testclient import TestClient
 
 import revela.cli as cli
 from revela.cli.serve import serve, token_of
+from revela.encoder.load import load_encoder
 from revela.errors import RevelaError
 from revela.model_files import fingerprint, name_of
-from revela.retriever.load import load_encoder
 from revela.server import lifecycle
 from revela.types import Document
 

@@ -13,6 +13,7 @@ from test_train import ctrl_c_after, losses
 
 from conftest import Embed, make_rows
 from revela.corpus.spool import arrow_list
+from revela.encoder.torch_model import open_model
 from revela.errors import RevelaError
 from revela.groups.build import build_groups
 from revela.groups.dataset import TrainingSet
@@ -21,7 +22,6 @@ from revela.groups.strategies import epoch_groups
 from revela.index.bm25 import BM25
 from revela.objectives.contrastive import ContrastiveLoss, QueryBatches
 from revela.queries.from_text import query_hash
-from revela.retriever.build import load_retriever
 from revela.settings import InfoNCE, Recipe, presets
 from revela.training.check_settings import check_recipe
 from revela.training.checks import CheckPlan
@@ -333,7 +333,7 @@ def test_training_on_judged_pairs(recipe, tmp_path, rounds):
         assert i < 0 or chunks[i].document not in relevant
     card = (tmp_path / "out" / "README.md").read_text()
     assert "trained on judged queries by revela" in card and f"judged, of {folder.name}" in card
-    assert load_retriever(tmp_path / "out").max_seq_length == 64
+    assert open_model(tmp_path / "out").max_seq_length == 64
     without = TrainingSet(recipe.replace(negatives=0), DOCUMENTS)
     assert len(without.rows) == 17
     assert without.fingerprint != TrainingSet(recipe.replace(pairs=""), DOCUMENTS).fingerprint

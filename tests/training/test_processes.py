@@ -23,9 +23,9 @@ from torch.distributed.run import parse_args
 
 from revela import distributed as distributed
 from revela.cli.flags import settings_flags
+from revela.encoder.torch_model import open_model
 from revela.errors import RevelaError
 from revela.groups.build import build_groups
-from revela.retriever.build import load_retriever
 from revela.settings import OBJECTIVES, Recipe, presets
 from revela.training.check_settings import check_recipe
 
@@ -433,7 +433,7 @@ def test_on_the_command_line(both, case, cache, tmp_path):
     assert said.count(f"saved to {out}, continue with --resume") == 1, said + errors
     steps = [row["step"] for row in lines(out)]
     assert steps == list(range(1, steps[-1] + 1))
-    assert load_retriever(out) is not None and last_checkpoint(out) == steps[-1]
+    assert open_model(out) is not None and last_checkpoint(out) == steps[-1]
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])

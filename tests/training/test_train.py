@@ -20,6 +20,8 @@ from sentence_transformers.sentence_transformer import modules
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from conftest import TOPICS, make_rows, tiny_retriever
+from revela.encoder.load import load_encoder
+from revela.encoder.torch_model import open_model
 from revela.errors import RevelaError
 from revela.files import remove_whole, writing
 from revela.groups.dataset import training_chunks
@@ -28,9 +30,7 @@ from revela.lm.heads import save_heads
 from revela.model_files import commits, resolve
 from revela.objectives.base import ChunkBatches
 from revela.objectives.revela import RevelaLoss
-from revela.retriever.build import load_retriever
 from revela.retriever.card import Card, metadata_of
-from revela.retriever.load import load_encoder
 from revela.settings import OBJECTIVES as NAMES
 from revela.settings import InBatch, Objective, Recipe, objective_class, presets
 from revela.training.checkpoint import load_checkpoint, save_checkpoint, saved_checkpoints
@@ -395,7 +395,7 @@ def test_an_objective_learns(recipe, documents, tmp_path, name):
     train(recipe.replace(**settings, learning_rate=2e-3), documents, out)
     found = list(losses(out).values())
     assert len(found) == 20 and sum(found[-7:]) < sum(found[:7])
-    model = load_retriever(out)
+    model = open_model(out)
     assert model.encode(["ocean1 ocean2"]).shape == (1, model.get_embedding_dimension())
 
 
@@ -731,7 +731,7 @@ def test_a_retriever_that_may_be_cut_says_so(recipe, documents, tmp_path):
     settings = {**presets()["crop"], **OBJECTIVES["crop"], "group_size": 8, "max_steps": 2}
     out = tmp_path / "out"
     train(recipe.replace(**settings, matryoshka=(4, 16)), documents, out)
-    model = load_retriever(out)
+    model = open_model(out)
     saved = json.loads((out / "config_sentence_transformers.json").read_text())
     assert saved["matryoshka_dims"] == [4, 16, model.get_embedding_dimension()]
     assert model.prompts["query"] == "query: " and len(losses(out)) == 2
@@ -764,7 +764,7 @@ def test_a_context_goes_around_every_objective(recipe, documents, tmp_path, name
         recipe = recipe.replace(**ASKED)
     train(recipe, documents, tmp_path / "out")
     tensors = load_file(tmp_path / "out" / "context" / "rows.safetensors")
-    table = load_retriever(tmp_path / "out")[0].model.get_input_embeddings().weight
+    table = open_model(tmp_path / "out")[0].model.get_input_embeddings().weight
     assert torch.equal(table[-3:].cpu(), tensors["rows_JD"])
     head = load_file(tmp_path / "out" / "context" / "4_Dense" / "model.safetensors")
     assert head["linear.weight"].abs().max() > 0

@@ -14,10 +14,10 @@ from test_train import assert_resume_equals_unbroken, losses
 
 from conftest import make_rows
 from revela.corpus.load import read_corpus
+from revela.encoder.load import load_encoder
+from revela.encoder.torch_model import open_model
 from revela.errors import RevelaError
 from revela.lm.encoder_decoder import FOLDER, load_encoder_decoder
-from revela.retriever.build import load_retriever
-from revela.retriever.load import load_encoder
 from revela.settings import Recipe, presets
 from revela.training.train import train
 from tests.collection_folder import write_collection
@@ -54,7 +54,7 @@ def test_every_stage_by_the_command_line(succeeds, monkeypatch, corpus_file, tmp
     ):
         succeeds(*command)
     assert not (tmp_path / "two" / FOLDER).exists()
-    first, second = (load_retriever(tmp_path / name) for name in ("one", "two"))
+    first, second = (open_model(tmp_path / name) for name in ("one", "two"))
     assert [type(part).__name__ for part in second] == ["Transformer", "Pooling", "Normalize"]
     assert second[1].pooling_mode == "mean" and second.max_seq_length == 2048
     assert set(second.prompts.values()) == {""}
@@ -63,7 +63,7 @@ def test_every_stage_by_the_command_line(succeeds, monkeypatch, corpus_file, tmp
 
 
 def test_the_retriever_is_the_encoder_of_what_is_saved_beside_it(run_of_spans):
-    model, lm = load_retriever(run_of_spans), load_encoder_decoder(run_of_spans, bf16=False)
+    model, lm = open_model(run_of_spans), load_encoder_decoder(run_of_spans, bf16=False)
     ours, theirs = model[0].model.encoder.state_dict(), lm.model.get_encoder().state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     features = model.preprocess(["ocean1 ocean2."])

@@ -14,13 +14,13 @@ from sentence_transformers.sentence_transformer import modules
 from test_train import TINY, assert_resume_equals_unbroken, losses
 
 from conftest import make_rows
+from revela.encoder.load import load_encoder
 from revela.encoder.static_encoder import StaticEncoder
 from revela.errors import RevelaError
 from revela.index.language import Analyzer
 from revela.objectives.contrastive import ContrastiveLoss
 from revela.retriever.build import untrained_retriever
 from revela.retriever.fit import WORDS_TO_VECTORS
-from revela.retriever.load import load_encoder
 from revela.retriever.save import save_retriever
 from revela.retriever.static_from_words import build_word_table
 from revela.settings import presets

@@ -120,9 +120,9 @@ def check_half(out: Path) -> None:
         with safe_open(best, "pt") as opened:
             assert list(opened.keys()), best
     if (out / "modules.json").exists():
-        from revela.retriever.build import load_retriever
+        from revela.encoder.torch_model import open_model
 
-        assert load_retriever(out) is not None
+        assert open_model(out) is not None
 
 
 def temporary(out: Path) -> list[str]:

@@ -19,7 +19,8 @@ from revela.cli.flags import (
 from revela.cli.main import ELSEWHERE, app
 from revela.cli.printing import print_report
 from revela.corpus.load import READING, Reading
-from revela.settings import Indexing, Precision
+from revela.settings import Indexing
+from revela.types import Precision
 
 if TYPE_CHECKING:
     from revela.types import Document, Vectors
@@ -62,12 +63,12 @@ def encode(
         Arithmetic; auto is int8, bf16 or fp32, whichever this processor or GPU is fast in.
     """
     from revela.corpus.load import read_corpus
+    from revela.encoder.load import load_encoder
     from revela.encoder.saved_config import check_dimensions
     from revela.index import export as vectors
     from revela.index.contexts import chosen_for, conditioned
     from revela.index.ingest import check_repeated, new_info
     from revela.model_files import resolve
-    from revela.retriever.load import load_encoder
 
     vectors.check_out(out)
     folder = resolve(model)

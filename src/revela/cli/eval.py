@@ -15,7 +15,7 @@ from revela.cli.printing import print_report, print_table, snippet
 from revela.encoder.prompts import Given as GivenPrompts
 from revela.errors import RevelaError, extra
 from revela.index.search import Rerank
-from revela.settings import Precision
+from revela.types import Precision
 
 if TYPE_CHECKING:
     from revela.evaluation.evaluate import Evaluation

@@ -24,13 +24,13 @@ def export(model: str, *, out: Out, prompts: Annotated[PromptFlags, Flat] = PROM
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
     with extra("train", "export to ONNX"):
-        from revela.retriever.build import load_retriever
-        from revela.retriever.onnx_export import export_onnx
+        from revela.encoder.graph_export import export_onnx
+        from revela.encoder.torch_model import open_model
     from revela.encoder.graphs import EXPORT
     from revela.model_files import resolve
     from revela.silence import silence_libraries
 
     silence_libraries()
-    difference = export_onnx(load_retriever(resolve(model), prompts=prompts.given), out)
+    difference = export_onnx(open_model(resolve(model), prompts=prompts.given), out)
     size = sum(file.stat().st_size for file in out.glob(f"{EXPORT}*")) / 1e6
     print(f"{out / EXPORT}: {size:,.0f} MB; differs from torch's vectors by {difference:.0e}")

@@ -27,8 +27,9 @@ from revela.encoder.prompts import Given as GivenPrompts
 from revela.errors import RevelaError
 from revela.model_files import named_by_auto
 from revela.on_ray import Cluster
-from revela.settings import Indexing, Precision, Recipe
+from revela.settings import Indexing, Recipe
 from revela.silence import counted
+from revela.types import Precision
 
 if TYPE_CHECKING:
     from revela.evaluation.choose_model import Kind
@@ -259,10 +260,10 @@ class Job:
         """A new index for documents, by the model that is chosen for them, with the context of one
         that reads a context.
         """
+        from revela.encoder.load import keep_graph, load_encoder
         from revela.index.contexts import chosen_for
         from revela.index.index import Index
         from revela.model_files import resolve
-        from revela.retriever.load import keep_graph, load_encoder
 
         folder = resolve(self.choose(documents))
         keep_graph(folder)

@@ -16,12 +16,12 @@ from revela.cli.flags import PROMPTS, Flat, PromptFlags
 from revela.cli.main import SEARCH, app
 from revela.errors import RevelaError
 from revela.server import Access, Limits, Site
-from revela.settings import Precision
+from revela.types import Precision
 
 if TYPE_CHECKING:
+    from revela.encoder.base import TextEncoder
     from revela.index.index import Index
     from revela.index.word_search import Words
-    from revela.retriever.load import Loaded
     from revela.server.app import SearchService
 
 LIMITS = Limits()
@@ -136,7 +136,7 @@ def _service(
 
     if isinstance(index, Words):
         return SearchService(index, name or site.name, limits, access, site)
-    folder, encoder = index.model_folder, cast("Loaded", index.encoder)
+    folder, encoder = index.model_folder, cast("TextEncoder", index.encoder)
     dimensions = trained_dimensions(folder)
     model = ServedModel(name or name_of(folder), encoder, encoder.counter, dimensions)
     return Service(index, model, limits, access, site)

@@ -28,7 +28,7 @@ from revela.encoder.weights import Weights
 from revela.errors import RevelaError, first_line
 from revela.files import atomic_write
 from revela.model_files import fingerprint, modules_of
-from revela.settings import Precision
+from revela.types import Precision
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,16 +17,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
-from revela.encoder.prompts import OWN, Given, prompts_of
+from revela.encoder.base import Encoded, Role, TextEncoder
+from revela.encoder.prompts import OWN, Given, Prompts, prompts_of
 from revela.encoder.saved_config import words_to_vectors_of
 from revela.encoder.token_counter import TokenCounter, check_max_tokens, truncate
 from revela.encoder.weights import Weights, fp32
 from revela.errors import QueryError, RevelaError, first_line
 from revela.model_files import modules_of
-from revela.silence import SHOWN_AFTER
-from revela.types import Vectors, check_vectors_finite, sequence_of
 
 READ_AHEAD = 1024  # texts that are tokenized at once
 WEIGHTS = "model.safetensors"
@@ -52,8 +50,8 @@ def _table_folder(folder: Path) -> Path | None:
     return inside if (inside / WEIGHTS).is_file() else None
 
 
-class StaticEncoder:
-    """The encoder of a static retriever; it refuses to give token vectors. Threads may share it.
+class StaticEncoder(TextEncoder):
+    """The encoder of a static retriever; it has no token vectors.
 
     Args:
         table_VD: floats, or the bits of bf16.
@@ -61,26 +59,25 @@ class StaticEncoder:
         max_tokens: truncate texts to this length instead of the tokenizer's own limit.
     """
 
-    slots, precision = 0, "fp32"
+    tokenizer: Any = None
+    dimension = 0
 
     def __init__(
         self,
         table_VD: NDArray[Any],
         tokenizer: Any,
-        query_prompt: str = "",
-        passage_prompt: str = "",
+        prompts: tuple[str, str] = ("", ""),
         max_tokens: int | None = None,
         name: str = "the model",
         words_to_vectors: float = 1.0,
     ) -> None:
-        self.name, self._table_VD, self._tokenizer = name, table_VD, tokenizer
-        self.words_to_vectors = words_to_vectors
-        self.query_prompt, self.passage_prompt = query_prompt, passage_prompt
+        self._table_VD, self.tokenizer, self.dimension = table_VD, tokenizer, table_VD.shape[1]
+        self.prompts, self.name, self.words_to_vectors = Prompts(*prompts), name, words_to_vectors
         tokenizer.no_padding()
-        self._limit: int | None = (tokenizer.truncation or {}).get("max_length")
+        self.limit = (tokenizer.truncation or {}).get("max_length")
         if max_tokens is not None:
-            check_max_tokens(max_tokens, self._limit, name)
-            self._limit = max_tokens
+            check_max_tokens(max_tokens, self.limit, name)
+            self.limit = max_tokens
             truncate(tokenizer, max_tokens)
 
     @classmethod
@@ -102,7 +99,7 @@ class StaticEncoder:
             return cls(
                 table_VD,
                 tokenizer,
-                *prompts_of(folder, prompts),
+                prompts_of(folder, prompts),
                 max_tokens,
                 str(folder),
                 words_to_vectors_of(folder),
@@ -114,49 +111,26 @@ class StaticEncoder:
                 f"{folder} cannot be opened as a Sentence-Transformers model: {first_line(error)}"
             ) from error
 
-    def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """Encode queries, (N, D) float32; 0 for a text without tokens. Raises RevelaError for
-        infinity and NaN.
-        """
-        return self._encode(texts, self.query_prompt, progress)
-
-    def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """``encode_queries``, but for passages."""
-        return self._encode(texts, self.passage_prompt, progress)
-
-    def encode_with_tokens(self, texts: Sequence[str], progress: bool = False) -> NoReturn:
-        """Raise QueryError: a token's row has no more information than its word."""
-        check_tokens()
-
-    def query_tokens(self, queries: Sequence[str]) -> NoReturn:
-        """Raise QueryError."""
-        check_tokens()
-
-    def fitted(self, heads: Sequence[str], texts: Sequence[str], part: int = 1) -> list[list[str]]:
-        """``LimitedEncoder.fitted``."""
-        return self.counter.fitted(heads, texts, self._limit, part)
-
     @functools.cached_property
     def counter(self) -> TokenCounter:
         """Counts tokens as this encoder reads them."""
-        prompts = self.query_prompt, self.passage_prompt
-        return TokenCounter(self._tokenizer, *prompts, self._limit, special_tokens=False)
+        return TokenCounter(self.tokenizer, *self.prompts, self.limit, special_tokens=False)
 
-    def _encode(self, texts: Sequence[str], prompt: str, progress: bool) -> Vectors:
-        table_VD, texts = self._table_VD, sequence_of(texts)
+    def batches(self, texts: Sequence[str], role: Role, with_tokens: bool) -> Iterator[Encoded]:
+        """Add up the rows of each text's tokens; 0 for a text without tokens."""
+        if with_tokens:
+            check_tokens()
+        table_VD, prompt = self._table_VD, getattr(self.prompts, role)
         if len(texts) >= READ_AHEAD:  # convert rows once, not at every use
             table_VD = fp32(table_VD)
-        vectors_ND = np.zeros((len(texts), table_VD.shape[1]), np.float32)
-        how: dict[str, Any] = dict(total=len(texts), unit="text", disable=not progress)
-        with tqdm(**how, delay=SHOWN_AFTER, leave=False) as bar:
-            for i, ids in enumerate(token_ids(self._tokenizer, texts, prompt)):
+        for start in range(0, len(texts), READ_AHEAD):
+            rows = range(start, min(start + READ_AHEAD, len(texts)))
+            vectors_BD = np.zeros((len(rows), self.dimension), np.float32)
+            for i, ids in enumerate(token_ids(self.tokenizer, [texts[j] for j in rows], prompt)):
                 if ids:  # the sum, as vectors are normalised anyway
-                    np.add.reduce(fp32(table_VD.take(ids, axis=0)), out=vectors_ND[i])
-                bar.update()
-        check_vectors_finite(vectors_ND, self.name)
-        norms_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
-        vectors_ND /= np.maximum(norms_N1, 1e-12)  # as torch does
-        return vectors_ND
+                    np.add.reduce(fp32(table_VD.take(ids, axis=0)), out=vectors_BD[i])
+            norms_B1 = np.linalg.norm(vectors_BD, axis=1, keepdims=True)
+            yield Encoded(rows, vectors_BD / np.maximum(norms_B1, 1e-12))  # as torch does
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str], prompt: str = "") -> Iterator[list[int]]:

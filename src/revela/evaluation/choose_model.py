@@ -294,14 +294,15 @@ def _candidates(names: Sequence[str], kinds: Sequence[Kind]) -> list[Candidate]:
 
 def encoder_of(candidate: Candidate, data: Sample) -> Encoder:
     """Load a candidate, or fit it to the documents that are not held out, as the CLI does."""
-    from revela.retriever.load import load_encoder
+    from revela.encoder.load import load_encoder
 
     recipe, folder = data.recipe, resolve(candidate.model)
     if candidate.kind == "embedder":
         prompts = prompts_set(recipe.retriever.query_prompt, recipe.retriever.passage_prompt)
         return load_encoder(folder, recipe.training.precision, prompts=prompts)
     with extra("train", str(candidate)):
-        from revela.device import compute_device, uses_bf16
+        from revela.device import compute_device
+        from revela.encoder.torch_model import uses_bf16
         from revela.groups.dataset import training_chunks
         from revela.retriever.build import untrained_retriever
         from revela.retriever.encode import RetrieverEncoder

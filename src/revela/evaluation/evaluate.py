@@ -37,8 +37,7 @@ from revela.index.search import MemorySnapshot, Rerank, Scores, fuse
 from revela.index.search import rerank as rerank_scores
 from revela.index.state import is_index
 from revela.index.tokens import encode_packed
-from revela.settings import Precision
-from revela.types import Encoder, TokenEncoder, Vectors, items_of
+from revela.types import Encoder, Precision, TokenEncoder, Vectors, items_of
 
 
 @dataclass(frozen=True)
@@ -131,8 +130,8 @@ def evaluations(
     models: Sequence[str | Path], on: Sequence[str | Path], options: EvalOptions
 ) -> Iterator[Evaluation]:
     """``evaluate``, one collection at a time, with the outcome of every query."""
+    from revela.encoder.load import load_encoder
     from revela.model_files import resolve
-    from revela.retriever.load import load_encoder
 
     check_language(options.language)
     check_weight(options.weight)

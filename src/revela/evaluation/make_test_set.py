@@ -17,6 +17,7 @@ from itertools import compress
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from revela.encoder.load import load_encoder
 from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.groups.dataset import TrainingSet, training_chunks, training_rows
@@ -27,7 +28,6 @@ from revela.index.fusion import reciprocal_rank_fusion
 from revela.model_files import commits, fingerprint, name_of, resolve
 from revela.queries.generated import EXAMPLES, QueryLM, generate_answers
 from revela.retriever.card import without_folders
-from revela.retriever.load import load_encoder
 from revela.settings import OFFLINE_EMBEDDER, Recipe
 from revela.types import Chunk, Document
 

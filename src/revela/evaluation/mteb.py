@@ -28,6 +28,7 @@ from mteb.types import PromptType
 
 from revela.embedded import EMBEDDED
 from revela.encoder.prompts import OWN, Given
+from revela.encoder.torch_encoder import TorchEncoder
 from revela.errors import RevelaError, first_line
 from revela.evaluation.collection import load_collection
 from revela.evaluation.evaluate import short_names
@@ -37,8 +38,7 @@ from revela.evaluation.results import SystemScores
 from revela.index.contexts import Choice, Context, check_without_slots
 from revela.model_files import fingerprint, name_of, resolve
 from revela.retriever.encode import RetrieverEncoder
-from revela.settings import Precision
-from revela.types import Encoder, Vectors
+from revela.types import Encoder, Precision, Vectors
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class MtebEncoder:
     ) -> MtebEncoder:
         """Open a Sentence-Transformers folder, a hub id or embedded:minilm-l6."""
         folder = resolve(name)
-        encoder = RetrieverEncoder.load(folder, precision, max_tokens, prompts)
+        encoder = TorchEncoder.load(folder, precision, max_tokens, prompts)
         return cls(encoder, filed_as(name, folder), context)
 
     def _variant(self) -> dict[str, Any]:

@@ -47,8 +47,7 @@ from revela.index.manifest import Calibration, Info
 from revela.index.table import Table, table_uri
 from revela.model_files import fingerprint
 from revela.on_ray import Cluster
-from revela.settings import Precision
-from revela.types import Document, TokenEncoder, Vectors, evenly_spaced, hash64
+from revela.types import Document, Precision, TokenEncoder, Vectors, evenly_spaced, hash64
 
 T = TypeVar("T")
 WAVE = 10**6  # chunks per commit
@@ -199,7 +198,7 @@ class Job:
 
     def encoder(self) -> TokenEncoder:
         """The retriever, with its context."""
-        from revela.retriever.load import load_encoder
+        from revela.encoder.load import load_encoder
 
         model = Path(self.info.model)
         if not model.is_dir() or fingerprint(model) != self.info.fingerprint:

@@ -18,8 +18,7 @@ from revela.index.build_on_ray import Job, SurveyedCorpus
 from revela.index.ingest import BATCH, encode_rows, table_rows
 from revela.index.manifest import Info
 from revela.on_ray import Cluster
-from revela.settings import Precision
-from revela.types import Document, TokenEncoder, Vectors
+from revela.types import Document, Precision, TokenEncoder, Vectors
 
 TOGETHER = 64  # batches in a file that a cluster writes
 

@@ -27,6 +27,7 @@ from revela.corpus.load import READING
 from revela.corpus.readers.common import ReadReport
 from revela.corpus.spool import LazyTexts
 from revela.embedded import cache_folder
+from revela.encoder import load
 from revela.encoder.prompts import OWN, Given, Prompts, named_prompts, prompts_of
 from revela.encoder.static_encoder import gives_tokens
 from revela.errors import RevelaError, first_line
@@ -38,7 +39,6 @@ from revela.index.index import Index
 from revela.index.state import STATE, State, is_finished, is_index, unfinished_in
 from revela.index.word_search import Words
 from revela.model_files import fingerprint, name_of, resolve
-from revela.retriever import load
 from revela.settings import Indexing
 from revela.silence import counted, duration
 from revela.types import Document, Hits

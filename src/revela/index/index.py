@@ -40,13 +40,14 @@ from revela.index.state import STATE, Moved, Now, State, unfinished_in
 from revela.index.table import Table
 from revela.index.tokens import Weight, term_weights
 from revela.model_files import fingerprint, resolve
-from revela.settings import Indexing, Precision
+from revela.settings import Indexing
 from revela.types import (
     SURE,
     Document,
     Explanation,
     Hit,
     Hits,
+    Precision,
     QueryTokens,
     TokenEncoder,
     Vectors,
@@ -161,7 +162,7 @@ class Index:
         path = resolve(str(model))
         check_dimensions(path, settings.dimensions)
         if encoder is None:
-            from revela.retriever.load import load_encoder
+            from revela.encoder.load import load_encoder
 
             encoder = load_encoder(path, "auto", prompts=prompts)
         info = new_info(path, encoder, settings, metadata or {}, prompts)
@@ -257,7 +258,7 @@ class Index:
     def encoder(self) -> TokenEncoder:
         """The index's retriever, with the index's context; loaded when first needed."""
         if self._encoder is None:
-            from revela.retriever.load import load_encoder
+            from revela.encoder.load import load_encoder
 
             precision = self.info.precision_of(self._precision)
             self._encoder = load_encoder(self.model_folder, precision, prompts=self.prompts)

@@ -14,7 +14,8 @@ from revela.encoder.processor import has_bf16, has_gpu
 from revela.encoder.prompts import Prompts
 from revela.index.fusion import FusionRule
 from revela.index.language import CORPUS_WORDS, Analyzer
-from revela.settings import Indexing, Precision
+from revela.settings import Indexing
+from revela.types import Precision
 
 CONTEXT = "context.safetensors"  # what a retriever that reads a context reads (contexts.py)
 CONTEXT_CHOICES = ("kind", "seed", "texts")  # of a context; a resumed run must repeat them

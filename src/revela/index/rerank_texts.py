@@ -13,7 +13,7 @@ from revela.settings import OFFLINE_EMBEDDER
 from revela.types import QueryTokens, TokenEncoder, Vectors, items_of
 
 if TYPE_CHECKING:
-    from revela.retriever.load import Loaded
+    from revela.encoder.base import TextEncoder
 
 
 def rerank(
@@ -69,8 +69,8 @@ def by_tokens(
 
 
 @lru_cache(1)
-def _retriever(model: str) -> Loaded:
+def _retriever(model: str) -> TextEncoder:
+    from revela.encoder.load import load_encoder
     from revela.model_files import resolve
-    from revela.retriever.load import load_encoder
 
     return load_encoder(resolve(model), "auto")

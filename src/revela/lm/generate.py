@@ -14,10 +14,11 @@ from pathlib import Path
 
 import torch
 
-from revela.device import compute_device, uses_bf16
+from revela.device import compute_device
+from revela.encoder.torch_model import uses_bf16
 from revela.lm.load import load_tokenizer, open_causal_lm
 from revela.lm.prompts import plain_ids, start_ids
-from revela.settings import Precision
+from revela.types import Precision
 
 NEW_TOKENS = 40  # maximum length of the output
 CLOSING = "</question>"  # by which some models end a question

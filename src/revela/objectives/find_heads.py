@@ -18,8 +18,9 @@ from tqdm.auto import tqdm
 
 from revela.corpus.spool import ArrowList
 from revela.corpus.words import joined, words
-from revela.device import compute_device, uses_bf16
+from revela.device import compute_device
 from revela.distributed import is_rank_zero
+from revela.encoder.torch_model import uses_bf16
 from revela.groups.dataset import TrainingSet
 from revela.groups.strategies import epoch_groups
 from revela.lm.heads import Head, cached_ranking, probe_heads, ranked_heads, score_query_heads

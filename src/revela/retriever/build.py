@@ -9,30 +9,28 @@ and save.py writes it.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
-from revela.encoder.prompts import DECODER, OWN, Given, prompts_of, prompts_set
+from revela.encoder.prompts import DECODER, prompts_set
 from revela.encoder.token_counter import special_tokens_of
-from revela.errors import RevelaError, first_line
-from revela.model_files import (
-    SAVE_AGAIN,
-    adapter_base,
-    check_retriever,
-    modules_of,
-    refuse_missing,
+from revela.encoder.torch_model import (
+    add_missing_rows,
+    add_pad_token,
+    check_weights,
+    has_routes,
+    limit_tokens,
+    open_model,
 )
-from revela.retriever.lora import inject_lora, merged
-from revela.retriever.module import has_routes
+from revela.errors import RevelaError, first_line
+from revela.retriever.lora import inject_lora
 from revela.retriever.static_trainable import make_trainable
 from revela.settings import Recipe, Retriever
 from revela.silence import loading_bar
@@ -41,69 +39,7 @@ from revela.types import Document
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-ADAPTERS = "adapter_config.json"
-READ = (modules.Transformer, modules.StaticEmbedding, modules.Router)  # first modules
-NO_LIMIT = 10**9  # tokens; tokenizers without a limit have a larger number
-# Models with a fixed number of computed positions, and the setting that holds the number.
-FIXED_POSITIONS = {
-    "gptj": "max_position_embeddings",
-    "codegen": "max_position_embeddings",
-    "mpt": "max_seq_len",
-}
 POOLING_MODES = {"eos": "lasttoken", "mean": "mean", "weighted-mean": "weightedmean"}
-
-
-def load_retriever(
-    folder: Path | str, device: str | None = None, prompts: Given = OWN
-) -> SentenceTransformer:
-    """Open a saved retriever, or any Sentence-Transformers folder, in fp32. ``device`` defaults to
-    a GPU if there is one; ``prompts`` replace the model's own.
-    """
-    check_retriever(Path(folder))
-    has_adapters = any((place / ADAPTERS).is_file() for _, place in modules_of(Path(folder)))
-    check_weights(Path(folder))
-    try:
-        with loading_bar(Path(folder)):
-            model = SentenceTransformer(str(folder), device=device, local_files_only=True).float()
-            if has_adapters:
-                model = merged(model).to(model.device)
-    except Exception as error:  # tokenizers raise no other for a damaged file
-        reason = first_line(error)
-        if "pytorch_model.bin" in reason:  # neither is there: the hub's is not downloaded
-            reason = f"a module has no weights in safetensors, and {SAVE_AGAIN}"
-        raise RevelaError(
-            f"{folder} cannot be opened as a Sentence-Transformers model: {reason}"
-        ) from error
-    if not isinstance(model[0], READ):
-        raise RevelaError(
-            f"{folder} begins with a {type(model[0]).__name__}, and a transformer, a table of "
-            "tokens (StaticEmbedding) or a Router of those can be read: give another model"
-        )
-    query, passage = prompts_of(Path(folder), prompts)
-    model.prompts.update(query=query, document=passage, passage=passage)  # both names are in use
-    for part in model.modules():
-        if isinstance(part, modules.Transformer) and part.tokenizer is not None:
-            add_pad_token(part)
-            limit_tokens(part)
-    return model
-
-
-def check_weights(folder: Path) -> None:
-    """Raise RevelaError if the files of a model lack weights of its transformers; reads names
-    and shapes only. Whatever else is wrong is found when it is opened.
-    """
-    every = modules_of(folder) or [("Transformer", folder)]
-    places = [place for kind, place in every if kind == "Transformer"]
-    # Nothing public says which class of transformers sentence-transformers takes.
-    stock, how = modules.Transformer.__new__(modules.Transformer), {"local_files_only": True}
-    for name in filter(None, (n for place in places for n in (str(place), adapter_base(place)))):
-        report: dict[str, Any] = {}
-        with suppress(Exception):
-            about = stock._load_config(name, "torch", how)
-            only: Any = dict(how, device_map="meta", output_loading_info=True)
-            opened = name, "feature-extraction", about[0], "torch", about[1]
-            _, report = stock._load_model(*opened, **only)
-        refuse_missing(Path(name), report.get("missing_keys", ()))
 
 
 def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
@@ -114,7 +50,7 @@ def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
     """
     given = prompts_set(settings.query_prompt, settings.passage_prompt)
     if (folder / "modules.json").is_file():
-        model = load_retriever(folder, prompts=given)
+        model = open_model(folder, prompts=given)
         if has_routes(model):
             raise RevelaError(
                 f"{folder} reads queries and passages by different modules (Router), and training "
@@ -225,60 +161,6 @@ def _factors(model: PreTrainedModel) -> dict[tuple[str, str], float]:
         for name, value in vars(module).items()
         if isinstance(value, float)
     }
-
-
-def add_pad_token(transformer: modules.Transformer) -> None:
-    """Give a tokenizer a padding token if it has none, in place. Padding is masked, so any token
-    will do that is no part of a text.
-    """
-    tokenizer = transformer.tokenizer
-    if tokenizer.pad_token is not None:
-        return
-    names = ("eos_token", "sep_token", "bos_token", "unk_token")
-    token = next(filter(None, (getattr(tokenizer, name, None) for name in names)), None)
-    tokenizer.add_special_tokens({"pad_token": token or "[PAD]"})
-    add_missing_rows(transformer)
-
-
-def limit_tokens(transformer: modules.Transformer) -> None:
-    """Lower a model's token limit to its number of positions, in place, and log it."""
-    positions, limit = positions_of(transformer.model), transformer.max_seq_length
-    if positions is None or (limit is not None and limit <= positions):
-        return
-    if limit is not None and limit < NO_LIMIT:
-        logging.getLogger(__name__).info(
-            f"{transformer.model.name_or_path} has {positions:,} positions, fewer than its limit "
-            f"of {limit:,} tokens: it reads {positions:,} tokens of a text"
-        )
-    transformer.max_seq_length = positions
-
-
-def positions_of(model: PreTrainedModel) -> int | None:
-    """A model's number of positions; None: no limit."""
-    config, counts = model.config, list[int]()
-    if config.model_type in FIXED_POSITIONS:
-        counts.append(getattr(config, FIXED_POSITIONS[config.model_type]))
-    for name, part in model.named_modules():
-        if isinstance(part, nn.Embedding) and re.search(r"wpe$|(?<!relative_)position[^.]*$", name):
-            # RoBERTa counts from the row after the padding's, OPT from its offset.
-            padding = -1 if part.padding_idx is None else part.padding_idx
-            counts.append(part.num_embeddings - max(getattr(part, "offset", 0), padding + 1))
-    if counts:
-        counts.append(getattr(config, "max_position_embeddings", counts[0]))
-    return min(counts, default=None)
-
-
-def add_missing_rows(transformer: modules.Transformer) -> None:
-    """Give each token a row of the embedding table, in place; a new row is 0.
-
-    Some models (Gemma 3) have a token for images, which no text has, and no row for it.
-    """
-    model, tokenizer = transformer.model, transformer.tokenizer
-    rows = model.get_input_embeddings().num_embeddings
-    if rows >= len(tokenizer):
-        return
-    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    model.get_input_embeddings().weight.data[rows:] = 0
 
 
 def set_parts(model: SentenceTransformer, parts: Sequence[nn.Module]) -> None:

@@ -33,11 +33,12 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
+from revela.encoder.torch_model import SLOT, open_model, prompt_of, slot_ids
 from revela.errors import RevelaError, first_line
 from revela.model_files import CONTEXT
-from revela.retriever.build import keep_lower_layers, load_retriever, set_parts
+from revela.retriever.build import keep_lower_layers, set_parts
 from revela.retriever.lora import add_lora, merged
-from revela.retriever.module import SLOT, Features, RetrieverModule, prompt_of, slot_ids
+from revela.retriever.module import Features, RetrieverModule
 from revela.settings import Recipe
 
 ROWS, ABOUT = "rows.safetensors", "context.json"
@@ -284,7 +285,7 @@ def load_context_encoder(folder: Path) -> ContextEncoder | None:
     folder = folder / CONTEXT
     if not (folder / ABOUT).is_file():
         return None
-    first = load_retriever(folder)
+    first = open_model(folder)
     try:
         about, tensors = json.loads((folder / ABOUT).read_text()), load_file(folder / ROWS)
         stage = ContextEncoder(first, tensors["anchors_JD"], int(about["slots"]), about["constant"])

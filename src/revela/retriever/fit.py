@@ -36,9 +36,10 @@ from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
 from revela.device import on_cpu, sent
+from revela.encoder.torch_model import add_missing_rows
 from revela.errors import RevelaError
 from revela.model_files import resolve
-from revela.retriever.build import add_missing_rows, build_retriever, set_parts
+from revela.retriever.build import build_retriever, set_parts
 from revela.retriever.lexical import (
     inverse_power,
     lexical_table,

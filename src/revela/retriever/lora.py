@@ -11,6 +11,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
+from revela.encoder.torch_model import merge_adapters
 from revela.errors import RevelaError
 from revela.packing import can_pack
 from revela.retriever.static_trainable import TrainableTable
@@ -89,8 +90,6 @@ def frozen_in_bf16(model: SentenceTransformer, bf16: bool) -> Iterator[None]:
 
 def merged(model: SentenceTransformer) -> SentenceTransformer:
     """A frozen copy on the CPU, of stock modules only, with LoRA or the trained table merged."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
     # Copies tensors of a GPU to the CPU at once, without a second copy on the GPU.
     copies: dict[int, object] = {
         id(tensor): nn.Parameter(tensor.detach().to("cpu", copy=True), tensor.requires_grad)
@@ -101,14 +100,7 @@ def merged(model: SentenceTransformer) -> SentenceTransformer:
     model = copy.deepcopy(model, copies)
     if isinstance(model[0], TrainableTable):
         model[0] = model[0].stock()
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, BaseTunerLayer):
-                child.merge()
-                setattr(parent, name, child.get_base_layer())
-    if hasattr(getattr(model[0], "model", None), "peft_config"):
-        del model[0].model.peft_config
-        model[0].model._hf_peft_config_loaded = False  # else adapters alone would be saved
+    merge_adapters(model)
     for module in model:
         if isinstance(module, modules.WordWeights):  # its weights are stored in its configuration
             weights = module.emb_layer.weight[:, 0].tolist()

@@ -9,10 +9,9 @@ token's, V vocabulary.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,20 +20,23 @@ from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
 from revela.device import autocast, sent
-from revela.errors import RevelaError, first_line
+from revela.encoder.torch_model import (
+    TorchRole,
+    own_limit,
+    parts_of,
+    prompt_of,
+    read_as_text,
+    slot_ids,
+)
 from revela.packing import packed
 from revela.retriever.static_trainable import TrainableTable
 
-SLOT = "<|context-{}|>"
-STEM = SLOT.partition("{}")[0]
 READ_AHEAD = 4096  # texts that are tokenized, and sorted by length, at once
 # With fewer tokens a GPU would wait for launches of kernels; more would not fit where attention
 # computes explicit scores.
 TOKENS_PER_BATCH, TOKENS_ON_A_GPU = 8192, 32768
 
 Features = dict[str, Any]
-Role = Literal["query", "document"]
-"""The roles of a text, as sentence-transformers calls them."""
 
 
 class RetrieverModule(nn.Module):
@@ -70,18 +72,13 @@ class RetrieverModule(nn.Module):
         self.context: tuple[Tensor, Tensor] | None = None
         self.slot_dropout, self.packs = 0.0, True
 
-    def parts(self, role: Role = "document") -> list[nn.Module]:
+    def parts(self, role: TorchRole = "document") -> list[nn.Module]:
         """The modules that read texts of this role, in order.
 
         Raises:
             RevelaError: the role has no route.
         """
-        try:
-            return list(_without_routes(self.model, role))
-        except ValueError as error:
-            raise RevelaError(
-                f"this model has no route for a {role} ({first_line(error)}): give another model"
-            ) from error
+        return parts_of(self.model, role)
 
     @property
     def tokenizer(self) -> Any:
@@ -98,20 +95,16 @@ class RetrieverModule(nn.Module):
         """D, of whole vectors."""
         return int(self.model.get_embedding_dimension() or 0)
 
-    def prompt(self, role: Role) -> str:
+    def prompt(self, role: TorchRole) -> str:
         """The prefix of texts of this role."""
         return prompt_of(self.model, role)
 
-    def own_limit(self, role: Role = "document") -> int | None:
+    def own_limit(self, role: TorchRole = "document") -> int | None:
         """Maximum tokens per text, prompt and special tokens included; None: no limit."""
-        first = self.parts(role)[0]
-        if isinstance(first, TrainableTable):
-            return None
-        if isinstance(first, modules.StaticEmbedding):
-            return (first.tokenizer.truncation or {}).get("max_length")
-        return getattr(first, "max_seq_length", None)
+        is_table = isinstance(self.parts(role)[0], TrainableTable)
+        return None if is_table else own_limit(self.model, role)
 
-    def limit(self, role: Role = "document") -> int | None:
+    def limit(self, role: TorchRole = "document") -> int | None:
         """``max_tokens`` and the slots; or ``own_limit``."""
         if self.max_tokens is None:
             return self.own_limit(role)
@@ -122,7 +115,7 @@ class RetrieverModule(nn.Module):
         own = self.own_limit()
         self.max_tokens = min(tokens, own - len(self.slots)) if own else tokens
 
-    def tokenize(self, texts: Sequence[str], role: Role) -> Features:
+    def tokenize(self, texts: Sequence[str], role: TorchRole) -> Features:
         """The features of texts with the prompt of their role, padded."""
         # An empty text has no token to pool.
         read = [text if text.strip() else "." for text in self.as_text(texts)]
@@ -140,9 +133,11 @@ class RetrieverModule(nn.Module):
 
     def as_text(self, texts: Sequence[str]) -> Sequence[str]:
         """The texts; for a model with slots, names of slots in them are broken up."""
-        return read_as_text(texts) if self.slots else texts
+        return read_as_text(self.model, texts)
 
-    def batches(self, texts: Sequence[str], role: Role) -> Iterator[tuple[list[int], Features]]:
+    def batches(
+        self, texts: Sequence[str], role: TorchRole
+    ) -> Iterator[tuple[list[int], Features]]:
         """(indices of texts, their features) of texts of like length, longest first."""
         max_tokens = TOKENS_PER_BATCH if self.device.type == "cpu" else TOKENS_ON_A_GPU
         by_length = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
@@ -169,7 +164,7 @@ class RetrieverModule(nn.Module):
                 }
                 yield [window[i] for i in rows], batch
 
-    def states(self, features: Features, role: Role = "document") -> Features:
+    def states(self, features: Features, role: TorchRole = "document") -> Features:
         """The features, and the states of the transformer's last layer (``token_embeddings``, B, T,
         W) in fp32; on the model's device.
         """
@@ -196,7 +191,7 @@ class RetrieverModule(nn.Module):
         half = torch.bfloat16
         return {k: v.float() if getattr(v, "dtype", None) == half else v for k, v in read.items()}
 
-    def pool(self, features: Features, role: Role = "document") -> Tensor:
+    def pool(self, features: Features, role: TorchRole = "document") -> Tensor:
         """(B, D) vectors of any norm, of features with states."""
         features = dict(features)  # modules write into it
         for part in self.parts(role)[1:]:
@@ -209,19 +204,9 @@ class RetrieverModule(nn.Module):
         vectors = vectors[..., : self.width or self.model.truncate_dim]
         return F.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=-1)
 
-    def forward(self, features: Features, role: Role = "document") -> Tensor:
+    def forward(self, features: Features, role: TorchRole = "document") -> Tensor:
         """(B, D) unit vectors of tokenized texts."""
         return self.unit(self.pool(self.states(features, role), role))
-
-    def unit_states(self, states: Tensor) -> Tensor:
-        """A transformer's states (..., W) as late interaction compares them, in fp32: of length
-        one, after the linear layer that follows the pooling where the model has one.
-        """
-        after = itertools.dropwhile(lambda p: not isinstance(p, modules.Pooling), self.parts())
-        linear = next((p.linear for p in after if isinstance(p, modules.Dense)), None)
-        if linear is not None and linear.in_features == states.shape[-1]:
-            states = linear(states)
-        return F.normalize(states.float(), dim=-1)
 
     @contextmanager
     def evaluating(self, adapters: bool = True) -> Iterator[None]:
@@ -257,36 +242,3 @@ class RetrieverModule(nn.Module):
             rows = torch.where(is_null[..., None], null_JD[slot], rows)
         rows = (rows * getattr(table, "embed_scale", 1.0)).to(out.dtype)
         return torch.where(is_slot[..., None], rows, out)
-
-
-def prompt_of(model: SentenceTransformer, role: Role) -> str:
-    """A model's prompt for a role; "" if it has none. Passages have either of two names."""
-    prompts = model.prompts
-    return prompts.get(role) or (role == "document" and prompts.get("passage")) or ""
-
-
-def has_routes(model: SentenceTransformer) -> bool:
-    """Whether a model reads queries and passages by modules of their own (``Router``)."""
-    return any(isinstance(part, modules.Router) for part in model)
-
-
-def _without_routes(parts: Iterable[nn.Module], role: Role) -> Iterator[nn.Module]:
-    for part in parts:
-        if isinstance(part, modules.Router):
-            route = part._resolve_route(task=role, modality="text")  # nothing public says it
-            yield from _without_routes(part.sub_modules[route], role)
-        else:
-            yield part
-
-
-def slot_ids(model: Any) -> range:
-    """The token ids of a model's slots, in order."""
-    added: dict[str, int] = getattr(model.tokenizer, "get_added_vocab", dict)()
-    count = next(j for j in itertools.count() if SLOT.format(j) not in added)
-    first = added[SLOT.format(0)] if count else 0
-    return range(first, first + count)
-
-
-def read_as_text(texts: Sequence[str]) -> list[str]:
-    """The texts, with the names of slots in them broken up."""
-    return [text.replace(STEM, STEM[:2] + " " + STEM[2:]) for text in texts]

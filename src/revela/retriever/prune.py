@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sentence_transformers import SentenceTransformer
 
+from revela.encoder.torch_model import prompt_of
 from revela.errors import RevelaError
 from revela.retriever.lexical import TEXTS, token_ids
-from revela.retriever.module import prompt_of
 from revela.silence import progress_bar
 
 if TYPE_CHECKING:

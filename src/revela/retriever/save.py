@@ -18,10 +18,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
 from revela.encoder.saved_config import add_to_config
+from revela.encoder.torch_model import open_model
 from revela.errors import RevelaError
 from revela.files import disk_errors, flush, make_readable
 from revela.model_files import CONTEXT
-from revela.retriever.build import load_retriever
 from revela.retriever.context import SavedContext, write_context
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.lora import merged, needs_merging
@@ -109,7 +109,7 @@ def _keep_tokenizer(folder: Path, tokenizer: Any) -> None:
 def _check_saved(model: SentenceTransformer, saved: Path) -> None:
     """Raise RevelaError if the files give other vectors of a few texts than the model."""
     before = RetrieverEncoder(model, bf16=False)
-    after = RetrieverEncoder(load_retriever(saved, device="cpu"), bf16=False)
+    after = RetrieverEncoder(open_model(saved, device="cpu"), bf16=False)
     for one, other in (
         (before.encode_queries, after.encode_queries),
         (before.encode_passages, after.encode_passages),

@@ -12,7 +12,6 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, Positi
 from pydantic.dataclasses import dataclass
 
 Pooling = Literal["eos", "mean", "weighted-mean"]
-Precision = Literal["auto", "fp32", "bf16", "int8"]
 TorchPrecision = Literal["auto", "fp32", "bf16"]
 VectorForm = Literal["float32", "int8", "binary"]
 T = TypeVar("T")

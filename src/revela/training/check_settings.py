@@ -8,7 +8,8 @@ import torch
 
 from revela import distributed as distributed
 from revela.corpus.judgements import judgements_dir, read_judgements
-from revela.device import compute_device, uses_bf16
+from revela.device import compute_device
+from revela.encoder.torch_model import uses_bf16
 from revela.errors import RevelaError
 from revela.files import check_free
 from revela.index.language import check_language

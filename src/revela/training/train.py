@@ -18,8 +18,9 @@ from sentence_transformers import SentenceTransformer
 
 from revela import distributed as distributed
 from revela.corpus.spool import LazyTexts
-from revela.device import compute_device, uses_bf16
+from revela.device import compute_device
 from revela.encoder.saved_config import words_to_vectors_of
+from revela.encoder.torch_model import uses_bf16
 from revela.files import remove_whole
 from revela.groups.dataset import TrainingSet
 from revela.groups.store import GroupFolder

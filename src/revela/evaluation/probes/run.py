@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from revela.device import compute_device, uses_bf16
+from revela.device import compute_device
+from revela.encoder.torch_model import open_model, uses_bf16
 from revela.evaluation.collection import load_collection
 from revela.evaluation.probes.decoder import DecoderPooling, spans_by_place
 from revela.evaluation.probes.exact_match import exact_match
@@ -19,12 +20,10 @@ from revela.evaluation.probes.places import SPARE, long_texts
 from revela.evaluation.results import ProbeResult, Profile
 from revela.lm.encoder_decoder import FOLDER as DECODER_FOLDER
 from revela.lm.encoder_decoder import EncoderDecoder, load_encoder_decoder
-from revela.retriever.build import load_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.tokens import TokenWindow, token_window
-from revela.settings import Precision
 from revela.silence import silence_libraries
-from revela.types import Document
+from revela.types import Document, Precision
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +55,7 @@ def probe_retriever(
     """
     silence_libraries()
     count, seed = options.count, options.seed
-    model = load_retriever(folder)
+    model = open_model(folder)
     bf16 = uses_bf16(options.precision, model.device)
     encoder = RetrieverEncoder(model, bf16)
     encoder.retriever.lower_limit(options.max_tokens)

@@ -7,9 +7,9 @@ import logging
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from revela.embedded import cache_folder
+from revela.encoder.base import TextEncoder
 from revela.encoder.graph_encoder import GraphEncoder
 from revela.encoder.graphs import VERSION, export_folder, open_graph
 from revela.encoder.processor import has_gpu, has_openvino, has_torch
@@ -18,12 +18,7 @@ from revela.encoder.static_encoder import StaticEncoder, is_static
 from revela.errors import RevelaError, extra, first_line
 from revela.files import atomic_write
 from revela.model_files import check_retriever, embedded_name, fingerprint
-from revela.settings import Precision
-
-if TYPE_CHECKING:
-    from revela.retriever.encode import RetrieverEncoder
-
-    Loaded = RetrieverEncoder | StaticEncoder | GraphEncoder
+from revela.types import Precision
 
 log = logging.getLogger(__name__)
 MAX_DIFFERENCE = 3e-4  # between a graph's vectors and torch's, in any component
@@ -34,7 +29,7 @@ def load_encoder(
     precision: Precision = "auto",
     max_tokens: int | None = None,
     prompts: Given = OWN,
-) -> Loaded:
+) -> TextEncoder:
     """Open a saved retriever, or any Sentence-Transformers folder, for encoding.
 
     Args:
@@ -64,8 +59,10 @@ def load_encoder(
                 "train to export it, or give --precision fp32"
             )
     with extra("train", f"{folder}, a model that only torch reads,"):
-        from revela.retriever.encode import RetrieverEncoder
-    return RetrieverEncoder.load(folder, precision, max_tokens, prompts)
+        import sentence_transformers  # noqa: F401
+    from revela.encoder.torch_encoder import TorchEncoder
+
+    return TorchEncoder.load(folder, precision, max_tokens, prompts)
 
 
 def _open_graph(
@@ -91,13 +88,13 @@ def _open_graph(
 
 def _agrees_with_torch(folder: Path) -> bool:
     """Whether a folder's graph gives the vectors that sentence-transformers gives."""
-    from revela.retriever.build import load_retriever
-    from revela.retriever.onnx_export import difference
+    from revela.encoder.graph_export import difference
+    from revela.encoder.torch_model import open_model
     from revela.silence import silence_libraries
 
     silence_libraries()
     graph = open_graph(folder, "fp32", None, prompts_of(folder))
-    model = load_retriever(folder, device="cpu")
+    model = open_model(folder, device="cpu")
     with suppress(Exception):  # of OpenVINO, for a graph that does not fit
         if graph and difference(graph, model) < MAX_DIFFERENCE:
             return True
@@ -117,7 +114,7 @@ def keep_graph(folder: Path, even_with_gpu: bool = False) -> None:
     if not has_torch() or _open_graph(folder, "fp32") is not None:
         return
     try:
-        from revela.retriever.onnx_export import export_to_cache
+        from revela.encoder.graph_export import export_to_cache
 
         export_to_cache(folder)
     except Exception as error:  # of the exporter

@@ -15,27 +15,33 @@ import json
 import logging
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer import modules
-from torch import Tensor, nn
 
 from revela.encoder.after_transformer import TOKENS, VECTOR
 from revela.encoder.bert import MASK, STATES
 from revela.encoder.graph_encoder import IDS, GraphEncoder
 from revela.encoder.graphs import CONFIG, EXPORT, TOKENIZER, export_folder, open_export
 from revela.encoder.token_counter import truncate
+from revela.encoder.torch_encoder import TorchEncoder
+from revela.encoder.torch_model import (
+    has_routes,
+    open_model,
+    prompt_of,
+    slot_ids,
+    transformers_of,
+    unit_states,
+)
 from revela.errors import RevelaError, first_line, install_extra
 from revela.files import atomic_write
 from revela.model_files import fingerprint
-from revela.retriever.build import load_retriever
-from revela.retriever.encode import RetrieverEncoder
-from revela.retriever.module import RetrieverModule, has_routes, prompt_of, slot_ids
 from revela.silence import progress_bar, silence_warnings
 from revela.types import Vectors
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+    from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
 TOLERANCE = 1e-5  # between its vectors and torch's, in any component
@@ -95,7 +101,7 @@ def export_to_cache(folder: Path) -> None:
     Raises:
         RevelaError: as for ``export_onnx``; or it is too large.
     """
-    started, model = time.monotonic(), load_retriever(folder, device="cpu")
+    started, model = time.monotonic(), open_model(folder, device="cpu")
     if sum(weight.numel() for weight in model.parameters()) > MAX_CACHED:
         raise RevelaError(f"it has more than {MAX_CACHED / 1e6:.0f} million weights")
     if slot_ids(model):
@@ -105,30 +111,35 @@ def export_to_cache(folder: Path) -> None:
     log.info(f"{folder} is exported to ONNX, to be read without torch ({seconds:.0f} s)")
 
 
-class _Graph(nn.Module):
+def _as_graph(model: SentenceTransformer, tokens: bool) -> nn.Module:
     """A retriever as the exporter needs it: tensors in, tensors out."""
+    from torch import nn
+    from torch.nn.functional import normalize
 
-    def __init__(self, model: SentenceTransformer, tokens: bool) -> None:
-        super().__init__()
-        self.retriever, self.tokens = RetrieverModule(model), tokens
-        self.retriever.packs = False
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
-        retriever = self.retriever
-        features = retriever.states({IDS: input_ids, MASK: attention_mask})
-        vectors_BD = retriever.unit(retriever.pool(features))
-        if not self.tokens:
-            return (vectors_BD,)
-        return vectors_BD, retriever.unit_states(features[STATES])
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
+            features: dict[str, Any] = {IDS: input_ids, MASK: attention_mask}
+            for part in self.model:
+                features = part(features)
+            vectors_BD = normalize(features["sentence_embedding"][:, : model.truncate_dim], dim=-1)
+            return (vectors_BD, unit_states(model, features[STATES])) if tokens else (vectors_BD,)
+
+    return Graph().eval()
 
 
 def _write_graph(model: SentenceTransformer, file: Path, tokens: bool) -> None:
+    import torch
+
     if has_routes(model):
         raise RevelaError(
             "a model that reads queries and passages by different modules (Router) cannot be "
             "exported to ONNX, as a graph has one input: serve it with torch"
         )
-    if not isinstance(model[0], modules.Transformer):
+    if not transformers_of(model):
         raise RevelaError(
             f"a {type(model[0]).__name__} cannot be exported to ONNX: "
             "only retrievers that begin with a transformer can"
@@ -138,7 +149,7 @@ def _write_graph(model: SentenceTransformer, file: Path, tokens: bool) -> None:
     try:
         with torch.no_grad(), silence_warnings():
             program = torch.onnx.export(
-                _Graph(model, tokens).eval(),
+                _as_graph(model, tokens),
                 tuple(example[name] for name in INPUTS),
                 dynamo=True,
                 verbose=False,
@@ -194,7 +205,7 @@ def difference(encoder: GraphEncoder, model: SentenceTransformer, tokens: bool =
         for texts in (SAMPLE, SAMPLE[:1]):
             pairs.append((ours(texts), stock(list(texts), **how)))
     if tokens:
-        reference = RetrieverEncoder(model, bf16=False)
+        reference = TorchEncoder(model)
         queries = zip(encoder.query_tokens(SAMPLE), reference.query_tokens(SAMPLE), strict=True)
         pairs += [(actual.tokens, expected.tokens) for actual, expected in queries]
     return max(float(np.abs(actual - expected).max()) for actual, expected in pairs)
