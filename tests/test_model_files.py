@@ -16,6 +16,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from conftest import make_rows
 from revela import embedded, model_files
 from revela.errors import RevelaError
+from revela.find_model import find_weights
 from revela.settings import Recipe
 from revela.types import Document
 
@@ -224,15 +225,15 @@ def test_only_without_a_network_does_another_model_stand_in(
     hub.models[REPO] = {commit(1): FILES}
     hub.answer = answer
     with pytest.raises(RevelaError, match=message):
-        model_files.find_weights(REPO, str(tiny_lm_folder))
+        find_weights(REPO, str(tiny_lm_folder))
     hub.answer = httpx.ConnectError("no network")
-    assert model_files.find_weights(REPO, str(tiny_lm_folder)) == tiny_lm_folder
+    assert find_weights(REPO, str(tiny_lm_folder)) == tiny_lm_folder
     (said,) = caplog.messages
     assert str(tiny_lm_folder) in said
     with pytest.raises(RevelaError, match="take no other model in its place: connect, or"):
-        model_files.find_weights(REPO, "")
+        find_weights(REPO, "")
     with pytest.raises(RevelaError):
-        model_files.find_weights("somebody/else", str(tiny_lm_folder))
+        find_weights("somebody/else", str(tiny_lm_folder))
 
 
 def test_the_embedded_lm_says_what_it_is_once(tmp_path, monkeypatch, caplog):

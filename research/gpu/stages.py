@@ -31,13 +31,14 @@ from research.benchmarks.hardening import made
 from research.benchmarks.options import parser_of
 from research.gpu.parts import TEXT, TEXTS
 from revela import Document, Retriever
+from revela.embedded import SMOLLM2
 from revela.evaluation.collection import DEPTH, Collection, load_collection
 from revela.evaluation.metrics import mean_scores
 from revela.files import atomic_write
 from revela.index.exact import rankings_of, top_k
 from revela.lm.document_attention import document_attention
 from revela.lm.document_weights import DocumentWeights
-from revela.settings import OFFLINE_MODEL, Recipe, presets
+from revela.settings import Recipe, presets
 from revela.silence import silence_libraries
 from revela.training.checks import CheckPlan
 from revela.training.train import train
@@ -400,7 +401,7 @@ def curve(setting: Setting) -> Iterator[Row]:
     else:
         texts = setting.home / TEXTS
         collection = load_collection(texts / "collection")
-        documents, model = read_documents(texts / TEXT), OFFLINE_MODEL
+        documents, model = read_documents(texts / TEXT), SMOLLM2
     for number, preset in enumerate(("paper", "crop")):
         # What a run takes beside its steps: to load the model, and to score it after each minute.
         beside = 0.0 if setting.tiny else 0.75
@@ -414,7 +415,7 @@ def curve(setting: Setting) -> Iterator[Row]:
         else:
             # As for the paper's method, all layers and no fit: from raw weights.
             raw = dict(layers=0, token_weighting=0.0, whitening=0.0, lexical=0.0)
-            recipe = recipe.replace(**raw, offline_model=OFFLINE_MODEL, max_minutes=minutes)
+            recipe = recipe.replace(**raw, offline_model=SMOLLM2, max_minutes=minutes)
             recipe = recipe.replace(warmup_steps=10, save_every=10_000, log_every=1)
         yield from curve_rows(setting, preset, recipe, documents, collection)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +22,6 @@ from revela.types import Document, Precision, Vectors, items_of
 
 if TYPE_CHECKING:
     from revela.evaluation.choose_model import Kind
-    from revela.evaluation.label_free import HeldOutCheck
-    from revela.groups.dataset import TrainingSet
     from revela.training.outcome import Outcome
 
 log = logging.getLogger(__name__)
@@ -213,6 +210,7 @@ def train(
         from revela.groups.dataset import TrainingSet
         from revela.training.check_settings import check_recipe
         from revela.training.checks import NO_CHECKS, CheckPlan
+        from revela.training.held_out import read_training_set
         from revela.training.record import Provenance, model_of_run
         from revela.training.train import train as run
     from revela.evaluation.choose_model import candidates_of, choose_model
@@ -248,37 +246,3 @@ def train(
     if outcome.kept != outcome.steps:
         systems[f"saved (step {outcome.kept})"] = outcome.after
     return TrainingResult(outcome, systems if outcome.after else {})
-
-
-def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingSet, HeldOutCheck]:
-    """Read the training set, and make the label-free check of its held-out documents."""
-    from revela.evaluation.label_free import MIN_QUERIES, check_by
-    from revela.groups.dataset import TrainingSet
-    from revela.queries.generated import generate_answers
-    from revela.silence import silence_libraries
-
-    silence_libraries()
-    data = TrainingSet.read(recipe, corpus)
-    path = data.queries_file
-    assert path is not None
-    write_questions = partial(generate_answers, recipe, path=path, unit="held-out chunks")
-    check = check_by(data.held_out, recipe, write_questions)
-    questions = recipe.training.check_questions
-    if questions and all(task.name != "question" for task in check.tasks):
-        log.info(
-            f"fewer than {MIN_QUERIES} questions about held-out chunks were kept: "
-            "the label-free check asks none"
-        )
-    log.info(_about_check(recipe, check, len(data.held_out)))
-    return data, check
-
-
-def _about_check(recipe: Recipe, check: HeldOutCheck, held_out: int) -> str:
-    """The tasks of the label-free check, or why there are none."""
-    if not held_out and not recipe.corpus.held_out:
-        return "no documents held out, so no label-free check: the last state is saved"
-    unguarded = "too few for a task, so the last state is saved unchecked"
-    if not recipe.training.check_questions:
-        unguarded += ": --check-questions 100 has a language model write questions about them"
-    tasks = check.describe() or unguarded
-    return f"held out {held_out:,} documents for the label-free check ({tasks})"

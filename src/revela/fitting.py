@@ -87,10 +87,10 @@ def fit(
         from revela.retriever.fit import WORDS_TO_VECTORS
         from revela.retriever.save import save_retriever
     from revela.evaluation.choose_model import candidates_of, choose_model
-    from revela.evaluation.label_free import check_by
     from revela.files import atomic_write
     from revela.index.language import check_language
     from revela.silence import silence_libraries
+    from revela.training.held_out import check_by
 
     _check_options(recipe, options)
     static = options.static

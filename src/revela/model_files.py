@@ -18,14 +18,13 @@ from revela.embedded import (
     E5,
     EMBEDDED,
     MINILM,
+    SMOLLM2,
     cached_digest,
     converted_name,
     embedded_folder,
-    log_once,
 )
 from revela.errors import RevelaError, first_line
 from revela.files import disk_error
-from revela.settings import LM, OFFLINE_MODEL, Retriever
 
 LOADED = (
     *("modules.json", "*config*.json", "*token*.json", "vocab.*", "merges.txt", "*.model"),
@@ -93,33 +92,6 @@ def resolve(name: str) -> Path:
         )
     check_safetensors(folder)
     return folder
-
-
-def find_weights(name: str, offline_model: str) -> Path:
-    """The folder that ``find_model`` finds."""
-    return find_model(name, offline_model)[1]
-
-
-def find_model(name: str, offline_model: str) -> tuple[str, Path]:
-    """A model's name and folder (``resolve``). Without a network ``offline_model``, if given,
-    replaces a recipe's default model.
-
-    Raises:
-        RevelaError: as ``resolve`` does.
-    """
-    try:
-        return name, resolve(name)
-    except Unreachable as error:
-        if name not in (Retriever.model, LM.model):
-            raise
-        if not offline_model:
-            raise Unreachable(
-                f"{name} is not in the hub cache, the hub cannot be reached, and these settings "
-                "take no other model in its place: connect, or name one by --model and --lm "
-                f"({OFFLINE_MODEL})"
-            ) from error
-        log_once(f"{name} is not cached and the hub cannot be reached: using {offline_model}")
-        return offline_model, resolve(offline_model)
 
 
 def named_by_auto(name: str) -> list[str] | None:
@@ -298,7 +270,7 @@ def _snapshot(name: str, repo: str, revision: str) -> Path:
             raise Unreachable(
                 f"{name} is not in the hub cache and the hub cannot be reached: "
                 f"give a local folder, or {MINILM} or {E5} (embedders, for a search), or "
-                f"{OFFLINE_MODEL} (a language model, for training)"
+                f"{SMOLLM2} (a language model, for training)"
             ) from error
         reason = first_line((is_local and error.__cause__) or error)
         raise RevelaError(

@@ -11,6 +11,7 @@ from revela.corpus.load import split_held_out
 from revela.corpus.spool import arrow_list
 from revela.evaluation.label_free import (
     SENTENCES,
+    Answer,
     HeldOutCheck,
     Task,
     docstring_task,
@@ -22,7 +23,6 @@ from revela.index.bm25 import BM25
 from revela.index.calibration import SentenceTest
 from revela.index.fusion import fuse_scores
 from revela.index.language import Analyzer
-from revela.queries.generated import Answer
 from revela.types import Document
 
 DOCUMENTS = [Document(r["_id"], r["text"], r["title"]) for r in make_rows(40)]

@@ -8,13 +8,8 @@ from multiprocessing import get_context
 import pytest
 
 from revela.errors import RevelaError
-from revela.queries.generated import (
-    Answer,
-    QueryFile,
-    check_output,
-    without_repeats,
-    write_queries,
-)
+from revela.evaluation.label_free import Answer
+from revela.queries.generated import QueryFile, check_output, without_repeats, write_queries
 
 PASSAGE = (
     "The mitral valve has two leaflets. "

@@ -47,7 +47,7 @@ def compare(
         A TOML file of settings, below flags and over every preset. Each table [variants.NAME] in it
         is run beside the others: see research/recipes.
     """
-    from revela.api import read_training_set
+    from revela.training.held_out import read_training_set
 
     with extra("train", "revela compare"):
         from revela.distributed import check_single_process

@@ -40,7 +40,7 @@ def heads(
         from revela.groups.dataset import default_queries_file
         from revela.lm.heads import save_heads
         from revela.objectives.find_heads import kind_of, rank_heads
-    from revela.corpus.load import read_for
+    from revela.groups.dataset import read_for
     from revela.silence import silence_libraries
 
     silence_libraries()

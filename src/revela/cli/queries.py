@@ -19,8 +19,8 @@ from revela.cli.flags import (
 )
 from revela.cli.main import MEASURE, app
 from revela.cli.printing import command_line, one_line, snippet
+from revela.embedded import MINILM
 from revela.errors import RevelaError, extra
-from revela.settings import OFFLINE_EMBEDDER
 
 
 @app.command(group=MEASURE)
@@ -29,7 +29,7 @@ def queries(
     *,
     out: Out | None = None,
     form: Annotated[Literal["beir", "triplets"], Parameter(name="--format")] = "beir",
-    embedder: str = OFFLINE_EMBEDDER,
+    embedder: str = MINILM,
     top: Annotated[int, Parameter(alias="-k")] = 10,
     show: int = 5,
     preset: Preset = "",

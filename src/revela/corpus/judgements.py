@@ -16,18 +16,12 @@ from typing import Any
 from revela.corpus.readers.common import numbered_lines
 from revela.corpus.spool import ArrowList, arrow_list
 from revela.errors import RevelaError
-from revela.settings import Recipe
 from revela.types import Chunk, Document
 
 log = logging.getLogger(__name__)
 
 Qrels = dict[str, dict[str, int]]
 """Query id -> document id -> score."""
-
-
-def judgements_dir(recipe: Recipe) -> str:
-    """The folder of judged queries that a recipe's objective trains on; "": none."""
-    return str(getattr(recipe.objective, "pairs", ""))
 
 
 def read_judgements(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:

@@ -8,17 +8,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from revela.corpus.dedupe import near_duplicates
-from revela.corpus.judgements import judgements_dir, queries_by_document
 from revela.corpus.readers import FORMATS, common, read_sources
 from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields
 from revela.corpus.spool import ArrowList, arrow_list
 from revela.corpus.words import count_words
 from revela.errors import RevelaError
-from revela.settings import Corpus, Recipe
 from revela.silence import progress_bar
 from revela.types import Document
 
@@ -29,11 +26,11 @@ MIN_WORDS = 5  # per document; shorter ones hold no sentence
 class Reading:
     """Options of reading a corpus, for commands that take no training settings."""
 
-    text_field: str = Corpus.text_field
+    text_field: str = "text"
     "Field or column that holds the text."
-    title_field: str = Corpus.title_field
+    title_field: str = "title"
     "Field or column that holds the title."
-    join_titles: bool = Corpus.join_titles
+    join_titles: bool = False
     "Join neighbouring rows of one title: a file of passages becomes articles again."
 
 
@@ -110,19 +107,6 @@ def first_claim() -> Callable[[str], bool]:
         return len(seen) > before
 
     return claim
-
-
-def read_for(
-    recipe: Recipe, sources: Sequence[Path | str]
-) -> tuple[ArrowList[Document], ReadReport]:
-    """``read_corpus`` with a recipe's settings."""
-    corpus = recipe.corpus
-    names = (field.name for field in dataclasses.fields(Reading))
-    reading = Reading(**{name: getattr(corpus, name) for name in names})
-    how: Any = dict(near=corpus.near_duplicates, max_bad_share=corpus.max_bad_share)
-    if folder := judgements_dir(recipe):
-        how["judged"] = queries_by_document(Path(folder))
-    return read_corpus(sources, reading, **how)
 
 
 def check_report(

@@ -306,7 +306,7 @@ def unit_states(model: SentenceTransformer, states: Tensor) -> Tensor:
     linear = next((part.linear for part in after if isinstance(part, modules.Dense)), None)
     if linear is not None and linear.in_features == states.shape[-1]:
         states = linear(states)
-    return normalize(states.float(), dim=-1)
+    return normalize(states.float(), dim=-1).detach()
 
 
 def has_fast_bf16(device: torch.device) -> bool:

@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,11 +30,7 @@ from revela.index.calibration import SentenceTest, sentence_queries
 from revela.index.exact import top_k
 from revela.index.language import Analyzer
 from revela.index.search import MemorySnapshot, fuse
-from revela.settings import Recipe
 from revela.types import Document, Encoder, Vectors, hash64
-
-if TYPE_CHECKING:
-    from revela.queries.generated import Answer
 
 DEPTH = 110  # enough for nDCG@10 and recall@100 without the excluded chunk
 MIN_QUERY_WORDS = 3
@@ -44,7 +39,17 @@ MIN_QUERIES = 5  # per task
 SENTENCES = 100  # queries to find the fusion's weight
 
 Scores = NDArray[np.float64]
-Ask = Callable[[Sequence[str]], "Sequence[Answer]"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A query, or the reason why it was rejected."""
+
+    query: str = ""
+    rejected: str = ""
+
+
+Ask = Callable[[Sequence[str]], Sequence[Answer]]
 """Writes a question about each passage, or gives the reason why there is none."""
 
 
@@ -143,14 +148,6 @@ class _Pool:
 
 def _means(scores: Mapping[str, Scores]) -> dict[str, float]:
     return {name: float(scores_Q.mean()) for name, scores_Q in scores.items()}
-
-
-def check_by(held: Sequence[Document], recipe: Recipe, ask: Ask | None = None) -> HeldOutCheck:
-    """Make a recipe's check of held-out documents; ``ask`` writes the questions."""
-    settings, words = recipe.training, recipe.corpus.chunk_words
-    limits = settings.check_queries, settings.check_passages, settings.seed
-    made = tasks(held, words, *limits, settings.check_questions, ask)
-    return HeldOutCheck(made, recipe.corpus.language)
 
 
 def tasks(

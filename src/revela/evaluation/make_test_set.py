@@ -17,6 +17,7 @@ from itertools import compress
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from revela.embedded import MINILM
 from revela.encoder.load import load_encoder
 from revela.errors import RevelaError
 from revela.files import atomic_write
@@ -28,7 +29,7 @@ from revela.index.fusion import reciprocal_rank_fusion
 from revela.model_files import commits, fingerprint, name_of, resolve
 from revela.queries.generated import EXAMPLES, QueryLM, generate_answers
 from revela.retriever.card import without_folders
-from revela.settings import OFFLINE_EMBEDDER, Recipe
+from revela.settings import Recipe
 from revela.types import Chunk, Document
 
 Form = Literal["beir", "triplets"]
@@ -78,7 +79,7 @@ class QuerySet:
 class RoundTrip:
     """Keep a query if BM25 or an embedder has one of its passages among the first ``depth``."""
 
-    embedder: str = OFFLINE_EMBEDDER
+    embedder: str = MINILM
     depth: int = 10
 
 

@@ -14,11 +14,11 @@ from sentence_transformers import SentenceTransformer
 from revela.corpus.load import split_held_out
 from revela.corpus.spool import ArrowList, arrow_list
 from revela.errors import RevelaError
+from revela.find_model import find_weights
 from revela.groups.dataset import TrainingSet
 from revela.groups.prebuilt import group_members, holds_groups
 from revela.groups.store import GroupedCorpus, GroupFolder, Member, check_out, save_groups
 from revela.groups.strategies import mixed_groups
-from revela.model_files import find_weights
 from revela.retriever.build import untrained_retriever
 from revela.settings import Recipe
 from revela.silence import silence_libraries

@@ -22,8 +22,9 @@ from sentence_transformers import SentenceTransformer
 
 from revela.corpus.chunk import chunk_all
 from revela.corpus.dedupe import near_duplicates
-from revela.corpus.judgements import judgements_dir, pair_rows, queries_by_document
-from revela.corpus.load import read_for, split_held_out
+from revela.corpus.judgements import pair_rows, queries_by_document
+from revela.corpus.load import Reading, read_corpus, split_held_out
+from revela.corpus.readers.common import ReadReport
 from revela.corpus.spool import ArrowList, arrow_list
 from revela.corpus.words import count_words
 from revela.distributed import cores, world_size
@@ -87,7 +88,7 @@ class TrainingSet:
         self.recipe, self.queries_file = recipe, queries_file
         self.corpora: list[int] = []
         if isinstance(source, GroupFolder):
-            if judgements_dir(recipe):
+            if recipe.pairs:
                 raise RevelaError(
                     f"--pairs needs whole documents, and {source.folder} holds groups of chunks: "
                     "give the corpus itself"
@@ -148,7 +149,7 @@ class TrainingSet:
         digest = hashlib.blake2b(digest_size=8)
         for document in self.documents:
             digest.update(f"{document.title}\0{document.text}\0".encode())
-        for row in self.grouped_rows if judgements_dir(self.recipe) else ():
+        for row in self.grouped_rows if self.recipe.pairs else ():
             digest.update(f"{row.document}\0{row.query}\0".encode())
         return digest.hexdigest()
 
@@ -188,7 +189,7 @@ class TrainingSet:
         """Rows with a query, if queries are judged; otherwise all. Documents without a query are
         stored after them, so indices agree with ``rows``.
         """
-        if not judgements_dir(self.recipe):
+        if not self.recipe.pairs:
             return self.rows
         return self.rows.select(np.flatnonzero(self.rows.column("query") != ""))
 
@@ -198,7 +199,7 @@ class TrainingSet:
         copies of documents that do: near-duplicates, and those with the same text.
         """
         relevant: dict[int, set[int]] = {}
-        if not (folder := judgements_dir(self.recipe)):
+        if not (folder := self.recipe.pairs):
             return relevant
         queries_of = queries_by_document(Path(folder))
         read = chain(self.documents, self.held_out)
@@ -275,7 +276,7 @@ class TrainingSet:
     def _no_group(self) -> str:
         size, queries = self.recipe.groups.group_size, self.recipe.queries
         reads = self.recipe.objective.reads
-        if judgements_dir(self.recipe):
+        if self.recipe.pairs:
             n_pairs = len(self.grouped_rows)
             return f"{n_pairs} pairs are fewer than a group of {size}: lower --group-size"
         if reads == "queries" and len(self.rows) >= size and not any(self.rows.column("query")):
@@ -355,7 +356,7 @@ def training_rows(
 ) -> ArrowList[Chunk]:
     """The rows of the recipe's objective (see the top of this file)."""
     objective: Any = recipe.objective
-    if folder := judgements_dir(recipe):
+    if folder := recipe.pairs:
         return pair_rows(documents, Path(folder), others=objective.negatives > 0)
     if objective.reads == "windows":
         return arrow_list(Chunk, windows(chunks, objective.window_words(recipe)))
@@ -384,3 +385,16 @@ def windows(chunks: Iterable[Chunk], words: int) -> Iterator[Chunk]:
         parts.append(chunk.text)
     if parts:
         yield Chunk(document, "".join(parts))
+
+
+def read_for(
+    recipe: Recipe, sources: Sequence[Path | str]
+) -> tuple[ArrowList[Document], ReadReport]:
+    """``read_corpus`` with a recipe's settings."""
+    corpus = recipe.corpus
+    names = (field.name for field in dataclasses.fields(Reading))
+    reading = Reading(**{name: getattr(corpus, name) for name in names})
+    how: Any = dict(near=corpus.near_duplicates, max_bad_share=corpus.max_bad_share)
+    if folder := recipe.pairs:
+        how["judged"] = queries_by_document(Path(folder))
+    return read_corpus(sources, reading, **how)

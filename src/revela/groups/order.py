@@ -17,9 +17,9 @@ from revela.corpus.spool import ArrowList, LazyTexts, vectors_on_disk
 from revela.distributed import from_rank_zero, gathered, is_rank_zero, my_share, world_size
 from revela.encoder.load import load_encoder
 from revela.files import atomic_write
+from revela.find_model import find_weights
 from revela.groups.similarity import order_by_similarity, paired
 from revela.groups.strategies import groups_along, with_queries
-from revela.model_files import find_weights
 from revela.retriever.build import untrained_retriever
 from revela.retriever.lexical import lexical_vectors
 from revela.settings import Recipe

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.corpus.judgements import judgements_dir
 from revela.corpus.spool import ArrowList, read, write
 from revela.errors import RevelaError, first_line
 from revela.files import atomic_write
@@ -142,7 +141,7 @@ def check_out(recipe: Recipe, out: Path) -> None:
             "iterative groups are built while a retriever trains: give --groups iterative to "
             "revela train"
         )
-    if judgements_dir(recipe):
+    if recipe.pairs:
         raise RevelaError(
             "groups are stored without the judgements that --pairs reads: give --pairs to revela "
             "train, with the corpus itself"

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.corpus.judgements import judgements_dir
 from revela.corpus.spool import ArrowList
 from revela.queries.from_text import query_hash
 from revela.settings import Recipe
@@ -58,7 +57,7 @@ def epoch_groups(
     else:
         reads = recipe.objective.reads
         shares_queries = reads == "queries" and recipe.queries.source in QUERIES_PER_DOCUMENT
-        spread = reads == "windows" or shares_queries or judgements_dir(recipe)
+        spread = reads == "windows" or shares_queries or recipe.pairs
         build = spread_groups if spread else document_groups
         owners = rows.column("document")
         groups = functools.partial(build, owners, size, seed, vectors_ND=vectors_ND)

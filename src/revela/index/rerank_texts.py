@@ -7,9 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from revela.embedded import MINILM
 from revela.index.search import check_query
 from revela.index.tokens import Weight, encode_packed, rerank_by_tokens
-from revela.settings import OFFLINE_EMBEDDER
 from revela.types import QueryTokens, TokenEncoder, Vectors, items_of
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def rerank(
     query: str,
     documents: Iterable[str],
-    model: str | Path | TokenEncoder = OFFLINE_EMBEDDER,
+    model: str | Path | TokenEncoder = MINILM,
 ) -> list[tuple[int, float]]:
     """Rank documents by token vectors (late interaction) and text vectors: (index, score), best
     first.

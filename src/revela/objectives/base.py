@@ -203,8 +203,8 @@ def load_lm(parts: BuildContext, trained: bool = False) -> tuple[Any, Any, Path]
 
     The LM is frozen, or has LoRA of the retriever's rank if ``trained``.
     """
+    from revela.find_model import find_weights
     from revela.lm.load import load_language_model, load_tokenizer
-    from revela.model_files import find_weights
     from revela.retriever.lexical import COUNTED, token_ids
 
     recipe, retriever = parts.recipe, parts.recipe.retriever

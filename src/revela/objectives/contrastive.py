@@ -67,7 +67,7 @@ def build(settings: InfoNCE | Crop, parts: BuildContext) -> tuple[nn.Module, Col
 def surrogate(parts: BuildContext) -> Encoder | None:
     """The model that finds false negatives, if the recipe names one."""
     from revela.encoder.load import load_encoder
-    from revela.model_files import find_weights
+    from revela.find_model import find_weights
 
     groups = parts.recipe.groups
     if not groups.surrogate:

@@ -21,13 +21,13 @@ from revela.corpus.words import joined, words
 from revela.device import compute_device
 from revela.distributed import is_rank_zero
 from revela.encoder.torch_model import uses_bf16
+from revela.find_model import find_weights
 from revela.groups.dataset import TrainingSet
 from revela.groups.strategies import epoch_groups
 from revela.lm.heads import Head, cached_ranking, probe_heads, ranked_heads, score_query_heads
 from revela.lm.language_model import LanguageModel
 from revela.lm.load import load_language_model, load_tokenizer
 from revela.lm.prompts import PromptMaker
-from revela.model_files import find_weights
 from revela.objectives.base import tokenize
 from revela.queries.generated import GeneratedQueries
 from revela.settings import QueryFocused, Recipe

@@ -16,7 +16,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -26,14 +26,15 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from revela.corpus.judgements import judgements_dir
 from revela.corpus.spool import ArrowList, arrow_list
 from revela.corpus.words import count_terms, runs, terms
 from revela.distributed import cores
 from revela.errors import RevelaError
+from revela.evaluation.label_free import Answer
+from revela.find_model import find_model
 from revela.lm import generate
 from revela.lm.generate import CLOSING, Prompting, Writer
-from revela.model_files import find_model, fingerprint, name_of
+from revela.model_files import fingerprint, name_of
 from revela.queries.from_text import MAX_QUERY_WORDS, MIN_QUERY_WORDS
 from revela.settings import Recipe
 from revela.types import Chunk
@@ -77,14 +78,6 @@ _SAYS_NOTHING = frozenset(
         "they this three type used using value what when where which with work your"
     )
 )
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A query, or the reason why it was rejected."""
-
-    query: str = ""
-    rejected: str = ""
 
 
 REPEATED = Answer(rejected="asked of several passages")
@@ -204,7 +197,7 @@ def can_write_lazily(recipe: Recipe) -> bool:
     negatives need all queries first.
     """
     objective: Any = recipe.objective
-    if objective.reads != "queries" or recipe.queries.source != "lm" or judgements_dir(recipe):
+    if objective.reads != "queries" or recipe.queries.source != "lm" or recipe.pairs:
         return False
     mines = bool(getattr(objective, "negatives", False))
     return not mines and recipe.groups.kind not in ("cluster", "iterative")

@@ -34,8 +34,6 @@ from revela.settings.recipe import (
 from revela.settings.sections import (
     CHECKED,
     LM,
-    OFFLINE_EMBEDDER,
-    OFFLINE_MODEL,
     Context,
     Corpus,
     Fit,
@@ -55,8 +53,6 @@ __all__ = [
     "CHECKED",
     "LM",
     "OBJECTIVES",
-    "OFFLINE_EMBEDDER",
-    "OFFLINE_MODEL",
     "SECTIONS",
     "Attention",
     "Context",

@@ -66,6 +66,11 @@ class Recipe:
     objective: Objective = field(default_factory=Revela)
     training: Training = field(default_factory=Training)
 
+    @property
+    def pairs(self) -> str:
+        """The folder of judged queries that the objective trains on; "": none."""
+        return str(getattr(self.objective, "pairs", ""))
+
     @classmethod
     def of(cls, preset: str = "", **settings: Any) -> Recipe:
         """A preset's recipe, with some settings replaced.

@@ -11,6 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
+from revela.corpus.load import Reading
+from revela.embedded import SMOLLM2
+
 Pooling = Literal["eos", "mean", "weighted-mean"]
 TorchPrecision = Literal["auto", "fp32", "bf16"]
 VectorForm = Literal["float32", "int8", "binary"]
@@ -26,20 +29,16 @@ CHECKED = ConfigDict(
     extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
 )
 
-OFFLINE_MODEL = "embedded:smollm2-135m"
-"Language model that needs no network: the instruct model in 4 bits."
-OFFLINE_EMBEDDER = "embedded:minilm-l6"
-
 
 @dataclass(frozen=True, config=CHECKED)
 class Corpus:
     """How a corpus is read and chunked, and what is held out of training."""
 
-    text_field: str = "text"
+    text_field: str = Reading.text_field
     "Field of JSONL, or column of a table, that holds the text."
-    title_field: str = "title"
+    title_field: str = Reading.title_field
     "Field or column that holds the title, if there is one."
-    join_titles: bool = False
+    join_titles: bool = Reading.join_titles
     "Join neighbouring rows with the same title: a file of passages becomes articles again."
     language: Rare[str] = "auto"
     "Language whose words BM25 stems in the label-free check, as for index."
@@ -102,7 +101,7 @@ class Retriever:
     folder, embedded:smollm2-135m (instruct, 4 bits) or embedded:minilm-l6; or new:tiny, new:small
     or new:base, an encoder-decoder without training and a tokenizer of the corpus; or auto, or
     auto:NAME,NAME with more candidates: the one that suits the text, found without labels."""
-    offline_model: Rare[str] = OFFLINE_MODEL
+    offline_model: Rare[str] = SMOLLM2
     """Replaces the default --model and --lm when the hub cannot be reached and they are not cached.
     Empty: refuse to start, as the presets paper, paper-code and dream-paper do."""
     layers: NonNegativeInt = 6

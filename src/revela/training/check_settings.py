@@ -7,15 +7,16 @@ from pathlib import Path
 import torch
 
 from revela import distributed as distributed
-from revela.corpus.judgements import judgements_dir, read_judgements
+from revela.corpus.judgements import read_judgements
 from revela.device import compute_device
 from revela.encoder.torch_model import uses_bf16
 from revela.errors import RevelaError
 from revela.files import check_free
+from revela.find_model import find_weights
 from revela.index.language import check_language
 from revela.lm.document_attention import has_varlen
 from revela.lm.encoder_decoder import size_of
-from revela.model_files import NEW, find_weights, named_by_auto
+from revela.model_files import NEW, named_by_auto
 from revela.settings import Recipe
 
 
@@ -43,7 +44,7 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
         raise RevelaError(
             "a run without a limit has no end: give --max-steps, --max-minutes or --max-tokens-read"
         )
-    if folder := judgements_dir(recipe):
+    if folder := recipe.pairs:
         if recipe.corpus.join_titles:
             raise RevelaError("--pairs reads documents as they are judged: leave out --join-titles")
         read_judgements(Path(folder), "train")
@@ -113,7 +114,7 @@ def _check_processes(recipe: Recipe) -> None:
                 "it out"
             )
         return
-    if judgements_dir(recipe):
+    if recipe.pairs:
         raise RevelaError("--pairs takes one process: start revela without torchrun")
     if recipe.objective.across_groups:
         if training.fixed_groups_per_batch % n:

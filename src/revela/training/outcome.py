@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from revela.corpus.judgements import judgements_dir
 from revela.groups.dataset import TrainingSet
 from revela.retriever.card import Card, metadata_of, without_folders
 from revela.retriever.context import SavedContext
@@ -71,7 +70,7 @@ def save_outcome(
         "before training": outcome.before,
         f"after {of_steps}{steps} steps": outcome.after,
     }
-    pairs = judgements_dir(recipe)
+    pairs = recipe.pairs
     if pairs:
         settings["queries"] = f"judged, of {without_folders(str(pairs))}"
     card = Card(

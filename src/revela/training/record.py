@@ -22,7 +22,8 @@ import torch
 from revela import __version__, distributed
 from revela.errors import RevelaError
 from revela.files import LOCK, atomic_write, check_free, hidden_prefix, remove_unfinished, writing
-from revela.model_files import NEW, commits, find_model, fingerprint
+from revela.find_model import find_model
+from revela.model_files import NEW, commits, fingerprint
 from revela.queries.generated import QueryLM
 from revela.settings import Recipe
 from revela.training.checkpoint import saved_checkpoints

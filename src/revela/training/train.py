@@ -22,10 +22,11 @@ from revela.device import compute_device
 from revela.encoder.saved_config import words_to_vectors_of
 from revela.encoder.torch_model import uses_bf16
 from revela.files import remove_whole
+from revela.find_model import find_weights
 from revela.groups.dataset import TrainingSet
 from revela.groups.store import GroupFolder
 from revela.lm.encoder_decoder import new_encoder_decoder
-from revela.model_files import NEW, commits, find_weights
+from revela.model_files import NEW, commits
 from revela.objectives.base import BuildContext, Heads
 from revela.objectives.build import build_objective
 from revela.retriever.build import untrained_retriever

@@ -32,10 +32,9 @@ from revela.corpus.readers.common import (
 from revela.corpus.readers.rows import Fields, columns_of, document_of
 from revela.corpus.readers.table_lines import is_swollen, lines_below, sheet_tables
 from revela.errors import RevelaError, first_line
-from revela.settings import Corpus
 from revela.types import Document
 
-DEFAULT_TEXT = Corpus.text_field
+DEFAULT_TEXT = "text"
 WORDED = 0.1  # minimum share of rows with a word; with fewer, a table is of numbers
 MENDED = 20  # maximum unclosed quotes to repair in a file; each reads again up to the next quote
 _WORD = re.compile(r"\b[^\W\d_]{2,}\b")

@@ -1,0 +1,54 @@
+"""The label-free check of the documents that a run holds out (evaluation/label_free.py)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from revela.evaluation.label_free import MIN_QUERIES, Ask, HeldOutCheck, tasks
+from revela.groups.dataset import TrainingSet
+from revela.queries.generated import generate_answers
+from revela.settings import Recipe
+from revela.silence import silence_libraries
+from revela.types import Document
+
+log = logging.getLogger(__name__)
+
+
+def check_by(held: Sequence[Document], recipe: Recipe, ask: Ask | None = None) -> HeldOutCheck:
+    """Make a recipe's check of held-out documents; ``ask`` writes the questions."""
+    settings, words = recipe.training, recipe.corpus.chunk_words
+    limits = settings.check_queries, settings.check_passages, settings.seed
+    made = tasks(held, words, *limits, settings.check_questions, ask)
+    return HeldOutCheck(made, recipe.corpus.language)
+
+
+def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingSet, HeldOutCheck]:
+    """Read the training set, and make the label-free check of its held-out documents."""
+    silence_libraries()
+    data = TrainingSet.read(recipe, corpus)
+    path = data.queries_file
+    assert path is not None
+    write_questions = partial(generate_answers, recipe, path=path, unit="held-out chunks")
+    check = check_by(data.held_out, recipe, write_questions)
+    questions = recipe.training.check_questions
+    if questions and all(task.name != "question" for task in check.tasks):
+        log.info(
+            f"fewer than {MIN_QUERIES} questions about held-out chunks were kept: "
+            "the label-free check asks none"
+        )
+    log.info(_about_check(recipe, check, len(data.held_out)))
+    return data, check
+
+
+def _about_check(recipe: Recipe, check: HeldOutCheck, held_out: int) -> str:
+    """The tasks of the label-free check, or why there are none."""
+    if not held_out and not recipe.corpus.held_out:
+        return "no documents held out, so no label-free check: the last state is saved"
+    unguarded = "too few for a task, so the last state is saved unchecked"
+    if not recipe.training.check_questions:
+        unguarded += ": --check-questions 100 has a language model write questions about them"
+    tasks = check.describe() or unguarded
+    return f"held out {held_out:,} documents for the label-free check ({tasks})"
