@@ -16,6 +16,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from small import build, fit
 
+from revela.encoder.torch_encoder import TorchEncoder
 from revela.encoder.torch_model import open_model
 from revela.errors import RevelaError
 from revela.retriever import module
@@ -225,7 +226,7 @@ def test_token_vectors_leave_out_prompts_and_special_tokens_and_come_with_the_sa
     tiny_lm_folder,
 ):
     model = build(tiny_lm_folder, pooling="eos")
-    encoder = RetrieverEncoder(model, bf16=False)
+    encoder = TorchEncoder(model, bf16=False)
     texts = ["ocean1 ocean2", "the garden and the planet", "x"]
     vectors, tokens = encoder.encode_with_tokens(texts)
     np.testing.assert_array_equal(vectors, encoder.encode_passages(texts))
@@ -243,7 +244,7 @@ def test_token_vectors_leave_out_prompts_and_special_tokens_and_come_with_the_sa
 def test_token_vectors_go_through_the_linear_layer_that_follows_the_pooling(tiny_lm_folder):
     plain, fitted = (build(tiny_lm_folder, query_prompt="", passage_prompt="") for _ in range(2))
     fit(fitted, TEXTS * 5, token_weighting=3e-3, whitening=0.4, lexical=1.0)
-    tokens_TW = RetrieverEncoder(fitted, bf16=False).encode_with_tokens(TEXTS[:1])[1][0]
+    tokens_TW = TorchEncoder(fitted, bf16=False).encode_with_tokens(TEXTS[:1])[1][0]
     linear = next(module for module in fitted if isinstance(module, modules.Dense)).linear
     expected = unit_states(plain, TEXTS[0], linear=linear)
     np.testing.assert_allclose(tokens_TW, expected, atol=1e-5)
@@ -251,7 +252,7 @@ def test_token_vectors_go_through_the_linear_layer_that_follows_the_pooling(tiny
 
 def test_vectors_that_are_not_finite_are_refused_wherever_they_are_made(tiny_lm_folder):
     model = build(tiny_lm_folder)
-    encoder = RetrieverEncoder(model, bf16=False, name="my-model")
+    encoder = TorchEncoder(model, bf16=False, name="my-model")
     token = model.tokenizer.encode(" ocean1", add_special_tokens=False)[-1]
     next(model.parameters()).data[token] = np.inf
     encoder.encode_passages(["garden5"])
@@ -267,7 +268,7 @@ def test_a_model_without_a_transformer_has_no_token_vectors(tiny_tokenizer):
         modules=[modules.StaticEmbedding(tiny_tokenizer.backend_tokenizer, embedding_dim=8)]
     )
     with pytest.raises(RevelaError, match="no transformer, and so no token vectors"):
-        RetrieverEncoder(static, bf16=False).encode_with_tokens(["a"])
+        TorchEncoder(static, bf16=False).encode_with_tokens(["a"])
 
 
 @pytest.mark.parametrize(

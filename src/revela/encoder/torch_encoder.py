@@ -47,6 +47,9 @@ class TorchEncoder(TextEncoder):
             torch_model.truncate_at(model, max_tokens, name)
         if bf16:
             torch_model.run_in_bf16(model)
+        for transformer in torch_model.transformers_of(model):
+            # With padding before a text, its learned positions would depend on the other texts.
+            transformer.tokenizer.padding_side = "right"
         self.limit = torch_model.own_limit(model)
         self._lock = threading.Lock()  # tokenizers are not thread-safe
 
