@@ -35,9 +35,9 @@ from research.benchmarks.options import (
 )
 from revela.evaluation.evaluate import Collection, load_collection
 from revela.index.bm25 import K1, B
+from revela.index.calibration import Calibration
 from revela.index.exact import top_k
 from revela.index.fusion import DEPTH, RRF_K, WORDS, above_chance
-from revela.index.manifest import Calibration
 from revela.types import evenly_spaced
 
 MODELS = {
@@ -185,7 +185,7 @@ def log_odds(query: Query, _: Calibration) -> Numbers:
 def ours(query: Query, measured: Calibration, form: Form = OURS) -> Numbers:
     k, b, least = form
     # Other than 1 where queries are docstrings, or the retriever was fitted to the text.
-    ratio = max(least if measured.least == 1 else measured.least, measured.counted)
+    ratio = max(least if measured.least == 1 else measured.least, measured.lexical_to_dense_ratio)
     w, chance = k * ratio**b, measured.chance
     return (above_chance(query.cosines, chance) + w * query.shares) / (1 + w)
 

@@ -20,9 +20,9 @@ from revela.evaluation.label_free import (
     tasks_among,
 )
 from revela.index.bm25 import BM25
-from revela.index.calibration import SentenceTest
 from revela.index.fusion import fuse_scores
 from revela.index.language import Analyzer
+from revela.index.sentence_test import SentenceTest
 from revela.types import Document
 
 DOCUMENTS = [Document(r["_id"], r["text"], r["title"]) for r in make_rows(40)]

@@ -9,10 +9,11 @@ import pytest
 from letters import Letters, build
 
 import revela
+from revela.index.calibration import Calibration
 from revela.index.changes import Changes
 from revela.index.index import Index
 from revela.index.ingest import has_words
-from revela.index.manifest import Calibration, Info
+from revela.index.manifest import Info
 from revela.index.rows import name_of, searched
 from revela.index.table import Table
 from revela.index.word_search import Words

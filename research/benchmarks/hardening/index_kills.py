@@ -40,7 +40,7 @@ from revela.cli import main
 from revela.corpus.load import read_corpus
 from revela.index import ingest
 from revela.index.index import Index
-from revela.index.search import Mode
+from revela.index.index_search import Mode
 
 QUERIES = ["ocean3 engine4", "дом у реки", "中文文本", "violin1 violin2 violin3 garden5"]
 OTHERS = ["Старый дом у реки построен из камня.", "这是一个中文文本。", "- one\r\n- two\r\n- three"]

@@ -11,10 +11,10 @@ from pathlib import Path
 from revela.corpus.judgements import check_unknown, read_judgements, read_rows
 from revela.errors import RevelaError
 from revela.index.bm25 import BM25
-from revela.index.calibration import SentenceTest
+from revela.index.calibration import Calibration
 from revela.index.exact import rankings_of
-from revela.index.manifest import Calibration
 from revela.index.search import Scores
+from revela.index.sentence_test import SentenceTest
 from revela.types import Encoder, Vectors, evenly_spaced
 
 DEPTH = 1000  # documents per ranking, as MAP is usually computed at 1000

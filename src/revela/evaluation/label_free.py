@@ -26,10 +26,10 @@ from revela.corpus.code import documented_functions
 from revela.corpus.words import count_words, joined, words
 from revela.evaluation.metrics import per_query
 from revela.index.bm25 import BM25
-from revela.index.calibration import SentenceTest, sentence_queries
 from revela.index.exact import top_k
 from revela.index.language import Analyzer
 from revela.index.search import MemorySnapshot, fuse
+from revela.index.sentence_test import SentenceTest, sentence_queries
 from revela.types import Document, Encoder, Vectors, hash64
 
 DEPTH = 110  # enough for nDCG@10 and recall@100 without the excluded chunk

@@ -27,8 +27,8 @@ from revela.corpus.parts import DocumentReader, Owners, Part, parts_of
 from revela.corpus.readers.common import ReadReport
 from revela.errors import RevelaError
 from revela.index.bm25 import TermCounts
-from revela.index.calibration import calibrate
-from revela.index.changes import Changes
+from revela.index.calibration import Calibration
+from revela.index.changes import Changes, calibrate
 from revela.index.contexts import conditioned
 from revela.index.index import Index
 from revela.index.ingest import (
@@ -43,7 +43,7 @@ from revela.index.ingest import (
     table_rows,
 )
 from revela.index.language import SAMPLE, Analyzer
-from revela.index.manifest import Calibration, Info
+from revela.index.manifest import Info
 from revela.index.table import Table, table_uri
 from revela.model_files import fingerprint
 from revela.on_ray import Cluster

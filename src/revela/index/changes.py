@@ -20,7 +20,7 @@ from revela.corpus.spool import ArrowList, LazyTexts, arrow_list
 from revela.corpus.words import count_words
 from revela.errors import RevelaError
 from revela.index.bm25 import TermCounts
-from revela.index.calibration import calibrate
+from revela.index.calibration import Calibration
 from revela.index.ingest import (
     Added,
     Batch,
@@ -30,10 +30,11 @@ from revela.index.ingest import (
     table_rows,
 )
 from revela.index.language import detect
-from revela.index.manifest import Calibration, Info
+from revela.index.manifest import Info
+from revela.index.sentence_test import SentenceTest
 from revela.index.state import State
 from revela.index.table import Table
-from revela.types import Document, TokenEncoder
+from revela.types import Document, Encoder, TokenEncoder
 
 log = logging.getLogger(__name__)
 
@@ -245,3 +246,15 @@ class Changes:
 
     def _use(self, info: Info) -> None:
         self.info, self.table = info, self.table.of(info)
+
+
+def calibrate(table: Table, encoder: Encoder) -> Calibration:
+    """Measure words and vectors on a sample of an index's rows."""
+    tokens = ["tokens"] if table.info.settings.keep_tokens else []
+    names = "passage", "title", "id", "chunks"
+    rows = table.sample(*names, "vector", *tokens)
+    passages, titles, documents, lengths = (rows[name].to_pylist() for name in names)
+    about: Any = dict(titles=titles, documents=documents, lengths=lengths)
+    test = SentenceTest(passages, table.info.language or "en", **about)
+    packed = rows["tokens"].to_pylist() if tokens else []
+    return test(encoder, table.vectors_in(rows), by_tokens=True, scored=True, packed=packed)

@@ -21,21 +21,14 @@ from revela.encoder.prompts import OWN, Given, Prompts, check_prompts
 from revela.encoder.saved_config import check_dimensions
 from revela.errors import QueryError, RevelaError
 from revela.files import writing
+from revela.index.calibration import Calibration
 from revela.index.filters import where_sql
 from revela.index.fusion import Fusion, check_weight
+from revela.index.index_search import IndexSearch, Mode, SearchOptions
 from revela.index.language import check_language
-from revela.index.manifest import Calibration, Info
+from revela.index.manifest import Info
 from revela.index.rows import HIT_COLUMNS, as_stored, searched
-from revela.index.search import (
-    COPIES,
-    IndexSearch,
-    Mode,
-    Rerank,
-    SearchOptions,
-    check_query,
-    runner_up,
-    scores_of,
-)
+from revela.index.search import COPIES, Rerank, check_query, runner_up, scores_of
 from revela.index.state import STATE, Moved, Now, State, unfinished_in
 from revela.index.table import Table
 from revela.index.tokens import Weight, term_weights

@@ -14,6 +14,7 @@ import numpy as np
 import regex
 
 from revela.errors import RevelaError
+from revela.index.exact import shortened
 from revela.index.manifest import Info
 from revela.types import Value, Vectors
 
@@ -103,12 +104,3 @@ def as_stored(vectors_ND: Vectors, info: Info, folder: Path) -> Vectors:
             f"{info.width}: index again"
         )
     return vectors_NW
-
-
-def shortened(vectors_ND: Vectors, width: int) -> Vectors:
-    """The first ``width`` dimensions, normalised again, (N, W); all of them for 0."""
-    if not 0 < width < vectors_ND.shape[1]:
-        return vectors_ND
-    cut_NW = vectors_ND[:, :width]
-    lengths_N1 = np.linalg.norm(cut_NW, axis=1, keepdims=True)
-    return np.asarray(cut_NW / np.maximum(lengths_N1, 1e-12), np.float32)

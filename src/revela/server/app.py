@@ -28,9 +28,9 @@ from starlette.middleware import Middleware
 
 from revela import __version__
 from revela.errors import QueryError
+from revela.index.exact import shortened
 from revela.index.filters import OWN_COLUMNS
 from revela.index.index import Index
-from revela.index.rows import shortened
 from revela.index.search import check_query
 from revela.index.snippets import Snippet, heading_of, same_texts
 from revela.index.word_search import Words
