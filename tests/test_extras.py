@@ -21,7 +21,7 @@ EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 def draw_curves(folder):
     from revela.evaluation.plots import Plot
 
-    Plot("", "minutes", "loss", []).svg()
+    Plot("", "loss", []).svg()
 
 
 def write_page(folder):

@@ -8,24 +8,20 @@ from zlib import crc32
 import pytest
 
 from conftest import make_rows
-from revela.encoder.load import load_encoder
 from revela.evaluation.collection import load_collection
-from revela.evaluation.evaluate import outcomes
 from tests.collection_folder import write_collection, write_lines
 
 ROWS = make_rows(24)
-STRANGE = "Does the {} differ from ocean00, garden00, planet00, market00, violin00 or castle00?"
 
 
 def ask(passages):
-    """A question about each passage; to some, one that other passages answer, or none."""
+    """A question about each passage; to some, none."""
     return [question(passage, crc32(passage.encode())) for passage in passages]
 
 
 def question(passage, number):
     word = passage.split()[-1].strip(".").lower()
-    text = f"What does {word} say of number {number}?"
-    return (text, text, STRANGE.format(word), "nothing")[number % 4]
+    return f"What does {word} say of number {number}?" if number % 4 else "nothing"
 
 
 @pytest.fixture
@@ -37,13 +33,12 @@ def text(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def make(doing, text, tmp_path, tiny_lm_folder, saved_retriever):
+def make(doing, text, tmp_path, tiny_lm_folder):
     def run(*flags):
-        models = f"--lm {tiny_lm_folder}"
-        if not any("--embedder" in flag for flag in flags):
-            models += f" --embedder {saved_retriever}"
         small = "--chunk-words 20 --precision fp32 --threads 1"
-        return doing("queries", text, f"--out {tmp_path / 'own'}", models, small, *flags)
+        return doing(
+            "queries", text, f"--out {tmp_path / 'own'}", f"--lm {tiny_lm_folder}", small, *flags
+        )
 
     return run
 
@@ -52,24 +47,18 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_from_text_to_scores(succeeds, make, text, tmp_path, saved_retriever):
-    code, said, err = make("--max-queries 60 --top 3 --seed 1")
-    assert code == 0, err
+def test_from_text_to_scores(succeeds, make, text, tmp_path, saved_retriever, caplog):
+    code, said, err = make("--max-queries 60 --seed 1")
+    assert code == 0 and "not a question" in caplog.text, err
     folder, index, runs = tmp_path / "own", tmp_path / "index", tmp_path / "runs"
     queries, passages = lines(folder / "queries.jsonl"), lines(folder / "corpus.jsonl")
-    assert f"{len(queries)} queries of 60: " in said and "not a question" in said
-    assert "found among the first 3 by neither BM25 nor" in said and len(queries) > 20
+    assert f"{len(queries)} queries saved to {folder}" in said and len(queries) > 20
     assert {row["document_id"] for row in passages} == {row["_id"] for row in ROWS}
     collection = load_collection(folder)
-    found = outcomes(collection, {"own": load_encoder(saved_retriever, "fp32")})
-    for row in queries:
-        for name in row["found_by"]:
-            system = "BM25" if name == "BM25" else "own"
-            assert found[system].scores[row["_id"]]["mrr@10"] >= 1 / 3, row
-    card = (folder / "README.md").read_text()
-    assert said.split("; saved to")[0].splitlines()[-1] in card
-    for known in ("fingerprint", "Passage: Bees", "seed = 1", "chunk_words = 20", "--top 3"):
-        assert known in card and str(tmp_path) not in card
+    texts = dict(zip(collection.document_ids, collection.documents, strict=True))
+    for name, query in zip(collection.query_ids, collection.queries, strict=True):
+        (passage,) = collection.qrels[name]
+        assert query.split()[2] in texts[passage].lower()
 
     succeeds("index", text, f"--model {saved_retriever} --out {index}")
     scores = tmp_path / "scores.json"
@@ -92,37 +81,12 @@ def test_titles_find_all_passages_of_their_document_without_a_language_model(mak
     titles = {row["_id"]: " ".join(row["text"].split()[:9:3]) for row in ROWS}
     write_lines(text, [row | {"title": f"{titles[row['_id']]} and more"} for row in ROWS])
     code, said, err = make("--queries title --max-queries 10")
-    assert code == 0 and "10 queries of 10: " in said, err
+    assert code == 0 and "10 queries saved to" in said, err
     collection = load_collection(tmp_path / "own")
     texts = dict(zip(collection.document_ids, collection.documents, strict=True))
     for query, title in zip(collection.query_ids, collection.queries, strict=True):
         judged = collection.qrels[query]
         assert len(judged) > 1 and not any(title in texts[passage] for passage in judged)
-    assert "taken from the text (title)" in (tmp_path / "own" / "README.md").read_text()
-
-
-def test_triplets_train_a_model_of_sentence_transformers(make, tmp_path, tiny_bert_folder):
-    from datasets import load_dataset
-    from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
-    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-    from sentence_transformers.sentence_transformer.training_args import (
-        SentenceTransformerTrainingArguments,
-    )
-
-    code, _, err = make("--format triplets --max-queries 60")
-    assert code == 0, err
-    rows = load_dataset(str(tmp_path / "own"), cache_dir=str(tmp_path / "cache"))["train"]
-    assert rows.column_names == ["anchor", "positive", "negative"]
-    assert all(row["positive"] != row["negative"] for row in rows)
-    number = [f"number {crc32(row['positive'].encode())}?" in row["anchor"] for row in rows]
-    assert sum(number) > 15
-    model = SentenceTransformer(str(tiny_bert_folder))
-    settings = SentenceTransformerTrainingArguments(
-        str(tmp_path / "st"), max_steps=1, report_to="none", save_strategy="no"
-    )
-    loss = MultipleNegativesRankingLoss(model)
-    trainer = SentenceTransformerTrainer(model, settings, rows, loss=loss)
-    assert trainer.train().global_step == 1
 
 
 @pytest.fixture(scope="module")
@@ -235,10 +199,8 @@ def test_bad_queries_are_one_sentence(doing, index, tmp_path, content, flags, se
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ("--top 0", "--top 0 is no number of passages"),
-        ("--embedder {tmp}", "is not a model folder"),
         ("--queries-file {tmp}/text.jsonl", "is not a line of queries"),
-        ("--queries title --title-field none", "no query is left of 0"),
+        ("--queries title --title-field none", "no passage has a query: give more text"),
     ],
 )
 def test_without_a_test_set_nothing_is_left(make, tmp_path, flags, sentence):
@@ -247,8 +209,6 @@ def test_without_a_test_set_nothing_is_left(make, tmp_path, flags, sentence):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.jsonl"]
 
 
-def test_a_folder_is_never_written_over(refused, make, text, tmp_path):
+def test_a_folder_is_never_written_over(make, tmp_path):
     (tmp_path / "own").mkdir()
     assert "exists: choose another --out" in make()[2]
-    err = refused("queries", text, "--format triplets")
-    assert "--format triplets needs a folder: give --out" in err

@@ -58,7 +58,7 @@ def probe(
     documents:
         Maximum number of documents, and of answers to move; 30 documents are enough.
     json_file:
-        Write all numbers to this file, which revela report draws.
+        Write all numbers to this file.
     seed:
         Seed of the samples.
     precision:

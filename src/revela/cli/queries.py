@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
-
-from cyclopts import Parameter
 
 from revela.cli.flags import (
     Corpus,
@@ -18,8 +15,7 @@ from revela.cli.flags import (
     recipe_of,
 )
 from revela.cli.main import MEASURE, app
-from revela.cli.printing import command_line, one_line, snippet
-from revela.embedded import MINILM
+from revela.cli.printing import one_line, snippet
 from revela.errors import RevelaError, extra
 
 
@@ -28,9 +24,6 @@ def queries(
     corpus: Corpus,
     *,
     out: Out | None = None,
-    form: Annotated[Literal["beir", "triplets"], Parameter(name="--format")] = "beir",
-    embedder: str = MINILM,
-    top: Annotated[int, Parameter(alias="-k")] = 10,
     show: int = 5,
     preset: Preset = "",
     recipe_file: RecipeFile = None,
@@ -47,15 +40,8 @@ def queries(
     corpus:
         As for train.
     out:
-        Folder for a test set: queries that find their passage again by BM25 or by an embedder.
-        --queries says where they come from, and --max-queries how many.
-    form:
-        Of --out: beir, for revela eval, or triplets with a hard negative (anchor, positive,
-        negative), for sentence-transformers.
-    embedder:
-        With --out: the embedder that finds passages, as --model of index.
-    top:
-        With --out: keep a query if its passage is among this many first results.
+        Folder for a test set in BEIR layout, for revela eval. --queries says where the queries come
+        from, and --max-queries how many.
     show:
         Print this many of them.
     preset:
@@ -63,12 +49,8 @@ def queries(
     recipe_file:
         A TOML file of settings, as for train.
     """
-    if out is None and form != "beir":
-        raise RevelaError(f"--format {form} needs a folder: give --out")
     if out is not None and out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
-    if top < 1:
-        raise RevelaError(f"--top {top} is no number of passages: give 1 or more")
     named = preset or recipe_file or given_settings(given).get("objective")
     recipe = recipe_of(preset if named else "infonce", recipe_file, given)
     if recipe.objective.reads != "queries":
@@ -86,12 +68,10 @@ def queries(
         pairs = [(row.query, row.text) for row in data.rows if row.query]
         print(f"queries are kept in {data.queries_file}")
     else:
-        from revela.evaluation.make_test_set import RoundTrip, make_test_set, summary
+        from revela.evaluation.make_test_set import make_test_set
 
-        about = ", ".join(map(str, corpus)), command_line()
-        made = make_test_set(data, out, form, RoundTrip(embedder, top), *about)
-        pairs = [(q.text, made.passages[q.relevant[0]].text) for q in made.questions]
-        print(f"{summary(made)}; saved to {out}")
+        pairs = make_test_set(data, out)
+        print(f"{len(pairs):,} queries saved to {out}")
     _show(pairs, show)
 
 

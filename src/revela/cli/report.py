@@ -1,4 +1,4 @@
-"""``revela report``: results on one HTML page."""
+"""``revela report``: runs on one HTML page."""
 
 from __future__ import annotations
 
@@ -15,22 +15,18 @@ from revela.cli.main import MEASURE, app
 def report(
     runs: Annotated[list[Path], Parameter(negative=())], *, out: Out = Path("report.html")
 ) -> None:
-    """Put runs side by side on one HTML page: curves, scores, probes, settings, and commands.
+    """Put runs side by side on one HTML page: curves, scores, settings, and commands.
 
     The page is self-contained: it needs no network and no scripts, and can be printed.
 
     Parameters
     ----------
     runs:
-        Folders of revela train or compare, with scores.json or probe.json if there are any; or such
-        files themselves.
+        Folders of revela train or compare.
     out:
         The page.
     """
     from revela.evaluation.report import report as write
 
     found = write(runs, out)
-    print(
-        f"saved to {out} (runs: {len(found.runs)}, files of scores: {len(found.scores)}, probes: "
-        f"{len(found.probes)})"
-    )
+    print(f"saved to {out} (runs: {len(found.runs)})")

@@ -1,5 +1,5 @@
 """The JSON files of ``train``, ``compare``, ``eval --json`` and ``probe --json``: a dataclass for
-each, and a reader that collects them for a report.
+each, and a reader of runs and comparisons.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from revela.errors import RevelaError
 from revela.files import atomic_write
 
 RUN, LINES, COMPARISON = "run.json", "metrics.jsonl", "compare.json"
-SCORES, PROBE = "scores.json", "probe.json"
 NOISE = 0.005  # nDCG@10; label-free checks of equally good states differ by this
 T = TypeVar("T")
 
@@ -103,10 +102,6 @@ class SystemScores:
     p: dict[str, float] = field(default_factory=dict)
     queries: dict[str, dict[str, float]] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
-
-
-Scores = dict[str, dict[str, SystemScores]]
-"""scores.json: {collection: {system: scores}}."""
 
 
 @dataclass(frozen=True)
@@ -234,11 +229,9 @@ class Results:
 
     runs: dict[str, Run] = field(default_factory=dict)
     comparisons: dict[str, Comparison] = field(default_factory=dict)
-    scores: dict[str, Scores] = field(default_factory=dict)
-    probes: dict[str, ProbeResult] = field(default_factory=dict)
 
     def add_run(self, folder: Path, name: str, kind: str) -> None:
-        """Read a run, and its scores and probe."""
+        """Read a run."""
         run, path = _read(RunFile, folder / RUN), folder / LINES
         lines = path.read_bytes().splitlines() if path.is_file() else []
         metrics = [
@@ -246,7 +239,6 @@ class Results:
         ]
         finished = (folder / "modules.json").is_file() and run.about.finished
         self.runs[name] = Run(run.model_extra or {}, run.about, metrics, finished, kind)
-        self.add_measures(folder, name)
 
     def add_comparison(self, folder: Path, prefix: str) -> None:
         """Read a comparison and its runs; the prefix is put before their names."""
@@ -259,36 +251,19 @@ class Results:
             if (run / RUN).is_file():
                 self.add_run(run, prefix + label, prefix + kind)
 
-    def add_measures(self, folder: Path, name: str) -> None:
-        """Read the scores and the probe in a folder, if there are any."""
-        for file in (SCORES, PROBE):
-            if (folder / file).is_file():
-                self.add_file(folder / file, name)
-
-    def add_file(self, path: Path, name: str) -> None:
-        """Read a file of scores or of a probe."""
-        if "profiles" in _read(dict[str, Any], path):
-            self.probes[name] = _read(ProbeResult, path)
-        else:
-            self.scores[name] = _read(Scores, path)
-
 
 def read_results(paths: Sequence[Path]) -> Results:
-    """Read folders of runs and comparisons, and JSON files of scores and probes."""
+    """Read folders of runs and comparisons."""
     results = Results()
     for name, path in _named(paths).items():
         if (path / COMPARISON).is_file():
             results.add_comparison(path, name if len(paths) > 1 else "")
         elif (path / RUN).is_file():
             results.add_run(path, name, name)
-        elif any((path / file).is_file() for file in (SCORES, PROBE)):
-            results.add_measures(path, name)
-        elif path.is_file() and path.suffix == ".json":
-            results.add_file(path, name)
         else:
             raise RevelaError(
-                f"{path} {'is no result' if path.exists() else 'does not exist'}: give folders of "
-                "revela train or compare, or JSON files of revela eval or probe"
+                f"{path} {'is no run' if path.exists() else 'does not exist'}: give folders of "
+                "revela train or compare"
             )
     return results
 

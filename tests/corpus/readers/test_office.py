@@ -402,10 +402,11 @@ def test_open_document(tmp_path):
 def test_rich_text(tmp_path):
     (tmp_path / "a.rtf").write_bytes(
         rb"{\rtf1\ansi\ansicpg1251\uc1{\fonttbl{\f0 Arial;}}{\info{\title On bees}}{\*\x hidden}"
-        rb"\pard The {\b bees} \'cf\'f7\'e5\'eb\'fb \u1087?\u1095?\par\line They dance\{\}.\par"
+        rb"\pard The {\b bees} \'cf\'f7\'e5\'eb\'fb \u1087?\u1095?\par\line They"
+        rb" da\-nce{\footnote\pard Often.}\{\}.\par"
         b"\r\n{\\pict 0102}A\\~cell\\cell b\\cell\\row}"
     )
-    expected = "The bees Пчелы пч\n\nThey dance{}.\n\nA\u00a0cell | b"
+    expected = "The bees Пчелы пч\n\nThey dance Often.{}.\n\nA\u00a0cell | b"
     assert text_of(tmp_path / "a.rtf", "On bees") == expected
 
 

@@ -307,30 +307,6 @@ def test_front_matter_may_be_toml(tmp_path):
     ]
 
 
-PAGE = """.\\" A comment
-.de Sp
-.if n .sp
-..
-.TH HIVE 1 "May 2026" "hive 1.0"
-.SH "SEE ALSO"
-.BR \\-l ", " \\-\\-long =\\fIn\\fR
-Show \\fBall\\fP frames.
-.PP
-It doesn\\(aqt sting\\&.
-"""
-
-
-def test_a_manual_page_is_read_without_its_requests(tmp_path):
-    (tmp_path / "hive.1").write_text(PAGE)
-    (tmp_path / "notes.txt").write_text(".hidden files begin with a dot, as .TH does\n.SHx")
-    pages = {d.id: d for d in read_corpus([tmp_path])[0]}
-    assert pages["hive.1"].title == "HIVE(1)"
-    lines = pages["hive.1"].text.split("\n")
-    shown = ["SEE ALSO", "-l, --long=n", "Show all frames.", "", "It doesn't sting.", ""]
-    assert lines == [*[""] * 5, *shown]
-    assert pages["notes.txt"].text.startswith(".hidden files")
-
-
 FRONT = """---
 title: Kick-off
 layout: post

@@ -14,7 +14,6 @@ from itertools import count
 from pathlib import Path
 
 from revela.corpus.endings import suffix
-from revela.corpus.readers.cards import read_cards
 from revela.corpus.readers.common import (
     DamagedFile,
     ReadReport,
@@ -48,7 +47,7 @@ from revela.corpus.readers.text import read_subtitles, read_text, without_data
 from revela.errors import RevelaError, first_line
 from revela.types import Document
 
-VERSION = 7  # raise it when readers or chunking change the text of the same file
+VERSION = 8  # raise it when readers or chunking change the text of the same file
 
 READERS: dict[str, Reader] = {
     **dict.fromkeys((".html", ".htm", ".xhtml"), guard(read_html)),
@@ -72,12 +71,11 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys((".tex", ".ltx"), read_latex),
     **dict.fromkeys((".eml", ".mht", ".mhtml"), read_eml),
     **dict.fromkeys((".mbox", ".mbx"), read_mbox),
-    **dict.fromkeys((".vcf", ".ics"), read_cards),
 }
 FORMATS = (
     "text of any ending, Markdown, HTML, source code, notebooks, JSONL, JSON, Parquet, Arrow, CSV, "
-    "TSV, PDF, Word, PowerPoint, Excel, OpenDocument, RTF, EPUB, LaTeX, mail (.eml, .mbox), "
-    "contacts (.vcf), calendars (.ics) or a StackExchange Posts.xml; .gz or .zst of each"
+    "TSV, PDF, Word, PowerPoint, Excel, OpenDocument, RTF, EPUB, LaTeX, mail (.eml, .mbox) or a "
+    "StackExchange Posts.xml; .gz or .zst of each"
 )
 
 

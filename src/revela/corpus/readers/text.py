@@ -12,7 +12,6 @@ from pathlib import Path
 from revela.corpus.endings import CODE, MARKDOWN, suffix
 from revela.corpus.headings import first_heading
 from revela.corpus.readers.common import ReadReport, UnsupportedFile, read_decoded
-from revela.corpus.readers.roff import is_roff, plain_roff
 from revela.corpus.readers.rows import Fields, plain_value
 from revela.types import Document, Value
 
@@ -93,8 +92,6 @@ def read_text(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
             left_out = front[0].count("\n") - kept.count("\n")  # lines keep their numbers
             text = kept + "\n" * left_out + text[front.end() :]
         title = title or first_heading(text)
-    elif is_roff(text):
-        title, text = plain_roff(text)
     elif found := _NAMED.search(text[:2000]):
         title = found[1]
     elif found := _UNDERLINED.match(text[:2000]):
