@@ -33,7 +33,7 @@ from revela.index.index import Index
 from revela.index.rerank_texts import by_tokens
 from revela.index.rows import shortened
 from revela.index.search import check_query
-from revela.index.snippets import Snippet, heading_of, same_texts
+from revela.index.snippets import Snippet, distinct, heading_of
 from revela.index.word_search import Words
 from revela.server import Access, Limits, Site, schemas
 from revela.server.batching import ROLES, Role
@@ -166,7 +166,8 @@ class SearchService:
         file = None if isinstance(index, Words) or not self.access.local_only else index.file
         snippets = index.snippets(body.query, hits)
         whole = index.snippets(body.query, hits, WHOLE) if body.marked else []
-        same = same_texts([hit.text for hit in hits])
+        groups = distinct(hits, len(hits))
+        same = {copy: first + 1 for first, copies in groups.items() for copy in copies}
         results = list[schemas.SearchResult]()
         for i, (hit, shown) in enumerate(zip(hits, snippets, strict=True)):
             about: dict[str, Any] = asdict(hit)
@@ -175,7 +176,7 @@ class SearchService:
             about |= dict(rank=i + 1, heading=heading_of(hit), snippet=_marked(shown))
             about |= dict(path=path and str(path), url=self.site.url(hit.id))
             about["passage"] = _marked(whole[i]) if body.marked else None
-            about["same_as"] = None if (first := same[i]) is None else first + 1
+            about["same_as"] = same.get(i)
             results.append(schemas.SearchResult(**about))
         return hits, results
 
