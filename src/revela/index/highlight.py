@@ -17,7 +17,9 @@ import numpy as np
 import regex
 from numpy.typing import NDArray
 
-from revela.index.language import ENGLISH_STOP_WORDS, JOINT, LETTER, Analyzer, normalised, wholes
+from revela.index.language import ENGLISH_STOP_WORDS, Analyzer
+from revela.index.letters import LETTER, normalised
+from revela.index.whole_strings import JOINT, wholes
 
 QUERY = 1000  # characters of a query whose words are marked
 RARE = 0.25  # of the greatest idf: words below it are not marked, as they stand everywhere
