@@ -28,8 +28,8 @@ from revela.cli.printing import (
 )
 from revela.corpus.readers.common import ReadReport
 from revela.index.bm25 import BM25
+from revela.index.highlight import HighlightTerms
 from revela.index.snippets import CHARACTERS, LINES, snippet
-from revela.index.sought import Sought
 from revela.types import Chunk, Hit, Hits
 
 LONG = "filler words here " * 40 + "the camshaft turns " + "and then more " * 40
@@ -38,8 +38,8 @@ LONG = "filler words here " * 40 + "the camshaft turns " + "and then more " * 40
 def print_found(hits, query, top=10):
     """Print hits as if they were all that an index has."""
     known = BM25([hit.text for hit in hits] or ["?"])
-    sought = Sought.of(query, known.terms, known.idf)
-    print_hits(hits, [snippet(hit, sought) for hit in hits], top)
+    terms = HighlightTerms.of(query, known.terms, known.idf)
+    print_hits(hits, [snippet(hit, terms) for hit in hits], top)
 
 
 def test_hits_are_shown_from_the_sentence_of_the_words_looked_for_on(capsys, monkeypatch):

@@ -16,7 +16,7 @@ from tests.test_core import SOURCE, site_without
 MISSING = (
     *("lancedb", "lance", "openvino", "fastapi", "starlette", "uvicorn", "mcp", "mteb", "ray"),
     *("mammoth", "pptx", "openpyxl", "pypdfium2", "onnx", "onnxscript", "onnxruntime"),
-    *("tree_sitter", "jinja2", "matplotlib", "prometheus_client"),
+    *("tree_sitter", "jinja2", "matplotlib", "prometheus_fastapi_instrumentator"),
 )
 RUN = """
 import json, sys

@@ -18,7 +18,9 @@ from letters import Letters, build, extend
 from revela.errors import RevelaError
 from revela.index.bm25 import BM25
 from revela.index.index import Index
-from revela.index.language import Analyzer, check_language, detect, normalised, wholes
+from revela.index.language import Analyzer, check_language, detect
+from revela.index.letters import normalised
+from revela.index.whole_strings import wholes
 from revela.types import Document
 
 TEXTS = {

@@ -9,17 +9,17 @@ import pytest
 
 from revela.corpus.plain_lines import plain
 from revela.index.bm25 import BM25
+from revela.index.examples import examples_of
+from revela.index.highlight import HighlightTerms
 from revela.index.language import Analyzer
 from revela.index.snippets import (
     CHARACTERS,
     LINES,
     Snippet,
-    examples_of,
+    distinct,
     heading_of,
-    same_texts,
     snippet,
 )
-from revela.index.sought import Sought
 from revela.types import Hit
 
 FILLER = "Filler words stand here and there. "
@@ -28,7 +28,9 @@ FILLER = "Filler words stand here and there. "
 def shown(text, query, name="a.md", language="en", others=(FILLER,), characters=CHARACTERS):
     known = BM25([text, *others], language)
     return snippet(
-        Hit(name, 1, "", text, line=1, page=1), Sought.of(query, known.terms, known.idf), characters
+        Hit(name, 1, "", text, line=1, page=1),
+        HighlightTerms.of(query, known.terms, known.idf),
+        characters,
     )
 
 
@@ -266,9 +268,9 @@ def test_a_query_without_words_marks_nothing():
 )
 def test_no_text_takes_long(piece):
     known = Analyzer("en")
-    sought = Sought.of("a needle-1", known, lambda terms: np.ones(len(terms)))
+    terms = HighlightTerms.of("a needle-1", known, lambda terms: np.ones(len(terms)))
     start = time.perf_counter()
-    found = snippet(Hit("a.md", 1, "", piece * (100_000 // len(piece))), sought)
+    found = snippet(Hit("a.md", 1, "", piece * (100_000 // len(piece))), terms)
     assert time.perf_counter() - start < 3 and len(found.text) <= CHARACTERS + 4
 
 
@@ -276,14 +278,15 @@ def test_no_text_takes_long(piece):
 def test_no_query_takes_long(piece):
     query = "".join(piece.format(i) for i in range(10_000))[:10_000]
     start = time.perf_counter()
-    sought = Sought.of(query, Analyzer("none"), lambda terms: np.ones(len(terms)))
+    terms = HighlightTerms.of(query, Analyzer("none"), lambda terms: np.ones(len(terms)))
     for _ in range(10):
-        snippet(Hit("a.md", 1, "", FILLER * 20 + query[:2000]), sought)
+        snippet(Hit("a.md", 1, "", FILLER * 20 + query[:2000]), terms)
     assert time.perf_counter() - start < 5
 
 
-def test_equal_texts_are_known_by_their_first():
-    assert same_texts(["a  b", "c", "a\nb", "c ", "d"]) == [None, None, 0, 1, None]
+def test_equal_texts_are_grouped_below_their_first():
+    hits = [Hit(str(i), 1, "", text) for i, text in enumerate(["a  b", "c", "a\nb", "c ", "d"])]
+    assert distinct(hits, 9) == {0: [2], 1: [3], 4: []} and list(distinct(hits, 2)) == [0, 1]
 
 
 def test_examples_are_headings_or_else_sentences():

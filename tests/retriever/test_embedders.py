@@ -5,7 +5,6 @@ library, whatever modules, widths, routes and precisions a folder has.
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,6 @@ from revela.encoder.load import load_encoder
 from revela.encoder.torch_model import open_model
 from revela.model_files import modules_of, resolve
 from revela.retriever.build import build_retriever
-from revela.retriever.publish import published, push
 
 TEXTS = [" ".join(row["text"].split()[:4]) for row in make_rows(12)]  # a chunk each
 UNNORMALISED = ["no normalisation", "truncated", "dense"]
@@ -178,7 +176,7 @@ def test_weights_outside_of_safetensors_are_one_sentence(kind, place, tiny_lm_fo
     folder = make(kind, tiny_lm_folder, tmp_path / "model")
     pickled(folder / place)
     found = rf"{folder / place} has its weights in pytorch_model.bin alone: only safetensors"
-    for read in (Retriever, open_model, lambda f: resolve(str(f)), lambda f: push(f, "a/b")):
+    for read in (Retriever, open_model, lambda f: resolve(str(f))):
         with pytest.raises(RevelaError, match=found):
             read(folder)
     (folder / place / "pytorch_model.bin").unlink()  # as the hub's is not downloaded
@@ -190,14 +188,6 @@ def test_a_state_of_a_trainer_is_no_weight(tiny_lm_folder, tmp_path):
     folder = make("dense", tiny_lm_folder, tmp_path / "model")
     (folder / "training_args.bin").write_bytes(b"settings")
     assert resolve(str(folder)) == folder
-
-
-def test_what_is_published_of_a_model_loads(folder, tmp_path):
-    for file in published(folder):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(folder / file, tmp_path / file)
-    for name, expected in stock_vectors(folder).items():
-        same(getattr(load_encoder(tmp_path, "fp32"), name)(TEXTS), expected)
 
 
 def test_modules_of_routes_and_of_older_folders(tiny_lm_folder, tmp_path):

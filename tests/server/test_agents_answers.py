@@ -9,8 +9,8 @@ from mcp.server.mcpserver.exceptions import ToolError
 
 from revela.errors import RevelaError
 from revela.index.bm25 import BM25
+from revela.index.highlight import HighlightTerms
 from revela.index.snippets import CHARACTERS, snippet
-from revela.index.sought import Sought
 from revela.server.mcp import MAX_TOKENS, Tools, mcp_server
 from revela.server.token_budget import count_tokens, shared_out
 from revela.types import Hit, Hits
@@ -41,8 +41,8 @@ class Found:
         return Hits(self.hits[:k])
 
     def snippets(self, query, hits, characters=CHARACTERS):
-        sought = Sought.of(query, self.known.terms, self.known.idf)
-        return [snippet(hit, sought, characters) for hit in hits]
+        terms = HighlightTerms.of(query, self.known.terms, self.known.idf)
+        return [snippet(hit, terms, characters) for hit in hits]
 
     def chunks(self, name):
         return [hit for hit in self.hits if hit.id == name]

@@ -358,3 +358,18 @@ def test_an_agent_is_told_whether_the_first_result_answers():
 
     answer = Tools("manuals", Unsure, {}).search("who painted the ceiling")
     assert answer.structured_content["answer"] == "probably no answer in these documents"
+
+
+def test_the_entry_for_a_client_has_absolute_paths(tmp_path, monkeypatch, capsys):
+    for name in ("My Notes", "model"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    mcp(Path("My Notes"), show_config=True, model="model", name='the "notes"\\')
+    entry = json.loads(capsys.readouterr().out)["mcpServers"]["my-notes"]
+    assert Path(entry["command"]).is_absolute()
+    arguments = ["mcp", str(tmp_path / "My Notes"), f"--model={tmp_path / 'model'}"]
+    assert entry["args"][-4:] == [*arguments, '--name=the "notes"\\']
+    with pytest.raises(RevelaError, match="does not exist"):
+        mcp(Path("none"), show_config=True)
+    with pytest.raises(RevelaError, match="leave out --http"):
+        mcp(Path("My Notes"), show_config=True, http=8000)

@@ -16,8 +16,6 @@ OPERATIONS = [
     ("post", "/v1/embeddings"),
     ("post", "/v1/search"),
     ("post", "/v1/rerank"),
-    ("post", "/v2/rerank"),
-    ("post", "/rerank"),
     ("get", "/v1/index"),
     ("get", "/v1/models"),
     ("get", "/v1/models/{name}"),

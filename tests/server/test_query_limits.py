@@ -53,13 +53,11 @@ def test_an_evaluation_of_an_index_cuts_a_query_and_says_so(index, caplog):
 
 
 def test_over_http(make_service, slow, index):
-    documents = {"documents": ["ocean01"]}
     with running(make_service(encoder=slow)) as up:
         slow.batches.clear()
         for path, body in (
             *((SEARCH, {"mode": mode}) for mode in ("dense", "lexical", "hybrid")),
-            *((path, documents) for path in (RERANK, "/v2/rerank")),
-            ("/rerank", {"texts": ["ocean01"]}),
+            (RERANK, {"documents": ["ocean01"]}),
         ):
             refused = post(up, path, {"query": TOO_LONG, **body})
             error = refused.json()["error"]
@@ -76,17 +74,11 @@ def test_a_query_longer_than_the_model_reads_is_cut_everywhere(server, index, en
     assert [hit["score"] for hit in found] == pytest.approx([hit.score for hit in hits], abs=1e-5)
     body = {"query": LONG, "documents": ["ocean01", "engine"]}
     assert len(post(server, RERANK, body).json()["results"]) == 2
-    refused = post(server, RERANK, body | {"truncate": False}).json()["error"]
-    assert refused["param"] == "query" and refused["code"] == "context_length_exceeded"
-    assert refused["message"].startswith("the query has")
-    assert refused["message"].endswith("shorten it, or send truncate: true")
 
 
 @pytest.mark.parametrize(
     "refused",
     [
-        {"query": LONG, "truncate": False},
-        {"documents": ["ocean01 " * 600, "engine"], "truncate": False},
         {"documents": ["ocean01"] * 3000},
         {"documents": ["ocean01 " * 600] * 800},
     ],
@@ -135,10 +127,9 @@ def test_half_a_surrogate_pair_is_refused_wherever_it_stands(server):
     bodies = [
         *((SEARCH, {"query": "a", **more}) for more in ({bad: 1}, {"where": {bad: 1}})),
         *((SEARCH, {"query": "a", "where": {"lang": v}}) for v in (bad, {bad: 1}, {"eq": bad})),
-        *((RERANK, {"query": "a", "documents": [d]}) for d in (bad, {"text": bad}, {bad: "a"})),
+        (RERANK, {"query": "a", "documents": [bad]}),
         (RERANK, {"query": bad, "documents": ["a"]}),
         (RERANK, {"query": "a", "documents": ["a"], bad: 1}),
-        ("/rerank", {"query": "a", "texts": [bad]}),
         (EMBEDDINGS, embedding(**{bad: 1})),
         (EMBEDDINGS, embedding(input=[bad])),
     ]

@@ -57,6 +57,16 @@ def test_the_verb_serves_until_it_is_told_to_stop(home, monkeypatch):
         refused = client.post(url + "v1/embeddings", json={"model": "my-model", "input": ["a"] * 4})
         assert refused.status_code == 400 and "at most 3" in refused.text
         assert str(home) not in refused.text
+        client.get(url + "secret")
+        metrics = client.get(url + "metrics")
+        assert metrics.headers["content-type"].startswith("text/plain")
+        assert "secret" not in metrics.text
+        for labels, count in (
+            ('handler="/v1/search",method="POST",status="2xx"', 2),
+            ('handler="/v1/embeddings",method="POST",status="4xx"', 1),
+            ('handler="none",method="GET",status="4xx"', 1),
+        ):
+            assert f"http_requests_total{{{labels}}} {count}.0\n" in metrics.text
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in errors

@@ -14,7 +14,6 @@ from revela.cli import (
     index,
     mcp,
     probe,
-    push,
     queries,
     report,
     search,

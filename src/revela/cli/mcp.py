@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import signal
 import sys
 import threading
@@ -15,7 +16,7 @@ from cyclopts import Parameter
 
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
 from revela.cli.main import SEARCH, app
-from revela.cli.mcp_clients import ClientName, Entry
+from revela.cli.printing import print_json
 from revela.cli.serve import token_of
 from revela.encoder.prompts import Given as GivenPrompts
 from revela.errors import RevelaError
@@ -39,8 +40,7 @@ def mcp(
     token_file: Path | None = None,
     model: str | None = None,
     prompts: Annotated[PromptFlags, Flat] = PROMPTS,
-    install: ClientName | None = None,
-    write: Annotated[bool, Parameter(negative=())] = False,
+    show_config: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Give a folder, a file or an index to agents, by the Model Context Protocol: search and fetch.
 
@@ -63,14 +63,14 @@ def mcp(
         File with that token.
     model:
         As for search.
-    install:
-        Print the entry of this server for a client, with these flags, rather than serve.
-    write:
-        Write that entry into the client's file; all else in the file stays.
+    show_config:
+        Print the entry of this server for the configuration of a client, with these flags, rather
+        than serve.
     """
-    if install or write:
-        given = dict(name=name, base_url=base_url, model=model, **vars(prompts))
-        _install(install, index_folder, given, write, http)
+    if show_config:
+        if http is not None:
+            raise RevelaError("--show-config is for a server over stdin: leave out --http")
+        _print_config(index_folder, model, dict(name=name, base_url=base_url, **vars(prompts)))
         return
     token = token_of(token_env, token_file)
     if token and http is None:
@@ -92,31 +92,20 @@ def _show_once() -> None:
     logging.getLogger("revela").propagate = False
 
 
-def _install(
-    client: ClientName | None,
-    path: Path,
-    given: Mapping[str, str | None],
-    write: bool,
-    http: int | None,
-) -> None:
-    """Print a client's entry that starts this server with what was given, or write it."""
-    if client is None:
-        raise RevelaError("--write is for --install: name the client")
-    if http is not None:
-        raise RevelaError("a client of --install starts the server itself: leave out --http")
+def _print_config(path: Path, model: str | None, given: Mapping[str, str | None]) -> None:
+    """Print the entry with which a client starts this server, from any folder."""
     if not path.exists():
         raise RevelaError(f"{path} does not exist: give the path of an index, or of text")
-    model = given["model"]
-    if model and Path(model).exists():  # clients start the server elsewhere
-        given = {**given, "model": str(Path(model).resolve())}
-    flags = ((f"--{flag.replace('_', '-')}", value) for flag, value in given.items() if value)
-    entry = Entry.of(client, path, [f"{flag}={value}" for flag, value in flags])
-    if not write:
-        print(f"add this to {entry.file}, or give --write:\n", file=sys.stderr)
-        print(entry.text())
-        return
-    done = "added to" if entry.write() else "is already in"
-    print(f"{entry.name} {done} {entry.file}; start {client} anew to use it")
+    if model and Path(model).exists():
+        model = str(Path(model).resolve())
+    script = Path(sys.executable).with_name("revela")
+    command = [str(script)] if script.is_file() else [sys.executable, "-m", "revela"]
+    flags = {"model": model, **given}.items()
+    arguments = [f"--{flag.replace('_', '-')}={value}" for flag, value in flags if value]
+    path = path.resolve()
+    entry = {"command": command[0], "args": [*command[1:], "mcp", str(path), *arguments]}
+    name = re.sub(r"\W+", "-", path.stem.lower()).strip("-") or "documents"
+    print_json({"mcpServers": {name: entry}}, indent=2)
 
 
 def _tools(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -33,7 +33,6 @@ _INLINE = re.compile(
     |\\(?P<escaped>[!-/:-@\[-`{{-~])""",
     re.VERBOSE | re.MULTILINE | re.DOTALL | re.IGNORECASE,
 )
-_KEPT = ("link", "starred", "barred", "struck")  # their text is kept, and cleaned, too
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
 # Lines of signs: rules, below and above headings, around blocks of reStructuredText and AsciiDoc;
 # between rows of a table; and above and below columns that are parted by spaces.
@@ -43,9 +42,8 @@ _SIGNS = re.compile(
     re.VERBOSE,
 )
 _SIGNS_OF_COLUMNS = re.compile(r"([=-])\1+(?:\s+\1+)+")
-_GAP = re.compile(r"\s{2,}")
 _HEADING = re.compile(r"\s{0,3}#{1,6}\s+(.*?)\s*#*\s*")
-_QUOTE = re.compile(r"(?:\s{0,3}>\s?)+")
+_QUOTE = re.compile(r"\A(?:\s{0,3}>\s?)+")
 _ITEM = re.compile(r"\s*(?:[-*+]\s+(?:\[[ xX]\]\s+)?|(?P<number>\d{1,9}[.)])\s+)(?=\S)")
 _CELLS = re.compile(r"(?<!\\)\|")
 _NAMED_CELLS = re.compile(r"[^:;]{1,80}: [^;]*(?:; [^:;]{1,80}: [^;]*)+")  # table_lines.py's rows
@@ -55,7 +53,7 @@ _LINE_OF_ITS_OWN = re.compile(
 )
 _CODE_END = re.compile(r"[{}()\[\];:,]\s*$")
 
-Kind = Literal["prose", "heading", "item", "row", "code"]
+Kind = Literal["prose", "heading", "item", "row", "columns", "code"]
 
 
 class Line(NamedTuple):
@@ -63,7 +61,7 @@ class Line(NamedTuple):
 
     Attributes:
         number: its number in the passage.
-        heading: for a row, the number of the table's first line, if that is another line.
+        heading: for a row of a table, and signs below it, the number of the table's first line.
         begins: whether it begins a paragraph; otherwise it continues the line before.
     """
 
@@ -80,13 +78,10 @@ def plain(text: str) -> str:
         return text
 
     def bare(found: re.Match[str]) -> str:
-        kept = next((found[name] for name in _KEPT if found[name] is not None), None)
-        if kept is not None:
-            kept = plain(kept)
-        else:
-            kept = found["code"] or found["address"] or found["escaped"] or ""
-            if found["image"] and " " in found["image"].strip():  # one word is a file's name
-                kept = found["image"]
+        text = found["link"] or found["starred"] or found["barred"] or found["struck"]
+        kept = plain(text) if text else found["code"] or found["address"] or found["escaped"] or ""
+        if " " in (found["image"] or "").strip():  # one word is a file's name
+            kept = found["image"]
         return kept + "\n" * (found[0].count("\n") - kept.count("\n"))
 
     return _INLINE.sub(bare, text)
@@ -98,17 +93,14 @@ def lines_of(text: str, name: str = "") -> list[Line]:
     ending = suffix(Path(name)) if "." in name else ""
     if ending in CODE or (not has_headings(name) and _is_code(raw)):
         return [Line(line.expandtabs(4).rstrip(), "code", i) for i, line in enumerate(raw)]
-    if has_headings(name) or "](" in text or "```" in text:
-        return list(_markdown(raw))
-    return list(_rows(Line(line, _kind(line), i) for i, line in enumerate(raw)))
-
-
-def _kind(line: str) -> Kind:
-    """The kind of a line of plain text."""
-    if _ITEM.match(line):
-        return "item"
-    is_row = _NAMED_CELLS.fullmatch(line) or _LINE_OF_ITS_OWN.match(line)
-    return "row" if is_row else "prose"
+    is_markdown = has_headings(name) or "](" in text or "```" in text
+    fenced = _fenced(raw) if is_markdown else {}
+    rest = "\n".join("" if i in fenced else line for i, line in enumerate(raw))
+    found = [Line("", "prose", -1)]
+    for i, line in enumerate((plain(rest) if is_markdown else rest).split("\n")):
+        is_code = i in fenced
+        found.append(Line(fenced[i], "code", i) if is_code else _line(line, found[-1], is_markdown))
+    return found[1:]
 
 
 def _is_code(raw: Sequence[str]) -> bool:
@@ -117,66 +109,39 @@ def _is_code(raw: Sequence[str]) -> bool:
     return any(line[0].isspace() for line in filled) and 4 * ended >= len(filled)
 
 
-def _markdown(raw: Sequence[str]) -> Iterator[Line]:
-    """Lines of Markdown without markup; lines of code are kept as they are."""
-    fence, kept, coded = "", list[str](), list[bool]()
-    for line in raw:
+def _fenced(raw: Sequence[str]) -> dict[int, str]:
+    """The lines of Markdown's code blocks by number; the fences are blank."""
+    fence, found = "", dict[int, str]()
+    for i, line in enumerate(raw):
         mark = _FENCE.match(line)
         if mark and (not fence or mark[1].startswith(fence)):
-            fence = "" if fence else mark[1]
-            kept.append("")
-            coded.append(True)
-        else:
-            kept.append(line)
-            coded.append(bool(fence))
-    outside = "\n".join("" if code else line for line, code in zip(kept, coded, strict=True))
-    cleaned = plain(outside).split("\n")
-    lines = list[Line]()
-    for i, code in enumerate(coded):
-        lines.append(Line(kept[i].expandtabs(4), "code", i) if code else _block(cleaned[i], i))
-    yield from _rows(iter(lines))
+            fence, found[i] = "" if fence else mark[1], ""
+        elif fence:
+            found[i] = line.expandtabs(4)
+    return found
 
 
-def _block(line: str, number: int) -> Line:
-    """A line of Markdown outside of code."""
-    if _SIGNS.fullmatch(line.strip()):
-        return Line(line, "prose", number)
-    line = _QUOTE.sub("", line, count=1) if _QUOTE.match(line) else line
-    if heading := _HEADING.fullmatch(line):
-        return Line(heading[1], "heading", number)
-    if item := _ITEM.match(line):
-        return Line(f"{item['number'] or '•'} {line[item.end() :]}", "item", number)
-    return Line(line, _kind(line), number)
-
-
-def _rows(lines: Iterator[Line]) -> Iterator[Line]:
-    """Mark rows of tables as such, leave out lines of signs, and collapse white space."""
-    first: int | None = None  # line of the table
-    blank, in_columns = True, False
-    for line in lines:
-        if line.kind == "code":
-            first, blank = None, True
-            yield line
-            continue
-        text = line.text.strip("\n\r ")
-        of_columns = _SIGNS_OF_COLUMNS.fullmatch(text)
-        if of_columns or _SIGNS.fullmatch(text):
-            blank, in_columns = True, in_columns or bool(of_columns)
-            yield Line("", "prose", line.number)
-            continue
-        in_columns = in_columns and bool(text)
-        if in_columns:
-            first = None
-            yield Line(" | ".join(_GAP.split(text)), "row", line.number)
-            continue
-        is_bars = text.startswith("|") or text.count(" | ") > 1
-        if line.kind in ("prose", "row") and (is_bars or "\t" in text.strip()):
-            cells = _CELLS.split(text.strip("|")) if is_bars else text.split("\t")
-            shown = " | ".join(" ".join(cell.split()) for cell in cells).rstrip(" |")
-            first, heading = (line.number, None) if first is None else (first, first)
-            yield Line(shown, "row", line.number, heading)
-            continue
-        text = " ".join(text.split())
-        goes_on = line.kind == "prose" and not blank
-        blank, first = line.kind in ("heading", "row") or not text, None
-        yield Line(text, line.kind, line.number, None, not goes_on)
+def _line(line: str, before: Line, is_markdown: bool) -> Line:
+    """A line that is not code. Lines of signs are blank; white space is collapsed."""
+    number, line = before.number + 1, (_QUOTE.sub("", line) if is_markdown else line)
+    text = line.strip("\n\r ")
+    if _SIGNS.fullmatch(text):
+        return Line("", "prose", number, before.heading)
+    if _SIGNS_OF_COLUMNS.fullmatch(text):
+        return Line("", "columns", number)
+    if before.kind == "columns" and text:
+        return Line(re.sub(r"\s{2,}", " | ", text), "columns", number)
+    if is_markdown and (heading := _HEADING.fullmatch(line)):
+        return Line(" ".join(heading[1].split()), "heading", number)
+    is_bars = text.startswith("|") or text.count(" | ") > 1
+    item = _ITEM.match(line)
+    if not item and (is_bars or "\t" in text.strip()):
+        cells = _CELLS.split(text.strip("|")) if is_bars else text.split("\t")
+        shown = " | ".join(" ".join(cell.split()) for cell in cells).rstrip(" |")
+        return Line(shown, "row", number, number if before.heading is None else before.heading)
+    if item and is_markdown:
+        text = f"{item['number'] or '•'} {line[item.end() :]}"
+    is_row = _NAMED_CELLS.fullmatch(line) or _LINE_OF_ITS_OWN.match(line)
+    kind: Kind = "item" if item else "row" if is_row else "prose"
+    goes_on = kind == "prose" and bool(before.text) and before.kind in ("prose", "item")
+    return Line(" ".join(text.split()), kind, number, begins=not goes_on)

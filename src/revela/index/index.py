@@ -291,7 +291,7 @@ class Index:
 
     def examples(self) -> list[str]:
         """Some queries that it can answer: headings or titles of documents; else sentences."""
-        from revela.index.snippets import examples_of
+        from revela.index.examples import examples_of
 
         columns = [*HIT_COLUMNS, *self.info.columns]
         rows = self._retried(lambda: self.table.sample(*columns)).to_pylist()
@@ -476,12 +476,12 @@ class Index:
         """The part of each hit's text with the rarest words of the query, of at most ``characters``
         (by default ``snippets.CHARACTERS``).
         """
+        from revela.index.highlight import HighlightTerms
         from revela.index.snippets import CHARACTERS, snippet
-        from revela.index.sought import Sought
 
         characters = characters or CHARACTERS
-        sought = Sought.of(query, self.table.query_terms, self.state.idf)
-        return [snippet(hit, sought, characters) for hit in hits]
+        terms = HighlightTerms.of(query, self.table.query_terms, self.state.idf)
+        return [snippet(hit, terms, characters) for hit in hits]
 
     def file(self, document: str) -> Path | None:
         """The file of a document; None if it is unknown or gone."""

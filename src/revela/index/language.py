@@ -6,8 +6,8 @@ of letters, digits and the marks that combine with them. Each run gives terms by
 - Where words are spaced: the word in lower case, without the vowel marks of Arabic and Hebrew, and
   stemmed (Snowball), unless it is a stop word; then without accents. Of an identifier such as
   ``getFileName`` the parts as well. In capitals, a stop word is a name (IT, US).
-- Strings with digits, and e-mail addresses: also the whole string (``wholes``), so that 2024-05-06
-  differs from 2024-06-05.
+- Strings with digits, and e-mail addresses: also the whole string (whole_strings.py), so that
+  2024-05-06 differs from 2024-06-05.
 - Han, Kana and Hangul: single characters and pairs of neighbours. Thai, Lao, Khmer and Burmese:
   pairs and triples. Dictionaries are not needed for BM25 to rank well (research/notebook.md).
 
@@ -21,10 +21,9 @@ from __future__ import annotations
 
 import re
 import threading
-import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from itertools import chain
 from math import inf
 from typing import Any
@@ -32,6 +31,20 @@ from typing import Any
 import regex
 
 from revela.errors import RevelaError
+from revela.index.letters import (
+    LETTER,
+    MARKED,
+    PAIRED,
+    TRIPLED,
+    ZWNJ,
+    character_ngrams,
+    folded,
+    lowercase,
+    normalised,
+    script_of,
+    without_accents,
+)
+from revela.index.whole_strings import whole_terms, wholes
 from revela.types import evenly_spaced
 
 # Code of a language -> Snowball's name.
@@ -72,64 +85,19 @@ DOUBT = 10  # the same of a query: it may also be in a language that is less lik
 CORPUS_WORDS, QUERY_WORDS = 2**18, 2**12
 MAX_CACHED_LENGTH = 64  # characters of such a word
 
-_MARKED = r"\p{L}\p{N}\p{M}"
-_PAIRED = r"\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}ー"
-_TRIPLED = r"\p{Script=Thai}\p{Script=Lao}\p{Script=Khmer}\p{Script=Myanmar}"
 _SIGNED = r"(?<![A-Za-z0-9])(?:[Cc]\+\+|[CcFfJj]#)(?![A-Za-z])"  # C++ and C# are no C
-# A letter, digit or mark where words are spaced (regex.V1).
-LETTER = rf"[{_MARKED}--[{_PAIRED}{_TRIPLED}]]"
-ZWNJ = "\u200c"  # parts a Persian word that is also written as one, or as two
 _RUN = regex.compile(
-    rf"(?P<pairs>(?:[{_MARKED}&&[{_PAIRED}]]\p{{M}}*+)++)"
-    rf"|(?P<triples>(?:[{_MARKED}&&[{_TRIPLED}]]\p{{M}}*+)++)"
+    rf"(?P<pairs>(?:[{MARKED}&&[{PAIRED}]]\p{{M}}*+)++)"
+    rf"|(?P<triples>(?:[{MARKED}&&[{TRIPLED}]]\p{{M}}*+)++)"
     rf"|(?P<word>{_SIGNED}|(?:{LETTER}++(?:{ZWNJ}(?={LETTER}))?+)++)",
     regex.V1,
 )
-_HYPHENS = r"\-\u2010-\u2015\u2212"
-JOINT = rf"[_./:@#+\\{_HYPHENS}]{{1,2}}"  # between the parts of an identifier
-# Strings that are one term more, with digits or @: identifiers, e-mail addresses, numbers with one
-# kind of sign, numbers and telephone numbers with spaces, and dates in Chinese and Korean.
-_HAS_WHOLE = re.compile(r"[\d@]")
-_WITHOUT_WHOLE = re.compile(r"(?:(?<!\S)[^\s\d@]++(?!\S)\s*+)++")
-_WHOLES = [
-    regex.compile(pattern, regex.V1)
-    for pattern in (
-        rf"(?<!{LETTER}){LETTER}++(?:{JOINT}{LETTER}++)++",
-        r"(?<![a-zA-Z\d.+_-])[a-zA-Z\d][a-zA-Z\d.+_-]*+@[a-zA-Z\d](?:[a-zA-Z\d._-]*[a-zA-Z\d])?",
-        rf"(?<!\d)\d++([./:,'_\u2019{_HYPHENS}])\d++(?:\1\d++)*+",
-        rf"(?<![.,:/\-])(?<!{LETTER})"
-        rf"(?:\d+(?:\ \d+)+|(?:\+|\(\+?|0)\d+(?:[ ()./\-]{{1,3}}\d+)+)(?![.,:/\-]?{LETTER})",
-        *(rf"(?<!\d){year}\d+[月월]\ ?\d+[日일]" for year in ("", r"\d+[年년]\ ?")),
-    )
-]
-_SIGNS = regex.compile(rf"[^{_MARKED}@+#]+", regex.V1)
-_NEEDLESS = regex.compile(r"(?<=\p{L})-(?=\d)|(?<=\d)-(?=\p{L})")  # NW-1007 is also NW1007
 _ASCII_WORD = re.compile(r"[A-Za-z0-9]+")
 _ASCII_OR_SIGNED = re.compile(rf"{_SIGNED}|[A-Za-z0-9]+")
 # What stands between white space and is not ASCII alone, with neighbours that are not either.
 _NOT_ASCII = r"[^\s\x80-\U0010ffff]*+[^\x00-\x7f]\S*"
 _NOT_ASCII_WORDS = re.compile(rf"(?<!\S)({_NOT_ASCII}(?:\s++{_NOT_ASCII})*)")
-_CLUSTER = regex.compile(r"\X")
 _PART = regex.compile(r"\p{Lu}?[\p{Ll}\p{N}]+|\p{Lu}+(?!\p{Ll})")  # of getFileName, or HTTPServer
-# Invisible characters within words: soft hyphens, joiners, marks of direction, variation selectors.
-_INVISIBLE = regex.compile(rf"(?<!\p{{scx=Arabic}}){ZWNJ}|[\p{{Cf}}\p{{DI}}--{ZWNJ}]", regex.V1)
-# In Ukrainian and Belarusian, an apostrophe of any kind parts no word.
-_APOSTROPHE = regex.compile(
-    r"(?<=\p{Script=Cyrillic})['\u2018\u2019\u02bc`](?=\p{Script=Cyrillic})"
-)
-_VOWELS = regex.compile(
-    r"[\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"  # Hebrew
-    r"\u093c"  # the nukta of Hindi, which many leave out
-    r"\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06dc\u06df-\u06e8\u06ea-\u06ed]"  # Arabic
-)
-_ACCENTS = regex.compile(r"[\u0300-\u036f\u0483-\u0487\u0653-\u0655]")  # the last ones: hamza
-_DIGIT = re.compile(r"(?![0-9])\d")
-# Letters with two codes: Persian and Arabic kaf and yeh, and chillus of Malayalam.
-_FOLDED = dict(zip("کیىۀٱ", "كييها", strict=True))
-_FOLDED |= {c: f"{base}\u0d4d" for c, base in zip("ൺൻർൽൾൿൔൕൖ", "ണനരലളകമയഴ", strict=True)}
-_LETTERS = {"ı": "i", "ø": "o", "ł": "l", "đ": "d", "ß": "ss", "æ": "ae", "œ": "oe"}
-_FOLD, _PLAIN = str.maketrans(_FOLDED), str.maketrans(_LETTERS | _FOLDED)
-
 Languages = Mapping[str, Sequence[str]]
 """Script -> codes of its languages."""
 Places = Iterator[tuple[int, int, str]]
@@ -168,9 +136,7 @@ class Analyzer:
                 is_signed = "++" in piece or "#" in piece
                 found = (_ASCII_OR_SIGNED if is_signed else _ASCII_WORD).findall(piece)
                 terms += chain.from_iterable(map(words.__getitem__, found))
-        if _HAS_WHOLE.search(text):
-            terms += [term for _, _, term in wholes(_WITHOUT_WHOLE.sub("x ", normalised(text)))]
-        return terms
+        return terms + whole_terms(text)
 
     def places(self, text: str) -> Places:
         """Begin, end and term of each of these."""
@@ -222,37 +188,6 @@ class Analyzer:
         return self._words[name]
 
 
-def wholes(text: str) -> list[tuple[int, int, str]]:
-    """Begin, end and term of each string that is a term as a whole: signs but @, + and # are alike,
-    and none is needed between letters and digits. Strings may overlap.
-
-    >>> wholes("v1.2.3 of 2024/06/05, NW-1007")
-    [(0, 6, 'v1-2-3'), (10, 20, '2024-06-05'), (22, 29, 'nw1007'), (1, 6, '1-2-3')]
-    """
-    if not _HAS_WHOLE.search(text):
-        return []
-    text = normalised(text)
-    matches = chain.from_iterable(pattern.finditer(text) for pattern in _WHOLES)
-    short = (match for match in matches if match.end() - match.start() <= MAX_CACHED_LENGTH)
-    found = ((*match.span(), _whole(match[0])) for match in short)
-    return list(dict.fromkeys(whole for whole in found if whole[2]))
-
-
-@lru_cache(CORPUS_WORDS)
-def _whole(string: str) -> str:
-    """The term of a string; "" if it has no digit or @, or is a row of numbers that is not as long
-    as a telephone number.
-    """
-    if not _HAS_WHOLE.search(string):
-        return ""
-    plain = _without_accents(_DIGIT.sub(lambda digit: str(int(digit[0])), string.lower()))
-    if plain[-1] in "日일":
-        return "-".join(number.zfill(2) for number in re.findall(r"\d+", plain))
-    if " " in plain and not 7 <= sum(map(str.isdigit, plain)) <= 15:
-        return ""
-    return str(_NEEDLESS.sub("", _SIGNS.sub("-", plain.replace("_", "-")).strip("-+")))
-
-
 def _places(text: str, words: _WordTerms) -> Places:
     for run in _RUN.finditer(normalised(text)):
         begin, end = run.span()
@@ -261,7 +196,7 @@ def _places(text: str, words: _WordTerms) -> Places:
                 yield begin, end, term
         else:
             n = 2 if run.lastgroup == "pairs" else 3
-            yield from _character_ngrams(run.group(), begin, n)
+            yield from character_ngrams(run.group(), begin, n)
 
 
 class _WordTerms(dict[str, tuple[str, ...]]):
@@ -290,23 +225,23 @@ class _WordTerms(dict[str, tuple[str, ...]]):
         it is a name in capitals, such as IT.
         """
         script, is_name = script_of(word), len(word) > 1 and word.isupper()
-        forms = ((code, _lower(word, code)) for code in self._stopped.get(script, [""]))
+        forms = ((code, lowercase(word, code)) for code in self._stopped.get(script, [""]))
         if not is_name and all(form[0] in _stop_words(code) for code, form in forms):
             return ()
         codes = self._languages.get(script, [""])
-        found = (self._terms_in(code, form) for code in codes for form in _lower(word, code))
+        found = (self._terms_in(code, form) for code in codes for form in lowercase(word, code))
         return dict.fromkeys(chain.from_iterable(found))
 
     def _terms_in(self, language: str, word: str) -> tuple[str, ...]:
         """A word in lower case, stemmed and without accents. In Vietnamese, where accents
         distinguish words, also with accents.
         """
-        word = _VOWELS.sub("", word).translate(_FOLD)
+        word = folded(word)
         if language in STEMMERS:
             word = self._stem(language)(word)
         if word.isascii():
             return (word,) if word else ()
-        plain = _without_accents(_DIGIT.sub(lambda digit: str(int(digit[0])), word))
+        plain = without_accents(word)
         if not plain:
             return ()
         return (word, plain) if language == "vi" and word != plain else (plain,)
@@ -317,47 +252,6 @@ class _WordTerms(dict[str, tuple[str, ...]]):
 
             self._stemmers[language] = Stemmer.Stemmer(STEMMERS[language]).stemWord
         return self._stemmers[language]
-
-
-def _lower(word: str, language: str) -> list[str]:
-    """A word in lower case; in Turkish I is ı, but i in foreign words such as API."""
-    forms = [word.replace("I", "ı"), word] if language == "tr" else [word]
-    return [form.replace("İ", "i").lower() for form in forms] if len(forms) > 1 else [word.lower()]
-
-
-def normalised(text: str) -> str:
-    """NFKC, without invisible characters, and apostrophes of Cyrillic words."""
-    if text.isascii():
-        return text
-    plain: str = _APOSTROPHE.sub("", unicodedata.normalize("NFKC", _INVISIBLE.sub("", text)))
-    return plain
-
-
-def _character_ngrams(run: str, begin: int, n: int) -> Places:
-    """The character n-grams and (n - 1)-grams of a run; a shorter run is one term."""
-    edges = [0, *(cluster.end() for cluster in _CLUSTER.finditer(run))]
-    length = len(edges) - 1
-    if length < n - 1:
-        yield begin, begin + len(run), run
-    for i in range(length):
-        for end in range(i + n - 1, min(i + n, length) + 1):
-            yield begin + edges[i], begin + edges[end], run[edges[i] : edges[end]]
-
-
-def _without_accents(word: str) -> str:
-    plain = _ACCENTS.sub("", unicodedata.normalize("NFD", word))
-    return unicodedata.normalize("NFC", plain).translate(_PLAIN)
-
-
-def script_of(text: str) -> str:
-    """The script of a text's first letter, as its name in Unicode begins, such as "CYRILLIC"."""
-    letter = next((letter for letter in text if letter.isalpha()), "")
-    return _script_of(letter) if letter else ""
-
-
-@lru_cache(maxsize=2**12)
-def _script_of(letter: str) -> str:
-    return unicodedata.name(letter, "").split(" ")[0]
 
 
 @cache

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from revela.corpus.spool import LazyTexts
 from revela.errors import QueryError
 from revela.index.bm25 import K1, B, idf, max_score
+from revela.index.highlight import HighlightTerms
 from revela.index.ingest import passages_of
 from revela.index.language import Analyzer, detect
 from revela.index.rows import searched
 from revela.index.search import check_query
 from revela.index.snippets import CHARACTERS, Snippet, snippet
-from revela.index.sought import Sought
 from revela.silence import counted
 from revela.types import Document, Hit, Hits, Vectors
 
@@ -118,8 +118,8 @@ class Words:
         self, query: str, hits: Sequence[Hit], characters: int = CHARACTERS
     ) -> list[Snippet]:
         """The snippet of each hit, as in ``Index.snippets``."""
-        sought = Sought.of(query, self._terms, self._idf)
-        return [snippet(hit, sought, characters) for hit in hits]
+        terms = HighlightTerms.of(query, self._terms, self._idf)
+        return [snippet(hit, terms, characters) for hit in hits]
 
     def _idf(self, terms: Sequence[str]) -> NDArray[np.float64]:
         known = [term for term in terms if term in self._numbers]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -169,14 +168,6 @@ def _last_part(path: str) -> str:
     if is_path or os.path.exists(value):  # noqa: PTH110
         return flag + equals + PurePath(value).name
     return path
-
-
-def renamed(card: str, name: str) -> str:
-    """A card by ``Card.text`` for the retriever under its name on the hub; others stay."""
-    title = re.search(r"^# (.+)$", card, re.M)
-    if title is None or "revela" not in card:
-        return card
-    return card.replace(f'"{title[1]}"', f'"{name}"').replace(title[0], f"# {name}", 1)
 
 
 def _table(scores: Mapping[str, Mapping[str, float]]) -> str:

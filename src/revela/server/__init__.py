@@ -1,6 +1,6 @@
 """HTTP server of one index: embeddings in OpenAI's format, search, and a web page.
 
-Only this package imports FastAPI, uvicorn and the Prometheus client, and not at its own import.
+Only this package imports FastAPI and uvicorn, and not at its own import.
 """
 
 from __future__ import annotations

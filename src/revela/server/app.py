@@ -1,7 +1,7 @@
 """The routes: OpenAI's embeddings and models, search, index, health, metrics and the web page.
 
-Requests are validated by schemas.py, limited and measured by middleware.py, encoded by batching.py
-and run on uvicorn by lifecycle.py; re-ranking is in rerank.py.
+Requests are validated by schemas.py, limited by middleware.py, encoded by batching.py and run on
+uvicorn by lifecycle.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from anyio import to_thread
 from fastapi import FastAPI, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_fastapi_instrumentator import Instrumentator
 from pydantic_core import to_json
 from starlette.middleware import Middleware
 
@@ -31,22 +31,30 @@ from revela.errors import QueryError
 from revela.index.exact import shortened
 from revela.index.filters import OWN_COLUMNS
 from revela.index.index import Index
+from revela.index.rerank_texts import by_tokens
 from revela.index.search import check_query
-from revela.index.snippets import Snippet, heading_of, same_texts
+from revela.index.snippets import Snippet, distinct, heading_of
 from revela.index.word_search import Words
 from revela.server import Access, Limits, Site, schemas
 from revela.server.batching import ROLES, Role
 from revela.server.encoding import Encoding, ServedModel
 from revela.server.errors import ERROR_HANDLERS, APIError, no_such_model
-from revela.server.middleware import BodyLimit, Guard, Measured, Metrics
-from revela.server.rerank import Reranking
-from revela.server.routing import BODY_ERRORS, Room, answers, in_thread, while_connected
-from revela.server.schemas import EmbeddingRequest, SearchRequest
+from revela.server.middleware import BodyLimit, Guard, HeadAsGet
+from revela.server.routing import (
+    BODY_ERRORS,
+    ConcurrencyLimit,
+    answers,
+    in_thread,
+    together,
+    while_connected,
+)
+from revela.server.schemas import EmbeddingRequest, RerankRequest, SearchRequest
 from revela.types import Hits, TokenEncoder, Vectors
 
 THREADS = 4  # for searches
 RETRY_SECONDS = 10  # while an index is being made
 WHOLE = 10**6  # characters: all of a passage
+NO_TOKENS = "this server's model has no vectors of tokens to re-rank by: serve another"
 
 
 class SearchService:
@@ -68,8 +76,7 @@ class SearchService:
     ) -> None:
         self.index, self.name, self.site = index, name, site
         self.limits, self.access = limits, access
-        self.metrics = Metrics()
-        self.room = Room(limits.max_searches)
+        self.search_limit = ConcurrencyLimit(limits.max_searches)
         self.search_threads = ThreadPoolExecutor(THREADS, "search")
         self.page_html = files("revela.server").joinpath("page.html").read_text(encoding="utf-8")
         self.page_headers = page_headers(self.page_html)
@@ -86,7 +93,7 @@ class SearchService:
             redirect_slashes=False,
             exception_handlers=ERROR_HANDLERS,
             middleware=[
-                Middleware(Measured, metrics=self.metrics),
+                Middleware(HeadAsGet),
                 Middleware(Guard, access=self.access),
                 Middleware(BodyLimit, limit=self.limits.max_body_bytes),
             ],
@@ -130,7 +137,7 @@ class SearchService:
         """Search: the best documents, each with its best passage."""
         start = time.perf_counter()
         try:
-            with self.room.one():
+            with self.search_limit.acquire():
                 hits, found = await while_connected(request, self._search(body))
         except QueryError as error:  # any other is the index's fault
             raise APIError(400, str(error), error.param or None) from error
@@ -159,7 +166,8 @@ class SearchService:
         file = None if isinstance(index, Words) or not self.access.local_only else index.file
         snippets = index.snippets(body.query, hits)
         whole = index.snippets(body.query, hits, WHOLE) if body.marked else []
-        same = same_texts([hit.text for hit in hits])
+        groups = distinct(hits, len(hits))
+        same = {copy: first + 1 for first, copies in groups.items() for copy in copies}
         results = list[schemas.SearchResult]()
         for i, (hit, shown) in enumerate(zip(hits, snippets, strict=True)):
             about: dict[str, Any] = asdict(hit)
@@ -168,7 +176,7 @@ class SearchService:
             about |= dict(rank=i + 1, heading=heading_of(hit), snippet=_marked(shown))
             about |= dict(path=path and str(path), url=self.site.url(hit.id))
             about["passage"] = _marked(whole[i]) if body.marked else None
-            about["same_as"] = None if (first := same[i]) is None else first + 1
+            about["same_as"] = same.get(i)
             results.append(schemas.SearchResult(**about))
         return hits, results
 
@@ -193,8 +201,7 @@ class Service(SearchService):
         self.created = int(time.time())
         self.width = warm(model.encoder)
         self.dimensions = [*sorted(d for d in model.dimensions if d < self.width), self.width]
-        self.encoding = Encoding(model, limits, self.metrics.observe_batch)
-        self.metrics.observe_queue(self.encoding.batcher)
+        self.encoding = Encoding(model, limits)
 
     @property
     def names(self) -> list[str]:
@@ -205,7 +212,6 @@ class Service(SearchService):
         """Add the routes that need the retriever, and those for who runs the server."""
         unknown = {404: "No such model"}
         app.get("/healthz", **answers({503: "The server is stopping"}))(self.healthz)
-        app.get("/metrics", **answers({}, "Metrics", "text/plain"))(self.prometheus)
         app.get("/v1/models", **answers({}))(self.models)
         app.get("/v1/models/{name:path}", **answers(unknown))(self.model)
         app.post(
@@ -213,7 +219,12 @@ class Service(SearchService):
             response_model=schemas.Embeddings,
             **answers({**BODY_ERRORS, **unknown}),
         )(self.embeddings)
-        Reranking(self.names, self.encoding, self.room, self.index.term_weights).add_to(app)
+        app.post(
+            "/v1/rerank",
+            response_model_exclude_none=True,
+            **answers({**BODY_ERRORS, **unknown}),
+        )(self.rerank)
+        Instrumentator().instrument(app).expose(app, **answers({}, "Metrics", "text/plain"))
 
     def close(self) -> None:
         """Encode what waits, and end the threads."""
@@ -239,6 +250,39 @@ class Service(SearchService):
     async def _encoded(self, body: EmbeddingRequest, role: Role) -> tuple[list[Any], list[int]]:
         tokens = await self.encoding.tokens(body.input, role, bool(body.truncate), "input")
         return await self.encoding.encode(body.input, tokens, role), tokens
+
+    async def rerank(self, body: RerankRequest, request: Request) -> schemas.RerankResults:
+        """The client's own texts, the most relevant first."""
+        if body.model not in (None, *self.names):
+            raise no_such_model(self.names)
+        try:
+            check_query(body.query)
+            with self.search_limit.acquire():
+                scores = await while_connected(request, self._reranked(body))
+        except QueryError as error:
+            message = str(error) if error.param else NO_TOKENS
+            raise APIError(400, message, error.param or None) from error
+        results = list[schemas.RerankResult]()
+        for i, score in list(scores.items())[: body.top_n]:
+            text = body.documents[i] if body.return_documents else None
+            document = None if text is None else schemas.RerankedDocument(text=text)
+            results.append(schemas.RerankResult(index=i, relevance_score=score, document=document))
+        return schemas.RerankResults(results=results)
+
+    async def _reranked(self, body: RerankRequest) -> dict[int, float]:
+        """Scores by index of the document, best first."""
+        encoding = self.encoding
+        # Check both before encoding either.
+        query_tokens = await encoding.tokens([body.query], "query", True, "query")
+        text_tokens = await encoding.tokens(body.documents, "passage", True, "documents")
+        (encoded,), passages = await together(
+            encoding.encode([body.query], query_tokens, "query", True),
+            encoding.encode(body.documents, text_tokens, "passage", True),
+        )
+        weights = self.index.term_weights
+        return await in_thread(
+            encoding.threads, lambda: by_tokens(encoded, passages, weights(body.query))
+        )
 
     async def _search(self, body: SearchRequest) -> tuple[Hits, list[schemas.SearchResult]]:
         asked: Any = dict(k=body.k, mode=body.mode, where=body.where, fusion=body.fusion)
@@ -292,10 +336,6 @@ class Service(SearchService):
         if not self.encoding.batcher.alive:
             raise APIError(503, "the server is stopping: ask another")
         return schemas.Health()
-
-    async def prometheus(self) -> Response:
-        """Prometheus's text format."""
-        return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _marked(shown: Snippet) -> schemas.Marked:

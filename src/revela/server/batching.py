@@ -69,18 +69,11 @@ class Batcher:
         encoder: used by the batcher's thread only.
         batch_tokens: maximum number of tokens per batch; a longer text is a batch of its own.
         max_tokens: maximum number of waiting tokens, separately for queries and passages.
-        observe: called after each batch with role, texts, tokens and seconds.
     """
 
-    def __init__(
-        self,
-        encoder: TokenEncoder,
-        batch_tokens: int,
-        max_tokens: int,
-        observe: Callable[[Role, int, int, float], None] = lambda *_: None,
-    ) -> None:
+    def __init__(self, encoder: TokenEncoder, batch_tokens: int, max_tokens: int) -> None:
         self._encoder = encoder
-        self._batch_tokens, self._max_tokens, self._observe = batch_tokens, max_tokens, observe
+        self._batch_tokens, self._max_tokens = batch_tokens, max_tokens
         self._jobs: dict[Role, deque[_Job]] = {role: deque() for role in ROLES}
         self._batches: dict[Role, deque[_Batch]] = {role: deque() for role in ROLES}
         self.waiting_tokens: dict[Role, int] = dict.fromkeys(ROLES, 0)
@@ -166,18 +159,15 @@ class Batcher:
                 request.fail(fault)
 
     def _encode_batch(self, role: Role, batch: _Batch) -> None:
-        tokens = sum(job.tokens[i] for job, i in batch)
         encode = self._encode_with(role, any(job.with_tokens for job, _ in batch))
         start = time.perf_counter()
         encoded = encode([job.texts[i] for job, i in batch])
-        seconds = time.perf_counter() - start
+        self._seconds_busy += time.perf_counter() - start
         if len(encoded) != len(batch):
             raise ValueError(f"{len(encoded)} vectors of {len(batch)} texts")
         for (job, i), vector in zip(batch, encoded, strict=True):
             job.receive(i, vector)
-        self._tokens_done += tokens
-        self._seconds_busy += seconds
-        self._observe(role, len(batch), tokens, seconds)
+        self._tokens_done += sum(job.tokens[i] for job, i in batch)
 
     def _encode_with(self, role: Role, with_tokens: bool) -> Callable[[Sequence[str]], Any]:
         encoder = self._encoder

@@ -39,26 +39,15 @@ class ServedModel:
 
 
 class Encoding:
-    """Encodes the texts of many requests.
+    """Encodes the texts of many requests; refuses texts above the limits."""
 
-    Args:
-        model: encodes.
-        limits: above them texts are refused.
-        observe: as for ``Batcher``.
-    """
-
-    def __init__(
-        self,
-        model: ServedModel,
-        limits: Limits,
-        observe: Callable[[Role, int, int, float], None] = lambda *_: None,
-    ) -> None:
+    def __init__(self, model: ServedModel, limits: Limits) -> None:
         self.limits, self.longest = limits, model.counter.limit
         self.count: dict[Role, Callable[[Sequence[str]], list[int]]] = {
             "query": model.counter.count_queries,
             "passage": model.counter.count_passages,
         }
-        self.batcher = Batcher(model.encoder, limits.batch_tokens, limits.max_tokens, observe)
+        self.batcher = Batcher(model.encoder, limits.batch_tokens, limits.max_tokens)
         # Work of a client that has left keeps its thread to the end, which bounds the threads.
         self.threads = ThreadPoolExecutor(THREADS, "texts")
 
@@ -79,10 +68,9 @@ class Encoding:
         longest = self.longest or max(tokens)
         for i, count in enumerate(tokens):
             if count > longest and not truncate:
-                text = "the query" if param == "query" else f"text {i}"
                 message = (
-                    f"{text} has {count:,} tokens and the model reads {longest:,}: shorten it, or "
-                    "send truncate: true"
+                    f"text {i} has {count:,} tokens and the model reads {longest:,}: shorten it, "
+                    "or send truncate: true"
                 )
                 raise APIError(400, message, param, "context_length_exceeded")
         tokens = [min(count, longest) for count in tokens]

@@ -1,23 +1,17 @@
-"""Access control, a limit of the body, and Prometheus metrics."""
+"""Access control, a limit of the body, and HEAD."""
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
-import time
-from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from revela.server import Access
-from revela.server.batching import ROLES, Batcher, Role
 from revela.server.errors import APIError
 
 PUBLIC_PATHS = ("/", "/healthz", "/openapi.json")
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-SIZES = tuple(2.0**i for i in range(0, 17))
 
 
 class Guard:
@@ -110,80 +104,13 @@ class BodyLimit:
         await self.app(scope, receive_within, send)
 
 
-class Metrics:
-    """Prometheus metrics of one server: requests and latency per route, batches per role, queues.
+class HeadAsGet:
+    """Route HEAD as GET, which FastAPI does not do; uvicorn drops the body."""
 
-    Each has its own registry, so that a process can have several servers.
-    """
-
-    def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "revela_requests", "Answers", ["route", "status"], registry=registry
-        )
-        self.seconds = self._histogram(
-            "revela_request_seconds", "Time from first byte to answer", "route", SECONDS
-        )
-        self.under_way = Gauge(
-            "revela_requests_under_way", "Requests without an answer yet", registry=registry
-        )
-        self.batch_texts = self._histogram("revela_batch_texts", "Texts per batch", "role", SIZES)
-        self.batch_tokens = self._histogram(
-            "revela_batch_tokens", "Tokens per batch", "role", SIZES
-        )
-        self.batch_seconds = self._histogram(
-            "revela_batch_seconds", "Model time per batch", "role", SECONDS
-        )
-        self.queue = Gauge(
-            "revela_queue_tokens", "Tokens waiting for the model", ["role"], registry=registry
-        )
-
-    def _histogram(self, name: str, text: str, label: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, text, [label], buckets=buckets, registry=self.registry)
-
-    def observe_batch(self, role: Role, texts: int, tokens: int, seconds: float) -> None:
-        """The ``observe`` callback of a Batcher."""
-        self.batch_texts.labels(role).observe(texts)
-        self.batch_tokens.labels(role).observe(tokens)
-        self.batch_seconds.labels(role).observe(seconds)
-
-    def observe_queue(self, batcher: Batcher) -> None:
-        """Report the queue lengths of this batcher."""
-        for role in ROLES:
-            self.queue.labels(role).set_function(partial(batcher.waiting_tokens.__getitem__, role))
-
-    def text(self) -> bytes:
-        """The metrics in Prometheus's text format."""
-        return generate_latest(self.registry)
-
-
-class Measured:
-    """Count and time requests per route; unknown paths count as "other".
-
-    HEAD is routed as GET, which FastAPI does not do; uvicorn drops the body.
-    """
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self.app, self.metrics = app, metrics
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        if scope["method"] == "HEAD":
+        if scope["type"] == "http" and scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
-        status, start = 500, time.perf_counter()
-
-        async def send_and_note(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            with self.metrics.under_way.track_inprogress():
-                await self.app(scope, receive, send_and_note)
-        finally:
-            endpoint = scope.get("endpoint")
-            route = endpoint.__name__ if endpoint else "other"
-            self.metrics.requests.labels(route, str(status)).inc()
-            self.metrics.seconds.labels(route).observe(time.perf_counter() - start)
+        await self.app(scope, receive, send)

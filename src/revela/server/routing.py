@@ -38,16 +38,16 @@ def answers(errors: dict[int, str], text: str = "", media_type: str = "") -> dic
     return {"responses": responses, "response_class": Response}
 
 
-class Room:
+class ConcurrencyLimit:
     """Limits the number of searches that run or wait."""
 
-    def __init__(self, most: int) -> None:
-        self.most, self.taken = most, 0
+    def __init__(self, limit: int) -> None:
+        self.limit, self.taken = limit, 0
 
     @contextmanager
-    def one(self) -> Iterator[None]:
-        """Count one search while open; APIError (429) above the limit."""
-        if self.taken >= self.most:
+    def acquire(self) -> Iterator[None]:
+        """Hold one slot; raises APIError (429) when all are taken."""
+        if self.taken >= self.limit:
             raise queue_full("searches", 1)
         self.taken += 1
         try:

@@ -64,10 +64,6 @@ def _no_sql(value: Any) -> Any:
     return value
 
 
-def _text_of(document: Any) -> Any:
-    return document["text"] if isinstance(document, dict) and "text" in document else document
-
-
 def _unicode(text: str) -> str:
     try:
         text.encode()
@@ -78,14 +74,7 @@ def _unicode(text: str) -> str:
 
 Integer = Annotated[int, BeforeValidator(_integral)]  # JSON Schema counts 3.0 as an integer
 Query = Annotated[str, Field(json_schema_extra={"pattern": r"\S"})]  # check_query refuses others
-Text = Annotated[
-    str,
-    BeforeValidator(_text_of, json_schema_input_type=str | dict[str, Any]),
-    AfterValidator(_unicode),
-]
-Truncate = Annotated[
-    bool | None, Field(description="Truncate texts that exceed the model's maximum length.")
-]
+Text = Annotated[str, AfterValidator(_unicode)]
 
 
 class RequestModel(BaseModel):
@@ -130,7 +119,9 @@ class EmbeddingRequest(RequestModel):
     input_type: Role | None = Field(
         None, description="Selects the prompt and overrides the model's suffix; default: passage."
     )
-    truncate: Truncate = None
+    truncate: bool | None = Field(
+        None, description="Truncate texts that exceed the model's maximum length."
+    )
 
 
 class SearchRequest(RequestModel):
@@ -160,36 +151,13 @@ class SearchRequest(RequestModel):
 
 
 class RerankRequest(RequestModel):
-    """A query and documents, as Jina and Cohere take them."""
+    """A query and texts to rank by it."""
 
     query: Query
-    documents: list[Text] = Field(min_length=1, description='Strings, or objects with "text".')
-    model: str | None = Field(
-        None,
-        description="A name from /v1/models.",
-    )
+    documents: list[Text] = Field(min_length=1)
+    model: str | None = Field(None, description="A name from /v1/models.")
     top_n: Integer | None = Field(None, ge=1, description="Maximum number of results.")
-    return_documents: bool | None = Field(None, description="Repeat the texts; default: false.")
-    truncate: Truncate = True
-    rank_fields: Literal["text"] | list[Literal["text"]] | None = Field(
-        None, description="Documents are ranked by their text."
-    )
-    max_tokens_per_doc: Integer | None = Field(None, description="Ignored.")
-    max_chunks_per_doc: Integer | None = Field(None, description="Ignored.")
-
-
-class RerankTextsRequest(RequestModel):
-    """A query and texts, as TEI takes them."""
-
-    query: Query
-    texts: list[Text] = Field(min_length=1)
-    top_n: Integer | None = Field(None, ge=1, description="Maximum number of results.")
-    return_text: bool | None = Field(None, description="Repeat the texts; default: false.")
-    truncate: Truncate = True
-    truncation_direction: Literal["Right", "right"] | None = Field(
-        None, description="Texts are truncated at their end."
-    )
-    raw_scores: bool | None = Field(None, description="Ignored.")
+    return_documents: bool = Field(False, description="Repeat the texts.")
 
 
 class AnswerModel(BaseModel):
@@ -284,18 +252,7 @@ class RerankResult(AnswerModel):
 class RerankResults(AnswerModel):
     """Results, best first."""
 
-    object: Literal["list"] = "list"
-    model: str
-    usage: Usage
     results: list[RerankResult]
-
-
-class RerankedText(AnswerModel):
-    """A result of TEI's form."""
-
-    index: int
-    score: float
-    text: str | None = None
 
 
 class IndexInfo(AnswerModel):
