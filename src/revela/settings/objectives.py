@@ -93,9 +93,9 @@ class InBatch(Objective):
     "Gate this many heads, the best of the label-free probe. 0: all."
     gate_first_layer: ClassVar[float] = 0.6
     "Lowest layer with a gate, as a share of the LM's depth; below it the LM runs once."
-    kernel: Rare[Literal["auto", "torch", "varlen", "triton"]] = "auto"
-    """What computes document attention: torch anywhere; on a GPU varlen (flash attention, in bf16,
-    torch 2.11 or newer) or a Triton kernel. auto: varlen where it runs, else torch."""
+    kernel: Rare[Literal["auto", "torch", "varlen"]] = "auto"
+    """What computes document attention: torch anywhere; varlen (flash attention) on a GPU in bf16.
+    auto: varlen where it runs, else torch."""
     heads: Rare[str] = ""
     "JSON file of heads to gate, from revela heads --out. Empty: find them."
     query_side: Rare[QuerySide] = "first-half"
@@ -171,9 +171,9 @@ class Dream(QueryFocused):
     "Initial temperature of the cosines; it is trained."
     gate: float = Field(default=0.5, gt=0, lt=1)
     "Initial gate g: share of the retriever in the attention of the heads; it is trained."
-    kernel: Rare[Literal["auto", "torch", "varlen", "triton"]] = "auto"
-    """What computes document attention: torch anywhere; on a GPU varlen (flash attention, in bf16,
-    torch 2.11 or newer) or a Triton kernel. auto: varlen where it runs, else torch."""
+    kernel: Rare[Literal["auto", "torch", "varlen"]] = "auto"
+    """What computes document attention: torch anywhere; varlen (flash attention) on a GPU in bf16.
+    auto: varlen where it runs, else torch."""
 
 
 @dataclass(frozen=True, config=CHECKED)
