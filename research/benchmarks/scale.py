@@ -10,9 +10,10 @@
 ``lookup``: milliseconds to look up 200 ids, as --append does for each batch. ``recall``: recall@10
 against the exact scan, on synthetic clusters. ``memory``: peak memory of the driver of ``revela
 index --engine ray``, with a static retriever. ``actors``: seconds of one process, and of Ray with
-two actors of one thread. ``kill``: the driver is killed at random moments; the index must hold the rows of one process, once,
-and no unreferenced file. ``edits``: one of as many files, of 2,000 words each, is edited ten times;
-seconds of each update of the index, with token vectors by MiniLM, and the bytes that they keep.
+two actors of one thread. ``kill``: the driver is killed at random moments; the index must hold the
+rows of one process, once, and no unreferenced file. ``edits``: one of as many files, of 2,000 words
+each, is edited ten times; seconds of each update of the index, with token vectors by MiniLM, and
+the bytes that they keep.
 """
 
 from __future__ import annotations

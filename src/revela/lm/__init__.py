@@ -9,6 +9,6 @@ Reading order, for Revela:
    document_attention_varlen.py are faster.
 4. cross_entropy.py: the loss of stream h.
 
-heads.py ranks the LM's heads. prompts.py is what the LM reads in DREAM and attention distillation;
+heads.py ranks the LM's heads. prompts.py is what the LM reads in DREAM;
 generate.py writes queries. encoder_decoder.py is T5, for span corruption.
 """

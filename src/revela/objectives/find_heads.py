@@ -29,7 +29,7 @@ from revela.lm.prompts import PromptMaker
 from revela.model_files import find_weights
 from revela.objectives.base import tokenize
 from revela.queries.generated import GeneratedQueries
-from revela.settings import QueryFocused, Recipe
+from revela.settings import Dream, Recipe
 from revela.types import Chunk, Document
 
 PROBE_GROUPS = 5
@@ -40,7 +40,7 @@ PROBE_QUESTIONS = 64  # for query-focused heads
 
 def kind_of(recipe: Recipe) -> str:
     """The kind of heads (``lm.heads.KINDS``) that the recipe's objective uses."""
-    return "questions" if isinstance(recipe.objective, QueryFocused) else "siblings"
+    return "questions" if isinstance(recipe.objective, Dream) else "siblings"
 
 
 def rank_heads(
