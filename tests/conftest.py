@@ -21,10 +21,6 @@ from tests.collection_folder import write_lines
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-if not torch.cuda.is_available():
-    os.environ.setdefault(
-        "TRITON_INTERPRET", "1"
-    )  # kernels run on the CPU, one operation at a time
 torch.set_num_threads(1)
 
 settings.register_profile("revela", deadline=None)  # a busy machine is not a failure

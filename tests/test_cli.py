@@ -433,8 +433,7 @@ def test_compare_puts_flags_and_recipe_over_every_preset(
         (("train", "--objective gains --lm-lora"), "--lm-lora has no effect on --objective gains"),
         (
             ("train", "--recipe {tmp}/r.toml"),
-            "--query-heads has no effect on --objective revela: "
-            "leave it out, or train dream or attention",
+            "--query-heads has no effect on --objective revela: leave it out, or train dream",
         ),
         (
             ("train", "--preset paper --crop-window 99"),
@@ -442,7 +441,7 @@ def test_compare_puts_flags_and_recipe_over_every_preset(
         ),
         # what the preset says nobody gave
         (("train", "--preset paper --objective crop --model embedded:smollm2-135m"), "stop"),
-        (("train", "--preset attention --recipe {tmp}/r.toml"), "stop"),
+        (("train", "--preset dream --recipe {tmp}/r.toml"), "stop"),
         (("train", "--preset pairs --lm x"), "stop"),
         (("train", "--preset crop --query-lm x"), "--query-lm has no effect on --objective crop"),
         (("train", "--preset crop --query-lm x --queries-file q --check-questions 9"), "stop"),

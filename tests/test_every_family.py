@@ -137,18 +137,17 @@ def test_as_a_language_model(kind):
 
         # What the rows of a question attend to, by head.
         asked = texts[0]
-        every = [(layer, head) for layer in layers for head in range(lm.n_heads)]
         ones = torch.ones_like(before)
         prompt = {"input_ids": before, "attention_mask": ones, "document": ones - 1}
         tail = {"input_ids": asked, "attention_mask": torch.ones_like(asked)}
         tail["role"] = torch.full_like(asked, QUESTION)
-        questions = read_candidates(lm, prompt, tail, layers)
-        mass = AttentionMass(questions, every)
-        lm.run_layers(questions.tails, layers, mass, prefix=questions.memory)
+        questions = read_candidates(lm, prompt, tail)
+        mass = AttentionMass(questions)
+        lm.run_attention(questions.tails, mass, prefix=questions.memory)
         whole = plain(input_ids=torch.cat([before, asked], dim=1), output_attentions=True)
-        for layer, head in every:
-            eager = whole.attentions[layer][0, head, 7:, :7].mean(dim=0)
-            torch.testing.assert_close(mass.by_head[layer, head][0], eager, **close)
+        for layer in layers:
+            eager_HP = whole.attentions[layer][0, :, 7:, :7].mean(dim=1)
+            torch.testing.assert_close(mass.by_layer[layer][:, 0], eager_HP, **close)
 
 
 def naive_logits(model, ids, mask, weights, gates):

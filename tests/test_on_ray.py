@@ -1,4 +1,4 @@
-"""``--engine ray`` makes what one process makes, whatever is killed: indexes, vectors and groups.
+"""``--engine ray`` makes what one process makes, whatever is killed: indexes and vectors.
 
 All of it is in one file, so that Ray is started once.
 """
@@ -27,22 +27,17 @@ from revela.corpus.load import READING, read_corpus
 from revela.encoder.load import load_encoder
 from revela.errors import RevelaError
 from revela.files import writing
-from revela.groups.store import GroupFolder
 from revela.index import build_on_ray
 from revela.index.contexts import chosen_for
 from revela.index.index import Index
-from revela.index.manifest import Info
 from revela.index.state import State, read_info
 from revela.index.table import Table, table_uri
 from revela.on_ray import Cluster
-from revela.settings import Indexing
 from revela.types import Document
 from tests.collection_folder import write_lines
-from tests.groups.test_preclustered import chunks_in_cells, groups_of, write_cells
-from tests.index.letters import WORDS, Letters, counts_of, reopen
-from tests.index.letters import documents as letter_documents
+from tests.index.letters import counts_of
 
-for package in ("ray", "lance_ray"):
+for package in ("ray", "lance"):
     pytest.importorskip(package, reason="needs pip install '.[ray]'")
 
 FLAGS = ("--chunk-words", 12, "--metadata", "year", "--precision", "fp32")
@@ -319,34 +314,6 @@ def test_an_error_of_an_actor_is_one_sentence(ray_session):
         list(on_ray.stream([1, 2, 3], read, load, lambda rows: rows[0], Cluster(workers=1), 1))
 
 
-def test_indices_that_several_machines_make_are_those_of_one(ray_session, monkeypatch, tmp_path):
-    monkeypatch.setattr("revela.index.table.EXACT_BELOW", 500)
-    made = []
-    for name in ("one", "several"):
-        info = Info("model", "0123", 8, Indexing(chunk_words=WORDS), {"year": "int64"})
-        index = Index.begin(tmp_path / name, info, Letters())
-        with index.changes() as changes:
-            list(changes.put_by_commits(letter_documents(300)))
-            by_all = functools.partial(build_on_ray._pack_by_all, changes)
-            changes.finish(pack=by_all if name == "several" else None)
-        made.append(reopen(index.folder))
-    one, several = made
-    kinds = [
-        {
-            found.columns[0]: (found.index_type, found.index_details.get("compression"))
-            for found in index.table.lance.list_indices()
-            if not index.table.lance.index_stats(found.name).num_unindexed_rows
-        }
-        for index in made
-    ]
-    assert kinds[0] == kinds[1] and len(kinds[0]) == 4
-    for query in ("abba abab", "title"):
-        hits = [[(h.id, h.text) for h in i.search(query, 10, "lexical")] for i in made]
-        assert hits[0] == hits[1] and hits[0]
-    exact = {h.id for h in one.search("abba abab", 10, "dense", where="chunk >= 0")}
-    assert len(exact & {h.id for h in several.search("abba abab", 10, "dense")}) >= 8
-
-
 def test_vectors_by_ray_are_those_of_one_process(succeeds, corpus, static_folder, tmp_path):
     found = []
     for engine in ("local", "ray"):
@@ -361,40 +328,3 @@ def test_vectors_by_ray_are_those_of_one_process(succeeds, corpus, static_folder
         found.append((rows, vectors, said.splitlines()[-1][:20]))
     assert found[0][0] == found[1][0] and found[0][2] == found[1][2]
     np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-5)
-
-
-def test_clusters_are_grouped_by_ray_as_by_one_process(succeeds, tmp_path):
-    rows = chunks_in_cells()
-    write_cells(tmp_path / "a.parquet", rows[:100])
-    write_cells(tmp_path / "b.parquet", rows[100:])
-    made = []
-    for engine in ("local", "ray"):
-        out = tmp_path / engine
-        succeeds(
-            "groups", tmp_path / "a.parquet", tmp_path / "b.parquet",
-            "--out", out, "--cluster-column", "cell", "--shards", 5, "--group-size", 4,
-            "--held-out", 0.1, "--engine", engine,
-        )  # fmt: skip
-        made.append(GroupFolder(out))
-    ours, theirs = made
-    assert ours.settings == theirs.settings and groups_of(ours) == groups_of(theirs)
-    assert list(ours.documents) == list(theirs.documents)
-    assert list(ours.held_out) == list(theirs.held_out)
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (
-            lambda row: {**row, "cell": None},
-            "entries cannot be read (no id, text or cluster: c.parquet:1",
-        ),
-        (lambda row: {k: v for k, v in row.items() if k != "vector"}, "has no vectors"),
-    ],
-)
-def test_bad_rows_are_one_sentence(refused, tmp_path, change, sentence):
-    path, out = tmp_path / "c.parquet", tmp_path / "out"
-    write_cells(path, [change(row) for row in chunks_in_cells(24)])
-    flags = ("--cluster-column", "cell", "--group-size", 4, "--engine", "ray")
-    err = refused("groups", path, "--out", out, *flags)
-    assert sentence in err and not out.exists()

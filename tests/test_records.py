@@ -50,7 +50,6 @@ for name in ("gated", "paper", "paper-code", "gains"):
 RUNS["paper"] |= dict(groups_per_step=2)
 RUNS["dream"] |= ASKED
 RUNS["dream-paper"] |= ASKED
-RUNS["attention"] |= ASKED
 RUNS["infonce"] |= dict(queries="title")
 RUNS["crop"] |= dict(crop_window=40)
 RUNS["spans"] |= dict(model="new:tiny", lora_rank=0)

@@ -8,8 +8,7 @@ retriever and as language model (LM); "0.5B/135M" is a retriever of one and an L
 Tokens are random, the same number in every chunk. A step is forward and backward, without
 tokenization and the optimizer. Its forms are timed in turn:
 
-- ours; "ours, varlen" and "ours, triton" are the same with document attention by flash attention
-  and by a Triton kernel, on a GPU;
+- ours; "ours, varlen" is the same with document attention by flash attention, on a GPU;
 - bound: the same models without in-batch attention, the lower bound of the time.
 
 Rows have groups and tokens per second (each token of a chunk counted once), the ratio to the bound,
@@ -50,8 +49,8 @@ from revela.retriever.module import RetrieverModule
 from revela.settings import Recipe, presets
 from revela.silence import silence_libraries
 
-OURS, VARLEN, TRITON, BOUND = FORMS = ["ours", "ours, varlen", "ours, triton", "bound"]
-KERNELS: dict[str, Any] = {OURS: "torch", VARLEN: "varlen", TRITON: "triton"}
+OURS, VARLEN, BOUND = FORMS = ["ours", "ours, varlen", "bound"]
+KERNELS: dict[str, Any] = {OURS: "torch", VARLEN: "varlen"}
 BLOCKS = [23, 25, 27, 29]  # powers of two: logits a block
 
 Row = dict[str, Any]

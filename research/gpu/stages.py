@@ -196,8 +196,6 @@ def attention_rows(
     forms: list[tuple[str, Any]] = [("torch", torch.float32), ("torch", half), (REFERENCE, half)]
     if setting.is_gpu:
         forms += [("varlen", half)]
-    if setting.is_gpu and heads == 9:
-        forms += [("triton", torch.float32), ("triton", half)]  # half a minute of compiling a shape
     for kernel, dtype in forms:
         precision = "bf16" if dtype == half else "fp32"
         row = attempt(
@@ -236,8 +234,8 @@ def step(setting: Setting) -> Iterator[Row]:
         yield from trained_cells(setting, small_config())
         return
     configs = steps.configurations()
-    ours, varlen, triton, bound = steps.FORMS
-    forms = {1: [ours, triton, varlen, bound], 8: [varlen, bound], 32: [varlen, bound]}
+    ours, varlen, bound = steps.FORMS
+    forms = {1: [ours, varlen, bound], 8: [varlen, bound], 32: [varlen, bound]}
     larger = {1: [varlen, bound], 8: [varlen, bound], 32: [varlen, bound]}
     for name in ("135M", "1B", "0.5B/135M"):
         for preset in ("paper", "gated"):

@@ -1,5 +1,5 @@
 """Run work on a Ray cluster, and write a Lance table from many processes. The only module that
-imports ray, lance_ray and lance (pylance); it has no code of retrieval.
+imports ray and lance (pylance); it has no code of retrieval.
 
 Ray Data streams items through three steps: tasks that read, actors that hold a model, tasks that
 write. What passes between them is pickled into one row each, which Ray cannot divide. The step of a
@@ -14,12 +14,9 @@ import os
 import pickle
 import socket
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +25,6 @@ from revela.errors import RevelaError, extra, first_line
 Row = dict[str, Any]
 PER_ACTOR = 2  # tasks in flight per actor
 REACHED_S = 10.0  # seconds to wait for a cluster's answer
-AHEAD = 4  # tasks per processor that are submitted before their results are read
 
 
 @dataclass(frozen=True)
@@ -45,17 +41,13 @@ class Cluster:
 @contextmanager
 def connected(cluster: Cluster) -> Iterator[None]:
     """Connect to the cluster, or start Ray on this machine; disconnect at the end."""
-    # Send no usage statistics, and show none of Ray's logs.
-    for name, value in (
-        ("RAY_USAGE_STATS_ENABLED", "0"),
-        ("RAY_BACKEND_LOG_LEVEL", "fatal"),
-        ("RAY_DATA_DISABLE_PROGRESS_BARS", "1"),
-    ):
-        os.environ.setdefault(name, value)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
     # Ray starts its processes by exec, which leaves no lock of Lance's behind.
     warnings.filterwarnings("ignore", "lance(db fork support is experimental| is not fork-safe)")
     with extra("ray", "--engine ray"):
-        import lance_ray  # noqa: F401
+        import lance  # noqa: F401
         import ray
         import ray.data
     begun = not ray.is_initialized()
@@ -88,31 +80,20 @@ def _reach(address: str) -> None:
         socket.create_connection((host, int(port)), REACHED_S).close()
 
 
-def machines() -> int:
-    """Number of machines in the cluster."""
-    import ray
-
-    return sum(bool(node["Alive"]) for node in ray.nodes())
-
-
 def in_tasks(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
     """Call ``work`` on each item in a task of its own; yield results in the order of the items."""
     import ray
 
     task = ray.remote(_result).options(max_retries=-1)
     function = ray.put(work)
-    ahead = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
-    submitted = (task.remote(function, item) for item in items)
-    waiting = deque(islice(submitted, ahead))
-    while waiting:
-        yield _or_error(ray.get(waiting.popleft()))
-        waiting.extend(islice(submitted, 1))
+    for result in [task.remote(function, item) for item in items]:
+        yield _or_error(ray.get(result))
 
 
 def stream(
     items: Sequence[Any],
     read: Callable[[Any], Iterator[Row]],
-    load: Callable[[], Callable[[Row], Row]],
+    load: Callable[[], Callable[[list[Row]], Row]],
     write: Callable[[list[Row]], Row],
     cluster: Cluster,
     together: int,
@@ -124,15 +105,15 @@ def stream(
     Args:
         items: each is read by one task.
         read: an item -> its rows.
-        load: makes the function from row to row that an actor runs; called once per actor.
+        load: makes the function from a list of one row to a row that an actor runs; called once per
+            actor.
         write: a list of rows -> a result.
         together: rows per call of ``write``.
 
-    Returns:
+    Yields:
         The results of ``write``.
     """
-    import ray
-    from ray.data import ActorPoolStrategy
+    import ray.data
 
     resources = ray.cluster_resources()
     gpus = cluster.gpus_per_worker if resources.get("GPU", 0) else 0.0
@@ -140,51 +121,21 @@ def stream(
     workers = cluster.workers or int(resources["GPU"] / gpus if gpus else max(1, cpus // 2))
     # Leave processors to the tasks that read and write; without any the stream would hang.
     share = min(1.0, max(cpus - 1, cpus / 2) / workers)
-    data = _dataset(items)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    packed = [{"row": pickle.dumps(item)} for item in items]
+    data = ray.data.from_items(packed, override_num_blocks=min(len(packed), 4096))
+    data.context.print_on_execution_start = False
     data.context.target_max_block_size = 1  # a block per row: no actor waits for another's rows
     data = data.map_batches(_read, batch_size=1, fn_args=[read])
     data = data.map_batches(
         _Actor,
         batch_size=1,
         fn_constructor_args=[load, max(1, int(cpus // workers))],
-        compute=ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=PER_ACTOR),
+        compute=ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=PER_ACTOR),
         num_cpus=share,
         num_gpus=gpus,
     )
-    return _results(data.map_batches(_write, batch_size=together, fn_args=[write]))
-
-
-def shuffled(
-    items: Sequence[Any],
-    read: Callable[[Any], Iterator[Any]],
-    key: str,
-    work: Callable[[Any], Any],
-    parts: int,
-) -> Iterator[Any]:
-    """Group rows by the column ``key``, and call ``work`` on each group as one Arrow table.
-
-    Args:
-        read: an item -> Arrow tables with the same columns.
-        key: a column of integers, of about ``parts`` distinct values.
-        work: a table, which must fit into a process's memory -> any result.
-    """
-    data = _dataset(items).map_batches(_tables, batch_size=1, fn_args=[read])
-    data = data.groupby(key, num_partitions=parts)
-    return _results(data.map_groups(_group, batch_format="pyarrow", fn_args=[work]))
-
-
-def _dataset(items: Sequence[Any]) -> Any:
-    import ray.data
-
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    rows = [{"row": pickle.dumps(item)} for item in items]
-    return ray.data.from_items(rows, override_num_blocks=min(len(rows), 4096))
-
-
-def _results(data: Any) -> Iterator[Any]:
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    data = data.map_batches(_step, batch_size=together, fn_args=[write])
     for row in data.iter_rows():
         yield _or_error(pickle.loads(row["row"]))
 
@@ -192,44 +143,32 @@ def _results(data: Any) -> Iterator[Any]:
 class _Actor:
     """An actor that holds a model and computes on ``threads`` threads."""
 
-    def __init__(self, load: Callable[[], Callable[[Row], Row]], threads: int) -> None:
+    def __init__(self, load: Callable[[], Callable[[list[Row]], Row]], threads: int) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)  # torch reads it when it is imported
         self.work = _result(load)
 
     def __call__(self, batch: Row) -> Row:
-        (row,) = _unpacked(batch)
-        error = next((found for found in (row, self.work) if _is_error(found)), None)
-        return _packed(error or _result(self.work, row))
+        return _step(batch, self.work)
 
 
 def _read(batch: Row, read: Callable[[Any], Iterator[Row]]) -> Iterator[Row]:
     try:
-        for row in read(*_unpacked(batch)):
+        for row in read(pickle.loads(batch["row"][0])):
             yield _packed(row)
     except RevelaError as error:
         yield _packed(error)
 
 
-def _write(batch: Row, write: Callable[[list[Row]], Row]) -> Row:
-    rows = _unpacked(batch)
-    return _packed(next(filter(_is_error, rows), None) or _result(write, rows))
-
-
-def _tables(batch: Row, read: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
-    yield from read(*_unpacked(batch))
-
-
-def _group(table: Any, work: Callable[[Any], Any]) -> Row:
-    return _packed(_result(work, table))
+def _step(batch: Row, work: Any) -> Row:
+    """Call ``work`` on the rows of a batch; an error of an earlier step takes its place."""
+    rows = [pickle.loads(row) for row in batch["row"]]
+    errors = [found for found in (*rows, work) if isinstance(found, RevelaError)]
+    return _packed(errors[0] if errors else _result(work, rows))
 
 
 def _packed(value: Any) -> Row:
     """A batch of one pickled row, which Ray cannot divide."""
     return {"row": [pickle.dumps(value)]}
-
-
-def _unpacked(batch: Row) -> list[Any]:
-    return [pickle.loads(row) for row in batch["row"]]
 
 
 def _result(work: Callable[..., Any], *given: Any) -> Any:
@@ -240,10 +179,6 @@ def _result(work: Callable[..., Any], *given: Any) -> Any:
         return work(*given)
     except RevelaError as error:
         return error
-
-
-def _is_error(value: Any) -> bool:
-    return isinstance(value, RevelaError)
 
 
 def _or_error(result: Any) -> Any:
@@ -282,21 +217,19 @@ def commit(uri: str, version: int, fragments: Sequence[bytes], gone: Sequence[st
 
     dataset = lance.dataset(uri)
     if dataset.version != version:
-        raise _written_by_others(uri)
-    made = [pickle.loads(fragment) for fragment in fragments]
-    operation: Any = lance.LanceOperation.Append(made)
-    if rows := _rows_by_fragment(dataset, gone):
-        left = {i: dataset.get_fragment(i).delete_rows(some) for i, some in rows.items()}
-        operation = lance.LanceOperation.Update(
-            removed_fragment_ids=[i for i, fragment in left.items() if fragment is None],
-            updated_fragments=[fragment for fragment in left.values() if fragment is not None],
-            new_fragments=made,
-            fields_modified=[],
+        raise RevelaError(
+            f"another process has written to {Path(uri).parent} meanwhile: let one at a time write "
+            "to an index, and run the same command again"
         )
-    done = lance.LanceDataset.commit(dataset, operation, read_version=version)
-    if done.version != version + 1:
-        raise _written_by_others(uri)
-    return int(done.version)
+    rows = _rows_by_fragment(dataset, gone)
+    left = {i: dataset.get_fragment(i).delete_rows(some) for i, some in rows.items()}
+    operation = lance.LanceOperation.Update(
+        removed_fragment_ids=[i for i, fragment in left.items() if fragment is None],
+        updated_fragments=[fragment for fragment in left.values() if fragment is not None],
+        new_fragments=[pickle.loads(fragment) for fragment in fragments],
+        fields_modified=[],
+    )
+    return int(lance.LanceDataset.commit(dataset, operation, read_version=version).version)
 
 
 def _rows_by_fragment(dataset: Any, filters: Sequence[str]) -> dict[int, list[int]]:
@@ -307,30 +240,3 @@ def _rows_by_fragment(dataset: Any, filters: Sequence[str]) -> dict[int, list[in
         for address in found["_rowaddr"].to_pylist():
             rows.setdefault(address >> 32, []).append(address & 0xFFFFFFFF)
     return rows
-
-
-def _written_by_others(uri: str) -> RevelaError:
-    return RevelaError(
-        f"another process has written to {Path(uri).parent} meanwhile: let one at a time write to "
-        "an index, and run the same command again"
-    )
-
-
-def clean(uri: str) -> None:
-    """Remove old versions, and files of killed runs. Nothing else may read or write meanwhile."""
-    import lance
-
-    dataset = lance.dataset(uri)
-    dataset.cleanup_old_versions(older_than=timedelta(milliseconds=1), delete_unverified=True)
-    for half_written in Path(uri, "data").glob(".tmp*"):  # Lance removes only finished files
-        half_written.unlink()
-
-
-def make_indices(uri: str, wanted: Sequence[tuple[str, str, dict[str, Any]]]) -> None:
-    """Make indices on all machines of the cluster; ``wanted``: column, kind and options of each."""
-    import lance_ray
-
-    for column, kind, options in wanted:
-        make = lance_ray.create_index if kind.startswith("IVF") else lance_ray.create_scalar_index
-        workers = max(2, machines())
-        make(uri, column=column, index_type=kind, num_workers=workers, **options)

@@ -4,7 +4,6 @@ the reference, in fp64.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from itertools import accumulate, pairwise, product
 
 import pytest
@@ -46,11 +45,7 @@ def attend(query, key, value, weights, lengths, rows=None, epsilon=0.0, heads=No
     return document_attention(*inputs, documents, **settings)
 
 
-# Where there is a GPU, tests/research/test_gpu.py tests the compiled kernels.
-NO_INTERPRETER = find_spec("triton") is None or torch.cuda.is_available()
-INTERPRETED = pytest.mark.skipif(NO_INTERPRETER, reason="Triton does not interpret here")
-TRITON = pytest.param("triton", marks=INTERPRETED)
-KERNELS = ["torch", "varlen", TRITON]
+KERNELS = ["torch", "varlen"]
 
 
 @pytest.mark.parametrize("v_norm", [False, True])
@@ -149,26 +144,6 @@ def test_documents_of_more_than_one_block_equal_the_reference(kernel, v_norm):
     found = (torch.autograd.grad((out * direction).sum(), inputs) for out in (fast, slow))
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want, atol=1e-12, rtol=0)
-
-
-@INTERPRETED
-@pytest.mark.parametrize("v_norm", [False, True])
-def test_the_backward_kernels_read_a_document_once_more_not_once_per_block_of_its_keys(
-    v_norm, monkeypatch
-):
-    from revela.lm.triton import document_attention as kernels
-
-    once, passes = kernels._attend, []
-    monkeypatch.setattr(kernels, "_attend", lambda *inputs: passes.append(1) or once(*inputs))
-    generator = torch.Generator().manual_seed(1)
-    query, key, value = (
-        torch.randn(n, 150, 4, generator=generator).requires_grad_() for n in (2, 1, 1)
-    )
-    weights = torch.tensor([[0, 1.0], [1.0, 0]]).requires_grad_()
-    mixed = attend(query, key, value, weights, [140, 10], v_norm=v_norm, kernel="triton")
-    forward = len(passes)
-    mixed.sum().backward()
-    assert forward > 0 and len(passes) == 2 * forward
 
 
 def test_nothing_of_a_pair_is_kept_for_the_backward_pass():

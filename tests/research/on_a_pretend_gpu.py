@@ -22,7 +22,6 @@ from revela import packing as packed_attention
 from revela.device import sent
 from revela.lm.heads import probe_heads, score_query_heads
 from revela.lm.language_model import LanguageModel
-from revela.objectives.attention_distillation import AttentionLoss
 from revela.objectives.distillation import InitialRetriever
 from revela.objectives.dream import DreamLoss
 from revela.objectives.gains import GainsLoss
@@ -37,7 +36,7 @@ from tests.conftest import Embed, tiny_config, tiny_retriever
 from tests.research.pretend_gpu import DEVICE, waits
 
 CPU = torch.device("cpu")
-OBJECTIVES = "gains", "replug", "attention", "dream"
+OBJECTIVES = "gains", "replug", "dream"
 
 
 def numbers(tensor: Tensor) -> list[Any]:
@@ -95,14 +94,13 @@ def objective(name: str, device: torch.device) -> dict[str, Any]:
         loss_of: Any = GainsLoss(Embed(), lm, **gated, **{**shared, **more})
     elif name == "replug":
         loss_of = ReplugLoss(Embed(), lm, tau_lm=0.2, **shared)
-    elif name == "attention":
-        loss_of = AttentionLoss(Embed(), lm, heads, start, **shared)
     else:
         tail = {part: values[[0, 1, 3]] for part, values in tail.items()}  # without "N/A"
         tail["role"][:, 4:] = 2
         loss_of = DreamLoss(Embed(), lm, heads, gate=0.5, **shared)
-    asks = name in ("attention", "dream")
-    sides = [question, passage, prompt, tail] if asks else [passage, passage, chunk]
+    sides = [passage, passage, chunk]
+    if name == "dream":
+        sides = [question, passage, prompt, tail]
     loss_of.to(device)
     lm.to(device)
     features = [{part: sent(t, device) for part, t in side.items()} for side in sides]

@@ -49,7 +49,7 @@ def printed_by(script, *arguments):
 STEPS = ["gated, 1 groups", "gated, 3 groups", "paper, 1 groups", "paper, 3 groups"]
 
 
-@pytest.mark.parametrize("case", [*STEPS, "gains", "replug", "attention", "dream"])
+@pytest.mark.parametrize("case", [*STEPS, "gains", "replug", "dream"])
 def test_a_step_gives_the_cpus_loss_and_gradients(found, case):
     cpu, device = (side[case] for side in found)
     assert device["loss"] == pytest.approx(cpu["loss"], rel=1e-6)
@@ -75,9 +75,7 @@ def test_a_step_waits_once_for_which_weights_count(found, preset, groups):
     assert list(device.values()) == [1] and cpu == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "count"), {"gains": 1, "replug": 0, "attention": 0, "dream": 2}.items()
-)
+@pytest.mark.parametrize(("name", "count"), {"gains": 1, "replug": 0, "dream": 2}.items())
 def test_other_objectives_wait_only_for_which_weights_count(found, name, count):
     """``dream`` once for each of two groups."""
     assert sum(found[1][name]["waits"].values()) == count

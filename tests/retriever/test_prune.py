@@ -89,6 +89,12 @@ def test_a_corpus_has_the_same_tokens_and_vectors(folder, tmp_path):
     rows = len(pruned[0].model.get_input_embeddings().weight)
     assert rows == len(pruned.tokenizer) == pruned[0].model.config.vocab_size
     assert rows < len(whole.tokenizer)
+    tokens = list(pruned.tokenizer.get_vocab())
+    one, other = (
+        m[0].model.get_input_embeddings().weight[m.tokenizer.convert_tokens_to_ids(tokens)]
+        for m in (whole, pruned)
+    )
+    assert len(tokens) == rows and torch.equal(one, other)
     for model in (whole, pruned):
         fit_to_corpus(RetrieverModule(model), CORPUS, Fit())
     save_retriever(pruned, tmp_path / "saved", "")
@@ -131,7 +137,7 @@ def test_what_cannot_be_pruned_is_told_in_one_sentence(tiny_lm_folder, tiny_bert
     model = build(tiny_lm_folder)
     words = Tokenizer(models.WordLevel({"<pad>": 0}, unk_token="<pad>"))
     model.tokenizer._tokenizer = words
-    with pytest.raises(RevelaError, match=r"by BPE or Unigram, and this is by WordLevel: leave it"):
+    with pytest.raises(RevelaError, match="cannot renumber this tokenizer, by WordLevel: leave it"):
         prune(model, CORPUS)
     model = build(tiny_lm_folder)
     rows = len(model[0].model.get_input_embeddings().weight)

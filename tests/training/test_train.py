@@ -133,8 +133,7 @@ RESUMED = {
     "paper": presets()["paper"] | SMALL | dict(groups_per_step=2, groups="cluster"),
     "crop": presets()["crop"]
     | dict(group_size=8, crop_window=30, matryoshka=(4, 16), lora_rank=0, keep="last"),
-    "attention": presets()["attention"]
-    | dict(chunk_words=30, query_heads=3, groups_per_step=2, groups_per_batch=2),
+    "dream": LEARNED | dict(groups_per_step=2, groups_per_batch=2),
     "cde": CDE | ASKED | dict(group_size=8, context=3),
 }
 
@@ -634,7 +633,6 @@ WEIGHED = {
     "gated": {},
     "infonce": presets()["infonce"] | {"queries": "title"},
     "dream": LEARNED,
-    "attention": presets()["attention"] | {"query_heads": 3},
     "spans": presets()["spans"] | {"model": "new:tiny", "lora_rank": 0},
 }
 
@@ -755,7 +753,7 @@ def test_a_contextual_retriever_uses_its_context(recipe, documents, tmp_path):
     assert moved["batch"] > 1e-4 and moved["constant"] < 1e-6
 
 
-@pytest.mark.parametrize("name", ["gated", "attention", "crop"])
+@pytest.mark.parametrize("name", ["gated", "dream", "crop"])
 def test_a_context_goes_around_every_objective(recipe, documents, tmp_path, name):
     """Its head and its anchors are trained by whatever the objective is."""
     changes = SMALL | {"max_steps": 2}

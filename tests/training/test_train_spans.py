@@ -118,7 +118,6 @@ def test_crops_start_from_it_by_lora_too(run_of_spans, documents, tmp_path):
         ({**presets()["crop"], "model": "new:tiny"}, "which LoRA would not train: give"),
         ({**presets()["crop"], "model": "new:huge"}, "--model new:huge: give new:tiny, new:small"),
         ({**presets()["gains"], "lora_rank": 0}, "--objective gains compares with the retriever"),
-        ({**presets()["attention"], "lora_rank": 0}, "--objective attention compares with the"),
         ({"objective": "revela", "lm_lora": True, "lora_rank": 0}, "give --lora-rank 1 or more"),
         ({**presets()["crop"], "lora_rank": 0, "context": 2}, "--context cannot train all weights"),
         ({**presets()["spans"], "lm_tokens": 4096, "model": "new:tiny"}, "makes 205 spans and the"),

@@ -27,12 +27,11 @@ from revela.settings import presets
 from revela.training.loop import make_optimizer
 from revela.training.train import train
 
-HEADS = {"query_heads": 3, "chunk_words": 30}
 SENTENCES = {"queries": "telling-sentence"}
 CASES = {
     "gated": {},
     "gains": {"groups_per_step": 2, "groups_per_batch": 2},
-    "attention": HEADS,
+    "dream": {**SENTENCES, "query_heads": 3, "chunk_words": 30},
     "replug": {},
     "infonce": {**SENTENCES, "negatives": 2},
     "crop": {"crop_window": 30, "groups_per_step": 2, "groups_per_batch": 2},

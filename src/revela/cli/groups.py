@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from revela import on_ray
-from revela.cli.flags import (
-    ENGINE,
-    Corpus,
-    Engine,
-    Flat,
-    Given,
-    Out,
-    Preset,
-    RecipeFile,
-    Several,
-    recipe_of,
-)
+from revela.cli.flags import Corpus, Given, Out, Preset, RecipeFile, Several, recipe_of
 from revela.cli.main import MAKE, app
 from revela.cli.printing import print_group
 from revela.errors import RevelaError, extra
-
-if TYPE_CHECKING:
-    from revela.groups.store import GroupFolder
-    from revela.settings import Recipe
 
 
 @app.command(group=MAKE)
@@ -35,9 +18,6 @@ def groups(
     out: Out | None = None,
     show: int = 0,
     weights: Annotated[list[float], Several] = [],  # noqa: B006
-    cluster_column: str = "",
-    shards: int = 0,
-    engine: Annotated[Engine, Flat] = ENGINE,
     preset: Preset = "",
     recipe_file: RecipeFile = None,
     given: Given = None,
@@ -55,12 +35,6 @@ def groups(
         Print this many groups.
     weights:
         Sampling weight of each corpus. Default: use all groups.
-    cluster_column:
-        Column with the cluster of each row, in a Parquet corpus whose rows are chunks (id, text and
-        optionally title, chunk, vector, as revela encode writes them). No group has chunks of two
-        clusters.
-    shards:
-        Files that the groups are written to. 0: 16, or fewer for few groups.
     preset:
         Settings to start from, as for train.
     recipe_file:
@@ -74,32 +48,15 @@ def groups(
         folder.check()
     elif out is None:
         raise RevelaError("groups need a folder to be kept in: give --out")
-    elif cluster_column or engine.engine == "ray":
-        folder = _of_clusters(recipe, corpus, out, cluster_column, shards, engine)
     else:
         with extra("train", "grouping"):
             from revela.groups.build import build_groups
             from revela.groups.dataset import default_queries_file
 
         queries_file = default_queries_file(corpus, recipe)
-        folder = build_groups(recipe, corpus, out, weights, queries_file, shards)
+        folder = build_groups(recipe, corpus, out, weights, queries_file)
     print(f"{len(folder):,} groups of {folder.size} in {folder.folder}")
     for group in islice(folder.order(recipe.training.seed)(0), show):
         members = folder.members(sorted(group))
         title = f"group {group[0] // folder.size + 1:,}"
         print_group(title, members, [member.name for member in members])
-
-
-def _of_clusters(
-    recipe: Recipe, corpus: list[Path], out: Path, column: str, shards: int, engine: Engine
-) -> GroupFolder:
-    from revela.groups.preclustered import groups_of_clusters
-
-    if not column:
-        raise RevelaError(
-            "--engine ray groups chunks that are clustered: name the column by --cluster-column"
-        )
-    if engine.engine == "local":
-        return groups_of_clusters(recipe, corpus, out, column, shards)
-    with on_ray.connected(engine.cluster):
-        return groups_of_clusters(recipe, corpus, out, column, shards, ray=True)

@@ -33,7 +33,6 @@ def build_groups(
     out: Path,
     weights: Sequence[float],
     queries_file: Path | None,
-    shards: int = 0,
 ) -> GroupFolder:
     """Read corpora, group their chunks by the recipe, and store the groups.
 
@@ -42,7 +41,6 @@ def build_groups(
         out: a new folder.
         weights: sampling weight of each source; empty: use all groups.
         queries_file: stores the queries that a language model writes.
-        shards: as for ``save_groups``.
     """
     check_out(recipe, out)
     if weights and (len(weights) != len(sources) or min(weights) <= 0):
@@ -74,7 +72,7 @@ def build_groups(
         "surrogate": recipe.groups.surrogate,
         "seed": seed,
     }
-    return save_groups(out, corpus, recipe.groups.group_size, settings, shards)
+    return save_groups(out, corpus, recipe.groups.group_size, settings)
 
 
 def _grouped(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None) -> GroupedCorpus:

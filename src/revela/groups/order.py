@@ -20,7 +20,6 @@ from revela.files import atomic_write
 from revela.find_model import find_weights
 from revela.groups.similarity import order_by_similarity, paired
 from revela.groups.strategies import groups_along, with_queries
-from revela.retriever.build import untrained_retriever
 from revela.retriever.lexical import lexical_vectors
 from revela.settings import Recipe
 from revela.silence import progress_bar
@@ -45,12 +44,6 @@ def similar_order(recipe: Recipe, rows: ArrowList[Chunk], model: Model) -> NDArr
     """The order of rows by the surrogate, or by words if there is none."""
     vectors = _vectors(recipe, rows, *_surrogate(recipe, model))
     return order_by_similarity(*vectors, recipe.groups.group_size, recipe.training.seed)
-
-
-def passage_encoder(recipe: Recipe) -> Encode:
-    """Encodes passages by the surrogate, or by their words."""
-    folder = find_weights(recipe.retriever.model, recipe.retriever.offline_model)
-    return _surrogate(recipe, lambda: untrained_retriever(recipe, folder, []))[1]
 
 
 def _surrogate(recipe: Recipe, model: Model) -> tuple[Encode, Encode]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -29,7 +29,7 @@ from revela.types import Chunk, Document
 
 MANIFEST, SAMPLE, HELD_OUT = "groups.json", "documents.arrow", "held-out.arrow"
 FORMAT = 1
-SHARDS, MIN_GROUPS = 16, 4  # shards, and minimum groups per shard
+SHARDS, MIN_GROUPS = 16, 4  # at most so many shards, and so many groups in each at least
 SAMPLE_SIZE = 2000  # documents stored whole, for the probe of heads
 BLOCK = 2**16  # chunks looked up at a time
 AGAIN = "build the groups again with revela groups --out"
@@ -149,77 +149,50 @@ def check_out(recipe: Recipe, out: Path) -> None:
 
 
 def save_groups(
-    out: Path, corpus: GroupedCorpus, size: int, settings: dict[str, Any], shards: int = 0
+    out: Path, corpus: GroupedCorpus, size: int, settings: dict[str, Any]
 ) -> GroupFolder:
-    """Write groups of ``size`` chunks into a new folder.
-
-    Args:
-        shards: number of files, 0: ``SHARDS``; fewer for few groups.
-    """
+    """Write groups of ``size`` chunks into a new folder."""
     rows, documents = corpus.rows, corpus.documents
+    groups = iter(corpus.groups)
+    batches = iter(lambda: list(islice(groups, max(1, BLOCK // size))), [])
     blocks = (
         _members(rows, np.sort(np.array(batch, dtype=np.int64)).ravel(), documents)
-        for batch in batched(corpus.groups, max(1, BLOCK // size))
+        for batch in batches
     )
     rng = random.Random(settings.get("seed", 0))
     sample = rng.sample(range(len(documents)), min(SAMPLE_SIZE, len(documents)))
     with atomic_write(out) as folder:
         folder.mkdir()
-        counts = _write_shards(folder, blocks, size, shards)
+        counts = _write_shards(folder, blocks, size)
         if not counts:
             raise RevelaError(
                 f"no group of {size} can be made of {len(rows):,} chunks: add text, or lower "
                 "--chunk-words or --group-size"
             )
-        sampled = documents.select(sorted(sample))
-        finish_folder(folder, counts, size, sampled, corpus.held_out, settings)
+        write(Document, documents.select(sorted(sample)), folder / SAMPLE)
+        write(Document, corpus.held_out, folder / HELD_OUT)
+        shards = [
+            {
+                "file": name,
+                "groups": counts[name],
+                "bytes": (folder / name).stat().st_size,
+                "digest": _digest(folder / name),
+            }
+            for name in sorted(counts)
+        ]
+        manifest = {
+            "format": FORMAT,
+            "size": size,
+            "groups": sum(counts.values()),
+            "settings": settings,
+            "shards": shards,
+            "digests": {name: _digest(folder / name) for name in (SAMPLE, HELD_OUT)},
+        }
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     return GroupFolder(out)
 
 
-def finish_folder(
-    folder: Path,
-    counts: Mapping[str, int],
-    size: int,
-    sample: Iterable[Document],
-    held_out: Iterable[Document],
-    settings: dict[str, Any],
-) -> None:
-    """Write the documents and the manifest; ``counts``: shard file -> number of groups."""
-    write(Document, sample, folder / SAMPLE)
-    write(Document, held_out, folder / HELD_OUT)
-    shards = [
-        {
-            "file": name,
-            "groups": counts[name],
-            "bytes": (folder / name).stat().st_size,
-            "digest": _digest(folder / name),
-        }
-        for name in sorted(counts)
-    ]
-    manifest = {
-        "format": FORMAT,
-        "size": size,
-        "groups": sum(counts.values()),
-        "settings": settings,
-        "shards": shards,
-        "digests": {name: _digest(folder / name) for name in (SAMPLE, HELD_OUT)},
-    }
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-
-
-def shard_name(number: int, shards: int) -> str:
-    """The file of a shard, numbered with leading zeros."""
-    return f"shard-{number:0{max(2, len(str(shards - 1)))}}.arrow"
-
-
-def batched(groups: Iterable[list[int]], count: int) -> Iterator[list[list[int]]]:
-    """Batches of ``count`` groups; the last may be smaller."""
-    remaining = iter(groups)
-    while batch := list(islice(remaining, count)):
-        yield batch
-
-
-def _write_shards(folder: Path, blocks: Iterable[Any], size: int, shards: int) -> dict[str, int]:
+def _write_shards(folder: Path, blocks: Iterable[Any], size: int) -> dict[str, int]:
     """Assign groups to shards round-robin; returns file -> number of groups.
 
     A block is a table of ``Member`` with complete groups.
@@ -231,8 +204,8 @@ def _write_shards(folder: Path, blocks: Iterable[Any], size: int, shards: int) -
     for table in blocks:
         groups = len(table) // size
         if not writers:
-            number = min(shards, groups) or max(1, min(SHARDS, groups // MIN_GROUPS))
-            names = [shard_name(i, number) for i in range(number)]
+            number = max(1, min(SHARDS, groups // MIN_GROUPS))
+            names = [f"shard-{i:02}.arrow" for i in range(number)]
             writers = {name: pa.ipc.new_stream(folder / name, table.schema) for name in names}
             counts = dict.fromkeys(names, 0)
         shard_of = np.repeat((sum(counts.values()) + np.arange(groups)) % len(writers), size)

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, TypeVar, overload
+from typing import ClassVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,6 @@ from revela.index.changes import Changes, calibrate
 from revela.index.contexts import conditioned
 from revela.index.index import Index
 from revela.index.ingest import (
-    BATCH,
     BATCH_DOCUMENTS,
     Added,
     Batch,
@@ -49,15 +48,12 @@ from revela.model_files import fingerprint
 from revela.on_ray import Cluster
 from revela.types import Document, Precision, TokenEncoder, Vectors, evenly_spaced, hash64
 
-T = TypeVar("T")
 WAVE = 10**6  # chunks per commit
 FRAGMENTS = 20  # in a wave
 FIRST = 10  # documents of a part, at least, that its language is found in
 COUNTED = 10**5  # passages whose terms a task counts
 CHARACTERS = 6  # of a word, to guess the chunks of a text
-# A corpus is encoded in so many batches at least, or the last actor works while the others wait;
-# but in none of fewer characters than fill an encoder's batches.
-BATCHES, LEAST_BATCH = 64, 2**15
+BATCH = 2**17  # characters that an actor encodes at once
 
 
 @dataclass
@@ -130,12 +126,6 @@ class SurveyedCorpus(Sequence[Document]):
         count = max(FIRST, SAMPLE // max(1, len(parts)))
         return [d.full_text for some in documents for d in itertools.islice(some, count)]
 
-    @property
-    def batch_characters(self) -> int:
-        """Characters that an actor encodes at once."""
-        sizes = {piece.file.path: piece.state[0] for part in self.parts for piece in part}
-        return min(BATCH, max(LEAST_BATCH, sum(sizes.values()) // BATCHES))
-
     def metadata_columns(self) -> dict[str, str]:
         """As ``ingest.metadata_columns``."""
         wanted = {name: self.types.get(name, set()) for name in self.reading.fields.metadata}
@@ -185,16 +175,18 @@ class Job:
             lambda document: max(least, len(document.text)),
             self.characters,
         ):
-            changed = Batch.of(batch, table, self.info)
+            found = Batch.of(batch, table, self.info)
+            changed, replaced = len(found.documents), len(found.replaced)
             yield {
-                "rows": table_rows(changed.documents, changed.digests, self.info, self.folder),
-                "documents": (len(changed.documents), len(batch)),
-                "replaced": changed.replaced,
+                "rows": table_rows(found.documents, found.digests, self.info, self.folder),
+                "added": Added(changed - replaced, replaced, len(batch) - changed),
+                "replaced": found.replaced,
             }
 
-    def load(self) -> Callable[[on_ray.Row], on_ray.Row]:
+    def load(self) -> Callable[[list[on_ray.Row]], on_ray.Row]:
         """The function that an actor runs on each batch: encode it for this index."""
-        return functools.partial(self._encode, self.encoder())
+        analyze = self.info.analyzer() if self.finds_terms else None
+        return functools.partial(self._encode, self.encoder(), analyze)
 
     def encoder(self) -> TokenEncoder:
         """The retriever, with its context."""
@@ -209,35 +201,25 @@ class Job:
         encoder: TokenEncoder = load_encoder(model, precision, prompts=prompts)
         return encoder if self.context is None else conditioned(encoder, self.context)
 
-    def _encode(self, encoder: TokenEncoder, batch: on_ray.Row) -> on_ray.Row:
-        rows = batch.pop("rows")
-        if not rows["id"]:
-            return {**batch, "table": None, "cut": 0}
-        find = self._analyzer if self.finds_terms else None
-        encoded = encode_rows(rows, self.info, encoder, self.folder, find)
-        return {**batch, "table": encoded.rows, "cut": encoded.cut}
-
-    @functools.cached_property
-    def _analyzer(self) -> Analyzer:
-        return self.info.analyzer()
+    def _encode(
+        self, encoder: TokenEncoder, analyze: Analyzer | None, batches: list[on_ray.Row]
+    ) -> on_ray.Row:
+        (batch,) = batches
+        if not (rows := batch.pop("rows"))["id"]:
+            return {**batch, "table": None}
+        encoded = encode_rows(rows, self.info, encoder, self.folder, analyze)
+        batch["added"] += Added(chunks=encoded.rows.num_rows, cut=encoded.cut)
+        return {**batch, "table": encoded.rows}
 
     def write(self, batches: list[on_ray.Row]) -> on_ray.Row:
         """Write batches as fragments of the table; they are not committed."""
         import pyarrow as pa
 
-        tables = [batch["table"] for batch in batches if batch["table"] is not None]
-        changed = sum(batch["documents"][0] for batch in batches)
-        read = sum(batch["documents"][1] for batch in batches)
+        added = sum((batch["added"] for batch in batches), Added())
         replaced = [name for batch in batches for name in batch["replaced"]]
-        row: on_ray.Row = {
-            "added": Added(changed - len(replaced), len(replaced), read - changed),
-            "replaced": replaced,
-            "fragments": [],
-            "terms": [],
-        }
-        if tables:
+        row: on_ray.Row = {"added": added, "replaced": replaced, "fragments": [], "terms": []}
+        if tables := [batch["table"] for batch in batches if batch["table"] is not None]:
             rows = pa.concat_tables(tables)
-            row["added"] += Added(chunks=rows.num_rows, cut=sum(batch["cut"] for batch in batches))
             row["fragments"] = on_ray.write_fragments(table_uri(self.folder), rows)
             row["terms"] = [TermCounts.of(map(str.split, rows["terms"].to_pylist()))]
         return row
@@ -269,14 +251,8 @@ def add(
         changes.state.forget()
         changes.find_language(corpus.first_texts())
         info = changes.info
-        by_all = on_ray.machines() > 1 and not info.finished
-        if by_all and info.settings.vectors != "binary":
-            raise RevelaError(
-                f"--vectors {info.settings.vectors}: several machines make indices of binary "
-                "vectors only; give --vectors binary"
-            )
         size = max(1, wave // FRAGMENTS) * CHARACTERS * info.settings.chunk_words
-        characters = min(corpus.batch_characters, size)
+        characters = min(BATCH, size)
         before = changes.frozen().number if len(changes.table) else None
         reading, folder = corpus.reading, index.folder.resolve()
         job = Job(folder, info, index.context, reading, precision, characters, before)
@@ -290,8 +266,8 @@ def add(
                 total += added
                 bar.update(added.documents)
         changes.finish(
-            pack=lambda: _pack_by_all(changes) if by_all else _in_a_task(Job.pack, job),
-            measure=lambda: _in_a_task(Job.calibrate, job),
+            pack=lambda: next(on_ray.in_tasks(Job.pack, [job])),
+            measure=lambda: next(on_ray.in_tasks(Job.calibrate, [job])),
         )
     return total
 
@@ -307,15 +283,3 @@ def _commit(changes: Changes, rows: Sequence[on_ray.Row]) -> None:
     version = on_ray.commit(table_uri(changes.folder), version, fragments, filters)
     added = [terms for row in rows for terms in row["terms"]]
     changes.state.commit(version, added, [removed])
-
-
-def _in_a_task(work: Callable[[Job], T], job: Job) -> T:
-    """The result of a ``Job``'s method in a process of its own."""
-    found: T = next(on_ray.in_tasks(work, [job]))
-    return found
-
-
-def _pack_by_all(changes: Changes) -> None:
-    """Make the indices of a new table on all machines, and remove files of killed runs."""
-    on_ray.clean(table_uri(changes.folder))
-    on_ray.make_indices(table_uri(changes.folder), changes.table.missing_indices())

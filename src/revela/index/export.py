@@ -93,7 +93,7 @@ class VectorFiles(Job):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        documents = sum(batch["documents"][1] for batch in batches)
+        documents = sum(batch["added"].documents for batch in batches)
         tables = [public_rows(batch["table"]) for batch in batches if batch["table"] is not None]
         if not tables:
             return {"files": [], "rows": 0, "documents": documents}

@@ -343,17 +343,6 @@ class Table:
             age = timedelta(milliseconds=1)
             self.lance.optimize(cleanup_older_than=age, delete_unverified=True)
 
-    def missing_indices(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """The indices that ``pack`` makes: column, kind and options, as Lance names them."""
-        # LanceDB's default is one bit, on which lance_ray and pylance disagree. The number of cells
-        # is LanceDB's; lance_ray needs 256 vectors in each.
-        cells = max(1, min(int(len(self) ** 0.5), len(self) // 256))
-        options: dict[str, dict[str, Any]] = {
-            "INVERTED": TOKENIZER,
-            VECTOR_INDEX: {"metric": "dot", "num_bits": 1, "num_partitions": cells},
-        }
-        return [(column, kind, options.get(kind, {})) for column, kind in self._missing().items()]
-
     def _missing(self) -> dict[str, str]:
         """Column -> kind of its missing index; a large table needs more."""
         required = {"id": "BTREE", "terms": "INVERTED"}

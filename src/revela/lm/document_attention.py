@@ -17,8 +17,7 @@ question about the candidates.
   only the rows that give it a weight. The backward pass computes the attention again, so memory
   grows with the tokens and not with the (row, document) pairs;
 - document_attention_varlen.py, the default on a GPU in bf16: flash attention over all
-  (run, document) pairs at once;
-- triton/document_attention.py: kernels of our own for a GPU.
+  (run, document) pairs at once.
 
 Shapes: A runs of rows, T rows in all; B documents packed into S tokens, L of a document (Revela: A
 = B, T = S); H query heads, G key-value heads, K selected heads, D head width.
@@ -33,7 +32,7 @@ from torch import Tensor
 
 from revela.lm.document_weights import DocumentWeights
 
-Kernel = Literal["auto", "reference", "torch", "triton", "varlen"]
+Kernel = Literal["auto", "reference", "torch", "varlen"]
 V_NORM_EPS = 1e-6  # as in the authors' code
 EPSILON = 1e-4  # objectives skip pairs with at most this weight
 
@@ -85,8 +84,7 @@ def document_attention(
         documents: where the documents are, and their weights.
         scale: factor on the scores; None: D ** -0.5.
         v_norm: divide each document's output by its attention-weighted mean value norm.
-        kernel: "varlen" needs a GPU, bf16 and torch 2.11, "triton" a GPU and the triton package;
-            "auto" is "varlen" where it runs, else "torch".
+        kernel: "varlen" needs a GPU and bf16; "auto" is "varlen" where it runs, else "torch".
 
     Returns:
         (H, T, D), in query_HTD's dtype, or that of autocast.
@@ -98,9 +96,7 @@ def document_attention(
     scale = query_HTD.shape[-1] ** -0.5 if scale is None else scale
     if kernel == "auto":
         kernel = "varlen" if has_varlen(query_HTD.device, query_HTD.dtype) else "torch"
-    if kernel == "triton":
-        from revela.lm.triton.document_attention import triton_document_attention as attend
-    elif kernel == "varlen":
+    if kernel == "varlen":
         from revela.lm.document_attention_varlen import varlen_document_attention as attend
     elif kernel == "torch":
         from revela.lm.document_attention_recomputed import recomputed_document_attention as attend
@@ -111,8 +107,7 @@ def document_attention(
 
 def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether variable-length flash attention runs here."""
-    is_half = dtype in (torch.bfloat16, torch.float16)
-    return device.type == "cuda" and is_half and torch.__version__ >= "2.11"
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
 
 
 def select_heads(

@@ -81,25 +81,10 @@ class DocumentWeights:
         return sent(torch.repeat_interleave(torch.tensor(self.rows)), self.weights_AB.device)
 
     @cached_property
-    def bounds(self) -> Tensor:
-        """Where each document starts among the S tokens, and where the last one ends, (B + 1,)."""
-        return sent(torch.tensor([0, *self.lengths]).cumsum(0), self.weights_AB.device)
-
-    @cached_property
     def kept_AB(self) -> Tensor:
         """The weights above ``epsilon``, without a gradient, and 0 for the others."""
         weights_AB = self.weights_AB.detach()
         return (weights_AB * (weights_AB > self.epsilon)).contiguous()
-
-    @cached_property
-    def slot_AB(self) -> Tensor:
-        """The place of each document among those that its run keeps."""
-        return (self.kept_AB > 0).cumsum(dim=1) - 1
-
-    @cached_property
-    def slots(self) -> int:
-        """The maximum number of documents that a run keeps, at least 1. Synchronises with a GPU."""
-        return max(1, int(on_cpu(self.slot_AB.max())) + 1)
 
     @cached_property
     def pairs(self) -> Pairs:

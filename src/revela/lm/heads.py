@@ -17,8 +17,8 @@ continues the candidates' text. A head's score is the nDCG@10 of the candidate t
 over questions.
 
 Shapes: B chunks of a group, L layers, H heads per layer; Q questions, S tokens of the candidates
-among the P of their text, R question rows, N tokens of all tails, K heads, G key-value heads, D
-head width.
+among the P of their text, R question rows, N tokens of all tails, K heads of all layers, G
+key-value heads, D head width.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from revela.embedded import cache_folder
 from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.lm.language_model import LanguageModel
-from revela.lm.prompts import Questions, by_layer, read_candidates
+from revela.lm.prompts import Questions, read_candidates
 from revela.lm.streams import InBatchAttention
 from revela.model_files import fingerprint
 
@@ -157,15 +157,15 @@ def probe_heads(lm: LanguageModel, groups: Iterable[tuple[Any, Tensor]]) -> Tens
 class AttentionMass:
     """A ``Mix`` that only records how much questions attend to the candidates' text.
 
-    ``by_head[layer, head]`` is the attention, mean over the rows of each question, (Q, P).
+    ``by_layer[layer]`` is the attention of each head, mean over the rows of each question, (H, Q,
+    P).
     """
 
-    def __init__(self, questions: Questions, heads: Iterable[tuple[int, int]]) -> None:
+    def __init__(self, questions: Questions) -> None:
         self.questions = questions
         tail_N = torch.repeat_interleave(torch.tensor(questions.tails.lengths))
         self.tail_N = sent(tail_N, questions.rows_R.device)
-        self.heads = by_layer(heads)
-        self.by_head: dict[tuple[int, int], Tensor] = {}
+        self.by_layer: dict[int, Tensor] = {}
 
     def __call__(
         self,
@@ -176,48 +176,40 @@ class AttentionMass:
         value_GND: Tensor,
         scale: float | None,
     ) -> Tensor:
-        heads = self.heads.get(layer, [])
-        if not heads:
-            return own_HND
         rows_R, prefix_GPD = self.questions.rows_R, self.questions.memory.keys[layer]
-        heads_K = sent(torch.tensor(heads), query_HND.device)
-        group_K = heads_K // (len(query_HND) // len(key_GND))
-        query_KRD = query_HND.index_select(0, heads_K).index_select(1, rows_R).float()
-        query_KRD = query_KRD * (query_HND.shape[-1] ** -0.5 if scale is None else scale)
-        prefix_KPD, key_KND = (t.index_select(0, group_K).float() for t in (prefix_GPD, key_GND))
+        shared = len(query_HND) // len(key_GND)
+        query_HRD = query_HND.index_select(1, rows_R).float()
+        query_HRD = query_HRD * (query_HND.shape[-1] ** -0.5 if scale is None else scale)
+        prefix_HPD, key_HND = (
+            t.repeat_interleave(shared, dim=0).float() for t in (prefix_GPD, key_GND)
+        )
         places_N = torch.arange(len(self.tail_N), device=query_HND.device)
         is_other_RN = self.tail_N[rows_R][:, None] != self.tail_N
         masked_RN = is_other_RN | (places_N > rows_R[:, None])
-        prefix_KRP = query_KRD @ prefix_KPD.transpose(1, 2)
-        own_KRN = (query_KRD @ key_KND.transpose(1, 2)).masked_fill(masked_RN, -torch.inf)
-        sums = (scores.logsumexp(dim=2, keepdim=True) for scores in (prefix_KRP, own_KRN))
-        mass_KRP = (prefix_KRP - torch.logaddexp(*sums)).exp()
-        for head, mass_RP in zip(heads, mass_KRP, strict=True):
-            means = [part.mean(dim=0) for part in mass_RP.split(self.questions.counts)]
-            self.by_head[layer, head] = torch.stack(means)
+        prefix_HRP = query_HRD @ prefix_HPD.transpose(1, 2)
+        own_HRN = (query_HRD @ key_HND.transpose(1, 2)).masked_fill(masked_RN, -torch.inf)
+        sums = (scores.logsumexp(dim=2, keepdim=True) for scores in (prefix_HRP, own_HRN))
+        mass_HRP = (prefix_HRP - torch.logaddexp(*sums)).exp()
+        by_question = torch.split(mass_HRP, self.questions.counts, dim=1)
+        means = [mass_HNP.mean(dim=1) for mass_HNP in by_question]
+        self.by_layer[layer] = torch.stack(means, dim=1)
         return own_HND
 
 
 @torch.no_grad()
 def candidate_scores(
-    lm: LanguageModel,
-    prompt: dict[str, Tensor],
-    tail: dict[str, Tensor],
-    heads: Sequence[tuple[int, int]],
+    lm: LanguageModel, prompt: dict[str, Tensor], tail: dict[str, Tensor]
 ) -> Tensor:
-    """score(q, d) of each candidate for each question but the last by each head, (K, Q - 1, B).
-
-    Layers above the last of the heads do not run.
+    """score(q, d) of each candidate for each question but the last by each of the K = L H heads,
+    (K, Q - 1, B).
 
     Args:
         prompt, tail: one group of ``PromptMaker.with_null_question``, whose last question is "N/A".
-        heads: (layer, head) pairs.
     """
-    layers = range(max(layer for layer, _ in heads) + 1)
-    questions = read_candidates(lm, prompt, tail, layers)
-    mass = AttentionMass(questions, heads)
-    lm.run_layers(questions.tails, layers, mass, prefix=questions.memory)
-    mass_KQP = torch.stack([mass.by_head[head] for head in heads])
+    questions = read_candidates(lm, prompt, tail)
+    mass = AttentionMass(questions)
+    lm.run_attention(questions.tails, mass, prefix=questions.memory)
+    mass_KQP = torch.cat([mass.by_layer[layer] for layer in range(lm.n_layers)])
     mass_KQP = mass_KQP[:, :-1] - mass_KQP[:, -1:]
     by_candidate = torch.split(mass_KQP[..., questions.places_S], questions.lengths, dim=-1)
     return torch.stack([mass_KQM.sum(dim=-1) for mass_KQM in by_candidate], dim=-1)
@@ -232,11 +224,10 @@ def score_query_heads(
     ``examples`` are (prompt, tail, answer) triples of ``PromptMaker.head_example``: prompt and tail
     as for ``candidate_scores``, and the candidate that answers each question but the last.
     """
-    heads = [(layer, head) for layer in range(lm.n_layers) for head in range(lm.n_heads)]
-    gains_K, count = torch.zeros(len(heads)), 0
+    gains_K, count = torch.zeros(lm.n_layers * lm.n_heads), 0
     for prompt, tail, answer_Q in examples:
-        scores_KQB = candidate_scores(lm, prompt, tail, heads)
-        answer_KQ1 = answer_Q[None, :, None].to(scores_KQB.device).expand(len(heads), -1, 1)
+        scores_KQB = candidate_scores(lm, prompt, tail)
+        answer_KQ1 = answer_Q[None, :, None].to(scores_KQB.device).expand(len(gains_K), -1, 1)
         rank_KQ = (scores_KQB > scores_KQB.gather(2, answer_KQ1)).sum(dim=2)
         gains_K += torch.where(rank_KQ < DEPTH, 1 / (rank_KQ + 2.0).log2(), 0.0).sum(dim=1).cpu()
         count += len(answer_Q)

@@ -267,14 +267,14 @@ class LanguageModel(nn.Module):
         logits_TV: Tensor = self._run_mixed(self._inner, packed, memory, mix, prefix).logits[0]
         return logits_TV
 
-    def run_layers(self, packed: Packed, layers: Sequence[int], mix: Mix, prefix: KVCache) -> None:
-        """Run the LM up to the attention of the last of ``layers``, for a ``mix`` that observes
-        attention; ``prefix`` has these layers.
+    def run_attention(self, packed: Packed, mix: Mix, prefix: KVCache) -> None:
+        """Run the LM up to the attention of its last layer, for a ``mix`` that observes attention;
+        ``prefix`` as for ``logits``.
         """
-        stream = Stream(packed.layout, mix=mix, prefix=prefix, last=max(layers))
+        stream = Stream(packed.layout, mix=mix, prefix=prefix, last=self.n_layers - 1)
         with suppress(StopForward):
             self._run(self._body, packed, stream)
-        self._check_run(stream, layers)
+        self._check_run(stream, range(self.n_layers))
 
     def loss(self, packed: Packed, memory: KVCache | None = None, mix: Mix | None = None) -> Tensor:
         """Mean cross-entropy (nats per token) of all tokens but the first of each chunk; arguments

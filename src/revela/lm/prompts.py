@@ -1,6 +1,6 @@
 """Prompts about a group: an LM reads its chunks as candidates, then a question, then its answer.
 
-Used by DREAM, attention distillation and the query-focused heads. A prompt has two parts:
+Used by DREAM and to find its query-focused heads. A prompt has two parts:
 
     Here are some passages.          the candidates, read once per group
     [1] ... [2] ...
@@ -136,12 +136,11 @@ class Questions:
     counts: list[int]  # question rows per question
 
 
-def read_candidates(
-    lm: LanguageModel, prompt: Batch, tail: Batch, layers: Sequence[int]
-) -> Questions:
-    """Run these layers of the LM over the candidates of one group, and pack its tails."""
+def read_candidates(lm: LanguageModel, prompt: Batch, tail: Batch) -> Questions:
+    """Run the LM over the candidates of one group, and pack its tails."""
     prompt, tail = ({k: on_cpu(v) for k, v in side.items()} for side in (prompt, tail))
-    memory = lm.prefill(lm.pack(prompt["input_ids"], prompt["attention_mask"]), layers)
+    packed = lm.pack(prompt["input_ids"], prompt["attention_mask"])
+    memory = lm.prefill(packed, range(lm.n_layers))
     document_P = prompt["document"][prompt["attention_mask"].bool()]
     places_S = (document_P >= 0).nonzero().squeeze(1)
     lengths = document_P[places_S].bincount().tolist()

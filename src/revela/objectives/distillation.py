@@ -1,4 +1,4 @@
-"""Ranking distillation: the loss of the objectives ``gains`` and ``attention``.
+"""Ranking distillation: the loss of the objective ``gains``.
 
     t_i = z( z(teacher_i) + z(cos_0(q_i, .)) )
     L   = mean_i KL( softmax(2 t_i) || softmax(cos(q_i, .) / tau) )

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -69,34 +69,20 @@ from revela.objectives.base import (
     detached_backward,
     load_lm,
 )
-from revela.settings import Dream, QueryFocused
+from revela.settings import Dream
 
 log = logging.getLogger(__name__)
-MakePrompts = Callable[[Sequence[str], Sequence[tuple[str, int]]], tuple[Batch, Batch]]
-"""Texts and (question, index of its answer) pairs -> (prompt, tail); see lm/prompts.py."""
 
 
 def build(settings: Dream, parts: BuildContext) -> tuple[nn.Module, Collate]:
     """The loss of ``dream`` and its collator."""
-    lm, heads, prompts = load_query_focused_lm(settings, parts, answers=1)
-    options: dict[str, Any] = dict(tau=settings.tau, kernel=settings.kernel, **parts.batching)
-    loss = DreamLoss(parts.model, lm, heads, gate=settings.gate, **options)
-    return loss, PromptBatches(parts, prompts.with_answers)
-
-
-def load_query_focused_lm(
-    settings: QueryFocused, parts: BuildContext, answers: int
-) -> tuple[LanguageModel, list[tuple[int, int]], PromptMaker]:
-    """The LM, its query-focused heads, and the maker of its prompts, with this many ``answers``
-    after a question.
-    """
     from revela.lm.heads import heads_from_file
     from revela.objectives.find_heads import query_heads
 
     lm, tokenizer, folder = load_lm(parts)
     recipe, size = parts.recipe, parts.recipe.groups.group_size
     tokens = recipe.lm.lm_tokens
-    max_length = (size + answers) * (tokens + 8) + QUESTION_TOKENS
+    max_length = (size + 1) * (tokens + 8) + QUESTION_TOKENS
     if lm.max_tokens is not None and max_length > lm.max_tokens:
         raise RevelaError(
             f"{size} candidates of {tokens} tokens may take {max_length:,} tokens, more than the "
@@ -113,7 +99,9 @@ def load_query_focused_lm(
     heads = parts.heads(best_heads)
     names = " ".join(f"{layer}-{head}" for layer, head in heads)
     log.info(f"{len(heads)} heads that look from questions to answers: {names}")
-    return lm, heads, PromptMaker(tokenizer, tokens, size)
+    options: dict[str, Any] = dict(tau=settings.tau, kernel=settings.kernel, **parts.batching)
+    loss = DreamLoss(parts.model, lm, heads, gate=settings.gate, **options)
+    return loss, PromptBatches(parts, PromptMaker(tokenizer, tokens, size))
 
 
 @dataclass(frozen=True)
@@ -121,12 +109,12 @@ class PromptBatches:
     """Collates queries and candidates for the retriever, and prompts for the LM."""
 
     parts: BuildContext
-    make: MakePrompts
+    prompts: PromptMaker
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
         questions = [(row["query"], i) for i, row in enumerate(rows) if row["query"]]
         texts = [row["text"] for row in rows]
-        prompt, tail = self.make(texts, questions)
+        prompt, tail = self.prompts.with_answers(texts, questions)
         return {
             **self.parts.sides([query for query, _ in questions], texts),
             **{f"prompt_{k}": v for k, v in prompt.items()},
@@ -245,7 +233,7 @@ class DreamLoss(RetrieverLoss):
         gate_logit: Tensor,
     ) -> Tensor:
         """L of one group in nats, with the weights w and the logit of g."""
-        questions = read_candidates(self.lm, prompt, tail, range(self.lm.n_layers))
+        questions = read_candidates(self.lm, prompt, tail)
         inject = Injection(weights_QB, questions, self.heads, gate_logit.sigmoid(), self.kernel)
         rows_R = on_cpu(questions.tails.layout.with_next_R)
         before_answer_R = sent(rows_R[questions.role_T[rows_R + 1] == ANSWER], weights_QB.device)

@@ -30,7 +30,7 @@ from revela.lm.load import load_language_model, load_tokenizer
 from revela.lm.prompts import PromptMaker
 from revela.objectives.base import tokenize
 from revela.queries.generated import GeneratedQueries
-from revela.settings import QueryFocused, Recipe
+from revela.settings import Dream, Recipe
 from revela.types import Chunk, Document
 
 PROBE_GROUPS = 5
@@ -41,7 +41,7 @@ PROBE_QUESTIONS = 64  # for query-focused heads
 
 def kind_of(recipe: Recipe) -> str:
     """The kind of heads (``lm.heads.KINDS``) that the recipe's objective uses."""
-    return "questions" if isinstance(recipe.objective, QueryFocused) else "siblings"
+    return "questions" if isinstance(recipe.objective, Dream) else "siblings"
 
 
 def rank_heads(

@@ -93,9 +93,9 @@ class InBatch(Objective):
     "Gate this many heads, the best of the label-free probe. 0: all."
     gate_first_layer: ClassVar[float] = 0.6
     "Lowest layer with a gate, as a share of the LM's depth; below it the LM runs once."
-    kernel: Rare[Literal["auto", "torch", "varlen", "triton"]] = "auto"
-    """What computes document attention: torch anywhere; on a GPU varlen (flash attention, in bf16,
-    torch 2.11 or newer) or a Triton kernel. auto: varlen where it runs, else torch."""
+    kernel: Rare[Literal["auto", "torch", "varlen"]] = "auto"
+    """What computes document attention: torch anywhere; varlen (flash attention) on a GPU in bf16.
+    auto: varlen where it runs, else torch."""
     heads: Rare[str] = ""
     "JSON file of heads to gate, from revela heads --out. Empty: find them."
     query_side: Rare[QuerySide] = "first-half"
@@ -139,30 +139,21 @@ class Gains(InBatch):
     "Temperature of the cosines."
 
     def refuse(self, recipe: Any) -> None:
-        _check_without_start(recipe)
+        if not recipe.retriever.lora_rank:
+            raise RevelaError(
+                "--objective gains compares with the retriever before training, which "
+                "--lora-rank 0 does not keep: give a rank of 1 or more"
+            )
 
 
 @dataclass(frozen=True, config=CHECKED)
-class QueryFocused(Objective):
-    """Settings of query-focused heads, for the objectives that use them."""
-
-    reads_lm: ClassVar[bool] = True
-    reads: ClassVar[Reads] = "queries"
-
-    tau: PositiveFloat = 0.05
-    "Temperature of the cosines."
-    query_heads: PositiveInt = 16
-    "Use this many heads: the best that look from a question to its answer."
-    heads: Rare[str] = ""
-    "JSON file of such heads, from revela heads --objective dream --out. Empty: find them."
-
-
-@dataclass(frozen=True, config=CHECKED)
-class Dream(QueryFocused):
+class Dream(Objective):
     """Learn from an LM's loss on answers, with scores injected into query-focused heads."""
 
     name: ClassVar[str] = "dream"
     module: ClassVar[str] = "dream"
+    reads_lm: ClassVar[bool] = True
+    reads: ClassVar[Reads] = "queries"
     learned_from: ClassVar[str] = (
         "{lm}, which answers questions by what {model} finds, told it what to find."
     )
@@ -171,31 +162,13 @@ class Dream(QueryFocused):
     "Initial temperature of the cosines; it is trained."
     gate: float = Field(default=0.5, gt=0, lt=1)
     "Initial gate g: share of the retriever in the attention of the heads; it is trained."
-    kernel: Rare[Literal["auto", "torch", "varlen", "triton"]] = "auto"
-    """What computes document attention: torch anywhere; on a GPU varlen (flash attention, in bf16,
-    torch 2.11 or newer) or a Triton kernel. auto: varlen where it runs, else torch."""
-
-
-@dataclass(frozen=True, config=CHECKED)
-class Attention(QueryFocused):
-    """Learn the ranking of candidates by the attention of query-focused heads."""
-
-    name: ClassVar[str] = "attention"
-    module: ClassVar[str] = "attention_distillation"
-    learned_from: ClassVar[str] = (
-        "{model} learned to rank texts as the attention of {lm} does when it reads a query."
-    )
-
-    def refuse(self, recipe: Any) -> None:
-        _check_without_start(recipe)
-
-
-def _check_without_start(recipe: Any) -> None:
-    if not recipe.retriever.lora_rank:
-        raise RevelaError(
-            f"--objective {recipe.objective.name} compares with the retriever before training, "
-            "which --lora-rank 0 does not keep: give a rank of 1 or more"
-        )
+    query_heads: PositiveInt = 16
+    "Use this many heads: the best that look from a question to its answer."
+    heads: Rare[str] = ""
+    "JSON file of such heads, from revela heads --objective dream --out. Empty: find them."
+    kernel: Rare[Literal["auto", "torch", "varlen"]] = "auto"
+    """What computes document attention: torch anywhere; varlen (flash attention) on a GPU in bf16.
+    auto: varlen where it runs, else torch."""
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -300,7 +273,7 @@ class Spans(Objective):
 
 
 OBJECTIVES: dict[str, type[Objective]] = {
-    kind.name: kind for kind in (Revela, Gains, Dream, Attention, Replug, InfoNCE, Crop, Spans)
+    kind.name: kind for kind in (Revela, Gains, Dream, Replug, InfoNCE, Crop, Spans)
 }
 
 

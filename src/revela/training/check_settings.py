@@ -83,8 +83,8 @@ def _check_kernel(recipe: Recipe) -> None:
     is_half = uses_bf16(recipe.training.precision, device)
     if not has_varlen(device, torch.bfloat16 if is_half else torch.float32):
         raise RevelaError(
-            "--kernel varlen needs a GPU, bf16 and torch 2.11 or newer: leave it out, and "
-            "document attention runs anywhere"
+            "--kernel varlen needs a GPU and bf16: leave it out, and document attention runs "
+            "anywhere"
         )
 
 

@@ -1,1 +1,0 @@
-"""Triton kernels, for ``--kernel triton``. Their speed on a GPU has not been measured."""
