@@ -15,7 +15,6 @@ from revela.evaluation.evaluate import mean_outcomes
 from revela.evaluation.label_free import HeldOutCheck
 from revela.evaluation.results import COMPARISON, LINES, Comparison, CurvePoint, write_json
 from revela.groups.dataset import TrainingSet
-from revela.index.contexts import Context
 from revela.settings import Corpus, Recipe
 from revela.training.checks import CheckPlan
 from revela.training.record import (
@@ -62,8 +61,7 @@ def compare(
     def judge(encoder: Encoder) -> dict[str, float]:
         scores = {}
         for collection in collections:
-            reader = Context("corpus").into(encoder, collection.documents)
-            scores[collection.name] = mean_outcomes(collection, {"model": reader})["model"]
+            scores[collection.name] = mean_outcomes(collection, {"model": encoder})["model"]
         return {name: metrics["ndcg@10"] for name, metrics in scores.items()}
 
     bm25 = {c.name: mean_outcomes(c, {})["BM25"]["ndcg@10"] for c in collections}

@@ -21,7 +21,6 @@ from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.groups.dataset import TrainingSet, training_chunks, training_rows
 from revela.index.bm25 import BM25
-from revela.index.contexts import Context
 from revela.index.exact import top_k
 from revela.index.fusion import reciprocal_rank_fusion
 from revela.model_files import commits, fingerprint, name_of, resolve
@@ -149,7 +148,7 @@ def _sample(items: Sequence[T], recipe: Recipe) -> list[T]:
 def _round_trip(made: QuerySet, recipe: Recipe, folder: Path, depth: int) -> QuerySet:
     """Drop queries that neither BM25 nor an embedder finds a passage of, and mine negatives."""
     name, texts = name_of(folder), [passage.text.strip() for passage in made.passages]
-    encoder = Context("corpus").into(load_encoder(folder, recipe.training.precision), texts)
+    encoder = load_encoder(folder, recipe.training.precision)
     queries = [question.text for question in made.questions]
     passages_ND = encoder.encode_passages(texts, progress=True)
     queries_QD = encoder.encode_queries(queries)
