@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +14,15 @@ from sentence_transformers import SentenceTransformer
 
 from conftest import SLOTS, in_context, make_rows
 from revela.corpus.load import read_corpus
+from revela.errors import RevelaError
+from revela.evaluation import compare as comparison
+from revela.evaluation.evaluate import load_collection, mean_outcomes
 from revela.retriever.context import draw_documents
 from revela.retriever.load import load_encoder
-from tests.collection_folder import write_lines
+from revela.settings import Recipe
+from revela.training.record import UNKNOWN
+from revela.types import Document
+from tests.collection_folder import write_collection, write_lines
 
 TEXTS = ["ocean1 ocean2", "engine3", "how is the market02"]
 
@@ -80,6 +87,31 @@ def test_what_cannot_be_given_a_context_is_refused(
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
     assert "out exists: choose another --out" in refused("fit", *baked)
+
+
+def test_compare_judges_in_the_context_of_each_collection(contextual, tmp_path, monkeypatch):
+    rows = make_rows(30, sentences=3)
+    queries = {f"q{i}": rows[i]["text"].split(". ")[1] for i in range(20)}
+    judgements = {(f"q{i}", f"d{(i + 5) % 30}"): 1 for i in range(20)}
+    folder = write_collection(tmp_path / "one", rows, queries, judgements)
+    encoder, judged = load_encoder(contextual, "fp32"), []
+
+    def stop(*_, plan, **__):
+        judged.append(plan.judge(encoder))
+        raise RevelaError("stop")
+
+    monkeypatch.setattr(comparison, "train", stop)
+    data = SimpleNamespace(replace=lambda recipe, lazy_queries: None)
+    check = SimpleNamespace(tasks=[None], bm25=dict)
+    how = dict(seeds=[0], points=1, provenance=UNKNOWN)
+    with pytest.raises(RevelaError, match="stop"):
+        recipes = {"a": Recipe.of("gated", max_minutes=0, max_steps=1)}
+        comparison.compare(recipes, lambda _: (data, check), [folder], tmp_path / "out", **how)
+    collection = load_collection(folder)
+    documents = [Document(str(i), text) for i, text in enumerate(collection.documents)]
+    reader = in_context(encoder, draw_documents(documents, SLOTS, 0, 120))
+    wanted, other = (mean_outcomes(collection, {"m": e})["m"] for e in (reader, encoder))
+    assert judged == [{"one": pytest.approx(wanted["ndcg@10"])}] and wanted != other
 
 
 @pytest.mark.parametrize("kind", ["saved_retriever", "contextual"])

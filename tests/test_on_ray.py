@@ -31,18 +31,15 @@ from revela.files import writing
 from revela.groups.store import GroupFolder
 from revela.index import build_on_ray
 from revela.index.index import Index
-from revela.index.manifest import Info
 from revela.index.state import State, read_info
 from revela.index.table import Table, table_uri
 from revela.on_ray import Cluster
-from revela.settings import Indexing
 from revela.types import Document
 from tests.collection_folder import write_lines
 from tests.groups.test_preclustered import chunks_in_cells, groups_of, write_cells
-from tests.index.letters import WORDS, Letters, counts_of, reopen
-from tests.index.letters import documents as letter_documents
+from tests.index.letters import counts_of
 
-for package in ("ray", "lance_ray"):
+for package in ("ray", "lance"):
     pytest.importorskip(package, reason="needs pip install '.[ray]'")
 
 FLAGS = ("--chunk-words", 12, "--metadata", "year", "--precision", "fp32")
@@ -217,41 +214,31 @@ def write_repeated(folder: Path) -> Path:
     return folder
 
 
+def write_named_as_a_place(folder: Path) -> Path:
+    """A row has the id that another would get by its place."""
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"_id": "a.jsonl:2", "text": "abc"}\n{"text": "b"}\n')
+    return folder
+
+
+@pytest.mark.parametrize("write", [write_repeated, write_named_as_a_place])
 @pytest.mark.parametrize("size", [1, 10**6])
-def test_repeated_ids_are_those_of_one_process(ray_session, monkeypatch, tmp_path, size):
-    corpus = write_repeated(tmp_path / "corpus")
+def test_repeated_ids_are_those_of_one_process(ray_session, monkeypatch, tmp_path, size, write):
+    corpus = write(tmp_path / "corpus")
     parts_of = functools.partial(build_on_ray.parts_of, size=size)
     monkeypatch.setattr(build_on_ray, "parts_of", parts_of)
     how = dict(distinct=False, min_words=1, rename_repeated=True)
     documents, report = read_corpus([corpus], **how)
     surveyed = build_on_ray.SurveyedCorpus([corpus], reader_of_parts(READING, (), True))
-    assert len(surveyed.parts) == (1 if size > 1 else 6)
+    if write == write_repeated:
+        assert len(surveyed.parts) == (1 if size > 1 else 6)
     read = [surveyed.reading.documents(part, ReadReport()) for part in surveyed.parts]
     assert list(chain.from_iterable(read)) == list(documents)
-    assert len(surveyed) == len(documents) and surveyed.report.lines() == report.lines()
-    assert (
-        "22: rows with the id of another row or file: their place is their id" in report.lines()[1]
+    assert len({document.id for document in documents}) == len(documents) == len(surveyed)
+    assert surveyed.report.lines() == report.lines()
+    assert ": rows with the id of another row or file: their place is their id" in "".join(
+        report.lines()
     )
-
-
-def test_an_index_of_repeated_ids_is_that_of_one_process(index_by, static_folder, tmp_path):
-    corpus = write_repeated(tmp_path / "corpus")
-    said = [index_by(corpus, tmp_path / name, static_folder, *flags)
-            for name, flags in (("local", ()), ("ray", RAY))]  # fmt: skip
-    assert [code for code, *_ in said] == [0, 0]
-    assert_equal(tmp_path / "ray", tmp_path / "local")
-
-
-def test_a_row_with_the_id_of_another_s_place_is_named_by_its_own(
-    index_by, static_folder, tmp_path
-):
-    path = tmp_path / "corpus.jsonl"
-    path.write_text('{"_id": "corpus.jsonl:2", "text": "abc", "year": 1}\n{"text": "b"}\n')
-    said = [index_by(path, tmp_path / name, static_folder, *flags)
-            for name, flags in (("local", ()), ("ray", RAY))]  # fmt: skip
-    assert [code for code, *_ in said] == [0, 0]
-    ids = [[name for name, _ in contents(tmp_path / made)[0]] for made in ("ray", "local")]
-    assert sorted(ids[0]) == sorted(ids[1]) == ["corpus.jsonl:1", "corpus.jsonl:2"]
 
 
 @pytest.mark.parametrize(
@@ -311,34 +298,6 @@ def test_an_error_of_an_actor_is_one_sentence(ray_session):
 
     with pytest.raises(RevelaError, match=r"^what is wrong: what to do$"):
         list(on_ray.stream([1, 2, 3], read, load, lambda rows: rows[0], Cluster(workers=1), 1))
-
-
-def test_indices_that_several_machines_make_are_those_of_one(ray_session, monkeypatch, tmp_path):
-    monkeypatch.setattr("revela.index.table.EXACT_BELOW", 500)
-    made = []
-    for name in ("one", "several"):
-        info = Info("model", "0123", 8, Indexing(chunk_words=WORDS), {"year": "int64"})
-        index = Index.begin(tmp_path / name, info, Letters())
-        with index.changes() as changes:
-            list(changes.put_by_commits(letter_documents(300)))
-            by_all = functools.partial(build_on_ray._pack_by_all, changes)
-            changes.finish(pack=by_all if name == "several" else None)
-        made.append(reopen(index.folder))
-    one, several = made
-    kinds = [
-        {
-            found.columns[0]: (found.index_type, found.index_details.get("compression"))
-            for found in index.table.lance.list_indices()
-            if not index.table.lance.index_stats(found.name).num_unindexed_rows
-        }
-        for index in made
-    ]
-    assert kinds[0] == kinds[1] and len(kinds[0]) == 4
-    for query in ("abba abab", "title"):
-        hits = [[(h.id, h.text) for h in i.search(query, 10, "lexical")] for i in made]
-        assert hits[0] == hits[1] and hits[0]
-    exact = {h.id for h in one.search("abba abab", 10, "dense", where="chunk >= 0")}
-    assert len(exact & {h.id for h in several.search("abba abab", 10, "dense")}) >= 8
 
 
 def test_vectors_by_ray_are_those_of_one_process(succeeds, corpus, static_folder, tmp_path):

@@ -8,9 +8,9 @@
     python -m research.benchmarks.scale edits --documents 600 --out FOLDER
 
 ``lookup``: milliseconds to look up 200 ids, as --append does for each batch. ``recall``: recall@10
-against the exact scan, on synthetic clusters; with ``--by lance`` the index is made by lance-ray as
-on several machines. ``memory``: peak memory of the driver of ``revela index --engine ray``, with a
-static retriever. ``actors``: seconds of one process, and of Ray with two actors of one thread.
+against the exact scan, on synthetic clusters. ``memory``: peak memory of the driver of ``revela
+index --engine ray``, with a static retriever. ``actors``: seconds of one process, and of Ray with
+two actors of one thread.
 ``kill``: the driver is killed at random moments; the index must hold the rows of one process, once,
 and no unreferenced file. ``edits``: one of as many files, of 2,000 words each, is edited ten times;
 seconds of each update of the index, with token vectors by MiniLM, and the bytes that they keep.
@@ -102,16 +102,9 @@ def lookup(arguments: argparse.Namespace) -> None:
 
 
 def recall(arguments: argparse.Namespace) -> None:
-    folder = arguments.out / "recall"
-    table = made(folder, arguments.rows, arguments.width)
+    table = made(arguments.out / "recall", arguments.rows, arguments.width)
     began = time.perf_counter()
-    if arguments.by == "lance":
-        from revela import on_ray
-
-        with on_ray.connected(on_ray.Cluster()):
-            on_ray.make_indices(table_uri(folder), table.missing_indices())
-    else:
-        table.pack()
+    table.pack()
     seconds = time.perf_counter() - began
     centres = np.random.default_rng(0).normal(size=(max(1, arguments.rows // 100), arguments.width))
     queries = near(centres, 200, np.random.default_rng(2))
@@ -121,7 +114,7 @@ def recall(arguments: argparse.Namespace) -> None:
         rows = exact.bypass_vector_index().limit(10).select(["id"]).to_list()
         found = [owner.id for owner, _ in table.nearest(query, 10).values()]
         hits += len({row["id"] for row in rows} & set(found))
-    facts = dict(rows=arguments.rows, width=arguments.width, by=arguments.by, cells=CELLS)
+    facts = dict(rows=arguments.rows, width=arguments.width, cells=CELLS)
     print(json.dumps({**facts, "recall@10": hits / 2000, "indexed_in_s": round(seconds, 1)}))
 
 
@@ -273,7 +266,6 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--documents", type=int, default=2000)
     parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--by", choices=["lancedb", "lance"], default="lancedb")
     arguments = parser.parse_args()
     whats[arguments.what](arguments)
 

@@ -1,5 +1,5 @@
 """Run work on a Ray cluster, and write a Lance table from many processes. The only module that
-imports ray, lance_ray and lance (pylance); it has no code of retrieval.
+imports ray and lance (pylance); it has no code of retrieval.
 
 Ray Data streams items through three steps: tasks that read, actors that hold a model, tasks that
 write. What passes between them is pickled into one row each, which Ray cannot divide. The step of a
@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ def connected(cluster: Cluster) -> Iterator[None]:
     # Ray starts its processes by exec, which leaves no lock of Lance's behind.
     warnings.filterwarnings("ignore", "lance(db fork support is experimental| is not fork-safe)")
     with extra("ray", "--engine ray"):
-        import lance_ray  # noqa: F401
+        import lance  # noqa: F401
         import ray
         import ray.data
     begun = not ray.is_initialized()
@@ -86,13 +85,6 @@ def _reach(address: str) -> None:
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "//" not in address:
         socket.create_connection((host, int(port)), REACHED_S).close()
-
-
-def machines() -> int:
-    """Number of machines in the cluster."""
-    import ray
-
-    return sum(bool(node["Alive"]) for node in ray.nodes())
 
 
 def in_tasks(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
@@ -314,23 +306,3 @@ def _written_by_others(uri: str) -> RevelaError:
         f"another process has written to {Path(uri).parent} meanwhile: let one at a time write to "
         "an index, and run the same command again"
     )
-
-
-def clean(uri: str) -> None:
-    """Remove old versions, and files of killed runs. Nothing else may read or write meanwhile."""
-    import lance
-
-    dataset = lance.dataset(uri)
-    dataset.cleanup_old_versions(older_than=timedelta(milliseconds=1), delete_unverified=True)
-    for half_written in Path(uri, "data").glob(".tmp*"):  # Lance removes only finished files
-        half_written.unlink()
-
-
-def make_indices(uri: str, wanted: Sequence[tuple[str, str, dict[str, Any]]]) -> None:
-    """Make indices on all machines of the cluster; ``wanted``: column, kind and options of each."""
-    import lance_ray
-
-    for column, kind, options in wanted:
-        make = lance_ray.create_index if kind.startswith("IVF") else lance_ray.create_scalar_index
-        workers = max(2, machines())
-        make(uri, column=column, index_type=kind, num_workers=workers, **options)

@@ -253,12 +253,6 @@ def add(
         changes.state.forget()
         changes.find_language(corpus.first_texts())
         info = changes.info
-        by_all = on_ray.machines() > 1 and not info.finished
-        if by_all and info.settings.vectors != "binary":
-            raise RevelaError(
-                f"--vectors {info.settings.vectors}: several machines make indices of binary "
-                "vectors only; give --vectors binary"
-            )
         size = max(1, wave // FRAGMENTS) * CHARACTERS * info.settings.chunk_words
         characters = min(corpus.batch_characters, size)
         before = changes.frozen().number if len(changes.table) else None
@@ -274,7 +268,7 @@ def add(
                 total += added
                 bar.update(added.documents)
         changes.finish(
-            pack=lambda: _pack_by_all(changes) if by_all else _in_a_task(Job.pack, job),
+            pack=lambda: _in_a_task(Job.pack, job),
             measure=lambda: _in_a_task(Job.calibrate, job),
         )
     return total
@@ -297,9 +291,3 @@ def _in_a_task(work: Callable[[Job], T], job: Job) -> T:
     """The result of a ``Job``'s method in a process of its own."""
     found: T = next(on_ray.in_tasks(work, [job]))
     return found
-
-
-def _pack_by_all(changes: Changes) -> None:
-    """Make the indices of a new table on all machines, and remove files of killed runs."""
-    on_ray.clean(table_uri(changes.folder))
-    on_ray.make_indices(table_uri(changes.folder), changes.table.missing_indices())

@@ -30,7 +30,6 @@ from revela.types import Vectors, evenly_spaced
 
 TABLE = "chunks"
 EXACT_BELOW = 20_000  # chunks; vectors of a larger table are searched by an approximate index
-VECTOR_INDEX = "IVF_RQ"  # Lance's name of the index of binary vectors; the other forms have HNSW
 CELLS = 20  # cells of the approximate index that a query reads
 CANDIDATES = 200  # minimum number of candidates that are scored again by their stored vectors
 FILTER_IDS = 1000  # ids in one filter
@@ -310,25 +309,17 @@ class Table:
 
     def pack(self) -> None:
         """Pack the table, update its indices, and make missing ones."""
-        from lancedb.index import FTS, Bitmap, BTree, HnswFlat, HnswSq, IvfRq
+        from lancedb.index import FTS
 
-        vector_index = {"binary": IvfRq, "int8": HnswSq, "float32": HnswFlat}
-        configs = {
-            "BTREE": BTree(),
-            "BITMAP": Bitmap(),
-            "INVERTED": FTS(**TOKENIZER),
-            # The inner product of unit vectors is their cosine.
-            VECTOR_INDEX: vector_index[self.info.settings.vectors](distance_type="dot"),
-        }
         with lance_errors(self.folder):
             made = self._missing()
             if len(self) < EXACT_BELOW:  # one that is brought up to date counts deleted rows
-                made["terms"] = "INVERTED"
+                made["terms"] = FTS(**TOKENIZER)
             with progress_bar("packing", "part", total=2 + len(made)) as shown:
                 self.lance.optimize(cleanup_older_than=NEVER)
                 shown.update()
-                for column, kind in made.items():
-                    self.lance.create_index(column, config=configs[kind], replace=True)
+                for column, config in made.items():
+                    self.lance.create_index(column, config=config, replace=True)
                     shown.update()
                 # Joins fragments that the indices know by now.
                 self.lance.optimize(cleanup_older_than=NEVER)
@@ -343,26 +334,20 @@ class Table:
             age = timedelta(milliseconds=1)
             self.lance.optimize(cleanup_older_than=age, delete_unverified=True)
 
-    def missing_indices(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """The indices that ``pack`` makes: column, kind and options, as Lance names them."""
-        # LanceDB's default is one bit, on which lance_ray and pylance disagree. The number of cells
-        # is LanceDB's; lance_ray needs 256 vectors in each.
-        cells = max(1, min(int(len(self) ** 0.5), len(self) // 256))
-        options: dict[str, dict[str, Any]] = {
-            "INVERTED": TOKENIZER,
-            VECTOR_INDEX: {"metric": "dot", "num_bits": 1, "num_partitions": cells},
-        }
-        return [(column, kind, options.get(kind, {})) for column, kind in self._missing().items()]
+    def _missing(self) -> dict[str, Any]:
+        """Column -> configuration of its missing index; a large table needs more."""
+        from lancedb.index import FTS, Bitmap, BTree, HnswFlat, HnswSq, IvfRq
 
-    def _missing(self) -> dict[str, str]:
-        """Column -> kind of its missing index; a large table needs more."""
-        required = {"id": "BTREE", "terms": "INVERTED"}
+        required: dict[str, Any] = {"id": BTree(), "terms": FTS(**TOKENIZER)}
         if len(self) >= EXACT_BELOW:
             for name, kind in self.info.columns.items():
-                required[name] = "BITMAP" if kind == "bool" else "BTREE"
-            required["vector"] = VECTOR_INDEX
+                required[name] = Bitmap() if kind == "bool" else BTree()
+            vector_index = {"binary": IvfRq, "int8": HnswSq, "float32": HnswFlat}
+            # The inner product of unit vectors is their cosine.
+            vectors = vector_index[self.info.settings.vectors]
+            required["vector"] = vectors(distance_type="dot")
         present = {column for index in self.lance.list_indices() for column in index.columns}
-        return {column: kind for column, kind in required.items() if column not in present}
+        return {column: config for column, config in required.items() if column not in present}
 
 
 @contextmanager
