@@ -4,13 +4,76 @@
 # BM25 and MiniLM on a task of mteb, whose data is downloaded: each alone, fused by rank (RRF) as
 # mteb does it, and fused by Revela's rule, which measures on the task's corpus, without labels, how
 # well words and vectors know it.
+#
+# `Hybrid` is the rule in mteb's search protocol, around any dense encoder of mteb. It ranks the
+# first 200 documents by words and by vectors, and holds the vectors of a corpus in memory.
 
 # %%
-import mteb
-from mteb.models.hybrid_wrappers import HybridSearch
+from itertools import islice
 
+import mteb
+import torch
+import torch.nn.functional as F
+from datasets import Dataset
+from mteb._create_dataloaders import create_dataloader
+from mteb.models.hybrid_wrappers import HybridSearch
+from mteb.types import PromptType
+from torch.utils.data import DataLoader
+
+from revela.evaluation.collection import Collection
+from revela.evaluation.evaluate import snapshot_of
 from revela.evaluation.mteb import MtebEncoder
-from revela.evaluation.mteb_hybrid import MtebHybrid
+from revela.index import exact
+from revela.index.fusion import DEPTH
+from revela.index.search import fuse
+
+
+class Hybrid:
+    """BM25 and an encoder's cosines, fused as in ``revela eval``."""
+
+    def __init__(self, encoder):
+        self.encoder = encoder
+        own = {"name": f"hybrid/{encoder.mteb_model_meta.name.replace('/', '-')}"}
+        self.mteb_model_meta = encoder.mteb_model_meta.model_copy(update=own)
+
+    def index(self, corpus, *, task_metadata, hf_split, hf_subset, encode_kwargs, **_):
+        """Encode a corpus, count its words, and calibrate the fusion of both."""
+        part = {"task_metadata": task_metadata, "hf_split": hf_split, "hf_subset": hf_subset}
+        self.settings = {**part, **encode_kwargs}
+        self.ids, documents = corpus["id"], self.texts(corpus, PromptType.document)
+        titles = corpus["title"] if "title" in corpus.column_names else [""] * len(documents)
+        collection = Collection(task_metadata.name, self.ids, documents, [], [], {}, titles=titles)
+        self.snapshot = snapshot_of(collection, self)
+
+    def search(self, queries, *, top_k: int, **_):
+        """The first ``top_k`` documents of each query and their scores, best first."""
+        texts = self.texts(queries, PromptType.query)
+        vectors = self.encode_queries(texts)
+        run = {}
+        for query, text, vector in zip(queries["id"], texts, vectors, strict=True):
+            (near,) = exact.rankings_of(*exact.top_k(vector[None], self.snapshot.vectors_ND, DEPTH))
+            (words,) = exact.rankings_of(*self.snapshot.bm25.top_k([text], DEPTH))
+            matching = {row: score for row, score in words.items() if score > 0}
+            scores = fuse(self.snapshot, text, vector, near, matching)
+            run[query] = {self.ids[row]: score for row, score in islice(scores.items(), top_k)}
+        return run
+
+    def texts(self, rows, prompt_type):
+        """Documents with their titles, or queries with their instructions, as mteb reads them."""
+        task = self.settings["task_metadata"]
+        return list(create_dataloader(rows, task, prompt_type=prompt_type).dataset["text"])
+
+    def encode_queries(self, texts, progress=False):
+        return self.encode(texts, PromptType.query)
+
+    def encode_passages(self, texts, progress=False):
+        return self.encode(texts, PromptType.document)
+
+    def encode(self, texts, prompt_type):
+        inputs = DataLoader(Dataset.from_dict({"text": list(texts)}), batch_size=32)
+        vectors = self.encoder.encode(inputs, prompt_type=prompt_type, **self.settings)
+        return F.normalize(torch.as_tensor(vectors).float().cpu(), dim=1).numpy()
+
 
 task = mteb.get_task("NanoSciFactRetrieval")  # or NFCorpus, FiQA2018 and others
 minilm = MtebEncoder.load("embedded:minilm-l6")  # or any of mteb.get_model
@@ -19,7 +82,7 @@ systems = {
     "BM25 of mteb": bm25,
     "MiniLM": minilm,
     "RRF of both": HybridSearch([bm25, minilm]),
-    "Revela": MtebHybrid(minilm),
+    "Revela": Hybrid(minilm),
 }
 
 # %% [markdown]

@@ -285,6 +285,11 @@ def contextual(tmp_path_factory: pytest.TempPathFactory, tiny_lm_folder: Path) -
     return folder
 
 
+def in_context(encoder, texts):
+    """An encoder with slots, in the context of other texts."""
+    return encoder.with_context(lambda: encoder.context_encoder.of_texts(texts))
+
+
 @pytest.fixture(scope="session")
 def static_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> Path:
     """The folder of a static retriever, which needs no torch."""

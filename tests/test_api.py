@@ -111,8 +111,6 @@ def test_one_text_where_a_list_is_asked_for_is_one_sentence(retriever, tmp_path)
         (lambda given: list(index.search_many(given)), "queries"),
         (lambda given: revela.rerank("ocean", given, retriever.folder), "documents"),
         (lambda given: revela.fit(retriever.folder, given), "texts"),
-        (revela.choose_model, "documents"),
-        (lambda given: revela.choose_model(TEXTS, given), "candidates"),
         (lambda given: revela.evaluate(given, [tmp_path]), "models"),
         (lambda given: revela.evaluate([retriever.folder], given), "on"),
         (LabelFreeEvaluator, "texts"),
@@ -155,8 +153,6 @@ def test_columns_and_generators_are_taken_everywhere(retriever, tmp_path):
         assert ranked == revela.rerank(TEXTS[1], TEXTS[:3], retriever.folder)
         check = LabelFreeEvaluator(given([row["text"] for row in make_rows(40)]))
         assert check.about["documents"] == 40
-    columns = revela.choose_model(series(TEXTS)), revela.choose_model(iter(TEXTS))
-    assert columns[0].candidate == columns[1].candidate == revela.choose_model(TEXTS).candidate
 
 
 @pytest.mark.parametrize("item", [None, float("nan"), 7, b"bytes", ["nested"], pd.NA])
@@ -171,7 +167,6 @@ def test_what_is_no_text_is_one_sentence(retriever, tmp_path, item):
         (lambda given: list(index.search_many(given)), "queries"),
         (lambda given: revela.rerank("ocean", given, retriever.folder), "documents"),
         (lambda given: revela.fit(retriever.folder, given), "texts"),
-        (revela.choose_model, "documents"),
         (lambda given: revela.evaluate(given, [tmp_path]), "models"),
         (LabelFreeEvaluator, "texts"),
     ]:

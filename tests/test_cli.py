@@ -673,8 +673,11 @@ def test_compare_deletes_nothing_that_it_did_not_make(tmp_path):
     assert mine.read_text() == "mine"
 
 
-def test_eval_compares_models_and_asks_mteb(succeeds, refused, tiny_lm_folder, tmp_path):
-    pytest.importorskip("mteb")
+def test_eval_compares_models_and_asks_mteb(
+    succeeds, refused, tiny_lm_folder, tmp_path, monkeypatch
+):
+    mteb = pytest.importorskip("mteb")
+    from tests.mteb_folder import folder_task
 
     for name, layers in (("a", 1), ("b", 2)):
         tiny_retriever(tiny_lm_folder, layers=layers, query_prompt="", passage_prompt="").save(
@@ -705,22 +708,18 @@ def test_eval_compares_models_and_asks_mteb(succeeds, refused, tiny_lm_folder, t
         "b + BM25 (RRF)",
     }
     assert set(local["b"]["p"]) == {"BM25", "a"} and len(local["b"]["queries"]) == 20
-    benchmark = (
-        "eval",
-        tmp_path / "a",
-        f"--benchmark {folder} --out {out} --json {scores} --precision fp32",
-    )
-    for expected in ("judged, a", "judged, a: finished before"):
-        printed = succeeds(*benchmark)
-        assert expected in printed
+    with monkeypatch.context() as patched:
+        patched.setattr(mteb, "get_task", lambda name: folder_task(folder))
+        flags = f"--benchmark judged --out {out} --json {scores} --precision fp32"
+        assert "judged, a" in succeeds("eval", tmp_path / "a", flags)
     assert json.loads(scores.read_text())["judged (mteb)"]["a"]["means"][
         "ndcg@10"
     ] == pytest.approx(local["a"]["means"]["ndcg@10"], abs=1e-4)
     assert [file.name for file in out.rglob("judged.json")] == ["judged.json"]
     for arguments, message in (
         ((), "nothing to score on"),
-        (("--benchmark scifat",), "did you mean SciFact"),
-        ((f"--benchmark NanoSciFactRetrieval --out {out}",), "its data cannot be loaded"),
+        (("--benchmark scifat",), "Did you mean: 'SciFact"),
+        ((f"--benchmark NanoSciFactRetrieval --out {out}",), "mteb cannot read its data"),
     ):
         assert message in refused("eval", tmp_path / "a", *arguments)
 

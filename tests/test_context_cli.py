@@ -1,55 +1,117 @@
-"""Contexts as a user meets them: revela index, eval and probe with --context."""
+"""Contexts as a user meets them: a retriever with slots is given another corpus by revela fit
+--context, and is then a model like any other.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from revela.encoder.open import load_encoder
+from sentence_transformers import SentenceTransformer
 
-from conftest import SLOTS, TOPICS, make_rows
-from revela.index.state import read_info
+from conftest import SLOTS, in_context, make_rows
+from revela.corpus.load import read_corpus
+from revela.errors import RevelaError
+from revela.evaluation import compare as comparison
+from revela.evaluation.evaluate import load_collection, mean_outcomes
+from revela.retriever.context import draw_documents
+from revela.settings import Recipe
+from revela.training.record import UNKNOWN
+from revela.types import Document
 from tests.collection_folder import write_collection, write_lines
 
-
-def test_index_and_append_by_command(contextual, saved_retriever, tmp_path, succeeds, refused):
-    write_lines(tmp_path / "corpus.jsonl", make_rows(12))
-    corpus, out, own = tmp_path / "corpus.jsonl", tmp_path / "index", tmp_path / "own.txt"
-    own.write_text("\n".join(TOPICS))
-
-    index = ("index", corpus, "--precision", "fp32")
-    succeeds(*index, "--model", contextual, "--out", out)
-    assert read_info(out).context["kind"] == "corpus"
-    for same in ((), ("--context", "corpus")):
-        succeeds(*index, "--append", "--out", out, *same)
-    error = refused(*index, "--append", "--out", out, "--context", "none")
-    assert "was made with other settings, metadata or context" in error
-    for choice, kind in (("saved", "saved"), ("none", "none"), (own, "texts")):
-        succeeds(*index, "--model", contextual, "--out", tmp_path / kind, "--context", choice)
-        assert read_info(tmp_path / kind).context["kind"] == kind
-    assert len({read_info(tmp_path / n).context["digest"] for n in ("index", "none", "texts")}) == 3
-    plain = ("--model", saved_retriever, "--out", tmp_path / "plain")
-    error = refused(*index, *plain, "--context", "corpus")
-    assert "has no first stage: train it with --context N" in error
-    succeeds(*index, *plain)
-    own.write_text("\n \n")
-    with_context = (*index, "--model", contextual, "--out", tmp_path / "x", "--context")
-    assert "has no text" in refused(*with_context, own)
-    error = refused(*with_context, "corpsu")
-    assert "--context corpsu cannot be read (FileNotFoundError)" in error
+TEXTS = ["ocean1 ocean2", "engine3", "how is the market02"]
 
 
-def test_eval_by_command(contextual, saved_retriever, tmp_path, succeeds, refused):
-    rows, asked = make_rows(20, sentences=1), {"q": "ocean03 ocean04"}
-    one = write_collection(tmp_path / "one", rows, asked, {("q", "d0"): 1})
-    flags = ("--on", one, "--precision", "fp32")
-    out = succeeds("eval", contextual, saved_retriever, *flags)
-    drawn = f"model reads a context of {SLOTS} slots, documents of the corpus, drawn with"
-    assert f"{drawn} seed 0\n" in out and out.count("reads a context") == 1
-    assert f"{drawn} seed 3\n" in succeeds("eval", contextual, *flags, "--context-seed", 3)
-    out = succeeds("eval", contextual, *flags, "--context", "saved")
-    assert "slots, those that it was saved with\n" in out
-    error = refused("eval", saved_retriever, *flags, "--context", "corpus")
-    assert "has no first stage: train it with --context N" in error
+@pytest.fixture
+def corpora(tmp_path):
+    """Two corpora of more documents than there are slots."""
+    paths = [tmp_path / "one.jsonl", tmp_path / "other.jsonl"]
+    for path, seed in zip(paths, (1, 2), strict=True):
+        write_lines(path, make_rows(2 * SLOTS, sentences=40, seed=seed))
+    return paths
+
+
+def test_a_context_is_baked_into_a_stock_folder(
+    contextual, corpora, tmp_path, succeeds, monkeypatch
+):
+    """Our encoder and stock sentence-transformers read it, and so do index, search and eval."""
+    shutil.copytree(contextual, tmp_path / "model")
+    (tmp_path / "model" / "README.md").write_text("# A card")
+    vectors = []
+    for corpus in corpora:
+        out = tmp_path / corpus.stem
+        fit = ("fit", "--model", tmp_path / "model", "--context", corpus, "--out", out)
+        assert f"{SLOTS} chunks of {corpus} in the slots of {out}: go on" in succeeds(*fit)
+        about = json.loads((out / "context" / "context.json").read_text())
+        assert about["drawn from"] == f"{SLOTS} chunks of {corpus.name}" and about["seed"] == 0
+        assert (out / "README.md").read_text() == "# A card"
+        drawn = draw_documents(read_corpus([corpus])[0], SLOTS, 0, 120)
+        before, encoder = (load_encoder(path, "fp32") for path in (contextual, out))
+        passages = encoder.encode_passages(TEXTS)
+        by_hand = in_context(before, drawn).encode_passages(TEXTS)
+        np.testing.assert_allclose(passages, by_hand, atol=1e-6)
+        stock = SentenceTransformer(str(out), device="cpu")
+        np.testing.assert_allclose(stock.encode_document(TEXTS), passages, atol=1e-5)
+        queries = encoder.encode_queries(TEXTS)
+        np.testing.assert_allclose(stock.encode_query(TEXTS), queries, atol=1e-5)
+        vectors.append(passages)
+    assert np.abs(vectors[0] - vectors[1]).max() > 1e-3
+    succeeds("index", corpora[0], "--model", tmp_path / "one", "--out", tmp_path / "index")
+    title = make_rows(1, sentences=40, seed=1)[0]["title"]
+    found = succeeds("search", tmp_path / "index", title, "--mode", "lexical", "-k", 1)
+    assert title in found
+    assert "1." in succeeds("search", tmp_path / "index", title, "--mode", "dense", "-k", 1)
+
+
+def test_what_cannot_be_given_a_context_is_refused(
+    contextual, saved_retriever, corpora, tmp_path, refused
+):
+    out = ("--out", tmp_path / "out")
+    baked = ("--model", contextual, "--context", corpora[0], *out)
+    shutil.copytree(contextual, tmp_path / "cut", ignore=shutil.ignore_patterns("context"))
+    for arguments, sentence in (
+        (("--model", contextual, *out), "a fit reads one corpus: give it as revela fit CORPUS"),
+        ((corpora[0], *baked), "a fit reads one corpus: give it as revela fit CORPUS"),
+        (("--model", saved_retriever, *baked[2:]), "has no first stage (context/), which --cont"),
+        (("--model", tmp_path / "cut", *baked[2:]), "has no first stage (context/), which --cont"),
+        ((*baked, "--layers", 2), "--layers has no effect with --context"),
+        ((*baked, "--static"), "--static has no effect with --context"),
+        ((*baked, "--language", "de"), "--language has no effect with --context"),
+    ):
+        assert sentence in refused("fit", *arguments)
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    assert "out exists: choose another --out" in refused("fit", *baked)
+
+
+def test_compare_judges_in_the_context_of_each_collection(contextual, tmp_path, monkeypatch):
+    rows = make_rows(30, sentences=3)
+    queries = {f"q{i}": rows[i]["text"].split(". ")[1] for i in range(20)}
+    judgements = {(f"q{i}", f"d{(i + 5) % 30}"): 1 for i in range(20)}
+    folder = write_collection(tmp_path / "one", rows, queries, judgements)
+    encoder, judged = load_encoder(contextual, "fp32"), []
+
+    def stop(*_, plan, **__):
+        judged.append(plan.judge(encoder))
+        raise RevelaError("stop")
+
+    monkeypatch.setattr(comparison, "train", stop)
+    data = SimpleNamespace(replace=lambda recipe, lazy_queries: None)
+    check = SimpleNamespace(tasks=[None], bm25=dict)
+    how = dict(seeds=[0], points=1, provenance=UNKNOWN)
+    with pytest.raises(RevelaError, match="stop"):
+        recipes = {"a": Recipe.of("gated", max_minutes=0, max_steps=1)}
+        comparison.compare(recipes, lambda _: (data, check), [folder], tmp_path / "out", **how)
+    collection = load_collection(folder)
+    documents = [Document(str(i), text) for i, text in enumerate(collection.documents)]
+    reader = in_context(encoder, draw_documents(documents, SLOTS, 0, 120))
+    wanted, other = (mean_outcomes(collection, {"m": e})["m"] for e in (reader, encoder))
+    assert judged == [{"one": pytest.approx(wanted["ndcg@10"])}] and wanted != other
 
 
 @pytest.mark.parametrize("kind", ["saved_retriever", "contextual"])

@@ -164,7 +164,9 @@ def test_indexes_are_made_changed_and_searched(succeed, docs, model, tmp_path):
 
 
 def test_indexes_retrievers_and_texts_are_scored(succeed, model, tmp_path):
-    rows = [{"_id": str(i), "text": row["text"]} for i, row in enumerate(make_rows(120))]
+    rows = [
+        {**row, "_id": str(i), "title": f"all about {i}"} for i, row in enumerate(make_rows(120))
+    ]
     queries = {f"q{i}": " ".join(rows[i]["text"].split()[:6]) for i in range(12)}
     judged = {(f"q{i}", str(i)): 1 for i in range(12)}
     write_collection(tmp_path / "beir", rows, queries, judged)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +25,10 @@ from conftest import make_rows
 from revela import on_ray
 from revela.cli.flags import reader_of_parts
 from revela.corpus.load import READING, read_corpus
-from revela.encoder.load import load_encoder
+from revela.corpus.readers.common import ReadReport
 from revela.errors import RevelaError
 from revela.files import writing
 from revela.index import build_on_ray
-from revela.index.contexts import chosen_for
 from revela.index.index import Index
 from revela.index.state import State, read_info
 from revela.index.table import Table, table_uri
@@ -183,8 +183,8 @@ def wait_for_rows(folder: Path, driver: subprocess.Popen, least: int) -> int:
     raise AssertionError("nothing is committed")
 
 
-def test_what_is_appended_and_replaced_reads_the_context_of_the_index(
-    succeeds, index_by, monkeypatch, contextual, tmp_path
+def test_what_is_appended_and_replaced_is_what_one_process_makes(
+    succeeds, index_by, monkeypatch, static_folder, tmp_path
 ):
     rows = [dict(row, _id=f"it's {i}") for i, row in enumerate(rows_of_corpus())]
     before, after = tmp_path / "before.jsonl", tmp_path / "after.parquet"
@@ -193,20 +193,12 @@ def test_what_is_appended_and_replaced_reads_the_context_of_the_index(
     pq.write_table(pa.Table.from_pylist([*changed, *rows[26:]]), after)
     for name, flags in (("local", ()), ("ray", ("--engine", "ray", "--commit-every", 40))):
         out = tmp_path / name
-        assert index_by(before, out, contextual)[0] == 0
+        assert index_by(before, out, static_folder)[0] == 0
         if flags:  # the memory of what drives must not grow with the table
             monkeypatch.setattr(Table, "pack", lambda *_: pytest.fail("packed by the driver"))
         said = succeeds("index", after, "--out", out, "--append", *flags, "--precision", "fp32")
         assert "18 documents are new, 6 replaced, 4 unchanged" in said
     assert_equal(tmp_path / "ray", tmp_path / "local")
-
-
-def test_a_context_is_drawn_from_the_files_as_from_documents(ray_session, corpus, contextual):
-    encoder = load_encoder(contextual, "fp32")
-    here = read_corpus([corpus], distinct=False, min_words=1)[0]
-    surveyed = build_on_ray.SurveyedCorpus([corpus], reader_of_parts(READING, ()))
-    assert list(surveyed) == list(here) and surveyed.report.words > 0
-    assert chosen_for(encoder, None, surveyed, 12) == chosen_for(encoder, None, here, 12)
 
 
 def write_repeated(folder: Path) -> Path:
@@ -220,39 +212,31 @@ def write_repeated(folder: Path) -> Path:
     return folder
 
 
+def write_named_as_a_place(folder: Path) -> Path:
+    """A row has the id that another would get by its place."""
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"_id": "a.jsonl:2", "text": "abc"}\n{"text": "b"}\n')
+    return folder
+
+
+@pytest.mark.parametrize("write", [write_repeated, write_named_as_a_place])
 @pytest.mark.parametrize("size", [1, 10**6])
-def test_repeated_ids_are_those_of_one_process(ray_session, monkeypatch, tmp_path, size):
-    corpus = write_repeated(tmp_path / "corpus")
+def test_repeated_ids_are_those_of_one_process(ray_session, monkeypatch, tmp_path, size, write):
+    corpus = write(tmp_path / "corpus")
     parts_of = functools.partial(build_on_ray.parts_of, size=size)
     monkeypatch.setattr(build_on_ray, "parts_of", parts_of)
     how = dict(distinct=False, min_words=1, rename_repeated=True)
     documents, report = read_corpus([corpus], **how)
     surveyed = build_on_ray.SurveyedCorpus([corpus], reader_of_parts(READING, (), True))
-    assert len(surveyed.parts) == (1 if size > 1 else 6)
-    assert list(surveyed) == list(documents) and surveyed.report.lines() == report.lines()
-    assert (
-        "22: rows with the id of another row or file: their place is their id" in report.lines()[1]
+    if write == write_repeated:
+        assert len(surveyed.parts) == (1 if size > 1 else 6)
+    read = [surveyed.reading.documents(part, ReadReport()) for part in surveyed.parts]
+    assert list(chain.from_iterable(read)) == list(documents)
+    assert len({document.id for document in documents}) == len(documents) == len(surveyed)
+    assert surveyed.report.lines() == report.lines()
+    assert ": rows with the id of another row or file: their place is their id" in "".join(
+        report.lines()
     )
-
-
-def test_an_index_of_repeated_ids_is_that_of_one_process(index_by, static_folder, tmp_path):
-    corpus = write_repeated(tmp_path / "corpus")
-    said = [index_by(corpus, tmp_path / name, static_folder, *flags)
-            for name, flags in (("local", ()), ("ray", RAY))]  # fmt: skip
-    assert [code for code, *_ in said] == [0, 0]
-    assert_equal(tmp_path / "ray", tmp_path / "local")
-
-
-def test_a_row_with_the_id_of_another_s_place_is_named_by_its_own(
-    index_by, static_folder, tmp_path
-):
-    path = tmp_path / "corpus.jsonl"
-    path.write_text('{"_id": "corpus.jsonl:2", "text": "abc", "year": 1}\n{"text": "b"}\n')
-    said = [index_by(path, tmp_path / name, static_folder, *flags)
-            for name, flags in (("local", ()), ("ray", RAY))]  # fmt: skip
-    assert [code for code, *_ in said] == [0, 0]
-    ids = [[name for name, _ in contents(tmp_path / made)[0]] for made in ("ray", "local")]
-    assert sorted(ids[0]) == sorted(ids[1]) == ["corpus.jsonl:1", "corpus.jsonl:2"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Does a test without labels rank retrievers as judged queries do, and choose the best?
+"""Does a test without labels rank retrievers as judged queries do?
 
     python -m research.benchmarks.choosing --data COLLECTIONS LANGUAGES
 
@@ -6,9 +6,9 @@ Systems: MiniLM; SmolLM2-135M at 2 and 6 layers, fitted, and at 2 as it is; the 
 as it begins and trained; BM25; and the fusion of each with BM25. They are made of a sample of a
 collection's documents without the held-out ones, are asked label-free queries about these
 (evaluation/label_free.py), and then ``QUERIES`` judged ones of ``DOCUMENTS`` documents. Rows are
-kept in ``--out``; what they say of each test is printed: Kendall's tau with the judged nDCG@10, the
-share of pairs in the right order whose judged scores differ by more than ``APART``, and what
-choosing by it loses against the best (regret).
+kept in ``--out``; what they say is printed: Kendall's tau with the judged nDCG@10, the share of
+pairs in the right order whose judged scores differ by more than ``APART``, and what choosing by it
+loses against the best (regret).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from revela.corpus.load import read_corpus, split_held_out
 from revela.corpus.spool import arrow_list
 from revela.evaluation.choose_model import MIN_QUERIES, Candidate, encoder_of
 from revela.evaluation.evaluate import load_collection, outcomes
-from revela.evaluation.label_free import HeldOutCheck, by_system, tasks, tasks_among, with_bm25
+from revela.evaluation.label_free import HeldOutCheck, by_system, tasks, with_bm25
 from revela.groups.dataset import TrainingSet
-from revela.index.language import Analyzer, detect
+from revela.index.language import detect
 from revela.model_files import resolve
 from revela.retriever.build import untrained_retriever
 from revela.retriever.encode import RetrieverEncoder
@@ -77,10 +77,7 @@ def row_of(folder: Path) -> Row:
     recipe = Recipe().replace(language=language, max_tokens=TOKENS)
     data = TrainingSet(recipe, *split_held_out(sample, HELD_OUT, SAMPLE))
     held, words = data.held_out, recipe.corpus.chunk_words
-    asked = tasks_among(held, data.documents, words, ASKED, PASSAGES, Analyzer(language))
-    # Its passages are those of the held-out documents alone.
-    asked += [task for task in tasks(held, words, ASKED, PASSAGES, 0) if task.name != "docstring"]
-    check = HeldOutCheck(asked, language)
+    check = HeldOutCheck(tasks(held, words, ASKED, PASSAGES, 0), language)
     part = part_of(load_collection(folder), DOCUMENTS, QUERIES, CHARACTERS)
     free = {BM25: {task: list(s) for task, s in check.queries_of_bm25().items()}}
     judged, seconds = dict[str, float](), dict[str, float]()
@@ -110,11 +107,7 @@ def mean_of(scores: Mapping[str, Sequence[float]], names: Sequence[str]) -> floa
     return fmean(score for name in names for score in scores.get(name, ()))
 
 
-TESTS = {
-    "halves, titles, docstrings": ["sibling", "title", "docstring"],
-    "words of sentences, docstrings": ["sentence", "docstring"],
-    "all of them": ["sibling", "title", "sentence", "docstring"],
-}
+TASKS = "sibling", "title", "docstring"
 
 
 def agreement(rows: Mapping[str, Row], among: str) -> None:
@@ -123,24 +116,23 @@ def agreement(rows: Mapping[str, Row], among: str) -> None:
     """
     from scipy.stats import kendalltau
 
-    for test, names in TESTS.items():
-        taus, right, apart, regrets = list[float](), 0, 0, list[float]()
-        for row in rows.values():
-            if sum(len(row["free"][BM25].get(name, ())) for name in names) < MIN_QUERIES:
-                continue
-            kept = [
-                system
-                for system in row["judged"]
-                if among == "all" or system == BM25 or (BM25 in system) == (among == "fused")
-            ]
-            free = [mean_of(row["free"][system], names) for system in kept]
-            judged = [row["judged"][system] for system in kept]
-            taus.append(float(kendalltau(free, judged).statistic))
-            found = pairs_in_order(free, judged)
-            right, apart = right + found[0], apart + found[1]
-            regrets.append(max(judged) - judged[max(range(len(free)), key=free.__getitem__)])
-        agree = f"{len(taus)} | {fmean(taus):.2f} | {right / apart:.2f} of {apart}"
-        print(f"| {among} | {test} | {agree} | {fmean(regrets):.4f} | {max(regrets):.3f} |")
+    taus, right, apart, regrets = list[float](), 0, 0, list[float]()
+    for row in rows.values():
+        if sum(len(row["free"][BM25].get(name, ())) for name in TASKS) < MIN_QUERIES:
+            continue
+        kept = [
+            system
+            for system in row["judged"]
+            if among == "all" or system == BM25 or (BM25 in system) == (among == "fused")
+        ]
+        free = [mean_of(row["free"][system], TASKS) for system in kept]
+        judged = [row["judged"][system] for system in kept]
+        taus.append(float(kendalltau(free, judged).statistic))
+        found = pairs_in_order(free, judged)
+        right, apart = right + found[0], apart + found[1]
+        regrets.append(max(judged) - judged[max(range(len(free)), key=free.__getitem__)])
+    agree = f"{len(taus)} | {fmean(taus):.2f} | {right / apart:.2f} of {apart}"
+    print(f"| {among} | {agree} | {fmean(regrets):.4f} | {max(regrets):.3f} |")
 
 
 def main() -> None:
@@ -155,7 +147,7 @@ def main() -> None:
         for system, score in row["judged"].items():
             free = {task: round(fmean(s), 3) for task, s in row["free"][system].items()}
             print(f"    {score:.3f} {system} {free}", flush=True)
-    print_header(["test", "collections", "tau", "pairs in order", "regret, mean", "most"])
+    print_header(["systems", "collections", "tau", "pairs in order", "regret, mean", "most"])
     for among in ("dense", "fused", "all"):
         agreement(rows, among)
 

@@ -26,7 +26,6 @@ if "OMP_WAIT_POLICY" not in os.environ:
 if TYPE_CHECKING:
     from revela.api import Retriever
     from revela.errors import RevelaError
-    from revela.evaluation.choose_model import choose_model
     from revela.evaluation.evaluate import evaluate
     from revela.evaluation.evaluator import LabelFreeEvaluator
     from revela.index.folder_index import search
@@ -44,7 +43,6 @@ __all__ = [
     "Retriever",
     "RevelaError",
     "__version__",
-    "choose_model",
     "evaluate",
     "fit",
     "rerank",
@@ -57,7 +55,6 @@ _HOMES = {
     "search": "index.folder_index",
     "RevelaError": "errors",
     "evaluate": "evaluation.evaluate",
-    "choose_model": "evaluation.choose_model",
     "fit": "retriever.fit",
     "rerank": "index.rerank_texts",
     "LabelFreeEvaluator": "evaluation.evaluator",

@@ -13,19 +13,16 @@ from revela.encoder.load import load_encoder
 from revela.encoder.prompts import OWN, Given, prompts_of
 from revela.errors import RevelaError, extra
 from revela.fitting import FITTED_BY, FitOptions, fit
-from revela.index.contexts import Choice, chosen_for
 from revela.index.index import Index
 from revela.index.ingest import metadata_columns
-from revela.model_files import named_by_auto, resolve
+from revela.model_files import resolve
 from revela.settings import Indexing, Recipe
 from revela.types import Document, Precision, Vectors, items_of
 
 if TYPE_CHECKING:
-    from revela.evaluation.choose_model import Kind
     from revela.training.outcome import Outcome
 
 log = logging.getLogger(__name__)
-TRAINABLE: tuple[Kind, ...] = ("embedder", "fit")
 
 
 class Retriever:
@@ -101,9 +98,7 @@ class Retriever:
 
         Args:
             corpus, out: as for ``train``.
-            model: the language model: a hub id, a folder or embedded:smollm2-135m; "auto" or
-                "auto:NAME,NAME" chooses one, and whether it becomes a table of words
-                (``choose_model``).
+            model: the language model: a hub id, a folder or embedded:smollm2-135m.
             prune: drop the tokens that the corpus does not use.
             static: make a table of word vectors, without any layer.
             steps: training steps of the table, or of the lexical half; None: by the size of the
@@ -141,7 +136,6 @@ class Retriever:
         chunk_words: int = Indexing.chunk_words,
         keep_tokens: bool = Indexing.keep_tokens,
         language: str = Indexing.language,
-        context: Choice | None = None,
     ) -> Index:
         """Make an index of documents in a new folder. The same call resumes a killed run.
 
@@ -153,9 +147,6 @@ class Retriever:
             keep_tokens: keep token vectors, so that re-ranking takes milliseconds.
             language: language of the texts, for BM25: "auto", "none" (no stemming), or a code such
                 as "de".
-            context: documents that a contextual retriever reads before every text: "corpus" draws
-                them from ``documents`` (the default), "saved" takes those of training, "none"
-                takes none; or a list of texts.
 
         Raises:
             RevelaError: there is nothing to index, ``folder`` holds something else, or two
@@ -173,9 +164,9 @@ class Retriever:
             )
         settings = Indexing(chunk_words=chunk_words, keep_tokens=keep_tokens, language=language)
         columns = metadata_columns(rows, metadata)
-        chosen = chosen_for(self.encoder, context, rows, chunk_words)
-        loaded: Any = dict(context=chosen, encoder=self.encoder, prompts=self.prompts)
-        index = Index.create(folder, self.folder, columns, settings, **loaded)
+        index = Index.create(
+            folder, self.folder, columns, settings, encoder=self.encoder, prompts=self.prompts
+        )
         index.add(rows)
         return index
 
@@ -211,29 +202,17 @@ def train(
         from revela.training.check_settings import check_recipe
         from revela.training.checks import NO_CHECKS, CheckPlan
         from revela.training.held_out import read_training_set
-        from revela.training.record import Provenance, model_of_run
+        from revela.training.record import Provenance
         from revela.training.train import train as run
-    from revela.evaluation.choose_model import candidates_of, choose_model
 
     with joined():
         check_recipe(recipe, out, resume)  # first, as writing questions takes long
-        names = named_by_auto(recipe.retriever.model)
-        if names is not None and resume:
-            recipe, names = recipe.replace(model=model_of_run(out)), None
-        if names is not None:
-            candidates_of(names, TRAINABLE)
         plan = NO_CHECKS
         if is_rank_zero():
             data, check = read_training_set(recipe, corpus)
             plan = CheckPlan(check if check.tasks else None, check.bm25())
         else:
             data = TrainingSet.read(recipe, corpus)
-        if names is not None:
-            how: dict[str, Any] = dict(kinds=TRAINABLE, recipe=recipe)
-            chosen = from_rank_zero(
-                lambda: choose_model(data.documents, names, **how).candidate.model
-            )
-            recipe = recipe.replace(model=chosen)
         provenance = Provenance(", ".join(map(str, corpus)), command)
         outcome = run(recipe, data, out, plan=plan, provenance=provenance, resume=resume)
         bm25 = from_rank_zero(lambda: plan.bm25)

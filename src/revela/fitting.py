@@ -1,25 +1,28 @@
-"""Fit a raw language model to text: read a corpus, hold documents out, fit, check, save."""
+"""Fit a raw language model to text: read a corpus, hold documents out, fit, check, save. Or give a
+retriever with slots another context.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from revela.corpus.load import Reading, read_corpus
 from revela.corpus.spool import LazyTexts
 from revela.errors import RevelaError, extra
-from revela.model_files import named_by_auto, resolve
-from revela.settings import Recipe
+from revela.files import atomic_write
+from revela.model_files import check_retriever, resolve
+from revela.settings import Indexing, Recipe
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from revela.evaluation.choose_model import Kind
     from revela.evaluation.label_free import HeldOutCheck
     from revela.groups.dataset import TrainingSet
     from revela.retriever.card import Card
@@ -86,7 +89,6 @@ def fit(
         from revela.retriever.card import metadata_of
         from revela.retriever.fit import WORDS_TO_VECTORS
         from revela.retriever.save import save_retriever
-    from revela.evaluation.choose_model import candidates_of, choose_model
     from revela.files import atomic_write
     from revela.index.language import check_language
     from revela.silence import silence_libraries
@@ -94,23 +96,14 @@ def fit(
 
     _check_options(recipe, options)
     static = options.static
-    names, kinds = named_by_auto(recipe.retriever.model), _kinds(recipe, options)
-    if out.exists():
-        raise RevelaError(f"{out} exists: choose another --out")
+    _check_free(out)
     check_single_process()
     check_language(recipe.corpus.language)
     silence_libraries()
-    if names is None:
-        folder = _language_model(recipe.retriever.model, 0 if static else recipe.retriever.layers)
-    else:
-        candidates_of(names, kinds)
+    folder = _language_model(recipe.retriever.model, 0 if static else recipe.retriever.layers)
     data = TrainingSet.read(recipe, corpus)
     if not static and len(data.chunks) < 2:  # a table reads longer windows
         raise RevelaError("a fit takes two chunks of text or more: give more text")
-    if names is not None:
-        chosen = choose_model(data.documents, names, kinds=kinds, recipe=recipe).candidate
-        recipe, static = recipe.replace(model=chosen.model), chosen.kind == "table"
-        data, folder = data.replace(recipe), resolve(chosen.model)
     check = check_by(data.held_out, recipe)
     tasks = check.describe() or "too few for a task, so the fit is not checked"
     log.info(f"held out {len(data.held_out):,} documents for the label-free check ({tasks})")
@@ -119,11 +112,57 @@ def fit(
     origin: dict[str, Any] = dict(
         name=out.name, corpus=", ".join(map(str, corpus)), command=command
     )
-    origin["metadata"] = metadata_of(data.recipe.retriever.model, folder)
-    card = _card(data, result, replace(options, static=static), origin)
+    origin["metadata"] = metadata_of(recipe.retriever.model, folder)
+    card = _card(data, result, options, origin)
     with atomic_write(out) as temporary:
         save_retriever(model, temporary, card.text(), words_to_vectors=WORDS_TO_VECTORS)
     return result
+
+
+def bake_context(
+    corpus: Sequence[Path], out: Path, recipe: Recipe, options: FitOptions = FIT_OPTIONS
+) -> int:
+    """Save a retriever that was trained with a context with chunks of another corpus in its slots;
+    returns their number.
+    """
+    with extra("train", "a fit"):
+        from revela.encoder.torch_model import open_model
+        from revela.retriever.card import without_folders
+        from revela.retriever.context import SavedContext, draw_documents, load_context_encoder
+        from revela.retriever.save import save_retriever
+    from revela.encoder.saved_config import trained_dimensions, words_to_vectors_of
+
+    given = [name for name, value in vars(options).items() if value != getattr(FIT_OPTIONS, name)]
+    unread = (*LAYER_SETTINGS, "language")
+    _refuse_unread(recipe, unread, given, "--context, which fills the slots of a retriever")
+    _check_free(out)
+    model, settings, seed = recipe.retriever.model, recipe.corpus, recipe.training.seed
+    folder = resolve(model)
+    check_retriever(folder)
+    if (first := load_context_encoder(folder)) is None:
+        raise RevelaError(
+            f"{model} has no first stage (context/), which --context needs: give a retriever that "
+            "revela train --context N has made"
+        )
+    reading = Reading(settings.text_field, settings.title_field, settings.join_titles)
+    how: Any = dict(distinct=False, min_words=1, max_bad_share=settings.max_bad_share)
+    documents, report = read_corpus(corpus, reading, **how)
+    for line in report.lines():
+        log.info(line)
+    texts = draw_documents(documents, first.slots, seed, Indexing.chunk_words)
+    source = without_folders(", ".join(map(str, corpus)))
+    about = {"drawn from": f"{len(texts)} chunks of {source}", "seed": seed}
+    readme = folder / "README.md"
+    with atomic_write(out) as temporary:
+        save_retriever(
+            open_model(folder),
+            temporary,
+            readme.read_text(encoding="utf-8") if readme.is_file() else "",
+            trained_dimensions(folder),
+            SavedContext(first, first.of_texts(texts), about),
+            words_to_vectors_of(folder),
+        )
+    return len(texts)
 
 
 def _card(
@@ -217,26 +256,25 @@ def _check_options(recipe: Recipe, options: FitOptions) -> None:
         raise RevelaError("--steps trains the lexical half: leave --lexical 0 out, or --steps")
     if steps is not None and steps < 0:
         raise RevelaError(f"--steps {steps}: give 0, which does not train, or more")
-    changed = _changed_layer_settings(recipe)
-    if options.static and (options.prune or changed):
-        flag = "--prune" if options.prune else f"--{changed[0].replace('_', '-')}"
-        raise RevelaError(
-            f"{flag} has no effect with --static, which keeps no layers: leave one of them out"
-        )
-
-
-def _changed_layer_settings(recipe: Recipe) -> list[str]:
-    settings, default = recipe.to_dict(), Recipe().to_dict()
-    return [name for name in LAYER_SETTINGS if settings[name] != default[name]]
-
-
-def _kinds(recipe: Recipe, options: FitOptions) -> Sequence[Kind]:
-    """The kinds of retriever that --model auto may choose, given the other settings."""
     if options.static:
-        return ("table",)
-    if options.prune or set(_changed_layer_settings(recipe)) - {"precision"}:
-        return ("fit",)
-    return ("table", "fit")
+        unread = ["prune"] if options.prune else []
+        _refuse_unread(recipe, LAYER_SETTINGS, unread, "--static, which keeps no layers")
+
+
+def _refuse_unread(
+    recipe: Recipe, names: Sequence[str], options: Sequence[str], reason: str
+) -> None:
+    """Refuse options, and settings of these names, that would have no effect."""
+    settings, default = recipe.to_dict(), Recipe().to_dict()
+    changed = [*options, *(name for name in names if settings[name] != default[name])]
+    if changed:
+        flag = changed[0].replace("_", "-")
+        raise RevelaError(f"--{flag} has no effect with {reason}: leave one of them out")
+
+
+def _check_free(out: Path) -> None:
+    if out.exists():
+        raise RevelaError(f"{out} exists: choose another --out")
 
 
 def _language_model(name: str, layers: int) -> Path:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -40,8 +39,6 @@ COPY_AGAIN = "copy or download it again, or give another model"
 GIT_LFS = b"version https://git-lfs"
 # Weights that no vector of a token depends on, so that they may be missing.
 UNUSED = re.compile(r"(^|\.)pooler\.")
-# Names of the tensors of embedding tables, and of the layer that predicts tokens.
-TABLES = re.compile(r"embed|\bwte\b|\bwpe\b|\bshared\b|lm_head")
 DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "README.md"]
 
 commits: dict[str, str] = {}
@@ -56,9 +53,6 @@ class Unreachable(RevelaError):
 NEW = "new:"
 "Prefix of an untrained model, which lm/encoder_decoder.py makes."
 
-AUTO = "auto"
-"Stands for a model that evaluation/choose_model.py chooses; auto:NAME,NAME names candidates."
-
 
 def resolve(name: str) -> Path:
     """Find a model's folder; download or convert the model if necessary.
@@ -72,10 +66,6 @@ def resolve(name: str) -> Path:
     """
     if name in EMBEDDED:
         return embedded_folder(name)
-    if named_by_auto(name) is not None:
-        raise RevelaError(
-            f"{name} is for a new run of revela index, fit or train only: name a model"
-        )
     if name.startswith(NEW):
         raise RevelaError(
             f"{name} is made by revela train CORPUS --preset spans --model {name} only: give the "
@@ -92,16 +82,6 @@ def resolve(name: str) -> Path:
         )
     check_safetensors(folder)
     return folder
-
-
-def named_by_auto(name: str) -> list[str] | None:
-    """The names in --model auto:NAME,NAME; [] for auto alone, None for any other model.
-
-    >>> named_by_auto("auto:owner/name,folder"), named_by_auto("auto"), named_by_auto("folder")
-    (['owner/name', 'folder'], [], None)
-    """
-    first, _, names = name.partition(":")
-    return [part for part in names.split(",") if part] if first == AUTO else None
 
 
 def modules_of(folder: Path) -> list[tuple[str, Path]]:
@@ -159,18 +139,6 @@ def refuse_missing(folder: Path, names: Iterable[str]) -> None:
         raise RevelaError(
             f"{folder} lacks weights of its model ({', '.join(missing[:3])}{more}): {COPY_AGAIN}"
         )
-
-
-def weights_of(folder: Path) -> int:
-    """Number of weights outside embedding tables, read from the headers of the safetensors."""
-    count = 0
-    for place in {folder, *(place for _, place in modules_of(folder))}:
-        for file in place.glob("*.safetensors"):
-            with file.open("rb") as handle:
-                header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
-            tensors = ((name, tensor) for name, tensor in header.items() if "shape" in tensor)
-            count += sum(math.prod(t["shape"]) for name, t in tensors if not TABLES.search(name))
-    return count
 
 
 def name_of(folder: Path) -> str:

@@ -15,13 +15,10 @@ from revela.evaluation.label_free import (
     HeldOutCheck,
     Task,
     docstring_task,
-    half_of_shared,
     tasks,
-    tasks_among,
 )
 from revela.index.bm25 import BM25
 from revela.index.fusion import fuse_scores
-from revela.index.language import Analyzer
 from revela.index.sentence_test import SentenceTest
 from revela.types import Document
 
@@ -64,35 +61,6 @@ def test_sibling_and_title_tasks():
     for query, relevant in zip(title.queries, title.relevant, strict=True):
         text = DOCUMENTS[owners[query]].text
         assert all(title.passages[i] in text for i in relevant)
-
-
-def test_sentences_are_taken_out_of_held_out_prose_and_docstrings_out_of_code():
-    code = [Document(f"{i}.py", SOURCE.replace("area", f"area{i}"), kind="code") for i in (0, 1)]
-    held, rest = [*DOCUMENTS[:12], code[0]], [*DOCUMENTS[12:], code[1]]
-    source = SOURCE.replace("Multiply", "Add").replace("Count", "Name").replace("area", "sum")
-    held += [Document(f"{i}.py", source.replace("the", f"{i}"), kind="code") for i in range(2, 4)]
-    terms = Analyzer("en")
-    sentence, docstring = tasks_among(held, rest, 200, 400, 500, terms)
-    assert (sentence.name, len(sentence.queries), len(sentence.passages)) == ("sentence", 12, 44)
-    for query, (place,) in zip(sentence.queries, sentence.relevant, strict=True):
-        document, passage = held[place], sentence.passages[place]
-        left = next(s for s in document.text.split(". ") if s.strip(".") not in passage)
-        assert set(query.strip(".").split()) <= set(left.strip(".").split())
-    assert docstring.name == "docstring" and len(docstring.queries) == 6
-    assert docstring.queries[0] == "Multiply the two sides of a rectangle."
-    assert docstring.relevant[0] == {0} and "area0" in docstring.passages[0]
-
-
-def test_half_of_the_words_that_a_passage_has_are_left_out():
-    terms, drawn = Analyzer("en"), []
-    for i in range(300):
-        query = half_of_shared("Bees dance to show flowers", f"dancing bee number {i}", terms)
-        kept = query.split()
-        assert [word for word in kept if word not in ("Bees", "dance")] == ["to", "show", "flowers"]
-        drawn += [word in kept for word in ("Bees", "dance")]
-    assert 0.43 < np.mean(drawn) < 0.57
-    lost = [half_of_shared("the dance", f"a dance {i}", terms) for i in range(20)]
-    assert set(lost) == {"", "the dance"}
 
 
 def test_tasks_of_chinese_documents():

@@ -14,14 +14,14 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from small import build
 
-from conftest import make_rows
+from conftest import in_context, make_rows
 from revela.encoder.load import load_encoder
 from revela.encoder.torch_model import slot_ids
 from revela.errors import RevelaError
-from revela.index.contexts import draw_documents
 from revela.retriever.context import (
     SavedContext,
     add_context,
+    draw_documents,
     load_context_encoder,
     write_context,
 )
@@ -70,7 +70,7 @@ def by_hand(model, role, text, rows_JD):
 def test_a_vector_is_equation_5(plain):
     model, first = contextual(plain)
     rows_JD = first.of_texts(TEXTS[4:])
-    encoder = RetrieverEncoder(model, bf16=False, context_encoder=first).with_context_of(TEXTS[4:])
+    encoder = RetrieverEncoder(model, bf16=False).with_context(lambda: rows_JD)
     encoders = {"query": encoder.encode_queries, "document": encoder.encode_passages}
     for role, encode in encoders.items():
         found = torch.from_numpy(encode(TEXTS[:4]))
@@ -119,8 +119,9 @@ def test_the_order_of_documents(plain):
     model, first = contextual(plain)
     encoder = RetrieverEncoder(model, bf16=False)
     rows_JD = first.of_texts(TEXTS) * 3
-    one = encoder.with_context(rows_JD).encode_passages(TEXTS)
-    difference = np.abs(one - encoder.with_context(rows_JD.flip(0)).encode_passages(TEXTS)).max()
+    one = encoder.with_context(lambda: rows_JD).encode_passages(TEXTS)
+    other = encoder.with_context(lambda: rows_JD.flip(0)).encode_passages(TEXTS)
+    difference = np.abs(one - other).max()
     assert difference < 1e-6 if len(first.anchors_AD) == 1 else difference > 1e-5
 
 
@@ -130,7 +131,7 @@ def test_a_saved_folder_is_the_same_in_stock_sentence_transformers(plain, tmp_pa
     rows_JD, folder = first.of_texts(TEXTS[4:]), tmp_path / "saved"
     save_retriever(model, folder, "", context=SavedContext(first, rows_JD, {"drawn from": "us"}))
     encoder = RetrieverEncoder(model, bf16=False, context_encoder=first)
-    own, other = encoder.with_context(rows_JD), encoder.with_context_of(TEXTS)
+    own, other = encoder.with_context(lambda: rows_JD), in_context(encoder, TEXTS)
     stock, reader = (SentenceTransformer(str(path)) for path in (folder, folder / "context"))
     close = dict(atol=2e-7)
     passages = stock.encode_document(TEXTS)
@@ -144,7 +145,7 @@ def test_a_saved_folder_is_the_same_in_stock_sentence_transformers(plain, tmp_pa
     found = stock.encode_document(TEXTS)
     np.testing.assert_allclose(found, other.encode_passages(TEXTS), **close)
     assert np.abs(found - passages).max() > 1e-4
-    again = load_encoder(folder, "fp32").with_context_of(TEXTS)
+    again = in_context(load_encoder(folder, "fp32"), TEXTS)
     np.testing.assert_array_equal(again.encode_passages(TEXTS), other.encode_passages(TEXTS))
     (folder / "context" / "rows.safetensors").write_bytes(b"")
     with pytest.raises(RevelaError, match="context is damaged"):
@@ -155,13 +156,9 @@ def test_an_encoder_with_another_context_leaves_the_first_alone(plain):
     model, first = contextual(plain)
     encoder = RetrieverEncoder(model, bf16=False, context_encoder=first)
     before = encoder.encode_passages(TEXTS)
-    other = encoder.with_context_of(TEXTS)
+    other = in_context(encoder, TEXTS)
     assert np.abs(other.encode_passages(TEXTS) - before).max() > 1e-4
     np.testing.assert_array_equal(encoder.encode_passages(TEXTS), before)
-    without = RetrieverEncoder(plain, bf16=False)
-    assert without.slots == 0 and without.with_context_of(TEXTS) is without
-    with pytest.raises(RevelaError, match="no first stage"):
-        RetrieverEncoder(model, bf16=False).with_context_of(TEXTS)
 
 
 def test_the_longest_text_is_as_long_as_without_slots(plain):
@@ -209,10 +206,8 @@ def test_who_is_refused(plain, tiny_lm_folder):
 
 def test_documents_are_drawn_one_of_each_while_there_are_enough():
     documents = [Document(str(i), f"First {i}. Second {i}. Third {i}.") for i in range(6)]
-    drawn = draw_documents(documents, 4, seed=1, words=2)
+    drawn = draw_documents(documents, 4, 1, 2)
     assert len({text.split()[1] for text in drawn}) == 4
-    assert drawn == draw_documents(documents, 4, seed=1, words=2)
-    assert drawn != draw_documents(documents, 4, seed=2, words=2)
-    assert len(draw_documents(documents, 99, words=2)) == 18
-    assert sorted(draw_documents(documents, 6)) == [d.text for d in documents]
-    assert draw_documents([], 3) == []
+    assert drawn == draw_documents(documents, 4, 1, 2) != draw_documents(documents, 4, 2, 2)
+    assert len(draw_documents(documents, 99, 0, 2)) == 18
+    assert draw_documents([], 3, 0, 2) == []

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from revela import on_ray
 from revela.cli.flags import (
@@ -22,9 +21,6 @@ from revela.corpus.load import READING, Reading
 from revela.settings import Indexing
 from revela.types import Precision
 
-if TYPE_CHECKING:
-    from revela.types import Document, Vectors
-
 CHUNK_WORDS = Indexing.chunk_words
 
 
@@ -36,7 +32,6 @@ def encode(
     model: str,
     chunk_words: int = CHUNK_WORDS,
     dimensions: int = 0,
-    context: str | None = None,
     prompts: Annotated[PromptFlags, Flat] = PROMPTS,
     reading: Annotated[Reading, Flat] = READING,
     precision: Precision = "auto",
@@ -57,8 +52,6 @@ def encode(
         Maximum words per chunk.
     dimensions:
         Keep this many dimensions of each vector, of those the model was trained for. 0: all.
-    context:
-        What a retriever trained with --context reads before every text, as for index.
     precision:
         Arithmetic; auto is int8, bf16 or fp32, whichever this processor or GPU is fast in.
     """
@@ -66,7 +59,6 @@ def encode(
     from revela.encoder.load import load_encoder
     from revela.encoder.saved_config import check_dimensions
     from revela.index import export as vectors
-    from revela.index.contexts import chosen_for, conditioned
     from revela.index.ingest import check_repeated, new_info
     from revela.model_files import resolve
 
@@ -77,23 +69,16 @@ def encode(
     settings = Indexing(chunk_words=chunk_words, dimensions=dimensions)
     info = new_info(folder, encoder, settings, {}, prompts.given)
 
-    def context_of(documents: Sequence[Document]) -> Vectors | None:
-        known = chosen_for(encoder, context, documents, chunk_words)
-        return None if known is None else known.rows(encoder)
-
     if engine.engine == "ray":
         from revela.index.build_on_ray import SurveyedCorpus
 
         with on_ray.connected(engine.cluster):
             surveyed = SurveyedCorpus(corpus, reader_of_parts(reading, ()))
             print_report(surveyed.report)
-            rows = context_of(surveyed)
-            count = vectors.encode_on_ray(out, surveyed, info, rows, engine.cluster, precision)
+            count = vectors.encode_on_ray(out, surveyed, info, engine.cluster, precision)
     else:
         documents, report = read_corpus(corpus, reading, distinct=False, min_words=1)
         print_report(report)
         check_repeated(document.id for document in documents)
-        rows = context_of(documents)
-        reads = encoder if rows is None else conditioned(encoder, rows)
-        count = vectors.encode(out, documents, info, reads, len(documents))
+        count = vectors.encode(out, documents, info, encoder, len(documents))
     print(f"{count:,} vectors of {info.width} numbers in {out}")

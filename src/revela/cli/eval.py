@@ -42,8 +42,6 @@ def evaluate(
     runs: Path | None = None,
     max_tokens: int | None = None,
     prompts: Annotated[PromptFlags, Flat] = PROMPTS,
-    context: str | None = None,
-    context_seed: int = 0,
     precision: Precision = "auto",
 ) -> None:
     """Score models beside BM25 and their fusion with it: on judged queries (--on, --benchmark), or
@@ -58,8 +56,8 @@ def evaluate(
     on:
         Folders with corpus.jsonl, queries.jsonl and qrels/test.tsv (the first two may be .gz).
     benchmark:
-        BEIR, NanoBEIR, CoIR, BRIGHT, "RTEB(eng, beta)" or another benchmark of mteb, names of its
-        tasks, or folders as for --on.
+        BEIR, NanoBEIR, CoIR, BRIGHT, "RTEB(eng, beta)" or another benchmark of mteb, or names of
+        its tasks.
     text:
         Files or folders of your own text, as for index. Halves of passages, titles, and docstrings
         of code have to find what they belong to among held-out documents.
@@ -81,11 +79,6 @@ def evaluate(
     max_tokens:
         With --on and --benchmark: truncate texts to this number of tokens instead of the model's
         own limit, at most to its number of positions.
-    context:
-        What models trained with --context read before a text: documents drawn from each collection
-        (the default), the saved ones of their training, none, or a file with a text per line.
-    context_seed:
-        Seed of the draw, with --on; with --benchmark it is 42, as in mteb's own.
     precision:
         Arithmetic; auto is int8, bf16 or fp32, whichever this processor or GPU is fast in.
     """
@@ -105,14 +98,12 @@ def evaluate(
         from revela.evaluation.evaluate import EvalOptions, evaluations
 
         options = EvalOptions(
-            *(rerank, max_tokens, precision, True, context, context_seed, language, weight),
-            *(runs, prompts.given),
+            *(rerank, max_tokens, precision, True, language, weight, runs, prompts.given)
         )
         done = evaluations(model, on, options)
         scores |= _print_evaluations(done, show)
     if benchmark:
-        how: Any = dict(max_tokens=max_tokens, precision=precision, context=context)
-        scores |= _run_benchmarks(model, benchmark, out, prompts=prompts.given, **how)
+        scores |= _run_benchmarks(model, benchmark, out, max_tokens, precision, prompts.given)
     if json_file is not None:
         write_json(scores, json_file)
         print(f"saved to {json_file}")
@@ -132,8 +123,6 @@ def _print_evaluations(
         print(_verdict(evaluation.name, evaluation.scores))
         sizes = f"{len(collection.documents):,} documents, {len(collection.queries):,} queries"
         print(f"{evaluation.name}: {sizes}, language {collection.bm25.terms.language}")
-        for label, reads in evaluation.contexts.items():
-            print(f"{label} reads {reads}")
         results[evaluation.name] = evaluation.scores
         rows: list[list[object]] = []
         for system, s in evaluation.scores.items():
@@ -189,10 +178,10 @@ def _rank_on_text(
 ) -> dict[str, dict[str, SystemScores]]:
     """Rank models on a text without labels and print them; the scores by system."""
     from revela.corpus.load import read_corpus
+    from revela.encoder.prompts import AUTO
     from revela.evaluation.choose_model import BM25, rank_models
     from revela.evaluation.significance import MEASURE
     from revela.index.language import check_language
-    from revela.model_files import AUTO
     from revela.settings import Recipe
 
     check_language(language)
@@ -201,7 +190,7 @@ def _rank_on_text(
     query, passage = (AUTO if prompt is None else prompt for prompt in prompts)
     given: Any = dict(query_prompt=query, passage_prompt=passage)
     recipe = Recipe().replace(language=language, precision=precision, **given)
-    scores = rank_models(documents, models, recipe=recipe)
+    scores = rank_models(documents, models, recipe)
     best, *others = scores
     tasks = [name for name in scores[best].means if name != MEASURE]
     tasks = tasks if len(tasks) > 1 else []
@@ -221,7 +210,9 @@ def _run_benchmarks(
     models: Sequence[str],
     names: Sequence[str],
     out: Path,
-    **how: Any,
+    max_tokens: int | None,
+    precision: Precision,
+    prompts: GivenPrompts,
 ) -> dict[str, dict[str, SystemScores]]:
     """Run benchmarks and print them; the scores by "TASK (mteb)" and system."""
     from revela.evaluation.metrics import MAIN, METRICS
@@ -229,7 +220,7 @@ def _run_benchmarks(
     with extra("benchmarks", "--benchmark"):
         from revela.evaluation.mteb import evaluate_benchmarks
 
-    tasks, scores = evaluate_benchmarks(models, names, out, **how)
+    tasks, scores = evaluate_benchmarks(models, names, out, max_tokens, precision, prompts)
     _, *others = METRICS  # the main score of retrieval is nDCG@10
     rows: list[list[object]] = []
     settings = {}

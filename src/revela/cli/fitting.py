@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from revela.cli.flags import Corpus, Flat, Out
+from revela.cli.flags import Corpus, Flat, Out, Several
 from revela.cli.main import MAKE, app
 from revela.cli.printing import command_line, print_scores
 from revela.corpus.load import READING, Reading
+from revela.errors import RevelaError
 from revela.settings import Corpus as corpus_settings
 from revela.settings import Fit, Pooling, Recipe, Retriever, TorchPrecision, Training
-from revela.silence import duration
+from revela.silence import counted, duration
 
 
 @app.command(group=MAKE)
 def fit(
-    corpus: Corpus,
+    corpus: Corpus | None = None,
     *,
     model: str,
     out: Out,
+    context: Annotated[list[Path] | None, Several] = None,
     layers: int = Retriever.layers,
     pooling: Pooling = Retriever.pooling,
     max_tokens: int = Retriever.max_tokens,
@@ -37,7 +40,8 @@ def fit(
     seed: int = Training.seed,
     precision: TorchPrecision = Training.precision,
 ) -> None:
-    """Make a retriever of a raw language model by fitting it to text: minutes, no labels.
+    """Make a retriever of a raw language model by fitting it to text: minutes, no labels. Or put
+    documents of another corpus into the slots of a retriever that was trained with --context.
 
     Parameters
     ----------
@@ -46,10 +50,11 @@ def fit(
     model:
         Any raw language model, of the languages of the text: a hub id (owner/name, or
         owner/name@revision), a local folder or embedded:smollm2-135m. Embedders need no fit.
-        auto: the one that suits the text, as it is found without labels, with layers or as a table
-        of words; of the installed ones and of those that auto:NAME,NAME names.
+        With --context: a retriever that was trained with --context N.
     out:
         Folder for the retriever: a Sentence-Transformers model.
+    context:
+        In place of corpus: a corpus, of which N chunks are drawn for the slots of the retriever.
     layers:
         Lower layers of the model that are kept. 0: all.
     pooling:
@@ -82,9 +87,14 @@ def fit(
     precision:
         Arithmetic; auto is bf16 where the hardware has it.
     """
-    from revela.fitting import FitOptions
+    from revela.fitting import FitOptions, bake_context
     from revela.fitting import fit as run
 
+    if bool(corpus) == bool(context):
+        raise RevelaError(
+            "a fit reads one corpus: give it as revela fit CORPUS for a language model, or as "
+            "--context CORPUS for a retriever that was trained with --context"
+        )
     recipe = Recipe.of(
         model=model,
         layers=layers,
@@ -99,14 +109,17 @@ def fit(
         lexical=lexical,
         **vars(reading),
     )
-    result = run(corpus, out, recipe, FitOptions(prune, static, steps), command_line())
+    options = FitOptions(prune, static, steps)
+    text = shlex.join(map(str, corpus or context or []))
+    go_on = f"go on with revela index {text} --model {shlex.quote(str(out))} --out INDEX"
+    if context:
+        count = bake_context(context, out, recipe, options)
+        print(f"{counted(count, 'chunk')} of {text} in the slots of {out}: {go_on}")
+        return
+    result = run(corpus or [], out, recipe, options, command_line())
     if result.scores:
         print_scores("label-free check, nDCG@10", result.scores[result.kept], result.scores)
         if result.kept == "fitted" and "trained" in result.scores:
             print("training did not help on this text: the table is saved as it was fitted")
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 1e6
-    text = shlex.join(map(str, corpus))
-    print(
-        f"fitted in {duration(result.minutes)}, {size:,.0f} MB in {out}: go on with "
-        f"revela index {text} --model {shlex.quote(str(out))} --out INDEX"
-    )
+    print(f"fitted in {duration(result.minutes)}, {size:,.0f} MB in {out}: {go_on}")

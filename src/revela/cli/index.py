@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,18 +22,16 @@ from revela.cli.flags import (
     reader_of_parts,
 )
 from revela.cli.main import SEARCH, app
-from revela.cli.printing import command_line, print_report
+from revela.cli.printing import print_report
 from revela.corpus.load import READING, Reading
 from revela.encoder.prompts import Given as GivenPrompts
 from revela.errors import RevelaError
-from revela.model_files import named_by_auto
 from revela.on_ray import Cluster
-from revela.settings import Indexing, Recipe
+from revela.settings import Indexing
 from revela.silence import counted
 from revela.types import Precision
 
 if TYPE_CHECKING:
-    from revela.evaluation.choose_model import Kind
     from revela.index.follow import Synced
     from revela.index.index import Index
     from revela.index.ingest import Added
@@ -52,7 +51,6 @@ def index(
     sync: Annotated[bool, Parameter(negative=())] = False,
     yes: Annotated[bool, Parameter(negative=())] = False,
     metadata: Annotated[list[str] | None, Several] = None,
-    context: str | None = None,
     prompts: Annotated[PromptFlags, Flat] = PROMPTS,
     settings: Annotated[Indexing, Flat] = INDEXING,
     reading: Annotated[Reading, Flat] = READING,
@@ -72,9 +70,7 @@ def index(
     model:
         The retriever: a Sentence-Transformers folder, a hub id or an embedded model. By default
         embedded:minilm-l6 for English text, and embedded:e5-small for other languages and
-        mixtures; with --append the one that made the index. auto: the one that suits the text, as
-        it is found without labels, of the installed ones and of those that auto:NAME,NAME names;
-        what is made of a language model is saved beside the index, in OUT-model.
+        mixtures; with --append the one that made the index.
     append:
         Add to the index; documents whose id is there already are replaced.
     delete:
@@ -86,18 +82,15 @@ def index(
         With --sync, delete documents even if half of them or more are gone.
     metadata:
         Fields or columns to keep with each document, for filters of revela search --where.
-    context:
-        What a retriever trained with --context reads before every text: documents drawn from the
-        corpus (the default), the saved ones of its training, none, or a file with a text per line.
     precision:
         Arithmetic; auto is int8, bf16 or fp32, whichever this processor or GPU is fast in.
     commit_every:
         With --engine ray: chunks per commit; a kill loses at most these.
     """
     if delete:
-        others: tuple[Any, ...] = (append, sync, yes, model, metadata, context, precision)
+        others: tuple[Any, ...] = (append, sync, yes, model, metadata, precision)
         others += (prompts, settings, reading, engine)
-        defaults: tuple[Any, ...] = (False, False, False, None, None, None, "auto")
+        defaults: tuple[Any, ...] = (False, False, False, None, None, "auto")
         defaults += (PROMPTS, INDEXING, READING, ENGINE)
         if corpus or others != defaults or commit_every != COMMIT_EVERY:
             raise RevelaError(
@@ -113,9 +106,9 @@ def index(
     _check_sync(sync, yes, append, engine)
     if not corpus and not (sync and is_index(out)):
         raise RevelaError("give a corpus to index, or ids of documents to --delete")
-    made: Any = dict(metadata=metadata or [], context=context, prompts=prompts.given)
-    made |= dict(settings=settings, precision=precision)
-    job = Job(corpus or [], reading, out, model, **made)
+    job = Job(
+        *(corpus or [], reading, out, model, metadata or []), prompts.given, settings, precision
+    )
     synced: Synced | None = None
     if sync and is_finished(out):
         opened, synced = follow_recorded(job, yes)
@@ -154,7 +147,6 @@ class Job:
     out: Path
     model: str | None
     metadata: list[str]
-    context: str | None
     prompts: GivenPrompts
     settings: Indexing
     precision: Precision
@@ -165,112 +157,47 @@ class Job:
         Raises:
             RevelaError: it was made with other settings than the flags.
         """
-        from revela.index.contexts import Context
         from revela.index.index import Index
 
-        context = None if self.context is None else Context.of(self.context)
-        how: Any = dict(precision=self.precision, prompts=self.prompts)
-        opened = Index.open(self.out, self.model, **how)
+        opened = Index.open(self.out, self.model, precision=self.precision, prompts=self.prompts)
         other_columns = self.metadata and set(self.metadata) != set(opened.info.columns)
-        other_context = context is not None and not context.is_of(opened.info.context)
-        if self.settings not in (INDEXING, opened.info.settings) or other_columns or other_context:
+        if self.settings not in (INDEXING, opened.info.settings) or other_columns:
             raise RevelaError(
-                f"{self.out} was made with other settings, metadata or context: omit those flags, "
-                "or make a new index"
+                f"{self.out} was made with other settings or metadata: omit those flags, or make a "
+                "new index"
             )
         return opened
 
-    def opened(self, append: bool, by_ray: bool = False) -> tuple[Index | None, list[str]]:
+    def opened(self, append: bool) -> tuple[Index | None, list[str]]:
         """The index to append to, None for a new one, and the fields of its metadata."""
+        from revela.index.state import unfinished_in
+
         if append:
             index = self.existing()
             return index, list(index.info.columns)
-        self.check_new(by_ray)
+        unfinished_in(self.out)  # refuses a folder that is taken
         return None, self.metadata
 
-    def check_new(self, by_ray: bool = False) -> None:
-        """Refuse a folder that is taken, a file that is no context, and a choice of a model that
-        cannot be made.
-        """
-        from revela.index.contexts import Context
-        from revela.index.state import unfinished_in
-
-        if self.context is not None:
-            Context.of(self.context)
-        begun = unfinished_in(self.out)
-        if begun is not None or not self.model or (names := named_by_auto(self.model)) is None:
-            return
-        from revela.evaluation.choose_model import candidates_of
-
-        if by_ray:
-            raise RevelaError(
-                "--model auto reads the text in this process: leave --engine out, or choose by "
-                "revela fit TEXT --model auto --out RETRIEVER"
-            )
-        if self.fitted.exists():
-            raise RevelaError(
-                f"{self.fitted} exists, where a fitted model would go: give it as --model, or "
-                "remove it"
-            )
-        candidates_of(names, self.kinds)
-
-    @property
-    def fitted(self) -> Path:
-        """Where ``--model auto`` saves what it makes of a language model."""
-        return self.out.with_name(f"{self.out.name}-model")
-
-    @property
-    def kinds(self) -> list[Kind]:
-        """What ``--model auto`` chooses from."""
-        from revela.evaluation.choose_model import KINDS
-
-        return [kind for kind in KINDS if kind != "table" or not self.settings.keep_tokens]
-
-    def choose(self, documents: Sequence[Document]) -> str:
-        """The model of a new index: the one that is given or that a killed run has begun with; or
-        the one that suits the documents, by their languages or as auto finds it.
-        """
-        from revela.index.state import unfinished_in
-
-        names = named_by_auto(self.model) if self.model else None
-        if self.model and names is None:
-            return self.model
-        if (begun := unfinished_in(self.out)) is not None:
-            return begun.model
-        return by_language(documents) if names is None else self.choose_by_auto(names, documents)
-
-    def choose_by_auto(self, names: Sequence[str], documents: Sequence[Document]) -> str:
-        """The best of some models; one that is made of a language model is fitted and saved."""
-        from revela.evaluation.choose_model import choose_model
-        from revela.fitting import FitOptions, fit
-
-        settings, how = self.settings, {**vars(self.reading), "max_bad_share": 1.0}
-        recipe = Recipe.of(language=settings.language, precision=self.precision, **how)
-        given: Any = dict(kinds=self.kinds, recipe=recipe, chunk_words=settings.chunk_words)
-        chosen = choose_model(documents, names, **given).candidate
-        if chosen.kind == "embedder":
-            return chosen.model
-        static = chosen.kind == "table"
-        its = recipe.replace(model=chosen.model, precision="auto" if static else self.precision)
-        fit(self.corpus, self.fitted, its, FitOptions(static=static), command_line())
-        print(f"{chosen} is saved in {self.fitted}, where the index finds it")
-        return str(self.fitted)
-
-    def create(self, documents: Sequence[Document], columns: Mapping[str, str]) -> Index:
-        """A new index for documents, by the model that is chosen for them, with the context of one
-        that reads a context.
+    def create(self, texts: Callable[[], Sequence[str]], columns: Mapping[str, str]) -> Index:
+        """A new index by the given model, or the one that a killed run has begun with, or the one
+        that suits the languages of the texts.
         """
         from revela.encoder.load import keep_graph, load_encoder
-        from revela.index.contexts import chosen_for
+        from revela.index.default_model import installed_model, suited_model
         from revela.index.index import Index
+        from revela.index.state import unfinished_in
         from revela.model_files import resolve
 
-        folder = resolve(self.choose(documents))
+        model = self.model
+        if not model:
+            begun = unfinished_in(self.out)
+            model = begun.model if begun else installed_model(*suited_model(texts()))
+        folder = resolve(model)
         keep_graph(folder)
         encoder = load_encoder(folder, self.precision, prompts=self.prompts)
-        known = chosen_for(encoder, self.context, documents, self.settings.chunk_words)
-        given: Any = dict(context=known, encoder=encoder, prompts=self.prompts)
-        return Index.create(self.out, folder, columns, self.settings, **given)
+        return Index.create(
+            *(self.out, folder, columns, self.settings), encoder=encoder, prompts=self.prompts
+        )
 
 
 # Each of these scans the corpus, chooses a model for it if the index is new, and writes it.
@@ -281,11 +208,13 @@ def write_by_file(job: Job) -> tuple[Index, Synced]:
     from revela.index.follow import Scan, follow
     from revela.index.ingest import metadata_columns
 
-    job.check_new()
+    job.opened(append=False)
     scan = Scan(job.corpus, job.reading, job.metadata)
     scan.check_report()
     print_report(scan.report)
-    index = job.create(scan.documents, metadata_columns(scan.documents, job.metadata))
+    index = job.create(
+        partial(_texts_of, scan.documents), metadata_columns(scan.documents, job.metadata)
+    )
     with index.changes() as changes:
         return index, follow(changes, scan=scan, progress=True)[0]
 
@@ -300,7 +229,7 @@ def write_at_once(job: Job, append: bool) -> tuple[Index, Added]:
     documents, report = read_corpus(job.corpus, job.reading, **kept)
     print_report(report)
     if index is None:
-        index = job.create(documents, metadata_columns(documents, fields))
+        index = job.create(partial(_texts_of, documents), metadata_columns(documents, fields))
     return index, index.add(documents, progress=True)
 
 
@@ -310,13 +239,13 @@ def write_by_ray(
     """``write_at_once``, by a cluster."""
     from revela.index import build_on_ray
 
-    index, fields = job.opened(append, by_ray=True)
+    index, fields = job.opened(append)
     with on_ray.connected(cluster):
         reader = reader_of_parts(job.reading, fields, rename_repeated=True)
         survey = build_on_ray.SurveyedCorpus(job.corpus, reader)
         print_report(survey.report)
         if index is None:
-            index = job.create(survey, survey.metadata_columns())
+            index = job.create(survey.first_texts, survey.metadata_columns())
         how: Any = dict(wave=commit_every, precision=job.precision, progress=True)
         return index, build_on_ray.add(index, survey, cluster, **how)
 
@@ -334,17 +263,10 @@ def follow_recorded(job: Job, yes: bool) -> tuple[Index, Synced]:
     return index, synced
 
 
-def by_language(documents: Sequence[Document]) -> str:
-    """The embedder that suits the languages of documents."""
+def _texts_of(documents: Sequence[Document]) -> Sequence[str]:
     from revela.corpus.spool import LazyTexts
-    from revela.index.build_on_ray import SurveyedCorpus
-    from revela.index.default_model import installed_model, suited_model
 
-    if isinstance(documents, SurveyedCorpus):
-        texts: Sequence[str] = documents.first_texts()
-    else:
-        texts = LazyTexts(documents, lambda document: document.full_text)
-    return installed_model(*suited_model(texts))
+    return LazyTexts(documents, lambda document: document.full_text)
 
 
 def _delete(out: Path, ids: list[str]) -> None:

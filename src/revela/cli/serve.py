@@ -62,7 +62,7 @@ def serve(
         File with that token.
     name:
         Name of the model for clients; default: minilm-l6 if it is embedded, its hub id, or the name
-        of its folder. For a model that reads a context, @ and digits of the context are added.
+        of its folder.
     model:
         As for search.
     weight:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from revela.encoder.saved_config import read_config
 from revela.errors import RevelaError
-from revela.model_files import AUTO, name_of
+from revela.model_files import name_of
 
 
 class Prompts(NamedTuple):
@@ -28,6 +28,7 @@ class Prompts(NamedTuple):
 Given = tuple[str | None, str | None]
 """The user's prompts of queries and of passages; None: the model's own."""
 OWN: Given = (None, None)
+AUTO = "auto"  # in a recipe: the model's own prompt
 
 
 def prompts_set(query: str, passage: str) -> Given:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from revela.errors import RevelaError
-from revela.evaluation.collection import load_collection
+from revela.evaluation.collection import Collection, load_collection
 from revela.evaluation.evaluate import mean_outcomes
 from revela.evaluation.label_free import HeldOutCheck
 from revela.evaluation.results import COMPARISON, LINES, Comparison, CurvePoint, write_json
 from revela.groups.dataset import TrainingSet
-from revela.index.contexts import Context
-from revela.settings import Corpus, Recipe
+from revela.retriever.context import draw_documents
+from revela.retriever.encode import RetrieverEncoder
+from revela.settings import Corpus, Indexing, Recipe
 from revela.training.checks import CheckPlan
 from revela.training.record import (
     FREE_WHEN_DONE,
@@ -25,7 +26,7 @@ from revela.training.record import (
     remove_unstarted,
 )
 from revela.training.train import train
-from revela.types import Encoder
+from revela.types import Document, Encoder
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def compare(
     def judge(encoder: Encoder) -> dict[str, float]:
         scores = {}
         for collection in collections:
-            reader = Context("corpus").into(encoder, collection.documents)
+            reader = _in_context_of(collection, encoder)
             scores[collection.name] = mean_outcomes(collection, {"model": reader})["model"]
         return {name: metrics["ndcg@10"] for name, metrics in scores.items()}
 
@@ -91,6 +92,16 @@ def compare(
         comparison.curves[f"{name}, seed {seed}"] = _curve(folder)
         write_json(comparison, out / COMPARISON)
     return comparison
+
+
+def _in_context_of(collection: Collection, encoder: Encoder) -> Encoder:
+    """The encoder; one with slots reads documents of the collection, as in the paper (CDE)."""
+    if not isinstance(encoder, RetrieverEncoder) or encoder.context_encoder is None:
+        return encoder
+    pairs = zip(collection.document_ids, collection.documents, strict=True)
+    documents, first = [Document(*pair) for pair in pairs], encoder.context_encoder
+    rows_JD = first.of_texts(draw_documents(documents, first.slots, 0, Indexing.chunk_words))
+    return encoder.with_context(lambda: rows_JD)
 
 
 def _read_each(recipes: Mapping[str, Recipe], read: Callable[[Recipe], Data]) -> dict[Corpus, Data]:

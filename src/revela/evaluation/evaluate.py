@@ -6,7 +6,7 @@ Fusion and re-ranking are as in ``Index.search`` (index/search.py), but over doc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
@@ -27,7 +27,6 @@ from revela.evaluation.runs import (
     write_run,
 )
 from revela.evaluation.significance import standings
-from revela.index.contexts import Choice, Context, check_without_slots, slots_of
 from revela.index.exact import rankings_of, top_k
 from revela.index.fusion import DEPTH as FUSED
 from revela.index.fusion import check_weight, reciprocal_rank_fusion
@@ -48,7 +47,6 @@ class Evaluation:
     collection: Collection
     models: list[str]
     outcomes: dict[str, Outcome]
-    contexts: dict[str, str] = field(default_factory=dict)  # model -> words about its context
 
     @property
     def references(self) -> list[str]:
@@ -70,9 +68,6 @@ class EvalOptions:
         max_tokens: truncate texts to this number of tokens instead of the models' own limits.
         precision: arithmetic; "auto" is the fastest of int8, bf16 and fp32 on this hardware.
         progress: show progress bars.
-        context: documents that contextual models read, as for ``Context.of``; by default drawn from
-            each collection.
-        context_seed: seed of the draw.
         language: language of the texts, as for ``Analyzer``; "auto" detects it per collection.
         weight: weight of the vectors in the fusion by score, 0 to 1; None: by the rule of
             fusion.py.
@@ -84,8 +79,6 @@ class EvalOptions:
     max_tokens: int | None = None
     precision: Precision = "auto"
     progress: bool = False
-    context: Choice | None = None
-    context_seed: int = 0
     language: str = "auto"
     weight: float | None = None
     runs: Path | None = None
@@ -150,10 +143,6 @@ def evaluations(
         for label, name in labelled.items()
         if label not in {*runs, *indexes}
     }
-    choice = "corpus" if options.context is None else options.context
-    context = Context.of(choice, options.context_seed)
-    if options.context is not None:
-        check_without_slots(list(encoders.values()))
     # Read all folders before scoring any, so that a bad one is refused at once.
     collections = {
         name: with_ids_of(load_collection(Path(folder), language=options.language), indexes, runs)
@@ -164,17 +153,8 @@ def evaluations(
             check_run(run, label, collection)
         if options.runs is not None:
             check_ids(chain(collection.query_ids, collection.document_ids))
-    contexts = {
-        label: f"a context of {slots_of(encoder)} slots, {context.describe()}"
-        for label, encoder in encoders.items()
-        if slots_of(encoder)
-    }
     for name, collection in collections.items():
-        readers = {
-            label: context.into(encoder, collection.documents)
-            for label, encoder in encoders.items()
-        }
-        own = rankings(collection, readers, options.rerank, options.progress, options.weight)
+        own = rankings(collection, encoders, options.rerank, options.progress, options.weight)
         searches = search_runs(collection, indexes, options.rerank)
         outcome_of = {}
         for system, run in chain(own, searches, runs.items()):
@@ -183,7 +163,7 @@ def evaluations(
             if options.runs is not None:
                 path = options.runs / file_name(name) / f"{file_name(system)}.trec"
                 write_run(path, filtered, system)
-        yield Evaluation(name, collection, list(labelled), outcome_of, contexts)
+        yield Evaluation(name, collection, list(labelled), outcome_of)
 
 
 def short_names(names: Sequence[str | Path]) -> dict[str, str]:

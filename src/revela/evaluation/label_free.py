@@ -3,9 +3,7 @@
 - ``sibling``: the first half of a chunk should find the other chunks of its document;
 - ``title``: a title should find the chunks of its document;
 - ``question``: a question that a language model wrote about a chunk should find the chunk;
-- ``docstring``: a docstring should find its function, from which it has been removed;
-- ``sentence`` (only in ``tasks_among``): words of a sentence should find its chunk, from which it
-  has been removed.
+- ``docstring``: a docstring should find its function, from which it has been removed.
 
 The retriever is scored alone and fused with BM25, and BM25 beside it.
 """
@@ -27,10 +25,9 @@ from revela.corpus.words import count_words, joined, words
 from revela.evaluation.metrics import per_query
 from revela.index.bm25 import BM25
 from revela.index.exact import top_k
-from revela.index.language import Analyzer
 from revela.index.search import MemorySnapshot, fuse
-from revela.index.sentence_test import SentenceTest, sentence_queries
-from revela.types import Document, Encoder, Vectors, hash64
+from revela.index.sentence_test import SentenceTest
+from revela.types import Document, Encoder, Vectors
 
 DEPTH = 110  # enough for nDCG@10 and recall@100 without the excluded chunk
 MIN_QUERY_WORDS = 3
@@ -179,42 +176,6 @@ def tasks(
     made = [replace(task, documents=owners) for task in made]
     made.append(docstring_task(documents, passages))
     return [task.sampled(queries, rng) for task in made if len(task.queries) >= MIN_QUERIES]
-
-
-def tasks_among(
-    held: Sequence[Document],
-    rest: Sequence[Document],
-    max_words: int,
-    queries: int,
-    passages: int,
-    terms: Analyzer,
-) -> list[Task]:
-    """Tasks with queries about held-out documents and the passages of all documents: ``sentence``
-    for prose, ``docstring`` for code.
-    """
-    documents = [*held, *rest]
-    texts, chunks_of = _chunks(documents, max_words, passages)
-    prose = (i for i, document in enumerate(held) if document.kind == "prose")
-    own = [row for i in prose for row in chunks_of.get(i, ())]
-    owners = [document for document, chunks in chunks_of.items() for _ in chunks]
-    sentence = Task("sentence", texts, documents=owners)
-    for example in list(sentence_queries([texts[i] for i in own], queries)):
-        texts[own[example.place]] = example.rest
-        if query := half_of_shared(example.query, example.rest, terms):
-            sentence.add(query, {own[example.place]})
-    docstring = docstring_task(held, passages)
-    docstring = replace(docstring, passages=docstring_task(documents, passages).passages)
-    rng, made = random.Random(0), (sentence, docstring)
-    return [task.sampled(queries, rng) for task in made if len(task.queries) >= MIN_QUERIES]
-
-
-def half_of_shared(query: str, passage: str, terms: Analyzer) -> str:
-    """Drop a random half of the words that a query shares with its passage, as real queries use
-    words that the passage lacks; "" if no word is left. The passage seeds the draw.
-    """
-    shared, rng = set(terms(passage)), random.Random(hash64(passage))
-    kept = [word for word in words(query) if shared.isdisjoint(terms(word)) or rng.random() < 0.5]
-    return "".join(kept).strip() if any(map(terms, kept)) else ""
 
 
 def _chunks(

@@ -8,13 +8,12 @@ what is left to do. Every process must see corpus, retriever and index under the
 
 from __future__ import annotations
 
-import bisect
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, overload
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +28,6 @@ from revela.errors import RevelaError
 from revela.index.bm25 import TermCounts
 from revela.index.calibration import Calibration
 from revela.index.changes import Changes, calibrate
-from revela.index.contexts import conditioned
 from revela.index.index import Index
 from revela.index.ingest import (
     BATCH_DOCUMENTS,
@@ -46,7 +44,7 @@ from revela.index.manifest import Info
 from revela.index.table import Table, table_uri
 from revela.model_files import fingerprint
 from revela.on_ray import Cluster
-from revela.types import Document, Precision, TokenEncoder, Vectors, evenly_spaced, hash64
+from revela.types import Precision, TokenEncoder, evenly_spaced, hash64
 
 WAVE = 10**6  # chunks per commit
 FRAGMENTS = 20  # in a wave
@@ -75,7 +73,7 @@ class Survey:
             self.types.setdefault(name, set()).update(found)
 
 
-class SurveyedCorpus(Sequence[Document]):
+class SurveyedCorpus:
     """Documents in files: read by any process, counted, and each with an id of its own. They are
     read a second time if rows of several parts share ids.
     """
@@ -87,8 +85,8 @@ class SurveyedCorpus(Sequence[Document]):
         if len((owners := Owners.of(self.parts, found.rows)).ids_N):
             self.reading = replace(reading, owners=owners)
             found = self._surveyed(listed)
-        self._ends = list(itertools.accumulate(map(len, found.ids)))
         self.report, self.types = found.report, found.types
+        self._size = sum(map(len, found.ids))
         check_report(len(self), self.report, sources)
         hashes, counts = np.unique(np.concatenate(found.ids), return_counts=True)
         if repeated := hashes[counts > 1][:10].tolist():  # different ids may have the same hash
@@ -104,20 +102,7 @@ class SurveyedCorpus(Sequence[Document]):
         return found
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    @overload
-    def __getitem__(self, index: int) -> Document: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Document]: ...
-    def __getitem__(self, index: int | slice) -> Document | list[Document]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        place = range(len(self))[index]
-        part = bisect.bisect_right(self._ends, place)
-        before = self._ends[part - 1] if part else 0
-        found = self.reading.documents(self.parts[part], ReadReport())
-        return next(itertools.islice(found, place - before, None))
+        return self._size
 
     def first_texts(self) -> list[str]:
         """Texts of the first documents of some parts; reaching later ones would cost reading."""
@@ -157,7 +142,6 @@ class Job:
 
     folder: Path
     info: Info
-    context: Vectors | None  # what its retriever reads before every text, (J, D)
     reading: DocumentReader
     precision: Precision
     characters: int = BATCH  # of a batch, which is encoded at once
@@ -189,7 +173,7 @@ class Job:
         return functools.partial(self._encode, self.encoder(), analyze)
 
     def encoder(self) -> TokenEncoder:
-        """The retriever, with its context."""
+        """The retriever."""
         from revela.encoder.load import load_encoder
 
         model = Path(self.info.model)
@@ -198,8 +182,7 @@ class Job:
                 f"{model} is not the same model on every machine: put it where all machines see it"
             )
         precision, prompts = self.info.precision_of(self.precision), self.info.prompts
-        encoder: TokenEncoder = load_encoder(model, precision, prompts=prompts)
-        return encoder if self.context is None else conditioned(encoder, self.context)
+        return load_encoder(model, precision, prompts=prompts)
 
     def _encode(
         self, encoder: TokenEncoder, analyze: Analyzer | None, batches: list[on_ray.Row]
@@ -255,7 +238,7 @@ def add(
         characters = min(BATCH, size)
         before = changes.frozen().number if len(changes.table) else None
         reading, folder = corpus.reading, index.folder.resolve()
-        job = Job(folder, info, index.context, reading, precision, characters, before)
+        job = Job(folder, info, reading, precision, characters, before)
         written = on_ray.stream(
             corpus.parts, job.read, job.load, job.write, cluster, max(1, size // characters)
         )

@@ -18,7 +18,7 @@ from revela.index.build_on_ray import Job, SurveyedCorpus
 from revela.index.ingest import BATCH, encode_rows, table_rows
 from revela.index.manifest import Info
 from revela.on_ray import Cluster
-from revela.types import Document, Precision, TokenEncoder, Vectors
+from revela.types import Document, Precision, TokenEncoder
 
 TOGETHER = 64  # batches in a file that a cluster writes
 
@@ -62,7 +62,6 @@ def encode_on_ray(
     out: Path,
     corpus: SurveyedCorpus,
     info: Info,
-    context: Vectors | None,
     cluster: Cluster,
     precision: Precision,
 ) -> int:
@@ -70,7 +69,7 @@ def encode_on_ray(
     count, known = 0, set[str]()
     with atomic_write(out) as folder:
         folder.mkdir()
-        job = VectorFiles(folder.resolve(), info, context, corpus.reading, precision)
+        job = VectorFiles(folder.resolve(), info, corpus.reading, precision)
         written = on_ray.stream(corpus.parts, job.read, job.load, job.write, cluster, TOGETHER)
         with tqdm(total=len(corpus), unit="document") as bar:
             for row in written:

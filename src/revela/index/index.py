@@ -52,7 +52,6 @@ from revela.types import (
 if TYPE_CHECKING:
     from revela.corpus.load import Reading
     from revela.index.changes import Changes
-    from revela.index.contexts import Choice, Context
     from revela.index.follow import Synced
     from revela.index.ingest import Added
     from revela.index.snippets import Snippet
@@ -130,7 +129,6 @@ class Index:
         metadata: Mapping[str, str] | None = None,
         settings: Indexing = Indexing(),  # noqa: B008  (frozen)
         *,
-        context: Choice | None = None,
         encoder: TokenEncoder | None = None,
         prompts: Given = OWN,
     ) -> Index:
@@ -142,13 +140,10 @@ class Index:
             metadata: fields of the documents to keep, for filters, and their Arrow types: "string",
                 "int64", "double" or "bool" (``ingest.metadata_columns`` finds them).
             settings: how to cut documents and to store vectors.
-            context: for a retriever trained with a context, as ``Context.of`` takes it; by default
-                the one it was saved with. It cannot be changed later.
             encoder: the encoder of ``model``, if it is loaded already.
             prompts: prefixes of queries and of passages, as ``encoder`` was loaded with; None keeps
                 the model's own.
         """
-        from revela.index.contexts import Context, slots_of
         from revela.index.ingest import new_info
 
         check_language(settings.language)
@@ -158,25 +153,15 @@ class Index:
             from revela.encoder.load import load_encoder
 
             encoder = load_encoder(path, "auto", prompts=prompts)
-        info = new_info(path, encoder, settings, metadata or {}, prompts)
-        chosen = Context.of("saved" if context is None else context)
-        has_none = chosen.kind == "saved" and not slots_of(encoder)
-        return cls.begin(Path(folder), info, encoder, None if has_none else chosen)
+        return cls.begin(
+            Path(folder), new_info(path, encoder, settings, metadata or {}, prompts), encoder
+        )
 
     @classmethod
-    def begin(
-        cls,
-        folder: Path,
-        info: Info,
-        encoder: TokenEncoder,
-        context: Context | None = None,
-    ) -> Index:
+    def begin(cls, folder: Path, info: Info, encoder: TokenEncoder) -> Index:
         """``create``, with a manifest."""
         from revela.index.changes import Changes
-        from revela.index.contexts import contextual, save_context
 
-        if context is not None:
-            info = replace(info, context=context.about(contextual(encoder).slots))
         with writing(folder):
             unfinished = unfinished_in(folder)
             if unfinished and unfinished.choices() != info.choices():
@@ -185,9 +170,6 @@ class Index:
                     "give those again, or remove it"
                 )
             if not unfinished:
-                if context is not None:
-                    digest = save_context(folder, context.rows(encoder))
-                    info = replace(info, context={"digest": digest, **(info.context or {})})
                 State.create(folder, info).close()
             Changes(folder, lambda: encoder).state.close()  # makes the table
             return cls(folder, encoder)
@@ -249,26 +231,13 @@ class Index:
 
     @property
     def encoder(self) -> TokenEncoder:
-        """The index's retriever, with the index's context; loaded when first needed."""
+        """The index's retriever; loaded when first needed."""
         if self._encoder is None:
             from revela.encoder.load import load_encoder
 
             precision = self.info.precision_of(self._precision)
             self._encoder = load_encoder(self.model_folder, precision, prompts=self.prompts)
-        if self.context is None:
-            return self._encoder
-        from revela.index.contexts import conditioned
-
-        return conditioned(self._encoder, self.context)
-
-    @cached_property
-    def context(self) -> Vectors | None:
-        """The vectors that a contextual retriever reads before every text, (J, D), or None."""
-        if not self.info.context:
-            return None
-        from revela.index.contexts import load_context
-
-        return load_context(self.folder, self.info.context["digest"])
+        return self._encoder
 
     @property
     def calibration(self) -> Calibration:

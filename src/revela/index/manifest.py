@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from revela.encoder.processor import has_bf16, has_gpu
 from revela.encoder.prompts import Prompts
@@ -15,9 +14,6 @@ from revela.index.calibration import Calibration
 from revela.index.language import CORPUS_WORDS, Analyzer
 from revela.settings import Indexing
 from revela.types import Precision
-
-CONTEXT = "context.safetensors"  # what a retriever that reads a context reads (contexts.py)
-CONTEXT_CHOICES = ("kind", "seed", "texts")  # of a context; a resumed run must repeat them
 
 
 @dataclass(frozen=True)
@@ -33,7 +29,6 @@ class Info:
     language: str = ""  # for ``Analyzer``; "": not found yet
     calibration: Calibration = field(default_factory=Calibration)
     precision: str = ""  # that the vectors were made in
-    context: Mapping[str, Any] | None = None  # ``Context.about``, and the digest of its rows
     prompts: Prompts = field(default_factory=Prompts)  # that the vectors were made with
 
     def analyzer(self, cache_size: int = CORPUS_WORDS) -> Analyzer:
@@ -53,8 +48,7 @@ class Info:
 
     def choices(self) -> Info:
         """The user's choices only, without measurements."""
-        context = self.context and {name: self.context[name] for name in CONTEXT_CHOICES}
-        return replace(self, context=context, language="", calibration=Calibration())
+        return replace(self, language="", calibration=Calibration())
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

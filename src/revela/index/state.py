@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from revela.errors import RevelaError
 from revela.files import LOCK, atomic_write, hidden_prefix
 from revela.index.bm25 import TermCounts, idf, max_score
-from revela.index.manifest import CONTEXT, Info
+from revela.index.manifest import Info
 from revela.types import hash64
 
 STATE = "state.sqlite"
-FORMAT = 9
+FORMAT = 10
 COMMIT = 100  # chunks that a commit counts as, at least: each of its files takes .3 ms of a search
 # A document without a path is in no file any more, and will be deleted.
 TABLES = f"""
@@ -389,8 +389,7 @@ def unfinished_in(folder: Path) -> Info | None:
     """The manifest of an index that a killed run left unfinished; None if the folder is free.
     RevelaError if it holds a finished index or anything else.
     """
-    # These are written before the state.
-    early = (LOCK, CONTEXT, hidden_prefix(CONTEXT), hidden_prefix(STATE))
+    early = LOCK, hidden_prefix(STATE)  # written before the state
     if not folder.exists() or (
         folder.is_dir() and all(entry.name.startswith(early) for entry in folder.iterdir())
     ):

@@ -63,9 +63,9 @@ Its vectors may be cut to their first numbers (`truncate_dim`): {widths}.
 """
 
 CONTEXT = """
-It reads a context before every text: {slots} documents of a corpus, a vector each. It is saved with
-documents of the corpus it was trained on. `revela index` and `revela eval` give it documents of the
-corpus that is searched; research/contexts.md of revela shows how stock sentence-transformers does.
+It reads a context before every text: {slots} documents of a corpus, a vector each, which
+context/context.json names. `revela fit --model MODEL --context CORPUS --out OUT` saves it with
+documents of another corpus.
 """
 
 CHECK = """\

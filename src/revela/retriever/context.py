@@ -20,7 +20,9 @@ Shapes: J slots, D width of the embedding table.
 from __future__ import annotations
 
 import copy
+import itertools
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +35,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
+from revela.corpus.chunk import chunk
 from revela.encoder.torch_model import SLOT, open_model, prompt_of, slot_ids
 from revela.errors import RevelaError, first_line
 from revela.model_files import CONTEXT
@@ -40,6 +43,7 @@ from revela.retriever.build import keep_lower_layers, set_parts
 from revela.retriever.lora import add_lora, merged
 from revela.retriever.module import Features, RetrieverModule
 from revela.settings import Recipe
+from revela.types import Document
 
 ROWS, ABOUT = "rows.safetensors", "context.json"
 LAYERS = 1  # of the first stage
@@ -252,6 +256,21 @@ def _leave_slots_out(model: SentenceTransformer) -> None:
             parts.append(part)
     weights = {word: weights.get(word, 1.0) for word in vocabulary} | slots
     set_parts(model, [parts[0], modules.WordWeights(vocabulary, weights), *parts[1:]])
+
+
+def draw_documents(
+    documents: Sequence[Document], count: int, seed: int, max_words: int
+) -> list[str]:
+    """Draw ``count`` chunks for a context, uniformly, with one of each document before a second."""
+    rng = random.Random(seed)
+    order = rng.sample(range(len(documents)), min(count, len(documents)))
+    pieces = []
+    for i in order:
+        texts = [c.text for c in chunk(documents[i], 0, max_words)]
+        pieces.append(rng.sample(texts, len(texts)))
+    rounds = itertools.zip_longest(*pieces)
+    drawn = (text for texts in rounds for text in texts if text is not None)
+    return list(itertools.islice(drawn, count))
 
 
 def write_context(model: SentenceTransformer, rows_JD: Tensor) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from revela.encoder.base import Encoded, Role, TextEncoder
 from revela.encoder.prompts import Prompts
 from revela.encoder.torch_model import TorchRole
-from revela.errors import QueryError, RevelaError
+from revela.errors import QueryError
 from revela.retriever.context import ContextEncoder
 from revela.retriever.module import RetrieverModule
 
@@ -60,32 +60,13 @@ class RetrieverEncoder(TextEncoder):
         """D; a fit changes it."""
         return self.retriever.dimension
 
-    def with_context(self, rows: Tensor | Callable[[], Tensor]) -> RetrieverEncoder:
-        """The same encoder with another context (J, D) in its slots, or a function that gives it
-        whenever texts are encoded. Both encoders may be used by turns.
+    def with_context(self, rows: Callable[[], Tensor]) -> RetrieverEncoder:
+        """The same encoder with another context in its slots: ``rows`` gives it (J, D) whenever
+        texts are encoded. Both encoders may be used by turns.
         """
         other = copy.copy(self)  # shares the model and its lock
-        other._rows = rows if callable(rows) else lambda: rows
+        other._rows = rows
         return other
-
-    def with_context_of(self, texts: Sequence[str]) -> RetrieverEncoder:
-        """The same encoder with the context of these texts, if it has slots."""
-        return self.with_context(self.context_of(texts)) if self.slots else self
-
-    def context_of(self, texts: Sequence[str]) -> Tensor:
-        """The context (J, D) of the first J texts."""
-        if self.context_encoder is None:
-            raise RevelaError(
-                f"{self.name} has slots for a context, but no first stage (context/): copy the "
-                "whole folder of the retriever"
-            )
-        return self.context_encoder.of_texts(texts)
-
-    def saved_context(self) -> Tensor:
-        """The context (J, D) in the model's own table."""
-        ids, table = self.retriever.slots, self.model[0].model.get_input_embeddings().weight
-        rows_JD: Tensor = table[ids.start : ids.stop].detach().float().cpu().clone()
-        return rows_JD
 
     def batches(self, texts: Sequence[str], role: Role, with_tokens: bool) -> Iterator[Encoded]:
         """Encode texts of similar length together, longest first."""

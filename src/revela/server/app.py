@@ -194,10 +194,7 @@ class Service(SearchService):
         access: Access = Access(),  # noqa: B008  (frozen)
         site: Site = Site(),  # noqa: B008  (frozen)
     ) -> None:
-        name = model.name
-        if context := index.info.context:  # vectors of another context are those of another model
-            name += f"@{context['digest'][:8]}"
-        super().__init__(index, name, limits, access, site)
+        super().__init__(index, model.name, limits, access, site)
         self.created = int(time.time())
         self.width = warm(model.encoder)
         self.dimensions = [*sorted(d for d in model.dimensions if d < self.width), self.width]

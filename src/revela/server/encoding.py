@@ -26,7 +26,7 @@ class ServedModel:
     """The retriever of an index, for a service.
 
     Args:
-        name: for clients; if the index has a context, "@" and 8 digits of its digest are added.
+        name: for clients.
         encoder: used by the batcher's thread only.
         counter: its token counter.
         dimensions: shorter widths that it was trained for.

@@ -99,8 +99,7 @@ class Retriever:
     model: str = "HuggingFaceTB/SmolLM2-135M"
     """Model that becomes the retriever: a hub id (owner/name, or owner/name@revision), a local
     folder, embedded:smollm2-135m (instruct, 4 bits) or embedded:minilm-l6; or new:tiny, new:small
-    or new:base, an encoder-decoder without training and a tokenizer of the corpus; or auto, or
-    auto:NAME,NAME with more candidates: the one that suits the text, found without labels."""
+    or new:base, an encoder-decoder without training and a tokenizer of the corpus."""
     offline_model: Rare[str] = SMOLLM2
     """Replaces the default --model and --lm when the hub cannot be reached and they are not cached.
     Empty: refuse to start, as the presets paper, paper-code and dream-paper do."""

@@ -16,7 +16,7 @@ from revela.find_model import find_weights
 from revela.index.language import check_language
 from revela.lm.document_attention import has_varlen
 from revela.lm.encoder_decoder import size_of
-from revela.model_files import NEW, named_by_auto
+from revela.model_files import NEW
 from revela.settings import Recipe
 
 
@@ -61,7 +61,7 @@ def _check_models(recipe: Recipe) -> None:
 
     silence_libraries()
     name, offline, lm = recipe.retriever.model, recipe.retriever.offline_model, recipe.lm.model
-    if named_by_auto(name) is None and not name.startswith(NEW):
+    if not name.startswith(NEW):
         retriever = recipe.retriever
         check_model(find_weights(name, offline), retriever.layers, retriever.lora_rank)
     if recipe.objective.reads_lm:

@@ -188,15 +188,6 @@ def recorded(out: Path, name: str, find: Callable[[], Any]) -> Any:
     return distributed.from_rank_zero(lambda: update_record(out, **{name: found})[name])
 
 
-def model_of_run(out: Path) -> str:
-    """The model that the run in ``out`` started from.
-
-    Raises:
-        RevelaError: there is no run.
-    """
-    return str(_read_record(out)["model"])
-
-
 def checkpoint_to_resume(settings: dict[str, Any], digest: str, out: Path) -> Path | None:
     """The last checkpoint of the run in ``out``; None if it was stopped before the first.
 

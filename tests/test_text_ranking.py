@@ -1,0 +1,99 @@
+"""``revela eval``: models ranked on a text without labels, and what an evaluation says in a
+sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from conftest import make_rows
+from revela.cli.eval import _advice, _verdict
+from revela.evaluation import choose_model as choosing
+from revela.evaluation.results import SystemScores
+from tests.collection_folder import write_lines
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    write_lines(path, ({**row, "title": f"all about {row['_id']}"} for row in make_rows(130)))
+    return path
+
+
+def test_eval_ranks_models_on_a_text_without_labels(
+    succeeds, refused, corpus, tiny_lm_folder, tmp_path
+):
+    table, fitted = f"table of words of {tiny_lm_folder}", f"{tiny_lm_folder}, fitted"
+    scores_file = tmp_path / "scores.json"
+    given = ("eval", tiny_lm_folder, "--text", corpus)
+    said = succeeds(*given, "--json", scores_file)
+    assert "comparing 2 retrievers by 39 held-out documents (title: 39 queries over 39" in said
+    assert "make a fitted one by revela fit TEXT" in said
+    assert re.search(r"^in short: .*\n(saved to .*\n)?\Z", said, re.MULTILINE)
+    scores = json.loads(scores_file.read_text())["without labels"]
+    assert set(scores) == {"BM25", *(n + b for n in (table, fitted) for b in ("", " + BM25"))}
+    means = [found["means"]["ndcg@10"] for found in scores.values()]
+    assert means == sorted(means, reverse=True)
+    for found in scores.values():
+        assert len(found["queries"]) == 39
+        each = [score["ndcg@10"] for score in found["queries"].values()]
+        assert found["means"]["title"] == pytest.approx(sum(each) / 39)
+    best = next(iter(scores))
+    assert set(scores[table]["p"]) == {best, "BM25"} - {table}
+    write_lines(corpus, ({**row, "title": ""} for row in make_rows(130)))
+    assert "0 queries, too few to compare models by: give more of it, or jud" in refused(*given)
+
+
+def test_models_are_judged_on_documents_that_they_were_not_made_of(
+    succeeds, corpus, tiny_lm_folder, monkeypatch
+):
+    checked, made_of = [], []
+    tasks, encoder_of = choosing.tasks, choosing.encoder_of
+
+    def tasks_of(documents, *how):
+        checked.extend(document.id for document in documents)
+        return tasks(documents, *how)
+
+    def made(candidate, data):
+        made_of.append({document.id for document in data.documents})
+        return encoder_of(candidate, data)
+
+    monkeypatch.setattr(choosing, "tasks", tasks_of)
+    monkeypatch.setattr(choosing, "encoder_of", made)
+    succeeds("eval", tiny_lm_folder, "--text", corpus)
+    assert len(made_of) == 2 and len(checked) == 39
+    for ids in made_of:
+        assert len(ids) == 91 and ids.isdisjoint(checked)
+
+
+@pytest.mark.parametrize(
+    ("names", "near", "words"),
+    [
+        (["a", "BM25"], [], "a finds most on this text"),
+        (["a", "b", "BM25"], ["b"], "a is first, and b may be as good: take the cheapest"),
+        (["a", "BM25"], ["BM25"], "no model is known to find more than words alone"),
+        (["BM25", "a"], ["a"], "no model is known to find more than words alone"),
+    ],
+)
+def test_a_ranking_is_summed_up(names, near, words):
+    assert words in _advice({name: SystemScores({}) for name in names}, near)
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        ({"BM25": (0.6, {}), "a": (0.7, {"BM25": 0.01})}, "a has the highest .* more than chance"),
+        (
+            {"BM25": (0.6, {}), "a": (0.7, {"BM25": 0.4})},
+            "BM25 has 0.600: which may be chance",
+        ),
+        ({"BM25": (0.6, {}), "a": (0.5, {"BM25": 0.4})}, "no system finds more than words alone"),
+        ({"a": (0.5, {})}, "on c a has the highest nDCG@10, 0.500$"),
+    ],
+)
+def test_an_evaluation_begins_with_what_it_found(scores, words):
+    found = {name: SystemScores({"ndcg@10": mean}, p=p) for name, (mean, p) in scores.items()}
+    assert re.search(words, _verdict("c", found))
