@@ -285,6 +285,16 @@ def contextual(tmp_path_factory: pytest.TempPathFactory, tiny_lm_folder: Path) -
     return folder
 
 
+def live(folder):
+    """A saved retriever as training holds it, with its first stage if it has one."""
+    from revela.encoder.torch_model import open_model
+    from revela.retriever.context import load_context_encoder
+    from revela.retriever.encode import RetrieverEncoder
+
+    model = open_model(folder, device="cpu")
+    return RetrieverEncoder(model, False, str(folder), load_context_encoder(folder))
+
+
 def in_context(encoder, texts):
     """An encoder with slots, in the context of other texts."""
     return encoder.with_context(lambda: encoder.context_encoder.of_texts(texts))

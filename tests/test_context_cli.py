@@ -13,7 +13,7 @@ import pytest
 from revela.encoder.open import load_encoder
 from sentence_transformers import SentenceTransformer
 
-from conftest import SLOTS, in_context, make_rows
+from conftest import SLOTS, in_context, live, make_rows
 from revela.corpus.load import read_corpus
 from revela.errors import RevelaError
 from revela.evaluation import compare as comparison
@@ -51,7 +51,7 @@ def test_a_context_is_baked_into_a_stock_folder(
         assert about["drawn from"] == f"{SLOTS} chunks of {corpus.name}" and about["seed"] == 0
         assert (out / "README.md").read_text() == "# A card"
         drawn = draw_documents(read_corpus([corpus])[0], SLOTS, 0, 120)
-        before, encoder = (load_encoder(path, "fp32") for path in (contextual, out))
+        before, encoder = live(contextual), load_encoder(out, "fp32")
         passages = encoder.encode_passages(TEXTS)
         by_hand = in_context(before, drawn).encode_passages(TEXTS)
         np.testing.assert_allclose(passages, by_hand, atol=1e-6)

@@ -14,8 +14,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from small import build
 
-from conftest import in_context, make_rows
-from revela.encoder.load import load_encoder
+from conftest import in_context, live, make_rows
 from revela.encoder.torch_model import slot_ids
 from revela.errors import RevelaError
 from revela.retriever.context import (
@@ -145,7 +144,7 @@ def test_a_saved_folder_is_the_same_in_stock_sentence_transformers(plain, tmp_pa
     found = stock.encode_document(TEXTS)
     np.testing.assert_allclose(found, other.encode_passages(TEXTS), **close)
     assert np.abs(found - passages).max() > 1e-4
-    again = in_context(load_encoder(folder, "fp32"), TEXTS)
+    again = in_context(live(folder), TEXTS)
     np.testing.assert_array_equal(again.encode_passages(TEXTS), other.encode_passages(TEXTS))
     (folder / "context" / "rows.safetensors").write_bytes(b"")
     with pytest.raises(RevelaError, match="context is damaged"):

@@ -10,10 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import SLOTS, in_context, make_rows
+from conftest import SLOTS, in_context, live, make_rows
 from revela.encoder.graph_export import export_onnx
 from revela.encoder.graphs import open_export
-from revela.encoder.load import load_encoder
 from revela.encoder.torch_model import open_model, read_as_text
 from revela.retriever.module import RetrieverModule
 from revela.retriever.tokens import token_window
@@ -23,7 +22,7 @@ TEXTS = ["ocean1", *(row["text"] for row in make_rows(6, sentences=3)), "", "eng
 
 @pytest.fixture(scope="module")
 def encoder(contextual):
-    return load_encoder(contextual, "fp32")
+    return live(contextual)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +83,9 @@ def test_onnx_says_what_torch_says(contextual, encoder, tmp_path):
     assert export_onnx(open_model(contextual), tmp_path / "onnx") < 1e-5
     exported, texts = open_export(tmp_path / "onnx"), [*TEXTS, "a <|context-3|> b"]
     for encode in ("encode_queries", "encode_passages"):
-        found = getattr(exported, encode)(read_as_text(texts))  # the caller sees to slots in texts
+        found = getattr(exported, encode)(
+            read_as_text(encoder.model, texts)
+        )  # the caller sees to slots in texts
         expected = getattr(encoder, encode)(texts)
         np.testing.assert_allclose(found, expected, atol=1e-5)
 

@@ -19,8 +19,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from conftest import TOPICS, in_context, make_rows, tiny_retriever
-from revela.encoder.load import load_encoder
+from conftest import TOPICS, in_context, live, make_rows, tiny_retriever
 from revela.encoder.torch_model import open_model
 from revela.errors import RevelaError
 from revela.files import remove_whole, writing
@@ -745,7 +744,7 @@ def test_a_contextual_retriever_uses_its_context(recipe, documents, tmp_path):
         changes = {"group_size": 8, "context": 4, "context_from": source, "lexical": 0.0}
         changed = recipe.replace(**settings | changes, learning_rate=3e-3, max_steps=20)
         train(changed, documents, tmp_path / source)
-        encoder = load_encoder(tmp_path / source, "fp32")
+        encoder = live(tmp_path / source)
         one, other = (in_context(encoder, some).encode_passages(["market1"]) for some in words)
         moved[source] = 1 - float(one[0] @ other[0])
         card = (tmp_path / source / "README.md").read_text()

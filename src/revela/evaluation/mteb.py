@@ -56,7 +56,7 @@ class MtebEncoder:
             "max_tokens": encoder.limit,
             "arithmetic": encoder.precision,
         }
-        unusual = {"max_tokens": max_tokens} if max_tokens else {}
+        unusual: dict[str, Any] = {"max_tokens": max_tokens} if max_tokens else {}
         unusual |= {} if encoder.precision == "fp32" else {"arithmetic": encoder.precision}
         about = {"name": name, "revision": revision, "experiment_kwargs": unusual or None}
         about |= {"similarity_fn_name": ScoringFunction.COSINE}
