@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from revela.encoder.open import load_encoder
 from sentence_transformers import SentenceTransformer
 
 from conftest import SLOTS, in_context, live, make_rows
 from revela.corpus.load import read_corpus
+from revela.encoder.load import load_encoder
 from revela.errors import RevelaError
 from revela.evaluation import compare as comparison
 from revela.evaluation.evaluate import load_collection, mean_outcomes
@@ -94,7 +94,7 @@ def test_compare_judges_in_the_context_of_each_collection(contextual, tmp_path, 
     queries = {f"q{i}": rows[i]["text"].split(". ")[1] for i in range(20)}
     judgements = {(f"q{i}", f"d{(i + 5) % 30}"): 1 for i in range(20)}
     folder = write_collection(tmp_path / "one", rows, queries, judgements)
-    encoder, judged = load_encoder(contextual, "fp32"), []
+    encoder, judged = live(contextual), []
 
     def stop(*_, plan, **__):
         judged.append(plan.judge(encoder))
