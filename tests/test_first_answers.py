@@ -16,9 +16,9 @@ from revela.encoder.prompts import OWN
 from revela.errors import QueryError, RevelaError
 from revela.index import changes, folder_index
 from revela.index.index import Index
+from revela.index.manifest import Indexing
 from revela.index.word_search import Words
 from revela.server.mcp import Tools
-from revela.settings import Indexing
 from revela.types import Document
 
 GUIDE = "# Guide\r\n\r\nThe castle is old.\r\n\r\n## Garden\r\n\r\n" + "It is quiet there. " * 40

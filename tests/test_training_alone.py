@@ -22,7 +22,7 @@ RUN = """
 import json, sys
 from pathlib import Path
 from revela import Retriever, evaluate
-from revela.api import train
+from revela.training.run import train
 from revela.settings import Recipe
 
 lm, corpus, collection, out, settings = sys.argv[1:]

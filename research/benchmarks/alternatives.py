@@ -36,7 +36,7 @@ from revela.corpus.load import read_corpus
 from revela.evaluation.evaluate import load_collection
 from revela.evaluation.metrics import mean_scores
 from revela.index.default_model import suited_model
-from revela.settings import Indexing
+from revela.index.manifest import Indexing
 from revela.types import evenly_spaced
 
 PASSAGES = 100  # of which a query's ten documents are the best

@@ -35,9 +35,9 @@ from revela.corpus.judgements import read_rows
 from revela.evaluation.collection import Collection, load_collection
 from revela.files import atomic_write
 from revela.index.index import Index
+from revela.index.manifest import Indexing
 from revela.index.state import is_finished
 from revela.index.table import id_filter
-from revela.settings import Indexing
 from revela.types import Hits
 
 DOCUMENTS, QUERIES, BINS = 1000, 250, 10

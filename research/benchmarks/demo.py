@@ -34,7 +34,7 @@ from research.benchmarks.quality import UNTRAINED, save_untrained
 from research.benchmarks.translated import translated
 from revela.corpus.words import count_words
 from revela.evaluation.label_free import MIN_QUERY_WORDS, Task, docstring_task, tasks
-from revela.settings import Indexing
+from revela.index.manifest import Indexing
 from revela.silence import duration
 from revela.types import Document
 

@@ -33,8 +33,8 @@ from research.benchmarks.options import (
 from revela.corpus.chunk import chunk
 from revela.corpus.load import read_corpus
 from revela.embedded import E5, MINILM
+from revela.index.manifest import Indexing
 from revela.model_files import resolve
-from revela.settings import Indexing
 from revela.types import evenly_spaced
 
 Run = tuple[float, float, int]  # seconds, of the processor too, and MB at most

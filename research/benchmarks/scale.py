@@ -38,11 +38,10 @@ from revela.cli.index import index as make_index
 from revela.index.folder_index import bytes_of
 from revela.index.follow import follow
 from revela.index.index import Index
-from revela.index.manifest import Info
+from revela.index.manifest import Indexing, Info
 from revela.index.rows import Stored, arrow_rows
 from revela.index.state import read_info
 from revela.index.table import CELLS, Table, table_uri
-from revela.settings import Indexing
 
 BATCH = 2**17  # rows made at a time
 LOOKED_UP, TIMES = 200, 50

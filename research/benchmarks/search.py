@@ -37,8 +37,7 @@ from revela.index.exact import top_k
 from revela.index.fusion import DEPTH, reciprocal_rank_fusion
 from revela.index.index import Index
 from revela.index.ingest import metadata_columns
-from revela.index.manifest import Info
-from revela.settings import Indexing
+from revela.index.manifest import Indexing, Info
 from revela.types import Document, Vectors
 
 MODEL, CHUNK_WORDS, QUERIES = "embedded:minilm-l6", 48, 300

@@ -24,9 +24,8 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 if TYPE_CHECKING:
-    from revela.api import Retriever
+    from revela.api import Retriever, evaluate
     from revela.errors import RevelaError
-    from revela.evaluation.evaluate import evaluate
     from revela.evaluation.evaluator import LabelFreeEvaluator
     from revela.index.folder_index import search
     from revela.index.index import Index
@@ -54,7 +53,7 @@ _HOMES = {
     "Index": "index.index",
     "search": "index.folder_index",
     "RevelaError": "errors",
-    "evaluate": "evaluation.evaluate",
+    "evaluate": "api",
     "fit": "retriever.fit",
     "rerank": "index.rerank_texts",
     "LabelFreeEvaluator": "evaluation.evaluator",

@@ -1,28 +1,26 @@
-"""``Retriever``: train, fit or load a retriever, encode, and make and open indexes with it."""
+"""``Retriever``: train, fit or load a retriever, encode, and make and open indexes with it; and
+``evaluate``, for models and indexes.
+"""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from revela.corpus.spool import arrow_list
 from revela.encoder.load import load_encoder
 from revela.encoder.prompts import OWN, Given, prompts_of
 from revela.errors import RevelaError, extra
-from revela.fitting import FITTED_BY, FitOptions, fit
+from revela.evaluation import evaluate as evaluation
+from revela.evaluation.evaluate import EvalOptions, Evaluation
+from revela.evaluation.results import SystemScores
 from revela.index.index import Index
 from revela.index.ingest import metadata_columns
+from revela.index.manifest import Indexing
+from revela.index.state import is_index
 from revela.model_files import resolve
-from revela.settings import Indexing, Recipe
 from revela.types import Document, Precision, Vectors, items_of
-
-if TYPE_CHECKING:
-    from revela.training.outcome import Outcome
-
-log = logging.getLogger(__name__)
 
 
 class Retriever:
@@ -78,6 +76,9 @@ class Retriever:
         Examples:
             >>> Retriever.train("docs/", "out", preset="pairs", max_minutes=5)  # doctest: +SKIP
         """
+        with extra("train", "training"):
+            from revela.settings import Recipe
+            from revela.training.run import train
         train(_paths(corpus), Path(out), Recipe.of(preset, **settings), resume=resume)
         return cls(out)
 
@@ -108,6 +109,9 @@ class Retriever:
         Examples:
             >>> Retriever.fit("docs/", "out", model="embedded:smollm2-135m")  # doctest: +SKIP
         """
+        with extra("train", "a fit"):
+            from revela.fitting import FITTED_BY, FitOptions, fit
+            from revela.settings import Recipe
         if unread := settings.keys() - set(FITTED_BY):
             raise RevelaError(
                 f"a fit reads no setting {min(unread)}: give some of {', '.join(FITTED_BY)}"
@@ -181,47 +185,48 @@ def _paths(corpus: str | Path | Sequence[str | Path]) -> list[Path]:
     return [Path(part) for part in items_of(corpus, "corpus", (str, Path))]
 
 
-@dataclass(frozen=True)
-class TrainingResult:
-    """The result of a run. ``scores``: system -> task -> nDCG@10 of the label-free check."""
+def evaluate(
+    models: Sequence[str | Path], on: Sequence[str | Path], **options: Any
+) -> dict[str, dict[str, SystemScores]]:
+    r"""Score retrievers on judged collections, beside BM25 and their fusion with it.
 
-    outcome: Outcome
-    scores: dict[str, dict[str, float]]
+    Args:
+        models: Sentence-Transformers folders, hub ids or embedded:minilm-l6; indexes, which are
+            searched as they are; or TREC run files. With none, only BM25 is scored.
+        on: folders in BEIR layout: corpus.jsonl, queries.jsonl (each may be .gz), qrels/test.tsv.
+        options: fields of ``EvalOptions``, such as ``rerank="tokens"``.
 
+    Returns:
+        {collection: {system: scores}}. Systems are "BM25", each model, "MODEL + BM25" (fused by
+        score) and "MODEL + BM25 (RRF)". p values are against BM25, and against the first of several
+        models.
 
-def train(
-    corpus: Sequence[Path], out: Path, recipe: Recipe, *, resume: bool = False, command: str = ""
-) -> TrainingResult:
-    """Read a corpus, hold documents out, train on the others, and save a retriever.
-
-    ``command`` is the command line, for the model card.
+    Examples:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp(), "sea")
+        >>> (folder / "qrels").mkdir(parents=True)
+        >>> rows = '{"_id": "a", "text": "The sea is salt."}\n{"_id": "b", "text": "A hill."}\n'
+        >>> _ = (folder / "corpus.jsonl").write_text(rows)
+        >>> _ = (folder / "queries.jsonl").write_text('{"_id": "q", "text": "ocean water"}\n')
+        >>> _ = (folder / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nq\ta\t1\n")
+        >>> scores = evaluate(["embedded:minilm-l6"], [folder])
+        >>> scores["sea"]["embedded:minilm-l6"].means["ndcg@10"]
+        1.0
     """
-    with extra("train", "training"):
-        from revela.distributed import from_rank_zero, is_rank_zero, joined
-        from revela.groups.dataset import TrainingSet
-        from revela.training.check_settings import check_recipe
-        from revela.training.checks import NO_CHECKS, CheckPlan
-        from revela.training.held_out import read_training_set
-        from revela.training.record import Provenance
-        from revela.training.train import train as run
+    models = list(items_of(models, "models", (str, Path)))
+    folders = list(items_of(on, "on", (str, Path)))
+    done = evaluations(models, folders, EvalOptions(**options))
+    return {evaluation.name: evaluation.scores for evaluation in done}
 
-    with joined():
-        check_recipe(recipe, out, resume)  # first, as writing questions takes long
-        plan = NO_CHECKS
-        if is_rank_zero():
-            data, check = read_training_set(recipe, corpus)
-            plan = CheckPlan(check if check.tasks else None, check.bm25())
-        else:
-            data = TrainingSet.read(recipe, corpus)
-        provenance = Provenance(", ".join(map(str, corpus)), command)
-        outcome = run(recipe, data, out, plan=plan, provenance=provenance, resume=resume)
-        bm25 = from_rank_zero(lambda: plan.bm25)
-    systems = {
-        "BM25": bm25,
-        "untrained": outcome.untrained,
-        "before training": outcome.before,
-        "trained": outcome.last,
-    }
-    if outcome.kept != outcome.steps:
-        systems[f"saved (step {outcome.kept})"] = outcome.after
-    return TrainingResult(outcome, systems if outcome.after else {})
+
+def evaluations(
+    models: Sequence[str | Path], on: Sequence[str | Path], options: EvalOptions
+) -> Iterator[Evaluation]:
+    """``evaluate``, one collection at a time, with the outcome of every query."""
+    folders = [str(name) for name in models if is_index(Path(name))]
+    if options.max_tokens is not None and folders:
+        about = f"{folders[0]}, as an index is searched as it is"
+        raise RevelaError(f"--max-tokens has no effect on {about}: leave it out, or give the model")
+    how: Any = dict(precision=options.precision, weight=options.weight, prompts=options.prompts)
+    indexes = {name: Index.open(name, **how) for name in folders}
+    return evaluation.evaluations(models, on, options, indexes)

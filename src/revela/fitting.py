@@ -13,12 +13,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from revela.corpus.chunk import PASSAGE_WORDS
 from revela.corpus.load import Reading, read_corpus
 from revela.corpus.spool import LazyTexts
 from revela.errors import RevelaError, extra
 from revela.files import atomic_write
 from revela.model_files import check_retriever, resolve
-from revela.settings import Indexing, Recipe
+from revela.settings import Recipe
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -149,7 +150,7 @@ def bake_context(
     documents, report = read_corpus(corpus, reading, **how)
     for line in report.lines():
         log.info(line)
-    texts = draw_documents(documents, first.slots, seed, Indexing.chunk_words)
+    texts = draw_documents(documents, first.slots, seed, PASSAGE_WORDS)
     source = without_folders(", ".join(map(str, corpus)))
     about = {"drawn from": f"{len(texts)} chunks of {source}", "seed": seed}
     readme = folder / "README.md"

@@ -26,8 +26,8 @@ from revela.encoder.int8 import _range, quantised
 from revela.encoder.load import keep_graph, load_encoder
 from revela.encoder.torch_encoder import TorchEncoder
 from revela.errors import RevelaError
+from revela.index.manifest import Indexing
 from revela.model_files import fingerprint, resolve
-from revela.settings import Indexing
 from tests.retriever.small import build
 
 TEXTS = [*(row["text"] for row in make_rows(6)), "Ocean", "ÖFFENTLICH", "x " * 99, "", "a\r\nb"]

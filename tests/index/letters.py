@@ -17,9 +17,8 @@ from revela.index.exact import top_k
 from revela.index.fusion import DEPTH, FusionRule, chance_of, fuse_scores
 from revela.index.index import Index
 from revela.index.ingest import Added, metadata_columns
-from revela.index.manifest import Info
+from revela.index.manifest import Indexing, Info
 from revela.index.state import State
-from revela.settings import Indexing
 from revela.types import Document, QueryTokens
 
 WORDS = 3

@@ -16,9 +16,8 @@ from revela.index.bm25 import BM25
 from revela.index.calibration import OTHER, PRIOR, Calibration, confidence_from
 from revela.index.fusion import FusionRule, chance_of, fuse_scores
 from revela.index.index import Index
-from revela.index.manifest import Info
+from revela.index.manifest import Indexing, Info
 from revela.index.sentence_test import FEW, SentenceTest, is_natural, sentence_queries
-from revela.settings import Indexing
 from revela.types import PERHAPS, SURE, Document, Hit, Hits
 
 

@@ -24,11 +24,10 @@ from revela.index.bm25 import TermCounts
 from revela.index.folder_index import _keep_in_step
 from revela.index.follow import HALF
 from revela.index.index import Index
-from revela.index.manifest import Info
+from revela.index.manifest import Indexing, Info
 from revela.index.rows import searched
 from revela.index.state import State, is_finished, is_index
 from revela.index.table import lance_errors
-from revela.settings import Indexing
 from revela.types import Document
 
 DOCS = documents(14)

@@ -13,11 +13,10 @@ from revela.index.calibration import Calibration
 from revela.index.changes import Changes
 from revela.index.index import Index
 from revela.index.ingest import has_words
-from revela.index.manifest import Info
+from revela.index.manifest import Indexing, Info
 from revela.index.rows import name_of, searched
 from revela.index.table import Table
 from revela.index.word_search import Words
-from revela.settings import Indexing
 from revela.types import Document
 
 NAMES = ["holiday plan.txt", "holidayPlan.md", "holiday_plan.pdf", "2024/holiday-plan.docx"]

@@ -26,10 +26,9 @@ from revela.index.bm25 import BM25, TermCounts, idf
 from revela.index.fusion import reciprocal_rank_fusion
 from revela.index.index import Index
 from revela.index.ingest import metadata_columns
-from revela.index.manifest import Info
+from revela.index.manifest import Indexing, Info
 from revela.index.state import STATE
 from revela.index.table import lance_errors
-from revela.settings import Indexing
 from revela.types import Document, Hit
 
 DOCS = documents(40)

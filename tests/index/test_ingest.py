@@ -12,9 +12,8 @@ from letters import Letters, build, extend, rows_of
 from revela.errors import RevelaError
 from revela.index.index import Index
 from revela.index.ingest import check_repeated, commits, metadata_columns
-from revela.index.manifest import Info
+from revela.index.manifest import Indexing, Info
 from revela.index.places import file_of
-from revela.settings import Indexing
 from revela.types import Document
 
 

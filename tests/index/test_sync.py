@@ -21,8 +21,7 @@ from revela.index import follow, ingest, table
 from revela.index.folder_index import kept_in_step
 from revela.index.follow import Synced
 from revela.index.index import Index
-from revela.index.manifest import Info
-from revela.settings import Indexing
+from revela.index.manifest import Indexing, Info
 from revela.types import Document
 
 TEXTS = {f"d{i}": f"abba{i} cede{i} fade{i} gaga{i} hehe{i}" for i in range(12)}

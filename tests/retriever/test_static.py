@@ -20,9 +20,9 @@ from revela.encoder.load import load_encoder
 from revela.encoder.static_encoder import READ_AHEAD, StaticEncoder
 from revela.errors import RevelaError
 from revela.index.index import Index
+from revela.index.manifest import Indexing
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.save import save_retriever
-from revela.settings import Indexing
 from revela.types import Document
 
 WORDS = ["[UNK]", "[CLS]", "query", "passage", *(f"word{i}" for i in range(30))]

@@ -19,12 +19,11 @@ from conftest import make_rows, tiny_retriever
 from revela.encoder.torch_encoder import TorchEncoder
 from revela.index.index import Index
 from revela.index.ingest import metadata_columns
-from revela.index.manifest import Info
+from revela.index.manifest import Indexing, Info
 from revela.server import Access, Limits
 from revela.server.app import Service
 from revela.server.encoding import ServedModel
 from revela.server.lifecycle import listen, server_of
-from revela.settings import Indexing
 from revela.types import Document
 
 

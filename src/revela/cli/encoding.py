@@ -18,7 +18,7 @@ from revela.cli.flags import (
 from revela.cli.main import ELSEWHERE, app
 from revela.cli.printing import print_report
 from revela.corpus.load import READING, Reading
-from revela.settings import Indexing
+from revela.index.manifest import Indexing
 from revela.types import Precision
 
 CHUNK_WORDS = Indexing.chunk_words

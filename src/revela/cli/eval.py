@@ -95,7 +95,8 @@ def evaluate(
     if text:
         scores |= _rank_on_text(model, text, language, precision, prompts.given)
     if on:
-        from revela.evaluation.evaluate import EvalOptions, evaluations
+        from revela.api import evaluations
+        from revela.evaluation.evaluate import EvalOptions
 
         options = EvalOptions(
             *(rerank, max_tokens, precision, True, language, weight, runs, prompts.given)

@@ -26,8 +26,8 @@ from revela.cli.printing import print_report
 from revela.corpus.load import READING, Reading
 from revela.encoder.prompts import Given as GivenPrompts
 from revela.errors import RevelaError
+from revela.index.manifest import Indexing
 from revela.on_ray import Cluster
-from revela.settings import Indexing
 from revela.silence import counted
 from revela.types import Precision
 

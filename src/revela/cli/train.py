@@ -53,8 +53,8 @@ def train(
         check_paths(corpus, None if resume else out)
     with extra("train", "training"):
         from revela.distributed import joined
-    from revela.api import train as run
     from revela.evaluation.results import outcome_in_words
+    from revela.training.run import train as run
 
     with joined():
         recipe = recipe_of(preset, recipe_file, given)

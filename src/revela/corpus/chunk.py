@@ -23,6 +23,7 @@ from revela.corpus.parallel import batches, ordered_map
 from revela.corpus.words import CLOSING, MARKS, count_words, words
 from revela.types import Chunk, Document
 
+PASSAGE_WORDS = 120  # default maximum of a passage that is searched
 BATCH = 2**20  # characters per task of a worker process
 # Marks that end a sentence only before white space; and marks that need no white space (Unicode's
 # Sentence_Terminal, without the full-width full stop, which numbers also have).

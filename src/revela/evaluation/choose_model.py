@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from revela.corpus.chunk import PASSAGE_WORDS
 from revela.corpus.load import split_held_out
 from revela.corpus.spool import ArrowList, LazyTexts, arrow_list
 from revela.encoder.prompts import prompts_set
@@ -22,7 +23,7 @@ from revela.evaluation.metrics import Outcome
 from revela.evaluation.significance import MEASURE, standings
 from revela.index.language import detect
 from revela.model_files import resolve
-from revela.settings import Indexing, Recipe
+from revela.settings import Recipe
 from revela.silence import counted
 from revela.types import Document, Encoder, evenly_spaced
 
@@ -83,7 +84,7 @@ def rank_models(
     """
     data = _sample(documents, recipe)
     seed = data.recipe.training.seed
-    test = tasks(data.held_out, Indexing.chunk_words, QUERIES, PASSAGES, seed)
+    test = tasks(data.held_out, PASSAGE_WORDS, QUERIES, PASSAGES, seed)
     if (count := sum(len(task.queries) for task in test)) < MIN_QUERIES:
         raise RevelaError(
             f"the text gives {count} queries, too few to compare models by: give more of it, or "

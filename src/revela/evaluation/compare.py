@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from revela.corpus.chunk import PASSAGE_WORDS
 from revela.errors import RevelaError
 from revela.evaluation.collection import Collection, load_collection
 from revela.evaluation.evaluate import mean_outcomes
@@ -17,7 +18,7 @@ from revela.evaluation.results import COMPARISON, LINES, Comparison, CurvePoint,
 from revela.groups.dataset import TrainingSet
 from revela.retriever.context import draw_documents
 from revela.retriever.encode import RetrieverEncoder
-from revela.settings import Corpus, Indexing, Recipe
+from revela.settings import Corpus, Recipe
 from revela.training.checks import CheckPlan
 from revela.training.record import (
     FREE_WHEN_DONE,
@@ -100,7 +101,7 @@ def _in_context_of(collection: Collection, encoder: Encoder) -> Encoder:
         return encoder
     pairs = zip(collection.document_ids, collection.documents, strict=True)
     documents, first = [Document(*pair) for pair in pairs], encoder.context_encoder
-    rows_JD = first.of_texts(draw_documents(documents, first.slots, 0, Indexing.chunk_words))
+    rows_JD = first.of_texts(draw_documents(documents, first.slots, 0, PASSAGE_WORDS))
     return encoder.with_context(lambda: rows_JD)
 
 

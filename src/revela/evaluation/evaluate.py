@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 from revela.encoder.prompts import OWN, Given
-from revela.errors import RevelaError
 from revela.evaluation.collection import DEPTH, Collection, load_collection
 from revela.evaluation.metrics import Outcome, Run, per_query
 from revela.evaluation.results import SystemScores
 from revela.evaluation.runs import (
+    SearchableIndex,
     check_ids,
     check_run,
     file_name,
@@ -30,13 +29,11 @@ from revela.evaluation.significance import standings
 from revela.index.exact import rankings_of, top_k
 from revela.index.fusion import DEPTH as FUSED
 from revela.index.fusion import check_weight, reciprocal_rank_fusion
-from revela.index.index import Index
 from revela.index.language import check_language
 from revela.index.search import MemorySnapshot, Rerank, Scores, fuse
 from revela.index.search import rerank as rerank_scores
-from revela.index.state import is_index
 from revela.index.tokens import encode_packed
-from revela.types import Encoder, Precision, TokenEncoder, Vectors, items_of
+from revela.types import Encoder, Precision, TokenEncoder, Vectors
 
 
 @dataclass(frozen=True)
@@ -85,67 +82,31 @@ class EvalOptions:
     prompts: Given = OWN
 
 
-def evaluate(
-    models: Sequence[str | Path], on: Sequence[str | Path], **options: Any
-) -> dict[str, dict[str, SystemScores]]:
-    r"""Score retrievers on judged collections, beside BM25 and their fusion with it.
-
-    Args:
-        models: Sentence-Transformers folders, hub ids or embedded:minilm-l6; indexes, which are
-            searched as they are; or TREC run files. With none, only BM25 is scored.
-        on: folders in BEIR layout: corpus.jsonl, queries.jsonl (each may be .gz), qrels/test.tsv.
-        options: fields of ``EvalOptions``, such as ``rerank="tokens"``.
-
-    Returns:
-        {collection: {system: scores}}. Systems are "BM25", each model, "MODEL + BM25" (fused by
-        score) and "MODEL + BM25 (RRF)". p values are against BM25, and against the first of several
-        models.
-
-    Examples:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp(), "sea")
-        >>> (folder / "qrels").mkdir(parents=True)
-        >>> rows = '{"_id": "a", "text": "The sea is salt."}\n{"_id": "b", "text": "A hill."}\n'
-        >>> _ = (folder / "corpus.jsonl").write_text(rows)
-        >>> _ = (folder / "queries.jsonl").write_text('{"_id": "q", "text": "ocean water"}\n')
-        >>> _ = (folder / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nq\ta\t1\n")
-        >>> scores = evaluate(["embedded:minilm-l6"], [folder])
-        >>> scores["sea"]["embedded:minilm-l6"].means["ndcg@10"]
-        1.0
-    """
-    models = list(items_of(models, "models", (str, Path)))
-    folders = list(items_of(on, "on", (str, Path)))
-    done = evaluations(models, folders, EvalOptions(**options))
-    return {evaluation.name: evaluation.scores for evaluation in done}
-
-
 def evaluations(
-    models: Sequence[str | Path], on: Sequence[str | Path], options: EvalOptions
+    models: Sequence[str | Path],
+    on: Sequence[str | Path],
+    options: EvalOptions,
+    indexes: Mapping[str, SearchableIndex],
 ) -> Iterator[Evaluation]:
-    """``evaluate``, one collection at a time, with the outcome of every query."""
+    """``revela.evaluate``, one collection at a time, with the outcome of every query. ``indexes``
+    are those of the models that are indexes, by their names.
+    """
     from revela.encoder.load import load_encoder
     from revela.model_files import resolve
 
     check_language(options.language)
     check_weight(options.weight)
-    how: Any = dict(precision=options.precision, weight=options.weight)
-    how |= dict(prompts=options.prompts)
     labelled = short_names(models)
     runs = {label: read_run(Path(name)) for label, name in labelled.items() if Path(name).is_file()}
-    indexes = {
-        label: Index.open(name, **how) for label, name in labelled.items() if is_index(Path(name))
-    }
-    if options.max_tokens is not None and indexes:
-        about = f"{next(iter(indexes))}, as an index is searched as it is"
-        raise RevelaError(f"--max-tokens has no effect on {about}: leave it out, or give the model")
+    searched = {label: indexes[name] for label, name in labelled.items() if name in indexes}
     encoders = {
         label: load_encoder(resolve(name), options.precision, options.max_tokens, options.prompts)
         for label, name in labelled.items()
-        if label not in {*runs, *indexes}
+        if label not in {*runs, *searched}
     }
     # Read all folders before scoring any, so that a bad one is refused at once.
     collections = {
-        name: with_ids_of(load_collection(Path(folder), language=options.language), indexes, runs)
+        name: with_ids_of(load_collection(Path(folder), language=options.language), searched, runs)
         for name, folder in short_names(on).items()
     }
     for collection in collections.values():
@@ -155,7 +116,7 @@ def evaluations(
             check_ids(chain(collection.query_ids, collection.document_ids))
     for name, collection in collections.items():
         own = rankings(collection, encoders, options.rerank, options.progress, options.weight)
-        searches = search_runs(collection, indexes, options.rerank)
+        searches = search_runs(collection, searched, options.rerank)
         outcome_of = {}
         for system, run in chain(own, searches, runs.items()):
             filtered = without_themselves(collection, run)

@@ -5,28 +5,40 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from revela.corpus.readers.common import numbered_lines
 from revela.errors import RevelaError
 from revela.evaluation.metrics import Run
 from revela.files import atomic_write
 from revela.index.search import QUERY_CHARACTERS, Rerank
+from revela.types import Hits
 
 if TYPE_CHECKING:
     from revela.evaluation.collection import Collection
-    from revela.index.index import Index
 
 log = logging.getLogger(__name__)
 
 TOP = 100  # documents per query
 
 
+class SearchableIndex(Protocol):
+    """What an evaluation asks of an index (``revela.Index``)."""
+
+    def search_many(self, queries: Iterable[str], **options: Any) -> Iterator[Hits]: ...
+
+    def ids_among(self, documents: Sequence[str]) -> Set[str]:
+        """Those of these ids that are in the index."""
+
+    def example_ids(self) -> list[str]:
+        """Some ids of the index."""
+
+
 def search_runs(
-    collection: Collection, indexes: Mapping[str, Index], rerank: Rerank | None
+    collection: Collection, indexes: Mapping[str, SearchableIndex], rerank: Rerank | None
 ) -> Iterator[tuple[str, Run]]:
     """The run of each index; with ``rerank="tokens"`` also a re-ranked one."""
     queries = [query[:QUERY_CHARACTERS] for query in collection.queries]
@@ -44,7 +56,7 @@ def search_runs(
 
 
 def with_ids_of(
-    collection: Collection, indexes: Mapping[str, Index], runs: Mapping[str, Run]
+    collection: Collection, indexes: Mapping[str, SearchableIndex], runs: Mapping[str, Run]
 ) -> Collection:
     """The collection by passage or by document, as the ids of the indexes and runs are.
 
@@ -54,8 +66,8 @@ def with_ids_of(
     forms = [collection, *([collection.by_document()] if collection.sources else [])]
     for name in (*indexes, *runs):
         if name in indexes:
-            shared = [form for form in forms if indexes[name].table.digests(form.relevant)]
-            ids = indexes[name].table.sample("id")["id"].to_pylist()[:1]
+            shared = [form for form in forms if indexes[name].ids_among(form.relevant)]
+            ids = indexes[name].example_ids()
         else:
             ids = list(chain.from_iterable(runs[name].values()))
             shared = [form for form in forms if not {*ids}.isdisjoint(form.document_ids)]
@@ -67,7 +79,7 @@ def with_ids_of(
             )
         forms = shared
         if name in indexes:
-            held = indexes[name].table.digests(forms[0].relevant)
+            held = indexes[name].ids_among(forms[0].relevant)
             if missing := len(forms[0].relevant) - len(held):
                 log.warning(f"{name} lacks {missing:,} relevant documents of {collection.name}")
     if forms[0] is not collection:

@@ -36,10 +36,10 @@ from revela.index.default_model import installed_model, suited_model
 from revela.index.follow import ALL, HALF, Scan, Synced, absolute, follow, recorded_sources
 from revela.index.fusion import check_weight
 from revela.index.index import Index
+from revela.index.manifest import Indexing
 from revela.index.state import STATE, State, is_finished, is_index, unfinished_in
 from revela.index.word_search import Words
 from revela.model_files import fingerprint, name_of, resolve
-from revela.settings import Indexing
 from revela.silence import counted, duration
 from revela.types import Document, Hits
 

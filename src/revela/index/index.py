@@ -26,14 +26,13 @@ from revela.index.filters import where_sql
 from revela.index.fusion import Fusion, check_weight
 from revela.index.index_search import IndexSearch, Mode, SearchOptions
 from revela.index.language import check_language
-from revela.index.manifest import Info
+from revela.index.manifest import Indexing, Info
 from revela.index.rows import HIT_COLUMNS, as_stored, searched
 from revela.index.search import COPIES, Rerank, check_query, runner_up, scores_of
 from revela.index.state import STATE, Moved, Now, State, unfinished_in
 from revela.index.table import Table
 from revela.index.tokens import Weight, term_weights
 from revela.model_files import fingerprint, resolve
-from revela.settings import Indexing
 from revela.types import (
     SURE,
     Document,
@@ -243,6 +242,15 @@ class Index:
     def calibration(self) -> Calibration:
         """How well words and vectors find its passages, by the last measurement."""
         return self.info.calibration
+
+    def ids_among(self, documents: Sequence[str]) -> Set[str]:
+        """Those of these ids that are in the index."""
+        return self.table.digests(documents).keys()
+
+    def example_ids(self) -> list[str]:
+        """Some ids of the index."""
+        ids: list[str] = self.table.sample("id")["id"].to_pylist()
+        return ids
 
     def __len__(self) -> int:
         """The number of chunks."""

@@ -26,13 +26,12 @@ from revela.corpus.headings import titles
 from revela.encoder.prompts import OWN, Given, prompts_of
 from revela.errors import RevelaError
 from revela.index.language import Analyzer
-from revela.index.manifest import Info
+from revela.index.manifest import Indexing, Info
 from revela.index.places import Start, starts
 from revela.index.rows import HIT_COLUMNS, RESERVED, Stored, arrow_rows, as_stored, searched
 from revela.index.table import Table
 from revela.index.tokens import encode_packed
 from revela.model_files import fingerprint
-from revela.settings import Indexing
 from revela.silence import counted
 from revela.types import (
     Document,

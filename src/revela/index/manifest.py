@@ -7,13 +7,36 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Literal
 
+from revela.corpus.chunk import PASSAGE_WORDS
 from revela.encoder.processor import has_bf16, has_gpu
 from revela.encoder.prompts import Prompts
 from revela.index.calibration import Calibration
 from revela.index.language import CORPUS_WORDS, Analyzer
-from revela.settings import Indexing
 from revela.types import Precision
+
+VectorForm = Literal["float32", "int8", "binary"]
+
+
+@dataclass(frozen=True)
+class Indexing:
+    """Settings of an index, which also hold for documents that are added later."""
+
+    chunk_words: int = PASSAGE_WORDS
+    """Maximum words per chunk, counted as for train; one that has more tokens than the model reads
+    is cut again."""
+    language: str = "auto"
+    """Language whose words BM25 stems. auto: found in the text. none: nothing is stemmed. Or a code
+    such as en, de or zh; en+de for several."""
+    dimensions: int = 0
+    "Keep this many dimensions of each vector, of those the model was trained for. 0: all."
+    vectors: VectorForm = "binary"
+    """Form of the vectors that a large index scans first; the best are scored again by the full
+    vectors."""
+    keep_tokens: bool = False
+    """Keep each token's vector too, at one bit per number, so that search --rerank tokens takes
+    milliseconds: about 8 kB more per chunk."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ Does not import torch, so that ``revela train --help`` and refusals are fast.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
@@ -16,7 +15,6 @@ from revela.embedded import SMOLLM2
 
 Pooling = Literal["eos", "mean", "weighted-mean"]
 TorchPrecision = Literal["auto", "fp32", "bf16"]
-VectorForm = Literal["float32", "int8", "binary"]
 T = TypeVar("T")
 
 RARE = "rare"
@@ -225,26 +223,6 @@ class Training:
     def fixed_groups_per_batch(self) -> int:
         """``groups_per_batch``, or 1 while it is not known."""
         return 1 if self.groups_per_batch == "auto" else self.groups_per_batch
-
-
-@dataclasses.dataclass(frozen=True)
-class Indexing:
-    """Settings of an index, which also hold for documents that are added later."""
-
-    chunk_words: int = 120
-    """Maximum words per chunk, counted as for train; one that has more tokens than the model reads
-    is cut again."""
-    language: str = "auto"
-    """Language whose words BM25 stems. auto: found in the text. none: nothing is stemmed. Or a code
-    such as en, de or zh; en+de for several."""
-    dimensions: int = 0
-    "Keep this many dimensions of each vector, of those the model was trained for. 0: all."
-    vectors: VectorForm = "binary"
-    """Form of the vectors that a large index scans first; the best are scored again by the full
-    vectors."""
-    keep_tokens: bool = False
-    """Keep each token's vector too, at one bit per number, so that search --rerank tokens takes
-    milliseconds: about 8 kB more per chunk."""
 
 
 def descriptions(kind: Any) -> dict[str, str]:

@@ -14,7 +14,7 @@ from test_pdf import pdf
 from revela.corpus.chunk import chunk
 from revela.corpus.headings import titles
 from revela.corpus.load import read_corpus
-from revela.settings import Indexing
+from revela.index.manifest import Indexing
 
 WORDS = Indexing().chunk_words
 MANUAL = """<!DOCTYPE html><html><head><meta charset="utf-8"><title>hive-list</title>
