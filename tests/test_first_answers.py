@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from conftest import make_rows
-from revela.cli.mcp import Opening
-from revela.cli.search import _answer_early
+from revela.cli.mcp import IndexOpener
+from revela.cli.search import _print_first_answer
 from revela.encoder.prompts import OWN
 from revela.errors import QueryError, RevelaError
 from revela.index import changes, folder_index
@@ -89,11 +89,11 @@ def test_words_are_given_before_vectors_are_made_and_learn_how_far_these_are(
         assert [hit.id for hit in words.search("zebra")] == ["zebra.txt"]
         given.append(words)
 
-    index = folder_index.open_any(docs, static_folder, early=early)
+    index = folder_index.open_any(docs, static_folder, on_partial_index=early)
     assert len(shares) > 3 and shares == sorted({*shares}) and shares[0] == 0
     assert len(given) == 1 and given[0].made == 1 and len(given[0]) == 41 <= len(index)
     assert "100 % of the text is done" in given[0].notice
-    folder_index.open_any(docs, static_folder, early=pytest.fail)  # it has an index now
+    folder_index.open_any(docs, static_folder, on_partial_index=pytest.fail)  # it has an index now
 
 
 def test_the_index_as_it_was_answers_before_many_changes_are_encoded(
@@ -102,7 +102,7 @@ def test_the_index_as_it_was_answers_before_many_changes_are_encoded(
     monkeypatch.setattr(folder_index, "SOON", 2000)
     folder_index.open_any(docs, static_folder)
     (docs / "small.txt").write_text("A yak.")
-    index = folder_index.open_any(docs, static_folder, early=pytest.fail)
+    index = folder_index.open_any(docs, static_folder, on_partial_index=pytest.fail)
     before, given = index.documents, []
     for i in range(3):
         text = f"The okapi number {i} eats leaves. " * 60
@@ -110,9 +110,9 @@ def test_the_index_as_it_was_answers_before_many_changes_are_encoded(
 
     def early(old):
         given.append((old.documents, old.notice, [hit.id for hit in old.search("yak")][:1]))
-        _answer_early("yak", 5, old)
+        _print_first_answer("yak", 5, old)
 
-    index = folder_index.open_any(docs, static_folder, early=early)
+    index = folder_index.open_any(docs, static_folder, on_partial_index=early)
     lacks = "Without 3 documents that are new or have changed."
     assert given == [(before, lacks, ["small.txt"])] and not index.notice
     assert index.documents == before + 3
@@ -125,8 +125,8 @@ def test_a_small_text_and_an_index_are_not_searched_by_words_first(
     docs, static_folder, monkeypatch
 ):
     monkeypatch.setattr(folder_index, "SOON", 2**20)
-    index = folder_index.open_any(docs, static_folder, early=pytest.fail)
-    folder_index.open_any(index.folder, early=pytest.fail)
+    index = folder_index.open_any(docs, static_folder, on_partial_index=pytest.fail)
+    folder_index.open_any(index.folder, on_partial_index=pytest.fail)
 
 
 def stop_after(monkeypatch, commits, error):
@@ -235,10 +235,10 @@ class Held:
         self.errors, self.words_given, self.go_on = [*errors], threading.Event(), threading.Event()
         self.index = SimpleNamespace(notice="")
 
-    def __call__(self, path, model, prompts, early):
+    def __call__(self, path, model, prompts, on_partial_index):
         if self.errors and (error := self.errors.pop(0)):
             raise error
-        early(Words(MIXED, 120))
+        on_partial_index(Words(MIXED, 120))
         self.words_given.set()
         assert self.go_on.wait(60)
         if self.errors:
@@ -251,28 +251,28 @@ def held(monkeypatch):
     def hold(*errors):
         open_any = Held(*errors)
         monkeypatch.setattr(folder_index, "open_any", open_any)
-        monkeypatch.setattr(folder_index, "kept_in_step", lambda *_, **__: nullcontext())
+        monkeypatch.setattr(folder_index, "sync_periodically", lambda *_, **__: nullcontext())
         return open_any
 
     return hold
 
 
 def test_agents_are_answered_by_words_and_told_so_until_the_index_is_there(held):
-    making, opening = held(), Opening("docs", None, OWN)
-    tools = Tools("docs", opening.index, {})
+    making, opener = held(), IndexOpener("docs", None, OWN)
+    tools = Tools("docs", opener.index, {})
     answer = tools.search("garden", k=2).structured_content
     assert len(answer["results"]) == 2 and answer["note"].startswith("By words only: vectors of")
     assert tools.fetch("a.txt").structured_content["text"] == MIXED[1].text
     making.go_on.set()
-    wait_for(lambda: opening.index() is making.index)
+    wait_for(lambda: opener.index() is making.index)
 
 
 def test_what_failed_is_tried_again_at_the_next_call(held):
     failed = RevelaError("docs holds no document")
-    making, opening = held(failed, None, failed), Opening("docs", None, OWN)
+    making, opener = held(failed, None, failed), IndexOpener("docs", None, OWN)
     with pytest.raises(RevelaError, match="holds no document"):
-        opening.index()
-    assert isinstance(opening.index(), Words)  # the second time words are counted,
+        opener.index()
+    assert isinstance(opener.index(), Words)  # the second time words are counted,
     making.go_on.set()  # and then it fails
-    wait_for(lambda: not opening._runs)
-    wait_for(lambda: opening.index() is making.index)
+    wait_for(lambda: not opener._runs)
+    wait_for(lambda: opener.index() is making.index)

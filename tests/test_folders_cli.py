@@ -96,7 +96,7 @@ def test_a_cached_index_that_cannot_be_opened_is_made_again(
 
 def test_the_cache_is_cleared_beside_what_follows_it(docs, static_folder, cache, succeeds):
     index = folder_index.open_any(docs, static_folder)
-    with folder_index.kept_in_step(index, 0.05):
+    with folder_index.sync_periodically(index, 0.05):
         succeeds("cache", docs, "--clear")
         time.sleep(0.3)  # it says that it is not in step, and makes nothing
         again = folder_index.open_any(docs, static_folder)
@@ -321,11 +321,11 @@ def test_a_folder_is_followed_by_default_and_an_index_if_asked_to(
 ):
     followed = list[float]()
 
-    def kept_in_step(index, seconds, refused):
+    def sync_periodically(index, seconds, refused):
         followed.append(seconds)
         return nullcontext()
 
-    monkeypatch.setattr(folder_index, "kept_in_step", kept_in_step)
+    monkeypatch.setattr(folder_index, "sync_periodically", sync_periodically)
     monkeypatch.setattr(
         lifecycle, "server_of", lambda *_: SimpleNamespace(run=lambda sockets: None)
     )

@@ -67,13 +67,6 @@ def test_it_is_said_whether_the_first_hit_answers(capsys):
     assert capsys.readouterr().out.splitlines() == said
 
 
-def test_what_was_looked_for_is_shown_in_text_without_spaces(capsys, monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    text = "一二三四五六七八九十" * 40 + "蜜蜂在花丛之间跳舞。"
-    print_found([Hit("a", 0.5, "", text)], "蜜蜂怎样跳舞？")
-    assert "\033[1m蜜蜂\033[0m在花丛之间\033[1m跳舞\033[0m" in capsys.readouterr().out
-
-
 def test_code_keeps_its_lines_and_a_place_is_named(capsys):
     members = "".join(f"    def f{i}(self):\n\n        return {i}\n" for i in range(6))
     code = f"class A:\n{members}    def close_file(self, path):\n        x\n"

@@ -158,6 +158,7 @@ ROWS = [("Animal", "Legs"), *((f"animal{i}", str(i)) for i in range(60))]
     [
         ("\n".join(f"| {a} | {b} |" for a, b in [ROWS[0], ("---", ":-:"), *ROWS[1:]]), "a.md"),
         ("\r\n".join(f"{a}\t{b}" for a, b in ROWS), "a.xlsx"),
+        ("\n".join(["| Animal | Legs |", "=" * 20, *(f"| {a} | {b} |" for a, b in ROWS[1:])]), "a"),
     ],
 )
 def test_the_row_of_a_table_is_shown_below_its_heading(text, name):
@@ -218,12 +219,6 @@ def test_lines_of_signs_are_left_out_but_no_rows(name, lines, expected):
     found = shown("\n".join(lines), "melt", name)
     assert found.text.splitlines() == expected and marked(found) == ["melts"]
     assert found.line == 1 + next(i for i, line in enumerate(lines) if "melts" in line)
-
-
-def test_a_row_below_a_line_of_signs_has_the_heading_of_its_table():
-    rows = [f"| animal{i} | {i} |" for i in range(60)]
-    text = "\n".join(["Before it.", "", "| Animal | Legs |", "=" * 20, *rows])
-    assert shown(text, "animal33", "a.txt", "none").text.split("\n")[0] == "Animal | Legs"
 
 
 def test_code_keeps_its_lines_without_what_all_are_indented_by():

@@ -18,7 +18,7 @@ from letters import WORDS, Letters, rows_of, wanted_rows
 from revela.corpus.load import read_corpus
 from revela.errors import RevelaError
 from revela.index import follow, ingest, table
-from revela.index.folder_index import kept_in_step
+from revela.index.folder_index import sync_periodically
 from revela.index.follow import Synced
 from revela.index.index import Index
 from revela.index.manifest import Indexing, Info
@@ -258,7 +258,7 @@ def test_an_index_that_does_not_know_its_sources_says_so(tmp_path):
         index.sync()
     with (
         pytest.raises(RevelaError, match="does not know what it was made of"),
-        kept_in_step(index, 60),
+        sync_periodically(index, 60),
     ):
         pass
     with pytest.raises(RevelaError, match="does not exist"):

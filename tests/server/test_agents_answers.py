@@ -11,7 +11,7 @@ from revela.errors import RevelaError
 from revela.index.bm25 import BM25
 from revela.index.highlight import HighlightTerms
 from revela.index.snippets import CHARACTERS, snippet
-from revela.server.mcp import MAX_TOKENS, Tools, mcp_server
+from revela.server.mcp import MAX_TOKENS, Tools
 from revela.server.token_budget import count_tokens, shared_out
 from revela.types import Hit, Hits
 
@@ -128,9 +128,3 @@ def test_an_error_of_one_call_ends_with_that_call():
     with pytest.raises(ToolError, match="the index cannot be read: the server's log says why"):
         tools.search("invoices")
     assert tools.search("invoices").structured_content["results"][0]["text"] == ENGLISH
-
-
-def test_agents_are_told_when_to_say_not_found():
-    server = mcp_server(Tools("notes", lambda: None, {}))
-    tool = server._tool_manager.get_tool("search")
-    assert "say that it was not found in these documents" in tool.description

@@ -274,16 +274,6 @@ def test_bad_input_is_a_400_in_openais_shape(server, path, content, param):
     assert "secret" not in error["message"] and "Traceback" not in error["message"]
 
 
-def test_an_empty_query_is_told_to_have_words(server):
-    for path, body in (
-        (SEARCH, query(query="")),
-        ("/v1/rerank", query(query=" ", documents=["a"])),
-    ):
-        answer = post(server, path, body)
-        message = "the query is empty: give some words to look for"
-        assert answer.status_code == 400 and answer.json()["error"]["message"] == message
-
-
 def test_a_model_that_is_not_here_is_404(server):
     answer = post(server, EMBEDDINGS, embedding(model="gpt"))
     assert answer.status_code == 404 and answer.json()["error"]["param"] == "model"
@@ -510,17 +500,6 @@ def test_server_errors_name_no_path(make_service, slow, monkeypatch, capfd):
             answer = post(server, SEARCH, query(mode="lexical"))
             assert answer.status_code == status and (str(error) in answer.text) == (status == 400)
     assert "/home/secret/weights" in capfd.readouterr().err
-
-
-def test_many_clients_at_once_get_their_own_vectors(server, encoder):
-    texts = [f"ocean{i % 6} garden{i % 5} text {i}" for i in range(60)]
-
-    def ask(text):
-        return post(server, EMBEDDINGS, embedding(input=text)).json()["data"][0]
-
-    with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(ask, texts))
-    np.testing.assert_allclose(vectors_of(found), encoder.encode_passages(texts), atol=2e-6)
 
 
 def test_an_address_in_use_is_one_sentence():

@@ -169,27 +169,6 @@ def test_a_folder_of_text_is_made_an_index(served_index, tmp_path):
     assert result["url"] == file.as_uri()
 
 
-def test_a_folder_that_could_not_be_read_is_tried_again_at_the_next_call(served_index, tmp_path):
-    (tmp_path / "docs").mkdir()
-    model = str(served_index.parent / "model")
-    server = StdioServerParameters(
-        command=sys.executable,
-        args=["-m", "revela", "mcp", str(tmp_path / "docs"), "--model", model],
-        env={"PYTHONPATH": str(SOURCE), "REVELA_CACHE": str(tmp_path / "cache")},
-    )
-
-    async def run():
-        async with Client(server) as client:
-            for _ in range(2):
-                failed = await client.call_tool("search", {"query": "garden"})
-                assert failed.is_error and "the server's log says why" in failed.content[0].text
-            (tmp_path / "docs" / "guide.md").write_text(GUIDE)
-            return await client.call_tool("search", {"query": "garden"})
-
-    (result,) = asyncio.run(run()).structured_content["results"]
-    assert result["id"] == "guide.md"
-
-
 def test_an_index_is_opened_at_the_first_call_and_again_if_that_fails(served_index, monkeypatch):
     opened, open_index = [], Index.open
 

@@ -76,28 +76,24 @@ def test_the_verb_serves_until_it_is_told_to_stop(home, monkeypatch):
 
 def test_tokens_come_from_one_place_and_are_not_empty(monkeypatch, tmp_path):
     (tmp_path / "token").write_text(" sesame\n")
+    (tmp_path / "marked").write_bytes("sesam\u00e9\r\n".encode("utf-8-sig"))
+    (tmp_path / "wide").write_bytes("sesam\u00e9\r\n".encode("utf-16"))
+    (tmp_path / "broken").write_bytes(b"\xff\xfe\xff")
     (tmp_path / "empty").write_text("\n")
     monkeypatch.setenv("TOKEN", "sesame")
     monkeypatch.delenv("NONE", raising=False)
     assert token_of("TOKEN", None) == token_of(None, tmp_path / "token") == "sesame"
+    assert token_of(None, tmp_path / "marked") == token_of(None, tmp_path / "wide") == "sesam\u00e9"
     assert token_of(None, None) is None
     for arguments, message in [
         (("TOKEN", tmp_path / "token"), "both given"),
         (("NONE", None), "empty or not set"),
         ((None, tmp_path / "empty"), "is empty"),
         ((None, tmp_path / "none"), "cannot be read"),
+        ((None, tmp_path / "broken"), "cannot be read"),
     ]:
         with pytest.raises(RevelaError, match=message):
             token_of(*arguments)
-
-
-@pytest.mark.parametrize("codec", ["utf-8-sig", "utf-16"])
-def test_a_token_may_follow_a_byte_order_mark(tmp_path, codec):
-    (tmp_path / "token").write_bytes("sesam\u00e9\r\n".encode(codec))
-    assert token_of(None, tmp_path / "token") == "sesam\u00e9"
-    (tmp_path / "token").write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(RevelaError, match="cannot be read"):
-        token_of(None, tmp_path / "token")
 
 
 def test_a_models_name_is_as_the_user_gave_it(tmp_path):

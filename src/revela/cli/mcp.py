@@ -128,12 +128,12 @@ def _tools(
 
         return Tools(name, index, columns, base_url=base_url)
     folder = path.resolve() if path.is_dir() else path.resolve().parent
-    opening = Opening(path, model, prompts)
-    opening.begin()
-    return Tools(name, opening.index, OWN_COLUMNS, folder, base_url)
+    opener = IndexOpener(path, model, prompts)
+    opener.begin()
+    return Tools(name, opener.index, OWN_COLUMNS, folder, base_url)
 
 
-class Opening:
+class IndexOpener:
     """The index of text, made in a thread, as clients do not wait long for a server; from then on
     it follows the text. Until it is there, the text is searched by its words. A failure is tried
     again at the next call.
@@ -166,19 +166,19 @@ class Opening:
                 threading.Thread(target=self._run, name="index", daemon=True).start()
 
     def _run(self) -> None:
-        from revela.index.folder_index import kept_in_step, open_any
+        from revela.index.folder_index import open_any, sync_periodically
         from revela.index.follow import ALL
 
         path, model, prompts = self._asked
         try:
-            index = open_any(path, model, prompts=prompts, early=self._note)
+            index = open_any(path, model, prompts=prompts, on_partial_index=self._note)
         except Exception as error:
             with self._change:
                 self._runs, self._found, self._error = False, None, error
                 self._change.notify_all()
             return
         self._note(index)
-        with kept_in_step(index, refused=ALL):
+        with sync_periodically(index, refused=ALL):
             threading.Event().wait()
 
     def _note(self, found: Index | Words) -> None:

@@ -98,7 +98,7 @@ def search(
     asked = read_queries(queries) if queries else {}
     given: Any = dict(prompts=prompts.given, weight=weight)
     if query is not None and not (as_json or where or mode == "dense" or min_score is not None):
-        given["early"] = partial(_answer_early, query, top)
+        given["on_partial_index"] = partial(_print_first_answer, query, top)
     opened = open_any(index_folder, model, cached=not no_cache, progress=True, **given)
     k = top if query is None or as_json else SPARE * top  # printed are those that differ
     how: Any = dict(k=k, mode=mode, where=where, fusion=fusion, rerank=rerank)
@@ -115,7 +115,7 @@ def search(
         print_hits(hits, opened.snippets(query, hits), top)
 
 
-def _answer_early(query: str, top: int, found: Words | Index) -> None:
+def _print_first_answer(query: str, top: int, found: Words | Index) -> None:
     """Print a first answer before many documents are encoded."""
     from revela.index.snippets import SPARE
 

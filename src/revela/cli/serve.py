@@ -91,7 +91,7 @@ def serve(
 
     listening = listen(host, port)
 
-    from revela.index.folder_index import SYNC_SECONDS, kept_in_step, open_any
+    from revela.index.folder_index import SYNC_SECONDS, open_any, sync_periodically
     from revela.index.follow import ALL, HALF
     from revela.index.state import is_index
 
@@ -107,20 +107,20 @@ def serve(
     service = partial(_service, name=name, limits=limits, access=access, site=site)
     with ExitStack() as meanwhile:
 
-        def answer_early(found: Words | Index) -> None:
+        def answer_meanwhile(found: Words | Index) -> None:
             app = service(found).app()
             meanwhile.enter_context(in_background(app, limits, listening))
             print(f"serving {index_folder} at {url}. {found.notice}", flush=True)
 
         how: Any = dict(precision=precision, weight=weight, prompts=prompts.given)
-        how |= dict(cached=not no_cache, progress=True, early=answer_early)
+        how |= dict(cached=not no_cache, progress=True, on_partial_index=answer_meanwhile)
         index = open_any(index_folder, model, **how)
         whole = service(index)
         server = server_of(whole.app(), limits)
     refused = HALF
     if not is_index(index_folder):
         sync, refused = sync or SYNC_SECONDS, ALL
-    with kept_in_step(index, sync, refused) if sync else nullcontext():
+    with sync_periodically(index, sync, refused) if sync else nullcontext():
         print(f"serving {index_folder} at {url} as {whole.name}; stop with Ctrl-C", flush=True)
         server.run(sockets=[listening])
 

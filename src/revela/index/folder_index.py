@@ -46,7 +46,7 @@ from revela.types import Document, Hits
 log = logging.getLogger(__name__)
 SYNC_SECONDS = 30.0  # between updates of the index of a folder that is served
 SOON = 2**19  # characters; vectors of such a text take some six seconds
-Early = Callable[[Words | Index], None]
+OnPartialIndex = Callable[[Words | Index], None]
 
 
 def open_any(
@@ -56,7 +56,7 @@ def open_any(
     cached: bool = True,
     progress: bool = False,
     prompts: Given = OWN,
-    early: Early | None = None,
+    on_partial_index: OnPartialIndex | None = None,
     **options: Any,
 ) -> Index:
     """Open an index, or the index of a folder of files or a file, which is made or updated first.
@@ -69,9 +69,9 @@ def open_any(
             to the returned index.
         progress: show a bar.
         prompts: prefixes of queries and of passages; None keeps the model's own.
-        early: called before more than ``SOON`` characters are encoded, with what can be searched
-            meanwhile: the words of a text without an index, or the index as it was. Its ``notice``
-            says what it lacks.
+        on_partial_index: called before more than ``SOON`` characters are encoded, with what can be
+            searched meanwhile: the words of a text without an index, or the index as it was. Its
+            ``notice`` says what it lacks.
         options: as for ``Index.open``.
 
     Raises:
@@ -85,7 +85,7 @@ def open_any(
         raise RevelaError(
             f"{path} is not an index, and no folder or file of text either: give the path of one"
         )
-    text = _Text(path, cached, progress, prompts, early, options)
+    text = _Text(path, cached, progress, prompts, on_partial_index, options)
     return text.by_language() if model is None else text.opened(str(model))
 
 
@@ -97,7 +97,7 @@ class _Text:
     cached: bool
     progress: bool
     prompts: Given
-    early: Early | None
+    on_partial_index: OnPartialIndex | None
     options: Mapping[str, Any]
 
     @cached_property
@@ -146,10 +146,10 @@ class _Text:
     def _synced(self, model: Path, settings: Indexing, place: Path, options: Any) -> Index:
         """The updated index in its place. Words are counted before waiting for its lock."""
         start, words = time.perf_counter(), None
-        if self.early and not _is_finished(place) and _takes_long(self.scan.documents):
+        if self.on_partial_index and not _is_finished(place) and _takes_long(self.scan.documents):
             words = Words(self.scan.documents, settings.chunk_words)
             words.tell(_share_made(place, self.scan.documents))
-            self.early(words)
+            self.on_partial_index(words)
         with writing(place.parent, wait=True):
             index, synced, report = self._followed(model, settings, place, options, words)
         for line in report.lines()[not report.bytes_unread :] if synced.any else []:
@@ -183,10 +183,10 @@ class _Text:
         return index, replace(synced, seconds={**loading, **synced.seconds}), report
 
     def _answer_before(self, index: Index, documents: Sequence[Document]) -> None:
-        if self.early and _takes_long(documents):
+        if self.on_partial_index and _takes_long(documents):
             one, many = "document that is new or has", "documents that are new or have"
             index.notice = f"Without {counted(len(documents), one, many)} changed."
-            self.early(index)
+            self.on_partial_index(index)
 
 
 def _takes_long(documents: Sequence[Document]) -> bool:
@@ -290,7 +290,7 @@ def megabytes(size: int) -> str:
 
 
 @contextmanager
-def kept_in_step(
+def sync_periodically(
     index: Index, seconds: float = SYNC_SECONDS, refused: float = HALF
 ) -> Iterator[None]:
     """Sync an index with its sources every ``seconds`` seconds, in a thread, while open.

@@ -51,7 +51,8 @@ COPIES = 5  # named
 READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 NOT_FOUND = (
     "If no passage answers the question, say that it was not found in these documents, rather than "
-    "answer from other knowledge: results are the nearest there are, and may all be beside it."
+    "answer from other knowledge: search always returns the nearest passages, even when none of "
+    "them is relevant."
 )
 
 
