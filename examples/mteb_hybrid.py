@@ -60,8 +60,8 @@ class Hybrid:
 
     def texts(self, rows, prompt_type):
         """Documents with their titles, or queries with their instructions, as mteb reads them."""
-        task = self.settings["task_metadata"]
-        return list(create_dataloader(rows, task, prompt_type=prompt_type).dataset["text"])
+        how = {"task_metadata": self.settings["task_metadata"], "prompt_type": prompt_type}
+        return list(create_dataloader(rows, **how).dataset["text"])
 
     def encode_queries(self, texts, progress=False):
         return self.encode(texts, PromptType.query)

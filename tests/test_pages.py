@@ -238,7 +238,7 @@ class Reader:
 
 def write_text(folder: Path) -> None:
     folder.mkdir()
-    for i, row in enumerate(make_rows(40, sentences=44)):  # a probe of position needs length
+    for i, row in enumerate(make_rows(52, sentences=44)):  # a probe of position needs length
         (folder / f"{i}.md").write_text(f"# {row['title']}\n\n{row['text']}\n")
 
 
