@@ -51,7 +51,7 @@ def connect_to_ray(folder):
 
 
 def run_benchmark(folder):
-    from revela.cli.eval import evaluate
+    from revela.cli.eval import eval as evaluate
 
     evaluate(["model"], benchmark=["SciFact"])
 

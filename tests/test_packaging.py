@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 
 import revela
 from revela.cli import app
-from revela.cli.main import add_settings
+from revela.cli.main import prepare
 from revela.retriever.card import Card
 
 ROOT = Path(__file__).parents[1]
@@ -133,7 +133,7 @@ def test_make_wheel_takes_commands_that_the_readme_has_in_an_order_that_works(wh
 
 
 def test_make_wheel_trains_for_one_step_by_flags_that_exist(wheel_script):
-    add_settings(["train"])
+    prepare(["train"])
     arguments = app["train"].assemble_argument_collection()
     known = set[str]().union(*(argument.names for argument in arguments))
     assert {flag for flag in wheel_script.SHORT.split() if flag.startswith("--")} <= known

@@ -32,7 +32,7 @@ from markdown_it import MarkdownIt
 from conftest import make_rows
 from research import docs_site
 from revela.cli import app
-from revela.cli.main import add_settings
+from revela.cli.main import prepare
 from tests.collection_folder import write_collection
 
 ROOT = docs_site.ROOT
@@ -122,7 +122,7 @@ def check_command(words: list[str]) -> None:
 
 def parse(tokens: list[str]) -> None:
     """Check a command's verb and flags."""
-    add_settings(tokens)
+    prepare(tokens)
     given = app.parse_args(tokens, exit_on_error=False, print_error=False)[1].arguments
     assert given or tokens == ["cache"]  # which alone needs nothing
 
@@ -216,7 +216,7 @@ class Reader:
         elif words[:2] in (["revela", "mcp"], ["revela", "serve"]):  # they would wait for clients
             check_command(words)
         elif words[0] == "revela":
-            add_settings(words[1:])
+            prepare(words[1:])
             app(words[1:], **RETURNS)
         elif words[0] == "curl":
             done = subprocess.run([*words, "-sf"], capture_output=True, timeout=60, check=True)
@@ -425,7 +425,7 @@ def test_commands_in_sentences_have_flags_that_exist(page):
     tokens = MarkdownIt().parse(docs_site.markdown_of(PAGES[page]))
     for part in (part for token in tokens for part in token.children or []):
         if part.type == "code_inline" and (verb := re.match(r"revela ([a-z]+)\b", part.content)):
-            add_settings([verb[1]])
+            prepare([verb[1]])
             arguments = app[verb[1]].assemble_argument_collection()
             known = {"--help"}.union(*(argument.names for argument in arguments))
             flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", part.content))

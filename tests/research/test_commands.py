@@ -11,7 +11,7 @@ import pytest
 
 from research.benchmarks import demo, quality
 from revela.cli import app
-from revela.cli.main import add_settings
+from revela.cli.main import prepare
 from revela.types import Document
 
 PLANS = {
@@ -22,7 +22,7 @@ PLANS = {
 
 
 def parse(*command: str):
-    add_settings(list(command))
+    prepare(list(command))
     function, bound, _ = app.parse_args(command, exit_on_error=False)
     return function.__name__, bound.arguments
 

@@ -11,8 +11,8 @@ import pytest
 
 import revela.cli as cli
 from conftest import make_rows
-from revela.cli.flags import recipes_of
-from revela.cli.main import add_settings
+from revela.cli.main import prepare
+from revela.cli.recipe_flags import recipes_of
 from revela.errors import RevelaError
 from revela.groups.dataset import TrainingSet
 from revela.settings import Recipe, read_recipe
@@ -44,7 +44,7 @@ def test_there_is_one_for_each_table_of_the_paper():
 def test_the_commands_at_the_head_parse(file):
     verbs = []
     for command in commands(file):
-        add_settings(command)
+        prepare(command)
         function, bound, _ = cli.app.parse_args(command, exit_on_error=False)
         verbs.append(function.__name__)
         if function.__name__ == "compare":
@@ -56,7 +56,7 @@ def test_the_commands_at_the_head_parse(file):
 def test_the_stages_of_dwell_parse(stage):
     file = RECIPES / "dwell" / f"{stage}.toml"
     (command,) = commands(file)
-    add_settings(command)
+    prepare(command)
     _, bound, _ = cli.app.parse_args(command, exit_on_error=False)
     recipe = recipes_of([""], file, None)[""]
     assert bound.arguments["recipe_file"] == Path("research/recipes/dwell") / file.name

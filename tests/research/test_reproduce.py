@@ -10,8 +10,8 @@ import pytest
 import revela.cli as cli
 from conftest import make_rows
 from research import reproduce
-from revela.cli.flags import recipes_of
-from revela.cli.main import add_settings
+from revela.cli.main import prepare
+from revela.cli.recipe_flags import recipes_of
 from revela.corpus.chunk import sentences
 from revela.evaluation.results import Comparison, CurvePoint, read_results
 from revela.settings import Recipe
@@ -28,7 +28,7 @@ def test_commands_are_those_of_revela(name, capsys):
     expected = ["groups"] * table.grouped + ["compare"] * len(table.sizes)
     assert [words[0] for words in said] == expected
     for command in said:
-        add_settings(command)
+        prepare(command)
         function, bound, _ = cli.app.parse_args(command, exit_on_error=False)
         if function.__name__ == "groups":
             assert [str(source) for source in bound.arguments["corpus"]] == [table.corpus]

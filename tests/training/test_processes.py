@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch.distributed.run import parse_args
 
 from revela import distributed as distributed
-from revela.cli.flags import settings_flags
+from revela.cli.recipe_flags import settings_flags
 from revela.encoder.torch_model import open_model
 from revela.errors import RevelaError
 from revela.groups.build import build_groups

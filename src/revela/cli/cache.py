@@ -7,12 +7,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from revela.cli.main import SEARCH, app
 from revela.cli.printing import print_table
 from revela.errors import RevelaError
 
 
-@app.command(group=SEARCH)
 def cache(
     path: Path | None = None, *, clear: Annotated[bool, Parameter(negative=())] = False
 ) -> None:

@@ -6,13 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from revela.cli.flags import Corpus, Given, Out, RecipeFile, Several, recipes_of
-from revela.cli.main import MAKE, app
+from revela.cli.flags import Corpus, Out, Several
 from revela.cli.printing import command_line, print_scores
+from revela.cli.recipe_flags import Given, RecipeFile, recipes_of
 from revela.errors import extra
 
 
-@app.command(group=MAKE)
 def compare(
     corpus: Corpus,
     *,

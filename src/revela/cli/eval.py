@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from revela.cli.flags import PROMPTS, Flat, Out, PromptFlags, Several
-from revela.cli.main import MEASURE, app
 from revela.cli.printing import print_report, print_table, snippet
 from revela.encoder.prompts import Given as GivenPrompts
 from revela.errors import RevelaError, extra
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
 CHANCE = 0.05  # p values of this or more count as chance
 
 
-@app.command(name="eval", group=MEASURE)
-def evaluate(
+def eval(
     model: Annotated[list[str], Several],
     *,
     on: Annotated[list[Path], Several] = [],  # noqa: B006

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from revela.cli.flags import PROMPTS, Flat, Out, PromptFlags
-from revela.cli.main import ELSEWHERE, app
 from revela.errors import RevelaError, extra
 
 
-@app.command(group=ELSEWHERE)
 def export(model: str, *, out: Out, prompts: Annotated[PromptFlags, Flat] = PROMPTS) -> None:
     """Export a retriever to ONNX: a graph from token ids to unit vectors, checked against torch,
     with its tokenizer.json.

@@ -5,13 +5,12 @@ from __future__ import annotations
 from itertools import islice
 from typing import Annotated
 
-from revela.cli.flags import Corpus, Given, Out, Preset, RecipeFile, Several, recipe_of
-from revela.cli.main import MAKE, app
+from revela.cli.flags import Corpus, Out, Several
 from revela.cli.printing import print_group
+from revela.cli.recipe_flags import Given, Preset, RecipeFile, recipe_of
 from revela.errors import RevelaError, extra
 
 
-@app.command(group=MAKE)
 def groups(
     corpus: Corpus,
     *,

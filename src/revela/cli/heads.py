@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from revela.cli.flags import Corpus, Given, Out, Preset, RecipeFile, recipe_of
-from revela.cli.main import MAKE, app
+from revela.cli.flags import Corpus, Out
 from revela.cli.printing import print_table
+from revela.cli.recipe_flags import Given, Preset, RecipeFile, recipe_of
 from revela.errors import extra
 
 
-@app.command(group=MAKE)
 def heads(
     corpus: Corpus,
     *,

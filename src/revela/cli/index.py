@@ -21,7 +21,6 @@ from revela.cli.flags import (
     Several,
     reader_of_parts,
 )
-from revela.cli.main import SEARCH, app
 from revela.cli.printing import print_report
 from revela.corpus.load import READING, Reading
 from revela.encoder.prompts import Given as GivenPrompts
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 INDEXING, COMMIT_EVERY = Indexing(), 10**6
 
 
-@app.command(group=SEARCH, sort_key=4)
 def index(
     corpus: Annotated[list[Path] | None, Parameter(negative=())] = None,
     *,

@@ -24,12 +24,42 @@ app = App(
     group_commands=Group("Options", sort_key=5),
     result_action="return_value",
 )
-# Groups of verbs in --help, in this order.
-SEARCH = Group("Search", sort_key=1)
-MAKE = Group("Make a model", sort_key=2)
-MEASURE = Group("Measure", sort_key=3)
-ELSEWHERE = Group("Use it elsewhere", sort_key=4)
+# The verbs as --help lists them; each is the function of its name in its file, whose docstring is
+# its own help. The files are imported when the verb is used.
+VERBS = {
+    "Search": {
+        "search": "Search a folder, a file or an index.",
+        "serve": "Serve a folder or an index over HTTP: a page, search, embeddings, re-ranking.",
+        "mcp": "Give a folder or an index to agents, by the Model Context Protocol.",
+        "index": "Make an index; add to it, delete from it, or synchronise it.",
+        "cache": "List or remove the indices that search and serve keep.",
+    },
+    "Make a model": {
+        "fit": "Fit a raw language model to text: a retriever in minutes, without labels.",
+        "train": "Train a retriever on raw text.",
+        "compare": "Train several presets or variants from the same start, and compare them.",
+        "groups": "Build the groups of chunks that training compares.",
+        "heads": "Rank the attention heads of a language model by how well they retrieve.",
+    },
+    "Measure": {
+        "eval": "Score models beside BM25, on judged queries or on your own text.",
+        "probe": "Measure the position bias of a model, and the geometry of its vectors.",
+        "queries": "Write queries for a corpus with a language model, or a test set of them.",
+        "report": "Put runs side by side on one HTML page.",
+    },
+    "Use it elsewhere": {
+        "encode": "Write the chunks of a corpus and their vectors to a file.",
+        "export": "Export a retriever to ONNX.",
+    },
+}
 TRAINING_VERBS = ("train", "queries", "groups", "compare", "heads")
+
+
+for place, (title, verbs) in enumerate(VERBS.items(), 1):
+    group = Group(title, sort_key=place)
+    for order, (verb, summary) in enumerate(verbs.items()):
+        path = f"revela.cli.{verb}:{verb}"
+        app.command(path, name=verb, group=group, sort_key=order, help=summary)
 
 
 def main() -> None:
@@ -49,7 +79,7 @@ def main() -> None:
     # The stdout of these may be JSON or a protocol.
     print_log("stderr" if tokens[:1] in (["search"], ["mcp"]) else "stdout")
     try:
-        add_settings(tokens)
+        prepare(tokens)
         # Under torchrun only rank 0 prints what is wrong with the command line.
         app(tokens, exit_on_error=False, print_error=os.environ.get("RANK", "0") == "0")
         sys.stdout.flush()  # here, where a closed pipe is caught
@@ -85,11 +115,15 @@ def _leave_garbage() -> None:
         gc.freeze()
 
 
-def add_settings(tokens: list[str]) -> None:
-    """Give the verb of this command line its settings as flags, if it has any. They are made for
-    these verbs only, to keep the others fast.
+def prepare(tokens: list[str]) -> None:
+    """Give the verb of this command line its own help and, if it trains, its settings as flags.
+    They are made for these verbs only, to keep the others fast.
     """
-    if tokens[:1] and tokens[0] in TRAINING_VERBS:
-        from revela.cli.flags import show_settings
+    if not tokens or tokens[0] not in app:
+        return
+    verb = app[tokens[0]]
+    verb.help = None  # the docstring in place of the summary
+    if tokens[0] in TRAINING_VERBS:
+        from revela.cli.recipe_flags import show_settings
 
-        show_settings(app[tokens[0]].default_command, tokens)
+        show_settings(verb.default_command, tokens)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
-from revela.cli.main import SEARCH, app
 from revela.cli.printing import print_json
 from revela.cli.serve import token_of
 from revela.encoder.prompts import Given as GivenPrompts
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from revela.server.mcp import Tools
 
 
-@app.command(group=SEARCH, sort_key=3)
 def mcp(
     index_folder: Annotated[Path, Parameter(name="index")],
     *,

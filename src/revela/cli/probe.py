@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from revela.cli.flags import Corpus, Flat
-from revela.cli.main import MEASURE, app
 from revela.cli.printing import print_report, print_table
 from revela.corpus.load import READING, Reading
 from revela.errors import RevelaError, extra
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from revela.evaluation.results import Geometry, Interval, Profile
 
 
-@app.command(group=MEASURE)
 def probe(
     model: str,
     corpus: Corpus,

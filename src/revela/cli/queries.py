@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from revela.cli.flags import (
-    Corpus,
-    Given,
-    Out,
-    Preset,
-    RecipeFile,
-    check_paths,
-    given_settings,
-    recipe_of,
-)
-from revela.cli.main import MEASURE, app
+from revela.cli.flags import Corpus, Out, check_paths
 from revela.cli.printing import one_line, snippet
+from revela.cli.recipe_flags import Given, Preset, RecipeFile, given_settings, recipe_of
 from revela.errors import RevelaError, extra
 
 
-@app.command(group=MEASURE)
 def queries(
     corpus: Corpus,
     *,

@@ -8,10 +8,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from revela.cli.flags import Out
-from revela.cli.main import MEASURE, app
 
 
-@app.command(group=MEASURE)
 def report(
     runs: Annotated[list[Path], Parameter(negative=())], *, out: Out = Path("report.html")
 ) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
-from revela.cli.main import SEARCH, app
 from revela.cli.printing import print_answer, print_hits, print_json
 from revela.errors import RevelaError
 from revela.index.search import Rerank
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from revela.types import Hits
 
 
-@app.command(group=SEARCH, sort_key=1)
 def search(
     index_folder: Annotated[Path, Parameter(name="index")],
     query: str | None = None,

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from cyclopts import Parameter
 
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
-from revela.cli.main import SEARCH, app
 from revela.errors import RevelaError
 from revela.server import Access, Limits, Site
 from revela.types import Precision
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 LIMITS = Limits()
 
 
-@app.command(group=SEARCH, sort_key=2)
 def serve(
     index_folder: Annotated[Path, Parameter(name="index")],
     *,

@@ -7,14 +7,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from revela.cli.flags import Corpus, Given, Out, Preset, RecipeFile, check_paths, recipe_of
-from revela.cli.main import MAKE, app
+from revela.cli.flags import Corpus, Out, check_paths
 from revela.cli.printing import command_line, print_scores
+from revela.cli.recipe_flags import Given, Preset, RecipeFile, recipe_of
 from revela.errors import extra
 from revela.silence import duration
 
 
-@app.command(group=MAKE)
 def train(
     corpus: Corpus,
     *,

@@ -9,7 +9,6 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from revela.cli.flags import Corpus, Flat, Out, Several
-from revela.cli.main import MAKE, app
 from revela.cli.printing import command_line, print_scores
 from revela.corpus.load import READING, Reading
 from revela.errors import RevelaError
@@ -18,7 +17,6 @@ from revela.settings import Fit, Pooling, Recipe, Retriever, TorchPrecision, Tra
 from revela.silence import counted, duration
 
 
-@app.command(group=MAKE)
 def fit(
     corpus: Corpus | None = None,
     *,

@@ -15,7 +15,6 @@ from revela.cli.flags import (
     PromptFlags,
     reader_of_parts,
 )
-from revela.cli.main import ELSEWHERE, app
 from revela.cli.printing import print_report
 from revela.corpus.load import READING, Reading
 from revela.index.manifest import Indexing
@@ -24,7 +23,6 @@ from revela.types import Precision
 CHUNK_WORDS = Indexing.chunk_words
 
 
-@app.command(group=ELSEWHERE)
 def encode(
     corpus: Corpus,
     *,
