@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 ADAPTERS = "adapter_config.json"
 READ = (modules.Transformer, modules.StaticEmbedding, modules.Router)  # first modules
+RARE_CASE = 0.005  # of a corpus's letters, at most, in the case that it does not have
 NO_LIMIT = 10**9  # tokens; tokenizers without a limit have a larger number
 # Models with a fixed number of computed positions, and the setting that holds the number.
 FIXED_POSITIONS = {
@@ -348,9 +349,9 @@ def untrained_retriever(
     return model
 
 
-def has_no_case(documents: Sequence[Document], share: float = 0.005) -> bool:
+def has_no_case(documents: Sequence[Document]) -> bool:
     """Whether a corpus has one case only, so that queries have to be folded to it."""
     sample = "".join(d.full_text[:2000] for d in documents[:: max(1, len(documents) // 500)])
     letters = sum(c.isalpha() for c in sample)
     capitals = sum(c.isupper() for c in sample)
-    return letters > 0 and min(capitals, letters - capitals) < share * letters
+    return letters > 0 and min(capitals, letters - capitals) < RARE_CASE * letters
