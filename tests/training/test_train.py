@@ -386,17 +386,6 @@ OBJECTIVES = {
 }
 
 
-@pytest.mark.parametrize("name", ["infonce", "crop"])
-def test_an_objective_learns(recipe, documents, tmp_path, name):
-    settings = {**presets()[name], **OBJECTIVES[name], "group_size": 8, "max_steps": 20}
-    out = tmp_path / "out"
-    train(recipe.replace(**settings, learning_rate=2e-3), documents, out)
-    found = list(losses(out).values())
-    assert len(found) == 20 and sum(found[-7:]) < sum(found[:7])
-    model = open_model(out)
-    assert model.encode(["ocean1 ocean2"]).shape == (1, model.get_embedding_dimension())
-
-
 def preset(name, **changes):
     return presets()[name] | {"lm_tokens": 64} | OBJECTIVES.get(name, {}) | changes
 

@@ -39,6 +39,7 @@ from revela.types import Document
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+RARE_CASE = 0.005  # of a corpus's letters, at most, in the case that it does not have
 POOLING_MODES = {"eos": "lasttoken", "mean": "mean", "weighted-mean": "weightedmean"}
 
 
@@ -230,9 +231,9 @@ def untrained_retriever(
     return model
 
 
-def has_no_case(documents: Sequence[Document], share: float = 0.005) -> bool:
+def has_no_case(documents: Sequence[Document]) -> bool:
     """Whether a corpus has one case only, so that queries have to be folded to it."""
     sample = "".join(d.full_text[:2000] for d in documents[:: max(1, len(documents) // 500)])
     letters = sum(c.isalpha() for c in sample)
     capitals = sum(c.isupper() for c in sample)
-    return letters > 0 and min(capitals, letters - capitals) < share * letters
+    return letters > 0 and min(capitals, letters - capitals) < RARE_CASE * letters
