@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from conftest import make_rows, tiny_retriever
+from conftest import tiny_retriever
 from revela.retriever.save import save_retriever
-from tests.collection_folder import write_collection, write_lines
+from tests.collection_folder import write_collection
 
 FLAGS = ("--max-tokens", 64, "--documents", 6, "--precision", "fp32")
 
@@ -90,19 +90,6 @@ def test_what_cannot_be_probed_is_one_sentence(
     code, _, err = probe(retriever, corpus_file, *chain(*settings.items()), *outputs)
     assert code == 2 and message in err and err.startswith("revela: ")
     assert len(err.strip().splitlines()) == 1 and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("count", "code"), [(35, 0), (29, 2)])
-def test_fewer_documents_than_asked_for_will_do_from_thirty_on(
-    probe, retriever, tmp_path, count, code
-):
-    write_lines(tmp_path / "few.jsonl", make_rows(count))
-    flags = ("--max-tokens", 64, "--precision", "fp32")  # --documents stands at 200
-    found, out, err = probe(retriever, tmp_path / "few.jsonl", *flags)
-    few = f"only {count} of {count} documents are long enough for 10 parts"
-    assert found == code and few in out + err
-    assert ("all of them are taken" in out) == (code == 0)
-    assert ("and 30 are needed: lower --max-tokens or --documents" in err) == (code == 2)
 
 
 def test_a_language_model_is_refused(probe, tiny_lm_folder, corpus_file):

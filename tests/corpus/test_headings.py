@@ -170,14 +170,6 @@ def test_a_table_below_a_heading_leaves_room_for_it():
     assert first == "## Prices\n\n" + "| honey | 12 |\n" * 3 and second == "| honey | 12 |\n" * 3
 
 
-def test_headings_of_files_from_windows():
-    text = (
-        "# Guide #\r\n\r\nFirst words.\r\n\r\n```sh\r\n# no\r\n```\r\n\r\n## Use\r\n\r\nThen this."
-    )
-    document = Document("a.md", text)
-    assert titles(document, pieces(document, 3))[-1] == "Guide > Use"
-
-
 def test_other_formats_have_no_headings():
     document = Document("a.txt", TEXT, "Name")
     assert set(titles(document, pieces(document, 4))) == {"Name"}

@@ -16,9 +16,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
 from revela import Document, Index, Retriever, RevelaError
+<<<<<<< HEAD
 from revela.encoder.load import load_encoder
 from revela.encoder.prompts import KNOWN, prompts_of
 from revela.encoder.torch_model import open_model, positions_of
+=======
+from revela.encoder.prompts import prompts_of
+>>>>>>> r-corpus
 from revela.index.ingest import has_words
 from revela.model_files import resolve
 from revela.objectives.base import BuildContext
@@ -262,13 +266,6 @@ def test_an_index_keeps_its_prompts(tiny_tokenizer, tmp_path):
         Retriever(folder, "fp32").open(tmp_path / "index")
 
 
-def test_an_index_has_what_its_folder_names(tiny_tokenizer, tmp_path):
-    folder = tmp_path / "e5-small"
-    pooled(folder, tiny_tokenizer, prompts=None)
-    Retriever(folder, "fp32").index(["one", "two"], tmp_path / "index")
-    assert Index.open(tmp_path / "index").prompts == KNOWN["intfloat/e5-small"]
-
-
 @pytest.mark.parametrize(
     "place",
     ["multilingual-e5-small", "models--intfloat--multilingual-e5-small/snapshots/0123"],
@@ -281,6 +278,7 @@ def test_known_models_that_name_no_prompts(place, tiny_tokenizer, tmp_path):
     assert prompts_of(folder) == named
     assert prompts_of(folder, ("", "")) == ("", "")
     assert_same(of_encoder(load_encoder(folder, "fp32")), stock(folder, named))
+    assert Retriever(folder, "fp32").index(["one", "two"], tmp_path / "index").prompts == named
     own = {"prompts": {"query": "q: "}}
     edit(folder / "config_sentence_transformers.json", lambda config: {**config, **own})
     assert prompts_of(folder) == ("q: ", "")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -39,10 +37,9 @@ FAMILIES = {
     "roberta": (transformers.RobertaConfig, dict(max_position_embeddings=42, type_vocab_size=1)),
     "xlm-roberta": (transformers.XLMRobertaConfig, dict(max_position_embeddings=42)),
 }
-POOLINGS = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 
 
-def make(folder, tokenizer, family="bert", pooling="mean", after=(), **how):
+def make(folder, tokenizer, family="bert", after=()):
     """Save a tiny embedder of random weights."""
     torch.manual_seed(0)
     config, own = FAMILIES[family]
@@ -52,8 +49,8 @@ def make(folder, tokenizer, family="bert", pooling="mean", after=(), **how):
     lm.save_pretrained(folder / "lm")
     tokenizer.save_pretrained(folder / "lm")
     transformer = modules.Transformer(str(folder / "lm"), max_seq_length=32)
-    parts = [transformer, modules.Pooling(32, pooling), *after]
-    SentenceTransformer(modules=parts, **how).save_pretrained(str(folder / "model"))
+    parts = [transformer, modules.Pooling(32, "mean"), *after]
+    SentenceTransformer(modules=parts).save_pretrained(str(folder / "model"))
     return folder / "model"
 
 
@@ -68,9 +65,8 @@ def same_as_stock(folder, encoder):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("pooling", POOLINGS)
-def test_vectors_are_those_of_torch(family, pooling, tiny_tokenizer, tmp_path):
-    folder = make(tmp_path, tiny_tokenizer, family, pooling)
+def test_vectors_and_tokens_are_those_of_torch(family, tiny_tokenizer, tmp_path):
+    folder = make(tmp_path, tiny_tokenizer, family)
     encoder = load_encoder(folder, "fp32")
     assert isinstance(encoder, GraphEncoder)
     stock = same_as_stock(folder, encoder)
@@ -80,20 +76,6 @@ def test_vectors_are_those_of_torch(family, pooling, tiny_tokenizer, tmp_path):
     ):
         np.testing.assert_allclose(found.tokens, expected.tokens, atol=1e-5)
         assert found.spans == expected.spans
-
-
-@pytest.mark.parametrize("activation", ["Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU"])
-def test_modules_after_the_pooling(activation, tiny_tokenizer, tmp_path):
-    after = [
-        modules.Dense(64, 32, activation_function=getattr(torch.nn, activation)()),
-        modules.LayerNorm(32),
-        modules.Dense(32, 16, bias=False, activation_function=torch.nn.Identity()),
-    ]
-    how = dict(after=after, truncate_dim=12, prompts={"query": "q: ", "document": "p: "})
-    folder = make(tmp_path, tiny_tokenizer, pooling=("cls", "max"), **how)
-    encoder = load_encoder(folder, "fp32")
-    assert isinstance(encoder, GraphEncoder) and encoder.encode_queries(["a"]).shape == (1, 12)
-    same_as_stock(folder, encoder)
 
 
 def test_what_a_graph_cannot_hold_is_read_by_torch(tiny_tokenizer, tmp_path):
@@ -520,6 +502,7 @@ def test_a_limit_may_be_lower_and_higher_than_the_models_own(
     for wrong in (0, -1):
         with pytest.raises(RevelaError, match=rf"--max-tokens {wrong}: give at least 1"):
             load_encoder(folder, "fp32", wrong)
+<<<<<<< HEAD
 
 
 @pytest.mark.slow
@@ -541,3 +524,5 @@ def test_threads_that_share_an_encoder_get_its_vectors(saved_retriever, seconds=
         list(pool.map(work, range(4)))
     assert wrong == [0] and min(counts) > 0
     print(f"{counts[0]} batches of 4 long texts, {counts[1]} of query tokens: {wrong[0]} wrong")
+=======
+>>>>>>> r-corpus

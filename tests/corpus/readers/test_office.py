@@ -273,22 +273,13 @@ def test_groups_of_columns_stand_over_one_that_has_none(tmp_path, corners, above
         ([["bolt", "M4", None, None], [None, "M5", "zinc", "red"], ["nut", "M6", "tin", "x"]],
          [], "nut | M6 | tin | x"),
         ([["North", 5, None, 6], [None, 1, 2, 3], ["South", 1, 2, 3]], [], "South | 1 | 2 | 3"),
+        ([["Anna", "Leeds", None, None], ["Jon", "Hull", "green", "tea"],
+          ["Eve", "York", "red", "x"]], [], "Eve | York | red | x"),
     ],
 )  # fmt: skip
 def test_rows_of_headings_are_joined(tmp_path, rows, merged, line):
     xlsx(tmp_path / "a.xlsx", {"Sheet": rows}, merged=merged)
     assert text_of(tmp_path / "a.xlsx").splitlines()[-1] == line
-
-
-def test_texts_above_texts_are_no_headings(tmp_path):
-    rows = [
-        ["Anna", "Leeds", None, None],
-        ["Jon", "Hull", "green", "tea"],
-        ["Eve", "York", "red", "x"],
-    ]
-    xlsx(tmp_path / "a.xlsx", {"Sheet": rows})
-    lines = "Anna | Leeds\nJon | Hull | green | tea\nEve | York | red | x"
-    assert text_of(tmp_path / "a.xlsx") == f"# Sheet\n\n{lines}"
 
 
 @pytest.mark.parametrize(
