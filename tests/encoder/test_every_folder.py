@@ -16,13 +16,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
 from revela import Document, Index, Retriever, RevelaError
-<<<<<<< HEAD
 from revela.encoder.load import load_encoder
-from revela.encoder.prompts import KNOWN, prompts_of
-from revela.encoder.torch_model import open_model, positions_of
-=======
 from revela.encoder.prompts import prompts_of
->>>>>>> r-corpus
+from revela.encoder.torch_model import open_model, positions_of
 from revela.index.ingest import has_words
 from revela.model_files import resolve
 from revela.objectives.base import BuildContext

@@ -502,27 +502,3 @@ def test_a_limit_may_be_lower_and_higher_than_the_models_own(
     for wrong in (0, -1):
         with pytest.raises(RevelaError, match=rf"--max-tokens {wrong}: give at least 1"):
             load_encoder(folder, "fp32", wrong)
-<<<<<<< HEAD
-
-
-@pytest.mark.slow
-def test_threads_that_share_an_encoder_get_its_vectors(saved_retriever, seconds=60):
-    encoder, counts, wrong = TorchEncoder.load(saved_retriever, "fp32"), [0, 0], [0]
-    long = [" ".join(f"ocean{i} {n}" for i in range(300)) for n in range(4)]
-    expected, ends = encoder.encode_passages(long), time.monotonic() + seconds
-
-    def work(number):
-        while time.monotonic() < ends:
-            if number % 2:
-                encoder.query_tokens(TEXTS[:3])
-            else:
-                same = np.allclose(encoder.encode_passages(long), expected, atol=1e-5)
-                wrong[0] += not same
-            counts[number % 2] += 1
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
-    assert wrong == [0] and min(counts) > 0
-    print(f"{counts[0]} batches of 4 long texts, {counts[1]} of query tokens: {wrong[0]} wrong")
-=======
->>>>>>> r-corpus
