@@ -267,7 +267,7 @@ def test_bad_corpora_are_one_sentence_and_leave_nothing(
                 ("--commit-every 9",),
             )
         ),
-        (["search", "{tmp}", "query", "--top 0"], "--top 0 is no number of results"),
+        (["search", "{tmp}", "query", "--top 0"], "--top must be 1 or more (got 0)"),
         (["search", "{tmp}", "query"], "no document found in"),
         *(
             ([verb, "{tmp}", "--out s3://bucket/a", *more], "--out is s3://bucket/a, an address")

@@ -374,7 +374,7 @@ def test_a_server_follows_its_folder(docs, static_folder, cache):
         (["search", "{tmp}/empty", "x"], "no document found in"),
         (["search", "{tmp}/a.bin", "x"], "binary (a.bin)"),
         (["serve", "{tmp}/none", "--port", "0"], "none is not an index"),
-        (["serve", "{tmp}", "--sync", "0"], "--sync 0 is no time"),
+        (["serve", "{tmp}", "--sync", "0"], "--sync must be a positive number of seconds (got 0)"),
         (["index", "{tmp}", "--out", "{tmp}/out", "--sync", "--append"], "leave --append out"),
         (["index", "{tmp}", "--out", "{tmp}/out", "--yes", "--model", "x"], "--yes lets --sync"),
         (["index", "--out", "{tmp}/out", "--sync"], "give a corpus to index"),

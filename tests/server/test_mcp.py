@@ -311,7 +311,7 @@ def test_a_signal_stops_the_server_though_stdin_is_open(served_index, number):
     [
         (dict(host="0.0.0.0", http=0), "anyone who reaches 0.0.0.0 could read the index"),
         (dict(token_env="TOKEN"), "a token is for --http"),
-        (dict(http=70_000), "--http 70000 is no port"),
+        (dict(http=70_000), "--http must be from 0"),
     ],
 )
 def test_what_cannot_be_served_is_refused(served_index, monkeypatch, arguments, message):

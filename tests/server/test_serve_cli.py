@@ -109,7 +109,7 @@ def test_a_models_name_is_as_the_user_gave_it(tmp_path):
     ("arguments", "message"),
     [
         (["--port", "0"], "no document found in"),
-        (["--port", "99999"], "99999 is no port"),
+        (["--port", "99999"], "--port must be from 0"),
         (["--port", "0", "--token-env", "NONE"], "empty or not set"),
         (["--port", "0", "--max-texts", "0"], "give numbers above 0"),
     ],

@@ -86,7 +86,7 @@ def search(
         query (docs/search.md).
     """
     if top < 1:
-        raise RevelaError(f"--top {top} is no number of results: give 1 or more")
+        raise RevelaError(f"--top must be 1 or more (got {top})")
     if (query is None) == (queries is None) or (run and not queries):
         raise RevelaError("give a query, or a file of queries with --queries, which --run is for")
     from revela.corpus.judgements import read_queries

@@ -79,10 +79,10 @@ def serve(
     if min(astuple(limits)) <= 0:
         raise RevelaError("a limit of revela serve is not positive: give numbers above 0")
     if sync is not None and not sync > 0:
-        raise RevelaError(f"--sync {sync:g} is no time: give seconds, such as 60")
+        raise RevelaError(f"--sync must be a positive number of seconds (got {sync:g})")
     if base_url and "://" not in base_url:
         raise RevelaError(
-            f"--base-url {base_url} is no address: give one such as https://example.org/docs"
+            f"--base-url must be an address such as https://example.org/docs (got {base_url})"
         )
     from revela.server.lifecycle import in_background, listen, server_of, url_of
     from revela.server.middleware import is_loopback

@@ -57,7 +57,7 @@ def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
     take it; port 0 is any free port. ``flag`` is named in errors.
     """
     if not 0 <= port < 2**16:
-        raise RevelaError(f"{flag} {port} is no port: give one from 0 (any free port) to 65535")
+        raise RevelaError(f"{flag} must be from 0 (any free port) to 65535 (got {port})")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
