@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader
 from revela.evaluation.collection import Collection
 from revela.evaluation.evaluate import snapshot_of
 from revela.evaluation.mteb import MtebEncoder
-from revela.index import exact
-from revela.index.fusion import DEPTH
-from revela.index.search import fuse
+from revela.ranking import exact
+from revela.ranking.fusion import DEPTH
+from revela.ranking.steps import fuse
 
 
 class Hybrid:

@@ -21,7 +21,7 @@ at an EOS), all weights at one rate (LoRA of rank 256, warm-up, decay), SmolLM2-
 chunks whose nearest one is of the same file from .439 to .459 of all.
 
 --lm and --retriever are hub ids or folders. Without a hub, revela has a SmolLM2 (4 bits, instruct):
-python -c "import revela.embedded as e; print(e.embedded_folder('embedded:smollm2-135m'))"
+python -c "import revela.encoders.embedded as e; print(e.embedded_folder('embedded:smollm2-135m'))"
 
 Shapes: B chunks of a batch, L tokens of a chunk, M of a chunk that is attended to, T tokens that
 are predicted, N texts, H heads, D width of a head, W width of a vector, V vocabulary.

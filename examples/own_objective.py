@@ -15,8 +15,8 @@ from pydantic import PositiveFloat
 from pydantic.dataclasses import dataclass
 
 from revela import Document, LabelFreeEvaluator, Retriever
-from revela.objectives.base import RetrieverLoss
-from revela.settings import Objective
+from revela.training.methods.base import RetrieverLoss
+from revela.training.settings import Objective
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from revela.cli import app
-from revela.settings import OBJECTIVES, SECTIONS, descriptions, flag_of, is_rare, presets
+from revela.training.settings import OBJECTIVES, SECTIONS, descriptions, flag_of, is_rare, presets
 
 DOCS = Path(__file__).parents[1] / "docs"
 COMMANDS = """# Command line
@@ -24,7 +24,7 @@ Generated from the package by `make reference`; do not edit. `revela VERB --help
 SETTINGS = """## Settings of training
 
 A setting has one name everywhere: `--chunk-words 30` on the command line, `chunk_words=30` in
-`Retriever.train(...)` and `revela.settings.Recipe.of(...)`, and in a recipe file, which
+`Retriever.train(...)` and `revela.training.settings.Recipe.of(...)`, and in a recipe file, which
 `revela train` and `revela compare` take as `--recipe recipe.toml`:
 
 ```toml
@@ -90,7 +90,7 @@ def settings() -> list[str]:
 def objective(name: str) -> str:
     """What an objective's file says about it, its presets, and its settings."""
     kind = OBJECTIVES[name]
-    module = import_module(f"revela.objectives.{kind.module}")
+    module = import_module(f"revela.training.methods.{kind.module}")
     file = Path(*module.__name__.split(".")).with_suffix(".py")
     # The legend of shapes is for who reads the code.
     text = re.sub(r"\n\nShapes:.*", "", inspect.cleandoc(module.__doc__ or ""), flags=re.S)
@@ -99,7 +99,7 @@ def objective(name: str) -> str:
     parts += [f"The file is `src/{file.as_posix()}`.", ""]
     for preset, changed in presets().items():
         if changed.get("objective") == name:
-            toml = resources.files("revela").joinpath("presets", f"{preset}.toml")
+            toml = resources.files("revela.training").joinpath("presets", f"{preset}.toml")
             command = f"revela train docs/ --preset {preset} --out {preset}-retriever"
             parts += ["```bash", command, "```", ""]
             parts += ["```toml", toml.read_text(encoding="utf-8").rstrip(), "```", ""]

@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from revela.encoder import load
+from revela.encoders import load
 from tests.collection_folder import write_lines
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -236,8 +236,8 @@ def tiny_bert_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -
 
 def tiny_retriever(folder: Path, **changes):
     """A new retriever from a language model, of two layers."""
-    from revela.retriever.build import build_retriever
-    from revela.settings import Retriever
+    from revela.training.retriever.build import build_retriever
+    from revela.training.settings import Retriever
 
     settings = dict(layers=2, pooling="mean", max_tokens=64, lower_case="no")
     settings |= dict(query_prompt="query: ", passage_prompt="passage: ")
@@ -249,10 +249,10 @@ def saved_retriever(tmp_path_factory: pytest.TempPathFactory, tiny_lm_folder: Pa
     """The folder of a tiny retriever with all that a fit adds: token weights, the lexical half,
     whitening.
     """
-    from revela.retriever.fit import fit_to_corpus
-    from revela.retriever.module import RetrieverModule
-    from revela.retriever.save import save_retriever
-    from revela.settings import Fit
+    from revela.training.retriever.fit import fit_to_corpus
+    from revela.training.retriever.module import RetrieverModule
+    from revela.training.retriever.save import save_retriever
+    from revela.training.settings import Fit
 
     folder = tmp_path_factory.mktemp("saved-retriever")
     model = tiny_retriever(tiny_lm_folder, max_tokens=100, lower_case="yes")
@@ -269,9 +269,9 @@ def contextual(tmp_path_factory: pytest.TempPathFactory, tiny_lm_folder: Path) -
     """The folder of a tiny retriever with slots, untrained but with a first stage that says
     something, and the context of eight documents.
     """
-    from revela.retriever.context import SavedContext, add_context
-    from revela.retriever.save import save_retriever
-    from revela.settings import Recipe
+    from revela.training.retriever.context import SavedContext, add_context
+    from revela.training.retriever.save import save_retriever
+    from revela.training.settings import Recipe
 
     torch.manual_seed(5)
     folder = tmp_path_factory.mktemp("contextual") / "model"
@@ -287,9 +287,9 @@ def contextual(tmp_path_factory: pytest.TempPathFactory, tiny_lm_folder: Path) -
 
 def live(folder):
     """A saved retriever as training holds it, with its first stage if it has one."""
-    from revela.encoder.torch_model import open_model
-    from revela.retriever.context import load_context_encoder
-    from revela.retriever.encode import RetrieverEncoder
+    from revela.encoders.torch_model import open_model
+    from revela.training.retriever.context import load_context_encoder
+    from revela.training.retriever.encode import RetrieverEncoder
 
     model = open_model(folder, device="cpu")
     return RetrieverEncoder(model, False, str(folder), load_context_encoder(folder))
@@ -318,7 +318,7 @@ def static_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> P
 
 @pytest.fixture(scope="session")
 def documents(corpus_file: Path):
-    from revela.corpus.load import read_corpus
+    from revela.text.load import read_corpus
 
     return read_corpus([corpus_file])[0]
 

@@ -20,8 +20,9 @@ from conftest import make_rows, tiny_retriever
 from revela.errors import RevelaError
 from revela.evaluation.label_free import HeldOutCheck
 from revela.evaluation.results import read_results
-from revela.groups.dataset import TrainingSet, default_queries_file
-from revela.settings import (
+from revela.training.groups.dataset import TrainingSet, default_queries_file
+from revela.training.metrics import Progress
+from revela.training.settings import (
     OBJECTIVES,
     Recipe,
     build_recipe,
@@ -31,7 +32,6 @@ from revela.settings import (
     presets,
     read_recipe,
 )
-from revela.training.metrics import Progress
 from revela.types import Document
 from tests.collection_folder import write_collection, write_lines
 
@@ -406,7 +406,7 @@ def test_compare_puts_flags_and_recipe_over_every_preset(
         seen.update(recipes)
         raise RevelaError("stop")
 
-    monkeypatch.setattr("revela.evaluation.compare.compare", stop)
+    monkeypatch.setattr("revela.training.compare.compare", stop)
     (tmp_path / "r.toml").write_text("[objective]\ntau = 0.3\n[retriever]\nlora_rank = 7\n")
     err = refused("compare", corpus_file, f"--on {tmp_path} --out {tmp_path / 'o'}",
         f"--presets gated crop paper --recipe {tmp_path / 'r.toml'}",
@@ -531,7 +531,7 @@ def test_what_nothing_else_can_ask_is_checked_by_written_questions(
             asked.extend(passages) or [f"What is known about {p.split()[1]}?" for p in passages]
         )
 
-    monkeypatch.setattr("revela.lm.generate.writer", pretending)
+    monkeypatch.setattr("revela.training.lm.generate.writer", pretending)
     questions = "--check-questions 10"
     for name in ("guarded", "again"):
         out = succeeds(*command, tmp_path / name, questions)
@@ -653,7 +653,7 @@ def test_one_of_several_processes_is_refused(
 
 
 def test_compare_deletes_nothing_that_it_did_not_make(tmp_path):
-    from revela.evaluation.compare import compare
+    from revela.training.compare import compare
     from revela.training.record import UNKNOWN
 
     mine = tmp_path / "gated-0" / "notes.md"
@@ -765,7 +765,7 @@ def test_a_full_disk_is_one_sentence_anywhere(monkeypatch, refused, tmp_path):
     def full(*_args, **_more):
         raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "x"))
 
-    monkeypatch.setattr("revela.index.follow.Scan", full)
+    monkeypatch.setattr("revela.searching.follow.Scan", full)
     flags = (f"--out {tmp_path / 'out'} --model embedded:minilm-l6",)
     assert "x cannot be written (no space" in refused("index", tmp_path, *flags)
 

@@ -13,14 +13,14 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from conftest import SLOTS, in_context, live, make_rows
-from revela.corpus.load import read_corpus
-from revela.encoder.load import load_encoder
+from revela.encoders.load import load_encoder
 from revela.errors import RevelaError
-from revela.evaluation import compare as comparison
 from revela.evaluation.evaluate import load_collection, mean_outcomes
-from revela.retriever.context import draw_documents
-from revela.settings import Recipe
+from revela.text.load import read_corpus
+from revela.training import compare as comparison
 from revela.training.record import UNKNOWN
+from revela.training.retriever.context import draw_documents
+from revela.training.settings import Recipe
 from revela.types import Document
 from tests.collection_folder import write_collection, write_lines
 

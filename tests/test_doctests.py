@@ -23,7 +23,8 @@ def test_examples_in_docstrings(saved_retriever, tiny_lm_folder, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     embedded = {"embedded:smollm2-135m": tiny_lm_folder}
     monkeypatch.setattr(
-        "revela.model_files.embedded_folder", lambda name: embedded.get(name, saved_retriever)
+        "revela.encoders.model_files.embedded_folder",
+        lambda name: embedded.get(name, saved_retriever),
     )
     (tmp_path / "my-retriever").symlink_to(saved_retriever)  # what the examples call a retriever
     module = importlib.import_module(name)
@@ -32,4 +33,4 @@ def test_examples_in_docstrings(saved_retriever, tiny_lm_folder, tmp_path, monke
 
 
 def test_the_main_functions_have_examples():
-    assert {"revela", "revela.api", "revela.corpus.load", "revela.index.index"} <= set(MODULES)
+    assert {"revela", "revela.api", "revela.text.load", "revela.searching.index"} <= set(MODULES)

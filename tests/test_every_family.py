@@ -18,19 +18,19 @@ import naive
 import revela.training.train as training
 from conftest import make_rows, tiny_retriever
 from revela import Document
-from revela.encoder.torch_model import positions_of
+from revela.encoders.torch_model import positions_of
 from revela.errors import RevelaError
-from revela.lm.document_attention import reference_attention
-from revela.lm.document_weights import DocumentWeights
-from revela.lm.heads import AttentionMass
-from revela.lm.language_model import LanguageModel
-from revela.lm.load import load_tokenizer
-from revela.lm.prompts import QUESTION, read_candidates
-from revela.lm.streams import InBatchAttention
-from revela.retriever.encode import RetrieverEncoder
-from revela.retriever.save import save_retriever
-from revela.settings import Recipe
 from revela.training.check_settings import check_recipe
+from revela.training.lm.document_attention import reference_attention
+from revela.training.lm.document_weights import DocumentWeights
+from revela.training.lm.heads import AttentionMass
+from revela.training.lm.language_model import LanguageModel
+from revela.training.lm.load import load_tokenizer
+from revela.training.lm.prompts import QUESTION, read_candidates
+from revela.training.lm.streams import InBatchAttention
+from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.retriever.save import save_retriever
+from revela.training.settings import Recipe
 
 DOCUMENTS = [Document(row["_id"], row["text"], row["title"]) for row in make_rows(24)]
 UPPER = ["SEVEN GREY HERONS STAND IN THE OCEAN01 LAKE", "VIOLIN15 ENGINE10.", DOCUMENTS[3].text]

@@ -19,32 +19,32 @@ EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 
 
 def draw_curves(folder):
-    from revela.evaluation.plots import Plot
+    from revela.training.plots import Plot
 
     Plot("", "loss", []).svg()
 
 
 def write_page(folder):
-    from revela.evaluation.report import render
     from revela.evaluation.results import Results
+    from revela.training.report import render
 
     render(Results(), [])
 
 
 def export_to_onnx(folder):
-    from revela.encoder.graph_export import export_onnx
+    from revela.encoders.graph_export import export_onnx
 
     export_onnx(None, folder / "out")
 
 
 def convert_gguf(folder):
-    from revela.embedded import _convert_gguf
+    from revela.encoders.embedded import _convert_gguf
 
     _convert_gguf(folder / "model.gguf", folder / "out")
 
 
 def connect_to_ray(folder):
-    from revela.on_ray import Cluster, connected
+    from revela.searching.on_ray import Cluster, connected
 
     with connected(Cluster()):
         pass
@@ -57,7 +57,7 @@ def run_benchmark(folder):
 
 
 def read_dataset(folder):
-    from revela.corpus.readers.hub import hub_rows
+    from revela.text.readers.hub import hub_rows
 
     next(hub_rows("hub:owner/name"))
 

@@ -12,13 +12,13 @@ import pytest
 from conftest import make_rows
 from revela.cli.mcp import IndexOpener
 from revela.cli.search import _print_first_answer
-from revela.encoder.prompts import OWN
+from revela.encoders.prompts import OWN
 from revela.errors import QueryError, RevelaError
-from revela.index import changes, folder_index
-from revela.index.index import Index
-from revela.index.manifest import Indexing
-from revela.index.word_search import Words
-from revela.server.mcp import Tools
+from revela.searching import changes, folder_index
+from revela.searching.index import Index
+from revela.searching.manifest import Indexing
+from revela.searching.server.mcp import Tools
+from revela.searching.word_search import Words
 from revela.types import Document
 
 GUIDE = "# Guide\r\n\r\nThe castle is old.\r\n\r\n## Garden\r\n\r\n" + "It is quiet there. " * 40
@@ -76,7 +76,7 @@ def test_words_are_given_before_vectors_are_made_and_learn_how_far_these_are(
     docs, static_folder, monkeypatch
 ):
     given, shares, put = [], [], changes.Changes._write
-    monkeypatch.setattr("revela.index.ingest.BATCH", 3000)
+    monkeypatch.setattr("revela.searching.ingest.BATCH", 3000)
 
     def write(self, *some):
         shares.append(given[0].made)
@@ -139,7 +139,7 @@ def stop_after(monkeypatch, commits, error):
             raise error
         return put(self, *some)
 
-    monkeypatch.setattr("revela.index.ingest.BATCH", 3000)
+    monkeypatch.setattr("revela.searching.ingest.BATCH", 3000)
     monkeypatch.setattr(changes.Changes, "_write", write)
     return done
 

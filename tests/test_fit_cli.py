@@ -11,9 +11,9 @@ from sentence_transformers import SentenceTransformer
 
 from conftest import make_rows
 from revela import Retriever, RevelaError
-from revela.encoder.load import load_encoder
-from revela.retriever.fit import WORDS_TO_VECTORS
+from revela.encoders.load import load_encoder
 from revela.training import word_table as training
+from revela.training.retriever.fit import WORDS_TO_VECTORS
 from tests.collection_folder import write_lines
 
 SMALL = ("--layers", "2", "--precision", "fp32")
@@ -105,7 +105,7 @@ def test_a_fit_that_fails_leaves_nothing(
     def fail(*_):
         raise RevelaError("the disk is full")
 
-    monkeypatch.setattr("revela.retriever.save.flush", fail)
+    monkeypatch.setattr("revela.training.retriever.save.flush", fail)
     out = tmp_path / "new" / "out"
     err = refused("fit", corpus_file, "--model", tiny_lm_folder, "--out", out, *SMALL)
     assert err.endswith("revela: the disk is full\n")

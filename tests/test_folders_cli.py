@@ -19,11 +19,12 @@ import pytest
 
 import revela
 from conftest import make_rows
-from revela.embedded import E5, MINILM
+from revela.encoders import default_model
+from revela.encoders.embedded import E5, MINILM
 from revela.files import writing
-from revela.index import default_model, folder_index
-from revela.index.state import read_info
-from revela.server import lifecycle
+from revela.searching import folder_index
+from revela.searching.server import lifecycle
+from revela.searching.state import read_info
 
 QUERY = "ocean01 ocean02"
 
@@ -173,7 +174,7 @@ def test_a_folder_is_searched_from_python_and_reranked_by_tokens(
 
 LOADED = """
 import sys
-from revela.index.folder_index import search
+from revela.searching.folder_index import search
 assert search({docs!r}, "ocean01", model={model!r})
 print(sorted({{"torch", "transformers", "datasets"}} & {{*sys.modules}}))
 """
@@ -231,8 +232,8 @@ def installed(monkeypatch, static_folder, tmp_path):
         return here.get(name) or resolve(name)
 
     monkeypatch.setattr(folder_index, "resolve", found)
-    monkeypatch.setattr("revela.model_files.resolve", found)
-    monkeypatch.setattr("revela.index.index.resolve", found)
+    monkeypatch.setattr("revela.encoders.model_files.resolve", found)
+    monkeypatch.setattr("revela.searching.index.resolve", found)
     monkeypatch.setattr(default_model, "is_installed", lambda name: name in here)
     return here
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from conftest import make_rows, tiny_retriever
-from revela.groups.store import GroupFolder
+from revela.training.groups.store import GroupFolder
 from test_cli import TINY
 from tests.collection_folder import write_lines
 

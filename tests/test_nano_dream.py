@@ -12,11 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import make_rows, tiny_config, tiny_retriever
-from revela.lm.heads import ranked_heads, score_query_heads
-from revela.lm.language_model import LanguageModel
-from revela.lm.prompts import PromptMaker
-from revela.objectives.dream import DreamLoss
-from revela.retriever.module import RetrieverModule
+from revela.training.lm.heads import ranked_heads, score_query_heads
+from revela.training.lm.language_model import LanguageModel
+from revela.training.lm.prompts import PromptMaker
+from revela.training.methods.dream import DreamLoss
+from revela.training.retriever.module import RetrieverModule
 from revela.types import Chunk
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "nano_dream.py"

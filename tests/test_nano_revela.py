@@ -14,10 +14,10 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModelForCausalLM
 
 from conftest import make_rows, tiny_config
-from revela.encoder.torch_model import open_model
-from revela.lm.language_model import LanguageModel
-from revela.objectives.revela import RevelaLoss, gates_in_upper_layers
-from revela.retriever.module import RetrieverModule
+from revela.encoders.torch_model import open_model
+from revela.training.lm.language_model import LanguageModel
+from revela.training.methods.revela import RevelaLoss, gates_in_upper_layers
+from revela.training.retriever.module import RetrieverModule
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "nano_revela.py"
 TEXTS = [  # of different lengths

@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 import revela
 from revela.cli import app
 from revela.cli.main import prepare
-from revela.retriever.card import Card
+from revela.training.retriever.card import Card
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -128,7 +128,7 @@ def parse(tokens: list[str]) -> None:
 
 
 def check_recipe(text: str) -> None:
-    from revela.settings import merge_settings, read_recipe
+    from revela.training.settings import merge_settings, read_recipe
 
     recipe = Path("recipe.toml")
     recipe.write_text(text)
@@ -262,8 +262,8 @@ def give_task(monkeypatch) -> None:
 @pytest.fixture(scope="module")
 def tiny_embedder(tiny_lm_folder, tmp_path_factory) -> Path:
     """An embedder that reads as much as the real ones."""
-    from revela.retriever.build import build_retriever
-    from revela.settings import Retriever
+    from revela.training.retriever.build import build_retriever
+    from revela.training.settings import Retriever
 
     folder = tmp_path_factory.mktemp("minilm-l6", numbered=False)
     prompts = dict(query_prompt="query: ", passage_prompt="passage: ")
@@ -276,17 +276,19 @@ def tiny_embedder(tiny_lm_folder, tmp_path_factory) -> Path:
 def tiny(monkeypatch, tiny_embedder, taught_lm_folder) -> None:
     """Embedded models are tiny, and so is all training."""
     import revela.cli.flags
-    import revela.evaluation.evaluator  # whose defaults are the settings as they are
-    import revela.model_files
-    import revela.settings
+    import revela.encoders.model_files
+    import revela.training.evaluator  # whose defaults are the settings as they are
+    import revela.training.settings
 
     embedded = {"embedded:smollm2-135m": taught_lm_folder}
     monkeypatch.setattr(
-        revela.model_files, "embedded_folder", lambda name: embedded.get(name, tiny_embedder)
+        revela.encoders.model_files,
+        "embedded_folder",
+        lambda name: embedded.get(name, tiny_embedder),
     )
-    monkeypatch.setattr(revela.settings.Training, "check_passages", 40)
-    monkeypatch.setattr("revela.index.default_model.is_installed", lambda name: True)
-    merge = revela.settings.merge_settings
+    monkeypatch.setattr(revela.training.settings.Training, "check_passages", 40)
+    monkeypatch.setattr("revela.encoders.default_model.is_installed", lambda name: True)
+    merge = revela.training.settings.merge_settings
 
     def tiny_merge(preset, file, given):
         recipe, unread = merge(preset, file, given)
@@ -297,9 +299,9 @@ def tiny(monkeypatch, tiny_embedder, taught_lm_folder) -> None:
             changes["check_questions"] = 5
         return recipe.replace(**changes), unread
 
-    monkeypatch.setattr(revela.settings.recipe, "merge_settings", tiny_merge)
+    monkeypatch.setattr(revela.training.settings.recipe, "merge_settings", tiny_merge)
     monkeypatch.setattr(revela.cli.flags, "merge_settings", tiny_merge)
-    monkeypatch.setattr("revela.lm.generate.writer", lambda *_: ask)
+    monkeypatch.setattr("revela.training.lm.generate.writer", lambda *_: ask)
     topics = {row["title"].split()[2]: row["text"] for row in make_rows(40)}
     monkeypatch.setattr(pydoc_data.topics, "topics", topics)
 
@@ -311,7 +313,7 @@ def ask(passages: list[str]) -> list[str]:
 
 @pytest.fixture
 def reader(request, tiny, tmp_path, monkeypatch) -> Iterator[Reader]:
-    import revela.server.lifecycle as lifecycle
+    import revela.searching.server.lifecycle as lifecycle
 
     monkeypatch.chdir(tmp_path)
     reader = Reader(request.param)
@@ -433,7 +435,7 @@ def test_commands_in_sentences_have_flags_that_exist(page):
 
 
 def test_filters_of_the_service_are_taken():
-    from revela.index.filters import where_sql
+    from revela.searching.filters import where_sql
 
     tokens = MarkdownIt().parse(docs_site.markdown_of(PAGES["serving.md"]))
     shown = next(token.content for token in tokens if token.type == "code_block")

@@ -63,5 +63,8 @@ def test_methods_without_a_file_are_there_and_names_were_found():
     assert set(METHODS) <= set().union(*(names_in(file) for file in SOURCES[0].rglob("*.py")))
     assert sum(path.startswith("tests/") for path, _ in NAMED) > 9
     assert sum(bool(name) for _, name in NAMED) > 50
-    assert ("lm/heads.py", "candidate_scores") in NAMED and "DreamLoss.answer_loss" in METHODS
-    assert ("lm/language_model.py", "LanguageModel.logits") in NAMED
+    assert (
+        "training/lm/heads.py",
+        "candidate_scores",
+    ) in NAMED and "DreamLoss.answer_loss" in METHODS
+    assert ("training/lm/language_model.py", "LanguageModel.logits") in NAMED

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import tiny_retriever
-from revela.retriever.save import save_retriever
+from revela.training.retriever.save import save_retriever
 from tests.collection_folder import write_collection
 
 FLAGS = ("--max-tokens", 64, "--documents", 6, "--precision", "fp32")

@@ -19,9 +19,9 @@ import torch
 from conftest import make_rows
 from revela import Document, Retriever
 from revela.evaluation.evaluate import Collection, outcomes
-from revela.groups.dataset import training_chunks, training_rows
-from revela.groups.strategies import epoch_groups
-from revela.settings import InBatch, Recipe, presets
+from revela.training.groups.dataset import training_chunks, training_rows
+from revela.training.groups.strategies import epoch_groups
+from revela.training.settings import InBatch, Recipe, presets
 from revela.training.train import train
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="recorded on a CPU")

@@ -20,7 +20,7 @@ def test_every_setting_is_documented():
 
 
 def test_every_preset_has_a_command():
-    from revela.settings import presets
+    from revela.training.settings import presets
 
     everything = "".join(PAGES.values())
     assert all(f"revela train docs/ --preset {name} " in everything for name in presets())

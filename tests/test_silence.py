@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from revela import silence
-from revela.lm.load import load_language_model
+from revela import terminal
+from revela.training.lm.load import load_language_model
 
 
 def slowly(seconds: float) -> None:
-    for _ in silence.progress_bar("near-duplicates", "document", range(3)):
+    for _ in terminal.progress_bar("near-duplicates", "document", range(3)):
         time.sleep(seconds)
 
 
@@ -18,7 +18,7 @@ def test_what_takes_long_shows_how_much_is_left_and_what_is_short_shows_nothing(
 ):
     slowly(0.01)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(silence, "SHOWN_AFTER", 0.1)
+    monkeypatch.setattr(terminal, "SHOWN_AFTER", 0.1)
     slowly(0.15)
     shown = capsys.readouterr().err
     assert "near-duplicates:" in shown and "/3 [" in shown and "document/s" in shown
@@ -29,10 +29,10 @@ def test_what_takes_long_shows_how_much_is_left_and_what_is_short_shows_nothing(
 
 
 def test_a_large_model_shows_how_much_of_it_is_read(tiny_lm_folder, monkeypatch, capsys):
-    silence.silence_libraries()
+    terminal.silence_libraries()
     load_language_model(tiny_lm_folder, bf16=False)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(silence, "LARGE_MODEL", 1)
+    monkeypatch.setattr(terminal, "LARGE_MODEL", 1)
     load_language_model(tiny_lm_folder, bf16=False)
     assert "Loading weights: 100%" in capsys.readouterr().err
     monkeypatch.setenv("RANK", "1")

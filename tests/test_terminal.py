@@ -26,10 +26,10 @@ from revela.cli.printing import (
     print_table,
     printable,
 )
-from revela.corpus.readers.common import ReadReport
-from revela.index.bm25 import BM25
-from revela.index.highlight import HighlightTerms
-from revela.index.snippets import CHARACTERS, LINES, snippet
+from revela.ranking.bm25 import BM25
+from revela.searching.highlight import HighlightTerms
+from revela.searching.snippets import CHARACTERS, LINES, snippet
+from revela.text.readers.common import ReadReport
 from revela.types import Chunk, Hit, Hits
 
 LONG = "filler words here " * 40 + "the camshaft turns " + "and then more " * 40
@@ -165,7 +165,7 @@ def test_sigterm_removes_temporary_folders(tmp_path):
     program = (
         "import sys, time\n"
         "from revela.cli.main import app, main\n"
-        "from revela.corpus.spool import arrow_list\n"
+        "from revela.text.spool import arrow_list\n"
         "from revela.types import Document\n"
         "def wait(*_, **__):\n"
         "    documents = arrow_list(Document, [Document('a', 'text')])\n"

@@ -11,8 +11,8 @@ import pytest
 
 from conftest import make_rows
 from revela.cli.eval import _advice, _verdict
-from revela.evaluation import choose_model as choosing
 from revela.evaluation.results import SystemScores
+from revela.training import rank_models as choosing
 from tests.collection_folder import write_lines
 
 

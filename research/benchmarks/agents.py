@@ -22,9 +22,9 @@ from pathlib import Path
 from statistics import median
 
 from research.benchmarks.options import parser_of, print_cells, print_header
-from revela.index.folder_index import open_any
-from revela.server.mcp import Tools
-from revela.server.token_budget import count_tokens
+from revela.searching.folder_index import open_any
+from revela.searching.server.mcp import Tools
+from revela.searching.server.token_budget import count_tokens
 
 PAGES = ("django~4.0/", "django_rest_framework/", "flask~2.0/", "werkzeug~2.0/")
 LINES, MOST_TOKENS = 2000, 25_000

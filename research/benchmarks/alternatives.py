@@ -31,12 +31,12 @@ from research.benchmarks.options import (
     print_header,
 )
 from revela import Retriever
-from revela.corpus.chunk import chunk
-from revela.corpus.load import read_corpus
+from revela.encoders.default_model import suited_model
 from revela.evaluation.evaluate import load_collection
 from revela.evaluation.metrics import mean_scores
-from revela.index.default_model import suited_model
-from revela.index.manifest import Indexing
+from revela.searching.manifest import Indexing
+from revela.text.chunk import chunk
+from revela.text.load import read_corpus
 from revela.types import evenly_spaced
 
 PASSAGES = 100  # of which a query's ten documents are the best

@@ -31,17 +31,17 @@ from research.benchmarks.options import (
     part_of,
     print_header,
 )
-from revela.corpus.load import read_corpus, split_held_out
-from revela.corpus.spool import arrow_list
-from revela.evaluation.choose_model import MIN_QUERIES, Candidate, encoder_of
+from revela.encoders.model_files import resolve
 from revela.evaluation.evaluate import load_collection, outcomes
 from revela.evaluation.label_free import HeldOutCheck, by_system, tasks, with_bm25
-from revela.groups.dataset import TrainingSet
-from revela.index.language import detect
-from revela.model_files import resolve
-from revela.retriever.build import untrained_retriever
-from revela.retriever.encode import RetrieverEncoder
-from revela.settings import Recipe
+from revela.text.analyzer import detect
+from revela.text.load import read_corpus, split_held_out
+from revela.text.spool import arrow_list
+from revela.training.groups.dataset import TrainingSet
+from revela.training.rank_models import MIN_QUERIES, Candidate, encoder_of
+from revela.training.retriever.build import untrained_retriever
+from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.settings import Recipe
 from revela.training.word_table import tables
 from revela.types import Document, Encoder, evenly_spaced
 

@@ -31,13 +31,13 @@ from research.benchmarks.options import (
     print_header,
 )
 from revela.cli.index import index as make_index
-from revela.corpus.judgements import read_rows
 from revela.evaluation.collection import Collection, load_collection
 from revela.files import atomic_write
-from revela.index.index import Index
-from revela.index.manifest import Indexing
-from revela.index.state import is_finished
-from revela.index.table import id_filter
+from revela.searching.index import Index
+from revela.searching.manifest import Indexing
+from revela.searching.state import is_finished
+from revela.searching.table import id_filter
+from revela.text.judgements import read_rows
 from revela.types import Hits
 
 DOCUMENTS, QUERIES, BINS = 1000, 250, 10

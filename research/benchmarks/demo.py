@@ -32,10 +32,10 @@ from typing import Any
 from research.benchmarks.options import parser_of, print_cells, print_header
 from research.benchmarks.quality import UNTRAINED, save_untrained
 from research.benchmarks.translated import translated
-from revela.corpus.words import count_words
 from revela.evaluation.label_free import MIN_QUERY_WORDS, Task, docstring_task, tasks
-from revela.index.manifest import Indexing
-from revela.silence import duration
+from revela.searching.manifest import Indexing
+from revela.terminal import duration
+from revela.text.words import count_words
 from revela.types import Document
 
 SMOL, MINILM = "embedded:smollm2-135m", "embedded:minilm-l6"

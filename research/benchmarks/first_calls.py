@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any
 
 from research.benchmarks.options import corpus_of, parser_of, print_cells, print_header
-from revela.corpus.load import read_corpus
+from revela.text.load import read_corpus
 from revela.types import Document, evenly_spaced
 
 QUERY = "does vitamin D help bones"

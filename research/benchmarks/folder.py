@@ -19,7 +19,7 @@ from pathlib import Path
 
 from research.benchmarks.folder_files import QUESTIONS, UNANSWERED, write_files
 from research.benchmarks.options import OUT, parser_of, print_cells, print_header
-from revela.index.index import Index
+from revela.searching.index import Index
 from revela.types import ANSWERS, Hit
 
 PACKAGES = [

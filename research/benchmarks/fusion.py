@@ -34,10 +34,10 @@ from research.benchmarks.options import (
     print_header,
 )
 from revela.evaluation.evaluate import Collection, load_collection
-from revela.index.bm25 import K1, B
-from revela.index.calibration import Calibration
-from revela.index.exact import top_k
-from revela.index.fusion import DEPTH, RRF_K, WORDS, above_chance
+from revela.ranking.bm25 import K1, B
+from revela.ranking.calibration import Calibration
+from revela.ranking.exact import top_k
+from revela.ranking.fusion import DEPTH, RRF_K, WORDS, above_chance
 from revela.types import evenly_spaced
 
 MODELS = {

@@ -26,17 +26,17 @@ from research.benchmarks.options import (
     print_header,
 )
 from research.benchmarks.quality import SMOL
-from revela.encoder.load import load_encoder
+from revela.encoders.load import load_encoder
+from revela.encoders.model_files import resolve
 from revela.evaluation.evaluate import (
     Collection,
     load_collection,
     outcomes,
 )
-from revela.fitting import FitOptions, fit
-from revela.index.tokens import encode_packed
-from revela.model_files import resolve
-from revela.retriever.encode import RetrieverEncoder
-from revela.settings import Recipe
+from revela.ranking.late_interaction import encode_packed
+from revela.training.fit import FitOptions, fit
+from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.settings import Recipe
 from revela.types import QueryTokens, Vectors
 
 MAX_TOKENS = 256

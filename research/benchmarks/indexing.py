@@ -30,11 +30,11 @@ from research.benchmarks.options import (
     print_cells,
     print_header,
 )
-from revela.corpus.chunk import chunk
-from revela.corpus.load import read_corpus
-from revela.embedded import E5, MINILM
-from revela.index.manifest import Indexing
-from revela.model_files import resolve
+from revela.encoders.embedded import E5, MINILM
+from revela.encoders.model_files import resolve
+from revela.searching.manifest import Indexing
+from revela.text.chunk import chunk
+from revela.text.load import read_corpus
 from revela.types import evenly_spaced
 
 Run = tuple[float, float, int]  # seconds, of the processor too, and MB at most

@@ -18,11 +18,11 @@ from research.benchmarks.options import (
     print_cells,
     print_header,
 )
-from revela.encoder.load import load_encoder
+from revela.encoders.load import load_encoder
+from revela.encoders.model_files import resolve
 from revela.evaluation.collection import load_collection
 from revela.evaluation.metrics import mean_scores
-from revela.index.exact import rankings_of, top_k
-from revela.model_files import resolve
+from revela.ranking.exact import rankings_of, top_k
 from revela.types import Precision
 
 TITLES = ("fp32", "bf16", "int8", "cosine of bf16", "cosine of int8", "least cosine of int8")

@@ -27,10 +27,10 @@ from torch import distributed as dist
 from research.benchmarks.options import parser_of, write_out
 from research.benchmarks.speed import SMOL, corpus
 from research.benchmarks.steps import Row, print_row
-from revela import distributed as distributed
-from revela.groups.build import build_groups
-from revela.groups.store import GroupFolder
-from revela.settings import Recipe
+from revela.training import distributed as distributed
+from revela.training.groups.build import build_groups
+from revela.training.groups.store import GroupFolder
+from revela.training.settings import Recipe
 from revela.training.train import train
 
 LOG_EVERY = 2  # steps

@@ -75,16 +75,16 @@ def save_untrained(
     """Save the backbone with a pooling, and with the label-free fit to the corpus if ``fit``, whose
     half for words is trained for so many steps (as by ``revela fit --steps``).
     """
-    from revela.corpus.load import read_corpus
-    from revela.encoder.torch_model import has_fast_bf16
-    from revela.groups.dataset import training_chunks
-    from revela.model_files import resolve
-    from revela.retriever.build import untrained_retriever
-    from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
-    from revela.retriever.module import RetrieverModule
-    from revela.retriever.save import save_retriever
-    from revela.settings import Recipe
-    from revela.silence import silence_libraries
+    from revela.encoders.model_files import resolve
+    from revela.encoders.torch_model import has_fast_bf16
+    from revela.terminal import silence_libraries
+    from revela.text.load import read_corpus
+    from revela.training.groups.dataset import training_chunks
+    from revela.training.retriever.build import untrained_retriever
+    from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
+    from revela.training.retriever.module import RetrieverModule
+    from revela.training.retriever.save import save_retriever
+    from revela.training.settings import Recipe
     from revela.training.word_table import row_trainer
 
     silence_libraries()

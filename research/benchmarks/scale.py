@@ -35,13 +35,13 @@ import numpy as np
 
 from research.benchmarks.options import RESEARCH, parser_of
 from revela.cli.index import index as make_index
-from revela.index.folder_index import bytes_of
-from revela.index.follow import follow
-from revela.index.index import Index
-from revela.index.manifest import Indexing, Info
-from revela.index.rows import Stored, arrow_rows
-from revela.index.state import read_info
-from revela.index.table import CELLS, Table, table_uri
+from revela.searching.folder_index import bytes_of
+from revela.searching.follow import follow
+from revela.searching.index import Index
+from revela.searching.manifest import Indexing, Info
+from revela.searching.rows import Stored, arrow_rows
+from revela.searching.state import read_info
+from revela.searching.table import CELLS, Table, table_uri
 
 BATCH = 2**17  # rows made at a time
 LOOKED_UP, TIMES = 200, 50
@@ -145,7 +145,7 @@ def looking_up(folder: Path) -> Path:
     from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
     from transformers import AutoTokenizer
 
-    from revela.model_files import resolve
+    from revela.encoders.model_files import resolve
 
     if not folder.exists():
         tokenizer = AutoTokenizer.from_pretrained(resolve("embedded:minilm-l6"))

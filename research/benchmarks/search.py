@@ -28,16 +28,16 @@ from pathlib import Path
 import numpy as np
 
 from research.benchmarks.options import RESEARCH, parser_of
-from revela.corpus.chunk import chunk
-from revela.corpus.load import read_corpus
-from revela.corpus.spool import arrow_list
 from revela.evaluation.evaluate import load_collection
-from revela.index.bm25 import BM25
-from revela.index.exact import top_k
-from revela.index.fusion import DEPTH, reciprocal_rank_fusion
-from revela.index.index import Index
-from revela.index.ingest import metadata_columns
-from revela.index.manifest import Indexing, Info
+from revela.ranking.bm25 import BM25
+from revela.ranking.exact import top_k
+from revela.ranking.fusion import DEPTH, reciprocal_rank_fusion
+from revela.searching.index import Index
+from revela.searching.ingest import metadata_columns
+from revela.searching.manifest import Indexing, Info
+from revela.text.chunk import chunk
+from revela.text.load import read_corpus
+from revela.text.spool import arrow_list
 from revela.types import Document, Vectors
 
 MODEL, CHUNK_WORDS, QUERIES = "embedded:minilm-l6", 48, 300
@@ -51,8 +51,8 @@ def cached(path: Path, make: Callable[[], Vectors]) -> Vectors:
 
 
 def encoder(max_tokens: int):
-    from revela.encoder.load import load_encoder
-    from revela.model_files import resolve
+    from revela.encoders.load import load_encoder
+    from revela.encoders.model_files import resolve
 
     return load_encoder(resolve(MODEL), "auto", max_tokens)
 
@@ -337,7 +337,7 @@ def numpy_and_bm25s(arguments: argparse.Namespace) -> None:
 
 
 def kill(arguments: argparse.Namespace) -> None:
-    from tests.index.killed_writer import kill_while_appending
+    from tests.searching.killed_writer import kill_while_appending
 
     out = arguments.out / "killed"
     print(json.dumps(kill_while_appending(out, arguments.kills, seed=arguments.seed)))

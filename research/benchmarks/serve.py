@@ -34,11 +34,11 @@ from pathlib import Path
 import torch
 
 from research.benchmarks.options import parser_of, write_out
-from revela.corpus.load import read_corpus
-from revela.distributed import available_cores
-from revela.encoder.load import load_encoder
-from revela.index.index import Index
-from revela.model_files import resolve
+from revela.encoders.load import load_encoder
+from revela.encoders.model_files import resolve
+from revela.searching.index import Index
+from revela.text.load import read_corpus
+from revela.training.distributed import available_cores
 from revela.types import Document, Encoder
 
 NAME = "model"

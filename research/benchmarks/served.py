@@ -33,9 +33,9 @@ from research.benchmarks.options import (
 from revela.cli.index import index as make_index
 from revela.evaluation.evaluate import load_collection
 from revela.evaluation.metrics import mean_scores
-from revela.index.index import Index
-from revela.index.manifest import Indexing
-from revela.index.state import is_finished
+from revela.searching.index import Index
+from revela.searching.manifest import Indexing
+from revela.searching.state import is_finished
 from revela.types import evenly_spaced
 
 K = 10

@@ -25,22 +25,22 @@ import torch
 from research.benchmarks.demo import sources
 from research.benchmarks.options import corpus_of, parser_of, write_out
 from research.benchmarks.steps import Row, in_turn, print_row, ratio, timed
-from revela.corpus.chunk import chunk_all, sentences
-from revela.corpus.load import read_corpus
-from revela.corpus.spool import ArrowList, arrow_list
-from revela.device import autocast
-from revela.distributed import available_cores
-from revela.encoder.torch_model import has_fast_bf16
-from revela.lm.load import load_tokenizer
-from revela.model_files import resolve
-from revela.objectives.base import BuildContext, ChunkBatches
-from revela.retriever.build import build_retriever
-from revela.retriever.encode import RetrieverEncoder
-from revela.retriever.module import RetrieverModule
-from revela.settings import Recipe, Retriever, presets
-from revela.silence import silence_libraries
+from revela.encoders.model_files import resolve
+from revela.encoders.torch_model import has_fast_bf16
+from revela.terminal import silence_libraries
+from revela.text.chunk import chunk_all, sentences
+from revela.text.load import read_corpus
+from revela.text.spool import ArrowList, arrow_list
+from revela.training.device import autocast
+from revela.training.distributed import available_cores
+from revela.training.lm.load import load_tokenizer
 from revela.training.loop import BatchReader, Rows, make_optimizer, take_step
+from revela.training.methods.base import BuildContext, ChunkBatches
 from revela.training.metrics import Budget
+from revela.training.retriever.build import build_retriever
+from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.retriever.module import RetrieverModule
+from revela.training.settings import Recipe, Retriever, presets
 from revela.types import Chunk, Document
 
 SMOL = "embedded:smollm2-135m"

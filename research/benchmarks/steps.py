@@ -14,7 +14,7 @@ tokenization and the optimizer. Its forms are timed in turn:
 Rows have groups and tokens per second (each token of a chunk counted once), the ratio to the bound,
 the rate of the bound's arithmetic, the loss from the same weights and random numbers, and on a GPU
 the peak memory beside the models. Then the loss of the LM's head alone, in blocks
-(lm/cross_entropy.py) and with all logits at once.
+(training/lm/cross_entropy.py) and with all logits at once.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from research.benchmarks.options import parser_of, write_out
-from revela.encoder.torch_model import has_fast_bf16
-from revela.lm.cross_entropy import linear_cross_entropy
-from revela.lm.language_model import LanguageModel
-from revela.objectives.revela import RevelaLoss, gates_on_heads
-from revela.retriever.build import POOLING_MODES
-from revela.retriever.lora import add_lora
-from revela.retriever.module import RetrieverModule
-from revela.settings import Recipe, presets
-from revela.silence import silence_libraries
+from revela.encoders.torch_model import has_fast_bf16
+from revela.terminal import silence_libraries
+from revela.training.lm.cross_entropy import linear_cross_entropy
+from revela.training.lm.language_model import LanguageModel
+from revela.training.methods.revela import RevelaLoss, gates_on_heads
+from revela.training.retriever.build import POOLING_MODES
+from revela.training.retriever.lora import add_lora
+from revela.training.retriever.module import RetrieverModule
+from revela.training.settings import Recipe, presets
 
 OURS, VARLEN, BOUND = FORMS = ["ours", "ours, varlen", "bound"]
 KERNELS: dict[str, Any] = {OURS: "torch", VARLEN: "varlen"}

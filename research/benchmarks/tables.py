@@ -22,11 +22,11 @@ from research.benchmarks.options import (
     print_cells,
     print_header,
 )
-from revela.corpus.load import read_corpus
+from revela.encoders.model_files import resolve
 from revela.evaluation.evaluate import load_collection, outcomes
-from revela.index.language import Analyzer
-from revela.model_files import resolve
-from revela.retriever.static_from_words import build_word_table
+from revela.text.analyzer import Analyzer
+from revela.text.load import read_corpus
+from revela.training.retriever.static_from_words import build_word_table
 from revela.training.word_table import Examples, train_table
 
 COLUMNS = ["BM25", "begun", "+ BM25", "trained", "+ BM25"]

@@ -8,10 +8,10 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from revela.corpus.endings import suffix
-from revela.corpus.readers.common import DamagedFile, ReadReport, UnsupportedFile, read_decoded
-from revela.corpus.readers.html import extract_page
-from revela.index.language import detect
+from revela.text.analyzer import detect
+from revela.text.endings import suffix
+from revela.text.readers.common import DamagedFile, ReadReport, UnsupportedFile, read_decoded
+from revela.text.readers.html import extract_page
 from revela.types import Document
 
 SHARE = Path("/usr/share")

@@ -31,16 +31,16 @@ from research.benchmarks.hardening import made
 from research.benchmarks.options import parser_of
 from research.gpu.parts import TEXT, TEXTS
 from revela import Document, Retriever
-from revela.embedded import SMOLLM2
+from revela.encoders.embedded import SMOLLM2
 from revela.evaluation.collection import DEPTH, Collection, load_collection
 from revela.evaluation.metrics import mean_scores
 from revela.files import atomic_write
-from revela.index.exact import rankings_of, top_k
-from revela.lm.document_attention import document_attention
-from revela.lm.document_weights import DocumentWeights
-from revela.settings import Recipe, presets
-from revela.silence import silence_libraries
+from revela.ranking.exact import rankings_of, top_k
+from revela.terminal import silence_libraries
 from revela.training.checks import CheckPlan
+from revela.training.lm.document_attention import document_attention
+from revela.training.lm.document_weights import DocumentWeights
+from revela.training.settings import Recipe, presets
 from revela.training.train import train
 from revela.types import Encoder
 
@@ -506,7 +506,7 @@ def random_model(folder: Path, config: Any) -> Path:
 
 
 def read_documents(file: Path) -> Sequence[Document]:
-    from revela.corpus.load import read_corpus
+    from revela.text.load import read_corpus
 
     documents, _ = read_corpus([file])
     return documents

@@ -26,11 +26,11 @@ if "OMP_WAIT_POLICY" not in os.environ:
 if TYPE_CHECKING:
     from revela.api import Retriever, evaluate
     from revela.errors import RevelaError
-    from revela.evaluation.evaluator import LabelFreeEvaluator
-    from revela.index.folder_index import search
-    from revela.index.index import Index
-    from revela.index.rerank_texts import rerank
-    from revela.retriever.fit import fit
+    from revela.ranking.rerank_texts import rerank
+    from revela.searching.folder_index import search
+    from revela.searching.index import Index
+    from revela.training.evaluator import LabelFreeEvaluator
+    from revela.training.retriever.fit import fit
     from revela.types import Document, Hit
 
 __version__ = "0.1.0"

@@ -8,18 +8,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from revela.corpus.spool import arrow_list
-from revela.encoder.load import load_encoder
-from revela.encoder.prompts import OWN, Given, prompts_of
+from revela.encoders.load import load_encoder
+from revela.encoders.model_files import resolve
+from revela.encoders.prompts import OWN, Given, prompts_of
 from revela.errors import RevelaError, extra
 from revela.evaluation import evaluate as evaluation
 from revela.evaluation.evaluate import EvalOptions, Evaluation
 from revela.evaluation.results import SystemScores
-from revela.index.index import Index
-from revela.index.ingest import metadata_columns
-from revela.index.manifest import Indexing
-from revela.index.state import is_index
-from revela.model_files import resolve
+from revela.searching.index import Index
+from revela.searching.ingest import metadata_columns
+from revela.searching.manifest import Indexing
+from revela.searching.state import is_index
+from revela.text.spool import arrow_list
 from revela.types import Document, Precision, Vectors, items_of
 
 
@@ -77,8 +77,8 @@ class Retriever:
             >>> Retriever.train("docs/", "out", preset="pairs", max_minutes=5)  # doctest: +SKIP
         """
         with extra("train", "training"):
-            from revela.settings import Recipe
             from revela.training.run import train
+            from revela.training.settings import Recipe
         train(_paths(corpus), Path(out), Recipe.of(preset, **settings), resume=resume)
         return cls(out)
 
@@ -110,8 +110,8 @@ class Retriever:
             >>> Retriever.fit("docs/", "out", model="embedded:smollm2-135m")  # doctest: +SKIP
         """
         with extra("train", "a fit"):
-            from revela.fitting import FITTED_BY, FitOptions, fit
-            from revela.settings import Recipe
+            from revela.training.fit import FITTED_BY, FitOptions, fit
+            from revela.training.settings import Recipe
         if unread := settings.keys() - set(FITTED_BY):
             raise RevelaError(
                 f"a fit reads no setting {min(unread)}: give some of {', '.join(FITTED_BY)}"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from revela import Retriever, evaluate
-from revela.encoder.load import load_encoder
+from revela.encoders.load import load_encoder
 from revela.errors import RevelaError
 from revela.evaluation.evaluate import (
     Collection,
@@ -17,8 +17,8 @@ from revela.evaluation.evaluate import (
     outcomes,
     short_names,
 )
-from revela.retriever.build import build_retriever
-from revela.settings import Recipe
+from revela.training.retriever.build import build_retriever
+from revela.training.settings import Recipe
 from tests.collection_folder import write_collection, write_lines
 
 
@@ -100,8 +100,8 @@ def test_a_query_that_is_a_document_does_not_find_itself():
 
 
 def test_evaluate_gives_the_scores_of_every_system_by_collection(tmp_path, monkeypatch):
-    monkeypatch.setattr("revela.model_files.resolve", lambda name: name)
-    monkeypatch.setattr("revela.encoder.load.load_encoder", lambda *_: Oracle())
+    monkeypatch.setattr("revela.encoders.model_files.resolve", lambda name: name)
+    monkeypatch.setattr("revela.encoders.load.load_encoder", lambda *_: Oracle())
     folders = [write(tmp_path / "one"), write(tmp_path / "two")]
     scores = evaluate(["owner/first", "owner/second"], folders)
     assert list(scores) == ["one", "two"]

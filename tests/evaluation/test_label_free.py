@@ -7,8 +7,6 @@ import zlib
 import numpy as np
 
 from conftest import make_rows
-from revela.corpus.load import split_held_out
-from revela.corpus.spool import arrow_list
 from revela.evaluation.label_free import (
     SENTENCES,
     Answer,
@@ -17,9 +15,11 @@ from revela.evaluation.label_free import (
     docstring_task,
     tasks,
 )
-from revela.index.bm25 import BM25
-from revela.index.fusion import fuse_scores
-from revela.index.sentence_test import SentenceTest
+from revela.ranking.bm25 import BM25
+from revela.ranking.fusion import fuse_scores
+from revela.ranking.sentence_test import SentenceTest
+from revela.text.load import split_held_out
+from revela.text.spool import arrow_list
 from revela.types import Document
 
 DOCUMENTS = [Document(r["_id"], r["text"], r["title"]) for r in make_rows(40)]

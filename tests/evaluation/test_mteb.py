@@ -14,10 +14,10 @@ from sentence_transformers.sentence_transformer import modules
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from conftest import make_rows, tiny_retriever
-from revela.encoder.load import load_encoder
+from revela.encoders.load import load_encoder
 from revela.errors import RevelaError
 from revela.evaluation.evaluate import load_collection, mean_outcomes
-from revela.retriever.encode import RetrieverEncoder
+from revela.training.retriever.encode import RetrieverEncoder
 from tests.collection_folder import write_collection
 
 pytest.importorskip("mteb")

@@ -9,7 +9,7 @@ import zipfile
 import pytest
 
 from research.gpu import pack, parts, run, stages, table
-from revela.settings import presets
+from revela.training.settings import presets
 
 
 @pytest.fixture(scope="module")

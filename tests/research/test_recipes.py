@@ -14,8 +14,8 @@ from conftest import make_rows
 from revela.cli.main import prepare
 from revela.cli.recipe_flags import recipes_of
 from revela.errors import RevelaError
-from revela.groups.dataset import TrainingSet
-from revela.settings import Recipe, read_recipe
+from revela.training.groups.dataset import TrainingSet
+from revela.training.settings import Recipe, read_recipe
 from revela.types import Document
 from test_cli import TINY
 from tests.collection_folder import write_collection, write_lines

@@ -21,17 +21,18 @@ from unittest import mock
 import torch
 from sentence_transformers.base import model as sentence_transformers
 
-from revela import Retriever, packing
+from revela import Retriever
 from revela.evaluation.evaluate import Collection, outcomes
 from revela.evaluation.label_free import HeldOutCheck, tasks
-from revela.lm.encoder_decoder import EncoderDecoder
-from revela.objectives import find_heads
-from revela.settings import Recipe
-from revela.settings.objectives import InBatch
+from revela.training import packing
 from revela.training import train as run
 from revela.training.checks import CheckPlan
+from revela.training.lm.encoder_decoder import EncoderDecoder
 from revela.training.loop import BatchReader
+from revela.training.methods import find_heads
 from revela.training.metrics import Progress
+from revela.training.settings import Recipe
+from revela.training.settings.objectives import InBatch
 from tests import test_records
 from tests.research.pretend_gpu import DEVICE, waits
 from tests.test_records import DOCUMENTS, MORE

@@ -27,15 +27,15 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 import revela.training.train as training
-from revela import distributed as distributed
 from revela.cli.printing import print_log
 from revela.errors import RevelaError
-from revela.groups.store import GroupFolder
-from revela.settings import Recipe
+from revela.training import distributed as distributed
 from revela.training.checkpoint import trainable_state
 from revela.training.checks import CheckPlan
+from revela.training.groups.store import GroupFolder
 from revela.training.loop import BatchReader
 from revela.training.metrics import Progress
+from revela.training.settings import Recipe
 
 FIRST = os.environ.get("RANK", "0") == "0"
 

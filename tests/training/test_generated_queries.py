@@ -15,15 +15,15 @@ from test_train import ctrl_c_after
 
 from conftest import make_rows
 from revela.errors import RevelaError
-from revela.evaluation import compare as comparison
-from revela.groups.dataset import TrainingSet
-from revela.lm import generate
-from revela.objectives.find_heads import rank_heads
-from revela.queries import generated as query_lm
-from revela.queries.generated import GeneratedQueries, QueryFile, QueryLM
-from revela.settings import Recipe, presets
+from revela.training import compare as comparison
+from revela.training.groups.dataset import TrainingSet
+from revela.training.lm import generate
+from revela.training.methods.find_heads import rank_heads
 from revela.training.metrics import Progress
+from revela.training.queries import generated as query_lm
+from revela.training.queries.generated import GeneratedQueries, QueryFile, QueryLM
 from revela.training.record import UNKNOWN
+from revela.training.settings import Recipe, presets
 from revela.training.train import train
 from revela.types import Document
 
@@ -56,7 +56,7 @@ def asked(monkeypatch):
         first = (passage.split()[0] for passage in passages)
         return ["nothing" if w.endswith("0") else f"Which {w} is it here?" for w in first]
 
-    monkeypatch.setattr("revela.lm.generate.writer", lambda *_: write)
+    monkeypatch.setattr("revela.training.lm.generate.writer", lambda *_: write)
     return texts
 
 
@@ -171,7 +171,9 @@ def test_a_repeated_question_goes_when_both_of_its_chunks_are_known(
 
 
 def test_without_a_single_query_nothing_is_left_behind(train_into, tmp_path, monkeypatch):
-    monkeypatch.setattr("revela.lm.generate.writer", lambda *_: lambda some: ["no"] * len(some))
+    monkeypatch.setattr(
+        "revela.training.lm.generate.writer", lambda *_: lambda some: ["no"] * len(some)
+    )
     with pytest.raises(RevelaError, match="no chunk has a query: try another --queries than lm"):
         train_into("out")
     assert not (tmp_path / "out").exists()

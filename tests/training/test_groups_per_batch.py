@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from revela.errors import RevelaError
-from revela.objectives.revela import RevelaLoss
-from revela.settings import Recipe, Training
 from revela.training import groups_per_batch
 from revela.training.groups_per_batch import fitting_groups, greatest_that_fits
+from revela.training.methods.revela import RevelaLoss
 from revela.training.record import recorded
+from revela.training.settings import Recipe, Training
 from revela.training.train import train
 from tests.test_records import DOCUMENTS, GATED, TINY
 

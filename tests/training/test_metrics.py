@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from revela.errors import RevelaError
-from revela.retriever.tokens import halves
 from revela.training import loop
 from revela.training.loop import row_batches, sides
 from revela.training.metrics import Budget, Metrics
+from revela.training.retriever.tokens import halves
 
 
 def test_progress_follows_the_nearer_limit():

@@ -12,22 +12,22 @@ import torch
 from test_train import ctrl_c_after, losses
 
 from conftest import Embed, make_rows
-from revela.corpus.spool import arrow_list
-from revela.encoder.torch_model import open_model
+from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
-from revela.groups.build import build_groups
-from revela.groups.dataset import TrainingSet
-from revela.groups.store import GroupFolder
-from revela.groups.strategies import epoch_groups
-from revela.index.bm25 import BM25
-from revela.objectives.contrastive import ContrastiveLoss, QueryBatches
-from revela.queries.from_text import query_hash
-from revela.settings import InfoNCE, Recipe, presets
+from revela.ranking.bm25 import BM25
+from revela.text.spool import arrow_list
 from revela.training.check_settings import check_recipe
 from revela.training.checks import CheckPlan
+from revela.training.groups.build import build_groups
+from revela.training.groups.dataset import TrainingSet
+from revela.training.groups.store import GroupFolder
+from revela.training.groups.strategies import epoch_groups
 from revela.training.loop import sides
+from revela.training.methods.contrastive import ContrastiveLoss, QueryBatches
 from revela.training.metrics import Progress
 from revela.training.negatives import Negatives
+from revela.training.queries.from_text import query_hash
+from revela.training.settings import InfoNCE, Recipe, presets
 from revela.training.train import train
 from revela.types import Chunk, Document
 from tests.collection_folder import write_collection, write_lines

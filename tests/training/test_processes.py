@@ -21,13 +21,13 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.run import parse_args
 
-from revela import distributed as distributed
 from revela.cli.recipe_flags import settings_flags
-from revela.encoder.torch_model import open_model
+from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
-from revela.groups.build import build_groups
-from revela.settings import OBJECTIVES, Recipe, presets
+from revela.training import distributed as distributed
 from revela.training.check_settings import check_recipe
+from revela.training.groups.build import build_groups
+from revela.training.settings import OBJECTIVES, Recipe, presets
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="two processes need two GPUs")
 
@@ -366,7 +366,7 @@ def test_cores_are_those_of_the_affinity_and_of_the_quotas(
 )
 def test_waiting_threads_of_torch_do_not_spin(given, expected):
     code = (
-        "import subprocess, sys, revela.distributed; show = 'import os; "
+        "import subprocess, sys, revela.training.distributed; show = 'import os; "
         'print(os.environ.get("GOMP_SPINCOUNT"))\'; exec(show); sys.stdout.flush(); '
         "subprocess.run([sys.executable, '-c', show], check=True)"
     )
@@ -459,7 +459,7 @@ def test_a_signal_to_one_process_is_the_exit_code_of_all(case, cache, tmp_path, 
 
 
 def test_raw_text_is_refused(doing, case, corpus_file, tmp_path, monkeypatch):
-    monkeypatch.setattr("revela.groups.dataset.world_size", lambda: 2)
+    monkeypatch.setattr("revela.training.groups.dataset.world_size", lambda: 2)
     given = {**case(tmp_path / "out", STOPS), "groups": str(corpus_file)}
     code, _, errors = doing(*command(given)[2:])
     assert code == 2 and errors.count("\n") == 1

@@ -8,13 +8,12 @@ import huggingface_hub
 import pytest
 
 from conftest import make_rows
-from revela.corpus.spool import arrow_list
+from revela.encoders.model_files import fingerprint
 from revela.errors import RevelaError
-from revela.groups.dataset import TrainingSet
-from revela.groups.store import GroupedCorpus, save_groups
-from revela.model_files import fingerprint
-from revela.settings import Recipe, presets
+from revela.text.spool import arrow_list
 from revela.training.check_settings import check_recipe
+from revela.training.groups.dataset import TrainingSet
+from revela.training.groups.store import GroupedCorpus, save_groups
 from revela.training.record import (
     FREE_WHEN_DONE,
     RUN_FILE,
@@ -23,6 +22,7 @@ from revela.training.record import (
     remove_unstarted,
     write_record,
 )
+from revela.training.settings import Recipe, presets
 from revela.training.train import train
 from revela.types import Chunk, Document
 

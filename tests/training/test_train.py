@@ -20,23 +20,23 @@ from sentence_transformers.sentence_transformer import modules
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from conftest import TOPICS, in_context, live, make_rows, tiny_retriever
-from revela.encoder.torch_model import open_model
+from revela.encoders.model_files import commits, resolve
+from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
 from revela.files import remove_whole, writing
-from revela.groups.dataset import training_chunks
-from revela.groups.order import IterativeGroups
-from revela.lm.heads import save_heads
-from revela.model_files import commits, resolve
-from revela.objectives.base import ChunkBatches
-from revela.objectives.revela import RevelaLoss
-from revela.retriever.card import Card, metadata_of
-from revela.settings import OBJECTIVES as NAMES
-from revela.settings import InBatch, Objective, Recipe, objective_class, presets
 from revela.training.checkpoint import load_checkpoint, save_checkpoint, saved_checkpoints
 from revela.training.checks import NO_CHECKS, CheckPlan
+from revela.training.groups.dataset import training_chunks
+from revela.training.groups.order import IterativeGroups
+from revela.training.lm.heads import save_heads
 from revela.training.loop import BatchReader
+from revela.training.methods.base import ChunkBatches
+from revela.training.methods.revela import RevelaLoss
 from revela.training.metrics import Budget, Progress
 from revela.training.record import Provenance, output_folder
+from revela.training.retriever.card import Card, metadata_of
+from revela.training.settings import OBJECTIVES as NAMES
+from revela.training.settings import InBatch, Objective, Recipe, objective_class, presets
 from revela.training.train import train
 from revela.types import Document
 
@@ -83,7 +83,7 @@ def stop_and_resume(recipe, documents, out):
     with pytest.MonkeyPatch.context() as patch:
         for name in ("training.train.fit_to_corpus", "groups.dataset.similar_order"):
             patch.setattr(f"revela.{name}", None)
-        patch.setattr("revela.objectives.find_heads.cached_ranking", None)
+        patch.setattr("revela.training.methods.find_heads.cached_ranking", None)
         train(recipe, documents, out, resume=True)
 
 

@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 from test_train import assert_resume_equals_unbroken, losses
 
 from conftest import make_rows
-from revela.corpus.load import read_corpus
-from revela.encoder.load import load_encoder
-from revela.encoder.torch_model import open_model
+from revela.encoders.load import load_encoder
+from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
-from revela.lm.encoder_decoder import FOLDER, load_encoder_decoder
-from revela.settings import Recipe, presets
+from revela.text.load import read_corpus
+from revela.training.lm.encoder_decoder import FOLDER, load_encoder_decoder
+from revela.training.settings import Recipe, presets
 from revela.training.train import train
 from tests.collection_folder import write_collection
 
@@ -172,7 +172,7 @@ def test_a_model_that_knows_the_text_finds_the_spans_at_every_place(documents):
     """A stand-in that answers right in the last five stretches only."""
     from types import SimpleNamespace
 
-    from revela.evaluation.probes.decoder import PLACES, spans_by_place
+    from revela.training.probes.decoder import PLACES, spans_by_place
 
     texts = [" ".join(str(1000 + i) for i in range(40)) for _ in range(4)]
 

@@ -14,17 +14,17 @@ from sentence_transformers.sentence_transformer import modules
 from test_train import TINY, assert_resume_equals_unbroken, losses
 
 from conftest import make_rows
-from revela.encoder.load import load_encoder
-from revela.encoder.static_encoder import StaticEncoder
+from revela.encoders.load import load_encoder
+from revela.encoders.static_encoder import StaticEncoder
 from revela.errors import RevelaError
-from revela.index.language import Analyzer
-from revela.objectives.contrastive import ContrastiveLoss
-from revela.retriever.build import untrained_retriever
-from revela.retriever.fit import WORDS_TO_VECTORS
-from revela.retriever.save import save_retriever
-from revela.retriever.static_from_words import build_word_table
-from revela.settings import presets
+from revela.text.analyzer import Analyzer
 from revela.training.loop import make_optimizer
+from revela.training.methods.contrastive import ContrastiveLoss
+from revela.training.retriever.build import untrained_retriever
+from revela.training.retriever.fit import WORDS_TO_VECTORS
+from revela.training.retriever.save import save_retriever
+from revela.training.retriever.static_from_words import build_word_table
+from revela.training.settings import presets
 from revela.training.train import train
 
 SENTENCES = {"queries": "telling-sentence"}

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
-from revela.index.language import Analyzer
-from revela.retriever.static_from_words import WordTable, build_word_table, idf_weights
+from revela.text.analyzer import Analyzer
 from revela.training import word_table as training
+from revela.training.retriever.static_from_words import WordTable, build_word_table, idf_weights
 from revela.training.word_table import (
     Examples,
     batches_of,

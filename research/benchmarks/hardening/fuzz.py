@@ -92,9 +92,9 @@ def import_all() -> None:
 
     import revela.cli
     import revela.evaluation.evaluate
-    import revela.groups.build
-    import revela.index.index
-    import revela.retriever.encode
+    import revela.searching.index
+    import revela.training.groups.build
+    import revela.training.retriever.encode
     import revela.training.train  # noqa: F401
 
     torch.set_num_threads(1)

@@ -37,10 +37,10 @@ from research.benchmarks.hardening.made import (
     tiny_retriever,
 )
 from revela.cli import main
-from revela.corpus.load import read_corpus
-from revela.index import ingest
-from revela.index.index import Index
-from revela.index.index_search import Mode
+from revela.searching import ingest
+from revela.searching.index import Index
+from revela.searching.index_search import Mode
+from revela.text.load import read_corpus
 
 QUERIES = ["ocean3 engine4", "дом у реки", "中文文本", "violin1 violin2 violin3 garden5"]
 OTHERS = ["Старый дом у реки построен из камня.", "这是一个中文文本。", "- one\r\n- two\r\n- three"]

@@ -295,7 +295,7 @@ def recipe(rng: random.Random, folder: Path, sound: Sound) -> list[str]:
     """A TOML file of settings with values of any kind, and maybe damaged."""
     import dataclasses
 
-    from revela.settings import OBJECTIVES, SECTIONS, flag_of, objective_class
+    from revela.training.settings import OBJECTIVES, SECTIONS, flag_of, objective_class
 
     names = [
         flag_of(section, item.name)

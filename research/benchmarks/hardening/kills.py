@@ -120,7 +120,7 @@ def check_half(out: Path) -> None:
         with safe_open(best, "pt") as opened:
             assert list(opened.keys()), best
     if (out / "modules.json").exists():
-        from revela.encoder.torch_model import open_model
+        from revela.encoders.torch_model import open_model
 
         assert open_model(out) is not None
 

@@ -25,7 +25,7 @@ def cache(
     """
     if path is not None and not clear:
         raise RevelaError(f"revela cache lists all indices: leave {path} out, or give --clear")
-    from revela.index.folder_index import cached_indices, clear_cache, megabytes
+    from revela.searching.folder_index import cached_indices, clear_cache, megabytes
 
     if clear:
         print(f"{megabytes(clear_cache(path))} are free again")

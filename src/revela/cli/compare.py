@@ -49,8 +49,8 @@ def compare(
     from revela.training.held_out import read_training_set
 
     with extra("train", "revela compare"):
-        from revela.distributed import check_single_process
-        from revela.evaluation.compare import compare as run
+        from revela.training.compare import compare as run
+        from revela.training.distributed import check_single_process
         from revela.training.record import Provenance
 
     check_single_process()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from revela import on_ray
 from revela.cli.flags import (
     ENGINE,
     PROMPTS,
@@ -16,8 +15,9 @@ from revela.cli.flags import (
     reader_of_parts,
 )
 from revela.cli.printing import print_report
-from revela.corpus.load import READING, Reading
-from revela.index.manifest import Indexing
+from revela.searching import on_ray
+from revela.searching.manifest import Indexing
+from revela.text.load import READING, Reading
 from revela.types import Precision
 
 CHUNK_WORDS = Indexing.chunk_words
@@ -53,12 +53,12 @@ def encode(
     precision:
         Arithmetic; auto is int8, bf16 or fp32, whichever this processor or GPU is fast in.
     """
-    from revela.corpus.load import read_corpus
-    from revela.encoder.load import load_encoder
-    from revela.encoder.saved_config import check_dimensions
-    from revela.index import export as vectors
-    from revela.index.ingest import check_repeated, new_info
-    from revela.model_files import resolve
+    from revela.encoders.load import load_encoder
+    from revela.encoders.model_files import resolve
+    from revela.encoders.saved_config import check_dimensions
+    from revela.searching import export as vectors
+    from revela.searching.ingest import check_repeated, new_info
+    from revela.text.load import read_corpus
 
     vectors.check_out(out)
     folder = resolve(model)
@@ -68,7 +68,7 @@ def encode(
     info = new_info(folder, encoder, settings, {}, prompts.given)
 
     if engine.engine == "ray":
-        from revela.index.build_on_ray import SurveyedCorpus
+        from revela.searching.build_on_ray import SurveyedCorpus
 
         with on_ray.connected(engine.cluster):
             surveyed = SurveyedCorpus(corpus, reader_of_parts(reading, ()))

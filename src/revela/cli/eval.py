@@ -11,9 +11,9 @@ from cyclopts import Parameter
 
 from revela.cli.flags import PROMPTS, Flat, Out, PromptFlags, Several
 from revela.cli.printing import print_report, print_table, snippet
-from revela.encoder.prompts import Given as GivenPrompts
+from revela.encoders.prompts import Given as GivenPrompts
 from revela.errors import RevelaError, extra
-from revela.index.search import Rerank
+from revela.ranking.steps import Rerank
 from revela.types import Precision
 
 if TYPE_CHECKING:
@@ -176,12 +176,12 @@ def _rank_on_text(
     prompts: GivenPrompts,
 ) -> dict[str, dict[str, SystemScores]]:
     """Rank models on a text without labels and print them; the scores by system."""
-    from revela.corpus.load import read_corpus
-    from revela.encoder.prompts import AUTO
-    from revela.evaluation.choose_model import BM25, rank_models
+    from revela.encoders.prompts import AUTO
     from revela.evaluation.significance import MEASURE
-    from revela.index.language import check_language
-    from revela.settings import Recipe
+    from revela.text.analyzer import check_language
+    from revela.text.load import read_corpus
+    from revela.training.rank_models import BM25, rank_models
+    from revela.training.settings import Recipe
 
     check_language(language)
     documents, report = read_corpus(list(text), distinct=False, min_words=1, rename_repeated=True)

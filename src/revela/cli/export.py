@@ -22,11 +22,11 @@ def export(model: str, *, out: Out, prompts: Annotated[PromptFlags, Flat] = PROM
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
     with extra("train", "export to ONNX"):
-        from revela.encoder.graph_export import export_onnx
-        from revela.encoder.torch_model import open_model
-    from revela.encoder.graphs import EXPORT
-    from revela.model_files import resolve
-    from revela.silence import silence_libraries
+        from revela.encoders.graph_export import export_onnx
+        from revela.encoders.torch_model import open_model
+    from revela.encoders.graphs import EXPORT
+    from revela.encoders.model_files import resolve
+    from revela.terminal import silence_libraries
 
     silence_libraries()
     difference = export_onnx(open_model(resolve(model), prompts=prompts.given), out)

@@ -10,11 +10,11 @@ from cyclopts import Parameter
 
 from revela.cli.flags import Corpus, Flat, Out, Several
 from revela.cli.printing import command_line, print_scores
-from revela.corpus.load import READING, Reading
 from revela.errors import RevelaError
-from revela.settings import Corpus as corpus_settings
-from revela.settings import Fit, Pooling, Recipe, Retriever, TorchPrecision, Training
-from revela.silence import counted, duration
+from revela.terminal import counted, duration
+from revela.text.load import READING, Reading
+from revela.training.settings import Corpus as corpus_settings
+from revela.training.settings import Fit, Pooling, Recipe, Retriever, TorchPrecision, Training
 
 
 def fit(
@@ -85,8 +85,8 @@ def fit(
     precision:
         Arithmetic; auto is bf16 where the hardware has it.
     """
-    from revela.fitting import FitOptions, bake_context
-    from revela.fitting import fit as run
+    from revela.training.fit import FitOptions, bake_context
+    from revela.training.fit import fit as run
 
     if bool(corpus) == bool(context):
         raise RevelaError(

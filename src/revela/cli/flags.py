@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from revela.corpus.load import Reading
-from revela.encoder.prompts import Given as GivenPrompts
+from revela.encoders.prompts import Given as GivenPrompts
 from revela.errors import RevelaError
 from revela.files import check_free
-from revela.on_ray import Cluster
+from revela.searching.on_ray import Cluster
+from revela.text.load import Reading
 
 if TYPE_CHECKING:
-    from revela.corpus.parts import DocumentReader
+    from revela.text.parts import DocumentReader
 
 Corpus = Annotated[list[Path], Parameter(negative=())]
 
@@ -97,8 +97,8 @@ def reader_of_parts(
             "--join-titles joins rows of neighbouring files, which --engine ray reads apart: join "
             "them before, or give --engine local"
         )
-    from revela.corpus.parts import DocumentReader
-    from revela.corpus.readers.rows import Fields
+    from revela.text.parts import DocumentReader
+    from revela.text.readers.rows import Fields
 
     fields = Fields(reading.text_field, reading.title_field, tuple(metadata))
     return DocumentReader(fields, 1, rename_repeated)
@@ -110,7 +110,7 @@ def check_paths(corpus: Sequence[Path], out: Path | None) -> None:
         check_free(out)
     for source in corpus:
         if not (source.exists() or str(source).startswith("hub:")):
-            from revela.corpus.readers import files_of
-            from revela.corpus.readers.common import ReadReport
+            from revela.text.readers import files_of
+            from revela.text.readers.common import ReadReport
 
             next(files_of(source, ReadReport()))  # says what a corpus may be

@@ -39,7 +39,7 @@ def groups(
     recipe_file:
         A TOML file of settings, as for train.
     """
-    from revela.groups.store import GroupFolder, is_group_folder
+    from revela.training.groups.store import GroupFolder, is_group_folder
 
     recipe = recipe_of(preset, recipe_file, given)
     if len(corpus) == 1 and is_group_folder(corpus[0]):
@@ -49,8 +49,8 @@ def groups(
         raise RevelaError("groups need a folder to be kept in: give --out")
     else:
         with extra("train", "grouping"):
-            from revela.groups.build import build_groups
-            from revela.groups.dataset import default_queries_file
+            from revela.training.groups.build import build_groups
+            from revela.training.groups.dataset import default_queries_file
 
         queries_file = default_queries_file(corpus, recipe)
         folder = build_groups(recipe, corpus, out, weights, queries_file)

@@ -36,11 +36,11 @@ def heads(
         A TOML file of settings, as for train.
     """
     with extra("train", "revela heads"):
-        from revela.groups.dataset import default_queries_file
-        from revela.lm.heads import save_heads
-        from revela.objectives.find_heads import kind_of, rank_heads
-    from revela.groups.dataset import read_for
-    from revela.silence import silence_libraries
+        from revela.training.groups.dataset import default_queries_file
+        from revela.training.lm.heads import save_heads
+        from revela.training.methods.find_heads import kind_of, rank_heads
+    from revela.terminal import silence_libraries
+    from revela.training.groups.dataset import read_for
 
     silence_libraries()
     recipe = recipe_of(preset, recipe_file, given)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from revela import on_ray
 from revela.cli.flags import (
     ENGINE,
     PROMPTS,
@@ -22,18 +21,19 @@ from revela.cli.flags import (
     reader_of_parts,
 )
 from revela.cli.printing import print_report
-from revela.corpus.load import READING, Reading
-from revela.encoder.prompts import Given as GivenPrompts
+from revela.encoders.prompts import Given as GivenPrompts
 from revela.errors import RevelaError
-from revela.index.manifest import Indexing
-from revela.on_ray import Cluster
-from revela.silence import counted
+from revela.searching import on_ray
+from revela.searching.manifest import Indexing
+from revela.searching.on_ray import Cluster
+from revela.terminal import counted
+from revela.text.load import READING, Reading
 from revela.types import Precision
 
 if TYPE_CHECKING:
-    from revela.index.follow import Synced
-    from revela.index.index import Index
-    from revela.index.ingest import Added
+    from revela.searching.follow import Synced
+    from revela.searching.index import Index
+    from revela.searching.ingest import Added
     from revela.types import Document
 
 INDEXING, COMMIT_EVERY = Indexing(), 10**6
@@ -97,8 +97,8 @@ def index(
             )
         _delete(out, delete)
         return
-    from revela.index.language import check_language
-    from revela.index.state import is_finished, is_index
+    from revela.searching.state import is_finished, is_index
+    from revela.text.analyzer import check_language
 
     check_language(settings.language)
     _check_sync(sync, yes, append, engine)
@@ -155,7 +155,7 @@ class Job:
         Raises:
             RevelaError: it was made with other settings than the flags.
         """
-        from revela.index.index import Index
+        from revela.searching.index import Index
 
         opened = Index.open(self.out, self.model, precision=self.precision, prompts=self.prompts)
         other_columns = self.metadata and set(self.metadata) != set(opened.info.columns)
@@ -168,7 +168,7 @@ class Job:
 
     def opened(self, append: bool) -> tuple[Index | None, list[str]]:
         """The index to append to, None for a new one, and the fields of its metadata."""
-        from revela.index.state import unfinished_in
+        from revela.searching.state import unfinished_in
 
         if append:
             index = self.existing()
@@ -180,11 +180,11 @@ class Job:
         """A new index by the given model, or the one that a killed run has begun with, or the one
         that suits the languages of the texts.
         """
-        from revela.encoder.load import keep_graph, load_encoder
-        from revela.index.default_model import installed_model, suited_model
-        from revela.index.index import Index
-        from revela.index.state import unfinished_in
-        from revela.model_files import resolve
+        from revela.encoders.default_model import installed_model, suited_model
+        from revela.encoders.load import keep_graph, load_encoder
+        from revela.encoders.model_files import resolve
+        from revela.searching.index import Index
+        from revela.searching.state import unfinished_in
 
         model = self.model
         if not model:
@@ -203,8 +203,8 @@ class Job:
 
 def write_by_file(job: Job) -> tuple[Index, Synced]:
     """Make an index that records its files."""
-    from revela.index.follow import Scan, follow
-    from revela.index.ingest import metadata_columns
+    from revela.searching.follow import Scan, follow
+    from revela.searching.ingest import metadata_columns
 
     job.opened(append=False)
     scan = Scan(job.corpus, job.reading, job.metadata)
@@ -219,8 +219,8 @@ def write_by_file(job: Job) -> tuple[Index, Synced]:
 
 def write_at_once(job: Job, append: bool) -> tuple[Index, Added]:
     """Add documents to an index, without a record of their files."""
-    from revela.corpus.load import read_corpus
-    from revela.index.ingest import metadata_columns
+    from revela.searching.ingest import metadata_columns
+    from revela.text.load import read_corpus
 
     index, fields = job.opened(append)
     kept: Any = dict(distinct=False, min_words=1, metadata=fields, rename_repeated=True)
@@ -235,7 +235,7 @@ def write_by_ray(
     job: Job, append: bool, cluster: Cluster, commit_every: int
 ) -> tuple[Index, Added]:
     """``write_at_once``, by a cluster."""
-    from revela.index import build_on_ray
+    from revela.searching import build_on_ray
 
     index, fields = job.opened(append)
     with on_ray.connected(cluster):
@@ -250,7 +250,7 @@ def write_by_ray(
 
 def follow_recorded(job: Job, yes: bool) -> tuple[Index, Synced]:
     """Bring an index in step with the corpus, or with what it was made of."""
-    from revela.index.follow import HALF, NONE, follow
+    from revela.searching.follow import HALF, NONE, follow
 
     index, reading = job.existing(), None if job.reading == READING else job.reading
     with index.changes() as changes:
@@ -262,13 +262,13 @@ def follow_recorded(job: Job, yes: bool) -> tuple[Index, Synced]:
 
 
 def _texts_of(documents: Sequence[Document]) -> Sequence[str]:
-    from revela.corpus.spool import LazyTexts
+    from revela.text.spool import LazyTexts
 
     return LazyTexts(documents, lambda document: document.full_text)
 
 
 def _delete(out: Path, ids: list[str]) -> None:
-    from revela.index.index import Index
+    from revela.searching.index import Index
 
     opened = Index.open(out)
     deleted = opened.delete(ids)

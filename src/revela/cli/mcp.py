@@ -17,14 +17,14 @@ from cyclopts import Parameter
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
 from revela.cli.printing import print_json
 from revela.cli.serve import token_of
-from revela.encoder.prompts import Given as GivenPrompts
+from revela.encoders.prompts import Given as GivenPrompts
 from revela.errors import RevelaError
-from revela.server import Access, Limits
+from revela.searching.server import Access, Limits
 
 if TYPE_CHECKING:
-    from revela.index.index import Index
-    from revela.index.word_search import Words
-    from revela.server.mcp import Tools
+    from revela.searching.index import Index
+    from revela.searching.server.mcp import Tools
+    from revela.searching.word_search import Words
 
 
 def mcp(
@@ -73,7 +73,7 @@ def mcp(
     token = token_of(token_env, token_file)
     if token and http is None:
         raise RevelaError("a token is for --http: give a port, or leave the token out")
-    from revela.server.mcp import mcp_server
+    from revela.searching.server.mcp import mcp_server
 
     server = mcp_server(_tools(index_folder, name, base_url, model, prompts.given))
     if http is None:
@@ -109,9 +109,9 @@ def _print_config(path: Path, model: str | None, given: Mapping[str, str | None]
 def _tools(
     path: Path, name: str | None, base_url: str, model: str | None, prompts: GivenPrompts
 ) -> Tools:
-    from revela.index.filters import OWN_COLUMNS
-    from revela.index.state import State, is_index
-    from revela.server.mcp import Tools
+    from revela.searching.filters import OWN_COLUMNS
+    from revela.searching.server.mcp import Tools
+    from revela.searching.state import State, is_index
 
     name = name or path.resolve().name
     if is_index(path) or not path.exists():
@@ -120,7 +120,7 @@ def _tools(
 
         @functools.cache  # an error is not kept
         def index() -> Index:
-            from revela.index.index import Index
+            from revela.searching.index import Index
 
             return Index.open(path, model, prompts=prompts)
 
@@ -164,8 +164,8 @@ class IndexOpener:
                 threading.Thread(target=self._run, name="index", daemon=True).start()
 
     def _run(self) -> None:
-        from revela.index.folder_index import open_any, sync_periodically
-        from revela.index.follow import ALL
+        from revela.searching.folder_index import open_any, sync_periodically
+        from revela.searching.follow import ALL
 
         path, model, prompts = self._asked
         try:
@@ -186,9 +186,9 @@ class IndexOpener:
 
 
 def _serve(server: Any, host: str, port: int, token: str | None) -> None:
-    from revela.server.lifecycle import listen, server_of, url_of
-    from revela.server.mcp import http_app
-    from revela.server.middleware import is_loopback
+    from revela.searching.server.lifecycle import listen, server_of, url_of
+    from revela.searching.server.mcp import http_app
+    from revela.searching.server.middleware import is_loopback
 
     listening = listen(host, port, "--http")
     address = listening.getsockname()[0]

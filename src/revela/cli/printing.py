@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
-from revela.silence import counted
+from revela.terminal import counted
 
 if TYPE_CHECKING:
-    from revela.corpus.readers.common import ReadReport
-    from revela.index.snippets import Snippet
+    from revela.searching.snippets import Snippet
+    from revela.text.readers.common import ReadReport
     from revela.types import Chunk, Explanation, Hit, Hits
 
 SNIPPET = 240  # characters
@@ -118,7 +118,7 @@ def print_hits(hits: Sequence[Hit], snippets: Sequence[Snippet], top: int) -> No
     """The first hits with different texts, with their snippets, whose marks are bold on a terminal,
     and the names of other hits with the same text.
     """
-    from revela.index.snippets import distinct
+    from revela.searching.snippets import distinct
 
     names = [_named(*pair) for pair in zip(hits, snippets, strict=True)]
     for rank, (i, copies) in enumerate(distinct(hits, top).items(), 1):
@@ -135,7 +135,7 @@ def print_hits(hits: Sequence[Hit], snippets: Sequence[Snippet], top: int) -> No
 
 def _named(hit: Hit, shown: Snippet) -> str:
     """The title of a hit, and where it stands: (notes/bees.md:12), (report.pdf, page 3)."""
-    from revela.index.snippets import heading_of
+    from revela.searching.snippets import heading_of
 
     place = hit.id
     if shown.page is not None:

@@ -11,9 +11,9 @@ from cyclopts import Parameter
 
 from revela.cli.flags import Corpus, Flat
 from revela.cli.printing import print_report, print_table
-from revela.corpus.load import READING, Reading
 from revela.errors import RevelaError, extra
-from revela.settings import TorchPrecision
+from revela.text.load import READING, Reading
+from revela.training.settings import TorchPrecision
 
 if TYPE_CHECKING:
     from revela.evaluation.results import Geometry, Interval, Profile
@@ -65,14 +65,14 @@ def probe(
     if documents < 2:
         raise RevelaError(f"--documents {documents} is no sample: give 2 or more")
     with extra("train", "revela probe"):
-        from revela.evaluation.probes.run import (
+        from revela.training.lm.encoder_decoder import is_encoder_decoder
+        from revela.training.probes.run import (
             ProbeOptions,
             probe_encoder_decoder,
             probe_retriever,
         )
-        from revela.lm.encoder_decoder import is_encoder_decoder
-    from revela.corpus.load import read_corpus
-    from revela.model_files import resolve
+    from revela.encoders.model_files import resolve
+    from revela.text.load import read_corpus
 
     folder = resolve(model)
     is_retriever = (folder / "modules.json").is_file()

@@ -47,8 +47,8 @@ def queries(
         recipe = recipe.replace(objective="infonce")
     check_paths(corpus, None)
     with extra("train", "revela queries"):
-        from revela.groups.dataset import TrainingSet
-    from revela.silence import silence_libraries
+        from revela.training.groups.dataset import TrainingSet
+    from revela.terminal import silence_libraries
 
     silence_libraries()
     data = TrainingSet.read(recipe, corpus, lazy_queries=False)
@@ -58,7 +58,7 @@ def queries(
         pairs = [(row.query, row.text) for row in data.rows if row.query]
         print(f"queries are kept in {data.queries_file}")
     else:
-        from revela.evaluation.make_test_set import make_test_set
+        from revela.training.make_test_set import make_test_set
 
         pairs = make_test_set(data, out)
         print(f"{len(pairs):,} queries saved to {out}")

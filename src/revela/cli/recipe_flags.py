@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 from cyclopts import Group, Parameter
 
 from revela.errors import RevelaError
-from revela.settings import (
+from revela.training.settings import (
     OBJECTIVES,
     SECTIONS,
     Objective,

@@ -24,7 +24,7 @@ def report(
     out:
         The page.
     """
-    from revela.evaluation.report import report as write
+    from revela.training.report import report as write
 
     found = write(runs, out)
     print(f"saved to {out} (runs: {len(found.runs)})")

@@ -13,11 +13,11 @@ from cyclopts import Parameter
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
 from revela.cli.printing import print_answer, print_hits, print_json
 from revela.errors import RevelaError
-from revela.index.search import Rerank
+from revela.ranking.steps import Rerank
 
 if TYPE_CHECKING:
-    from revela.index.index import Index
-    from revela.index.word_search import Words
+    from revela.searching.index import Index
+    from revela.searching.word_search import Words
     from revela.types import Hits
 
 
@@ -89,9 +89,9 @@ def search(
         raise RevelaError(f"--top must be 1 or more (got {top})")
     if (query is None) == (queries is None) or (run and not queries):
         raise RevelaError("give a query, or a file of queries with --queries, which --run is for")
-    from revela.corpus.judgements import read_queries
-    from revela.index.folder_index import open_any
-    from revela.index.snippets import SPARE
+    from revela.searching.folder_index import open_any
+    from revela.searching.snippets import SPARE
+    from revela.text.judgements import read_queries
 
     asked = read_queries(queries) if queries else {}
     given: Any = dict(prompts=prompts.given, weight=weight)
@@ -115,7 +115,7 @@ def search(
 
 def _print_first_answer(query: str, top: int, found: Words | Index) -> None:
     """Print a first answer before many documents are encoded."""
-    from revela.index.snippets import SPARE
+    from revela.searching.snippets import SPARE
 
     hits = found.search(query.strip(), SPARE * top)
     print(f"{found.notice} The full answer follows.\n")

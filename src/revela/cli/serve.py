@@ -14,14 +14,14 @@ from cyclopts import Parameter
 
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
 from revela.errors import RevelaError
-from revela.server import Access, Limits, Site
+from revela.searching.server import Access, Limits, Site
 from revela.types import Precision
 
 if TYPE_CHECKING:
-    from revela.encoder.base import TextEncoder
-    from revela.index.index import Index
-    from revela.index.word_search import Words
-    from revela.server.app import SearchService
+    from revela.encoders.base import TextEncoder
+    from revela.searching.index import Index
+    from revela.searching.server.app import SearchService
+    from revela.searching.word_search import Words
 
 LIMITS = Limits()
 
@@ -84,14 +84,14 @@ def serve(
         raise RevelaError(
             f"--base-url must be an address such as https://example.org/docs (got {base_url})"
         )
-    from revela.server.lifecycle import in_background, listen, server_of, url_of
-    from revela.server.middleware import is_loopback
+    from revela.searching.server.lifecycle import in_background, listen, server_of, url_of
+    from revela.searching.server.middleware import is_loopback
 
     listening = listen(host, port)
 
-    from revela.index.folder_index import SYNC_SECONDS, open_any, sync_periodically
-    from revela.index.follow import ALL, HALF
-    from revela.index.state import is_index
+    from revela.searching.folder_index import SYNC_SECONDS, open_any, sync_periodically
+    from revela.searching.follow import ALL, HALF
+    from revela.searching.state import is_index
 
     local = is_loopback(listening.getsockname()[0])
     access = Access(token, local_only=local and token is None)
@@ -126,11 +126,11 @@ def serve(
 def _service(
     index: Words | Index, name: str | None, limits: Limits, access: Access, site: Site
 ) -> SearchService:
-    from revela.encoder.saved_config import trained_dimensions
-    from revela.index.word_search import Words
-    from revela.model_files import name_of
-    from revela.server.app import SearchService, Service
-    from revela.server.encoding import ServedModel
+    from revela.encoders.model_files import name_of
+    from revela.encoders.saved_config import trained_dimensions
+    from revela.searching.server.app import SearchService, Service
+    from revela.searching.server.encoding import ServedModel
+    from revela.searching.word_search import Words
 
     if isinstance(index, Words):
         return SearchService(index, name or site.name, limits, access, site)

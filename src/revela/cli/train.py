@@ -11,7 +11,7 @@ from revela.cli.flags import Corpus, Out, check_paths
 from revela.cli.printing import command_line, print_scores
 from revela.cli.recipe_flags import Given, Preset, RecipeFile, recipe_of
 from revela.errors import extra
-from revela.silence import duration
+from revela.terminal import duration
 
 
 def train(
@@ -51,7 +51,7 @@ def train(
         recipe_of(preset, recipe_file, given)
         check_paths(corpus, None if resume else out)
     with extra("train", "training"):
-        from revela.distributed import joined
+        from revela.training.distributed import joined
     from revela.evaluation.results import outcome_in_words
     from revela.training.run import train as run
 

@@ -8,13 +8,13 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
-from revela.corpus.judgements import check_unknown, read_judgements, read_rows
 from revela.errors import RevelaError
-from revela.index.bm25 import BM25
-from revela.index.calibration import Calibration
-from revela.index.exact import rankings_of
-from revela.index.search import Scores
-from revela.index.sentence_test import SentenceTest
+from revela.ranking.bm25 import BM25
+from revela.ranking.calibration import Calibration
+from revela.ranking.exact import rankings_of
+from revela.ranking.sentence_test import SentenceTest
+from revela.ranking.steps import Scores
+from revela.text.judgements import check_unknown, read_judgements, read_rows
 from revela.types import Encoder, Vectors, evenly_spaced
 
 DEPTH = 1000  # documents per ranking, as MAP is usually computed at 1000

@@ -1,6 +1,6 @@
 """Score retrievers on local folders in BEIR layout, alone and fused with BM25, beside BM25.
 
-Fusion and re-ranking are as in ``Index.search`` (index/search.py), but over documents, not chunks.
+Fusion and re-ranking are as in ``Index.search`` (ranking/steps.py), but over documents, not chunks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 
-from revela.encoder.prompts import OWN, Given
+from revela.encoders.prompts import OWN, Given
 from revela.evaluation.collection import DEPTH, Collection, load_collection
 from revela.evaluation.metrics import Outcome, Run, per_query
 from revela.evaluation.results import SystemScores
@@ -26,13 +26,13 @@ from revela.evaluation.runs import (
     write_run,
 )
 from revela.evaluation.significance import standings
-from revela.index.exact import rankings_of, top_k
-from revela.index.fusion import DEPTH as FUSED
-from revela.index.fusion import check_weight, reciprocal_rank_fusion
-from revela.index.language import check_language
-from revela.index.search import MemorySnapshot, Rerank, Scores, fuse
-from revela.index.search import rerank as rerank_scores
-from revela.index.tokens import encode_packed
+from revela.ranking.exact import rankings_of, top_k
+from revela.ranking.fusion import DEPTH as FUSED
+from revela.ranking.fusion import check_weight, reciprocal_rank_fusion
+from revela.ranking.late_interaction import encode_packed
+from revela.ranking.steps import MemorySnapshot, Rerank, Scores, fuse
+from revela.ranking.steps import rerank as rerank_scores
+from revela.text.analyzer import check_language
 from revela.types import Encoder, Precision, TokenEncoder, Vectors
 
 
@@ -91,8 +91,8 @@ def evaluations(
     """``revela.evaluate``, one collection at a time, with the outcome of every query. ``indexes``
     are those of the models that are indexes, by their names.
     """
-    from revela.encoder.load import load_encoder
-    from revela.model_files import resolve
+    from revela.encoders.load import load_encoder
+    from revela.encoders.model_files import resolve
 
     check_language(options.language)
     check_weight(options.weight)

@@ -19,14 +19,14 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.corpus.chunk import chunk
-from revela.corpus.code import documented_functions
-from revela.corpus.words import count_words, joined, words
 from revela.evaluation.metrics import per_query
-from revela.index.bm25 import BM25
-from revela.index.exact import top_k
-from revela.index.search import MemorySnapshot, fuse
-from revela.index.sentence_test import SentenceTest
+from revela.ranking.bm25 import BM25
+from revela.ranking.exact import top_k
+from revela.ranking.sentence_test import SentenceTest
+from revela.ranking.steps import MemorySnapshot, fuse
+from revela.text.chunk import chunk
+from revela.text.code import documented_functions
+from revela.text.words import count_words, joined, words
 from revela.types import Document, Encoder, Vectors
 
 DEPTH = 110  # enough for nDCG@10 and recall@100 without the excluded chunk

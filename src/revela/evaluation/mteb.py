@@ -20,16 +20,16 @@ from mteb.models import ModelMeta
 from mteb.models.model_meta import ScoringFunction
 from mteb.types import PromptType
 
-from revela.embedded import EMBEDDED
-from revela.encoder.base import TextEncoder
-from revela.encoder.prompts import OWN, Given
-from revela.encoder.torch_encoder import TorchEncoder
+from revela.encoders.base import TextEncoder
+from revela.encoders.embedded import EMBEDDED
+from revela.encoders.model_files import fingerprint, name_of, resolve
+from revela.encoders.prompts import OWN, Given
+from revela.encoders.torch_encoder import TorchEncoder
 from revela.errors import RevelaError, first_line
 from revela.evaluation.evaluate import short_names
 from revela.evaluation.metrics import MAIN
 from revela.evaluation.metrics import METRICS as OURS
 from revela.evaluation.results import SystemScores
-from revela.model_files import fingerprint, name_of, resolve
 from revela.types import Precision, Vectors
 
 log = logging.getLogger(__name__)

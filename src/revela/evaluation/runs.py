@@ -10,11 +10,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from revela.corpus.readers.common import numbered_lines
 from revela.errors import RevelaError
 from revela.evaluation.metrics import Run
 from revela.files import atomic_write
-from revela.index.search import QUERY_CHARACTERS, Rerank
+from revela.ranking.steps import QUERY_CHARACTERS, Rerank
+from revela.text.readers.common import numbered_lines
 from revela.types import Hits
 
 if TYPE_CHECKING:

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import torch
 
-from revela import distributed as distributed
-from revela.corpus.judgements import read_judgements
-from revela.device import compute_device
-from revela.encoder.torch_model import uses_bf16
+from revela.encoders.model_files import NEW
+from revela.encoders.torch_model import uses_bf16
 from revela.errors import RevelaError
 from revela.files import check_free
-from revela.find_model import find_weights
-from revela.index.language import check_language
-from revela.lm.document_attention import has_varlen
-from revela.lm.encoder_decoder import size_of
-from revela.model_files import NEW
-from revela.settings import Recipe
+from revela.text.analyzer import check_language
+from revela.text.judgements import read_judgements
+from revela.training import distributed as distributed
+from revela.training.device import compute_device
+from revela.training.find_model import find_weights
+from revela.training.lm.document_attention import has_varlen
+from revela.training.lm.encoder_decoder import size_of
+from revela.training.settings import Recipe
 
 
 def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
@@ -55,9 +55,9 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
 
 def _check_models(recipe: Recipe) -> None:
     """Refuse unsupported families of models; reads no weights."""
-    from revela.lm.load import check_language_model
-    from revela.retriever.build import check_model
-    from revela.silence import silence_libraries
+    from revela.terminal import silence_libraries
+    from revela.training.lm.load import check_language_model
+    from revela.training.retriever.build import check_model
 
     silence_libraries()
     name, offline, lm = recipe.retriever.model, recipe.retriever.offline_model, recipe.lm.model

@@ -9,11 +9,11 @@ from itertools import islice
 import torch
 from torch import nn
 
-from revela import distributed as distributed
-from revela.device import sent
-from revela.groups.strategies import Groups
-from revela.settings import Recipe
+from revela.training import distributed as distributed
+from revela.training.device import sent
+from revela.training.groups.strategies import Groups
 from revela.training.loop import Rows, Tensors, sides
+from revela.training.settings import Recipe
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from revela.evaluation.label_free import MIN_QUERIES, Ask, HeldOutCheck, tasks
-from revela.groups.dataset import TrainingSet
-from revela.queries.generated import generate_answers
-from revela.settings import Recipe
-from revela.silence import silence_libraries
+from revela.terminal import silence_libraries
+from revela.training.groups.dataset import TrainingSet
+from revela.training.queries.generated import generate_answers
+from revela.training.settings import Recipe
 from revela.types import Document
 
 log = logging.getLogger(__name__)

@@ -26,15 +26,15 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from revela import distributed as distributed
-from revela.device import sent, work_so_far
 from revela.errors import RevelaError
-from revela.groups.dataset import TrainingSet
-from revela.groups.strategies import Groups
-from revela.objectives.base import Collate
-from revela.retriever.static_trainable import TwoHalves
-from revela.settings import Crop, InfoNCE, Recipe
+from revela.training import distributed as distributed
+from revela.training.device import sent, work_so_far
+from revela.training.groups.dataset import TrainingSet
+from revela.training.groups.strategies import Groups
+from revela.training.methods.base import Collate
 from revela.training.metrics import Budget
+from revela.training.retriever.static_trainable import TwoHalves
+from revela.training.settings import Crop, InfoNCE, Recipe
 
 MAX_GRAD_NORM = 1.0
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
-from revela.device import compute_device
-from revela.distributed import is_rank_zero
 from revela.errors import RevelaError
 from revela.files import atomic_write, disk_errors
-from revela.settings import Recipe
-from revela.silence import duration
+from revela.terminal import duration
+from revela.training.device import compute_device
+from revela.training.distributed import is_rank_zero
+from revela.training.settings import Recipe
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from revela.groups.dataset import TrainingSet
-from revela.retriever.card import Card, metadata_of, without_folders
-from revela.retriever.context import SavedContext
-from revela.retriever.encode import RetrieverEncoder
-from revela.retriever.save import save_retriever
+from revela.training.groups.dataset import TrainingSet
 from revela.training.metrics import Scores
 from revela.training.record import Provenance
+from revela.training.retriever.card import Card, metadata_of, without_folders
+from revela.training.retriever.context import SavedContext
+from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.retriever.save import save_retriever
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,16 @@ from typing import Any
 
 import torch
 
-from revela import __version__, distributed
+from revela import __version__
+from revela.encoders.model_files import NEW, commits, fingerprint
 from revela.errors import RevelaError
 from revela.files import LOCK, atomic_write, check_free, hidden_prefix, remove_unfinished, writing
-from revela.find_model import find_model
-from revela.model_files import NEW, commits, fingerprint
-from revela.queries.generated import QueryLM
-from revela.settings import Recipe
+from revela.training import distributed
 from revela.training.checkpoint import saved_checkpoints
+from revela.training.find_model import find_model
 from revela.training.metrics import TRACKER_FOLDER
+from revela.training.queries.generated import QueryLM
+from revela.training.settings import Recipe
 
 RUN_FILE, METRICS, CHECKPOINTS = "run.json", "metrics.jsonl", "checkpoints"
 # Everything that a run may write before its first checkpoint.

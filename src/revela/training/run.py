@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from revela.distributed import from_rank_zero, is_rank_zero, joined
-from revela.groups.dataset import TrainingSet
-from revela.settings import Recipe
 from revela.training.check_settings import check_recipe
 from revela.training.checks import NO_CHECKS, CheckPlan
+from revela.training.distributed import from_rank_zero, is_rank_zero, joined
+from revela.training.groups.dataset import TrainingSet
 from revela.training.held_out import read_training_set
 from revela.training.outcome import Outcome
 from revela.training.record import Provenance
+from revela.training.settings import Recipe
 from revela.training.train import train as run
 
 

@@ -16,27 +16,13 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 
-from revela import distributed as distributed
-from revela.corpus.spool import LazyTexts
-from revela.device import compute_device
-from revela.encoder.saved_config import words_to_vectors_of
-from revela.encoder.torch_model import uses_bf16
+from revela.encoders.model_files import NEW, commits
+from revela.encoders.saved_config import words_to_vectors_of
+from revela.encoders.torch_model import uses_bf16
 from revela.files import remove_whole
-from revela.find_model import find_weights
-from revela.groups.dataset import TrainingSet
-from revela.groups.store import GroupFolder
-from revela.lm.encoder_decoder import new_encoder_decoder
-from revela.model_files import NEW, commits
-from revela.objectives.base import BuildContext, Heads
-from revela.objectives.build import build_objective
-from revela.retriever.build import untrained_retriever
-from revela.retriever.context import ContextEncoder, add_context, train_context_encoder
-from revela.retriever.encode import RetrieverEncoder
-from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, insert_fit
-from revela.retriever.lora import add_lora, frozen_in_bf16
-from revela.retriever.static_trainable import TrainableTable
-from revela.settings import Recipe
-from revela.silence import silence_libraries
+from revela.terminal import silence_libraries
+from revela.text.spool import LazyTexts
+from revela.training import distributed as distributed
 from revela.training.check_settings import check_recipe
 from revela.training.checkpoint import (
     load_checkpoint,
@@ -46,7 +32,12 @@ from revela.training.checkpoint import (
     step_of,
 )
 from revela.training.checks import NO_CHECKS, BestState, CheckPlan, Checks
+from revela.training.device import compute_device
+from revela.training.find_model import find_weights
+from revela.training.groups.dataset import TrainingSet
+from revela.training.groups.store import GroupFolder
 from revela.training.groups_per_batch import fitting_groups
+from revela.training.lm.encoder_decoder import new_encoder_decoder
 from revela.training.loop import (
     BatchReader,
     Stop,
@@ -58,10 +49,12 @@ from revela.training.loop import (
     reads_ahead,
     take_step,
 )
+from revela.training.methods.base import BuildContext, Heads
+from revela.training.methods.build import build_objective
 from revela.training.metrics import Budget, Metrics, Progress, Scores, start_tracker
 from revela.training.negatives import Negatives, mined_negatives
 from revela.training.outcome import Outcome, save_outcome
-from revela.training.ranks import (
+from revela.training.processes import (
     check_same_start,
     check_same_weights,
     log_unused_devices,
@@ -81,6 +74,13 @@ from revela.training.record import (
     update_record,
     write_record,
 )
+from revela.training.retriever.build import untrained_retriever
+from revela.training.retriever.context import ContextEncoder, add_context, train_context_encoder
+from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, insert_fit
+from revela.training.retriever.lora import add_lora, frozen_in_bf16
+from revela.training.retriever.static_trainable import TrainableTable
+from revela.training.settings import Recipe
 from revela.types import Document
 
 log = logging.getLogger(__name__)

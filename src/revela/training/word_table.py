@@ -8,7 +8,8 @@
   those with the same title or docstring.
 - tau: a low temperature weights the nearest negatives, a high one all of them.
 
-Training moves one half of each row, and the weight of both halves (retriever/static_trainable.py).
+Training moves one half of each row, and the weight of both halves
+(training/retriever/static_trainable.py).
 
 Shapes: N texts, B texts of a batch, T words, S stems, V tokens, D width of a row, W of a vector.
 """
@@ -28,24 +29,24 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from revela.corpus.chunk import chunk
-from revela.index.language import Analyzer, detect
-from revela.objectives.contrastive import info_nce
-from revela.queries.from_text import with_docstrings_or_titles
-from revela.retriever.static_from_words import (
+from revela.terminal import progress_bar
+from revela.text.analyzer import Analyzer, detect
+from revela.text.chunk import chunk
+from revela.training.methods.contrastive import info_nce
+from revela.training.queries.from_text import with_docstrings_or_titles
+from revela.training.retriever.static_from_words import (
     WordTable,
     build_word_table,
     idf_weights,
     stem_frequencies,
 )
-from revela.retriever.static_trainable import TwoHalves
-from revela.silence import progress_bar
+from revela.training.retriever.static_trainable import TwoHalves
 from revela.types import Chunk, Document, evenly_spaced
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from revela.retriever.fit import TrainRows
+    from revela.training.retriever.fit import TrainRows
 
 WINDOW_WORDS, MAX_TEXTS = 240, 100_000
 TAUS = (0.05, 0.2)
@@ -151,7 +152,7 @@ def row_trainer(
     steps: int | None = None,
     seed: int = 0,
 ) -> TrainRows:
-    """``train_pieces`` on documents, for the lexical half of a fit (retriever/fit.py)."""
+    """``train_pieces`` on documents, for the lexical half of a fit (training/retriever/fit.py)."""
     examples, tokenizer = Examples.of(documents), model.tokenizer.backend_tokenizer
     return partial(train_pieces, tokenizer, examples=examples, steps=steps, seed=seed)
 

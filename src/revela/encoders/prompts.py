@@ -1,0 +1,113 @@
+"""Prompts: the prefixes that an embedder reads before a query, and before a passage.
+
+They come from the user; if not given, from the model's folder (config_sentence_transformers.json);
+if it has none, from ``KNOWN``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from revela.encoders.model_files import name_of
+from revela.encoders.saved_config import read_config
+from revela.errors import RevelaError
+
+
+class Prompts(NamedTuple):
+    """The prompts of a model; "" is no prompt."""
+
+    query: str = ""
+    passage: str = ""
+
+    def describe(self) -> str:
+        """A line for the user."""
+        return f"prompts: {self.query!r} before queries, {self.passage!r} before passages"
+
+
+Given = tuple[str | None, str | None]
+"""The user's prompts of queries and of passages; None: the model's own."""
+OWN: Given = (None, None)
+AUTO = "auto"  # in a recipe: the model's own prompt
+
+
+def prompts_set(query: str, passage: str) -> Given:
+    """The prompts of a recipe, where "auto" is the model's own, as ``Given``."""
+    return (None if query == AUTO else query), (None if passage == AUTO else passage)
+
+
+E5 = Prompts("query: ", "passage: ")
+DECODER = E5  # for a retriever made from a language model, as in Revela
+BGE = Prompts("Represent this sentence for searching relevant passages: ")
+BGE_ZH = Prompts("为这个句子生成表示以用于检索相关文章：")
+NOMIC = Prompts("search_query: ", "search_document: ")
+RURI = Prompts("クエリ: ", "文章: ")
+
+# Embedders of the hub whose folders name no prompts. The prompts are those of mteb 2.26:
+# get_model_meta(NAME).loader_kwargs["model_prompts"]. All are fixed strings; no model needs remote
+# code.
+KNOWN = {
+    "intfloat/e5-small": E5,
+    "intfloat/e5-base": E5,
+    "intfloat/e5-large": E5,
+    "intfloat/e5-small-v2": E5,
+    "intfloat/e5-base-v2": E5,
+    "intfloat/e5-large-v2": E5,
+    "intfloat/multilingual-e5-small": E5,
+    "intfloat/multilingual-e5-base": E5,
+    "intfloat/multilingual-e5-large": E5,
+    "deepvk/USER-base": E5,
+    "BAAI/bge-small-en": BGE,
+    "BAAI/bge-base-en": BGE,
+    "BAAI/bge-large-en": BGE,
+    "BAAI/bge-small-en-v1.5": BGE,
+    "BAAI/bge-base-en-v1.5": BGE,
+    "BAAI/bge-large-en-v1.5": BGE,
+    "BAAI/bge-small-zh": BGE_ZH,
+    "BAAI/bge-base-zh": BGE_ZH,
+    "BAAI/bge-large-zh": BGE_ZH,
+    "BAAI/bge-small-zh-v1.5": BGE_ZH,
+    "BAAI/bge-base-zh-v1.5": BGE_ZH,
+    "BAAI/bge-large-zh-v1.5": BGE_ZH,
+    "nomic-ai/nomic-embed-text-v1": NOMIC,
+    "nomic-ai/nomic-embed-text-v1.5": NOMIC,
+    "nomic-ai/modernbert-embed-base": NOMIC,
+    "ai-forever/ru-en-RoSBERTa": NOMIC,
+    "cl-nagoya/ruri-base": RURI,
+    "cl-nagoya/ruri-large": RURI,
+}
+_BY_FOLDER = {name.rpartition("/")[2]: prompts for name, prompts in KNOWN.items()}
+
+
+def prompts_of(folder: Path, given: Given = OWN) -> Prompts:
+    """The prompts to use with the model in a folder."""
+    named = named_prompts(folder)
+    if not any(named):
+        name = name_of(folder)
+        named = KNOWN.get(name) or _BY_FOLDER.get(name) or named
+    query, passage = given
+    return Prompts(
+        named.query if query is None else query, named.passage if passage is None else passage
+    )
+
+
+def named_prompts(folder: Path) -> Prompts:
+    """The prompts in a folder's own configuration.
+
+    ``default_prompt_name`` is ignored, as in ``encode_query`` and ``encode_document`` of
+    sentence-transformers.
+    """
+    prompts = read_config(folder).get("prompts") or {}
+    if not isinstance(prompts, dict):
+        return Prompts()
+    passages = (prompts.get(name) for name in ("document", "passage", "corpus"))
+    return Prompts(prompts.get("query") or "", next(filter(None, passages), ""))
+
+
+def check_prompts(made: Prompts, given: Given, what: Path) -> None:
+    """Raise RevelaError if the given prompts differ from those that ``what`` was made with."""
+    if any(new not in (None, old) for new, old in zip(given, made, strict=True)):
+        raise RevelaError(
+            f"{what} was made with the prompts {made.query!r} and {made.passage!r}: leave "
+            "--query-prompt and --passage-prompt out, or make a new one"
+        )

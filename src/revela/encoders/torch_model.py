@@ -1,0 +1,325 @@
+"""Open a Sentence-Transformers folder by torch, as stock modules; and what such a model reads.
+
+With torch_encoder.py and graph_export.py the only files outside of the training wing that import
+torch, and only inside functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from revela.encoders.bert import max_positions
+from revela.encoders.model_files import (
+    SAVE_AGAIN,
+    adapter_base,
+    check_retriever,
+    modules_of,
+    refuse_missing,
+)
+from revela.encoders.prompts import OWN, Given, prompts_of
+from revela.encoders.static_encoder import check_tokens
+from revela.encoders.token_counter import check_max_tokens, truncate
+from revela.errors import QueryError, RevelaError, first_line
+from revela.terminal import loading_bar
+from revela.types import Precision
+
+if TYPE_CHECKING:
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Transformer
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel
+
+ADAPTERS = "adapter_config.json"
+NO_LIMIT = 10**9  # tokens; tokenizers without a limit have a larger number
+# Models with a fixed number of computed positions, and the setting that holds the number.
+FIXED_POSITIONS = {
+    "gptj": "max_position_embeddings",
+    "codegen": "max_position_embeddings",
+    "mpt": "max_seq_len",
+}
+SLOT = "<|context-{}|>"
+"The token of a context's slot (CDE); its row in the embedding table is a document's vector."
+STEM = SLOT.partition("{}")[0]
+TorchRole = Literal["query", "document"]
+"""The roles of a text, as sentence-transformers calls them."""
+ROLES: tuple[TorchRole, ...] = ("query", "document")
+
+
+def open_model(
+    folder: Path | str, device: str | None = None, prompts: Given = OWN
+) -> SentenceTransformer:
+    """Open a saved retriever, or any Sentence-Transformers folder, in fp32. ``device`` defaults to
+    a GPU if there is one; ``prompts`` replace the model's own.
+
+    Raises:
+        RevelaError: it is damaged, lacks weights, or begins with a module that reads no text.
+    """
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules
+
+    check_retriever(Path(folder))
+    check_weights(Path(folder))
+    try:
+        with loading_bar(Path(folder)):
+            model = SentenceTransformer(str(folder), device=device, local_files_only=True).float()
+            if any((place / ADAPTERS).is_file() for _, place in modules_of(Path(folder))):
+                merge_adapters(model)
+    except Exception as error:  # tokenizers raise no other for a damaged file
+        reason = first_line(error)
+        if "pytorch_model.bin" in reason:  # neither is there: the hub's is not downloaded
+            reason = f"a module has no weights in safetensors, and {SAVE_AGAIN}"
+        raise RevelaError(
+            f"{folder} cannot be opened as a Sentence-Transformers model: {reason}"
+        ) from error
+    if not isinstance(model[0], modules.Transformer | modules.StaticEmbedding | modules.Router):
+        raise RevelaError(
+            f"{folder} begins with a {type(model[0]).__name__}, and a transformer, a table of "
+            "tokens (StaticEmbedding) or a Router of those can be read: give another model"
+        )
+    query, passage = prompts_of(Path(folder), prompts)
+    model.prompts.update(query=query, document=passage, passage=passage)  # both names are in use
+    for part in model.modules():
+        if isinstance(part, modules.Transformer) and part.tokenizer is not None:
+            add_pad_token(part)
+            limit_tokens(part)
+    return model
+
+
+def check_weights(folder: Path) -> None:
+    """Raise RevelaError if the files of a model lack weights of its transformers; reads names
+    and shapes only. Whatever else is wrong is found when it is opened.
+    """
+    from sentence_transformers.sentence_transformer import modules
+
+    every = modules_of(folder) or [("Transformer", folder)]
+    places = [place for kind, place in every if kind == "Transformer"]
+    # Nothing public says which class of transformers sentence-transformers takes.
+    stock, how = modules.Transformer.__new__(modules.Transformer), {"local_files_only": True}
+    for name in filter(None, (n for place in places for n in (str(place), adapter_base(place)))):
+        report: dict[str, Any] = {}
+        with suppress(Exception):
+            about = stock._load_config(name, "torch", how)
+            only: Any = dict(how, device_map="meta", output_loading_info=True)
+            opened = name, "feature-extraction", about[0], "torch", about[1]
+            _, report = stock._load_model(*opened, **only)
+        refuse_missing(Path(name), report.get("missing_keys", ()))
+
+
+def merge_adapters(model: SentenceTransformer) -> None:
+    """Merge PEFT adapters into the weights that they change, in place."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, BaseTunerLayer):
+                child.merge()
+                setattr(parent, name, child.get_base_layer())
+    if hasattr(getattr(model[0], "model", None), "peft_config"):
+        del model[0].model.peft_config
+        model[0].model._hf_peft_config_loaded = False  # else adapters alone would be saved
+
+
+def add_pad_token(transformer: Transformer) -> None:
+    """Give a tokenizer a padding token if it has none, in place. Padding is masked, so any special
+    token works.
+    """
+    tokenizer = transformer.tokenizer
+    if tokenizer.pad_token is not None:
+        return
+    names = ("eos_token", "sep_token", "bos_token", "unk_token")
+    token = next(filter(None, (getattr(tokenizer, name, None) for name in names)), None)
+    tokenizer.add_special_tokens({"pad_token": token or "[PAD]"})
+    add_missing_rows(transformer)
+
+
+def limit_tokens(transformer: Transformer) -> None:
+    """Lower a model's token limit to its number of positions, in place, and log it."""
+    positions, limit = positions_of(transformer.model), transformer.max_seq_length
+    if positions is None or (limit is not None and limit <= positions):
+        return
+    if limit is not None and limit < NO_LIMIT:
+        logging.getLogger(__name__).info(
+            f"{transformer.model.name_or_path} has {positions:,} positions, fewer than its limit "
+            f"of {limit:,} tokens: it reads {positions:,} tokens of a text"
+        )
+    transformer.max_seq_length = positions
+
+
+def positions_of(model: PreTrainedModel) -> int | None:
+    """A model's number of positions; None: no limit."""
+    from torch import nn
+
+    config, counts = model.config, list[int]()
+    if config.model_type in FIXED_POSITIONS:
+        counts.append(getattr(config, FIXED_POSITIONS[config.model_type]))
+    for name, part in model.named_modules():
+        if isinstance(part, nn.Embedding) and re.search(r"wpe$|(?<!relative_)position[^.]*$", name):
+            # RoBERTa counts from the row after the padding's, OPT from its offset.
+            padding = -1 if part.padding_idx is None else part.padding_idx
+            counts.append(part.num_embeddings - max(getattr(part, "offset", 0), padding + 1))
+    if counts:
+        counts.append(getattr(config, "max_position_embeddings", counts[0]))
+    return min(counts, default=None)
+
+
+def add_missing_rows(transformer: Transformer) -> None:
+    """Give each token a row of the embedding table, in place; a new row is 0.
+
+    Some models (Gemma 3) have a token for images, which no text has, and no row for it.
+    """
+    model, tokenizer = transformer.model, transformer.tokenizer
+    rows = model.get_input_embeddings().num_embeddings
+    if rows >= len(tokenizer):
+        return
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    model.get_input_embeddings().weight.data[rows:] = 0
+
+
+def prompt_of(model: SentenceTransformer, role: TorchRole) -> str:
+    """A model's prompt for a role; "" if it has none. Passages have either of two names."""
+    prompts = model.prompts
+    return prompts.get(role) or (role == "document" and prompts.get("passage")) or ""
+
+
+def has_routes(model: SentenceTransformer) -> bool:
+    """Whether a model reads queries and passages by modules of their own (``Router``)."""
+    from sentence_transformers.sentence_transformer.modules import Router
+
+    return any(isinstance(part, Router) for part in model)
+
+
+def parts_of(model: SentenceTransformer, role: TorchRole = "document") -> list[nn.Module]:
+    """The modules that read texts of this role, in order.
+
+    Raises:
+        RevelaError: the role has no route.
+    """
+    try:
+        return list(_without_routes(model, role))
+    except ValueError as error:
+        raise RevelaError(
+            f"this model has no route for a {role} ({first_line(error)}): give another model"
+        ) from error
+
+
+def _without_routes(parts: Iterable[nn.Module], role: TorchRole) -> Iterator[nn.Module]:
+    from sentence_transformers.sentence_transformer.modules import Router
+
+    for part in parts:
+        if isinstance(part, Router):
+            route = part._resolve_route(task=role, modality="text")  # nothing public says it
+            yield from _without_routes(part.sub_modules[route], role)
+        else:
+            yield part
+
+
+def transformers_of(model: SentenceTransformer) -> list[Transformer]:
+    """The transformers of a model: one, or one per route."""
+    from sentence_transformers.sentence_transformer import modules
+
+    return [part for part in model.modules() if isinstance(part, modules.Transformer)]
+
+
+def truncate_at(model: SentenceTransformer, max_tokens: int, name: str) -> None:
+    """Lower a model's token limit, in place; slots do not count.
+
+    Raises:
+        RevelaError: it cannot read as many.
+    """
+    slots, found = len(slot_ids(model)), transformers_of(model)
+    read = [positions_of(t.model) or max_positions(t.model.config.to_dict()) for t in found]
+    most = min(filter(None, read), default=None if found else own_limit(model))
+    check_max_tokens(max_tokens, most and most - slots, name)
+    for transformer in found:
+        transformer.max_seq_length = max_tokens + slots
+    if not found:
+        truncate(parts_of(model)[0].tokenizer, max_tokens + slots)
+
+
+def run_in_bf16(model: SentenceTransformer) -> None:
+    """Run a model's transformers under bf16 autocast from now on. The modules after them stay in
+    fp32: they cost little, and bf16 would lose much.
+    """
+    import torch
+
+    def in_bf16(own: Any, features: Any, **how: Any) -> Any:
+        with torch.autocast(model.device.type, torch.bfloat16):
+            read = own(features, **how)
+        half = torch.bfloat16
+        return {k: v.float() if getattr(v, "dtype", 0) is half else v for k, v in read.items()}
+
+    for part in transformers_of(model):
+        part.forward = functools.partial(in_bf16, part.forward)
+
+
+def own_limit(model: SentenceTransformer, role: TorchRole = "document") -> int | None:
+    """Maximum tokens of a text, prompt and special tokens included; None: no limit."""
+    first: Any = parts_of(model, role)[0]
+    if hasattr(first, "max_seq_length") and first in transformers_of(model):
+        limit: int | None = first.max_seq_length
+        return limit
+    return (getattr(getattr(first, "tokenizer", None), "truncation", None) or {}).get("max_length")
+
+
+def slot_ids(model: Any) -> range:
+    """The token ids of a model's slots, in order."""
+    added: dict[str, int] = getattr(model.tokenizer, "get_added_vocab", dict)()
+    count = next(j for j in itertools.count() if SLOT.format(j) not in added)
+    first = added[SLOT.format(0)] if count else 0
+    return range(first, first + count)
+
+
+def read_as_text(model: Any, texts: Sequence[str]) -> Sequence[str]:
+    """The texts; for a model with slots, names of slots in them are broken up."""
+    if not slot_ids(model):
+        return texts
+    return [text.replace(STEM, STEM[:2] + " " + STEM[2:]) for text in texts]
+
+
+def check_gives_tokens(model: SentenceTransformer) -> None:
+    """Raise QueryError if a model has no token vectors, or reads queries by another module."""
+    if has_routes(model):
+        raise QueryError(
+            "this model reads queries and passages by different modules, whose token vectors "
+            "cannot be compared: search without --rerank and --keep-tokens"
+        )
+    if not transformers_of(model):
+        check_tokens()
+
+
+def unit_states(model: SentenceTransformer, states: Tensor) -> Tensor:
+    """A transformer's states (..., W) as late interaction compares them, in fp32: of length one,
+    after the linear layer that follows the pooling where the model has one.
+    """
+    from sentence_transformers.sentence_transformer import modules
+    from torch.nn.functional import normalize
+
+    after = itertools.dropwhile(lambda part: not isinstance(part, modules.Pooling), parts_of(model))
+    linear = next((part.linear for part in after if isinstance(part, modules.Dense)), None)
+    if linear is not None and linear.in_features == states.shape[-1]:
+        states = linear(states)
+    return normalize(states.float(), dim=-1).detach()
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Whether bf16 matrix products are native on this device; emulated ones are slow."""
+    import torch
+
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type == "cpu":
+        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return False
+
+
+def uses_bf16(precision: Precision, device: torch.device) -> bool:
+    """Whether to compute in bf16: with "bf16", and with "auto" where it is fast."""
+    return precision == "bf16" or (precision == "auto" and has_fast_bf16(device))

@@ -1,1 +1,0 @@
-"""The objectives, one per file; settings/objectives.py lists them."""

@@ -1,0 +1,120 @@
+"""What a test on an index's own text measured (sentence_test.py): the rule of its fusion, and how
+sure its hits are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from revela.ranking.fusion import FusionRule
+
+MEASURED = 4  # version of how calibration is measured
+OTHER = 0.5  # how much of the best other document's score counts against a hit
+PRIOR = 5  # queries added to both sides' counts, so that few queries say little
+WRONG_QUANTILE = 0.97  # of hits where nothing answers
+
+
+def margin(score: float, other: float) -> float:
+    """How far a hit stands out from the best other document. For a question without an answer, many
+    passages score alike.
+    """
+    return score - OTHER * other
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How often part of a sentence finds its document first, and how often a first hit with a
+    certain score is right (sentence_test.py).
+
+    ``least`` is the minimum of ``ratio``: 1, as sentences are no questions; 0 if the queries are
+    docstrings; above 1 for a retriever that was fitted to the text
+    (training/retriever/fit.py), as sentences overrate it.
+    """
+
+    queries: int = 0
+    words: int = 0  # queries that BM25 answers
+    vectors: int = 0  # queries that the vectors answer
+    passages: int = 0  # in the index at that time
+    least: float = 1.0
+    chance: float = 0.0  # mean cosine of a query and a passage that does not answer it
+    tokens: float = 0.0  # the same of token vectors, where they can be had
+    version: int = MEASURED
+    scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """(half, slope, cut) by search: "hybrid", and re-ranked by "tokens". ``cut`` is the score below
+    which most first hits lie where nothing answers; the others are those of ``confidence``. None
+    are measured where the text has few sentences, as in code.
+    """
+
+    def confidence(self, score: float, other: float, search: str) -> float | None:
+        """Probability that a first hit is right, if the text answers half of all questions; None if
+        that was not measured. A hit that scores 0 has confidence 0: it has no word of the question,
+        and its vector is no nearer than any passage's.
+
+        Args:
+            score: the hit's score.
+            other: the best score of another document.
+            search: a key of ``scores``, measured or not; "" for other searches.
+        """
+        if search and score <= 0:
+            return 0.0
+        if search not in self.scores:
+            return None
+        half, slope, _ = self.scores[search]
+        return 1 / (1 + math.exp(-max(-700.0, slope * (margin(score, other) - half))))
+
+    def is_outdated(self, passages: int) -> bool:
+        """Whether to measure again, as the text has doubled or the method has changed."""
+        has_doubled = 2 * self.passages <= passages
+        return passages > 0 and (has_doubled or self.version != MEASURED)
+
+    @property
+    def lexical_to_dense_ratio(self) -> float:
+        """W / V, the ratio of passages found by words to passages found by vectors."""
+        return (self.words + PRIOR) / (self.vectors + PRIOR)
+
+    @property
+    def ratio(self) -> float:
+        """W / V as the fusion uses it: at least ``least``."""
+        return max(self.least, self.lexical_to_dense_ratio)
+
+    @property
+    def rule(self) -> FusionRule:
+        """The rule of the fusion by score."""
+        return FusionRule(self.ratio**2, self.chance, self.tokens)
+
+    def describe(self) -> str:
+        """The result and what follows from it, for messages."""
+        if not self.queries:
+            return "the text has too few sentences to tell whether words or vectors know it"
+        text = (
+            "test on your own text: words find the right document in "
+            f"{100 * self.words / self.queries:.0f} of 100 cases, vectors in "
+            f"{100 * self.vectors / self.queries:.0f}"
+        )
+        if self.ratio <= 4:
+            below = ", ".join(f"{cut:.2f} ({how})" for how, (_, _, cut) in self.scores.items())
+            said = "where nothing answers, 97 of 100 first hits score below"
+            few = "how sure a hit is cannot be told, as the text has too few sentences"
+            return f"{text}; {said} {below}" if below else f"{text}; {few}"
+        return (
+            f"{text}: this embedder does not know this text, and searches go by words; give "
+            "another --model, or train one (docs/languages.md)"
+        )
+
+
+def confidence_from(wrong_Q2: NDArray[np.float64]) -> tuple[float, float, float]:
+    """(half, slope, cut) of ``Calibration.scores``.
+
+    ``wrong_Q2`` has the scores of the first hit and of the best other document for each query that
+    nothing answers. half is a quantile of how far they are their ``margin``, slope is 1 / standard
+    deviation of that, cut is the quantile of the first scores. Hits for questions without an answer
+    rarely stand out more; hits for questions with one mostly do (docs/results.md).
+    """
+    margins_Q = np.array([margin(*pair) for pair in wrong_Q2])
+    half, cut = (float(np.quantile(of, WRONG_QUANTILE)) for of in (margins_Q, wrong_Q2[:, 0]))
+    return half, float(1 / max(margins_Q.std(), 1e-3)), cut

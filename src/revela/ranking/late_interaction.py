@@ -1,0 +1,125 @@
+"""Re-rank by late interaction of the retriever's own token vectors.
+
+    m(q, d)     = sum_t idf(t) max_j <q_t, sign(d_j)> / sqrt(W) / sum_t idf(t)
+
+    score(q, d) = (c + w s + 0.75 n) / (1 + w + 0.75)        n = (m - chance) / (1 - chance)
+
+over the tokens t of the query and j of the passage; c, w and s as in fusion.py. ``chance`` is the
+mean m of a query and any passage, so that n is a third similarity from 0 to 1, beside those by
+vectors and by words. Where words weigh much, since the vectors know little, tokens of the same
+retriever weigh little.
+
+This is MaxSim of ColBERT (Khattab & Zaharia, SIGIR 2020), untrained. One bit per number finds as
+much as floats do, so an index can keep them.
+
+Shapes: N texts, D numbers of a text's vector; T tokens of a query, J of a passage, W numbers of a
+token's vector, X bytes of its signs; B passages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from revela.ranking.fusion import above_chance
+from revela.text.analyzer import Analyzer
+from revela.types import QueryTokens, TokenEncoder, Vectors
+
+Item = TypeVar("Item")
+Weight = tuple[int, int, float]
+"""Begin and end of a term in the query, and its idf."""
+TOKENS_WEIGHT = 0.75  # of n, where the vectors' is 1
+TOKENS_DEPTH = 50  # results of a search that are re-ranked
+PART = 1024  # passages whose token vectors are in memory at once
+
+
+def packed_signs(tokens_JW: Vectors) -> bytes:
+    """The signs of token vectors, one bit per number."""
+    return np.packbits(tokens_JW > 0, axis=1).tobytes()
+
+
+def encode_packed(encoder: TokenEncoder, texts: Sequence[str]) -> tuple[Vectors, list[bytes]]:
+    """The vectors (N, D) of passages, and ``packed_signs`` of each one's token vectors."""
+    vectors, packed = [], list[bytes]()
+    for start in range(0, len(texts), PART):
+        vectors_ND, tokens = encoder.encode_with_tokens(texts[start : start + PART])
+        vectors.append(vectors_ND)
+        packed += map(packed_signs, tokens)
+    return np.concatenate(vectors), packed
+
+
+def rerank_by_tokens(
+    query: QueryTokens,
+    scores: Mapping[Item, float],
+    signs: Sequence[bytes],
+    weights: Sequence[Weight],
+    vectors: float = 1.0,
+    chance: float = 0.0,
+) -> dict[Item, float]:
+    """score(q, d) of each result, best first.
+
+    Args:
+        scores: c or the fused scores, best first.
+        signs: signs of the first results, in the same order; n is 0 for the others.
+        vectors: weight of the vectors in the scores, 1 / (1 + w).
+    """
+    weight, found = TOKENS_WEIGHT * vectors, similarities(query, signs, weights, chance)
+    found += [0.0] * (len(scores) - len(found))
+    pairs = zip(scores.items(), found, strict=True)
+    again = {item: (score + weight * n) / (1 + weight) for (item, score), n in pairs}
+    return dict(sorted(again.items(), key=lambda pair: -pair[1]))
+
+
+def similarities(
+    query: QueryTokens, signs: Sequence[bytes], weights: Sequence[Weight], chance: float
+) -> list[float]:
+    """n(q, d) of each passage, 0 to 1."""
+    found: list[float] = above_chance(match_by_tokens(query, signs, weights), chance).tolist()
+    return found
+
+
+def match_by_tokens(
+    query: QueryTokens, signs: Sequence[bytes], weights: Sequence[Weight]
+) -> NDArray[np.float64]:
+    """m(q, d) of each passage, (B,)."""
+    return late_interaction(query.tokens, token_weights(query.spans, weights), signs)
+
+
+def late_interaction(
+    query_TW: Vectors, weight_T: NDArray[np.float64], signs: Sequence[bytes]
+) -> NDArray[np.float64]:
+    """m(q, d) of each passage, (B,); 0 for a passage without tokens, or if all weights are 0."""
+    width = query_TW.shape[1]
+    scores_B, total = np.zeros(len(signs)), weight_T.sum()
+    if not total:
+        return scores_B
+    for i, packed in enumerate(signs):
+        if packed:
+            bits_JX = np.frombuffer(packed, np.uint8).reshape(-1, -(-width // 8))
+            signs_JW = np.unpackbits(bits_JX, axis=1, count=width) * np.float32(2) - 1
+            scores_B[i] = weight_T @ (query_TW @ signs_JW.T).max(axis=1) / total / np.sqrt(width)
+    return scores_B
+
+
+def term_weights(
+    query: str, terms: Analyzer, idf: Callable[[Sequence[str]], NDArray[np.float64]]
+) -> list[Weight]:
+    """Begin, end and BM25 idf of each term of a query."""
+    places = list(terms.query_places(query))
+    weights = idf([term for _, _, term in places]).tolist()
+    return [(begin, end, weight) for (begin, end, _), weight in zip(places, weights, strict=True)]
+
+
+def token_weights(
+    spans: Sequence[tuple[int, int]], weights: Sequence[Weight]
+) -> NDArray[np.float64]:
+    """The weight of each token of a query, (T,): the greatest of the terms that it overlaps."""
+
+    def weight_of(begin: int, end: int) -> float:
+        met = (weight for first, past, weight in weights if first < end and begin < past)
+        return max(met, default=0.0)
+
+    return np.array([weight_of(begin, end) for begin, end in spans], np.float64)

@@ -1,0 +1,111 @@
+"""``revela encode``: the chunks of a corpus and their vectors as Parquet, for another store."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from revela.errors import RevelaError
+from revela.files import atomic_write
+from revela.searching import on_ray
+from revela.searching.build_on_ray import Job, SurveyedCorpus
+from revela.searching.ingest import BATCH, encode_rows, table_rows
+from revela.searching.manifest import Info
+from revela.searching.on_ray import Cluster
+from revela.text.parallel import batches
+from revela.types import Document, Precision, TokenEncoder
+
+TOGETHER = 64  # batches in a file that a cluster writes
+
+
+def check_out(out: Path) -> None:
+    """Raise RevelaError if the file exists or its name does not end in .parquet."""
+    if out.suffix != ".parquet":
+        raise RevelaError(f"{out}: give --out a name that ends in .parquet")
+    if out.exists():
+        raise RevelaError(f"{out} exists: choose another --out")
+
+
+def encode(
+    out: Path,
+    documents: Iterable[Document],
+    info: Info,
+    encoder: TokenEncoder,
+    total: int | None = None,
+) -> int:
+    """Write the chunks of documents and their vectors to a new file; returns how many there are.
+    ``total`` is the number of documents, for a progress bar.
+    """
+    import pyarrow.parquet as pq
+
+    count, writer = 0, None
+    bar = tqdm(total=total, unit="document", disable=total is None)
+    with atomic_write(out) as path, bar:
+        for batch in batches(documents, lambda document: len(document.text) + 1, BATCH):
+            rows = table_rows(batch, dict.fromkeys((d.id for d in batch), ""), info, out)
+            public = public_rows(encode_rows(rows, info, encoder, out, None).rows)
+            writer = writer or pq.ParquetWriter(path, public.schema)
+            writer.write_table(public)
+            count += len(public)
+            bar.update(len(batch))
+        if writer is not None:
+            writer.close()
+    return count
+
+
+def encode_on_ray(
+    out: Path,
+    corpus: SurveyedCorpus,
+    info: Info,
+    cluster: Cluster,
+    precision: Precision,
+) -> int:
+    """``encode`` on a connected cluster; writes a folder of Parquet files."""
+    count, known = 0, set[str]()
+    with atomic_write(out) as folder:
+        folder.mkdir()
+        job = VectorFiles(folder.resolve(), info, corpus.reading, precision)
+        written = on_ray.stream(corpus.parts, job.read, job.load, job.write, cluster, TOGETHER)
+        with tqdm(total=len(corpus), unit="document") as bar:
+            for row in written:
+                known |= set(row["files"])
+                count += row["rows"]
+                bar.update(row["documents"])
+        for file in folder.iterdir():
+            if file.name not in known:  # of a worker that was killed
+                file.unlink()
+    return count
+
+
+@dataclass(frozen=True)
+class VectorFiles(Job):
+    """A ``Job`` that writes Parquet files into ``folder``."""
+
+    finds_terms = False
+
+    def write(self, batches: list[on_ray.Row]) -> on_ray.Row:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        documents = sum(batch["added"].documents for batch in batches)
+        tables = [public_rows(batch["table"]) for batch in batches if batch["table"] is not None]
+        if not tables:
+            return {"files": [], "rows": 0, "documents": documents}
+        rows, name = pa.concat_tables(tables), f"{uuid.uuid4().hex}.parquet"
+        pq.write_table(rows, self.folder / name)
+        return {"files": [name], "rows": len(rows), "documents": documents}
+
+
+def public_rows(rows: Any) -> Any:
+    """Rows of an index's table with a chunk's own text in place of its passage."""
+    import pyarrow as pa
+
+    pairs = zip(rows["title"].to_pylist(), rows["passage"].to_pylist(), strict=True)
+    texts = [passage[len(title) + 1 :] if title else passage for title, passage in pairs]
+    columns = {name: rows[name] for name in ("id", "chunk", "title")}
+    return pa.table({**columns, "text": texts, "vector": rows["vector"]})

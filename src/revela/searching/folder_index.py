@@ -1,0 +1,364 @@
+"""Search a folder of files, or a file, as if it were an index. The index is in the user's cache
+folder, by path, model and settings; it is made or updated first.
+
+If no model is named, the languages of the text decide (default_model.py). The choice is kept by
+path in the cache, and made again when the index has doubled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from functools import cached_property, partial
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from revela.encoders import load
+from revela.encoders.default_model import installed_model, suited_model
+from revela.encoders.embedded import cache_folder
+from revela.encoders.model_files import fingerprint, name_of, resolve
+from revela.encoders.prompts import OWN, Given, Prompts, named_prompts, prompts_of
+from revela.encoders.static_encoder import gives_tokens
+from revela.errors import RevelaError, first_line
+from revela.files import atomic_write, remove_whole, writing
+from revela.ranking.fusion import check_weight
+from revela.searching.follow import ALL, HALF, Scan, Synced, absolute, follow, recorded_sources
+from revela.searching.index import Index
+from revela.searching.manifest import Indexing
+from revela.searching.state import STATE, State, is_finished, is_index, unfinished_in
+from revela.searching.word_search import Words
+from revela.terminal import counted, duration
+from revela.text.load import READING
+from revela.text.readers.common import ReadReport
+from revela.text.spool import LazyTexts
+from revela.types import Document, Hits
+
+log = logging.getLogger(__name__)
+SYNC_SECONDS = 30.0  # between updates of the index of a folder that is served
+SOON = 2**19  # characters; vectors of such a text take some six seconds
+OnPartialIndex = Callable[[Words | Index], None]
+
+
+def open_any(
+    path: str | Path,
+    model: str | Path | None = None,
+    *,
+    cached: bool = True,
+    progress: bool = False,
+    prompts: Given = OWN,
+    on_partial_index: OnPartialIndex | None = None,
+    **options: Any,
+) -> Index:
+    """Open an index, or the index of a folder of files or a file, which is made or updated first.
+
+    Args:
+        path: an index, a folder of files or a file.
+        model: the retriever; by default that of the index, or for text embedded:minilm-l6 if it is
+            English, and embedded:e5-small if it is not.
+        cached: keep the index of text in the cache; otherwise it is removed with the last reference
+            to the returned index.
+        progress: show a bar.
+        prompts: prefixes of queries and of passages; None keeps the model's own.
+        on_partial_index: called before more than ``SOON`` characters are encoded, with what can be
+            searched meanwhile: the words of a text without an index, or the index as it was. Its
+            ``notice`` says what it lacks.
+        options: as for ``Index.open``.
+
+    Raises:
+        RevelaError: the path is none of these, or holds no document, or as for ``Index.open``.
+    """
+    check_weight(options.get("weight"))
+    path = Path(path)
+    if is_index(path):
+        return Index.open(path, model, prompts=prompts, **options)
+    if not path.exists():
+        raise RevelaError(
+            f"{path} is not an index, and no folder or file of text either: give the path of one"
+        )
+    text = _Text(path, cached, progress, prompts, on_partial_index, options)
+    return text.by_language() if model is None else text.opened(str(model))
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A text whose index is opened, made or brought up to date; fields as for ``open_any``."""
+
+    path: Path
+    cached: bool
+    progress: bool
+    prompts: Given
+    on_partial_index: OnPartialIndex | None
+    options: Mapping[str, Any]
+
+    @cached_property
+    def scan(self) -> Scan:
+        """All documents of the text, for an index that is not there yet."""
+        scan = Scan([self.path])
+        scan.check_report()
+        return scan
+
+    def opened(self, model: str) -> Index:
+        """The updated index by a model."""
+        folder = resolve(model)
+        settings = Indexing(keep_tokens=gives_tokens(folder))
+        options = {**self.options, "default_rerank": "tokens" if settings.keep_tokens else None}
+        options["prompts"] = prompts_of(folder, self.prompts)
+        if self.cached:
+            place = _place(self.path.resolve(), folder, settings, options["prompts"])
+            index = self._synced(folder, settings, place, options)
+            os.utime(place / STATE)  # when it was used last
+        else:
+            temporary = tempfile.TemporaryDirectory(prefix="revela-")
+            place = Path(temporary.name) / "index"
+            index = self._synced(folder, settings, place, options)
+            weakref.finalize(index, temporary.cleanup)
+        return index
+
+    def by_language(self) -> Index:
+        """The updated index by the embedder for the text's languages."""
+        file = _choice_file(absolute(self.path))
+        suited, why = _kept_choice(file) if self.cached else None, ""
+        if suited is None:
+            texts = LazyTexts(self.scan.documents, lambda document: document.full_text)
+            model, why = suited_model(texts)
+            suited = Suited(model)
+        index = self.opened(installed_model(suited.model, why))
+        if suited.passages and 2 * suited.passages <= len(index):
+            model, why = suited_model(index.sample())
+            if model != suited.model:
+                index = self.opened(installed_model(model, why))
+            suited = Suited(model)
+        if self.cached and not suited.passages:
+            with atomic_write(file) as temporary:
+                temporary.write_text(json.dumps(asdict(Suited(suited.model, len(index)))))
+        return index
+
+    def _synced(self, model: Path, settings: Indexing, place: Path, options: Any) -> Index:
+        """The updated index in its place. Words are counted before waiting for its lock."""
+        start, words = time.perf_counter(), None
+        if self.on_partial_index and not _is_finished(place) and _takes_long(self.scan.documents):
+            words = Words(self.scan.documents, settings.chunk_words)
+            words.tell(_share_made(place, self.scan.documents))
+            self.on_partial_index(words)
+        with writing(place.parent, wait=True):
+            index, synced, report = self._followed(model, settings, place, options, words)
+        for line in report.lines()[not report.bytes_unread :] if synced.any else []:
+            log.info(line)
+        log.info(_summary(self.path, place, synced, time.perf_counter() - start))
+        return index
+
+    def _followed(
+        self, model: Path, settings: Indexing, place: Path, options: Any, words: Words | None
+    ) -> tuple[Index, Synced, ReadReport]:
+        """Update the index in its place, which must be locked; returns it, what has changed, and
+        what was read.
+        """
+        how: Any = dict(refused=ALL, progress=self.progress, kept=self.cached)
+        index = _opened_in(place, model, options)
+        if index is not None:
+            how["begin"] = partial(self._answer_before, index)
+            with index.changes(wait=True) as changes:
+                synced, report = follow(changes, [self.path], READING, **how)
+            index.notice = ""
+            return index, synced, report
+        load.keep_graph(model)
+        scan = self.scan
+        begun = time.perf_counter()
+        made = Index.create(place, model, settings=settings, prompts=options["prompts"])
+        loading = {"loading the model": time.perf_counter() - begun}
+        with made.changes() as changes:
+            tell = words.tell if words else None
+            synced, report = follow(changes, scan=scan, tell=tell, **how)
+        index = Index.open(place, model, encoder=made.encoder, **options)
+        return index, replace(synced, seconds={**loading, **synced.seconds}), report
+
+    def _answer_before(self, index: Index, documents: Sequence[Document]) -> None:
+        if self.on_partial_index and _takes_long(documents):
+            one, many = "document that is new or has", "documents that are new or have"
+            index.notice = f"Without {counted(len(documents), one, many)} changed."
+            self.on_partial_index(index)
+
+
+def _takes_long(documents: Sequence[Document]) -> bool:
+    return sum(len(document.text) for document in documents) > SOON
+
+
+@dataclass(frozen=True)
+class Suited:
+    """The embedder for a text, installed or not, and the number of passages at that time."""
+
+    model: str
+    passages: int = 0
+
+
+def _kept_choice(file: Path) -> Suited | None:
+    """The choice for a text that was made before; None if there is none."""
+    with suppress(OSError, ValueError, TypeError):
+        return Suited(**json.loads(file.read_text(encoding="utf-8")))
+    return None
+
+
+def _choice_file(source: str) -> Path:
+    """The file of a text's choice of embedder; ``source`` is a path from ``absolute``."""
+    digest = hashlib.blake2b(os.fsencode(source), digest_size=8)
+    return cache_folder() / "indices" / f"{digest.hexdigest()}.json"
+
+
+def search(
+    path: str | Path,
+    query: str,
+    k: int = 10,
+    model: str | Path | None = None,
+    prompts: Given = OWN,
+    **options: Any,
+) -> Hits:
+    """Search a folder of files, a file or an index (``open_any``): the k best documents.
+
+    Args:
+        path, model, prompts: as for ``open_any``.
+        query, k, options: as for ``Index.search``.
+    """
+    return open_any(path, model, prompts=prompts).search(query, k, **options)
+
+
+def _place(path: Path, model: Path, settings: Indexing, prompts: Prompts) -> Path:
+    """The folder for a text's index in the cache."""
+    made: list[Any] = [os.fsencode(path).hex(), fingerprint(model), asdict(settings)]
+    if prompts != named_prompts(model):
+        made.append(prompts)
+    digest = hashlib.blake2b(json.dumps(made, sort_keys=True).encode(), digest_size=8)
+    return cache_folder() / "indices" / digest.hexdigest() / "index"
+
+
+def _is_finished(place: Path) -> bool:
+    """Whether a folder of the cache holds an index that can be opened."""
+    with suppress(RevelaError):
+        return is_finished(place)
+    return False
+
+
+def _share_made(place: Path, documents: Sequence[Document]) -> float:
+    """The share of a text that a stopped run has put into the index in this folder."""
+    made, lengths = 0, [len(document.text) for document in documents]
+    if is_index(place):
+        with suppress(RevelaError), closing(State(place)) as state:
+            made = state.documents()
+    return sum(lengths[:made]) / max(1, sum(lengths))
+
+
+def _opened_in(place: Path, model: Path, options: Any) -> Index | None:
+    """The finished index in a folder of the cache; None if there is none. An index that cannot be
+    opened, or was made by another version, is removed.
+    """
+    try:
+        if is_finished(place):
+            return Index.open(place, model, **options)
+        unfinished_in(place)
+    except RevelaError as error:
+        log.warning(f"{first_line(error)}; it is made again")
+        remove_whole(place)
+    return None
+
+
+def _summary(path: Path, place: Path, synced: Synced, seconds: float) -> str:
+    kept = f"its index is {place} ({megabytes(bytes_of(place))})"
+    if not synced.any:
+        return f"{path} is unchanged, {counted(synced.unchanged, 'document')}; {kept}"
+    spent = ((step, seconds) for step, seconds in synced.seconds.items() if seconds >= 0.05)
+    steps = ", ".join(f"{step} {seconds:.1f}" for step, seconds in spent)
+    return f"{path}: {synced.describe()}; {duration(seconds / 60)} ({steps}); {kept}"
+
+
+def bytes_of(folder: Path) -> int:
+    """The size of a folder on disk."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def megabytes(size: int) -> str:
+    """A size, for messages."""
+    return f"{size / 1e6:,.1f} MB"
+
+
+@contextmanager
+def sync_periodically(
+    index: Index, seconds: float = SYNC_SECONDS, refused: float = HALF
+) -> Iterator[None]:
+    """Sync an index with its sources every ``seconds`` seconds, in a thread, while open.
+
+    Errors are logged. ``refused`` is as for ``follow``.
+
+    Raises:
+        RevelaError: the index does not know its sources.
+    """
+    recorded_sources(index.state)
+    stop = Event()
+    how: Any = (index, seconds, stop, refused)
+    thread = Thread(target=_keep_in_step, args=how, name="sync", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _keep_in_step(index: Index, seconds: float, stop: Event, refused: float) -> None:
+    while not stop.wait(seconds):
+        try:
+            with index.changes() as changes:
+                synced, _ = follow(changes, stop=stop, refused=refused)
+            if synced.any:
+                log.info(f"{synced.describe()}; {index.folder} is in step again")
+        except Exception as error:  # serving goes on
+            log.warning(f"not in step with its sources: {first_line(error)}")
+
+
+@dataclass(frozen=True)
+class CachedIndex:
+    """An index in the cache: its text, its model, its bytes, and the time of its last use."""
+
+    folder: Path
+    path: str
+    model: str
+    bytes: int
+    last_use: datetime
+
+
+def cached_indices() -> Iterator[CachedIndex]:
+    """The indices in the cache; an index that cannot be opened has no path."""
+    for file in sorted((cache_folder() / "indices").glob(f"*/index/{STATE}")):
+        folder, path, model = file.parent, "", "cannot be opened"
+        used = datetime.fromtimestamp(file.stat().st_mtime)
+        with suppress(RevelaError):
+            state = State(folder)
+            path = next(iter(state.sources.get("sources", [])), "")
+            model = name_of(Path(state.info.model))
+        yield CachedIndex(folder, path, model, bytes_of(folder), used)
+
+
+def clear_cache(path: str | Path | None = None) -> int:
+    """Remove a text's indices from the cache, or all indices; returns their bytes.
+
+    Raises:
+        RevelaError: another process is writing to one, or the text has none.
+    """
+    source = None if path is None else absolute(path)
+    found = [cached for cached in cached_indices() if source in (None, cached.path)]
+    if source and not found:
+        raise RevelaError(f"the cache holds no index of {path}: revela cache lists what it holds")
+    for cached in found:
+        # A process that follows the text, such as a server, locks only the index.
+        with writing(cached.folder.parent), writing(cached.folder, wait=True):
+            remove_whole(cached.folder)
+            _choice_file(cached.path).unlink(missing_ok=True)
+    return sum(cached.bytes for cached in found)

@@ -1,0 +1,540 @@
+"""An index: documents in one folder that are searched by their vectors, by their words, or by both.
+
+Documents are cut into chunks, each a row of a LanceDB table (table.py). A search ranks chunks and
+returns documents, each once, with its best chunk (search.py). changes.py changes an index. Beside
+the table lies its state (state.py), which says in which version it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from revela.encoders.model_files import fingerprint, resolve
+from revela.encoders.prompts import OWN, Given, Prompts, check_prompts
+from revela.encoders.saved_config import check_dimensions
+from revela.errors import QueryError, RevelaError
+from revela.files import writing
+from revela.ranking.calibration import Calibration
+from revela.ranking.fusion import Fusion, check_weight
+from revela.ranking.late_interaction import Weight, term_weights
+from revela.ranking.steps import COPIES, Rerank, check_query, runner_up, scores_of
+from revela.searching.filters import where_sql
+from revela.searching.index_search import IndexSearch, Mode, SearchOptions
+from revela.searching.manifest import Indexing, Info
+from revela.searching.rows import HIT_COLUMNS, as_stored, searched
+from revela.searching.state import STATE, Moved, Now, State, unfinished_in
+from revela.searching.table import Table
+from revela.text.analyzer import check_language
+from revela.text.spool import ArrowList
+from revela.types import (
+    SURE,
+    Document,
+    Explanation,
+    Hit,
+    Hits,
+    Precision,
+    QueryTokens,
+    TokenEncoder,
+    Vectors,
+    check_unicode,
+    is_missing,
+    items_of,
+)
+
+if TYPE_CHECKING:
+    from revela.searching.changes import Changes
+    from revela.searching.follow import Synced
+    from revela.searching.ingest import Added
+    from revela.searching.snippets import Snippet
+    from revela.text.load import Reading
+
+T = TypeVar("T")
+QUERY_BATCH = 256  # queries that are encoded together
+
+
+class Index:
+    """An index in a folder. ``create`` makes an empty one, ``open`` opens one.
+
+    Other processes may search it at any time and see what is added; one at a time may change it.
+
+    Examples:
+        >>> from revela import Document, Index
+        >>> index = Index.create("my-notes", "my-retriever", {"year": "int64"})
+        >>> first = Document("a", "Invoices are kept for ten years.", metadata={"year": 2020})
+        >>> index.add([first, Document("b", "The garden opens at nine.")]).new
+        2
+        >>> index = Index.open("my-notes")
+        >>> [hit.id for hit in index.search("how long are invoices kept", where="year > 2010")]
+        ['a']
+        >>> index.delete(["b"])
+        1
+        >>> with index.changes() as changes:
+        ...     added = changes.put([Document("c", "The pond is deep.")])
+        ...     deleted = changes.drop(["a"])
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        encoder: TokenEncoder | None = None,
+        model: str | Path | None = None,
+        precision: Precision = "auto",
+        weight: float | None = None,
+        default_rerank: Rerank | None = None,
+    ) -> None:
+        self.folder, self.weight = folder, weight
+        self._encoder, self._model, self._precision = encoder, model, precision
+        self._default_rerank = default_rerank
+        self.notice = ""  # what it lacks, while documents are added (folder_index.py)
+        self._open()
+
+    def _open(self) -> None:
+        self.state = State(self.folder)
+        self._opened: tuple[Now, Table] | None = None  # the table, and the state of that time
+
+    @property
+    def table(self) -> Table:
+        """The table, in the version of the current state, which any process may have changed."""
+        opened = self._opened
+        while opened is None or opened[0] != self.state.now():
+            now = self.state.now()
+            info = Info.from_json(now.info)
+            table = opened[1] if opened else Table.open(self.folder, info, now.chunks)
+            try:
+                opened = now, table.at(now.version, info)
+            except RevelaError:
+                if now == self.state.now():
+                    raise
+        self._opened = opened
+        return opened[1]
+
+    @property
+    def info(self) -> Info:
+        """The manifest: model, settings and measurements."""
+        return self.table.info
+
+    @classmethod
+    def create(
+        cls,
+        folder: str | Path,
+        model: str | Path,
+        metadata: Mapping[str, str] | None = None,
+        settings: Indexing = Indexing(),  # noqa: B008  (frozen)
+        *,
+        encoder: TokenEncoder | None = None,
+        prompts: Given = OWN,
+    ) -> Index:
+        """Make an empty index; or open what a killed run left of one with the same settings.
+
+        Args:
+            folder: for the index; it holds nothing else.
+            model: a Sentence-Transformers folder, a hub id or embedded:minilm-l6.
+            metadata: fields of the documents to keep, for filters, and their Arrow types: "string",
+                "int64", "double" or "bool" (``ingest.metadata_columns`` finds them).
+            settings: how to cut documents and to store vectors.
+            encoder: the encoder of ``model``, if it is loaded already.
+            prompts: prefixes of queries and of passages, as ``encoder`` was loaded with; None keeps
+                the model's own.
+        """
+        from revela.searching.ingest import new_info
+
+        check_language(settings.language)
+        path = resolve(str(model))
+        check_dimensions(path, settings.dimensions)
+        if encoder is None:
+            from revela.encoders.load import load_encoder
+
+            encoder = load_encoder(path, "auto", prompts=prompts)
+        return cls.begin(
+            Path(folder), new_info(path, encoder, settings, metadata or {}, prompts), encoder
+        )
+
+    @classmethod
+    def begin(cls, folder: Path, info: Info, encoder: TokenEncoder) -> Index:
+        """``create``, with a manifest."""
+        from revela.searching.changes import Changes
+
+        with writing(folder):
+            unfinished = unfinished_in(folder)
+            if unfinished and unfinished.choices() != info.choices():
+                raise RevelaError(
+                    f"{folder} was begun with another model or other settings: "
+                    "give those again, or remove it"
+                )
+            if not unfinished:
+                State.create(folder, info).close()
+            Changes(folder, lambda: encoder).state.close()  # makes the table
+            return cls(folder, encoder)
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path,
+        model: str | Path | None = None,
+        *,
+        encoder: TokenEncoder | None = None,
+        precision: Precision = "auto",
+        weight: float | None = None,
+        default_rerank: Rerank | None = None,
+        prompts: Given = OWN,
+    ) -> Index:
+        """Open an index. Its retriever is loaded when it is first needed.
+
+        Args:
+            folder: made by ``create`` or ``revela index``.
+            model: where the retriever is, if it has moved since the index was made.
+            encoder: the index's retriever, if it is loaded already.
+            precision: arithmetic; "auto" is that of the index's vectors.
+            weight: weight of the vectors in hybrid search by score, from 0 (words alone) to 1;
+                None: as measured on the index.
+            default_rerank: re-ranker of searches that name none, if scores are cosines or fused by
+                score.
+            prompts: RevelaError if they are not those that the index was made with.
+        """
+        check_weight(weight)
+        folder = Path(folder)
+        index = cls(folder, encoder, model, precision, weight, default_rerank)
+        if not index.state.info.finished:
+            raise RevelaError(
+                f"{folder} is not finished: run the same revela index again to resume it"
+            )
+        _ = index.table  # refuses one that is damaged
+        if model is not None:
+            _ = index.model_folder  # refuses a model that did not make the index
+        if prompts != OWN:
+            check_prompts(index.prompts, prompts, folder)
+        return index
+
+    @cached_property
+    def model_folder(self) -> Path:
+        """The folder of the index's retriever; RevelaError if it is another model's."""
+        folder = resolve(str(self._model or self.info.model))
+        if fingerprint(folder) != self.info.fingerprint:
+            raise RevelaError(
+                f"{folder} is not the model that made {self.folder}: "
+                "give that one as --model, or index again"
+            )
+        return folder
+
+    @property
+    def prompts(self) -> Prompts:
+        """The prompts that the retriever reads before queries and before passages."""
+        return self.info.prompts
+
+    @property
+    def encoder(self) -> TokenEncoder:
+        """The index's retriever; loaded when first needed."""
+        if self._encoder is None:
+            from revela.encoders.load import load_encoder
+
+            precision = self.info.precision_of(self._precision)
+            self._encoder = load_encoder(self.model_folder, precision, prompts=self.prompts)
+        return self._encoder
+
+    @property
+    def calibration(self) -> Calibration:
+        """How well words and vectors find its passages, by the last measurement."""
+        return self.info.calibration
+
+    def ids_among(self, documents: Sequence[str]) -> Set[str]:
+        """Those of these ids that are in the index."""
+        return self.table.digests(documents).keys()
+
+    def example_ids(self) -> list[str]:
+        """Some ids of the index."""
+        ids: list[str] = self.table.sample("id")["id"].to_pylist()
+        return ids
+
+    def __len__(self) -> int:
+        """The number of chunks."""
+        return len(self.table)
+
+    @property
+    def documents(self) -> int:
+        """The number of documents."""
+        return self._retried(lambda: self.table.documents)
+
+    @property
+    def updated(self) -> datetime:
+        """When it was last made, changed or updated from its files."""
+        return datetime.fromtimestamp((self.folder / STATE).stat().st_mtime, UTC)
+
+    def examples(self) -> list[str]:
+        """Some queries that it can answer: headings or titles of documents; else sentences."""
+        from revela.searching.examples import examples_of
+
+        columns = [*HIT_COLUMNS, *self.info.columns]
+        rows = self._retried(lambda: self.table.sample(*columns)).to_pylist()
+        return examples_of([self._hit(row, 0.0) for row in rows])
+
+    def sample(self) -> list[str]:
+        """At most a thousand passages, evenly spaced."""
+        rows = self._retried(lambda: self.table.sample("passage"))
+        return [str(text) for text in rows["passage"].to_pylist()]
+
+    # Search
+
+    def search(
+        self,
+        query: str,
+        k: int = 10,
+        mode: Mode = "hybrid",
+        where: str | Mapping[str, object] | None = None,
+        fusion: Fusion = "score",
+        rerank: Rerank | None = None,
+        encoded: Vectors | QueryTokens | None = None,
+        min_score: float | None = None,
+        explain: bool = False,
+    ) -> Hits:
+        """The k best documents, best first, each with its best chunk.
+
+        Scores are cosines (dense), BM25 (lexical), or those of the fusion of both (hybrid;
+        fusion.py). By score, the maximum is 1.
+
+        Args:
+            query: what to look for.
+            k: number of documents.
+            mode: by vectors ("dense"), by words ("lexical") or by both. Without a word that is not
+                a stop word, by vectors.
+            where: filter over metadata, id and title, as SQL: "year > 2020 and lang = 'en'"; or
+                as JSON (filters.py): {"year": {"gt": 2020}, "lang": "en"}.
+            fusion: join both rankings by score, or by rank.
+            rerank: "tokens" re-ranks the first 50 documents by token vectors, which are computed
+                now unless the index keeps them; or "none". The default is none; for the index of a
+                folder (folder_index.py) "tokens", if scores are cosines or fused by score.
+            encoded: the query's vector, (D,), or ``QueryTokens``, if known already.
+            min_score: leave out documents with a lower score.
+            explain: add the parts of each score (``Hit.explanation``).
+
+        Raises:
+            QueryError: the query is empty or longer than ``QUERY_CHARACTERS``, the filter is wrong,
+                an option has no such value, or two exclude each other.
+            RevelaError: the retriever cannot be loaded, or the folder is damaged.
+        """
+        options = self.options(k, mode, where, fusion, rerank, min_score, explain)
+        check_query(query)
+        if options.rerank == "tokens":
+            if not isinstance(encoded, QueryTokens):
+                (encoded,) = self.encoder.query_tokens([query])
+            options = replace(options, tokens=encoded)
+        # Stop words are in no row's terms, but in a folder of several languages they may be.
+        by_words = mode == "lexical" and (
+            self.table.query_terms(query) or self._retried(lambda: self.table.matching(query, 1))
+        )
+        vector = None if by_words else self._vector(query, encoded)
+        return self._retried(lambda: self._search(query, vector, options))
+
+    def _retried(self, read: Callable[[], T]) -> T:
+        """Call ``read``, and again if another process has changed or packed the table meanwhile."""
+        failed = -1
+        while True:
+            try:
+                return read()
+            except Moved:
+                continue
+            except QueryError:
+                raise
+            except (KeyError, RevelaError) as error:
+                self._open()
+                version = self.table.version
+                if version != failed:
+                    failed = version
+                    continue
+                if isinstance(error, RevelaError):
+                    raise
+                raise RevelaError(
+                    f"{self.folder} is damaged (rows that it names are not there): "
+                    "make it again with revela index"
+                ) from error
+
+    def options(
+        self,
+        k: int = 10,
+        mode: Mode = "hybrid",
+        where: str | Mapping[str, object] | None = None,
+        fusion: Fusion = "score",
+        rerank: Rerank | None = None,
+        min_score: float | None = None,
+        explain: bool = False,
+    ) -> SearchOptions:
+        """The options of a search, checked before anything is computed; QueryError as there."""
+        sql = where_sql(where, self.info.columns) if where else ""
+        rerank = self.reranking(mode, fusion) if rerank is None else rerank
+        return SearchOptions(k, mode, sql, fusion, self.weight, rerank, min_score, explain)
+
+    def _search(self, query: str, vector: Vectors | None, options: SearchOptions) -> Hits:
+        """Search the table as it is; Moved if it has changed meanwhile."""
+        table = self.table
+        calibration = table.info.calibration
+        makes_tokens = options.tokens is not None and not table.info.settings.keep_tokens
+        encoder = self.encoder if makes_tokens else None
+        search = IndexSearch(table, self.state, calibration.rule, encoder, query, vector, options)
+        ranking = search.ranking()
+        shown, first = options.shown(ranking), dict(islice(scores_of(ranking).items(), COPIES))
+        rows = table.rows([*{**shown, **first}])
+        best = max(first.values(), default=0.0)
+        second = runner_up(first, lambda row: {*table.query_terms(rows[row]["passage"])})
+        required = table.query_terms.required(query)
+        reasons = search.explain(list(shown)) if options.explain else {}
+        hits = Hits()
+        for row, (owner, score) in shown.items():
+            other = second if score > second else best
+            confidence = calibration.confidence(score, other, options.calibrated_as)
+            text = searched(owner.id, rows[row]["passage"])
+            if confidence and not required <= {*table.query_terms(text)}:
+                confidence = min(confidence, SURE)
+            hits.append(self._hit(rows[row], score, confidence, reasons.get(row)))
+            if hits[-1].id != owner.id:
+                raise KeyError(owner.id)
+        return hits
+
+    def reranking(self, mode: Mode, fusion: Fusion) -> Rerank:
+        """The re-ranker of a search that names none."""
+        by_score = mode == "dense" or (mode == "hybrid" and fusion == "score")
+        return (self._default_rerank if by_score else None) or "none"
+
+    def search_many(self, queries: Iterable[str], **options: Any) -> Iterator[Hits]:
+        """``search`` for each query, with the same options; queries are encoded in batches."""
+        queries = list(items_of(queries, "queries"))
+        given = self.options(**options)
+        for query in queries:
+            check_query(query)
+        for start in range(0, len(queries), QUERY_BATCH):
+            batch = queries[start : start + QUERY_BATCH]
+            encoded: Any = [None] * len(batch)
+            if given.rerank == "tokens":
+                encoded = self.encoder.query_tokens(batch)
+            elif given.mode != "lexical":
+                encoded = self.encoder.encode_queries(batch)
+            for query, read in zip(batch, encoded, strict=True):
+                yield self.search(query, encoded=read, **options)
+
+    def _vector(self, query: str, encoded: Vectors | QueryTokens | None) -> Vectors:
+        vector = encoded.vector if isinstance(encoded, QueryTokens) else encoded
+        vectors = self.encoder.encode_queries([query]) if vector is None else vector[None]
+        stored: Vectors = as_stored(vectors, self.info, self.folder)[0]
+        return stored
+
+    def term_weights(self, query: str) -> list[Weight]:
+        """Begin, end and BM25 idf of each term of a query."""
+        return term_weights(query, self.table.query_terms, self.state.idf)
+
+    def chunks(self, document: str) -> list[Hit]:
+        """The chunks of a document, in order, with a score of 0; [] for an unknown id. Joined,
+        their texts are the document's.
+        """
+        check_unicode(document, "the id")
+        rows = self._retried(lambda: self.table.document(document))
+        return [self._hit(row, 0.0) for row in rows]
+
+    def _hit(
+        self,
+        row: Mapping[str, Any],
+        score: float,
+        confidence: float | None = None,
+        explanation: Explanation | None = None,
+    ) -> Hit:
+        title, passage = row["title"], row["passage"]
+        text = passage[len(title) + 1 :] if title else passage
+        metadata = {name: row[name] for name in self.info.columns if not is_missing(row[name])}
+        about = metadata, confidence, explanation, row["first_line"], row["first_page"]
+        return Hit(row["id"], score, title, text, row["chunk"], *about)
+
+    def snippets(
+        self, query: str, hits: Sequence[Hit], characters: int | None = None
+    ) -> list[Snippet]:
+        """The part of each hit's text with the rarest words of the query, of at most ``characters``
+        (by default ``snippets.CHARACTERS``).
+        """
+        from revela.searching.highlight import HighlightTerms
+        from revela.searching.snippets import CHARACTERS, snippet
+
+        characters = characters or CHARACTERS
+        terms = HighlightTerms.of(query, self.table.query_terms, self.state.idf)
+        return [snippet(hit, terms, characters) for hit in hits]
+
+    def file(self, document: str) -> Path | None:
+        """The file of a document; None if it is unknown or gone."""
+        from revela.searching.locations import file_of
+
+        return file_of(self.state.sources.get("sources", []), document)
+
+    # Change
+
+    @contextmanager
+    def changes(self, wait: bool = False) -> Iterator[Changes]:
+        """Lock the index to change it. Changes can be searched at once; at the end the index is
+        packed and measured, if necessary.
+
+        Args:
+            wait: wait for another process that is writing to the index; otherwise RevelaError.
+        """
+        from revela.searching.changes import Changes
+
+        State(self.folder).close()  # what is no index gets no lock
+        with writing(self.folder, wait):
+            changes = Changes(self.folder, lambda: self.encoder)
+            try:
+                yield changes
+                changes.finish()
+            finally:
+                changes.state.close()
+
+    def add(self, documents: Iterable[Document], progress: bool = False) -> Added:
+        """Add documents; one whose id is in the index is replaced, unless it is the same.
+
+        Args:
+            documents: with ids of their own; those without a word are left out.
+            progress: show a bar.
+
+        Raises:
+            RevelaError: two documents share an id, a metadata field does not fit its column, the
+                model's vectors are not finite, or another process is writing to the index.
+        """
+        if not isinstance(documents, ArrowList):
+            documents = items_of(documents, "documents", Document)
+        with self.changes() as changes:
+            return changes.put(documents, progress)
+
+    def delete(self, ids: Iterable[str]) -> int:
+        """Delete documents, all or none, in one commit; returns the number of their chunks."""
+        given = list(items_of(list(ids) if isinstance(ids, Set) else ids, "ids"))
+        with self.changes() as changes:
+            return changes.drop(given)
+
+    def sync(
+        self,
+        sources: str | Path | Sequence[str | Path] | None = None,
+        *,
+        reading: Reading | None = None,
+        yes: bool = False,
+        progress: bool = False,
+    ) -> Synced:
+        """Bring the index in step with folders and files: add what is new, replace what has
+        changed, delete what is gone. Documents that were added otherwise stay.
+
+        Args:
+            sources: folders and files; by default those of the last time.
+            reading: settings of reading; by default those of the last time.
+            yes: delete documents even if a source has lost half of its documents or more.
+            progress: show a bar.
+
+        Returns:
+            The numbers of documents that were new, changed, gone and unchanged.
+
+        Raises:
+            RevelaError: a source is missing or has lost too much, or as for ``add``.
+        """
+        from revela.searching.follow import HALF, NONE, follow
+
+        given = [sources] if isinstance(sources, str | Path) else sources
+        with self.changes() as changes:
+            refused = NONE if yes else HALF
+            return follow(changes, given, reading, refused=refused, progress=progress)[0]

@@ -1,0 +1,389 @@
+"""The routes: OpenAI's embeddings and models, search, index, health, metrics and the web page.
+
+Requests are validated by schemas.py, limited by middleware.py, encoded by batching.py and run on
+uvicorn by lifecycle.py.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from anyio import to_thread
+from fastapi import FastAPI, Request, Response
+from prometheus_fastapi_instrumentator import Instrumentator
+from pydantic_core import to_json
+from starlette.middleware import Middleware
+
+from revela import __version__
+from revela.errors import QueryError
+from revela.ranking.exact import shortened
+from revela.ranking.rerank_texts import by_tokens
+from revela.ranking.steps import check_query
+from revela.searching.filters import OWN_COLUMNS
+from revela.searching.index import Index
+from revela.searching.server import Access, Limits, Site, schemas
+from revela.searching.server.batching import ROLES, Role
+from revela.searching.server.encoding import Encoding, ServedModel
+from revela.searching.server.errors import ERROR_HANDLERS, APIError, no_such_model
+from revela.searching.server.middleware import BodyLimit, Guard, HeadAsGet
+from revela.searching.server.routing import (
+    BODY_ERRORS,
+    ConcurrencyLimit,
+    answers,
+    in_thread,
+    together,
+    while_connected,
+)
+from revela.searching.server.schemas import EmbeddingRequest, RerankRequest, SearchRequest
+from revela.searching.snippets import Snippet, distinct, heading_of
+from revela.searching.word_search import Words
+from revela.types import Hits, TokenEncoder, Vectors
+
+THREADS = 4  # for searches
+RETRY_SECONDS = 10  # while an index is being made
+WHOLE = 10**6  # characters: all of a passage
+NO_TOKENS = "this server's model has no vectors of tokens to re-rank by: serve another"
+
+
+class SearchService:
+    """What is searched, and its routes: the page, ``/v1/index`` and search.
+
+    This one answers by words while the index of a text is being made, and 503 on any other route;
+    ``Service`` takes over when the index is there.
+    """
+
+    index: Words | Index
+
+    def __init__(
+        self,
+        index: Words | Index,
+        name: str,
+        limits: Limits,
+        access: Access,
+        site: Site,
+    ) -> None:
+        self.index, self.name, self.site = index, name, site
+        self.limits, self.access = limits, access
+        self.search_limit = ConcurrencyLimit(limits.max_searches)
+        self.search_threads = ThreadPoolExecutor(THREADS, "search")
+        self.page_html = (
+            files("revela.searching.server").joinpath("page.html").read_text(encoding="utf-8")
+        )
+        self.page_headers = page_headers(self.page_html)
+
+    def app(self) -> FastAPI:
+        """The ASGI application; its shutdown closes the service."""
+        app = FastAPI(
+            title="revela",
+            version=__version__,
+            description="Embeddings and search of one retriever and its index.",
+            docs_url=None,
+            redoc_url=None,
+            openapi_url=None if isinstance(self.index, Words) else "/openapi.json",
+            redirect_slashes=False,
+            exception_handlers=ERROR_HANDLERS,
+            middleware=[
+                Middleware(HeadAsGet),
+                Middleware(Guard, access=self.access),
+                Middleware(BodyLimit, limit=self.limits.max_body_bytes),
+            ],
+            lifespan=self._lifespan,
+        )
+        app.get("/", **answers({}, "The page", "text/html"))(self.page)
+        app.get("/v1/index", **answers({}))(self.index_info)
+        app.post("/v1/search", **answers(BODY_ERRORS))(self.search)
+        self.add_routes(app)
+        return app
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Add the other routes."""
+        app.api_route("/{path:path}", methods=["GET", "POST"])(self.not_yet)
+
+    @asynccontextmanager
+    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        yield
+        await to_thread.run_sync(self.close)
+
+    def close(self) -> None:
+        """End the threads."""
+        self.search_threads.shutdown(wait=False)
+
+    async def page(self) -> Response:
+        """The web page for searching."""
+        return Response(self.page_html, media_type="text/html", headers=self.page_headers)
+
+    async def not_yet(self) -> Response:
+        """What needs vectors, before they are there."""
+        message = f"{self.index.notice} Ask again then."
+        raise APIError(503, message, headers={"Retry-After": str(RETRY_SECONDS)})
+
+    def index_info(self) -> schemas.IndexInfo:
+        """The index: its size, the columns for filters, and whether it keeps tokens."""
+        about: Any = dict(name=self.site.name, model=self.name, documents=len(self.index))
+        about |= dict(passages=0, updated=datetime.now(UTC), examples=[])
+        return schemas.IndexInfo(columns=OWN_COLUMNS, tokens=False, rerank="none", **about)
+
+    async def search(self, body: SearchRequest, request: Request) -> schemas.SearchResults:
+        """Search: the best documents, each with its best passage."""
+        start = time.perf_counter()
+        try:
+            with self.search_limit.acquire():
+                hits, found = await while_connected(request, self._search(body))
+        except QueryError as error:  # any other is the index's fault
+            raise APIError(400, str(error), error.param or None) from error
+        return schemas.SearchResults(
+            model=self.name,
+            mode="lexical" if isinstance(self.index, Words) else body.mode,
+            milliseconds=round(1000 * (time.perf_counter() - start), 1),
+            answer=hits.answer,
+            data=found,
+            note=self.index.notice or None,
+        )
+
+    async def _search(self, body: SearchRequest) -> tuple[Hits, list[schemas.SearchResult]]:
+        if body.mode == "dense" or body.rerank == "tokens":
+            await self.not_yet()
+        asked: Any = dict(k=body.k, where=body.where, min_score=body.min_score)
+        return await in_thread(self.search_threads, partial(self._found, body, asked))
+
+    def _found(
+        self, body: SearchRequest, asked: dict[str, Any]
+    ) -> tuple[Hits, list[schemas.SearchResult]]:
+        """The hits of a search with these options, and the same in the form of the API."""
+        index = self.index
+        hits = index.search(body.query, **asked)
+        # Do not tell strangers where files are.
+        file = None if isinstance(index, Words) or not self.access.local_only else index.file
+        snippets = index.snippets(body.query, hits)
+        whole = index.snippets(body.query, hits, WHOLE) if body.marked else []
+        groups = distinct(hits, len(hits))
+        same = {copy: first + 1 for first, copies in groups.items() for copy in copies}
+        results = list[schemas.SearchResult]()
+        for i, (hit, shown) in enumerate(zip(hits, snippets, strict=True)):
+            about: dict[str, Any] = asdict(hit)
+            about |= dict(line=shown.line, page=shown.page)
+            path = file(hit.id) if file else None
+            about |= dict(rank=i + 1, heading=heading_of(hit), snippet=_marked(shown))
+            about |= dict(path=path and str(path), url=self.site.url(hit.id))
+            about["passage"] = _marked(whole[i]) if body.marked else None
+            about["same_as"] = same.get(i)
+            results.append(schemas.SearchResult(**about))
+        return hits, results
+
+
+class Service(SearchService):
+    """An index and its retriever, and their routes."""
+
+    index: Index
+
+    def __init__(
+        self,
+        index: Index,
+        model: ServedModel,
+        limits: Limits,
+        access: Access = Access(),  # noqa: B008  (frozen)
+        site: Site = Site(),  # noqa: B008  (frozen)
+    ) -> None:
+        super().__init__(index, model.name, limits, access, site)
+        self.created = int(time.time())
+        self.width = warm(model.encoder)
+        self.dimensions = [*sorted(d for d in model.dimensions if d < self.width), self.width]
+        self.encoding = Encoding(model, limits)
+
+    @property
+    def names(self) -> list[str]:
+        """The model's names: the plain one (passages), and one per role."""
+        return [self.name, *(f"{self.name}:{role}" for role in ROLES)]
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Add the routes that need the retriever, and those for who runs the server."""
+        unknown = {404: "No such model"}
+        app.get("/healthz", **answers({503: "The server is stopping"}))(self.healthz)
+        app.get("/v1/models", **answers({}))(self.models)
+        app.get("/v1/models/{name:path}", **answers(unknown))(self.model)
+        app.post(
+            "/v1/embeddings",
+            response_model=schemas.Embeddings,
+            **answers({**BODY_ERRORS, **unknown}),
+        )(self.embeddings)
+        app.post(
+            "/v1/rerank",
+            response_model_exclude_none=True,
+            **answers({**BODY_ERRORS, **unknown}),
+        )(self.rerank)
+        Instrumentator().instrument(app).expose(app, **answers({}, "Metrics", "text/plain"))
+
+    def close(self) -> None:
+        """Encode what waits, and end the threads."""
+        self.encoding.batcher.close()
+        super().close()
+
+    async def embeddings(self, body: EmbeddingRequest, request: Request) -> Response:
+        """Vectors of texts, in OpenAI's format."""
+        if body.model not in self.names:
+            raise no_such_model(self.names)
+        if body.dimensions not in (None, *self.dimensions):
+            trained = ", ".join(map(str, self.dimensions))
+            message = f"this model was not trained for that: leave it out, or give one of {trained}"
+            raise APIError(400, message, "dimensions")
+        role: Role = body.input_type or ("query" if body.model.endswith(":query") else "passage")
+        rows, tokens = await while_connected(request, self._encoded(body, role))
+        vectors = shortened(np.stack(rows), body.dimensions or self.width)
+        form = body.encoding_format or "float"
+        write = partial(embeddings_json, vectors, form, self.name, sum(tokens))
+        content = await in_thread(self.encoding.threads, write)
+        return Response(content, media_type="application/json")
+
+    async def _encoded(self, body: EmbeddingRequest, role: Role) -> tuple[list[Any], list[int]]:
+        tokens = await self.encoding.tokens(body.input, role, bool(body.truncate), "input")
+        return await self.encoding.encode(body.input, tokens, role), tokens
+
+    async def rerank(self, body: RerankRequest, request: Request) -> schemas.RerankResults:
+        """The client's own texts, the most relevant first."""
+        if body.model not in (None, *self.names):
+            raise no_such_model(self.names)
+        try:
+            check_query(body.query)
+            with self.search_limit.acquire():
+                scores = await while_connected(request, self._reranked(body))
+        except QueryError as error:
+            message = str(error) if error.param else NO_TOKENS
+            raise APIError(400, message, error.param or None) from error
+        results = list[schemas.RerankResult]()
+        for i, score in list(scores.items())[: body.top_n]:
+            text = body.documents[i] if body.return_documents else None
+            document = None if text is None else schemas.RerankedDocument(text=text)
+            results.append(schemas.RerankResult(index=i, relevance_score=score, document=document))
+        return schemas.RerankResults(results=results)
+
+    async def _reranked(self, body: RerankRequest) -> dict[int, float]:
+        """Scores by index of the document, best first."""
+        encoding = self.encoding
+        # Check both before encoding either.
+        query_tokens = await encoding.tokens([body.query], "query", True, "query")
+        text_tokens = await encoding.tokens(body.documents, "passage", True, "documents")
+        (encoded,), passages = await together(
+            encoding.encode([body.query], query_tokens, "query", True),
+            encoding.encode(body.documents, text_tokens, "passage", True),
+        )
+        weights = self.index.term_weights
+        return await in_thread(
+            encoding.threads, lambda: by_tokens(encoded, passages, weights(body.query))
+        )
+
+    async def _search(self, body: SearchRequest) -> tuple[Hits, list[schemas.SearchResult]]:
+        asked: Any = dict(k=body.k, mode=body.mode, where=body.where, fusion=body.fusion)
+        asked |= dict(rerank=body.rerank, min_score=body.min_score, explain=body.explain)
+        check_query(body.query)
+        by_tokens = self.index.options(**asked).rerank == "tokens"
+        if by_tokens and not self.index.info.settings.keep_tokens:
+            raise QueryError(
+                "this index keeps no token vectors: make it with revela index --keep-tokens, or "
+                "send no rerank",
+                "rerank",
+            )
+        encoded = None
+        if body.mode != "lexical":
+            # Truncated for the model only: all of its words are searched for.
+            tokens = await self.encoding.tokens([body.query], "query", True, "query")
+            (encoded,) = await self.encoding.encode([body.query], tokens, "query", by_tokens)
+        asked["encoded"] = encoded
+        return await in_thread(self.search_threads, partial(self._found, body, asked))
+
+    def index_info(self) -> schemas.IndexInfo:
+        """The index: its size, the columns for filters, and whether it keeps tokens."""
+        index = self.index
+        return schemas.IndexInfo(
+            name=self.site.name,
+            model=self.name,
+            documents=index.documents,
+            passages=len(index),
+            updated=index.updated,
+            examples=index.examples(),
+            columns={**OWN_COLUMNS, **index.info.columns},
+            tokens=index.info.settings.keep_tokens,
+            rerank=index.reranking("hybrid", "score"),
+        )
+
+    async def models(self) -> schemas.Models:
+        """The model's names: the plain one (passages), and one per role."""
+        return schemas.Models(data=[self._model(name) for name in self.names])
+
+    async def model(self, name: str) -> schemas.Model:
+        """One of the model's names."""
+        if name not in self.names:
+            raise no_such_model(self.names)
+        return self._model(name)
+
+    def _model(self, name: str) -> schemas.Model:
+        return schemas.Model(id=name, created=self.created, dimensions=self.width)
+
+    async def healthz(self) -> schemas.Health:
+        """Whether the server encodes texts."""
+        if not self.encoding.batcher.alive:
+            raise APIError(503, "the server is stopping: ask another")
+        return schemas.Health()
+
+
+def _marked(shown: Snippet) -> schemas.Marked:
+    return schemas.Marked(text=shown.text, marks=[list(mark) for mark in shown.marks])
+
+
+def warm(encoder: TokenEncoder) -> int:
+    """Warm up an encoder, so that no request waits for its preparation; returns the width of its
+    vectors.
+    """
+    try:
+        (read,) = encoder.query_tokens(["warm"])
+    except QueryError:  # it has no vectors of tokens
+        return int(encoder.encode_queries(["warm"]).shape[1])
+    return len(read.vector)
+
+
+def page_headers(html: str) -> dict[str, str]:
+    """Headers of the page; the Content-Security-Policy allows its own style and script only."""
+
+    def hashes(tag: str) -> str:
+        blocks = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.S)
+        digests = (hashlib.sha256(block.encode()).digest() for block in blocks)
+        return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+
+    policy = [
+        "default-src 'none'",
+        f"style-src {hashes('style')}",
+        f"script-src {hashes('script')}",
+        "connect-src 'self'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    ]
+    return {
+        "content-security-policy": "; ".join(policy),
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-cache",
+    }
+
+
+def embeddings_json(vectors: Vectors, encoding_format: str, model: str, tokens: int) -> bytes:
+    """OpenAI's embeddings answer as JSON."""
+    if encoding_format == "float":
+        values = vectors.tolist()
+    else:
+        rows = vectors.astype(np.dtype("<f4"))
+        values = [base64.b64encode(row.tobytes()).decode() for row in rows]
+    data = [{"object": "embedding", "index": i, "embedding": v} for i, v in enumerate(values)]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return to_json({"object": "list", "data": data, "model": model, "usage": usage})

@@ -1,0 +1,94 @@
+"""Encode the texts of requests: count tokens, check the limits, then encode in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from revela.errors import QueryError, RevelaError
+from revela.searching.server import Limits
+from revela.searching.server.batching import Batcher, Role
+from revela.searching.server.errors import APIError, check_count
+from revela.searching.server.routing import in_thread
+from revela.types import TokenEncoder
+
+if TYPE_CHECKING:
+    from revela.encoders.token_counter import TokenCounter
+
+THREADS = 4
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """The retriever of an index, for a service.
+
+    Args:
+        name: for clients.
+        encoder: used by the batcher's thread only.
+        counter: its token counter.
+        dimensions: shorter widths that it was trained for.
+    """
+
+    name: str
+    encoder: TokenEncoder
+    counter: TokenCounter
+    dimensions: Sequence[int] = ()
+
+
+class Encoding:
+    """Encodes the texts of many requests; refuses texts above the limits."""
+
+    def __init__(self, model: ServedModel, limits: Limits) -> None:
+        self.limits, self.longest = limits, model.counter.limit
+        self.count: dict[Role, Callable[[Sequence[str]], list[int]]] = {
+            "query": model.counter.count_queries,
+            "passage": model.counter.count_passages,
+        }
+        self.batcher = Batcher(model.encoder, limits.batch_tokens, limits.max_tokens)
+        # Work of a client that has left keeps its thread to the end, which bounds the threads.
+        self.threads = ThreadPoolExecutor(THREADS, "texts")
+
+    async def tokens(
+        self, texts: Sequence[str], role: Role, truncate: bool, param: str
+    ) -> list[int]:
+        """The number of tokens that the model reads of each text.
+
+        Raises:
+            APIError: too many texts or tokens, or a text that is too long (400).
+        """
+        check_count(len(texts), "texts", self.limits.max_texts, param)
+        for i, text in enumerate(texts):
+            if len(text) > (most := self.limits.max_characters):
+                message = f"text {i} has {len(text):,} characters: send at most {most:,}"
+                raise APIError(400, message, param)
+        tokens = await in_thread(self.threads, partial(self.count[role], texts))
+        longest = self.longest or max(tokens)
+        for i, count in enumerate(tokens):
+            if count > longest and not truncate:
+                message = (
+                    f"text {i} has {count:,} tokens and the model reads {longest:,}: shorten it, "
+                    "or send truncate: true"
+                )
+                raise APIError(400, message, param, "context_length_exceeded")
+        tokens = [min(count, longest) for count in tokens]
+        check_count(sum(tokens), "tokens", self.limits.max_tokens, param)
+        return tokens
+
+    async def encode(
+        self, texts: Sequence[str], tokens: Sequence[int], role: Role, with_tokens: bool = False
+    ) -> list[Any]:
+        """The result of ``Batcher.encode``; ``tokens`` are those of ``self.tokens``.
+
+        Raises:
+            APIError: the queue is full (429).
+            QueryError: the model has no vectors of tokens.
+        """
+        try:
+            return await self.batcher.encode(texts, tokens, role, with_tokens)
+        except QueryError:
+            raise
+        except RevelaError as error:  # the model's fault, and it names a path
+            raise RuntimeError("the model gives no vectors") from error

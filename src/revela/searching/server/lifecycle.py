@@ -1,0 +1,74 @@
+"""Run the app on uvicorn; accepted requests finish before it stops."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from revela.errors import RevelaError
+from revela.searching.server import Limits
+
+CONNECTIONS = 512  # 503 above it; processes are often limited to 1024 open files
+
+
+def server_of(app: ASGIApp, limits: Limits) -> uvicorn.Server:
+    """A uvicorn server for this application."""
+    config = uvicorn.Config(
+        app,
+        ws="none",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=limits.shutdown_seconds,
+        limit_concurrency=CONNECTIONS,
+    )
+    return uvicorn.Server(config)
+
+
+@contextmanager
+def in_background(app: ASGIApp, limits: Limits, listening: socket.socket) -> Iterator[None]:
+    """Serve an application on a socket in a thread while open. The socket stays open."""
+    server = server_of(app, limits)
+    sockets = [listening.dup()]
+    thread = Thread(target=server.run, args=(sockets,), name="first answers", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def url_of(host: str, listening: socket.socket) -> str:
+    """The address of a socket, with the host as given."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{listening.getsockname()[1]}/"
+
+
+def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
+    """A socket that listens on this address, so that clients wait from here on, and nobody else can
+    take it; port 0 is any free port. ``flag`` is named in errors.
+    """
+    if not 0 <= port < 2**16:
+        raise RevelaError(f"{flag} must be from 0 (any free port) to 65535 (got {port})")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, protocol)
+        # Of a port whose last connections are closing; on Windows it would share one in use.
+        reuse = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
+        listening.setsockopt(socket.SOL_SOCKET, reuse, 1)
+        listening.bind(address)
+        listening.listen()
+    except (OSError, UnicodeError) as error:
+        message = f"cannot listen on {host}:{port} ({error}): choose another --host or {flag}"
+        raise RevelaError(message) from error
+    return listening

@@ -1,0 +1,302 @@
+"""Requests and answers of the API as pydantic models, which also make the OpenAPI document."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticKnownError
+
+from revela.ranking.steps import Rerank
+from revela.searching.filters import EXAMPLE
+from revela.searching.server.batching import Role
+from revela.searching.server.errors import APIError
+from revela.types import Answer, Explanation
+
+# Other APIs' names of our fields, if the spelling is not similar.
+ALIASES = {
+    "top_k": "k",
+    "topk": "k",
+    "top_n": "k",
+    "limit": "k",
+    "size": "k",
+    "q": "query",
+    "filter": "where",
+    "texts": "input",
+}
+ONE_OR_MORE = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+    ],
+    "description": "A text, or a list of texts. Lists of token ids are refused.",
+}
+
+
+def _as_list(value: Any) -> Any:
+    if isinstance(value, list) and value and isinstance(value[0], int | list):
+        message = (
+            "input has token ids, and those of another tokenizer mean other words here: send text "
+            "(LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False)"
+        )
+        raise APIError(400, message, "input")
+    return [value] if isinstance(value, str) else value
+
+
+def _integral(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _no_sql(value: Any) -> Any:
+    if isinstance(value, str):
+        raise APIError(400, f"where is a JSON object, not SQL: send one such as {EXAMPLE}", "where")
+    return value
+
+
+def _unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PydanticKnownError("string_unicode") from None
+    return text
+
+
+Integer = Annotated[int, BeforeValidator(_integral)]  # JSON Schema counts 3.0 as an integer
+Query = Annotated[str, Field(json_schema_extra={"pattern": r"\S"})]  # check_query refuses others
+Text = Annotated[str, AfterValidator(_unicode)]
+
+
+class RequestModel(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_unknown(cls, body: Any) -> Any:
+        """Suggest a field for an unknown name."""
+        fields = list(cls.model_fields)
+        for name in body if isinstance(body, dict) else ():
+            if name not in fields:
+                close = [ALIASES.get(name, ""), *get_close_matches(name[:40], fields, 1)]
+                hint = next(
+                    (f"send {field}" for field in close if field in fields),
+                    f"there are {', '.join(fields)}",
+                )
+                raise APIError(400, f"there is no field {name[:40]}: {hint}", name[:100])
+        return body
+
+
+class EmbeddingRequest(RequestModel):
+    """OpenAI's embeddings request, plus ``input_type`` and ``truncate``."""
+
+    model: str = Field(
+        description="A name from /v1/models; the suffix :query or :passage selects the prompt."
+    )
+    input: Annotated[
+        list[Annotated[str, Field(min_length=1)]],
+        FailFast(),
+        BeforeValidator(_as_list),
+        Field(min_length=1),
+        WithJsonSchema(ONE_OR_MORE),
+    ]
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="float, or base64 of little-endian float32."
+    )
+    dimensions: Integer | None = Field(
+        None, ge=1, description="Numbers per vector, one of those that the model was trained for."
+    )
+    user: str | None = Field(None, description="Ignored.")
+    input_type: Role | None = Field(
+        None, description="Selects the prompt and overrides the model's suffix; default: passage."
+    )
+    truncate: bool | None = Field(
+        None, description="Truncate texts that exceed the model's maximum length."
+    )
+
+
+class SearchRequest(RequestModel):
+    """A search of the index."""
+
+    query: Query
+    mode: Literal["hybrid", "dense", "lexical"] = Field(
+        "hybrid", description="Rank by vectors (dense), by words (lexical) or by both."
+    )
+    fusion: Literal["score", "rank"] = Field(
+        "score", description="How hybrid search combines both: by score, or by rank (RRF)."
+    )
+    rerank: Rerank | None = Field(
+        None,
+        description="Re-rank the first results by token vectors, if the index keeps them.",
+    )
+    where: Annotated[dict[str, Any] | None, BeforeValidator(_no_sql)] = Field(
+        None,
+        description="Filter by columns of /v1/index. Operators: eq, ne, gt, gte, lt, lte, in, "
+        'not_in; "and", "or" and "not" combine filters.',
+        examples=[{"year": {"gt": 2020}, "lang": "en"}],
+    )
+    k: Integer = Field(10, ge=1, le=100, description="Maximum number of results.")
+    min_score: float | None = Field(None, description="Leave out documents of a lower score.")
+    explain: bool = Field(False, description="Say what words and vectors gave each result.")
+    marked: bool = Field(False, description="Give all of each passage as it is shown, marked.")
+
+
+class RerankRequest(RequestModel):
+    """A query and texts to rank by it."""
+
+    query: Query
+    documents: list[Text] = Field(min_length=1)
+    model: str | None = Field(None, description="A name from /v1/models.")
+    top_n: Integer | None = Field(None, ge=1, description="Maximum number of results.")
+    return_documents: bool = Field(False, description="Repeat the texts.")
+
+
+class AnswerModel(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Embedding(AnswerModel):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str = Field(description="A unit vector, or base64 of its float32.")
+
+
+class Usage(AnswerModel):
+    prompt_tokens: int = Field(description="Tokens that the model read, with prompts.")
+    total_tokens: int
+
+
+class Embeddings(AnswerModel):
+    """OpenAI's embeddings answer, in the order of the texts."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class Marked(AnswerModel):
+    """Plain text, and the begin and end of each place in it that is marked, in code points."""
+
+    text: str
+    marks: list[list[int]]
+
+
+class SearchResult(AnswerModel):
+    """A document with its best chunk."""
+
+    object: Literal["search.result"] = "search.result"
+    rank: int
+    id: str
+    score: float
+    title: str
+    heading: str = Field(
+        description="The title and the headings that the text begins with, or the id."
+    )
+    text: str
+    snippet: Marked = Field(description="Where the rarest words of the query stand in the text.")
+    passage: Marked | None = Field(None, description="All of the text as it is shown.")
+    chunk: int
+    url: str | None = Field(None, description="The document's address, if the server knows it.")
+    path: str | None = Field(
+        None, description="The document's file, on a server that answers its own machine only."
+    )
+    line: int | None = Field(None, description="The line of the first mark in a file of text.")
+    page: int | None = Field(None, description="Its page in a PDF.")
+    same_as: int | None = Field(None, description="The rank of a result with the same text.")
+    metadata: dict[str, Any]
+    confidence: float | None = Field(
+        None,
+        description="How often a first result that stands out as far is right, among questions of "
+        "which the text answers half; as measured without labels.",
+    )
+    explanation: Explanation | None = None
+
+
+class SearchResults(AnswerModel):
+    """Results of a search, best first."""
+
+    object: Literal["list"] = "list"
+    model: str
+    mode: str
+    milliseconds: float
+    answer: Answer | None = Field(
+        default=None,
+        description="Whether the first result answers the query: sure, perhaps, or unlikely (there "
+        "is probably no answer in these documents). Null: not known.",
+    )
+    data: list[SearchResult]
+    note: str | None = None
+    "While the vectors of a folder are made: that it was searched by words, and how far they are."
+
+
+class RerankedDocument(AnswerModel):
+    text: str
+
+
+class RerankResult(AnswerModel):
+    index: int = Field(description="Place of the document in the request, from 0.")
+    relevance_score: float = Field(description="Comparable within this request only.")
+    document: RerankedDocument | None = None
+
+
+class RerankResults(AnswerModel):
+    """Results, best first."""
+
+    results: list[RerankResult]
+
+
+class IndexInfo(AnswerModel):
+    """The index that is served."""
+
+    object: Literal["index"] = "index"
+    name: str = Field(description="What the documents are called.")
+    model: str
+    documents: int
+    passages: int
+    updated: datetime = Field(
+        description="When it was made, changed, or brought in step with its files last."
+    )
+    examples: list[str] = Field(description="Some queries that it answers.")
+    columns: dict[str, str] = Field(description="Columns for filters, and their types.")
+    tokens: bool = Field(description='Whether "rerank": "tokens" is available.')
+    rerank: Rerank = Field(description="How a search that says nothing is re-ranked.")
+
+
+class Model(AnswerModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["revela"] = "revela"
+    dimensions: int
+
+
+class Models(AnswerModel):
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class Health(AnswerModel):
+    status: Literal["ok"] = "ok"
+
+
+class ErrorDetail(AnswerModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(AnswerModel):
+    """An error, in OpenAI's format."""
+
+    error: ErrorDetail

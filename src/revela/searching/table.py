@@ -1,0 +1,412 @@
+"""The LanceDB table of an index: one row per chunk. The only file that imports LanceDB.
+
+Each change makes a new version; the state (state.py) names the version of the index.
+
+Shapes: N rows, W width of a stored vector.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from revela.encoders.cpu import check_processor
+from revela.errors import QueryError, RevelaError
+from revela.files import disk_error
+from revela.ranking.bm25 import TermCounts
+from revela.ranking.fusion import Owner, Ranking
+from revela.searching.manifest import Info
+from revela.searching.rows import HIT_COLUMNS, Stored, schema_of, searched
+from revela.terminal import progress_bar
+from revela.text.analyzer import QUERY_WORDS, Analyzer
+from revela.types import Vectors, evenly_spaced
+
+TABLE = "chunks"
+EXACT_BELOW = 20_000  # chunks; vectors of a larger table are searched by an approximate index
+VECTOR_INDEX = "IVF_RQ"  # Lance's name of the index of binary vectors; the other forms have HNSW
+CELLS = 20  # cells of the approximate index that a query reads
+CANDIDATES = 200  # minimum number of candidates that are scored again by their stored vectors
+FILTER_IDS = 1000  # ids in one filter
+READ_ROWS = 2**14  # rows per batch when all passages are read
+# Changed chunks before a large table is packed, at most: each whose words are not indexed adds 3 us
+# to a search. In a table of less than 100,000, one in ``PACKED_SHARE``: packing takes half a
+# second, and until then what replaced chunks took stays on the disk.
+UNPACKED, PACKED_SHARE = 2000, 50
+# Minimum size of LanceDB's caches, of indices and of metadata, in bytes; in a large table the size
+# of its vectors. LanceDB's own are 6 GB and 1 GB, which a service fills with former versions.
+CACHE = 2**23
+NEVER = timedelta(days=36_500)  # LanceDB removes versions of more than 7 days by default
+# LanceDB only splits terms at spaces.
+TOKENIZER: dict[str, Any] = dict(
+    base_tokenizer="whitespace",
+    lower_case=False,
+    stem=False,
+    remove_stop_words=False,
+    ascii_folding=False,
+    max_token_length=None,
+)
+LANCE_ERRORS = (ValueError, RuntimeError, OSError)
+PANIC = "RustPanic"  # of damaged files; its module is made by Rust and cannot be imported
+_FILES = re.compile(r"\(IO\)|Not found:|panicked")  # are at fault, and not the filter
+_SOURCE = re.compile(r",? ?/\S+\.rs:\d+:\d+.*", re.DOTALL)
+_PREAMBLE = re.compile(r"(?:Schema error|sql parser error|Invalid user input|Invalid input)[:,] ")
+
+
+class Table:
+    """The rows of an index. Raises RevelaError for damaged files.
+
+    Args:
+        database, lance: the LanceDB database and its table.
+        number: the version that it was opened ``at``.
+    """
+
+    def __init__(self, folder: Path, info: Info, database: Any, lance: Any, number: int = -1):
+        self.folder, self.info, self.lance, self.number = folder, info, lance, number
+        self._database = database
+
+    @cached_property
+    def passage_terms(self) -> Analyzer:
+        return self.info.analyzer()
+
+    @cached_property
+    def query_terms(self) -> Analyzer:
+        return self.info.analyzer(QUERY_WORDS)
+
+    @classmethod
+    def open(cls, folder: Path, info: Info, chunks: int = 10**6, create: bool = False) -> Table:
+        """Open a table, of about this many chunks, in its last version; ``create`` makes an empty
+        one first.
+        """
+        check_processor()
+        # LanceDB reads it when it is imported; hides its warnings for programmers.
+        os.environ.setdefault("LANCEDB_LOG", "error")
+        with _unchecked_calls():
+            import lancedb
+        # Processes that read text are forked beside it, and do not use it.
+        warnings.filterwarnings("ignore", "lancedb fork support is experimental")
+
+        with lance_errors(folder):
+            size = max(CACHE, 4 * info.width * chunks)
+            session = lancedb.Session(index_cache_size_bytes=size, metadata_cache_size_bytes=size)
+            current = timedelta(0)
+            database = lancedb.connect(folder, read_consistency_interval=current, session=session)
+            if create:
+                lance = database.create_table(TABLE, schema=schema_of(info), mode="overwrite")
+            else:
+                lance = database.open_table(TABLE)
+        return cls(folder, info, database, lance)
+
+    def at(self, version: int, info: Info | None = None) -> Table:
+        """The table at a version, read-only; ``info`` replaces the manifest. RevelaError if it was
+        removed, as versions are that the state names no more.
+        """
+        with lance_errors(self.folder):
+            lance = self._database.open_table(TABLE)
+            lance.checkout(version)
+        return Table(self.folder, info or self.info, self._database, lance, version)
+
+    def of(self, info: Info) -> Table:
+        """The same table, with another manifest."""
+        return Table(self.folder, info, self._database, self.lance, self.number)
+
+    def __len__(self) -> int:
+        return int(self.lance.count_rows())
+
+    @property
+    def documents(self) -> int:
+        """The number of documents."""
+        with lance_errors(self.folder):
+            return int(self.lance.count_rows("chunk = 0"))
+
+    @property
+    def version(self) -> int:
+        """Number of the version."""
+        return int(self.lance.version)
+
+    # Read
+
+    def nearest(self, vector: Vectors, depth: int, where: str = "") -> Ranking:
+        """The ``depth`` rows nearest to a unit vector (W,), by cosine, without those that have no
+        vector, as they have no words.
+        """
+        query = self.lance.search(vector, vector_column_name="vector", query_type="vector")
+        # More cells are read where a filter leaves too few rows in these; candidates are scored
+        # again by their stored vectors.
+        query = query.distance_type("dot").minimum_nprobes(CELLS).maximum_nprobes(0)
+        query = query.refine_factor(-(-CANDIDATES // depth))
+        found = self._ranking(query, depth, where, "_distance", lambda distance: 1.0 - distance)
+        return {row: hit for row, hit in found.items() if hit[1]} or found
+
+    def matching(self, text: str, depth: int, where: str = "") -> Ranking:
+        """The ``depth`` best rows with terms of the text, by BM25."""
+        from lancedb.query import MatchQuery
+
+        if not (terms := self.query_terms.of_query(text)):
+            return {}
+        query = self.lance.search(MatchQuery(" ".join(terms), "terms"), query_type="fts")
+        return self._ranking(query, depth, where, "_score", float)
+
+    def _ranking(
+        self, query: Any, depth: int, where: str, column: str, score: Callable[[float], float]
+    ) -> Ranking:
+        query = query.limit(depth).select(["id", "chunks", column]).with_row_id(True)
+        with lance_errors(self.folder, where, self.info.columns):
+            result = (query.where(where) if where else query).to_arrow()
+        names = "_rowid", "id", "chunks", column
+        rows, ids, chunks, values = (result[name].to_pylist() for name in names)
+        owners = map(Owner, ids, chunks)
+        return dict(zip(rows, zip(owners, map(score, values), strict=True), strict=True))
+
+    def rows(self, numbers: Sequence[int], names: Sequence[str] = ()) -> dict[int, dict[str, Any]]:
+        """Columns of rows, by default those of a hit; deleted rows are missing."""
+        names = list(names) or [*HIT_COLUMNS, *self.info.columns]
+        if not numbers:
+            return {}
+        with lance_errors(self.folder):
+            rows = self.lance.take_row_ids(list(numbers)).select(names).with_row_id().to_list()
+        return {row["_rowid"]: row for row in rows}
+
+    def document(self, name: str) -> list[dict[str, Any]]:
+        """The rows of a document by its id, in order, with the columns of a hit."""
+        (rows,) = self._columns([name], [*HIT_COLUMNS, *self.info.columns])
+        return sorted(rows.to_pylist(), key=lambda row: int(row["chunk"]))
+
+    def cosines(self, numbers: Sequence[int], vector: Vectors) -> dict[int, float]:
+        """The cosines of rows with a unit vector (W,); KeyError if a row is gone."""
+        with lance_errors(self.folder):
+            query = self.lance.take_row_ids(list(numbers)).select(["vector"])
+            rows = query.with_row_id().to_arrow()
+        products = (self.vectors_in(rows) @ vector).tolist()
+        cosines = dict(zip(rows["_rowid"].to_pylist(), products, strict=True))
+        return {row: cosines[row] for row in numbers}
+
+    def frozen(self) -> Table:
+        """The table in its current version, for ``digests`` and ``find`` while documents are added.
+        In a large one the ids are indexed first, so that look-ups stay fast.
+        """
+        from lancedb.index import BTree
+
+        with lance_errors(self.folder):
+            if len(self) >= EXACT_BELOW:
+                indices = self.lance.list_indices()
+                name = next((index.name for index in indices if index.columns == ["id"]), None)
+                if not name or self.lance.index_stats(name).num_unindexed_rows > UNPACKED:
+                    self.lance.create_index("id", config=BTree(), replace=True)
+        return self.at(self.version)
+
+    def digests(self, documents: Sequence[str]) -> dict[str, str]:
+        """Id -> digest of the documents that are in the table."""
+        digests = dict[str, str]()
+        # Of all chunks: to find the first ones, one more column of scattered rows would be read,
+        # which takes three times as long.
+        for rows in self._columns(documents, ["id", "digest"]):
+            digests |= zip(rows["id"].to_pylist(), rows["digest"].to_pylist(), strict=True)
+        return digests
+
+    def terms(self) -> Iterator[list[str]]:
+        """The terms of each row."""
+        return (terms for _, terms in self._numbered_terms(self.lance.search()))
+
+    def find(self, documents: Sequence[str]) -> tuple[list[int], TermCounts]:
+        """The numbers of the rows of these documents, and the counts of their terms."""
+        queries = (self.lance.search().where(where) for where in self.id_filters(documents))
+        rows = [row for query in queries for row in self._numbered_terms(query)]
+        return [number for number, _ in rows], TermCounts.of(terms for _, terms in rows)
+
+    def passages(self, documents: Sequence[str]) -> dict[str, Stored]:
+        """The passages of these documents."""
+        names = [
+            name for name in ("passage", "vector", "tokens") if name in self.lance.schema.names
+        ]
+        found = dict[str, Stored]()
+        for rows in self._columns(documents, names):
+            tokens = rows["tokens"].to_pylist() if "tokens" in names else [None] * len(rows)
+            stored = map(Stored, self.vectors_in(rows), tokens)
+            found |= zip(rows["passage"].to_pylist(), stored, strict=True)
+        return found
+
+    def _columns(self, documents: Sequence[str], names: Sequence[str]) -> Iterator[Any]:
+        """Columns of the rows of these documents, in Arrow, in parts."""
+        for where in self.id_filters(documents):
+            with lance_errors(self.folder):
+                rows = self.lance.search().where(where).select(list(names)).to_arrow()
+            yield rows
+
+    def _numbered_terms(self, query: Any) -> Iterator[tuple[int, list[str]]]:
+        """The number and the terms of each row that a query selects."""
+        query = query.select(["terms"]).with_row_id(True)
+        with lance_errors(self.folder):
+            for batch in query.to_batches(READ_ROWS):
+                terms = map(str.split, batch.column("terms").to_pylist())
+                yield from zip(batch.column("_rowid").to_pylist(), terms, strict=True)
+
+    @staticmethod
+    def id_filters(documents: Sequence[str]) -> list[str]:
+        """SQL filters that together select the rows of these documents."""
+        starts = range(0, len(documents), FILTER_IDS)
+        return [id_filter(documents[start : start + FILTER_IDS]) for start in starts]
+
+    def sample(self, *columns: str) -> Any:
+        """At most a thousand rows, evenly spaced, in Arrow."""
+        with lance_errors(self.folder):
+            taken = self.lance.take_offsets(evenly_spaced(len(self)).tolist() if len(self) else [])
+            return taken.select(list(columns)).to_arrow()
+
+    def vectors_in(self, rows: Any) -> Vectors:
+        """The vectors (N, W) of rows in Arrow."""
+        numbers: Vectors = rows["vector"].combine_chunks().flatten().to_numpy()
+        return numbers.reshape(-1, self.info.width)
+
+    # Change
+
+    def add(self, rows: Any) -> None:
+        """Add ``arrow_rows``."""
+        with lance_errors(self.folder):
+            self.lance.add(rows)
+
+    def restore(self, version: int) -> None:
+        """Undo changes since a version."""
+        with lance_errors(self.folder):
+            self.lance.restore(version)
+
+    def delete(self, numbers: Collection[int]) -> None:
+        """Delete these rows."""
+        if numbers:
+            with lance_errors(self.folder):
+                self.lance.delete(f"_rowid in ({', '.join(map(str, numbers))})")
+
+    def rewrite_terms(self) -> None:
+        """Make the terms of all rows again. Until ``pack``, words are searched without an index.
+        Rows get new numbers.
+        """
+        import pyarrow as pa
+
+        before, analyze = self.at(self.version).lance, self.passage_terms
+        place = before.schema.get_field_index("terms")
+
+        def batches() -> Iterator[Any]:
+            for batch in before.search().to_batches(READ_ROWS):
+                texts = map(searched, *(batch.column(c).to_pylist() for c in ("id", "passage")))
+                terms = [" ".join(analyze(text)) for text in texts]
+                yield batch.set_column(place, before.schema.field(place), pa.array(terms))
+
+        with lance_errors(self.folder):
+            reader = pa.RecordBatchReader.from_batches(before.schema, batches())
+            self._database.create_table(TABLE, reader, mode="overwrite")
+
+    def is_worth_packing(self, changed: int) -> bool:
+        """Whether chunks have changed, and either ``pack`` is cheap, or so many have changed that
+        searches are slow.
+        """
+        size = len(self)
+        return changed > (0 if size < EXACT_BELOW else min(UNPACKED, size // PACKED_SHARE))
+
+    def pack(self) -> None:
+        """Pack the table, update its indices, and make missing ones."""
+        from lancedb.index import FTS, Bitmap, BTree, HnswFlat, HnswSq, IvfRq
+
+        vector_index = {"binary": IvfRq, "int8": HnswSq, "float32": HnswFlat}
+        configs = {
+            "BTREE": BTree(),
+            "BITMAP": Bitmap(),
+            "INVERTED": FTS(**TOKENIZER),
+            # The inner product of unit vectors is their cosine.
+            VECTOR_INDEX: vector_index[self.info.settings.vectors](distance_type="dot"),
+        }
+        with lance_errors(self.folder):
+            made = self._missing()
+            if len(self) < EXACT_BELOW:  # one that is brought up to date counts deleted rows
+                made["terms"] = "INVERTED"
+            with progress_bar("packing", "part", total=2 + len(made)) as shown:
+                self.lance.optimize(cleanup_older_than=NEVER)
+                shown.update()
+                for column, kind in made.items():
+                    self.lance.create_index(column, config=configs[kind], replace=True)
+                    shown.update()
+                # Joins fragments that the indices know by now.
+                self.lance.optimize(cleanup_older_than=NEVER)
+                shown.update()
+
+    def clean(self) -> None:
+        """Remove all versions but the last, which the state must name: if this is killed, files of
+        the others may be gone. A process that reads one opens the last one instead.
+        """
+        with lance_errors(self.folder):
+            # Other writers are locked out: files of no version are a killed run's.
+            age = timedelta(milliseconds=1)
+            self.lance.optimize(cleanup_older_than=age, delete_unverified=True)
+
+    def _missing(self) -> dict[str, str]:
+        """Column -> kind of its missing index; a large table needs more."""
+        required = {"id": "BTREE", "terms": "INVERTED"}
+        if len(self) >= EXACT_BELOW:
+            for name, kind in self.info.columns.items():
+                required[name] = "BITMAP" if kind == "bool" else "BTREE"
+            required["vector"] = VECTOR_INDEX
+        present = {column for index in self.lance.list_indices() for column in index.columns}
+        return {column: kind for column, kind in required.items() if column not in present}
+
+
+@contextmanager
+def _unchecked_calls() -> Iterator[None]:
+    """While open, pydantic prepares no checks of functions' arguments.
+
+    LanceDB 0.40 always imports a REST client that nothing here calls. Preparing its checks takes .3
+    of the 1.4 s of a cold search of a static index.
+    """
+    import pydantic
+
+    def unchecked(function: Any = None, **_: Any) -> Any:
+        return function or unchecked
+
+    checked = pydantic.validate_call
+    pydantic.validate_call = unchecked
+    try:
+        yield
+    finally:
+        pydantic.validate_call = checked
+
+
+def table_uri(folder: Path) -> str:
+    """The path of an index's table, for other programs that read Lance."""
+    return str(folder / f"{TABLE}.lance")
+
+
+def id_filter(documents: Iterable[str]) -> str:
+    """SQL that selects the rows of these documents."""
+    quoted = ("'{}'".format(name.replace("'", "''")) for name in documents)
+    return f"id in ({', '.join(quoted)})"
+
+
+@contextmanager
+def lance_errors(folder: Path, where: str = "", columns: Iterable[str] = ()) -> Iterator[None]:
+    """Turn LanceDB's errors into a QueryError if the filter ``where`` is at fault, otherwise into a
+    RevelaError about a full disk or damaged files.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, LANCE_ERRORS) and type(error).__name__ != PANIC:
+            raise
+        if sentence := disk_error(error, folder):
+            raise RevelaError(sentence) from error
+        reason = " ".join(_SOURCE.sub("", str(error)).split())[:300]
+        if where and not isinstance(error, OSError) and not _FILES.search(reason):
+            why = _PREAMBLE.split(reason)[-1].split(". Valid fields")[0].rstrip(".)")
+            names = ", ".join([*HIT_COLUMNS, *columns])
+            raise QueryError(
+                f'the filter "{where[:80]}" cannot be used ({why}): '
+                f"compare columns of this index, which are {names}",
+                "where",
+            ) from error
+        raise RevelaError(
+            f"{folder} is damaged or out of reach ({reason}): "
+            "mend that, or make it again with revela index"
+        ) from error

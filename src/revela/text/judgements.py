@@ -1,0 +1,187 @@
+"""Read judged queries in BEIR layout, to score on and to train on.
+
+A folder has queries.jsonl (or .gz) and qrels/SPLIT.tsv, which has a header and the columns
+query-id, corpus-id and score, or TREC's four columns. Scores are integers; above 0 is relevant.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from revela.errors import RevelaError
+from revela.text.readers.common import numbered_lines
+from revela.text.spool import ArrowList, arrow_list
+from revela.types import Chunk, Document
+
+log = logging.getLogger(__name__)
+
+Qrels = dict[str, dict[str, int]]
+"""Query id -> document id -> score."""
+
+
+def read_judgements(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
+    """Query id -> text, of queries with a relevant document; and all scores."""
+    queries = {str(row["_id"]): str(row["text"]) for row in read_rows(folder, "queries.jsonl")}
+    path = folder / "qrels" / f"{split}.tsv"
+    qrels = _read_qrels(path)
+    if not qrels:
+        raise RevelaError(f"{folder}: qrels/{split}.tsv is empty")
+    check_unknown(path, "query-id", qrels, queries)
+    judged = [q for q in qrels if any(score > 0 for score in qrels[q].values())]
+    if not judged:
+        raise RevelaError(
+            f"{folder}: no query has a relevant document in qrels/{split}.tsv: give relevant "
+            "documents scores above 0"
+        )
+    if blank := [q for q in judged if not queries[q].strip()]:
+        raise RevelaError(
+            f"{folder}: {len(blank)} judged queries of queries.jsonl are empty (first: "
+            f"{blank[0]}): write them, or drop them from the qrels"
+        )
+    return {q: queries[q] for q in judged}, qrels
+
+
+def check_unknown(path: Path, kind: str, ids: Iterable[str], existing: Mapping[str, Any]) -> None:
+    """Raise RevelaError if qrels have unknown ids; ``kind`` is corpus-id or query-id."""
+    if unknown := sorted(set(ids) - existing.keys()):
+        where = "corpus.jsonl" if kind == "corpus-id" else "queries.jsonl"
+        raise RevelaError(
+            f"{path} names {len(unknown)} {kind}s that {where} lacks (first: {unknown[0]}): "
+            "correct one of the two files"
+        )
+
+
+def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The rows of a folder's JSONL file, or of its .gz, with _id and text; equal rows once."""
+    path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
+    if path is None:
+        raise RevelaError(f"{folder} is not a BEIR-layout folder: it has no {name} (nor {name}.gz)")
+    rows = dict[str, dict[str, Any]]()
+    for row in _rows_of(path):
+        if rows.setdefault(str(row["_id"]), row) != row:
+            raise RevelaError(f'{path} has two texts of the _id "{row["_id"]}": give each its own')
+    return list(rows.values())
+
+
+def read_queries(path: Path) -> dict[str, str]:
+    """Read a file with a query per line: query id -> text.
+
+    A line is JSON with _id and text; or id, tab and text; or only text, with the line number as id.
+    """
+    if not path.is_file():
+        raise RevelaError(f"{path} does not exist: give a file with a query a line")
+    if ".jsonl" in path.suffixes:
+        pairs = [(str(row["_id"]), str(row["text"])) for row in _rows_of(path)]
+    else:
+        lines = [(str(n), line.strip()) for n, line in numbered_lines(path) if line.strip()]
+        tabbed = [line.split("\t", 1) for _, line in lines if "\t" in line]
+        if 0 < len(tabbed) < len(lines):
+            raise RevelaError(
+                f"{path} has a tab in {len(tabbed):,} of {len(lines):,} lines: give an id and a "
+                "text with a tab between in each, or text without tabs"
+            )
+        pairs = [(name, text) for name, text in tabbed] if tabbed else lines
+    queries = dict(pairs)
+    if not queries:
+        raise RevelaError(f"{path} is empty: give a file with a query a line")
+    if len(queries) < len(pairs):
+        raise RevelaError(f"{path} has {len(pairs) - len(queries):,} ids twice: give each one once")
+    if blank := [name for name, text in queries.items() if not text.strip()]:
+        raise RevelaError(f"{path}: the query {blank[0]} is empty: write it, or drop it")
+    return queries
+
+
+def _rows_of(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    for number, line in numbered_lines(path):
+        if line.strip():
+            try:
+                row = json.loads(line)
+                # Raises if a field is missing, or has surrogates.
+                f"{row['_id']}{row['text']}{row.get('title')}".encode()
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise RevelaError(
+                    f"{path}: line {number} cannot be read ({type(error).__name__}: {error})"
+                ) from error
+            # A null is an empty text, not the word "None".
+            rows.append({name: "" if value is None else value for name, value in row.items()})
+    return rows
+
+
+def _read_qrels(path: Path) -> Qrels:
+    if not path.is_file():
+        raise RevelaError(f"{path} does not exist: a BEIR-layout folder has its judgements there")
+    qrels: Qrels = {}
+    for number, line in numbered_lines(path):
+        line = line.strip("\r\n")
+        fields = line.split("\t")
+        # Ids may have other spaces, such as U+2028 or a no-break space.
+        fields = fields if len(fields) in (3, 4) else re.findall(r"[^ \t]+", line)
+        if not line.strip() or (number == 1 and line.split()[-1:] == ["score"]):
+            continue
+        if len(fields) == 4:
+            del fields[1]
+        try:
+            query, document, given = fields
+            score = float(given)
+        except ValueError:
+            raise RevelaError(
+                f"{path}:{number} is not query-id, corpus-id and score separated by tabs, nor the "
+                "four columns of TREC"
+            ) from None
+        if not score.is_integer():
+            raise RevelaError(
+                f"{path}:{number}: the score {given} is no whole number: multiply all scores so "
+                "that each is one"
+            )
+        if (before := qrels.setdefault(query, {}).setdefault(document, int(score))) != score:
+            raise RevelaError(
+                f"{path}:{number} gives {document} the score {given} for {query}, and an earlier "
+                f"line the score {before}: keep one of the two"
+            )
+    return qrels
+
+
+def queries_by_document(folder: Path) -> dict[str, dict[str, None]]:
+    """Id of each document that is relevant in qrels/train.tsv -> its queries, each text once."""
+    texts, qrels = read_judgements(folder, "train")
+    queries_of: dict[str, dict[str, None]] = {}
+    for query, text in texts.items():
+        for document, score in qrels[query].items():
+            if score > 0:
+                queries_of.setdefault(document, {})[text] = None
+    return queries_of
+
+
+def pair_rows(documents: Sequence[Document], folder: Path, others: bool) -> ArrowList[Chunk]:
+    """Rows of whole documents (title and text): one for each query that a document answers.
+
+    With ``others``, documents that answer no query follow.
+    """
+    queries_of = queries_by_document(folder)
+    missing = dict(queries_of)
+
+    def rows() -> Iterator[Chunk]:
+        for number, document in enumerate(documents):
+            missing.pop(document.id, None)
+            for query in queries_of.get(document.id, ()):
+                yield Chunk(number, document.full_text, query)
+        for number, document in enumerate(documents if others else ()):
+            if document.id not in queries_of:
+                yield Chunk(number, document.full_text)
+
+    pairs = arrow_list(Chunk, rows())
+    if missing == queries_of:
+        raise RevelaError(
+            f"{folder}: no relevant document of qrels/train.tsv is trained on (first: "
+            f"{next(iter(missing))}): give the corpus that it names, with its ids as _id"
+        )
+    total, left_out = (sum(map(len, queries.values())) for queries in (queries_of, missing))
+    note = f"; {left_out:,} left out, whose documents are not in what was read, or are held out"
+    log.info(f"{total - left_out:,} pairs of {folder}{note if left_out else ''}")
+    return pairs

@@ -1,0 +1,167 @@
+"""Read sources into documents. The ending of a file selects a reader; text may have any ending.
+
+To add a format, write a reader ``(path, name, fields, report) -> documents`` in a file here, and
+add its ending to ``READERS`` and the format to ``FORMATS``. ``name`` is the document's id, or the
+prefix of several documents' ids. A reader raises DamagedFile or UnsupportedFile for a file, and
+reports rows that it skips. It need not handle errors of its library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+from revela.errors import RevelaError, first_line
+from revela.text.endings import suffix
+from revela.text.readers.common import (
+    DamagedFile,
+    ReadReport,
+    UnsupportedFile,
+    check_unchanged,
+    display_path,
+    is_of_file,
+    squeeze,
+    unreadable_because,
+)
+from revela.text.readers.folders import holds_text, walk_files
+from revela.text.readers.guarded import Reader, guard
+from revela.text.readers.html import read_html
+from revela.text.readers.hub import PREFIX, read_hub
+from revela.text.readers.json_files import read_json, read_jsonl, read_notebook
+from revela.text.readers.latex import read_latex
+from revela.text.readers.mail import read_eml, read_mbox
+from revela.text.readers.office import (
+    read_docx,
+    read_epub,
+    read_odf,
+    read_pptx,
+    read_xlsx,
+)
+from revela.text.readers.pdf import read_pdf
+from revela.text.readers.rows import Fields
+from revela.text.readers.rtf import read_rtf
+from revela.text.readers.stackexchange import read_posts
+from revela.text.readers.tables import read_arrow, read_csv, read_parquet
+from revela.text.readers.text import read_subtitles, read_text, without_data
+from revela.types import Document
+
+VERSION = 8  # raise it when readers or chunking change the text of the same file
+
+READERS: dict[str, Reader] = {
+    **dict.fromkeys((".html", ".htm", ".xhtml"), guard(read_html)),
+    ".jsonl": read_jsonl,
+    ".ndjson": read_jsonl,
+    ".json": read_json,
+    ".ipynb": read_notebook,
+    ".parquet": read_parquet,
+    ".arrow": read_arrow,
+    ".csv": read_csv,
+    ".tsv": read_csv,
+    ".xml": read_posts,
+    **dict.fromkeys((".srt", ".vtt"), read_subtitles),
+    ".pdf": guard(read_pdf),
+    **dict.fromkeys((".docx", ".docm"), guard(read_docx)),
+    **dict.fromkeys((".pptx", ".pptm"), guard(read_pptx)),
+    **dict.fromkeys((".xlsx", ".xlsm"), guard(read_xlsx)),
+    **dict.fromkeys((".odt", ".ods", ".odp"), guard(read_odf)),
+    ".epub": guard(read_epub),
+    ".rtf": guard(read_rtf),
+    **dict.fromkeys((".tex", ".ltx"), read_latex),
+    **dict.fromkeys((".eml", ".mht", ".mhtml"), read_eml),
+    **dict.fromkeys((".mbox", ".mbx"), read_mbox),
+}
+FORMATS = (
+    "text of any ending, Markdown, HTML, source code, notebooks, JSONL, JSON, Parquet, Arrow, CSV, "
+    "TSV, PDF, Word, PowerPoint, Excel, OpenDocument, RTF, EPUB, LaTeX, mail (.eml, .mbox) or a "
+    "StackExchange Posts.xml; .gz or .zst of each"
+)
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a corpus.
+
+    Attributes:
+        name: id of its document, or prefix of its documents' ids.
+        given_by_name: whether the user named it, rather than its folder; it must then have a
+            supported format.
+    """
+
+    path: Path
+    name: str
+    given_by_name: bool = False
+
+
+def read_sources(
+    sources: Iterable[Path | str], fields: Fields, report: ReadReport
+) -> Iterator[Document]:
+    """Every document of every source, in order of source, path and row."""
+    listed = list[str | File]()  # at once, as no row may have the id of a file
+    for source in sources:
+        is_hub = str(source).startswith(PREFIX)
+        listed += [str(source)] if is_hub else files_of(source, report)
+    for one in listed:
+        if isinstance(one, File):
+            yield from read_file(one, fields, report)
+        else:
+            yield from read_hub(one, fields, report)
+
+
+def files_of(source: Path | str, report: ReadReport) -> Iterator[File]:
+    """The files of a file or folder, in order of their paths. A name that is shown like an earlier
+    one, or like a row of its file, gets a number.
+    """
+    path = Path(source)
+    expected = f"give a folder, a file ({FORMATS}), or hub:owner/name"
+    if not path.exists():
+        raise RevelaError(f"{path} does not exist: {expected}")
+    if path.is_dir():
+        names = set[str]()
+        for file in walk_files(path, report):
+            if holds_text(file, report, suffix(file) in READERS):
+                name = shown = display_path(file.relative_to(path))
+                numbers = count(2)
+                while is_of_file(name, names):
+                    name = f"{shown} ({next(numbers)})"
+                names.add(name)
+                yield File(file, name)
+    else:
+        names = {name := display_path(Path(path.name))}
+        yield File(path, name, given_by_name=True)
+    report.names |= names
+
+
+def read_file(
+    file: File, fields: Fields, report: ReadReport, reader: Reader | None = None
+) -> Iterator[Document]:
+    """The documents of a file; ``reader`` replaces the format's reader, to read only a part."""
+    path, name = file.path, file.name
+    reader = reader or READERS.get(suffix(path), read_text)
+    with check_unchanged(path):
+        try:
+            for document in map(without_data, reader(path, name, fields, report)):
+                yield replace(document, text=squeeze(document.text))
+        except UnsupportedFile as error:
+            if file.given_by_name:
+                raise RevelaError(f"{path}: {error}") from error
+            if error.short:
+                report.leave_unread(path, error.short)
+            else:
+                report.skip(error.reason, f"{name} ({error.detail})" if error.detail else name)
+            if not error.by_programs:
+                report.count_bytes(path, read=False)
+        except RevelaError:
+            raise
+        except Exception as error:  # libraries raise many for broken files
+            report.count_bytes(path, read=False)
+            if isinstance(error, DamagedFile):
+                report.skip(str(error), name, bad=True)
+            elif isinstance(error, OSError) and error.errno:
+                report.skip(unreadable_because(error), name, bad=True)
+            else:
+                where = f"{name}: {first_line(error)[:80]}"
+                report.skip(f"damaged or encrypted {suffix(path) or 'file'}", where, bad=True)
+        else:
+            report.count_bytes(path, read=True)

@@ -1,0 +1,133 @@
+"""Read mail: a message is a document, with its subject as title, the mail and text attached to it,
+and the names of other attachments. A web page that a browser saved in one file is a mail, too.
+"""
+
+from __future__ import annotations
+
+import email
+import email.policy
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from email.message import EmailMessage
+from pathlib import Path
+
+from revela.errors import first_line
+from revela.text.readers.common import (
+    DamagedFile,
+    ReadReport,
+    open_text,
+    read_bytes,
+    without_surrogates,
+)
+from revela.text.readers.encodings import decode
+from revela.text.readers.html import extract_fragment
+from revela.text.readers.rows import Fields
+from revela.types import Document
+
+ENCODED = ("base64", "quoted-printable")
+NAMED = ("From", "To", "Cc", "Date")
+
+
+def read_eml(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
+    """Read a file with one message."""
+    raw = read_bytes(path).removeprefix(BOM_UTF8)
+    is_wide = raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
+    raw = raw.decode("utf-16", "replace").encode() if is_wide else raw
+    yield from _document(raw, name, report)
+
+
+def read_mbox(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
+    """Read a file of messages, each after a line that begins with "From "."""
+    number, message = 0, list[bytes]()
+    with open_text(path) as handle:
+        is_blank = True
+        for line in (line.encode("utf-8", "surrogateescape") for line in handle):
+            if is_blank and line.startswith(b"From "):
+                if message:
+                    yield from _document(b"".join(message), f"{name}:{number}", report)
+                number, message = number + 1, []
+            elif number:
+                message.append(line[1:] if line.startswith(b">From ") else line)
+            is_blank = not line.strip()
+    if message:
+        yield from _document(b"".join(message), f"{name}:{number}", report)
+    if not number:
+        raise DamagedFile("no mail in mbox format")
+
+
+def _document(raw: bytes, name: str, report: ReadReport) -> Iterator[Document]:
+    """The document of a message; none if the bytes are no mail, or damaged, which is reported."""
+    try:
+        message = email.message_from_bytes(raw, policy=email.policy.default)
+        assert isinstance(message, EmailMessage)
+        if not message.keys():
+            report.skip("no mail", name, bad=True)
+            return
+        text = "\n\n".join(dict.fromkeys(filter(None, [_body(message), *_attached(message)])))
+        text = f"{_headers(message, NAMED)}\n\n{text}"
+        document = Document(name, without_surrogates(text).strip(), _header(message, "Subject"))
+    except Exception as error:  # the library's, for a message that must not cost the later ones
+        report.skip("damaged mail", f"{name}: {first_line(error)[:80]}", bad=True)
+    else:
+        yield document
+
+
+def _headers(message: EmailMessage, names: Sequence[str]) -> str:
+    lines = [f"{key}: {_header(message, key)}" for key in names if _header(message, key)]
+    files = [part.get_filename() or "" for part in message.walk() if part.is_attachment()]
+    if files := [without_surrogates(file) for file in files if file]:
+        lines.append(f"Attachments: {', '.join(files)}")
+    return "\n".join(lines)
+
+
+def _attached(message: EmailMessage) -> Iterator[str]:
+    """The mail and the text in the attachments of a message."""
+    for part in message.walk():
+        if not isinstance(part, EmailMessage) or part is message:
+            continue
+        inner = part.get_payload()
+        if part.get_content_type() == "message/rfc822" and isinstance(inner, list):
+            for mail in inner:
+                assert isinstance(mail, EmailMessage)
+                yield f"{_headers(mail, ('Subject', *NAMED))}\n\n{_body(mail)}".strip()
+        elif part.is_attachment() and part.get_content_maintype() == "text":
+            yield _shown(part).strip()
+
+
+def _header(message: EmailMessage, key: str) -> str:
+    stored = next((text for name, text in message.raw_items() if name.lower() == key.lower()), "")
+    # Bytes beyond ASCII are surrogates in it; the library's own value has lost them.
+    if (known := without_surrogates(stored)) != stored:
+        known = decode(stored.encode("utf-8", "surrogateescape"))[0] or known
+        return " ".join(known.split())
+    try:
+        return " ".join(str(message.get(key, "")).split())
+    except Exception:  # the library fails on some broken headers
+        return ""
+
+
+def _body(message: EmailMessage) -> str:
+    """The plain text of a message, else the text of its HTML."""
+    shown = message.get_body(("plain", "html")) or next(
+        (part for part in message.walk() if part.get_content_maintype() == "text"), None
+    )
+    return _shown(shown).strip() if isinstance(shown, EmailMessage) else ""
+
+
+def _shown(part: EmailMessage) -> str:
+    text = _content(part)
+    is_page = part.get_content_type() == "text/html"
+    return extract_fragment(text) if is_page else text.replace("\r\n", "\n")
+
+
+def _content(part: EmailMessage) -> str:
+    raw = part.get_payload(decode=True)
+    if not isinstance(raw, bytes):
+        return ""
+    # UTF-8 in a part that declares another charset was converted with the file that it is in.
+    is_encoded = raw.isascii() or part.get("Content-Transfer-Encoding", "").lower() in ENCODED
+    for charset in (*(() if is_encoded else ("utf-8",)), part.get_content_charset() or "utf-8"):
+        with suppress(LookupError, ValueError):
+            return raw.decode(charset)
+    return decode(raw)[0] or raw.decode("utf-8", "replace")

@@ -1,0 +1,131 @@
+"""Read PDF: its text, tables of numbers as lines with headings, and the values of
+forms.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from revela.text import pdf_pages
+from revela.text.endings import COMPRESSED
+from revela.text.pdf_pages import Cell, Page
+from revela.text.readers.common import ReadReport, UnsupportedFile, read_bytes
+from revela.text.readers.rows import Fields
+from revela.text.readers.table_lines import has_headings, is_number, lines_below
+from revela.text.readers.text import plain_title
+from revela.types import Document
+
+# A word that goes on in the next line.
+_PARTED = re.compile(r"([^\W\d_]+)([-\u2010\u00ad])[ \t]*\r?\n[ \t]*([^\W\d_]+)")
+_WORD = re.compile(r"[^\W\d_]+")
+_LIGATURES = {0xFB00 + i: s for i, s in enumerate(["ff", "fi", "fl", "ffi", "ffl", "st", "st"])}
+_HYPHENED = re.compile(r"\b[^\W\d_]+-[^\W\d_]+")
+# Words after half a word with a hyphen, as in "Ein- und Ausgabe".
+_OMITS = frozenset("and or to und oder bis sowie et ou y o e en of och eller og i или и".split())  # noqa: SIM905
+LONG_CELL = 6  # words; most lines in columns of prose have more, and in one column of a table
+
+
+def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
+    """Read the text of all pages, and the values of forms."""
+    is_packed = path.suffix in COMPRESSED
+    title, given, values = pdf_pages.read(read_bytes(path) if is_packed else path)
+    for number, page in enumerate(given, 1):
+        if page is None:
+            report.skip("damaged page", f"{name}, page {number}")
+    pages = [_text(page) for page in given]
+    if not any(pages + values):
+        raise UnsupportedFile("PDF without text; run OCR on it first")
+    if empty := [number for number, page in enumerate(given, 1) if page in ("", [])]:
+        report.note("PDF with pages without text, which may be scans", f"{name}, page {empty[0]}")
+    # Form feeds separate pages (searching/locations.py).
+    text = "\n\n".join(filter(None, ["\n\n\f".join(pages).rstrip(), "\n".join(values)]))
+    yield Document(name, join_words(text.translate(_LIGATURES)), plain_title(title))
+
+
+def _text(page: Page) -> str:
+    """A page's text, its tables as lines with each value beside its column's heading.
+
+    >>> head = [("Room", 0, 4), ("Summer", 9, 15), ("Winter", 17, 23)]
+    >>> below = [("Oslo", 0, 4), ("120", 9, 12), ("8", 17, 18)], [("Ulm", 0, 3), ("60", 17, 19)]
+    >>> _text([[("Prices", 0, 6)], head, *below, [("By night.", 0, 9)]])
+    'Prices\\nRoom: Oslo; Summer: 120; Winter: 8\\nRoom: Ulm; Winter: 60\\nBy night.'
+    """
+    if not isinstance(page, list):
+        return page or ""
+    lines = list[str]()
+    rows = [[Cell(*cell) for cell in line] for line in page]
+    for is_row, group in groupby(rows, lambda cells: len(cells) > 1):
+        found = list(group)
+        table = _table(found) if is_row else []
+        lines += lines_below(table[0], table[1:]) if table else ()
+        lines += (" ".join(cell.text for cell in row) for row in found[len(table) :])
+    return "\n".join(lines).strip()
+
+
+def _table(rows: Sequence[Sequence[Cell]]) -> list[list[str]]:
+    """Headings and the rows below, if they are a table with numbers; else []."""
+    headings, *below = rows
+    table = [[cell.text for cell in headings]]
+    for row in below:
+        if not (cells := _in_columns(headings, row)):
+            break
+        table.append(cells)
+    columns = [*zip(*table[1:], strict=True)]
+    is_named = all(name[0].isalnum() for name in table[0]) and has_headings(table)
+    long = [any(len(cell.split()) > LONG_CELL for cell in column) for column in columns]
+    is_short = sum(long) < 2 and all(len(name.split()) <= LONG_CELL for name in table[0])
+    of_numbers = any(2 * sum(map(is_number, column)) > len(column) for column in columns)
+    return table if len(table) > 2 and is_named and is_short and of_numbers else []
+
+
+def _in_columns(headings: Sequence[Cell], row: Sequence[Cell]) -> list[str]:
+    """A row's cells by column: each is below the heading whose left side, right side or middle is
+    nearest to its own. [] if two are below one heading.
+    """
+    cells = [""] * len(headings)
+    for cell in row:
+        gaps = [
+            min(
+                abs(cell.begin - heading.begin),
+                abs(cell.end - heading.end),
+                abs(cell.begin + cell.end - heading.begin - heading.end) / 2,
+            )
+            for heading in headings
+        ]
+        place = gaps.index(min(gaps))
+        if any(cells[place:]):
+            return []
+        cells[place] = cell.text
+    return cells
+
+
+def join_words(text: str) -> str:
+    """Join words that are split at the end of a line.
+
+    The hyphen stays if the text has the hyphened word elsewhere, if one letter is before it, or if
+    both parts are words of the text (the second in lower case, unlike a German noun) and the whole
+    is not. Half a word before "and" or the like is left as it is. Where the text says nothing, the
+    parts are joined, as most are of one word.
+
+    >>> join_words("The echo-\\nlocation of bats is well-\\nknown, as all well-known things.")
+    'The echolocation of bats is well-known, as all well-known things.'
+    """
+    hyphened, words, lower = set[str](), set[str](), set[str]()
+    if _PARTED.search(text):
+        hyphened = {*_HYPHENED.findall(text.lower())}
+        words = {*_WORD.findall(_PARTED.sub(" ", text))}
+        lower = {word.lower() for word in words}
+
+    def joined(found: re.Match[str]) -> str:
+        first, mark, rest = found.groups()
+        if not rest[0].islower() or rest in _OMITS:
+            return found[0]
+        known = first.lower()
+        is_compound = known in lower and rest in words and known + rest not in lower
+        is_hyphen = len(first) == 1 or f"{known}-{rest}" in hyphened or is_compound
+        return f"{first}-{rest}" if is_hyphen and mark != "\u00ad" else first + rest
+
+    return _PARTED.sub(joined, text)

@@ -1,0 +1,126 @@
+"""Train several objectives from the same start for the same time, and score each meanwhile."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from revela.errors import RevelaError
+from revela.evaluation.collection import Collection, load_collection
+from revela.evaluation.evaluate import mean_outcomes
+from revela.evaluation.label_free import HeldOutCheck
+from revela.evaluation.results import COMPARISON, LINES, Comparison, CurvePoint, write_json
+from revela.text.chunk import PASSAGE_WORDS
+from revela.training.checks import CheckPlan
+from revela.training.groups.dataset import TrainingSet
+from revela.training.record import (
+    FREE_WHEN_DONE,
+    Provenance,
+    check_same_run,
+    remove_unstarted,
+)
+from revela.training.retriever.context import draw_documents
+from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.settings import Corpus, Recipe
+from revela.training.train import train
+from revela.types import Document, Encoder
+
+log = logging.getLogger(__name__)
+
+Data = tuple[TrainingSet, HeldOutCheck]
+
+
+def compare(
+    recipes: Mapping[str, Recipe],
+    read: Callable[[Recipe], Data],
+    on: Sequence[Path],
+    out: Path,
+    *,
+    seeds: Sequence[int],
+    points: int,
+    provenance: Provenance,
+) -> Comparison:
+    """Train each recipe with each seed; score at the start and after each of ``points`` parts.
+
+    A finished run with the same settings and documents is kept, an interrupted one is resumed.
+    compare.json is written after each run.
+
+    Args:
+        recipes: name -> recipe.
+        read: recipe -> its training set and label-free check.
+        on: folders in BEIR layout to score on; these scores do not select states.
+        out: folder for the runs.
+        seeds: each recipe is trained with each of them.
+        points: number of scores after the start.
+        provenance: corpus and command, for the model cards.
+    """
+    data_by_corpus = _read_each(recipes, read)
+    collections = [load_collection(folder) for folder in on]
+
+    def judge(encoder: Encoder) -> dict[str, float]:
+        scores = {}
+        for collection in collections:
+            reader = _in_context_of(collection, encoder)
+            scores[collection.name] = mean_outcomes(collection, {"model": reader})["model"]
+        return {name: metrics["ndcg@10"] for name, metrics in scores.items()}
+
+    bm25 = {c.name: mean_outcomes(c, {})["BM25"]["ndcg@10"] for c in collections}
+    comparison = Comparison(bm25, {})
+    for seed, (name, recipe) in product(seeds, recipes.items()):
+        folder = out / f"{name}-{seed}"
+        recipe = recipe.replace(seed=seed)
+        has_checkpoint = any((folder / "checkpoints").glob("checkpoint-*"))
+        data, check = data_by_corpus[recipe.corpus]
+        # With a time limit, the first run would lose time to queries that later runs find written.
+        own = data.replace(recipe, lazy_queries=not recipe.training.max_minutes)
+        if (folder / "modules.json").is_file() and not has_checkpoint:
+            check_same_run(recipe.to_dict(), own.fingerprint, folder, FREE_WHEN_DONE)
+        else:
+            log.info(f"== {name}, seed {seed}")
+            if not has_checkpoint:
+                remove_unstarted(folder)
+            plan = CheckPlan(check, check.bm25(), judge, points)
+            given: Any = dict(plan=plan, provenance=provenance, resume=has_checkpoint)
+            outcome = train(recipe, own, folder, **given)
+            if outcome.interrupted:
+                error = RevelaError(f"stopped in {folder}: run the same command again to resume")
+                error.exit_code = 128 + outcome.signal
+                raise error
+        comparison.curves[f"{name}, seed {seed}"] = _curve(folder)
+        write_json(comparison, out / COMPARISON)
+    return comparison
+
+
+def _in_context_of(collection: Collection, encoder: Encoder) -> Encoder:
+    """The encoder; one with slots reads documents of the collection, as in the paper (CDE)."""
+    if not isinstance(encoder, RetrieverEncoder) or encoder.context_encoder is None:
+        return encoder
+    pairs = zip(collection.document_ids, collection.documents, strict=True)
+    documents, first = [Document(*pair) for pair in pairs], encoder.context_encoder
+    rows_JD = first.of_texts(draw_documents(documents, first.slots, 0, PASSAGE_WORDS))
+    return encoder.with_context(lambda: rows_JD)
+
+
+def _read_each(recipes: Mapping[str, Recipe], read: Callable[[Recipe], Data]) -> dict[Corpus, Data]:
+    """Read the data of each distinct [corpus] section."""
+    data: dict[Corpus, Data] = {}
+    for name, recipe in recipes.items():
+        if recipe.corpus not in data:
+            data[recipe.corpus] = read(recipe)
+        if not data[recipe.corpus][1].tasks:
+            raise RevelaError(
+                f"{name}: runs are compared beside the label-free check, and too few documents are "
+                "held out for one: raise --held-out, or add text"
+            )
+    return data
+
+
+def _curve(folder: Path) -> list[CurvePoint]:
+    """Read the judged scores in a run's metrics.jsonl."""
+    rows = [json.loads(line) for line in (folder / LINES).read_text().splitlines()]
+    judged = [row for row in rows if "judged" in row]
+    return [CurvePoint(row["minutes"], row["tokens_read"], row["judged"]) for row in judged]

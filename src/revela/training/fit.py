@@ -1,0 +1,296 @@
+"""Fit a raw language model to text: read a corpus, hold documents out, fit, check, save. Or give a
+retriever with slots another context.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from revela.encoders.model_files import check_retriever, resolve
+from revela.errors import RevelaError, extra
+from revela.files import atomic_write
+from revela.text.chunk import PASSAGE_WORDS
+from revela.text.load import Reading, read_corpus
+from revela.text.spool import LazyTexts
+from revela.training.settings import Recipe
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from revela.evaluation.label_free import HeldOutCheck
+    from revela.training.groups.dataset import TrainingSet
+    from revela.training.retriever.card import Card
+
+log = logging.getLogger(__name__)
+FITTED_BY = (
+    *("text_field", "title_field", "join_titles", "max_bad_share", "near_duplicates", "language"),
+    *("chunk_words", "held_out"),
+    *("layers", "pooling", "max_tokens", "lower_case", "query_prompt", "passage_prompt"),
+    *("token_weighting", "whitening", "lexical", "seed", "precision"),
+)
+"The settings that a fit reads, other than the model."
+LAYER_SETTINGS = (
+    *("layers", "pooling", "max_tokens", "query_prompt", "passage_prompt"),
+    *("token_weighting", "whitening", "lexical", "precision"),
+)
+"Settings of ``FITTED_BY`` that a table of words does not read."
+MAY_LOSE = 0.005  # a trained table may lose this much nDCG@10 in the check
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """Options of a fit."""
+
+    prune: bool = False
+    "Drop the tokens that the corpus does not use."
+    static: bool = False
+    "Make a table of word vectors, without any layer."
+    steps: int | None = None
+    "Training steps of the table, or of the lexical half. None: by the size of the corpus."
+
+
+FIT_OPTIONS = FitOptions()
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """The result of a fit.
+
+    Attributes:
+        scores: system -> task -> nDCG@10 of the label-free check.
+        kept: the system that is saved.
+    """
+
+    scores: dict[str, dict[str, float]]
+    minutes: float
+    kept: str
+
+
+def fit(
+    corpus: Sequence[Path],
+    out: Path,
+    recipe: Recipe,
+    options: FitOptions = FIT_OPTIONS,
+    command: str = "",
+) -> FitResult:
+    """Read a corpus, hold documents out, fit a raw language model to the others, and save it.
+
+    ``command`` is the command line, for the model card.
+    """
+    with extra("train", "a fit"):
+        from revela.training.distributed import check_single_process
+        from revela.training.groups.dataset import TrainingSet
+        from revela.training.retriever.card import metadata_of
+        from revela.training.retriever.fit import WORDS_TO_VECTORS
+        from revela.training.retriever.save import save_retriever
+    from revela.files import atomic_write
+    from revela.terminal import silence_libraries
+    from revela.text.analyzer import check_language
+    from revela.training.held_out import check_by
+
+    _check_options(recipe, options)
+    static = options.static
+    _check_free(out)
+    check_single_process()
+    check_language(recipe.corpus.language)
+    silence_libraries()
+    folder = _language_model(recipe.retriever.model, 0 if static else recipe.retriever.layers)
+    data = TrainingSet.read(recipe, corpus)
+    if not static and len(data.chunks) < 2:  # a table reads longer windows
+        raise RevelaError("a fit takes two chunks of text or more: give more text")
+    check = check_by(data.held_out, recipe)
+    tasks = check.describe() or "too few for a task, so the fit is not checked"
+    log.info(f"held out {len(data.held_out):,} documents for the label-free check ({tasks})")
+    run = _fit_table if static else _fit_layers
+    model, result = run(folder, data, check, options)
+    origin: dict[str, Any] = dict(
+        name=out.name, corpus=", ".join(map(str, corpus)), command=command
+    )
+    origin["metadata"] = metadata_of(recipe.retriever.model, folder)
+    card = _card(data, result, options, origin)
+    with atomic_write(out) as temporary:
+        save_retriever(model, temporary, card.text(), words_to_vectors=WORDS_TO_VECTORS)
+    return result
+
+
+def bake_context(
+    corpus: Sequence[Path], out: Path, recipe: Recipe, options: FitOptions = FIT_OPTIONS
+) -> int:
+    """Save a retriever that was trained with a context with chunks of another corpus in its slots;
+    returns their number.
+    """
+    with extra("train", "a fit"):
+        from revela.encoders.torch_model import open_model
+        from revela.training.retriever.card import without_folders
+        from revela.training.retriever.context import (
+            SavedContext,
+            draw_documents,
+            load_context_encoder,
+        )
+        from revela.training.retriever.save import save_retriever
+    from revela.encoders.saved_config import trained_dimensions, words_to_vectors_of
+
+    given = [name for name, value in vars(options).items() if value != getattr(FIT_OPTIONS, name)]
+    unread = (*LAYER_SETTINGS, "language")
+    _refuse_unread(recipe, unread, given, "--context, which fills the slots of a retriever")
+    _check_free(out)
+    model, settings, seed = recipe.retriever.model, recipe.corpus, recipe.training.seed
+    folder = resolve(model)
+    check_retriever(folder)
+    if (first := load_context_encoder(folder)) is None:
+        raise RevelaError(
+            f"{model} has no first stage (context/), which --context needs: give a retriever that "
+            "revela train --context N has made"
+        )
+    reading = Reading(settings.text_field, settings.title_field, settings.join_titles)
+    how: Any = dict(distinct=False, min_words=1, max_bad_share=settings.max_bad_share)
+    documents, report = read_corpus(corpus, reading, **how)
+    for line in report.lines():
+        log.info(line)
+    texts = draw_documents(documents, first.slots, seed, PASSAGE_WORDS)
+    source = without_folders(", ".join(map(str, corpus)))
+    about = {"drawn from": f"{len(texts)} chunks of {source}", "seed": seed}
+    readme = folder / "README.md"
+    with atomic_write(out) as temporary:
+        save_retriever(
+            open_model(folder),
+            temporary,
+            readme.read_text(encoding="utf-8") if readme.is_file() else "",
+            trained_dimensions(folder),
+            SavedContext(first, first.of_texts(texts), about),
+            words_to_vectors_of(folder),
+        )
+    return len(texts)
+
+
+def _card(
+    data: TrainingSet, result: FitResult, options: FitOptions, origin: Mapping[str, Any]
+) -> Card:
+    """The model card of a fit; ``origin`` has name, corpus and command."""
+    from revela.training.retriever.card import Card
+
+    unread = LAYER_SETTINGS if options.static else ()
+    settings = data.recipe.to_dict()
+    trained = ", trained so that titles, docstrings and runs of words find their text"
+    if options.static:
+        about = "a row for each word, begun as the mean of the input embeddings of its pieces"
+        about += trained * (result.kept == "trained")
+    else:
+        about = "the weights of tokens, whitening"
+        if data.recipe.fit.lexical:
+            about += f", and a half of the vector for words{trained * (options.steps != 0)}"
+    return Card(
+        learned_from=f"{{model}} was fitted to text: {about}.",
+        documents=data.n_documents,
+        settings={name: settings[name] for name in ("model", *FITTED_BY) if name not in unread},
+        scores=result.scores,
+        minutes=result.minutes,
+        **origin,
+    )
+
+
+def _fit_layers(
+    folder: Path, data: TrainingSet, check: HeldOutCheck, options: FitOptions
+) -> tuple[SentenceTransformer, FitResult]:
+    """Fit the lower layers of a language model to the chunks, and train the lexical half."""
+    from revela.encoders.torch_model import uses_bf16
+    from revela.training.device import compute_device
+    from revela.training.retriever.build import untrained_retriever
+    from revela.training.retriever.encode import RetrieverEncoder
+    from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
+    from revela.training.retriever.prune import prune as drop_unused_tokens
+    from revela.training.word_table import row_trainer
+
+    recipe, scores = data.recipe, dict[str, dict[str, float]]()
+    model = untrained_retriever(recipe, folder, data.documents).to(compute_device())
+    encoder = RetrieverEncoder(model, uses_bf16(recipe.training.precision, model.device))
+    if check.tasks:
+        scores = {"BM25": check.bm25(), "untrained": check(encoder)}
+    start = time.monotonic()
+    if options.prune:
+        held_out = (document.full_text for document in data.held_out)
+        drop_unused_tokens(model, chain((chunk.text for chunk in data.chunks), held_out))
+    texts, seed = LazyTexts(data.chunks, lambda chunk: chunk.text), recipe.training.seed
+    trainer = row_trainer(model, data.documents, steps=options.steps, seed=seed)
+    fit_to_corpus(encoder.retriever, texts, recipe.fit, seed=seed, train_rows=trainer)
+    encoder.words_to_vectors = WORDS_TO_VECTORS
+    minutes = (time.monotonic() - start) / 60
+    if check.tasks:
+        scores["fitted"] = check(encoder)
+    return model, FitResult(scores, minutes, "fitted")
+
+
+def _fit_table(
+    folder: Path, data: TrainingSet, check: HeldOutCheck, options: FitOptions
+) -> tuple[SentenceTransformer, FitResult]:
+    """Fit a table of all documents' words, and train it on those not held out. The untrained table
+    is kept if the check finds it better by more than ``MAY_LOSE``.
+    """
+    from revela.training import word_table as training
+
+    recipe, scores = data.recipe, dict[str, dict[str, float]]()
+    start = time.monotonic()
+    how: Any = dict(language=recipe.corpus.language, seed=recipe.training.seed)
+    fitted, trained = training.tables(
+        folder, data.documents, data.held_out, steps=options.steps, **how
+    )
+    minutes = (time.monotonic() - start) / 60
+    tables, kept = {"fitted": fitted}, "fitted"
+    if trained is not fitted:
+        tables["trained"], kept = trained, "trained"
+    if check.tasks:
+        scores = {"BM25": check.bm25()}
+        scores |= {name: check(table.encoder()) for name, table in tables.items()}
+        means = {name: fmean(scores[name].values()) for name in tables}
+        if means[kept] < means["fitted"] - MAY_LOSE:
+            kept = "fitted"
+    return tables[kept].model(), FitResult(scores, minutes, kept)
+
+
+def _check_options(recipe: Recipe, options: FitOptions) -> None:
+    """Refuse settings that the requested kind of retriever does not read."""
+    steps = options.steps
+    if steps and not options.static and not recipe.fit.lexical:
+        raise RevelaError("--steps trains the lexical half: leave --lexical 0 out, or --steps")
+    if steps is not None and steps < 0:
+        raise RevelaError(f"--steps {steps}: give 0, which does not train, or more")
+    if options.static:
+        unread = ["prune"] if options.prune else []
+        _refuse_unread(recipe, LAYER_SETTINGS, unread, "--static, which keeps no layers")
+
+
+def _refuse_unread(
+    recipe: Recipe, names: Sequence[str], options: Sequence[str], reason: str
+) -> None:
+    """Refuse options, and settings of these names, that would have no effect."""
+    settings, default = recipe.to_dict(), Recipe().to_dict()
+    changed = [*options, *(name for name in names if settings[name] != default[name])]
+    if changed:
+        flag = changed[0].replace("_", "-")
+        raise RevelaError(f"--{flag} has no effect with {reason}: leave one of them out")
+
+
+def _check_free(out: Path) -> None:
+    if out.exists():
+        raise RevelaError(f"{out} exists: choose another --out")
+
+
+def _language_model(name: str, layers: int) -> Path:
+    """The folder of the model to fit."""
+    from revela.training.retriever.build import check_model
+
+    folder = resolve(name)
+    if (folder / "modules.json").is_file():
+        raise RevelaError(
+            f"{name} is an embedder, which a fit would harm: give a raw language model as --model, "
+            "or search with this one as it is"
+        )
+    check_model(folder, layers, lora_rank=0)
+    return folder

@@ -1,0 +1,149 @@
+"""Build a folder of groups from corpora, to train on several times or in several processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain
+from pathlib import Path
+
+from sentence_transformers import SentenceTransformer
+
+from revela.errors import RevelaError
+from revela.terminal import silence_libraries
+from revela.text.load import split_held_out
+from revela.text.spool import ArrowList, arrow_list
+from revela.training.find_model import find_weights
+from revela.training.groups.dataset import TrainingSet
+from revela.training.groups.prebuilt import group_members, holds_groups
+from revela.training.groups.store import GroupedCorpus, GroupFolder, Member, check_out, save_groups
+from revela.training.groups.strategies import mixed_groups
+from revela.training.retriever.build import untrained_retriever
+from revela.training.settings import Recipe
+from revela.types import Chunk, Document
+
+log = logging.getLogger(__name__)
+
+
+def build_groups(
+    recipe: Recipe,
+    sources: Sequence[Path],
+    out: Path,
+    weights: Sequence[float],
+    queries_file: Path | None,
+) -> GroupFolder:
+    """Read corpora, group their chunks by the recipe, and store the groups.
+
+    Args:
+        sources: corpora, or files of prebuilt groups.
+        out: a new folder.
+        weights: sampling weight of each source; empty: use all groups.
+        queries_file: stores the queries that a language model writes.
+    """
+    check_out(recipe, out)
+    if weights and (len(weights) != len(sources) or min(weights) <= 0):
+        raise RevelaError(
+            f"--weights gives {len(weights)} numbers for {len(sources)} corpora: give each one "
+            "above 0"
+        )
+    silence_libraries()
+    prebuilt = [source for source in sources if holds_groups(source)]
+    seed = recipe.training.seed
+    if weights or prebuilt or recipe.groups.kind == "cluster":  # no group spans two corpora
+        parts = [
+            _prebuilt(recipe, source)
+            if source in prebuilt
+            else _grouped(recipe, [source], queries_file)
+            for source in sources
+        ]
+    else:
+        parts = [_grouped(recipe, sources, queries_file)]
+    corpus = _joined(parts, weights, seed)
+    settings = {
+        "sources": [str(source) for source in sources],
+        "shares": list(weights),
+        "documents": len(corpus.documents),
+        "corpora": list(accumulate(len(part.documents) for part in parts[:-1])),
+        "groups": ["ready" if source in prebuilt else recipe.groups.kind for source in sources],
+        "objective": recipe.objective.name,
+        "chunk_words": recipe.corpus.chunk_words,
+        "surrogate": recipe.groups.surrogate,
+        "seed": seed,
+    }
+    return save_groups(out, corpus, recipe.groups.group_size, settings)
+
+
+def _grouped(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None) -> GroupedCorpus:
+    """Read documents, and group their chunks."""
+    data = TrainingSet.read(recipe, sources, queries_file, lazy_queries=False)
+    documents, rows, held_out = data.documents, data.rows, data.held_out
+    assert isinstance(documents, ArrowList)
+    log.info(
+        f"{len(documents):,} documents -> {len(data.chunks):,} chunks; "
+        f"{len(held_out):,} documents held out"
+    )
+
+    @functools.cache
+    def model() -> SentenceTransformer:
+        return untrained_retriever(
+            recipe, find_weights(recipe.retriever.model, recipe.retriever.offline_model), documents
+        )
+
+    groups = iter(data.corpus_groups(model)(0))
+    first = next(groups, None)
+    if first is None:
+        names = ", ".join(map(str, sources))
+        raise RevelaError(
+            f"{names}: {len(rows):,} chunks give no group of {recipe.groups.group_size}: add "
+            "text, or lower --chunk-words or --group-size"
+        )
+    return GroupedCorpus(documents, held_out, rows, chain([first], groups))
+
+
+def _prebuilt(recipe: Recipe, source: Path) -> GroupedCorpus:
+    """Read prebuilt groups, each as one document."""
+    size = recipe.groups.group_size
+    members = arrow_list(Member, group_members(source, size))
+    groups = zip(*[iter(members)] * size, strict=True)
+    documents, held_out = split_held_out(
+        arrow_list(Document, (Document(g[0].name, "\n\n".join(m.text for m in g)) for g in groups)),
+        recipe.corpus.held_out,
+        recipe.corpus.held_out_at_most,
+    )
+    held_out_ids = {document.id for document in held_out}
+    texts = (member.text for member in members if member.name not in held_out_ids)
+    rows = arrow_list(Chunk, (Chunk(i // size, text) for i, text in enumerate(texts)))
+    log.info(
+        f"read {len(documents) + len(held_out):,} groups from {source}; {len(held_out):,} of them "
+        "held out"
+    )
+    starts = range(0, len(rows), size)
+    return GroupedCorpus(documents, held_out, rows, (list(range(i, i + size)) for i in starts))
+
+
+def _joined(parts: Sequence[GroupedCorpus], weights: Sequence[float], seed: int) -> GroupedCorpus:
+    """Join corpora into one; no group spans two of them."""
+    if len(parts) == 1:
+        (part,) = parts
+        groups = mixed_groups([part.groups], weights, seed) if weights else part.groups
+        return dataclasses.replace(part, groups=groups)
+    first_documents = accumulate((len(part.documents) for part in parts), initial=0)
+    first_rows = accumulate((len(part.rows) for part in parts), initial=0)
+    shifted = [_shifted(part.groups, first) for part, first in zip(parts, first_rows, strict=False)]
+    rows = (
+        dataclasses.replace(row, document=row.document + first)
+        for part, first in zip(parts, first_documents, strict=False)
+        for row in part.rows
+    )
+    return GroupedCorpus(
+        arrow_list(Document, chain.from_iterable(part.documents for part in parts)),
+        [document for part in parts for document in part.held_out],
+        arrow_list(Chunk, rows),
+        mixed_groups(shifted, weights, seed) if weights else chain(*shifted),
+    )
+
+
+def _shifted(groups: Iterable[list[int]], first: int) -> Iterator[list[int]]:
+    return ([i + first for i in group] for group in groups)

@@ -1,0 +1,400 @@
+"""Training data: documents -> chunks -> rows -> the groups of each epoch, and held-out documents.
+
+A row is what groups consist of: a chunk; a chunk with a query, for objectives that read queries; a
+window of joined chunks, for crops and hidden spans; or a whole document with a judged query.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+
+from revela.encoders.embedded import cache_folder
+from revela.errors import RevelaError
+from revela.terminal import progress_bar
+from revela.text.chunk import chunk_all
+from revela.text.dedupe import near_duplicates
+from revela.text.judgements import pair_rows, queries_by_document
+from revela.text.load import Reading, read_corpus, split_held_out
+from revela.text.readers.common import ReadReport
+from revela.text.spool import ArrowList, arrow_list
+from revela.text.words import count_words
+from revela.training.distributed import cores, world_size
+from revela.training.groups.order import (
+    ORDER,
+    IterativeGroups,
+    Model,
+    load_or_make,
+    similar_order,
+    vectors_of_beginnings,
+)
+from revela.training.groups.prebuilt import holds_groups
+from revela.training.groups.store import GroupFolder, is_group_folder
+from revela.training.groups.strategies import Groups, epoch_groups, with_queries
+from revela.training.queries.from_text import (
+    query_hash,
+    with_authors_words,
+    with_first_sentences,
+    with_telling_sentences,
+    with_titles,
+)
+from revela.training.queries.generated import (
+    NO_QUERY,
+    GeneratedQueries,
+    QueryLM,
+    can_write_lazily,
+    generate_queries,
+    sample_chunks,
+)
+from revela.training.settings import Recipe
+from revela.types import Chunk, Document, Encoder, hash64
+
+log = logging.getLogger(__name__)
+
+
+class TrainingSet:
+    """Chunks, the groups of each epoch, the documents for the fit, and held-out documents.
+
+    Args:
+        source: documents, or stored groups.
+        lazy_queries: let a language model write queries during training, if possible.
+
+    Attributes:
+        documents: all documents; of stored groups a sample.
+        n_documents: number of documents that the chunks come from.
+        corpora: index of the first document of each corpus after the first, if no group spans two
+            corpora.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        source: Sequence[Document] | GroupFolder,
+        held_out: Sequence[Document] = (),
+        queries_file: Path | None = None,
+        lazy_queries: bool = True,
+    ) -> None:
+        self.recipe, self.queries_file = recipe, queries_file
+        self.corpora: list[int] = []
+        if isinstance(source, GroupFolder):
+            if recipe.pairs:
+                raise RevelaError(
+                    f"--pairs needs whole documents, and {source.folder} holds groups of chunks: "
+                    "give the corpus itself"
+                )
+            self.folder: GroupFolder | None = source
+            self.documents: Sequence[Document] = source.documents
+            self.held_out: Sequence[Document] = source.held_out
+            self.n_documents = int(source.settings["documents"])
+            self.corpora = source.settings.get("corpora", [])
+        else:
+            _check_one_process()
+            self.folder = None
+            self.documents, self.held_out, self.n_documents = source, held_out, len(source)
+        self.lazy_queries = lazy_queries and self.folder is None and can_write_lazily(recipe)
+
+    @classmethod
+    def read(
+        cls,
+        recipe: Recipe,
+        sources: Sequence[Path],
+        queries_file: Path | None = None,
+        lazy_queries: bool = True,
+    ) -> TrainingSet:
+        """Read the training set of a corpus, or of one folder of groups."""
+        queries_file = queries_file or default_queries_file(sources, recipe)
+        if len(sources) == 1 and is_group_folder(sources[0]):
+            return cls(recipe, GroupFolder(sources[0]), queries_file=queries_file)
+        _check_one_process()
+        if prebuilt := next((source for source in sources if holds_groups(source)), None):
+            raise RevelaError(
+                f"{prebuilt} holds groups: store them by revela groups {prebuilt} --out DIR, "
+                "and give that folder"
+            )
+        documents, report = read_for(recipe, sources)
+        for line in report.lines():
+            log.info(line)
+        corpus = recipe.corpus
+        rest, held_out = split_held_out(documents, corpus.held_out, corpus.held_out_at_most)
+        return cls(recipe, rest, held_out, queries_file, lazy_queries)
+
+    def replace(self, recipe: Recipe, lazy_queries: bool = True) -> TrainingSet:
+        """The same documents with another recipe; RevelaError if its corpus settings differ."""
+        if recipe == self.recipe and (lazy_queries or not self.lazy_queries):
+            return self
+        if recipe.corpus != self.recipe.corpus:
+            raise RevelaError(
+                "this corpus was read with other settings of [corpus] than the recipe has: read it "
+                "again by TrainingSet.read"
+            )
+        source: Any = self.documents if self.folder is None else self.folder
+        return TrainingSet(recipe, source, self.held_out, self.queries_file, lazy_queries)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of titles, texts and judged queries, or of the stored groups."""
+        if self.folder is not None:
+            return self.folder.fingerprint
+        digest = hashlib.blake2b(digest_size=8)
+        for document in self.documents:
+            digest.update(f"{document.title}\0{document.text}\0".encode())
+        for row in self.grouped_rows if self.recipe.pairs else ():
+            digest.update(f"{row.document}\0{row.query}\0".encode())
+        return digest.hexdigest()
+
+    @cached_property
+    def chunks(self) -> ArrowList[Chunk]:
+        """All chunks, in the order of the corpus."""
+        if self.folder is not None:
+            return self.folder.rows
+        return training_chunks(self.recipe, self.documents)
+
+    @cached_property
+    def rows(self) -> ArrowList[Chunk]:
+        """The rows that groups consist of, and documents without a query; without the queries of
+        ``generated_queries``.
+        """
+        if self.folder is not None:
+            return self.folder.rows
+        if self.lazy_queries:
+            return sample_chunks(self.recipe, self.chunks)
+        return training_rows(self.recipe, self.documents, self.chunks, self.queries_file)
+
+    @cached_property
+    def generated_queries(self) -> GeneratedQueries | None:
+        """The queries of ``rows``, if a language model writes them during training."""
+        if not self.lazy_queries:
+            return None
+        return GeneratedQueries(QueryLM(self.recipe, self.queries_file), self.rows)
+
+    def row(self, index: int) -> Chunk:
+        """One of ``rows`` with its query; a lazy query exists once its group has been read."""
+        if self.generated_queries is not None:
+            return self.generated_queries.row(index)
+        return self.rows[index]
+
+    @cached_property
+    def grouped_rows(self) -> ArrowList[Chunk]:
+        """Rows with a query, if queries are judged; otherwise all. Documents without a query are
+        stored after them, so indices agree with ``rows``.
+        """
+        if not self.recipe.pairs:
+            return self.rows
+        return self.rows.select(np.flatnonzero(self.rows.column("query") != ""))
+
+    @cached_property
+    def relevant(self) -> dict[int, set[int]]:
+        """``query_hash`` of each judged query -> the documents of ``rows`` that answer it, and
+        copies of documents that do: near-duplicates, and those with the same text.
+        """
+        relevant: dict[int, set[int]] = {}
+        if not (folder := self.recipe.pairs):
+            return relevant
+        queries_of = queries_by_document(Path(folder))
+        read = chain(self.documents, self.held_out)
+        judged = arrow_list(Document, (document for document in read if document.id in queries_of))
+        near = self.recipe.corpus.near_duplicates
+        first = near_duplicates(judged, near) if near else {}
+        copies: dict[int, int] = {}  # text -> the first text that it is similar to, both hashed
+        queries: dict[int, set[int]] = {}
+        for row, document in enumerate(judged):
+            text = hash64(judged[first.get(row, row)].full_text)
+            copies.setdefault(hash64(document.full_text), text)
+            queries.setdefault(text, set()).update(map(query_hash, queries_of[document.id]))
+        for chunk in self.rows:
+            text = hash64(chunk.text)
+            for query in queries.get(copies.get(text, text), ()):
+                relevant.setdefault(query, set()).add(chunk.document)
+        return relevant
+
+    def groups(
+        self, model: SentenceTransformer, encoder: Encoder, folder: Path
+    ) -> tuple[Groups, int]:
+        """Group the rows.
+
+        Args:
+            model: the untrained retriever.
+            encoder: the retriever in training, for iterative groups.
+            folder: stores the order of clusters, or rounds of iterative groups, until the run
+                ends.
+
+        Returns:
+            Epoch -> groups, as indices of rows; and the number of groups in the first epoch, an
+            upper bound if queries are written during training.
+        """
+        recipe, size, rows = self.recipe, self.recipe.groups.group_size, self.grouped_rows
+        if len(rows) < size:
+            raise RevelaError(self._no_group())
+        if self.folder is not None:
+            groups, number = _stored_groups(recipe, self.folder)
+        else:
+            built = self.corpus_groups(lambda: model, folder)
+            groups, number = _with_first_epoch(built, size)
+        if not number:
+            raise RevelaError(self._no_group())
+        made = "" if len(rows) == len(self.chunks) else f" -> {len(rows):,} to train on"
+        log.info(
+            f"{self.n_documents:,} documents -> {len(self.chunks):,} chunks{made} "
+            f"-> {number:,} groups of {size} per epoch"
+        )
+        if recipe.groups.kind == "iterative":
+            groups = IterativeGroups(recipe, rows, encoder, folder)
+        elif (queries := self.generated_queries) is not None:
+            if missing := queries.lm.missing(row.text for row in self.rows):
+                log.info(f"{queries.lm} as training comes to them: {missing:,} or fewer")
+            groups = queries.groups(groups)
+        return groups, number
+
+    def corpus_groups(self, model: Model, folder: Path | None = None) -> Groups:
+        """Epoch -> groups of a corpus; ``model`` loads the untrained retriever, if needed.
+
+        On a GPU, k-means gives different clusters in each call: ``folder`` keeps the first.
+        """
+        recipe, rows = self.recipe, self.grouped_rows
+        vectors_ND = order_R = None
+        if recipe.groups.kind == "cluster":
+
+            def order() -> NDArray[np.int64]:
+                return similar_order(recipe, rows, model)
+
+            order_R = order() if folder is None else load_or_make(folder / ORDER, order)
+        if recipe.groups.kind == "document":
+            vectors_ND = vectors_of_beginnings(recipe, self.documents, model)
+        return epoch_groups(recipe, rows, vectors_ND, order_R, self.lazy_queries)
+
+    def _no_group(self) -> str:
+        size, queries = self.recipe.groups.group_size, self.recipe.queries
+        reads = self.recipe.objective.reads
+        if self.recipe.pairs:
+            n_pairs = len(self.grouped_rows)
+            return f"{n_pairs} pairs are fewer than a group of {size}: lower --group-size"
+        if reads == "queries" and len(self.rows) >= size and not any(self.rows.column("query")):
+            if self.folder is not None:
+                return (
+                    "these groups were stored without queries: store them again by revela groups "
+                    f"... --objective {self.recipe.objective.name} --queries {queries.source}"
+                )
+            return NO_QUERY.format(queries.source)
+        return (
+            f"{len(self.rows)} chunks are fewer than a group of {size}: "
+            "add text, or lower --chunk-words or --group-size"
+        )
+
+
+def _stored_groups(recipe: Recipe, folder: GroupFolder) -> tuple[Groups, int]:
+    """Epoch -> groups of a folder, ordered by the recipe's seed; and their number."""
+    if folder.size != recipe.groups.group_size:
+        raise RevelaError(
+            f"{folder.folder} holds groups of {folder.size}: give --group-size {folder.size}"
+        )
+    groups = folder.order(recipe.training.seed, recipe.training.fixed_groups_per_batch)
+    if recipe.objective.reads != "queries":
+        return groups, len(folder)
+    has_query = folder.rows.column("query").reshape(len(folder), folder.size) != ""
+    return with_queries(recipe, folder.rows, groups), int(has_query.any(axis=1).sum())
+
+
+def _with_first_epoch(build: Groups, size: int) -> tuple[Groups, int]:
+    """The same groups with the first epoch built in advance, and its number of groups."""
+    first = np.fromiter(chain.from_iterable(build(0)), np.int64).reshape(-1, size)
+
+    def groups(epoch: int) -> Iterator[list[int]]:
+        return (group.tolist() for group in first) if epoch == 0 else build(epoch)
+
+    return groups, len(first)
+
+
+def _check_one_process() -> None:
+    if world_size() > 1:
+        raise RevelaError(
+            "several processes train on stored groups: make them once with revela groups CORPUS "
+            "--out DIR, and give that folder"
+        )
+
+
+def default_queries_file(sources: Sequence[Path], recipe: Recipe) -> Path:
+    """The file of a corpus's queries: the recipe's, or one in the cache, named by the path of the
+    first source.
+    """
+    if recipe.queries.queries_file:
+        return Path(recipe.queries.queries_file)
+    source = str(sources[0])
+    name = source.removeprefix("hub:").replace("/", "-").replace(":", "-")
+    # Path.resolve raises on a link to itself, which cannot be read anyway.
+    first = Path(os.path.realpath(name if source.startswith("hub:") else source))
+    place = source if source.startswith("hub:") else str(first)
+    digest = hashlib.blake2b(os.fsencode(place), digest_size=8).hexdigest()
+    return cache_folder() / "queries" / f"{first.name[:50]}-{digest}.jsonl"
+
+
+def training_chunks(recipe: Recipe, documents: Iterable[Document]) -> ArrowList[Chunk]:
+    """Chunks of documents; a title becomes the first line of its document."""
+    titled = (
+        dataclasses.replace(d, text=f"{d.title}\n\n{d.text}") if d.title else d
+        for d in progress_bar("chunking", "document", documents)
+    )
+    workers = cores(recipe.training.threads)
+    return arrow_list(Chunk, chunk_all(titled, recipe.corpus.chunk_words, workers))
+
+
+def training_rows(
+    recipe: Recipe,
+    documents: Sequence[Document],
+    chunks: ArrowList[Chunk],
+    queries_file: Path | None,
+) -> ArrowList[Chunk]:
+    """The rows of the recipe's objective (see the top of this file)."""
+    objective: Any = recipe.objective
+    if folder := recipe.pairs:
+        return pair_rows(documents, Path(folder), others=objective.negatives > 0)
+    if objective.reads == "windows":
+        return arrow_list(Chunk, windows(chunks, objective.window_words(recipe)))
+    if objective.reads == "chunks":
+        return chunks
+    if recipe.queries.source == "lm":
+        return generate_queries(recipe, chunks, queries_file)
+    rows = {
+        "title": with_titles(chunks, documents),
+        "first-sentence": with_first_sentences(chunks),
+        "telling-sentence": with_telling_sentences(chunks),
+        "authors-words": with_authors_words(chunks, documents),
+    }
+    return arrow_list(Chunk, rows[recipe.queries.source])
+
+
+def windows(chunks: Iterable[Chunk], words: int) -> Iterator[Chunk]:
+    """Join consecutive chunks of a document into windows of at most this many words."""
+    document, parts, total = -1, list[str](), 0
+    for chunk in chunks:
+        size = count_words(chunk.text)
+        if parts and (chunk.document != document or total + size > words):
+            yield Chunk(document, "".join(parts))
+            parts, total = [], 0
+        document, total = chunk.document, total + size
+        parts.append(chunk.text)
+    if parts:
+        yield Chunk(document, "".join(parts))
+
+
+def read_for(
+    recipe: Recipe, sources: Sequence[Path | str]
+) -> tuple[ArrowList[Document], ReadReport]:
+    """``read_corpus`` with a recipe's settings."""
+    corpus = recipe.corpus
+    names = (field.name for field in dataclasses.fields(Reading))
+    reading = Reading(**{name: getattr(corpus, name) for name in names})
+    how: Any = dict(near=corpus.near_duplicates, max_bad_share=corpus.max_bad_share)
+    if folder := recipe.pairs:
+        how["judged"] = queries_by_document(Path(folder))
+    return read_corpus(sources, reading, **how)

@@ -1,0 +1,85 @@
+"""Document attention as variable-length flash attention, for a GPU in bf16.
+
+The sum of document_attention.py with one sequence per (run, document) pair that has weight: its
+queries are the rows of the run, its keys and values the tokens of the document. With V-norm, the
+norm of each value is one more column of the values, so that the same call gives its
+attention-weighted mean. Outputs are V-normalised, weighted and added up in fp32.
+
+The backward pass computes the pairs again, so memory grows with the tokens and not with the pairs.
+
+Shapes: A runs of rows, T rows in all; B documents packed into S tokens; R rows and K tokens of all
+pairs; H query heads, G key-value heads, D head width, W a multiple of 8.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+if TYPE_CHECKING:
+    from revela.training.lm.document_weights import DocumentWeights, Pairs
+
+
+def varlen_document_attention(
+    query_HTD: Tensor,
+    key_GSD: Tensor,
+    value_GSD: Tensor,
+    documents: DocumentWeights,
+    scale: float,
+    norm_eps: float | None,
+) -> Tensor:
+    """(H, T, D); arguments as in ``document_attention``, ``norm_eps`` None for no V-norm."""
+    inputs = query_HTD, key_GSD, value_GSD, documents.weights_AB
+    settings: Any = dict(use_reentrant=False, preserve_rng_state=False)
+    output_HTD: Tensor = checkpoint(
+        _weighted_sum, *inputs, documents.pairs, scale, norm_eps, **settings
+    )
+    return output_HTD
+
+
+def _weighted_sum(
+    query_HTD: Tensor,
+    key_GSD: Tensor,
+    value_GSD: Tensor,
+    weights_AB: Tensor,
+    pairs: Pairs,
+    scale: float,
+    norm_eps: float | None,
+) -> Tensor:
+    exact = torch.promote_types(query_HTD.dtype, torch.float32)
+    n_heads, n_rows, n_columns = len(query_HTD), query_HTD.shape[1], value_GSD.shape[-1]
+    if norm_eps is not None:
+        norm_GS1 = value_GSD.norm(dim=-1, keepdim=True).to(value_GSD.dtype)
+        value_GSD = torch.cat([value_GSD, norm_GS1], dim=-1)
+    width = -(-max(query_HTD.shape[-1], value_GSD.shape[-1]) // 8) * 8
+
+    def of_pairs(all_XTD: Tensor, index: Tensor) -> Tensor:
+        # In fp32, in which the backward pass then adds up a row's gradients of all its pairs.
+        rows_RXD = all_XTD.to(exact).transpose(0, 1).index_select(0, index)
+        rows_RXW = F.pad(rows_RXD, (0, width - all_XTD.shape[-1])).to(all_XTD.dtype)
+        return rows_RXW.repeat_interleave(n_heads // len(all_XTD), dim=1)
+
+    key_KHW, value_KHW = (of_pairs(t_GSD, pairs.token_K) for t_GSD in (key_GSD, value_GSD))
+    output_RHW = attend_pairs(of_pairs(query_HTD, pairs.row_R), key_KHW, value_KHW, pairs, scale)
+    output_RHD = output_RHW[..., :n_columns].to(exact)
+    if norm_eps is not None:
+        output_RHD = output_RHD / (output_RHW[..., n_columns, None].to(exact) + norm_eps)
+    weight_R11 = weights_AB.flatten().index_select(0, pairs.cell_R)[:, None, None]
+    total_THD = output_RHD.new_zeros(n_rows, n_heads, n_columns)
+    total_THD = total_THD.index_add(0, pairs.row_R, output_RHD * weight_R11)
+    return total_THD.transpose(0, 1).to(query_HTD.dtype)
+
+
+def attend_pairs(
+    query_RHW: Tensor, key_KHW: Tensor, value_KHW: Tensor, pairs: Pairs, scale: float
+) -> Tensor:
+    """Softmax attention within each pair, (R, H, W)."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    bounds = pairs.row_bounds, pairs.token_bounds, pairs.most_rows, pairs.most_tokens
+    output_RHW: Any = varlen_attn(query_RHW, key_KHW, value_KHW, *bounds, scale=scale)
+    return output_RHW  # type: ignore[no-any-return]

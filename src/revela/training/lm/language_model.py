@@ -1,0 +1,416 @@
+"""Any decoder-only causal LM of transformers, run as the two streams of Revela (section 3.2).
+
+The LM runs over a group of chunks twice. Stream e (``prefill``) is the plain LM over each chunk.
+Stream h (``logits``, ``loss``) is the same LM over the same chunks, whose attention also reads e's
+keys and values of the *other* chunks. The objective's ``Mix`` (streams.py) says how.
+
+The attention is registered with transformers' ``AttentionInterface``, so no model code is copied.
+What saves time with equal results:
+- chunks are packed one after another into one row, without padding, each with its own positions;
+- below the first mixed layer both streams are equal: h starts there from e's output;
+- e stops at the keys and values of the last mixed layer and never runs the LM head;
+- the e stream of a frozen LM records no graph;
+- the loss holds the logits of one block of rows at a time (cross_entropy.py).
+
+Shapes: B chunks of up to L tokens, T tokens in all, R rows that are scored, S tokens that can be
+scored, H query heads, G key-value heads, D head width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from revela.errors import RevelaError
+from revela.training.device import autocast, sent
+from revela.training.lm.cross_entropy import linear_cross_entropy
+from revela.training.lm.streams import KVCache, Mix, StopForward, Stream
+from revela.training.packing import Layout, attention, attention_with_prefix, layout_of
+
+ATTENTION = "revela"
+USE = "use a Llama, Qwen2/3, Gemma 3, Mistral or GPT-NeoX model as --lm"
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Chunks one after another."""
+
+    ids_1T: Tensor
+    layout: Layout
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens per chunk."""
+        return self.layout.lengths
+
+
+class NoStream(RevelaError):
+    """A model called its attention without the stream that it was given."""
+
+
+def _attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    stream: Stream | None = None,
+    **given: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each packed chunk, then the stream's mix."""
+    if stream is None:
+        raise NoStream(
+            "this model's attention belongs to a revela.training.lm.LanguageModel: "
+            "call its prefill(), logits() and loss()"
+        )
+    if given.get("s_aux") is not None:
+        raise RevelaError(
+            "in-batch attention does not support attention sinks: "
+            "use a Llama, Qwen or Gemma 3 model as --lm"
+        )
+    layer, layout = int(module.layer_idx), stream.layout
+    query, key, value = query[0], key[0], value[0]
+    prefix = stream.begin(layer, key, value)
+    longest = max(layout.lengths) + (0 if prefix is None else prefix[0].shape[1])
+    window, scale = given.get("sliding_window"), given.get("scaling")
+    if window is not None and longest > window:
+        raise RevelaError(
+            f"a text of {longest} tokens is longer than the LM's sliding window of {window}: "
+            "use --lm-tokens"
+        )
+    if prefix is None:
+        dropout = given.get("dropout", 0.0)
+        own_THD = attention(query, key, value, layout, causal=True, scale=scale, dropout=dropout)
+    else:
+        own_THD = attention_with_prefix(query, key, value, layout, prefix, scale)
+    mixed_HTD = stream.end(layer, own_THD.transpose(0, 1), query, key, value, scale)
+    return mixed_HTD.transpose(0, 1)[None].contiguous(), None
+
+
+# transformers builds no mask, as no mask function is registered under this name.
+AttentionInterface.register(ATTENTION, _attention)
+
+
+class LanguageModel(nn.Module):
+    """A causal LM with two passes: ``prefill`` (stream e), and ``logits`` or ``loss`` (stream h).
+
+    Args:
+        model: a decoder-only causal LM of transformers, or a PEFT model around one. Its attention
+            is replaced by ours.
+        name: its name in messages.
+        bf16: run under bf16 autocast, for weights that stay in fp32 because they are trained. Its
+            frozen linear layers are kept in bf16, as autocast would cast them in every pass.
+
+    Raises:
+        RevelaError: the model cannot run in-batch attention: an encoder-decoder, soft-capped
+            scores, attention sinks, or layers that bypass the attention interface.
+    """
+
+    _inner: Any
+    _body: Any
+
+    def __init__(self, model: Any, name: str = "the language model", bf16: bool = False) -> None:
+        super().__init__()
+        self.model, self.name, self.bf16 = model, name, bf16
+        # PEFT puts LoRA into the model it wraps, so that model is the one to run.
+        self._inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        config = self._inner.config.get_text_config()
+        self._check_unsupported(config)
+        self.n_layers, self.n_heads = int(config.num_hidden_layers), int(config.num_attention_heads)
+        self._inner.set_attn_implementation(ATTENTION)
+        if bf16:
+            _keep_linear_in_bf16(self._inner)
+        body = self._inner.base_model
+        self._body = getattr(self._inner, "model", body) if body is self._inner else body  # Llama 4
+        self._layers = self._decoder_layers()
+        self._scored_S: Tensor | None = None
+        self._rows = int(self._inner.get_input_embeddings().num_embeddings)
+        self._check_on_two_tokens()
+
+    def _check_unsupported(self, config: Any) -> None:
+        inner, who = self._inner, f"{self.name} ({config.model_type})"
+        if getattr(config, "is_encoder_decoder", False):
+            raise RevelaError(
+                f"{self.name} is an encoder-decoder and in-batch attention needs a decoder-only "
+                f"LM: {USE}"
+            )
+        if not getattr(inner, "_supports_attention_backend", False) or not inner._supports_sdpa:
+            raise RevelaError(f"{who} does not use transformers' AttentionInterface: {USE}")
+        if getattr(config, "attn_logit_softcapping", None):
+            raise RevelaError(f"{who} soft-caps its attention scores, which SDPA cannot do: {USE}")
+
+    def _decoder_layers(self) -> nn.ModuleList:
+        for module in self._inner.modules():
+            if isinstance(module, nn.ModuleList) and len(module) == self.n_layers:
+                return module
+        raise RevelaError(f"{self.name}: no list of {self.n_layers} decoder layers found; {USE}")
+
+    @torch.no_grad()
+    def _check_on_two_tokens(self) -> None:
+        """Check that all layers run our attention once, and whether the logits are the head's
+        output.
+        """
+        ones = torch.ones(1, 2, dtype=torch.long)
+        packed = self.pack(ones, ones)
+        stream = Stream(packed.layout)
+        who = f"{self.name} ({self._inner.config.model_type})"
+        try:
+            logits_TV = self._run(self._inner, packed, stream).logits[0]
+        except NoStream as error:
+            raise RevelaError(
+                f"{who} does not hand on to its attention what it is given: {USE}"
+            ) from error
+        if missing := sorted(set(range(self.n_layers)) - stream.layers_run.keys()):
+            raise RevelaError(
+                f"{who}: layers {missing[:8]} do not use transformers' AttentionInterface; {USE}"
+            )
+        if max(stream.layers_run.values()) > 1:
+            raise RevelaError(f"{who} calls attention more than once in a layer: {USE}")
+        # Some models scale or cap their logits after the head.
+        self._head = self._inner.get_output_embeddings()
+        hidden_TD = self._run(self._body, packed, Stream(packed.layout)).last_hidden_state[0]
+        with autocast(self.device, self.bf16):
+            head_TV = self._head(hidden_TD)
+        self._logits_are_heads = logits_TV.device.type == "meta" or torch.allclose(
+            head_TV, logits_TV, rtol=1e-3, atol=1e-4
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return torch.device(self._inner.device)
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Maximum tokens per text, by positions and sliding window; None: no limit."""
+        config = self._inner.config.get_text_config()
+        limits = (getattr(config, n, None) for n in ("max_position_embeddings", "sliding_window"))
+        return min((limit for limit in limits if limit), default=None)
+
+    def train(self, mode: bool = True) -> LanguageModel:
+        """Turn on dropout in trained modules (LoRA) only."""
+        self.training = mode
+        for part in self.model.eval().modules():
+            if hasattr(part, "lora_dropout"):
+                part.lora_dropout.train(mode)
+        return self
+
+    @property
+    def trainable(self) -> bool:
+        """Whether some parameter is trained (LoRA)."""
+        return any(p.requires_grad for p in self.model.parameters())
+
+    def shard(self) -> None:
+        """Shard every decoder layer over the processes; a layer is gathered while it runs.
+
+        All processes then have to run the same layers in the same order. Frozen weights only.
+        """
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in self._layers:
+            fully_shard(layer, reshard_after_forward=True)
+
+    def pack(self, ids_BL: Tensor, mask_BL: Tensor) -> Packed:
+        """Drop a batch's padding, on either side. Each chunk's positions count from 0.
+
+        A token without a row (Gemma 3's for images) is read as the last token that has one.
+        """
+        layout, places_T = layout_of(mask_BL, self.device)
+        ids_T = ids_BL.flatten()[sent(places_T, ids_BL.device)].clamp(max=self._rows - 1)
+        return Packed(sent(ids_T, self.device)[None], layout)
+
+    def prefill(self, packed: Packed, layers: Sequence[int]) -> KVCache:
+        """Stream e: run the plain LM and keep the keys and values of ``layers``, and the output of
+        the layer below the first of them.
+        """
+        self._check_checkpointing()
+        stream = Stream(packed.layout, keep=frozenset(layers), last=max(layers))
+        first = min(layers)
+
+        def keep_output(_layer: nn.Module, _inputs: Any, output: Any) -> None:
+            stream.kept.below = output
+
+        with ExitStack() as stack:
+            if not self.trainable:
+                stack.enter_context(torch.no_grad())
+            if first > 0:
+                stack.enter_context(self._layers[first - 1].register_forward_hook(keep_output))
+            stack.enter_context(suppress(StopForward))
+            self._run(self._body, packed, stream)
+        self._check_run(stream, layers)
+        return stream.kept
+
+    def logits(
+        self,
+        packed: Packed,
+        memory: KVCache | None = None,
+        mix: Mix | None = None,
+        prefix: KVCache | None = None,
+    ) -> Tensor:
+        """Stream h: next-token logits (T, V). With ``packed`` alone it is the plain LM.
+
+        Args:
+            packed: the chunks.
+            memory: of stream e over the same chunks, for ``mix``; the layers below its first do
+                not run again.
+            mix: changes the attention output.
+            prefix: every layer's keys and values of a text that each chunk continues.
+        """
+        logits_TV: Tensor = self._run_mixed(self._inner, packed, memory, mix, prefix).logits[0]
+        return logits_TV
+
+    def run_attention(self, packed: Packed, mix: Mix, prefix: KVCache) -> None:
+        """Run the LM up to the attention of its last layer, for a ``mix`` that observes attention;
+        ``prefix`` as for ``logits``.
+        """
+        stream = Stream(packed.layout, mix=mix, prefix=prefix, last=self.n_layers - 1)
+        with suppress(StopForward):
+            self._run(self._body, packed, stream)
+        self._check_run(stream, range(self.n_layers))
+
+    def loss(self, packed: Packed, memory: KVCache | None = None, mix: Mix | None = None) -> Tensor:
+        """Mean cross-entropy (nats per token) of all tokens but the first of each chunk; arguments
+        as for ``logits``.
+        """
+        return self.token_losses(packed, packed.layout.with_next_R, memory, mix).mean()
+
+    def token_losses(
+        self,
+        packed: Packed,
+        rows_R: Tensor,
+        memory: KVCache | None = None,
+        mix: Mix | None = None,
+        prefix: KVCache | None = None,
+        *,
+        exact: bool = False,
+    ) -> Tensor:
+        """Cross-entropy (nats) of the token after each of these rows, (R,); ``exact`` as for
+        ``linear_cross_entropy``, the other arguments as for ``logits``.
+        """
+        streams = memory, mix, prefix
+        targets_R = packed.ids_1T[0, rows_R + 1]
+        of_head = {name for name, _ in self._head.named_parameters()}
+        if not self._logits_are_heads or of_head - {"weight", "bias"}:  # scaled, or with LoRA
+            logits_RV = self.logits(packed, *streams).index_select(0, rows_R)
+            wide = torch.promote_types(logits_RV.dtype, torch.float32)
+            return F.cross_entropy(logits_RV.to(wide), targets_R, reduction="none")
+        output = self._run_mixed(self._body, packed, *streams)
+        hidden_RD = output.last_hidden_state[0].index_select(0, rows_R)
+        weight, bias = self._head.weight, self._head.bias
+        if self._scored_S is not None:
+            place_V, weight, bias = self._among(targets_R)
+            targets_R = place_V[targets_R]
+        if self.bf16:  # a trained head, which is kept in fp32
+            weight = weight.to(torch.bfloat16)
+        return linear_cross_entropy(hidden_RD, weight, targets_R, bias, exact=exact)
+
+    def score_only(self, tokens: Tensor) -> None:
+        """Compute losses by a softmax over these tokens and the batch's own, in place of the
+        vocabulary.
+
+        A head of 262,144 tokens costs more than the layers. ``logits`` still covers the whole
+        vocabulary.
+
+        Raises:
+            RevelaError: the LM changes its logits after the head.
+        """
+        if not self._logits_are_heads:
+            raise RevelaError(
+                f"--loss-tokens corpus: {self.name} scales its logits, which takes all of them: "
+                "leave it out"
+            )
+        scored_S = torch.unique(tokens.clamp(max=self._rows - 1))
+        self._scored_S = scored_S.to(self._head.weight.device)
+        self._part = self._part_of_head(self._scored_S)
+
+    def _among(self, targets_R: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """``_part_of_head`` of the scored tokens and these."""
+        assert self._scored_S is not None
+        if len(new := targets_R[self._part[0][targets_R] < 0]):
+            return self._part_of_head(torch.unique(torch.cat([self._scored_S, new])))
+        return self._part
+
+    def _part_of_head(self, tokens_S: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The place of each token among these, or -1, (V,); their weights (S, D), biases (S,)."""
+        weight, bias = self._head.weight.detach(), self._head.bias
+        place_V = torch.full((len(weight),), -1, device=tokens_S.device)
+        place_V[tokens_S] = torch.arange(len(tokens_S), device=tokens_S.device)
+        return place_V, weight[tokens_S], None if bias is None else bias.detach()[tokens_S]
+
+    def _run_mixed(
+        self,
+        module: nn.Module,
+        packed: Packed,
+        memory: KVCache | None,
+        mix: Mix | None,
+        prefix: KVCache | None,
+    ) -> Any:
+        """Run ``module``, the LM or its body without the head, as stream h."""
+        if mix is not None:
+            self._check_checkpointing()
+        stream = Stream(packed.layout, mix=mix, memory=memory, prefix=prefix)
+        with ExitStack() as stack:
+            if memory is not None and (first := min(memory.keys)) > 0:
+                skip = _replaced_forward(self._layers[:first], lambda *_, **__: memory.below)
+                stack.enter_context(skip)
+            output = self._run(module, packed, stream)
+        self._check_run(stream, () if memory is None else memory.keys)
+        return output
+
+    def _run(self, module: nn.Module, packed: Packed, stream: Stream) -> Any:
+        start = 0 if stream.prefix is None else stream.prefix.length
+        positions_1T = packed.layout.positions_T[None] + start
+        with autocast(self.device, self.bf16):
+            return module(
+                input_ids=packed.ids_1T, position_ids=positions_1T, use_cache=False, stream=stream
+            )
+
+    def _check_checkpointing(self) -> None:
+        # The backward pass runs a checkpointed layer again, without the streams: there the
+        # in-batch attention would be missing.
+        if getattr(self._inner, "is_gradient_checkpointing", False):
+            raise RevelaError(
+                f"gradient checkpointing is on in {self.name}: "
+                "call gradient_checkpointing_disable() on the LM"
+            )
+
+    def _check_run(self, stream: Stream, layers: Iterable[int]) -> None:
+        if missing := sorted(set(layers) - stream.layers_run.keys()):
+            raise RevelaError(
+                f"{self.name}: layers {missing} ran without in-batch attention; {USE}"
+            )
+
+
+def _keep_linear_in_bf16(model: nn.Module) -> None:
+    """Keep frozen linear layers in bf16; embeddings that share a head's weights keep theirs."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            for name, weight in list(layer.named_parameters(recurse=False)):
+                if not weight.requires_grad:
+                    half = nn.Parameter(weight.to(torch.bfloat16), requires_grad=False)
+                    setattr(layer, name, half)
+
+
+@contextmanager
+def _replaced_forward(layers: Any, forward: Callable[..., Any]) -> Iterator[None]:
+    """While open, these layers only call ``forward``, without their hooks: the hooks of a sharded
+    layer would gather its weights.
+    """
+    hooks = [(layer._forward_pre_hooks, layer._forward_hooks) for layer in layers]
+    for layer in layers:
+        layer.forward = forward
+        layer._forward_pre_hooks, layer._forward_hooks = OrderedDict(), OrderedDict()
+    try:
+        yield
+    finally:
+        for layer, (before, after) in zip(layers, hooks, strict=True):
+            del layer.forward
+            layer._forward_pre_hooks, layer._forward_hooks = before, after

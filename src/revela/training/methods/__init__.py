@@ -1,0 +1,1 @@
+"""The objectives, one per file; training/settings/objectives.py lists them."""

@@ -1,0 +1,273 @@
+"""What objectives share: the context they are built from, batches of chunks, cosines per group.
+
+An objective is one file with its batches and its loss; its settings are a frozen dataclass,
+``settings.Objective``. docs/train.md shows how to write one.
+
+GradCache (Gao et al., 2021) computes a step's backward pass in parts, with the same gradient:
+- ``embed_in_parts`` runs the retriever on a few texts at a time without storing activations. The
+  backward pass runs it again.
+- ``detached_backward`` differentiates a loss at once by a few small tensors. This frees the graph
+  of the loss before the backward pass through what made those tensors. Memory is the larger of the
+  two graphs, not their sum.
+
+Shapes: N texts of a batch, n of one of its groups, D width of a vector.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from revela.errors import RevelaError
+from revela.text.spool import ArrowList
+from revela.training.queries.generated import GeneratedQueries
+from revela.training.retriever.context import ContextEncoder
+from revela.training.settings import Recipe
+from revela.types import Chunk, Document, evenly_spaced
+
+Row = Mapping[str, Any]
+Batch = dict[str, Tensor]
+Side = dict[str, Tensor]
+Collate = Callable[[Sequence[Row]], Batch]
+Heads = list[tuple[int, int]]
+"""(layer, head) pairs, best first."""
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """What an objective is built from."""
+
+    recipe: Recipe
+    model: Any
+    "The retriever, a ``RetrieverModule``."
+    documents: Sequence[Document]
+    rows: ArrowList[Chunk]
+    "Rows that groups consist of; without queries if ``written`` has them."
+    device: torch.device
+    bf16: bool
+    count: Callable[[int], None] = lambda tokens: None
+    "Called with the number of tokens that the retriever reads, for each side of a batch."
+    context_encoder: ContextEncoder | None = None
+    "Only for a retriever that reads a context."
+    corpora: Sequence[int] = ()
+    "First document of each corpus but the first; documents are numbered across corpora."
+    relevant: Mapping[int, Collection[int]] = field(default_factory=dict)
+    "Documents that answer a judged query, by the query's hash."
+    mined: Callable[[Sequence[Row]], Sequence[Sequence[int]]] | None = None
+    "Rows of a batch -> mined negatives of each, as row indices."
+    folder: Path = Path()
+    "Where the retriever was loaded from."
+    written: GeneratedQueries | None = None
+    "Queries that a language model writes during training."
+    heads: Callable[[Callable[[], Heads]], Heads] = lambda find: find()
+    "The LM's heads that the run uses: those that ``find`` gives, or a resumed run began with."
+
+    @property
+    def batching(self) -> dict[str, Any]:
+        """``group_size`` and ``retriever_batch`` for RetrieverLoss."""
+        recipe = self.recipe
+        size, batch = recipe.groups.group_size, recipe.training.retriever_batch
+        return {"group_size": size, "retriever_batch": batch}
+
+    def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
+        """Tokenized queries and passages: query_input_ids, passage_input_ids and so on."""
+        batch: Batch = {}
+        for name, texts, role in (("query", queries, "query"), ("passage", passages, "document")):
+            features = self.model.tokenize(texts, role)
+            if "prompt_length" in features:  # for a pooling that leaves the prompt out
+                features["prompt_length"] = torch.full((len(texts),), features["prompt_length"])
+            tensors = {k: v for k, v in features.items() if isinstance(v, Tensor)}
+            batch.update({f"{name}_{k}": v for k, v in tensors.items()})
+            self.count(int(features["attention_mask"].sum()))
+        return batch
+
+
+class RetrieverLoss(nn.Module):
+    """Base class of losses: embeds texts, and compares those of a group by cosine.
+
+    Args:
+        model: the retriever; gives unit vectors of tokenized texts.
+        tau: temperature of the cosines.
+        group_size: texts per group; a batch has one or more groups. 0: a batch is one group.
+        retriever_batch: texts per forward pass; see ``embed_in_parts``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        tau: float,
+        group_size: int = 0,
+        retriever_batch: int = 0,
+    ) -> None:
+        super().__init__()
+        self.model, self.tau = model, tau
+        self.group_size, self.retriever_batch = group_size, retriever_batch
+
+    def embed(self, side: Side) -> Tensor:
+        """(N, D) unit vectors of tokenized texts."""
+        return embed_in_parts(self.model, side, self.retriever_batch)
+
+    def groups(self, rows_N: Tensor) -> tuple[Tensor, ...]:
+        """The rows of a batch, split by group."""
+        return torch.split(rows_N, self.group_size or len(rows_N))
+
+    def places(self, count: int) -> list[slice]:
+        """The slice of each group in a batch of ``count`` rows."""
+        size = self.group_size or count
+        return [slice(start, start + size) for start in range(0, count, size)]
+
+    def cosines(self, query: Side, passage: Side) -> list[Tensor]:
+        """(n, n) cosines of each group: queries in rows, passages in columns."""
+        return self.cosines_of(self.embed(query), self.embed(passage))
+
+    def cosines_of(self, query_ND: Tensor, passage_ND: Tensor) -> list[Tensor]:
+        """``cosines`` of unit vectors."""
+        pairs = zip(self.groups(query_ND), self.groups(passage_ND), strict=True)
+        return [query_nD @ passage_nD.T for query_nD, passage_nD in pairs]
+
+
+def embed_in_parts(vectors: Callable[[Side], Tensor], features: Side, batch: int) -> Tensor:
+    """(N, D) vectors of tokenized texts.
+
+    Args:
+        vectors: embeds a part of the texts.
+        features: of N texts.
+        batch: texts per forward pass; the backward pass repeats it with the same dropout. 0: all at
+            once, without repetition.
+    """
+    if not batch or not torch.is_grad_enabled():
+        return vectors(features)
+    parts = []
+    for i in range(0, len(features["input_ids"]), batch):
+        rows = slice(i, i + batch)
+        part = {name: tensor[rows] for name, tensor in features.items()}
+        parts.append(checkpoint(vectors, part, use_reentrant=False))
+    return torch.cat(parts)
+
+
+def detached_backward(loss_of: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """``loss_of(*inputs)``, a scalar, with the same gradient but its graph already freed.
+
+    The result is linear in the inputs: loss + sum_i g_i (x_i - detached x_i), where g_i = d loss /
+    d x_i. ``loss_of`` must depend on no other trained tensor. It need not use all inputs.
+    """
+    leaves = [t.detach().requires_grad_(t.requires_grad) for t in inputs]
+    loss = loss_of(*leaves)
+    trained = [pair for pair in zip(inputs, leaves, strict=True) if pair[1].requires_grad]
+    if not trained or not loss.requires_grad:
+        return loss.detach()
+    gradients = torch.autograd.grad(loss, [leaf for _, leaf in trained], allow_unused=True)
+    pairs = zip((t for t, _ in trained), gradients, strict=True)
+    linear = torch.stack([(t * g).sum() for t, g in pairs if g is not None]).sum()
+    return loss.detach() + linear - linear.detach()
+
+
+def group_weights(group_N: Sequence[int], counts: Sequence[int] | None = None) -> Tensor:
+    """The weight of each item in a mean over groups of the mean within each, (N,).
+
+    Groups weigh the same, whether in one batch or in several.
+
+    Args:
+        group_N: the group of each item.
+        counts: how many equal parts each item is a sum of; default: one.
+    """
+    parts: dict[int, int] = {}
+    for group, count in zip(group_N, counts or [1] * len(group_N), strict=True):
+        parts[group] = parts.get(group, 0) + count
+    return torch.tensor([1 / (len(parts) * parts[group]) for group in group_N])
+
+
+def off_diagonal_softmax(scores_nn: Tensor) -> Tensor:
+    """Softmax of each row over j != i; 0 on the diagonal."""
+    diagonal_nn = torch.eye(len(scores_nn), dtype=torch.bool, device=scores_nn.device)
+    return scores_nn.masked_fill(diagonal_nn, -torch.inf).softmax(dim=-1)
+
+
+def off_diagonal(scores_nn: Tensor) -> Tensor:
+    """(n, n - 1) rows without the diagonal. (A boolean mask would synchronise with a GPU.)"""
+    size = len(scores_nn)
+    rows = scores_nn.flatten()[1:].view(size - 1, size + 1)[:, :-1]
+    return rows.reshape(size, size - 1)
+
+
+def load_lm(parts: BuildContext, trained: bool = False) -> tuple[Any, Any, Path]:
+    """The recipe's LM on the device, its tokenizer and its folder.
+
+    The LM is frozen, or has LoRA of the retriever's rank if ``trained``.
+    """
+    from revela.training.find_model import find_weights
+    from revela.training.lm.load import load_language_model, load_tokenizer
+    from revela.training.retriever.lexical import COUNTED, token_ids
+
+    recipe, retriever = parts.recipe, parts.recipe.retriever
+    if recipe.lm.shard_lm and trained:
+        raise RevelaError("--shard-lm is for a frozen LM: leave it, or --lm-lora, out")
+    folder = find_weights(recipe.lm.model, retriever.offline_model)
+    rank, alpha, dropout = retriever.lora_rank, retriever.lora_alpha, retriever.lora_dropout
+    lora = dict(rank=rank, alpha=alpha, dropout=dropout) if trained else None
+    lm = load_language_model(folder, bf16=parts.bf16, lora=lora, name=recipe.lm.model)
+    if recipe.lm.shard_lm:
+        lm.shard()
+    lm, tokenizer = lm.to(parts.device), load_tokenizer(folder)
+    if recipe.lm.loss_tokens == "corpus":
+        texts = [parts.rows[i].text for i in evenly_spaced(len(parts.rows), COUNTED).tolist()]
+        lm.score_only(torch.tensor([i for ids in token_ids(tokenizer, texts) for i in ids]))
+    return lm, tokenizer, folder
+
+
+def tokenize(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> Mapping[str, Tensor]:
+    """``input_ids`` and ``attention_mask`` for the LM, padded on the right."""
+    tokens: Mapping[str, Tensor] = tokenizer(
+        texts,
+        truncation=True,
+        max_length=max_tokens,
+        padding=True,
+        padding_side="right",
+        return_tensors="pt",
+    )
+    return tokens
+
+
+@dataclass(frozen=True)
+class ChunkBatches:
+    """Collates chunks as queries, passages and LM input (revela, gains, replug).
+
+    ``query_side`` is the part of a chunk that is its query: the first half of its tokens (Revela,
+    section 4), a random span of that length ("random-span"), or all ("whole").
+    """
+
+    parts: BuildContext
+    tokenizer: Any
+    query_side: str
+
+    def __call__(self, rows: Sequence[Row]) -> Batch:
+        texts = [row["text"] for row in rows]
+        tokens = tokenize(self.tokenizer, texts, self.parts.recipe.lm.lm_tokens)
+        return {
+            **self.parts.sides(self._queries(rows, texts), texts),
+            **{f"chunk_{name}": tokens[name] for name in ("input_ids", "attention_mask")},
+            "chunk_document": torch.tensor([row["document"] for row in rows]),
+        }
+
+    def _queries(self, rows: Sequence[Row], texts: Sequence[str]) -> Sequence[str]:
+        from revela.training.retriever.tokens import halves
+
+        if self.query_side == "whole":
+            return texts
+        recipe, seed = self.parts.recipe, self.parts.recipe.training.seed
+        is_random = self.query_side == "random-span"
+        rngs = [row_random(row, seed) for row in rows] if is_random else None
+        return halves(texts, self.parts.model.tokenizer, recipe.lm.lm_tokens, rngs)
+
+
+def row_random(row: Row, seed: int) -> random.Random:
+    """Random numbers of a row in an epoch, the same in any batch."""
+    return random.Random(f"{seed}/{row['epoch']}/{row['row']}")

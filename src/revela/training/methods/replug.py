@@ -1,0 +1,120 @@
+"""REPLUG's batch form (Revela, appendix A.3): the retriever learns an LM's ranking by likelihood.
+
+    P_LM(j | i)        = softmax_{j != i}( log P(D_i | D_j) / tau_lm )
+    P_retriever(j | i) = softmax_{j != i}( cos(q_i, d_j) / tau )
+    L                  = mean_i KL( P_LM(. | i) || P_retriever(. | i) )
+
+- log P(D_i | D_j): the LM's mean log-likelihood of the tokens of chunk i after chunk j.
+- q_i, d_j: the retriever's vectors of chunk i as query and chunk j as passage.
+- j = i is excluded: a chunk after itself would win trivially.
+
+Cost: the frozen LM reads every D_i after every D_j, B^2 readings where Revela needs two. D_j is
+read once, and all D_i continue its key-value cache.
+When to use it: as a reference; ``gains`` gives nearly the same signal for two readings.
+
+Shapes: B chunks of a group, T tokens in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from revela.encoders.token_counter import special_tokens_of
+from revela.training.device import on_cpu, sent
+from revela.training.lm.language_model import LanguageModel
+from revela.training.methods.base import (
+    BuildContext,
+    ChunkBatches,
+    Collate,
+    RetrieverLoss,
+    Side,
+    load_lm,
+    off_diagonal,
+)
+from revela.training.settings import Replug
+
+
+def build(settings: Replug, parts: BuildContext) -> tuple[nn.Module, Collate]:
+    """The loss of ``replug`` and its collator."""
+    lm, tokenizer, _ = load_lm(parts)
+    before, _ = special_tokens_of(tokenizer)
+    options: dict[str, Any] = dict(tau=settings.tau, tau_lm=settings.tau_lm, **parts.batching)
+    loss = ReplugLoss(parts.model, lm, lead=len(before), **options)
+    return loss, ChunkBatches(parts, tokenizer, settings.query_side)
+
+
+class ReplugLoss(RetrieverLoss):
+    """The loss of a batch of groups.
+
+    Args:
+        model: the retriever.
+        lm: the frozen language model.
+        tau_lm: temperature of the log-likelihoods, in nats per token.
+        lead: number of special tokens at the start of a chunk, which is read without them after
+            another chunk.
+        shared: see RetrieverLoss.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lm: LanguageModel,
+        *,
+        tau_lm: float,
+        lead: int = 0,
+        **shared: Any,
+    ) -> None:
+        super().__init__(model, **shared)
+        self.lm, self.tau_lm, self.lead = lm, tau_lm, lead
+
+    def forward(self, features: Sequence[Side]) -> Tensor:
+        """Loss in nats per chunk; ``features`` are the chunks as queries, passages and LM input."""
+        query, passage, chunk = features
+        losses = []
+        ids, masks = (self.groups(on_cpu(chunk[k])) for k in ("input_ids", "attention_mask"))
+        for cosine_BB, ids_BL, mask_BL in zip(
+            self.cosines(query, passage), ids, masks, strict=True
+        ):
+            likelihoods_BB = likelihoods(self.lm, ids_BL, mask_BL, self.lead)
+            losses.append(ranking_divergence(likelihoods_BB / self.tau_lm, cosine_BB / self.tau))
+        return torch.stack(losses).mean()
+
+
+def ranking_divergence(teacher_BB: Tensor, student_BB: Tensor) -> Tensor:
+    """Mean over rows i of KL(softmax(teacher) || softmax(student)) over j != i (Revela, A.3)."""
+    student, teacher = (
+        off_diagonal(scores).log_softmax(dim=-1) for scores in (student_BB, teacher_BB)
+    )
+    return F.kl_div(student, teacher.to(student.dtype), reduction="batchmean", log_target=True)
+
+
+@torch.no_grad()
+def likelihoods(lm: LanguageModel, ids_BL: Tensor, mask_BL: Tensor, lead: int = 0) -> Tensor:
+    """(B, B) log P(D_i | D_j), row i, column j, in nats per token; 0 on the diagonal.
+
+    Padding is on the right; ``lead`` as for ReplugLoss.
+    """
+    lengths = mask_BL.sum(dim=1).tolist()
+    packed = lm.pack(ids_BL, mask_BL)
+    memory = lm.prefill(packed, range(lm.n_layers))
+    logprob_BB = torch.zeros(len(lengths), len(lengths), device=packed.ids_1T.device)
+    start = 0
+    for j, length in enumerate(lengths):
+        # The last token of D_j predicts the first token of each D_i, so the tails begin with it.
+        last = ids_BL[j, length - 1]
+        before = memory.part(start, start + length - 1) if length > 1 else None
+        start += length
+        others = torch.tensor([i for i in range(len(lengths)) if i != j])
+        tails_BL = torch.cat([last.expand(len(others), 1), ids_BL[others, lead:]], dim=1)
+        tail_mask_BL = torch.cat([mask_BL.new_ones(len(others), 1), mask_BL[others, lead:]], dim=1)
+        tails = lm.pack(tails_BL, tail_mask_BL)
+        losses_R = lm.token_losses(tails, tails.layout.with_next_R, prefix=before, exact=True)
+        parts = torch.split(losses_R, [n - 1 for n in tails.lengths])
+        means = torch.stack([part.mean() for part in parts])
+        logprob_BB[:, j].index_copy_(0, sent(others, means.device), -means.to(logprob_BB.dtype))
+    return logprob_BB

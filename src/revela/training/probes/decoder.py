@@ -1,0 +1,81 @@
+"""Probe an encoder-decoder as in "Dwell in the Beginning" (Coelho et al., ACL 2024): accuracy of
+hidden spans by place (figure 4), and the decoder's vector of a text.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tqdm import tqdm
+
+from revela.errors import RevelaError
+from revela.evaluation.results import Profile
+from revela.training.probes.places import PLACES, SEGMENT_TENTHS, profile
+from revela.types import Vectors
+
+if TYPE_CHECKING:
+    from revela.training.lm.encoder_decoder import EncoderDecoder
+
+BATCH = 8  # texts
+SPAN = 3  # tokens per hidden span
+
+
+def spans_by_place(texts: Sequence[str], lm: EncoderDecoder, seed: int = 0) -> dict[str, Profile]:
+    """Accuracy of greedy decoding of a hidden span of three tokens. In each of ten equal parts of a
+    text, one after another, a random span is hidden.
+    """
+    import torch
+
+    ids: list[list[int]] = lm.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    length = min(map(len, ids))
+    if length < PLACES * SPAN:
+        raise RevelaError(f"{length} tokens are too few for {PLACES} spans: raise --max-tokens")
+    if not lm.sentinels:
+        raise RevelaError(
+            f"the tokenizer of {lm.name} has no sentinel (<extra_id_0>) to stand for a span: probe "
+            "another model"
+        )
+    bounds = [round(place * length / PLACES) for place in range(PLACES + 1)]
+    rng = random.Random(seed)
+    inputs, targets = [], []
+    for text in ids:
+        for first, last in pairwise(bounds):
+            start = rng.randint(first, last - SPAN)
+            end = start + SPAN
+            inputs.append(lm.around([*text[:start], lm.sentinels[0], *text[end:length]]))
+            targets.append(text[start:end])
+    predicted = []
+    for start in tqdm(range(0, len(inputs), BATCH), unit="batch"):
+        batch = torch.tensor(inputs[start : start + BATCH])
+        predicted += lm.predict(batch, lm.sentinels[:1], SPAN).tolist()
+    right_NP = (np.array(predicted) == np.array(targets)).all(axis=1).reshape(len(texts), PLACES)
+    return {"spans by place": profile(right_NP.astype(np.float64), SEGMENT_TENTHS)}
+
+
+class DecoderPooling:
+    """An ``Encoder`` whose vectors are the decoder's first state."""
+
+    def __init__(self, lm: EncoderDecoder, max_tokens: int) -> None:
+        self.lm, self.max_tokens = lm, max_tokens
+
+    def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
+        return self.encode_passages(texts, progress)
+
+    def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
+        by_length, vectors = sorted(range(len(texts)), key=lambda i: len(texts[i])), []
+        for start in range(0, len(texts), BATCH):
+            batch = self.lm.tokenizer(
+                [texts[i] for i in by_length[start : start + BATCH]],
+                truncation=True,
+                max_length=self.max_tokens,
+                padding=True,
+                padding_side="right",
+                return_tensors="pt",
+            )
+            vectors.append(self.lm.pooled(batch["input_ids"], batch["attention_mask"]).numpy())
+        vectors_ND: Vectors = np.concatenate(vectors)[np.argsort(by_length)]
+        return vectors_ND

@@ -1,0 +1,128 @@
+"""Shared parts of the probes by place: texts that fill the model's window, so that truncation is
+not mistaken for bias, and the profile of a score at ten places of a text.
+
+Intervals of slope and drop are percentiles of means over resampled documents, not rows, as rows
+about one document are correlated; rows are resampled if all are about one document. The interval of
+a place is computed from scores minus the mean of their row, as rows differ in level.
+
+Shapes: N rows (documents or queries), P places, O documents (owners of rows), R resamples.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from revela.errors import RevelaError
+from revela.evaluation.results import Interval, Profile
+from revela.text.words import count_words, words
+from revela.types import Document
+
+if TYPE_CHECKING:
+    from revela.training.retriever.tokens import TokenWindow
+
+log = logging.getLogger(__name__)
+
+PLACES = 10
+SEGMENT_TENTHS = [place + 0.5 for place in range(PLACES)]  # the middle of each of ten parts
+RESAMPLES, SEED = 2000, 0
+TAILS = (2.5, 97.5)  # percentiles
+SPARE = 8  # tokens of the window left free, as reordered parts may have a few more
+MIN_WORDS = 2  # per part
+MIN_DOCUMENTS = 30  # for means by place and their intervals
+BATCH = 64  # documents per call of the tokenizer
+
+Scores = NDArray[np.float64]
+
+
+def long_texts(
+    documents: Sequence[Document], window: TokenWindow, count: int, seed: int
+) -> list[str]:
+    """A sample of ``count`` documents that fill the window, without titles, cut to it between
+    words. If fewer do, all of them; RevelaError if fewer than ``MIN_DOCUMENTS``.
+    """
+    tokens = window.size - SPARE
+    if tokens < PLACES * MIN_WORDS:
+        raise RevelaError(
+            f"{window.size} tokens are too few to be cut in {PLACES} parts: raise --max-tokens"
+        )
+    long: list[str] = []
+    order = random.Random(seed).sample(range(len(documents)), len(documents))
+    for start in range(0, len(order), BATCH):
+        texts = [documents[i].text for i in order[start : start + BATCH]]
+        # A token has at least one character, so shorter texts need not be tokenized.
+        texts = [text for text in texts if len(text) >= tokens]
+        cut = [
+            between_words(text, spans[tokens - 1][1])
+            for text, spans in zip(texts, window.spans(texts) if texts else [], strict=True)
+            if len(spans) >= tokens
+        ]
+        long += [text for text in cut if count_words(text) >= PLACES * MIN_WORDS]
+        if len(long) >= count:
+            return long[:count]
+    few = (
+        f"only {len(long):,} of {len(documents):,} documents are long enough for {PLACES} parts "
+        f"of {tokens} tokens in all"
+    )
+    if len(long) < MIN_DOCUMENTS:
+        raise RevelaError(
+            f"{few}, and {min(count, MIN_DOCUMENTS)} are needed: lower --max-tokens or --documents"
+        )
+    log.info(f"{few}: all of them are taken, in place of {count:,}")
+    return long
+
+
+def between_words(text: str, end: int) -> str:
+    """The text up to ``end``, without a word that ``end`` would cut, unless there is no other."""
+    if end < len(text) and not text[end].isspace():
+        last = words(text[: end + 1])[-1]
+        return text[: end + 1 - len(last)] or text[:end]
+    return text[:end]
+
+
+def profile(
+    scores_NP: Scores, tenths: Sequence[float], owners: Sequence[int] | None = None
+) -> Profile:
+    """Summarise scores at the places ``tenths``; ``owners``, (N,), is the document of each row, by
+    default one per row.
+    """
+    drop_N, mean = scores_NP[:, 0] - scores_NP[:, -1], float(scores_NP.mean())
+    within_NP = scores_NP - scores_NP.mean(axis=1, keepdims=True)
+    columns_NX = np.column_stack(
+        [within_NP, scores_NP @ slope_weights(tenths), drop_N, (np.sign(drop_N) + 1) / 2]
+    )
+    documents = len(scores_NP) if owners is None else len(set(owners))
+    if documents == 1:
+        log.warning("all scores are about one document: intervals hold for this document only")
+    *differences, slope, drop, first_wins = intervals(columns_NX, owners if documents > 1 else None)
+    places = [Interval(mean + d.value, mean + d.low, mean + d.high) for d in differences]
+    return Profile(list(tenths), places, slope, drop, first_wins, len(scores_NP), documents)
+
+
+def slope_weights(tenths: Sequence[float]) -> Scores:
+    """(P,) weights; their inner product with scores at these places is the least-squares slope."""
+    centred_P = np.asarray(tenths, dtype=np.float64) - np.mean(tenths)
+    weights_P: Scores = centred_P / (centred_P**2).sum()
+    return weights_P
+
+
+def intervals(columns_NX: Scores, owners: Sequence[int] | None) -> list[Interval]:
+    """The mean of each column, with its percentile bootstrap interval over documents."""
+    _, owner_N = np.unique(
+        np.arange(len(columns_NX)) if owners is None else owners, return_inverse=True
+    )
+    count = int(owner_N.max()) + 1
+    sizes_O = np.bincount(owner_N, minlength=count)
+    sums_OX = np.zeros((count, columns_NX.shape[1]))
+    np.add.at(sums_OX, owner_N, columns_NX)
+    rng = np.random.default_rng(SEED)
+    drawn_RO = rng.multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
+    means_RX = (drawn_RO @ sums_OX) / (drawn_RO @ sizes_O)[:, None]
+    low_X, high_X = np.percentile(means_RX, TAILS, axis=0)
+    means_X = columns_NX.mean(axis=0)
+    return [Interval(*map(float, values)) for values in zip(means_X, low_X, high_X, strict=True)]

@@ -1,0 +1,107 @@
+"""Run all probes of one model. All texts are read and cut before any is encoded, so that bad input
+fails early.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from revela.encoders.torch_model import open_model, uses_bf16
+from revela.evaluation.collection import load_collection
+from revela.evaluation.results import ProbeResult, Profile
+from revela.terminal import silence_libraries
+from revela.training.device import compute_device
+from revela.training.lm.encoder_decoder import FOLDER as DECODER_FOLDER
+from revela.training.lm.encoder_decoder import EncoderDecoder, load_encoder_decoder
+from revela.training.probes.decoder import DecoderPooling, spans_by_place
+from revela.training.probes.exact_match import exact_match
+from revela.training.probes.geometry import geometry, pairs_of_collection, pairs_of_text
+from revela.training.probes.moved_passage import load_answers, move_all, moved_passage, untouched
+from revela.training.probes.places import SPARE, long_texts
+from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.retriever.tokens import TokenWindow, token_window
+from revela.types import Document, Precision
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    """Options of a probe.
+
+    Args:
+        max_tokens: maximum tokens per text, prompt included; at most the model's own limit.
+        count: maximum number of documents, of answers and of pairs.
+        move: folder in BEIR layout with answers to move.
+        pairs: folder in BEIR layout for the geometry; None: halves of chunks.
+    """
+
+    max_tokens: int = 512
+    count: int = 200
+    seed: int = 0
+    precision: Precision = "auto"
+    move: Path | None = None
+    pairs: Path | None = None
+
+
+def probe_retriever(
+    folder: Path, name: str, documents: Sequence[Document], options: ProbeOptions
+) -> ProbeResult:
+    """Probe a retriever: exact match, moved passages (with ``options.move``), geometry, and the
+    decoder if one is saved with it.
+    """
+    silence_libraries()
+    count, seed = options.count, options.seed
+    model = open_model(folder)
+    bf16 = uses_bf16(options.precision, model.device)
+    encoder = RetrieverEncoder(model, bf16)
+    encoder.retriever.lower_limit(options.max_tokens)
+    window = token_window(encoder.retriever, name)
+    texts = long_texts(documents, window, count, seed)
+    if options.pairs is None:
+        pairs = pairs_of_text(documents, count, seed)
+    else:
+        pairs = pairs_of_collection(load_collection(options.pairs), count, seed)
+    answered = options.move and load_answers(options.move)
+    moved = move_all(answered, window, count, seed) if answered else []
+    tokens = window.size - SPARE
+    log.info(f"exact match: {len(texts):,} documents of {tokens} tokens")
+    profiles = exact_match(texts, encoder)
+    if (folder / DECODER_FOLDER).is_dir():
+        lm = load_encoder_decoder(folder, bf16).to(model.device)
+        profiles |= _decoder_profiles(texts, lm, options)
+    if answered:
+        others = untouched(answered, moved, window)
+        queries = sum(len(m.answer.queries) for m in moved)
+        log.info(
+            f"moved passage: {queries:,} queries, {len(moved):,} answers at ten places each, "
+            f"{len(others):,} other documents"
+        )
+        profiles |= moved_passage(moved, others, encoder)
+    log.info(f"geometry: {len(pairs):,} pairs")
+    measured = geometry(pairs, encoder)
+    return ProbeResult(profiles, name, tokens=tokens, geometry=measured, context=encoder.slots)
+
+
+def probe_encoder_decoder(
+    folder: Path, name: str, documents: Sequence[Document], options: ProbeOptions
+) -> ProbeResult:
+    """Probe an encoder-decoder: spans by place, and exact match of the decoder's vectors."""
+    silence_libraries()
+    device = compute_device()
+    lm = load_encoder_decoder(folder, uses_bf16(options.precision, device)).to(device)
+    window = TokenWindow(lm.tokenizer, options.max_tokens - len(lm.around([])))
+    texts = long_texts(documents, window, options.count, options.seed)
+    return ProbeResult(_decoder_profiles(texts, lm, options), name, tokens=window.size - SPARE)
+
+
+def _decoder_profiles(
+    texts: Sequence[str], lm: EncoderDecoder, options: ProbeOptions
+) -> dict[str, Profile]:
+    log.info(f"spans by place: {len(texts):,} documents")
+    profiles = spans_by_place(texts, lm, options.seed)
+    pooled = exact_match(texts, DecoderPooling(lm, options.max_tokens))
+    return profiles | {f"{test}, by the decoder": found for test, found in pooled.items()}

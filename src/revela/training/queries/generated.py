@@ -1,0 +1,333 @@
+"""Let a language model write queries for chunks, before or during training; check and store them.
+
+The prompt has three examples of a passage and a question that it answers (DREAM, appendix A, uses
+an instruction). Every answer, accepted or not, is appended to a file at once, so that a stopped run
+can continue.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import hashlib
+import json
+import logging
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from revela.encoders.model_files import fingerprint, name_of
+from revela.errors import RevelaError
+from revela.evaluation.label_free import Answer
+from revela.text.spool import ArrowList, arrow_list
+from revela.text.words import count_terms, runs, terms
+from revela.training.distributed import cores
+from revela.training.find_model import find_model
+from revela.training.lm import generate
+from revela.training.lm.generate import CLOSING, Prompting, Writer
+from revela.training.queries.from_text import MAX_QUERY_WORDS, MIN_QUERY_WORDS
+from revela.training.settings import Recipe
+from revela.types import Chunk
+
+log = logging.getLogger(__name__)
+
+WRITING_BATCH = 32
+BLOCK = 64  # chunks whose queries are written at a time during training
+NO_QUERY = "no chunk has a query: try another --queries than {}, or another --query-lm"
+Groups = Callable[[int], Iterator[list[int]]]  # as in groups/
+
+# A small model follows examples; it repeats an instruction instead of following it.
+EXAMPLES = Prompting(
+    "Passage: Bees tell one another where flowers are by dancing. The angle of the dance gives the "
+    "direction, and its length the distance.\n"
+    "Question: How do bees tell one another where flowers are?\n\n"
+    "Passage: Water boils at a lower temperature on high mountains, because the air pressure is "
+    "lower there. Food therefore takes longer to cook.\n"
+    "Question: Why does food take longer to cook on high mountains?\n\n"
+    "Passage: def area(radius): return math.pi * radius ** 2\n"
+    "Question: How is the area of a circle computed from its radius?\n\n"
+    "Passage: ",
+    "\nQuestion:",
+)
+OPENING = "<question>"
+BEGINNING = b'{"passage": "'  # of every line of a file of queries
+COPIED = 8  # a question with this many consecutive words of its passage is rejected
+# The end of a question: a question mark; in Greek a semicolon. In Armenian the mark is inside.
+_ASKED = re.compile(
+    "[?\u037e\u061f\u1367\ua60f\uff1f]|(?<=[\u0370-\u03ff\u1f00-\u1fff]);"
+    "|\u055e[^\u0589:]*[\u0589:]?"
+)
+_SPEAKS_OF_ITSELF = re.compile(
+    r"\b(passage|paragraph|text above|this text|the text|excerpt|author of this|this question)\b",
+    re.IGNORECASE,
+)
+_SAYS_NOTHING = frozenset(
+    terms(
+        "about according also answer between call called code does from function have into main "
+        "mean method most name part purpose question role should some that their them there these "
+        "they this three type used using value what when where which with work your"
+    )
+)
+
+
+REPEATED = Answer(rejected="asked of several passages")
+
+
+def check_output(output: str, passage: str) -> Answer:
+    """Extract the question from a language model's output, or give the reason to reject it.
+
+    >>> check_output("Bees dance.", "Bees tell one another where flowers are by dancing.")
+    Answer(query='', rejected='not a question')
+    """
+    question = " ".join(output.split(CLOSING)[0].replace(OPENING, " ").split())
+    asked = _ASKED.search(question)
+    question = question[: asked.end()] if asked else question
+    words = terms(question.lower())
+    if not words:
+        return Answer(rejected="empty")
+    if not asked:
+        return Answer(rejected="not a question")
+    if not MIN_QUERY_WORDS <= count_terms(words) <= MAX_QUERY_WORDS:
+        return Answer(rejected="too short or too long")
+    if _SPEAKS_OF_ITSELF.search(question):
+        return Answer(rejected="speaks of the passage")
+    if question in EXAMPLES.before:
+        return Answer(rejected="repeats an example")
+    of_passage = f" {' '.join(terms(passage.lower()))} "
+    telling = [w for w in words if len(w) > 3 and w not in _SAYS_NOTHING]
+    telling += [" ".join(terms(run)) for run in runs(question)]
+    if not any(w in of_passage for w in telling):
+        return Answer(rejected="says nothing of the passage")
+    copied = COPIED * len(words) // count_terms(words)  # a word of Chinese is two terms
+    starts = range(max(1, len(words) - copied + 1))
+    if any(f" {' '.join(words[i : i + copied])} " in of_passage for i in starts):
+        return Answer(rejected="copied")
+    return Answer(question)
+
+
+class QueryFile:
+    """An append-only JSONL file of answers by passage; several processes may write to it.
+
+    Truncated lines, and answers of other models than ``by``, are ignored.
+
+    Raises:
+        RevelaError: the file holds something else, and is left as it was.
+    """
+
+    def __init__(self, path: Path, by: str) -> None:
+        self.path, self.by = path, by
+        self.answers: dict[str, Answer] = {}
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                if row["by"] == by:
+                    self.answers[row["passage"]] = Answer(row["query"], row["rejected"])
+            except (ValueError, KeyError, TypeError):
+                if line[: len(BEGINNING)] != BEGINNING[: len(line)]:
+                    raise RevelaError(
+                        f"{path}:{number} is not a line of queries: delete the file, or give "
+                        "another --queries-file"
+                    ) from None
+
+    def get(self, passage: str) -> Answer | None:
+        return self.answers.get(_digest(passage))
+
+    def add(self, passages: Sequence[str], answers: Sequence[Answer]) -> None:
+        """Append answers to the file at once."""
+        from filelock import FileLock
+
+        new = dict(zip(map(_digest, passages), answers, strict=True))
+        rows = ({"passage": key, "by": self.by, **asdict(answer)} for key, answer in new.items())
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.path.with_name(f".{self.path.name}.lock"))
+            with lock, self.path.open("ab+") as handle:
+                handle.seek(max(0, handle.tell() - 1))
+                is_whole = handle.read() in (b"", b"\n")
+                handle.write((lines if is_whole else f"\n{lines}").encode())
+        except OSError as error:
+            message = f"{self.path} cannot be written ({error.strerror})"
+            raise RevelaError(f"{message}: give another --queries-file") from error
+        self.answers |= new
+
+
+def _digest(passage: str) -> str:
+    return hashlib.blake2b(passage.encode(), digest_size=12).hexdigest()
+
+
+def write_queries(
+    passages: Sequence[str],
+    file: QueryFile,
+    write: Writer,
+    batch: int,
+    progress: Callable[[int], object],
+) -> None:
+    """Write a query for every passage without an answer, the longest passages first.
+
+    ``progress`` is called with the size of each batch.
+    """
+    missing = sorted({p for p in passages if file.get(p) is None}, key=lambda p: (-len(p), p))
+    for start in range(0, len(missing), batch):
+        batch_passages = missing[start : start + batch]
+        outputs = write([p.strip() for p in batch_passages])
+        file.add(batch_passages, list(map(check_output, outputs, batch_passages)))
+        progress(len(batch_passages))
+
+
+def without_repeats(answers: Sequence[Answer]) -> list[Answer]:
+    """Reject a question that several passages have: it says too little about each."""
+    counts = Counter(a.query.lower() for a in answers)
+    return [REPEATED if a.query and counts[a.query.lower()] > 1 else a for a in answers]
+
+
+def can_write_lazily(recipe: Recipe) -> bool:
+    """Whether a language model can write queries during training. Groups by similarity and mined
+    negatives need all queries first.
+    """
+    objective: Any = recipe.objective
+    if objective.reads != "queries" or recipe.queries.source != "lm" or recipe.pairs:
+        return False
+    mines = bool(getattr(objective, "negatives", False))
+    return not mines and recipe.groups.kind not in ("cluster", "iterative")
+
+
+def sample_chunks(recipe: Recipe, chunks: ArrowList[Chunk]) -> ArrowList[Chunk]:
+    """The chunks to write queries for: all of some random documents, at most ``max_queries`` in
+    all, but of at least one document.
+
+    The sample is the same in every run, so that queries are written once.
+    """
+    owners, max_queries = chunks.column("document"), recipe.queries.max_queries
+    documents, counts = np.unique(owners, return_counts=True)
+    order = list(range(len(documents)))
+    random.Random(0).shuffle(order)
+    n_fitting = int((np.cumsum(counts[order]) <= max_queries).sum()) if max_queries else len(order)
+    sample = documents[order[: max(1, n_fitting)]]
+    return chunks.select(np.flatnonzero(np.isin(owners, sample)))
+
+
+def generate_queries(
+    recipe: Recipe, chunks: ArrowList[Chunk], path: Path | None
+) -> ArrowList[Chunk]:
+    """``sample_chunks`` with queries from a language model; ``path`` stores them."""
+    sample = sample_chunks(recipe, chunks)
+    answers = generate_answers(recipe, [chunk.text for chunk in sample], path)
+    pairs = zip(sample, answers, strict=True)
+    return arrow_list(Chunk, (dataclasses.replace(c, query=a.query) for c, a in pairs))
+
+
+def generate_answers(
+    recipe: Recipe, texts: Sequence[str], path: Path | None, unit: str = "chunks"
+) -> list[Answer]:
+    """A language model's answer for each text; the log calls the texts ``unit``."""
+    lm = QueryLM(recipe, path)
+    if missing := lm.missing(texts):
+        log.info(f"{lm}: {missing:,}")
+    answers = without_repeats(lm.answers(texts))
+    del lm
+    gc.collect()  # models of transformers have reference cycles
+    log.info(_summary(answers, unit))
+    return answers
+
+
+def _summary(answers: Collection[Answer], unit: str) -> str:
+    """Count the answers with a query, and the reasons of the others."""
+    rejected = Counter(a.rejected for a in answers if a.rejected)
+    reasons = ", ".join(f"{n:,} {reason}" for reason, n in rejected.most_common())
+    summary = f"queries for {len(answers) - rejected.total():,} of {len(answers):,} {unit}"
+    return f"{summary}; rejected: {reasons}" if reasons else summary
+
+
+class QueryLM:
+    """A language model that writes queries, and the ``QueryFile`` of its answers.
+
+    The model is loaded for the first text without an answer, and stays in memory.
+
+    Raises:
+        RevelaError: the model cannot be found, or the file cannot be used.
+    """
+
+    def __init__(self, recipe: Recipe, path: Path | None) -> None:
+        if path is None:
+            raise RevelaError("written queries need a file to be kept in: give --queries-file")
+        self.recipe, name = recipe, recipe.queries.query_lm or recipe.lm.model
+        self.name, self.folder = find_model(name, recipe.retriever.offline_model)
+        by = f"{fingerprint(self.folder)}, examples"
+        self.file = QueryFile(path, by)
+
+    def __str__(self) -> str:
+        return f"{name_of(self.folder)} writes queries into {self.file.path}"
+
+    def missing(self, texts: Iterable[str]) -> int:
+        """Number of these texts without an answer."""
+        return len({text for text in texts if self.file.get(text) is None})
+
+    def answers(self, texts: Sequence[str]) -> list[Answer]:
+        """The answer to each text; missing ones are written."""
+        if missing := self.missing(texts):
+            torch.set_num_threads(cores(self.recipe.training.threads))
+            with tqdm(total=missing, desc="writing queries", unit="query", leave=False) as bar:
+                write_queries(texts, self.file, self._writer, WRITING_BATCH, bar.update)
+        return [self.file.get(text) or Answer() for text in texts]
+
+    @cached_property
+    def _writer(self) -> Writer:
+        tokens, precision = self.recipe.lm.lm_tokens, self.recipe.training.precision
+        return generate.writer(self.folder, EXAMPLES, tokens, precision)
+
+
+class GeneratedQueries:
+    """Queries written during training, a block of groups at a time.
+
+    A question that a second chunk repeats is dropped from then on. Queries do not depend on what is
+    in the file already, so a resumed or repeated run reads the same.
+    """
+
+    def __init__(self, lm: QueryLM, rows: ArrowList[Chunk]) -> None:
+        self.lm, self.rows = lm, rows
+        self._answers, self._chunks_of = dict[int, Answer](), dict[str, set[int]]()
+
+    def row(self, index: int) -> Chunk:
+        """A row with its query; its group must have been yielded by ``groups``."""
+        return dataclasses.replace(self.rows[index], query=self._answers[index].query)
+
+    def groups(self, order: Groups) -> Groups:
+        """Epoch -> the groups of ``order`` in which any chunk has a query; RevelaError if none."""
+
+        def epoch_groups(epoch: int) -> Iterator[list[int]]:
+            groups, is_empty = order(epoch), True
+            for group in groups:
+                block = [group, *islice(groups, max(0, BLOCK // len(group) - 1))]
+                self._write(sorted({row for group in block for row in group}))
+                for group in block:
+                    if any(self._answers[row].query for row in group):
+                        is_empty = False
+                        yield group
+            if is_empty:
+                raise RevelaError(NO_QUERY.format(self.lm.recipe.queries.source))
+
+        return epoch_groups
+
+    def summary(self) -> str:
+        """Count the chunks read so far that have a query, and the reasons of the others."""
+        return _summary(self._answers.values(), "chunks")
+
+    def _write(self, rows: Sequence[int]) -> None:
+        answers = dict(zip(rows, self.lm.answers([self.rows[i].text for i in rows]), strict=True))
+        for i, answer in answers.items():
+            self._chunks_of.setdefault(answer.query.lower(), set()).add(i)
+        for i, answer in answers.items():
+            is_repeated = answer.query and len(self._chunks_of[answer.query.lower()]) > 1
+            self._answers[i] = REPEATED if is_repeated else answer

@@ -1,0 +1,181 @@
+"""Rank retrievers on a text without labels.
+
+Language models are fitted to one part of the documents; queries about the other, held-out part test
+every candidate.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from revela.encoders.model_files import resolve
+from revela.encoders.prompts import prompts_set
+from revela.errors import RevelaError, extra
+from revela.evaluation.label_free import HeldOutCheck, Scores, by_system, tasks, with_bm25
+from revela.evaluation.metrics import Outcome
+from revela.evaluation.significance import MEASURE, standings
+from revela.terminal import counted
+from revela.text.analyzer import detect
+from revela.text.chunk import PASSAGE_WORDS
+from revela.text.load import split_held_out
+from revela.text.spool import ArrowList, LazyTexts, arrow_list
+from revela.training.settings import Recipe
+from revela.types import Document, Encoder, evenly_spaced
+
+if TYPE_CHECKING:
+    from revela.evaluation.results import SystemScores
+
+log = logging.getLogger(__name__)
+
+Kind = Literal["table", "embedder", "fit"]
+BM25 = "BM25"
+DOCUMENTS = 2000  # maximum of the sample
+PASSAGES, QUERIES = 1000, 400  # maximum per task
+HELD_OUT = 0.3  # share of the sample
+MIN_QUERIES = 30  # with fewer, nothing is compared
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An embedder as it is, a language model fitted to the text, or a table of the text's words."""
+
+    model: str
+    kind: Kind
+
+    def __str__(self) -> str:
+        forms = {"table": "table of words of {}", "embedder": "{}", "fit": "{}, fitted"}
+        return forms[self.kind].format(self.model)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Documents to fit language models to, held-out documents, and the recipe of the fit."""
+
+    recipe: Recipe
+    documents: ArrowList[Document]
+    held_out: Sequence[Document]
+
+
+def rank_models(
+    documents: Sequence[Document], models: Sequence[str], recipe: Recipe
+) -> dict[str, SystemScores]:
+    """Score models on a text without labels, alone and fused with BM25, beside BM25; best first.
+
+    Among held-out documents, the first half of a chunk has to find the other chunks of its
+    document, a title its document, and a docstring its function.
+
+    Args:
+        documents: the text; a sample of it is used.
+        models: hub ids or folders. A language model gives two systems: fitted to the text, and as a
+            table of words.
+        recipe: settings of the fit, and the language of the text.
+
+    Returns:
+        System -> means over all queries and over those of each task, and p values against the first
+        system and against BM25.
+
+    Raises:
+        RevelaError: the text gives too few queries.
+    """
+    data = _sample(documents, recipe)
+    seed = data.recipe.training.seed
+    test = tasks(data.held_out, PASSAGE_WORDS, QUERIES, PASSAGES, seed)
+    if (count := sum(len(task.queries) for task in test)) < MIN_QUERIES:
+        raise RevelaError(
+            f"the text gives {count} queries, too few to compare models by: give more of it, or "
+            "judged queries with --on"
+        )
+    scored = _score(_candidates(models), HeldOutCheck(test, data.recipe.corpus.language), data)
+    systems = {k: v for name, scores in scored.items() for k, v in by_system(name, scores).items()}
+    outcomes = {name: Outcome(_by_query(by_task), first={}) for name, by_task in systems.items()}
+    ranked = sorted(outcomes, key=lambda name: -outcomes[name].means()[MEASURE])
+    tested = standings(outcomes, list(dict.fromkeys((ranked[0], BM25))))
+    means = {name: {task: float(s.mean()) for task, s in systems[name].items()} for name in ranked}
+    return {n: replace(tested[n], means={**tested[n].means, **means[n]}) for n in ranked}
+
+
+def _by_query(by_task: Mapping[str, Scores]) -> dict[str, dict[str, float]]:
+    """ "TASK NUMBER" of each query -> its score."""
+    return {
+        f"{task} {i}": {MEASURE: float(score)}
+        for task, scores_Q in by_task.items()
+        for i, score in enumerate(scores_Q)
+    }
+
+
+def _score(
+    candidates: Sequence[Candidate], check: HeldOutCheck, data: Sample
+) -> dict[str, Mapping[str, Scores]]:
+    """System -> task -> nDCG@10 of each query."""
+    log.info(
+        f"comparing {counted(len(candidates), 'retriever')} by "
+        f"{counted(len(data.held_out), 'held-out document')} "
+        f"({check.describe()}), nDCG@10 with BM25:"
+    )
+    queries: dict[str, Mapping[str, Scores]] = {BM25: check.queries_of_bm25()}
+    log.info(f"{_mean(queries[BM25]):.3f} BM25 alone")
+    for candidate in candidates:
+        name = str(candidate)
+        queries[name] = check.queries(encoder_of(candidate, data))
+        alone = _mean(queries[name], fused=False)
+        log.info(f"{_mean(queries[name]):.3f} {name} (without BM25 {alone:.3f})")
+    return queries
+
+
+def _sample(every: Sequence[Document], recipe: Recipe) -> Sample:
+    """Draw a sample of the documents, hold some out, and detect the language."""
+    drawn = evenly_spaced(len(every), DOCUMENTS) if every else ()
+    sample = arrow_list(Document, (every[i] for i in drawn))
+    if recipe.corpus.language == "auto":
+        recipe = recipe.replace(language=detect([document.full_text for document in sample]))
+    return Sample(recipe, *split_held_out(sample, HELD_OUT, DOCUMENTS))
+
+
+def _candidates(names: Sequence[str]) -> list[Candidate]:
+    """A language model gives two."""
+    kinds: dict[bool, tuple[Kind, ...]] = {True: ("embedder",), False: ("table", "fit")}
+    is_embedder = {name: (resolve(name) / "modules.json").is_file() for name in names}
+    return [Candidate(name, kind) for name, known in is_embedder.items() for kind in kinds[known]]
+
+
+def encoder_of(candidate: Candidate, data: Sample) -> Encoder:
+    """Load a candidate, or fit it to the documents that are not held out, as the CLI does."""
+    from revela.encoders.load import load_encoder
+
+    recipe, folder = data.recipe, resolve(candidate.model)
+    if candidate.kind == "embedder":
+        prompts = prompts_set(recipe.retriever.query_prompt, recipe.retriever.passage_prompt)
+        return load_encoder(folder, recipe.training.precision, prompts=prompts)
+    with extra("train", str(candidate)):
+        from revela.encoders.torch_model import uses_bf16
+        from revela.training.device import compute_device
+        from revela.training.groups.dataset import training_chunks
+        from revela.training.retriever.build import untrained_retriever
+        from revela.training.retriever.encode import RetrieverEncoder
+        from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
+        from revela.training.word_table import row_trainer, tables
+    from revela.terminal import silence_libraries
+
+    silence_libraries()
+    if candidate.kind == "table":
+        how: Any = dict(language=recipe.corpus.language, seed=recipe.training.seed)
+        return tables(folder, data.documents, data.held_out, **how)[1].encoder()
+    model = untrained_retriever(recipe, folder, data.documents).to(compute_device())
+    encoder = RetrieverEncoder(model, uses_bf16(recipe.training.precision, model.device))
+    trainer = row_trainer(model, data.documents, seed=recipe.training.seed)
+    how = dict(seed=recipe.training.seed, train_rows=trainer)
+    texts = LazyTexts(training_chunks(recipe, data.documents), lambda chunk: chunk.text)
+    fit_to_corpus(encoder.retriever, texts, recipe.fit, **how)
+    encoder.words_to_vectors = WORDS_TO_VECTORS
+    return encoder
+
+
+def _mean(tasks: Mapping[str, Scores], fused: bool = True) -> float:
+    """The mean over queries of the scores with BM25, or without. BM25 has one score per task."""
+    kept = [scores_Q for name, scores_Q in tasks.items() if (with_bm25(name) not in tasks) == fused]
+    return float(np.concatenate(kept).mean())

@@ -1,0 +1,239 @@
+"""Build or open the retriever: a Sentence-Transformers model, or a decoder's lower layers, pooled.
+
+It consists of stock modules only, so a saved one loads in stock sentence-transformers: the
+tokenizer itself appends the EOS that ``eos`` pooling reads, and prompts are stored with the model.
+Then fit.py fits the pooling to a corpus, lora.py adds what is trained, encode.py runs the model,
+and save.py writes it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from torch import nn
+
+from revela.encoders.prompts import DECODER, prompts_set
+from revela.encoders.token_counter import special_tokens_of
+from revela.encoders.torch_model import (
+    add_missing_rows,
+    add_pad_token,
+    check_weights,
+    has_routes,
+    limit_tokens,
+    open_model,
+)
+from revela.errors import RevelaError, first_line
+from revela.terminal import loading_bar
+from revela.training.retriever.lora import inject_lora
+from revela.training.retriever.static_trainable import make_trainable
+from revela.training.settings import Recipe, Retriever
+from revela.types import Document
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+RARE_CASE = 0.005  # of a corpus's letters, at most, in the case that it does not have
+POOLING_MODES = {"eos": "lasttoken", "mean": "mean", "weighted-mean": "weightedmean"}
+
+
+def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
+    """Build an untrained retriever in fp32, as bf16 would round small updates of LoRA away.
+
+    A Sentence-Transformers folder is taken as it is, with the prompts of the settings. A decoder
+    keeps its lower layers and the final norm, and reads lower case if ``lower_case`` is "yes".
+    """
+    given = prompts_set(settings.query_prompt, settings.passage_prompt)
+    if (folder / "modules.json").is_file():
+        model = open_model(folder, prompts=given)
+        if has_routes(model):
+            raise RevelaError(
+                f"{folder} reads queries and passages by different modules (Router), and training "
+                "takes a model with one: give another --model"
+            )
+        if isinstance(model[0], modules.Transformer):
+            add_missing_rows(model[0])
+        return model
+    check_weights(folder)
+    try:
+        # A named modality, so that an instruct model's chat template is not applied: text is
+        # embedded as it is, not as a user's turn.
+        with loading_bar(folder):
+            transformer = modules.Transformer(
+                str(folder),
+                model_kwargs={"dtype": torch.float32},
+                max_seq_length=settings.max_tokens,
+                do_lower_case=settings.lower_case == "yes",
+                modality_config={
+                    "text": {"method": "forward", "method_output_name": "last_hidden_state"}
+                },
+                module_output_name="token_embeddings",
+            )
+    except Exception as error:
+        raise RevelaError(f"{folder} cannot be opened as a model: {first_line(error)}") from error
+    has_two_depths = hasattr(transformer.model.config, "decoder")  # T5Gemma
+    if settings.layers and not has_two_depths:
+        keep_lower_layers(transformer.model, settings.layers)
+    tokenizer = transformer.tokenizer
+    tokenizer.padding_side = "right"
+    tokenizer.chat_template = None
+    add_pad_token(transformer)
+    limit_tokens(transformer)
+    if settings.pooling == "eos":
+        _append_eos(tokenizer)
+    add_missing_rows(transformer)
+    width = transformer.get_embedding_dimension()
+    parts = [
+        transformer,
+        modules.Pooling(width, pooling_mode=POOLING_MODES[settings.pooling]),
+        modules.Normalize(),
+    ]
+    query, passage = (
+        own if prompt is None else prompt for prompt, own in zip(given, DECODER, strict=True)
+    )
+    prompts = {"query": query, "document": passage, "passage": passage}
+    return SentenceTransformer(modules=parts, prompts=prompts, similarity_fn_name="cosine")
+
+
+def check_model(folder: Path, layers: int, lora_rank: int) -> None:
+    """Refuse a model that cannot become a retriever and be trained, without reading its weights;
+    numbers as in the settings.
+
+    Raises:
+        RevelaError: transformers does not know it, it reads other things than one text, or it has
+            no lower layers or nothing that LoRA can change.
+    """
+    from sentence_transformers.base.modules import transformer as stock
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+    check_weights(folder)
+    try:
+        if (folder / "modules.json").is_file():
+            without_weights = {"device_map": "meta"}  # of transformers; other modules are small
+            SentenceTransformer(str(folder), local_files_only=True, model_kwargs=without_weights)
+            return
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        with torch.device("meta"):
+            transformer = AutoModel.from_config(config)
+    except Exception as error:  # of a family's own code
+        raise RevelaError(f"{folder} cannot be opened as a model: {first_line(error)}") from error
+    encoders = [kind for kind, *_ in stock._ENCODER_ONLY_MODELS]  # nothing public says it
+    reasons = {
+        "reads images too, and a retriever is made of text alone": hasattr(config, "vision_config"),
+        "has a decoder that cannot be left out": config.is_encoder_decoder
+        and not isinstance(config, tuple(encoders))
+        and not config.model_type.startswith("t5gemma"),
+        "reads padding like text, so a vector would depend on the texts beside it": (
+            "attention_mask" not in tokenizer.model_input_names
+        ),
+        "has no plain table of tokens": not isinstance(
+            transformer.get_input_embeddings(), nn.Embedding
+        ),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise RevelaError(f"{folder} ({config.model_type}) {reason}: give another --model")
+    if layers and not config.is_encoder_decoder:
+        keep_lower_layers(transformer, layers)
+        with torch.device("meta"):
+            anew = AutoModel.from_config(transformer.config)
+        kept = _factors(transformer)
+        if any(kept.get(name, value) != value for name, value in _factors(anew).items()):
+            raise RevelaError(
+                f"{folder} ({config.model_type}) scales each layer by how many there are, so its "
+                "lower ones cannot be saved alone: give --layers 0, or another --model"
+            )
+    if lora_rank:
+        inject_lora(transformer, lora_rank, lora_rank, 0.0)
+
+
+def _factors(model: PreTrainedModel) -> dict[tuple[str, str], float]:
+    """Constants that the configuration gives to a model's modules, by module and name."""
+    return {
+        (part, name): value
+        for part, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, float)
+    }
+
+
+def set_parts(model: SentenceTransformer, parts: Sequence[nn.Module]) -> None:
+    """Replace a model's modules, in place, on its device."""
+    device = model.device  # an empty model has none
+    model._modules.clear()
+    for i, part in enumerate(parts):
+        model.add_module(str(i), part.to(device))
+
+
+def keep_lower_layers(model: PreTrainedModel, layers: int) -> None:
+    """Cut a transformer to its lower layers, in place; its final norm stays."""
+    config = model.config.get_text_config()
+    depth = int(config.num_hidden_layers)
+    if layers >= depth:
+        return
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, nn.ModuleList) and len(child) == depth:
+                setattr(module, name, child[:layers])
+    try:
+        config.num_hidden_layers = layers
+    except NotImplementedError as error:  # Funnel
+        raise RevelaError(
+            f"{type(model).__name__} has no lower layers of its own: give --layers 0, or another "
+            "--model"
+        ) from error
+    for name, value in list(vars(config).items()):  # layer_types, Longformer's attention_window
+        if isinstance(value, list) and len(value) == depth and not name.endswith("_id"):
+            setattr(config, name, value[:layers])
+    if hasattr(config, "attention_types"):  # GPT-Neo
+        config.attention_types = [[config.attention_layers, 1]]
+
+
+def _append_eos(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Make the tokenizer end every text with EOS, after truncation."""
+    from tokenizers.processors import TemplateProcessing
+
+    if tokenizer.eos_token is None:
+        raise RevelaError(
+            "the tokenizer has no EOS token, which --pooling eos reads: give --pooling mean"
+        )
+    before, after = special_tokens_of(tokenizer)
+    if after[-1:] == [tokenizer.eos_token_id]:
+        return
+    front = tokenizer.convert_ids_to_tokens(before)
+    tokens = [*front, tokenizer.eos_token]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=[*front, "$A", tokenizer.eos_token],
+        special_tokens=[(t, tokenizer.convert_tokens_to_ids(t)) for t in dict.fromkeys(tokens)],
+    )
+
+
+def untrained_retriever(
+    recipe: Recipe, folder: Path, documents: Sequence[Document]
+) -> SentenceTransformer:
+    """The retriever before anything is fitted or trained."""
+    settings = recipe.retriever
+    if settings.lower_case == "auto" and has_no_case(documents):
+        settings = replace(settings, lower_case="yes")
+        logging.getLogger(__name__).info(
+            "the corpus has one case only: queries and passages are folded to lower case"
+        )
+    model = build_retriever(folder, settings)
+    if not isinstance(model[0], modules.Transformer):
+        make_trainable(model)
+    return model
+
+
+def has_no_case(documents: Sequence[Document]) -> bool:
+    """Whether a corpus has one case only, so that queries have to be folded to it."""
+    sample = "".join(d.full_text[:2000] for d in documents[:: max(1, len(documents) // 500)])
+    letters = sum(c.isalpha() for c in sample)
+    capitals = sum(c.isupper() for c in sample)
+    return letters > 0 and min(capitals, letters - capitals) < RARE_CASE * letters

@@ -1,0 +1,132 @@
+"""Save a retriever as a stock Sentence-Transformers folder, LoRA merged, with its card.
+
+What is saved is opened again, and must give the vectors of the model in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+
+from revela.encoders.model_files import CONTEXT
+from revela.encoders.saved_config import add_to_config
+from revela.encoders.torch_model import open_model
+from revela.errors import RevelaError
+from revela.files import disk_errors, flush, make_readable
+from revela.training.retriever.context import SavedContext, write_context
+from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.retriever.lora import merged, needs_merging
+
+DIFFERENCE = 0.01  # maximum distance of unit vectors before and after
+SAMPLE = ("Seven Grey Herons stand in the shallow Lake.", "seven grey herons", "SEVEN GREY HERONS")
+
+
+def save_retriever(
+    model: SentenceTransformer,
+    folder: Path,
+    card: str,
+    matryoshka: Sequence[int] = (),
+    context: SavedContext | None = None,
+    words_to_vectors: float = 1.0,
+) -> None:
+    """Write the retriever into ``folder``, beside other files; modules.json, which makes it
+    loadable, is moved there last.
+
+    Args:
+        card: text of README.md.
+        matryoshka: widths that its vectors were trained to be truncated to.
+        context: of a retriever with slots, which are saved with its rows.
+        words_to_vectors: see ``words_to_vectors_of``.
+
+    Raises:
+        RevelaError: what was written gives other vectors than the model; nothing is saved.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        disk_errors(folder),
+        tempfile.TemporaryDirectory(prefix=".model-", dir=folder) as hidden,
+    ):
+        temporary = Path(hidden)
+        # In training the tokenizer truncates below the saved model's limit.
+        if (tokenizer := getattr(model.tokenizer, "backend_tokenizer", None)) is not None:
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+        # Where merging or filling in rows would change the model, a copy on the CPU is saved.
+        changed = context is not None or needs_merging(model) or model.device.type != "cpu"
+        final = merged(model) if changed else model
+        if not isinstance(final[-1], modules.Normalize):  # trained on vectors of length one
+            final.add_module(str(len(final)), modules.Normalize())
+        if context is not None:
+            write_context(final, context.rows_JD)
+            context.save(temporary / CONTEXT)
+        final.save_pretrained(hidden, create_model_card=False)
+        for place in (temporary, temporary / CONTEXT):
+            _keep_tokenizer(place, model.tokenizer)
+        # A path in the card may have bytes that are no UTF-8.
+        (temporary / "README.md").write_text(card, encoding="utf-8", errors="replace")
+        if matryoshka:
+            matryoshka = [*matryoshka, int(model.get_embedding_dimension() or 0)]
+        add_to_config(temporary, matryoshka, words_to_vectors)
+        if isinstance(final[0], modules.Transformer):  # tables read tokenizer.json as it is
+            _check_saved(final, temporary)
+        make_readable(temporary)
+        flush(temporary)
+        _move(temporary, folder)
+
+
+def _keep_tokenizer(folder: Path, tokenizer: Any) -> None:
+    """Have libraries read tokenizer.json as it is.
+
+    A family's own class (GPT2Tokenizer) rebuilds the tokenizer without the case folding of
+    tokenizer.json, and some without its EOS. For some kinds of models (Qwen2) transformers takes
+    the family's class whatever the folder says, so case folding is also named where
+    sentence-transformers reads it.
+    """
+    state, about = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    if not (state.is_file() and about.is_file()):
+        return
+    config = json.loads(about.read_text(encoding="utf-8"))
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    for name in ("model_input_names", "padding_side", "truncation_side"):  # which the class knew
+        config[name] = getattr(tokenizer, name)
+    about.write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
+    normalizer = json.loads(state.read_text(encoding="utf-8"))["normalizer"]
+    if '"Lowercase"' in json.dumps(normalizer):
+        settings = folder / "sentence_bert_config.json"
+        known = json.loads(settings.read_text(encoding="utf-8"))
+        settings.write_text(json.dumps({**known, "do_lower_case": True}, indent=4))
+
+
+def _check_saved(model: SentenceTransformer, saved: Path) -> None:
+    """Raise RevelaError if the files give other vectors of a few texts than the model."""
+    before = RetrieverEncoder(model, bf16=False)
+    after = RetrieverEncoder(open_model(saved, device="cpu"), bf16=False)
+    for one, other in (
+        (before.encode_queries, after.encode_queries),
+        (before.encode_passages, after.encode_passages),
+    ):
+        difference = float(np.linalg.norm(one(SAMPLE) - other(SAMPLE), axis=1).max())
+        if difference > DIFFERENCE:
+            raise RevelaError(
+                "the retriever is not saved, as its files would give other vectors than it has now "
+                f"(they differ by {difference:.2f}): give another --model, or --lower-case no"
+            )
+
+
+def _move(temporary: Path, folder: Path) -> None:
+    """Move a folder's entries into another, in place of those of the same name."""
+    (folder / "modules.json").unlink(missing_ok=True)
+    for part in sorted(temporary.iterdir(), key=lambda part: part.name == "modules.json"):
+        target = folder / part.name
+        if target.is_dir():
+            shutil.rmtree(target)
+        os.replace(part, target)

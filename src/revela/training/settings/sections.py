@@ -1,0 +1,241 @@
+"""The sections of a recipe: the default and bounds of each field, and below them its help.
+
+Does not import torch, so that ``revela train --help`` and refusals are fast.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass
+
+from revela.encoders.embedded import SMOLLM2
+from revela.text.load import Reading
+
+Pooling = Literal["eos", "mean", "weighted-mean"]
+TorchPrecision = Literal["auto", "fp32", "bf16"]
+T = TypeVar("T")
+
+RARE = "rare"
+Rare = Annotated[T, RARE]
+"A setting that ``--help`` omits; docs/command-line.md lists all."
+Share = Annotated[float, Field(ge=0, le=1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Widths = Annotated[tuple[PositiveInt, ...], Field(strict=False)]
+CHECKED = ConfigDict(
+    extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+)
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Corpus:
+    """How a corpus is read and chunked, and what is held out of training."""
+
+    text_field: str = Reading.text_field
+    "Field of JSONL, or column of a table, that holds the text."
+    title_field: str = Reading.title_field
+    "Field or column that holds the title, if there is one."
+    join_titles: bool = Reading.join_titles
+    "Join neighbouring rows with the same title: a file of passages becomes articles again."
+    language: Rare[str] = "auto"
+    "Language whose words BM25 stems in the label-free check, as for index."
+    near_duplicates: Share = 0.8
+    """Drop documents with this Jaccard similarity to an earlier one, over runs of five words. 0:
+    keep all."""
+    max_bad_share: Rare[Share] = 0.01
+    "Share of unreadable rows and files above which the run stops."
+    chunk_words: PositiveInt = 48
+    """Maximum words per chunk, which has whole sentences, or whole functions and blocks of code.
+    Without spaces between words, two characters of Chinese or Japanese count as a word, five of
+    Thai and the like; so they do for all lengths in words."""
+    held_out: Share = 0.05
+    "Share of the documents held out for the label-free check; at most 300 documents."
+    held_out_at_most: ClassVar[int] = 300
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Groups:
+    """Which chunks are compared with one another."""
+
+    kind: Literal["document", "document-random", "random", "cluster", "iterative"] = "document"
+    """Which chunks share a group: those of a document (short documents join similar ones, or with
+    document-random any), any (random), or similar ones, as --surrogate (cluster) or the retriever
+    in training (iterative) finds them."""
+    group_size: Annotated[int, Field(ge=2)] = 16
+    "Chunks per group."
+    surrogate: str = ""
+    """Model that finds similar chunks, as for --model. In infonce and crop it also filters false
+    negatives: passages that it scores at least as high as the positive. Empty: the retriever's own
+    token embeddings."""
+    surrogate_tokens: ClassVar[int] = 64  # per text
+    refresh_every: Rare[PositiveInt] = 200
+    "Steps between rebuilds of iterative groups, and between minings of --negatives."
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Queries:
+    """Where queries come from, for the objectives that learn from queries and for
+    --check-questions.
+    """
+
+    source: Literal["lm", "authors-words", "title", "first-sentence", "telling-sentence"] = "lm"
+    """Written by a language model (lm), or taken from the text (authors-words: docstrings, titles,
+    else a sentence)."""
+    query_lm: Rare[str] = ""
+    "Language model that writes queries. Empty: --lm."
+    queries_file: Rare[str] = ""
+    "JSONL file that keeps written queries. Empty: one in the cache, by the place of the corpus."
+    max_queries: Rare[NonNegativeInt] = 4000
+    "Maximum queries to write; training uses the documents that have them. 0: no limit."
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Retriever:
+    """The model that is trained."""
+
+    model: str = "HuggingFaceTB/SmolLM2-135M"
+    """Model that becomes the retriever: a hub id (owner/name, or owner/name@revision), a local
+    folder, embedded:smollm2-135m (instruct, 4 bits) or embedded:minilm-l6; or new:tiny, new:small
+    or new:base, an encoder-decoder without training and a tokenizer of the corpus."""
+    offline_model: Rare[str] = SMOLLM2
+    """Replaces the default --model and --lm when the hub cannot be reached and they are not cached.
+    Empty: refuse to start, as the presets paper, paper-code and dream-paper do."""
+    layers: NonNegativeInt = 6
+    """Lower layers of a decoder that the retriever keeps. 0: all. Sentence-Transformers models and
+    T5Gemma stay complete."""
+    pooling: Rare[Pooling] = "mean"
+    "How a decoder's token vectors become one vector."
+    lower_case: Rare[Literal["auto", "yes", "no"]] = "auto"
+    "Fold case in the retriever's tokenizer; auto does so if the corpus has almost no capitals."
+    query_prompt: Rare[str] = "auto"
+    """Prefix of every query. auto: `query: ` for a language model; Sentence-Transformers models
+    keep their own prompts."""
+    passage_prompt: Rare[str] = "auto"
+    "Prefix of every passage, likewise: `passage: `."
+    max_tokens: PositiveInt = 512
+    "Maximum tokens of a text for the saved retriever; longer texts are truncated."
+    lora_rank: NonNegativeInt = 64
+    """Rank of the retriever's LoRA, which is merged when saved. 0: train all weights of the
+    transformer. A static retriever has no LoRA."""
+    lora_alpha: Rare[PositiveInt] = 64
+    "The scale of LoRA is alpha / rank."
+    lora_dropout: Rare[Share] = 0.0
+    "Dropout inside LoRA."
+    matryoshka: Widths = ()
+    """Train vectors that may be truncated to these widths, for example 64 128 256; one width per
+    batch."""
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Context:
+    """Documents that the retriever reads before every text (CDE)."""
+
+    slots: NonNegativeInt = 0
+    """Read this many documents of the corpus before every text, as a vector each (CDE). 0: none."""
+    context_from: Rare[Literal["batch", "corpus", "constant"]] = "batch"
+    """Documents read in training: texts of the batch, any of its corpus, or none (constant: learned
+    rows only, as a control)."""
+    context_tokens: ClassVar[int] = 64  # per document
+    context_dropout: ClassVar[float] = 0.005  # of each slot of each text
+    context_null: ClassVar[float] = 0.1
+    "Probability of a batch without documents, so that a retriever works without a corpus."
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Fit:
+    """The label-free fit of a decoder's pooling to the corpus, before training."""
+
+    token_weighting: NonNegativeFloat = 3e-3
+    """SIF: weight each token in the mean by a / (a + its share of the corpus's tokens), this being
+    a; punctuation by 0. 0: equal weights."""
+    whitening: NonNegativeFloat = 0.4
+    """Whiten pooled vectors by (covariance of the corpus's token vectors) ** -whitening, as a
+    linear layer. 0: off, 0.5: fully."""
+    lexical: NonNegativeFloat = 1.0
+    """Append the mean of the tokens' own whitened embeddings at this weight, which doubles the
+    width. 0: off."""
+
+
+@dataclass(frozen=True, config=CHECKED)
+class LM:
+    """The language model that gives the signal."""
+
+    model: str = "HuggingFaceTB/SmolLM2-135M"
+    """Language model that gives the signal: a hub id, a local folder or embedded:smollm2-135m (the
+    instruct model in 4 bits)."""
+    lm_tokens: Annotated[int, Field(ge=2)] = 156
+    "Maximum tokens of a chunk for the LM, and for the retriever in training."
+    loss_tokens: Rare[Literal["all", "corpus"]] = "all"
+    """Tokens in the softmax of the LM's loss: all, or those of the corpus, which saves more than
+    half of a step with a vocabulary of 262,144."""
+    shard_lm: Rare[bool] = False
+    """Under torchrun, shard the layers of the frozen LM over the processes, for an LM too large for
+    one GPU. Each process reads the whole LM into main memory first."""
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Training:
+    """Limits, checks, checkpoints and precision of a run."""
+
+    learning_rate: NonNegativeFloat = 1e-4
+    """Peak learning rate of AdamW; ten times that for the rows of a static retriever, and fifty
+    times for their weights."""
+    warmup_steps: Rare[NonNegativeInt] = 10
+    "Steps of linear warm-up."
+    groups_per_step: PositiveInt = 1
+    "Groups per optimiser step, over all processes."
+    groups_per_batch: Rare[PositiveInt | Literal["auto"]] = "auto"
+    """Groups per forward pass; more use a GPU better and need more memory. auto: on a GPU as many
+    of a step's groups as fit into its memory, on a CPU 1."""
+    retriever_batch: Rare[NonNegativeInt] = 0
+    """Texts per forward pass of the retriever, which the backward pass repeats, to save memory. 0:
+    all at once."""
+    max_steps: NonNegativeInt = 0
+    "Stop after this many steps. 0: no limit."
+    max_minutes: NonNegativeFloat = 20.0
+    """Stop after this much training time. 0: no limit. The learning rate falls to 0 at the nearest
+    limit."""
+    max_tokens_read: Rare[NonNegativeFloat] = 0.0
+    "Stop after the retriever has read this many million tokens. 0: no limit."
+    check_every: NonNegativeInt = 50
+    "Steps between label-free checks. 0: only at the end."
+    check_queries: ClassVar[int] = 150  # per task of the label-free check
+    check_passages: ClassVar[int] = 600  # per task
+    check_questions: NonNegativeInt = 0
+    """Let a language model write questions about this many held-out passages, for the check."""
+    keep: Literal["best", "last"] = "best"
+    "Save the state with the best label-free check, or the last one."
+    save_every: Rare[PositiveInt] = 50
+    "Steps between checkpoints."
+    log_every: Rare[PositiveInt] = 5
+    "Steps between lines of metrics.jsonl."
+    seed: NonNegativeInt = 0
+    "Seed of all random numbers."
+    threads: NonNegativeInt = 0
+    "CPU threads. 0: all cores that the process may use."
+    precision: TorchPrecision = "auto"
+    "Arithmetic of the models; auto is bf16 where the hardware has it."
+    track: Rare[Literal["", "tensorboard", "trackio", "wandb"]] = ""
+    "Also send metrics to this experiment tracker, which must be installed."
+
+    @property
+    def fixed_groups_per_batch(self) -> int:
+        """``groups_per_batch``, or 1 while it is not known."""
+        return 1 if self.groups_per_batch == "auto" else self.groups_per_batch
+
+
+def descriptions(kind: Any) -> dict[str, str]:
+    """Field -> description, for a section or an objective, including its base classes."""
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        for name, field in vars(base).get("__pydantic_fields__", {}).items():
+            if field.description:
+                texts[name] = " ".join(field.description.split())
+    return texts
+
+
+def is_rare(kind: Any, name: str) -> bool:
+    """Whether ``--help`` omits a field of a section or an objective."""
+    fields = getattr(kind, "__pydantic_fields__", {})
+    return name in fields and RARE in fields[name].metadata

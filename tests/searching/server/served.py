@@ -1,0 +1,160 @@
+"""Fixtures: an index of tiny models behind a real server on a free port, in a thread.
+
+They are not in a conftest.py, which would hide tests/conftest.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from conftest import make_rows, tiny_retriever
+from revela.encoders.torch_encoder import TorchEncoder
+from revela.searching.index import Index
+from revela.searching.ingest import metadata_columns
+from revela.searching.manifest import Indexing, Info
+from revela.searching.server import Access, Limits
+from revela.searching.server.app import Service
+from revela.searching.server.encoding import ServedModel
+from revela.searching.server.lifecycle import listen, server_of
+from revela.types import Document
+
+
+@dataclass
+class Running:
+    url: str
+    service: Service
+    server: object
+    thread: threading.Thread
+
+
+@contextmanager
+def running(service: Service) -> Iterator[Running]:
+    listening = listen("127.0.0.1", 0)
+    server = server_of(service.app(), service.limits)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    port = listening.getsockname()[1]
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield Running(f"http://127.0.0.1:{port}", service, server, thread)
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def encoder(tiny_lm_folder) -> TorchEncoder:
+    return TorchEncoder(tiny_retriever(tiny_lm_folder, max_tokens=512), bf16=False)
+
+
+def build(
+    folder: Path,
+    documents: list[Document],
+    encoder,
+    metadata=(),
+    model="/somewhere/secret/model",
+    fingerprint="0123",
+    keep_tokens=True,
+) -> Index:
+    width = encoder.encode_passages(["."]).shape[1]
+    columns = metadata_columns(documents, metadata)
+    info = Info(model, fingerprint, width, Indexing(keep_tokens=keep_tokens), columns)
+    index = Index.begin(folder, info, encoder)
+    index.add(documents)
+    return index
+
+
+def documents(count: int, sentences: int) -> list[Document]:
+    rows = make_rows(count, sentences=sentences)
+    return [
+        Document(row["_id"], row["text"], row["title"], metadata={"year": 2000 + i, "lang": "en"})
+        for i, row in enumerate(rows)
+    ]
+
+
+@pytest.fixture(scope="session")
+def index(encoder, tmp_path_factory) -> Index:
+    folder = tmp_path_factory.mktemp("served") / "secret"
+    return build(folder, documents(40, 2), encoder, ("year", "lang"))
+
+
+@pytest.fixture(scope="session")
+def make_service(encoder, index):
+    counter = encoder.counter
+
+    def make(encoder=encoder, token=None, local_only=False, dimensions=(), **limits):
+        changed = dataclasses.replace(Limits(), **limits)
+        model = ServedModel("tiny", encoder, counter, dimensions)
+        return Service(index, model, changed, Access(token, local_only))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def server(make_service) -> Iterator[Running]:
+    with running(make_service()) as up:
+        yield up
+
+
+class Gate:
+    """Work passes while it is open, and is counted; ``stop`` holds it from the next on."""
+
+    def __init__(self) -> None:
+        self.open, self.begun, self.count = threading.Event(), threading.Event(), 0
+        self.open.set()
+
+    def stop(self) -> None:
+        self.open.clear()
+        self.begun.clear()
+
+    def wait(self) -> None:
+        self.count += 1
+        self.begun.set()
+        assert self.open.wait(120)
+
+
+class Slow(Gate):
+    """An encoder that records its batches since it was stopped."""
+
+    def __init__(self, encoder: TorchEncoder) -> None:
+        super().__init__()
+        self.model, self.encoder = encoder.model, encoder
+        self.batches: list[tuple[str, list[str]]] = []
+
+    def _encode(self, role, texts):
+        self.batches.append((role, list(texts)))
+        self.wait()
+        encode = {
+            "query": self.encoder.encode_queries,
+            "passage": self.encoder.encode_passages,
+            "query with tokens": self.encoder.query_tokens,
+        }
+        return encode[role](texts)
+
+    def encode_queries(self, texts, progress=False):
+        return self._encode("query", texts)
+
+    def encode_passages(self, texts, progress=False):
+        return self._encode("passage", texts)
+
+    def query_tokens(self, queries):
+        return self._encode("query with tokens", queries)
+
+    def stop(self) -> None:
+        super().stop()
+        self.batches.clear()
+
+
+@pytest.fixture
+def slow(encoder) -> Slow:
+    return Slow(encoder)

@@ -1,0 +1,354 @@
+"""``revela mcp`` as a process, asked by the protocol's own client over stdio and HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import httpx2
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+from served import build, encoder
+
+from conftest import make_rows
+from revela.cli.mcp import _tools, mcp
+from revela.encoders.load import load_encoder
+from revela.encoders.model_files import fingerprint
+from revela.encoders.prompts import OWN
+from revela.errors import RevelaError
+from revela.searching.index import Index
+from revela.searching.server.mcp import Tools
+from revela.searching.server.token_budget import count_tokens
+from revela.searching.snippets import Snippet
+from revela.types import Document, Hit, Hits
+
+SOURCE = Path(__file__).parents[2] / "src"
+LONG = " ".join(row["text"] for row in make_rows(200, sentences=6))
+GUIDE = "# Guide\nThe castle is old.\n\n## Garden\nThe garden opens at nine.\n\nIt closes at ten."
+
+
+@pytest.fixture(scope="module")
+def served_index(encoder, tmp_path_factory):
+    home = tmp_path_factory.mktemp("agents")
+    encoder.model.save_pretrained(str(home / "model"))
+    found = [
+        Document("guide.md", GUIDE, metadata={"year": 2020}),
+        Document("a b.txt", "An engine and a violin.", "Engines", metadata={"year": 2021}),
+        Document("long.txt", LONG, metadata={"year": 2022}),
+    ]
+    made_by = dict(model=str(home / "model"), fingerprint=fingerprint(home / "model"))
+    build(home / "index", found, load_encoder(home / "model", "fp32"), ("year",), **made_by)
+    return home / "index"
+
+
+@asynccontextmanager
+async def by_stdio(index, mode):
+    arguments = ["-m", "revela", "mcp", str(index), "--base-url", "https://wiki.example/docs/"]
+    server = StdioServerParameters(
+        command=sys.executable, args=arguments, env={"PYTHONPATH": str(SOURCE)}
+    )
+    async with Client(server, mode=mode) as client:
+        yield client
+
+
+class Http:
+    """A server in a process; requests carry its token."""
+
+    def __init__(self, index, *flags, **variables):
+        command = [sys.executable, "-m", "revela", "mcp", str(index), "--http", "0", *flags]
+        env = os.environ | {"PYTHONPATH": str(SOURCE), **variables}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+        self.url = re.search(r"http://\S+/mcp", self.process.stdout.readline())[0]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.communicate(timeout=60)
+
+    @asynccontextmanager
+    async def client(self, mode):
+        headers = {"authorization": "Bearer sesame"}
+        async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
+            transport = streamable_http_client(self.url, http_client=http)
+            async with Client(transport, mode=mode) as client:
+                yield client
+
+
+@pytest.fixture(scope="module")
+def http(served_index):
+    base = ("--base-url", "https://wiki.example/docs/")
+    with Http(served_index, *base, "--token-env", "TOKEN", TOKEN="sesame") as server:
+        yield server
+
+
+async def ask(client):
+    tools = (await client.list_tools()).tools
+    assert [tool.name for tool in tools] == ["search", "fetch"]
+    assert all(tool.annotations.read_only_hint for tool in tools)
+    assert "year (int64)" in tools[0].description
+    found = await client.call_tool("search", {"query": "when does the garden open", "k": 2})
+    results = found.structured_content["results"]
+    assert len(results) == 2 and json.loads(found.content[0].text)["results"] == results
+    first = next(result for result in results if result["id"] == "guide.md")
+    assert first["url"] == "https://wiki.example/docs/guide.md" and "path" not in first
+    assert first["metadata"] == {"year": 2020} and "garden opens" in first["text"]
+    assert first["title"] == "Guide" and first["line"] == 5
+    cut = await client.call_tool("search", {"query": "garden", "min_score": 1.1})
+    assert cut.structured_content == {"results": []}
+    filtered = await client.call_tool("search", {"query": "garden", "filter": {"year": 2021}})
+    (only,) = filtered.structured_content["results"]
+    assert (only["id"], only["title"]) == ("a b.txt", "Engines")
+    assert only["url"].endswith("/a%20b.txt")
+    assert set(only) >= {"id", "title", "url", "text", "score", "chunk", "metadata"}
+    guide = (await client.call_tool("fetch", {"id": "guide.md"})).structured_content
+    assert guide["text"] == GUIDE and not {"next_chunk", "note"} & set(guide)
+    assert set(guide) >= {"id", "title", "text", "url", "metadata"}
+    return await whole(client, "long.txt", 4000), await whole(client, "long.txt", 200)
+
+
+async def whole(client, document, max_tokens):
+    """A document that is read to its end, in parts of at most so many tokens."""
+    text, following = "", {"chunk": 0}
+    while following:
+        asked = {"id": document, "max_tokens": max_tokens, **following}
+        found = await client.call_tool("fetch", asked)
+        assert count_tokens(found.content[0].text) <= max_tokens
+        part = found.structured_content
+        text += part["text"]
+        following = {name[5:]: part[name] for name in ("next_chunk", "next_offset") if name in part}
+        where = ", ".join(f"{name}={value}" for name, value in following.items())
+        assert part.get("note", "").endswith(f"fetch it with {where}." if where else "")
+    return text
+
+
+@pytest.mark.parametrize(
+    ("transport", "mode"), [("stdio", "auto"), ("http", "auto"), ("http", "legacy")]
+)
+def test_agents_search_and_read(served_index, http, transport, mode):
+    async def run():
+        connected = http.client(mode) if transport == "http" else by_stdio(served_index, mode)
+        async with connected as client:
+            return await ask(client)
+
+    assert asyncio.run(run()) == (LONG, LONG)
+
+
+def test_a_folder_of_text_is_made_an_index(served_index, tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "guide.md").write_text(GUIDE)
+    (tmp_path / "docs" / "engine.txt").write_text("An engine and a violin of wood.")
+    model = str(served_index.parent / "model")
+    server = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "revela", "mcp", str(tmp_path / "docs"), "--model", model],
+        env={"PYTHONPATH": str(SOURCE), "REVELA_CACHE": str(tmp_path / "cache")},
+    )
+
+    async def run():
+        async with Client(server) as client:
+            found = await client.call_tool("search", {"query": "garden", "k": 1})
+            none = await client.call_tool("fetch", {"id": "other.md"})
+            assert none.is_error and "not in the index" in none.content[0].text
+            return found.structured_content["results"]
+
+    (result,) = asyncio.run(run())
+    file = tmp_path / "docs" / "guide.md"
+    assert (result["id"], result["path"]) == ("guide.md", str(file))
+    assert result["url"] == file.as_uri()
+
+
+def test_an_index_is_opened_at_the_first_call_and_again_if_that_fails(served_index, monkeypatch):
+    opened, open_index = [], Index.open
+
+    def failing_once(*given, **more):
+        opened.append(given)
+        if len(opened) == 1:
+            raise RevelaError("the model cannot be loaded")
+        return open_index(*given, **more)
+
+    monkeypatch.setattr(Index, "open", failing_once)
+    tools = _tools(served_index, None, "", None, OWN)
+    assert not opened and tools.columns["year"] == "int64"
+    with pytest.raises(RevelaError, match="the model cannot be loaded"):
+        tools.index()
+    assert tools.index() is tools.index() and len(opened) == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["/etc/passwd", "../secret.md", "a" * 5000, "no such file", "a\0b"]
+)
+def test_an_id_of_a_row_names_no_file_elsewhere(tmp_path, name):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "secret.md").write_text("secret")
+    (tmp_path / "docs" / "guide.md").write_text(GUIDE)
+    tools = Tools("docs", lambda: None, {}, tmp_path / "docs")
+    assert tools.place("guide.md")[1] == str(tmp_path / "docs" / "guide.md")
+    url, path = tools.place(name)
+    assert path is None and url.startswith("revela:")
+
+
+BAD = {
+    "empty": ("search", {"query": " "}, "the query is empty"),
+    "long": ("search", {"query": "a" * 10_001}, "give at most 10,000"),
+    "no query": ("search", {}, "query: field required"),
+    "k": ("search", {"query": "a", "k": 1000}, "k: input should be less than or equal to 100"),
+    "column": ("search", {"query": "a", "filter": {"colour": 1}}, "there is no column colour"),
+    "SQL": ("search", {"query": "a", "filter": "year > 1"}, "filter: input should be"),
+    "id": ("fetch", {"id": "none'); --"}, "is not in the index"),
+    "chunk": ("fetch", {"id": "guide.md", "chunk": 99}, "has 1 passage, from 0"),
+    "offset": ("fetch", {"id": "guide.md", "offset": 9999}, "passage 0 of guide.md has"),
+    "budget": ("search", {"query": "a", "max_tokens": 10}, "max_tokens: input should be greater"),
+}
+
+
+def test_errors_are_one_sentence_of_the_tool(http):
+    async def run():
+        async with http.client("auto") as client:
+            return [await client.call_tool(tool, asked) for tool, asked, _ in BAD.values()]
+
+    for answer, (_, _, message) in zip(asyncio.run(run()), BAD.values(), strict=True):
+        text = answer.content[0].text
+        assert answer.is_error and message in text and "\n" not in text
+        assert "/" not in text and "Error executing" not in text
+
+
+CALL = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+
+
+def asked(url, **headers):
+    accepted = {"accept": "application/json, text/event-stream"}
+    return httpx.post(url, json=CALL, headers={**accepted, **headers}).status_code
+
+
+def test_http_is_for_those_with_the_token(http):
+    assert asked(http.url) == asked(http.url, authorization="Bearer other") == 401
+    assert asked(http.url, authorization="Bearer sesame", host="wiki.example") == 200
+
+
+def test_without_a_token_other_hosts_and_the_pages_of_others_are_refused(served_index):
+    with Http(served_index) as server:
+        assert asked(server.url) == asked(server.url, origin="http://localhost:3000") == 200
+        assert asked(server.url, host="evil.example") == 421
+        for origin in ("http://evil.example", "http://localhost.evil.example:80", "null"):
+            assert asked(server.url, origin=origin) == 403
+        # Port 80, and a proxy, leave the port out.
+        for host in ("localhost", "LOCALHOST", "127.0.0.1", "127.0.0.2:8080", "[::1]", "[::1]:80"):
+            assert asked(server.url, host=host) == 200
+            assert asked(server.url, host=host, origin=f"http://{host}") == 200
+        assert asked(server.url, host="localhost", origin="https://localhost") == 200
+
+
+HALVES = {
+    1: r"violin \ud83d",
+    2: r"\ude00 violin \uD83D\uDE00",
+    3: r"violin \\ud83d",
+    4: r"violin \ud83d\ud83d",
+}
+
+
+def test_half_a_surrogate_pair_gets_an_answer(served_index):
+    about = {"protocolVersion": "2025-03-26", "capabilities": {}}
+    about["clientInfo"] = {"name": "a client", "version": "1"}
+    lines = [json.dumps({**CALL, "id": 0, "method": "initialize", "params": about})]
+    lines.append('{"jsonrpc": "2.0", "method": "notifications/initialized"}')
+    call = json.dumps({**CALL, "id": "ID", "method": "tools/call", "params": "PARAMS"})
+    for number, query in HALVES.items():
+        params = f'{{"name": "search", "arguments": {{"query": "{query}"}}}}'
+        lines.append(call.replace('"ID"', str(number)).replace('"PARAMS"', params))
+    command = [sys.executable, "-m", "revela", "mcp", str(served_index)]
+    env, pipe = os.environ | {"PYTHONPATH": str(SOURCE)}, subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env) as process:
+        process.stdin.write("\n".join(lines) + "\n")
+        process.stdin.flush()
+        killer = threading.Timer(60, process.kill)  # rather than wait for ever
+        killer.start()
+        answers = [json.loads(process.stdout.readline()) for _ in range(5)]
+        killer.cancel()
+        process.stdin.close()
+    found = {answer["id"]: answer["result"] for answer in answers}
+    for number in HALVES:
+        assert found[number]["structuredContent"]["results"][0]["id"] == "a b.txt"
+
+
+def test_stdout_is_the_protocols_and_the_end_of_stdin_stops_the_server(served_index):
+    command = [sys.executable, "-m", "revela", "mcp", str(served_index)]
+    env = os.environ | {"PYTHONPATH": str(SOURCE)}
+    run = subprocess.run(
+        command, input="nonsense\n" + json.dumps(CALL) + "\n", capture_output=True, text=True,
+        env=env, timeout=120,
+    )  # fmt: skip
+    assert run.returncode == 0
+    assert all(json.loads(line)["jsonrpc"] == "2.0" for line in run.stdout.splitlines())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_server_though_stdin_is_open(served_index, number):
+    command = [sys.executable, "-m", "revela", "mcp", str(served_index)]
+    env, pipe = os.environ | {"PYTHONPATH": str(SOURCE)}, subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env)
+    with process:
+        process.stdin.write(json.dumps(CALL) + "\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["jsonrpc"] == "2.0"
+        process.send_signal(number)
+        assert process.wait(60) == -number
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(host="0.0.0.0", http=0), "anyone who reaches 0.0.0.0 could read the index"),
+        (dict(token_env="TOKEN"), "a token is for --http"),
+        (dict(http=70_000), "--http must be from 0"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(served_index, monkeypatch, arguments, message):
+    monkeypatch.setenv("TOKEN", "sesame")
+    with pytest.raises(RevelaError, match=message):
+        mcp(served_index, **arguments)
+
+
+def test_no_index_is_one_sentence(tmp_path):
+    with pytest.raises(RevelaError, match="is not an index"):
+        mcp(tmp_path / "none")
+
+
+def test_an_agent_is_told_whether_the_first_result_answers():
+    class Unsure:
+        notice = ""
+
+        def search(self, query, k, **options):
+            return Hits([Hit("a", 0.2, "", "text", confidence=0.01)])
+
+        def snippets(self, query, hits, characters):
+            return [Snippet("text", [])]
+
+    answer = Tools("manuals", Unsure, {}).search("who painted the ceiling")
+    assert answer.structured_content["answer"] == "probably no answer in these documents"
+
+
+def test_the_entry_for_a_client_has_absolute_paths(tmp_path, monkeypatch, capsys):
+    for name in ("My Notes", "model"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    mcp(Path("My Notes"), show_config=True, model="model", name='the "notes"\\')
+    entry = json.loads(capsys.readouterr().out)["mcpServers"]["my-notes"]
+    assert Path(entry["command"]).is_absolute()
+    arguments = ["mcp", str(tmp_path / "My Notes"), f"--model={tmp_path / 'model'}"]
+    assert entry["args"][-4:] == [*arguments, '--name=the "notes"\\']
+    with pytest.raises(RevelaError, match="does not exist"):
+        mcp(Path("none"), show_config=True)
+    with pytest.raises(RevelaError, match="leave out --http"):
+        mcp(Path("My Notes"), show_config=True, http=8000)

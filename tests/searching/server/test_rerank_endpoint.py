@@ -1,0 +1,79 @@
+"""Re-rank a client's own texts, over HTTP and in Python."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from served import encoder, index, make_service, running, server
+from test_app import post
+from tokenizers import Tokenizer
+
+import revela
+from revela.encoders.static_encoder import StaticEncoder
+from revela.errors import RevelaError
+from revela.searching.server import Limits
+from revela.searching.server.app import Service
+from revela.searching.server.encoding import ServedModel
+
+TEXTS = ["the castle and its garden", "ocean1 ocean2 of the sea", "an engine", ""]
+QUERY = "ocean1 ocean2"
+
+
+def test_texts_are_ranked_as_in_python(server, encoder):
+    body = {"model": "tiny", "query": QUERY, "documents": TEXTS, "top_n": 3}
+    results = post(server, "/v1/rerank", body).json()["results"]
+    assert len(results) == 3 and results[0]["index"] == 1
+    scores = [result["relevance_score"] for result in results]
+    assert scores == sorted(scores, reverse=True) and scores[0] <= 1
+    assert all(set(result) == {"index", "relevance_score"} for result in results)
+    repeated = post(server, "/v1/rerank", body | {"return_documents": True}).json()["results"]
+    documents = [{"text": TEXTS[result["index"]]} for result in results]
+    assert [result.pop("document") for result in repeated] == documents and repeated == results
+    in_python = revela.rerank(QUERY, TEXTS, encoder)
+    assert in_python[0][0] == 1 and sorted(i for i, _ in in_python) == [0, 1, 2, 3]
+
+
+def test_long_texts_are_truncated(server):
+    body = {"query": QUERY, "documents": ["word " * 600, QUERY]}
+    assert post(server, "/v1/rerank", body).json()["results"][0]["index"] == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"documents": ["a"]}, 400, "query"),
+        ({"query": " ", "documents": ["a"]}, 400, "query"),
+        ({"query": "a", "documents": []}, 400, "documents"),
+        ({"query": "a", "documents": [{"text": "a"}]}, 400, "documents"),
+        ({"query": "a", "documents": ["a"] * 3000}, 400, "documents"),
+        ({"query": "a", "documents": ["a " * 200_000]}, 400, "documents"),
+        ({"query": "a", "documents": ["a"], "top_n": 0}, 400, "top_n"),
+        ({"query": "a", "documents": ["a"], "truncate": True}, 400, "truncate"),
+        ({"query": "a", "documents": ["a"], "model": "rerank-v3"}, 404, "model"),
+        ({"query": "a", "documents": ["a"], "model": "tiny:heads"}, 404, "model"),
+    ],
+)
+def test_bad_requests_are_refused(server, body, status, param):
+    answer = post(server, "/v1/rerank", body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+
+
+@pytest.fixture
+def word_table(tiny_tokenizer) -> StaticEncoder:
+    table = np.random.default_rng(0).normal(size=(400, 32)).astype(np.float32)
+    return StaticEncoder(table, Tokenizer.from_str(tiny_tokenizer.backend_tokenizer.to_str()))
+
+
+def test_a_model_without_tokens_says_so(index, word_table):
+    service = Service(index, ServedModel("table", word_table, word_table.counter), Limits())
+    with running(service) as server:
+        body = {"query": "ocean", "documents": ["ocean"]}
+        assert "no vectors of tokens" in post(server, "/v1/rerank", body).json()["error"]["message"]
+    with pytest.raises(RevelaError, match="no token vectors"):
+        revela.rerank("ocean", ["ocean"], word_table)
+
+
+def test_python_refuses_what_it_cannot_rank(encoder):
+    assert revela.rerank("ocean", [], encoder) == []
+    with pytest.raises(RevelaError, match="query is empty"):
+        revela.rerank(" ", ["a"], encoder)

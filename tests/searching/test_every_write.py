@@ -1,0 +1,299 @@
+"""Every write of an index, killed before, within and after it, with a full disk, or beside others
+that read and write: the index opens and is one version or the next, and the same command again
+gives what it gives alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import sqlite3
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from lancedb.db import LanceDBConnection
+from lancedb.table import LanceTable
+from letters import WORDS, Letters, counts_of, documents, rows_of
+from test_language import HOMES, NOTE
+
+from revela.errors import RevelaError
+from revela.ranking.bm25 import TermCounts
+from revela.searching import state
+from revela.searching.folder_index import _keep_in_step
+from revela.searching.follow import HALF
+from revela.searching.index import Index
+from revela.searching.manifest import Indexing, Info
+from revela.searching.rows import searched
+from revela.searching.state import State, is_finished, is_index
+from revela.searching.table import lance_errors
+from revela.types import Document
+
+DOCS = documents(14)
+CHANGED = [Document("d3", "hhhh abba."), Document("d5", DOCS[5].text + " gggg.", DOCS[5].title)]
+# All that changes a table, and the state.
+LANCE = [
+    *((LanceTable, name) for name in ("add", "delete", "restore", "create_index", "optimize")),
+    (LanceDBConnection, "create_table"),
+]
+QUERIES = ["abba abab hhhh", "title gggg", "дом Казани построен"]
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device (os error 28)")
+FULL_DATABASE = sqlite3.OperationalError("database or disk is full")
+
+
+class Killed(BaseException):
+    pass
+
+
+class Writes:
+    """Counts all writes, and ends one of them: it fails as on a full disk before anything is
+    written; or the process ends after it, or within it if it is a transaction. Or ``look`` is
+    called after and within each.
+    """
+
+    def __init__(self, monkeypatch):
+        self.count, self.at, self.how, self.look = 0, 0, "", None
+        for kind, name in LANCE:
+            monkeypatch.setattr(kind, name, self.around(getattr(kind, name)))
+        monkeypatch.setattr(state, "atomic_write", self.within(state.atomic_write))
+        monkeypatch.setattr(State, "_transaction", self.within(State._transaction))
+
+    def point(self, how: str, error: BaseException) -> None:
+        self.count += how == self.how
+        if how == self.how and self.count == self.at:
+            raise error
+        if how == "killed" and self.look:
+            look, self.look = self.look, None  # what looks may write too
+            look()
+            self.look = look
+
+    def around(self, write):
+        def writes(*given, **named):
+            self.point("full", FULL)
+            done = write(*given, **named)
+            self.point("killed", Killed())
+            return done
+
+        return writes
+
+    def within(self, open_write):
+        @contextmanager
+        def writes(*given):
+            with open_write(*given) as opened:
+                yield opened
+                if given[1:] != ("deferred",):  # which only reads
+                    self.point("full", FULL if isinstance(given[0], Path) else FULL_DATABASE)
+                    self.point("killed", Killed())
+            if given[1:] != ("deferred",):
+                self.point("killed", Killed())
+
+        return writes
+
+    @contextmanager
+    def ending(self, at: int, how: str):
+        self.count, self.at, self.how = 0, at, how
+        try:
+            yield
+        finally:
+            self.how = ""
+
+
+def begun(folder: Path) -> Index:
+    if is_index(folder) and is_finished(folder):
+        return Index.open(folder, encoder=Letters())
+    settings = Indexing(chunk_words=WORDS, language="auto")
+    return Index.begin(folder, Info("model", "0123", 8, settings), Letters())
+
+
+def add(docs):
+    def run(place: Path) -> None:
+        begun(place / "index").add(docs)
+
+    return run
+
+
+def delete(place: Path) -> None:
+    index = Index.open(place / "index", encoder=Letters())
+    left = {name for name, *_ in rows_of(index)}
+    index.delete({"d2", "d4"} & left)
+
+
+def write_files(folder: Path, docs) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for document in docs:
+        (folder / f"{document.id}.txt").write_text(document.text, encoding="utf-8")
+
+
+def sync(docs, yes=False):
+    def run(place: Path) -> None:
+        write_files(place.parent / "docs", docs)
+        begun(place / "index").sync(place.parent / "docs", yes=yes)
+
+    return run
+
+
+class Once:
+    """An event that is set after one turn."""
+
+    turns = 0
+
+    def is_set(self) -> bool:
+        return False
+
+    def wait(self, seconds: float) -> bool:
+        self.turns += 1
+        return self.turns > 1
+
+
+def follow_once(docs):
+    """As ``serve --sync`` does."""
+
+    def run(place: Path) -> None:
+        write_files(place.parent / "docs", docs)
+        _keep_in_step(begun(place / "index"), 0, Once(), HALF)
+
+    return run
+
+
+def nothing(place: Path) -> None:
+    pass
+
+
+COMMANDS = {
+    "index": (nothing, add(DOCS[:8])),
+    "append": (add(DOCS[:6]), add([*CHANGED, *DOCS[8:12]])),
+    "append again in another language": (add([NOTE]), add(HOMES[:8])),
+    "delete": (add(DOCS[:8]), delete),
+    "sync of what is new": (nothing, sync(DOCS[:5])),
+    "sync": (sync(DOCS[:6]), sync([*CHANGED[:1], *DOCS[3:10]], yes=True)),
+    "serve and sync": (sync(DOCS[:6]), follow_once([*DOCS[2:10], *CHANGED])),
+    "sync of what is gone": (sync(DOCS[:8]), sync(DOCS[6:8], yes=True)),
+}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr("revela.searching.ingest.BATCH", 150)  # a few commits
+    monkeypatch.setattr("revela.searching.follow.FRESH_NS", 0)
+
+
+@pytest.fixture
+def writes(monkeypatch):
+    return Writes(monkeypatch)
+
+
+def all_of(index: Index) -> list[dict[str, object]]:
+    with lance_errors(index.folder):
+        return index.table.lance.search().limit(10**4).to_list()
+
+
+def assert_true(index: Index) -> None:
+    """The counts are those of its rows, and every row is there once."""
+    rows = index._retried(lambda: all_of(index))
+    assert len({(row["id"], row["chunk"]) for row in rows}) == len(rows) == index.state.now().chunks
+    counts = TermCounts.of(row["terms"].split() for row in rows)
+    wanted = dict(zip(state._signed(counts.hashes), counts.counts.tolist(), strict=True))
+    assert counts_of(index.state) == wanted
+    analyze = index.info.analyzer()
+    assert all(
+        row["terms"] == " ".join(analyze(searched(row["id"], row["passage"]))) for row in rows
+    )
+    for document, count in Counter(row["id"] for row in rows).items():
+        texts = {row["digest"] for row in rows if row["id"] == document}
+        assert len(texts) == 1 and count == 1 + max(
+            row["chunk"] for row in rows if row["id"] == document
+        )
+    for query in QUERIES:
+        assert all(hit.score <= 1 for hit in index.search(query, 20))
+
+
+def assert_same(index: Index, other: Index) -> None:
+    """Rows, manifest, counts, rankings and scores are those of another index."""
+    assert rows_of(index) == rows_of(other) and index.info == other.info
+    assert counts_of(index.state) == counts_of(other.state)
+    for query in QUERIES:
+        for mode in ("hybrid", "lexical", "dense"):
+            found, wanted = (
+                {hit.id: hit.score for hit in made.search(query, 20, mode)}
+                for made in (index, other)
+            )
+            assert found == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("how", ["killed", "full"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_ends_at_any_write_is_finished_by_the_next(tmp_path, writes, name, how):
+    prepare, run = COMMANDS[name]
+    start, alone = tmp_path / "start", tmp_path / "alone"
+    start.mkdir()
+    prepare(start)
+    shutil.copytree(start, alone)
+    run(alone)
+    wanted = Index.open(alone / "index", encoder=Letters())
+    assert_true(wanted)
+    for at in range(1, 1000):
+        place = tmp_path / str(at)
+        shutil.copytree(start, place)
+        reader = None
+        if is_index(place / "index"):
+            reader = Index.open(place / "index", encoder=Letters())
+            before = rows_of(reader)
+        try:
+            with writes.ending(at, how):
+                run(place)
+        except (Killed, RevelaError) as error:
+            assert how == "killed" or "full" in str(error) or "make room" in str(error)
+        if writes.count < at:
+            break
+        if reader is not None:
+            again = Index.open(place / "index", encoder=Letters())
+            for index in (reader, again):
+                assert_true(index)
+            assert rows_of(reader) == rows_of(again)
+            if "sync" not in name and "append" not in name:
+                assert rows_of(reader) in (before, rows_of(wanted))
+        run(place)
+        for index in (begun(place / "index"), *([reader] if reader else [])):
+            assert_true(index)
+            assert_same(index, wanted)
+        version = Index.open(place / "index").table.number
+        if name != "delete":
+            run(place)
+            assert Index.open(place / "index").table.number == version, "nothing is left to do"
+        shutil.rmtree(place)
+    assert at > 5
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_others_beside_any_write_are_refused_or_read_one_version_or_the_next(
+    tmp_path, writes, name
+):
+    prepare, run = COMMANDS[name]
+    alone, place = tmp_path / "alone", tmp_path / "place"
+    place.mkdir()
+    prepare(place)
+    shutil.copytree(place, alone)
+    run(alone)
+    folder, looks = place / "index", []
+    readers = [Index.open(folder, encoder=Letters())] if is_index(folder) else []
+
+    def look():
+        looks.append(folder)
+        for change in (add(DOCS[:1]), delete, lambda place: begun(place / "index").sync(place)):
+            with pytest.raises(RevelaError, match=r"another process|not finished|is not an index"):
+                change(place)
+        if is_index(folder) and is_finished(folder):
+            for index in (Index.open(folder, encoder=Letters()), *readers):
+                assert_true(index)
+
+    writes.look = look
+    run(place)
+    writes.look = None
+    assert_same(
+        Index.open(folder, encoder=Letters()), Index.open(alone / "index", encoder=Letters())
+    )
+    assert len(looks) > 3

@@ -1,0 +1,173 @@
+"""What documents become in an index: metadata columns, ids, titles without text."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import pytest
+from letters import Letters, build, extend, rows_of
+
+from revela.errors import RevelaError
+from revela.searching.index import Index
+from revela.searching.ingest import check_repeated, commits, metadata_columns
+from revela.searching.locations import file_of
+from revela.searching.manifest import Indexing, Info
+from revela.types import Document
+
+
+def with_metadata(*values):
+    return [
+        Document(f"d{i}", "abc def.", metadata={} if value is None else {"field": value})
+        for i, value in enumerate(values)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ((1, 2, None), "int64"),
+        ((1, 2.5), "double"),
+        ((True, None), "bool"),
+        (("a", "b"), "string"),
+        (("a", 1), "string"),
+        ((True, 1), "string"),
+        ((2**70, 1), "string"),
+    ],
+)
+def test_a_metadata_column_is_of_numbers_if_all_its_values_are(tmp_path, values, kind):
+    docs = with_metadata(*values)
+    assert metadata_columns(docs, ["field"]) == {"field": kind}
+    made = build(tmp_path / "index", docs, metadata=["field"])
+    found = {hit.id: hit.metadata.get("field") for hit in made.search("abc", 9)}
+    assert found == {
+        d.id: json.dumps(v) if kind == "string" and v is not None and not isinstance(v, str) else v
+        for d, v in zip(docs, values, strict=True)
+    }
+
+
+def test_numbers_that_json_lacks_are_not_shown(tmp_path):
+    made = build(tmp_path / "index", with_metadata(0.5, math.nan, math.inf), metadata=["field"])
+    shown = {hit.id: hit.metadata for hit in made.search("abc", 9)}
+    assert shown == {"d0": {"field": 0.5}, "d1": {}, "d2": {}}
+
+
+def test_added_metadata_must_fit(tmp_path):
+    made = build(tmp_path / "index", with_metadata(1, 2), metadata=["field"])
+    with pytest.raises(RevelaError, match=r"field of document d0 is 'many', where .* holds int64"):
+        extend(made, with_metadata("many"))
+    assert extend(made, with_metadata(7)).replaced == 1
+    assert {h.id for h in made.search("abc", 9, where="field = 7")} == {"d0"}
+
+
+def test_bad_fields_are_one_sentence():
+    with pytest.raises(RevelaError, match='no document has a field "yaer"'):
+        metadata_columns(with_metadata(1), ["yaer"])
+    with pytest.raises(RevelaError, match="columns of this name are the index's own"):
+        metadata_columns(with_metadata(1), ["vector"])
+
+
+def test_an_id_twice_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(RevelaError, match='two documents have the id "d1"'):
+        check_repeated(["d0", "d1", "d1"])
+    with pytest.raises(RevelaError, match='two documents have the id "d0"'):
+        build(tmp_path / "index", [Document("d0", "abc."), Document("d0", "def.")])
+
+
+def test_ids_may_hold_quotes_and_a_title_may_stand_alone(tmp_path):
+    docs = [Document("it's", "abc."), Document('"; drop', "def."), Document("é/ü\\", "", "ghgh")]
+    made = build(tmp_path / "index", docs)
+    assert extend(made, [*docs[1:], Document("it's", "hhh.")]).replaced == 1
+    assert rows_of(made) == [('"; drop', 0, "def."), ("it's", 0, "hhh."), ("é/ü\\", 0, "ghgh ")]
+    assert made.delete(["it's"]) == 1 and made.search("ghgh", 1, "lexical")[0].title == "ghgh"
+
+
+def test_commits_grow_with_what_was_read():
+    sizes = [len(batch) for batch in commits(Document(str(i), "a" * 2**17) for i in range(6000))]
+    assert sum(sizes) == 6000 and sizes[:100] == [4] * 100
+    assert sizes[-2] > 12 and max(sizes) * 2**17 <= 6000 * 2**17 // 256 + 2**17
+    assert sorted(sizes[:-1]) == sizes[:-1]
+    assert len(list(commits(Document(str(i), "a") for i in range(2100)))) == 3
+
+
+def test_numbers_that_no_column_can_hold_are_one_sentence(tmp_path):
+    for number, (first, huge) in enumerate([(1, 2**63), (1, -(2**70)), (0.5, 10**400)]):
+        made = build(tmp_path / f"{number}", with_metadata(first), metadata=["field"])
+        with pytest.raises(RevelaError, match=r"field of document d0 is -?\d+") as refused:
+            extend(made, with_metadata(huge))
+        assert len(str(refused.value)) < 400
+    assert extend(made, with_metadata(2**70)).replaced == 1  # a double holds it
+
+
+class FewWords(Letters):
+    """Reads six words of a passage."""
+
+    def fitted(self, heads, texts, part=1):
+        size = 6 // part
+        room = [size - len(head.split()) for head in heads]
+        return [
+            [" ".join(text.split()[i : i + n]) for i in range(0, len(text.split()), n)] or [""]
+            for text, n in zip(texts, room, strict=True)
+        ]
+
+
+class TwoWords(Letters):
+    """Reads two words of a passage."""
+
+    def fitted(self, heads, texts, part=1):
+        return [re.findall(r"\s*\S+\s+\S+\s*|\s*\S+\s*", text) or [""] for text in texts]
+
+
+def test_rows_know_the_line_or_page_they_begin_on(tmp_path):
+    text = "\n\nOne two.\r\n\r\n\fThree\nfour\nfive.\n\n\n\fEight"
+    docs = [Document(name, text) for name in ("a.md", "b.pdf", "c", "d.jsonl:3")]
+    for encoder, lines, pages in [
+        (Letters(), [3, 5, 10], [1, 2, 3]),
+        (TwoWords(), [3, 5, 7, 10], [1, 2, 2, 3]),
+    ]:
+        index = build(tmp_path / type(encoder).__name__, docs, encoder)
+        found = [[(hit.line, hit.page) for hit in index.chunks(d.id)] for d in docs]
+        assert found[0] == [(line, None) for line in lines]
+        assert found[1] == [(None, page) for page in pages]
+        assert found[2] == found[3] == [(None, None)] * len(lines)
+        rows = index.table.lance.to_arrow().to_pylist()
+        assert {row["chunks"] for row in rows} == {len(lines)}  # of each document, as it was cut
+
+
+def test_the_file_of_an_id_is_below_its_sources(tmp_path):
+    (tmp_path / "in").mkdir()
+    for name in ("in/a.txt", "in/rows.csv", "out.txt", "one.jsonl"):
+        (tmp_path / name).write_text("x")
+    sources = [tmp_path / "in", tmp_path / "one.jsonl", tmp_path / "gone"]
+    for name, file in [
+        ("a.txt", "in/a.txt"), ("rows.csv:12", "in/rows.csv"), ("one.jsonl:3", "one.jsonl"),
+        ("../out.txt", None), (str(tmp_path / "out.txt"), None), ("a" * 5000, None), ("", None),
+        ("a\0b", None), ("d12", None),
+    ]:  # fmt: skip
+        assert file_of(sources, name) == (tmp_path / file if file else None), name
+
+
+def test_chunks_that_the_model_does_not_read_to_the_end_are_cut(tmp_path):
+    docs = [
+        Document("a", "ab ab ab. cd cd cd.", "two words"),
+        Document("b", "ab ab ab. gh gh", "one two three four five six"),
+        Document("c", "ab"),
+        Document("d", "", "one two three four"),
+    ]
+    encoder = FewWords()
+    info = Info("model", "0123", 8, Indexing(chunk_words=9), {})
+    index = Index.begin(tmp_path / "index", info, encoder)
+    added = index.add(docs)
+    assert rows_of(index) == [
+        ("a", 0, "two words ab ab ab. cd"),
+        ("a", 1, "two words cd cd."),
+        ("b", 0, "one two three four five six"),
+        ("b", 1, "one two three ab ab ab."),
+        ("b", 2, "one two three gh gh"),
+        ("c", 0, "ab"),
+        ("d", 0, "one two three four"),
+    ]
+    assert added.cut == 2 and added.chunks == len(index) == 7
+    assert {(h.title, h.text) for h in index.search("gh", 1)} == {("one two three", "gh gh")}
+    assert encoder.seen and max(len(text.split()) for text in encoder.seen) <= 6

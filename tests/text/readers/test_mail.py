@@ -1,0 +1,130 @@
+"""Mail: what is no mail keeps no other message out."""
+
+from __future__ import annotations
+
+import pytest
+
+from revela.text.load import read_corpus
+
+MESSAGE = "From a@example.org Mon\nFrom: Ann\nSubject: Bees\n\nThey dance at noon.\n\n"
+
+
+def test_a_broken_message_costs_no_other(tmp_path):
+    (tmp_path / "a.mbox").write_text(f"{MESSAGE}From nobody\n\nNo header.\n\n{MESSAGE}")
+    documents, report = read_corpus([tmp_path], distinct=False)
+    assert [(d.id, d.title) for d in documents] == [("a.mbox:1", "Bees"), ("a.mbox:3", "Bees")]
+    assert report.examples == {"no mail": ["a.mbox:2"]}
+
+
+FORWARDED = """From: Ann
+Subject: Fwd
+Content-Type: multipart/mixed; boundary=A
+
+--A
+Content-Type: text/plain
+
+See below.
+--A
+Content-Type: message/rfc822
+
+From: Bo
+Subject: Parking
+Content-Type: multipart/mixed; boundary=B
+
+--B
+Content-Type: text/plain; charset=utf-8
+Content-Transfer-Encoding: quoted-printable
+
+Park at the m=C3=BChle.
+--B
+Content-Type: text/plain
+Content-Disposition: attachment; filename=notes.txt
+
+The roof leaks.
+--B--
+--A--
+"""
+SAVED = """From: <Saved by Blink>
+Subject: Feeding
+Content-Type: multipart/related; type="text/html"; boundary=A
+
+--A
+Content-Type: text/html
+Content-Transfer-Encoding: quoted-printable
+
+<nav><a href=3D"/">Home</a></nav><p>Bees need sugar.</p>
+--A
+Content-Type: image/png
+Content-Transfer-Encoding: base64
+
+iVBORw0KGgo=
+--A--
+"""
+
+
+def test_attached_mail_and_text_are_read(tmp_path):
+    (tmp_path / "a.eml").write_text(FORWARDED)
+    (document,) = read_corpus([tmp_path])[0]
+    head, *parts = document.text.split("\n\n")
+    assert head == "From: Ann\nAttachments: notes.txt"
+    inner = ["Subject: Parking\nFrom: Bo\nAttachments: notes.txt", "Park at the mühle."]
+    assert parts == ["See below.", *inner, "The roof leaks."]
+
+
+def test_a_page_that_a_browser_saved_is_read(tmp_path):
+    (tmp_path / "a.mhtml").write_text(SAVED)
+    (document,) = read_corpus([tmp_path])[0]
+    assert document.title == "Feeding" and "Bees need sugar." in document.text
+    assert "iVBOR" not in document.text and "=3D" not in document.text
+
+
+DAMAGED = {
+    "undefined": "Content-Type: text/plain; charset=undefined\n\nBread is baked \xe9.",
+    "punycode": "Content-Type: text/plain; charset=punycode\n\nBread is baked \xe9.",
+    "idna": "Content-Type: text/plain; charset=idna\n\nBread is baked \xe9.",
+    "a NUL": "Content-Type: text/plain; charset=a\0b\n\nBread is baked \xe9.",
+    "a name": "Content-Disposition: attachment; filename*=undefined''%ff\n\nBread is baked.",
+    "depth": "".join(
+        f'Content-Type: multipart/mixed; boundary="b{i}"\n\n--b{i}\n' for i in range(2000)
+    ),
+    "messages": "Content-Type: message/rfc822\n\n" * 2000,
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_message_is_read_or_named_and_costs_no_other(tmp_path, kind):
+    bad = f"From b@example.org Mon\nSubject: Bread\n{DAMAGED[kind]}\n\n"
+    (tmp_path / "a.mbox").write_bytes(f"{MESSAGE}{bad}{MESSAGE * 2}".encode("latin-1"))
+    documents, report = read_corpus([tmp_path], distinct=False)
+    whole = [d.id for d in documents if d.title == "Bees"]
+    assert whole == ["a.mbox:1", "a.mbox:3", "a.mbox:4"]
+    if len(documents) == 4:
+        assert documents[1].text.endswith("Bread is baked \xe9.")
+    else:
+        (place,) = report.examples["damaged mail"]
+        assert place.startswith("a.mbox:2: ") and report.bad == 1
+
+
+@pytest.mark.parametrize("codec", ["utf-8-sig", "utf-16", "utf-16-be"])
+@pytest.mark.parametrize("charset", ["utf-8", "iso-8859-1", "utf-16", "us-ascii"])
+def test_mail_with_a_byte_order_mark_is_mail(tmp_path, codec, charset):
+    mark = "\ufeff" if codec.endswith("be") else ""
+    plain = f"Content-Type: text/plain; charset={charset}\n\nThey cross the mühle 蜜蜂."
+    message = f"From: Ann\nSubject: Bees\n{plain}\n"
+    (tmp_path / "a.eml").write_bytes((mark + message).encode(codec))
+    box = f"{mark}From a@example.org Mon\n{message}\nFrom b@example.org Mon\n{message}"
+    (tmp_path / "b.mbox").write_bytes(box.encode(codec))
+    documents, report = read_corpus([tmp_path], distinct=False)
+    assert [d.id for d in documents] == ["a.eml", "b.mbox:1", "b.mbox:2"] and not report.skipped
+    assert {d.title for d in documents} == {"Bees"}
+    assert {d.text.strip() for d in documents} == {"From: Ann\n\nThey cross the mühle 蜜蜂."}
+
+
+def test_a_declared_charset_is_used_for_what_is_not_utf8(tmp_path):
+    for charset in ("iso-8859-1", "iso-2022-jp", "utf-7", "gb18030"):
+        text = "Käse von der Mühle" if charset == "iso-8859-1" else "蜜蜂在花丛之间跳舞"
+        head = f"Subject: x\nContent-Type: text/plain; charset={charset}\n\n"
+        text = "蜜蜂は花の間で踊る" if charset == "iso-2022-jp" else text
+        (tmp_path / "a.eml").write_bytes(head.encode() + text.encode(charset))
+        (document,) = read_corpus([tmp_path], min_words=1)[0]
+        assert document.text == text

@@ -1,0 +1,462 @@
+"""Word, PowerPoint, Excel, e-books and notebooks: all of their text, in order, or one sentence."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import zipfile
+
+import pytest
+
+from revela.errors import RevelaError
+from revela.text.load import read_corpus
+from revela.text.readers import common
+from revela.text.readers.text import plain_title
+
+SENTENCE = "A sentence that has more than five words."
+WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+TYPES = "http://schemas.openxmlformats.org/package/2006/content-types"
+LINKS = "http://schemas.openxmlformats.org/package/2006/relationships"
+OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"
+BOOK = "urn:oasis:names:tc:opendocument:xmlns:container"
+MAIN = "application/vnd.openxmlformats-officedocument.wordprocessingml.document.main+xml"
+
+
+def docx(path, *paragraphs, style="Heading1", compression=zipfile.ZIP_DEFLATED):
+    """A Word file; a paragraph that begins with # is a heading, a tuple a row of a table."""
+
+    def xml(part):
+        if isinstance(part, tuple):
+            cells = "".join(f"<w:tc>{xml(cell)}</w:tc>" for cell in part)
+            return f"<w:tbl><w:tr>{cells}</w:tr></w:tbl>"
+        is_heading = part.startswith("# ")
+        look = f'<w:pPr><w:pStyle w:val="{style}"/></w:pPr>' if is_heading else ""
+        return f"<w:p>{look}<w:r><w:t>{part.removeprefix('# ')}</w:t></w:r></w:p>"
+
+    body = "".join(map(xml, paragraphs))
+    with zipfile.ZipFile(path, "w", compression) as file:
+        file.writestr(
+            "[Content_Types].xml",
+            f'<Types xmlns="{TYPES}"><Default Extension="rels" ContentType="application/vnd.'
+            'openxmlformats-package.relationships+xml"/><Override PartName="/word/document.xml" '
+            f'ContentType="{MAIN}"/></Types>',
+        )
+        file.writestr(
+            "_rels/.rels",
+            f'<Relationships xmlns="{LINKS}"><Relationship Id="a" Type="{OFFICE}" '
+            'Target="word/document.xml"/></Relationships>',
+        )
+        file.writestr(
+            "word/document.xml",
+            f'<w:document xmlns:w="{WORD}"><w:body>{body}</w:body></w:document>',
+        )
+
+
+def pptx(path, *slides):
+    """Slides of (title, text, row of a table, notes)."""
+    from pptx import Presentation
+
+    shown = Presentation()
+    for title, text, cells, notes in slides:
+        slide = shown.slides.add_slide(shown.slide_layouts[1])
+        slide.shapes.title.text, slide.placeholders[1].text = title, text
+        group = slide.shapes.add_group_shape()
+        group.shapes.add_textbox(0, 0, 99, 99).text_frame.text = f"grouped {text}"
+        table = slide.shapes.add_table(1, len(cells), 0, 0, 99, 99).table
+        for cell, content in zip(table.rows[0].cells, cells, strict=True):
+            cell.text = content
+        slide.notes_slide.notes_text_frame.text = notes
+    shown.save(path)
+
+
+def xlsx(path, sheets, far=None, merged=(), formats=()):
+    """Sheets of rows by name; ``far``: what the last cell of all says; cells that are merged, and
+    formats of the cells of the first row.
+    """
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    book.remove(book.active)
+    for name, rows in sheets.items():
+        sheet = book.create_sheet(name)
+        for row in rows:
+            sheet.append(row)
+        for cells in merged:
+            sheet.merge_cells(cells)
+        for cell, form in zip(sheet[1], formats, strict=False):
+            cell.number_format = form
+    if far:
+        sheet["XFD1048576"] = far
+    book.save(path)
+
+
+def epub(path, chapters, folder="OEBPS/"):
+    """Chapters by the name of their file, in the order of reading."""
+    items = "".join(f'<item id="{i}" href="{name}"/>' for i, name in enumerate(chapters))
+    spine = "".join(f'<itemref idref="{i}"/>' for i in range(len(chapters)))
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(
+            "META-INF/container.xml",
+            f'<container xmlns="{BOOK}"><rootfiles><rootfile full-path="{folder}a.opf"/>'
+            "</rootfiles></container>",
+        )
+        file.writestr(
+            f"{folder}a.opf",
+            '<package xmlns="http://www.idpf.org/2007/opf"><manifest>'
+            f"{items}</manifest><spine>{spine}</spine></package>",
+        )
+        for name, body in sorted(chapters.items()):
+            page = f"<html><head><title>x</title></head><body>{body}</body></html>"
+            file.writestr(folder + name.replace("%20", " "), page)
+
+
+OPEN = "urn:oasis:names:tc:opendocument:xmlns"
+
+
+def odt(path, title=""):
+    """A text of LibreOffice with a heading, a list and a table."""
+    named = {"o": "office", "t": "text", "a": "table"}
+    spaces = " ".join(f'xmlns:{short}="{OPEN}:{name}:1.0"' for short, name in named.items())
+    rows = [("Room", "Summer", "Winter"), ("Oslo", "120", "80")]
+    cell, row = "<a:table-cell><t:p>{}</t:p></a:table-cell>", "<a:table-row>{}</a:table-row>"
+    table = "".join(row.format("".join(map(cell.format, cells))) for cells in rows)
+    note = "<t:note-citation>1</t:note-citation><t:note-body><t:p>Often.</t:p></t:note-body>"
+    body = (
+        '<t:h t:outline-level="2">Of <t:span>bees</t:span></t:h><t:list><t:list-item><t:p>They'
+        f"<t:s/>dance<t:note>{note}</t:note>.</t:p></t:list-item></t:list>"
+        f'<a:table a:name="T">{table}</a:table>'
+    )
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("mimetype", "application/vnd.oasis.opendocument.text")
+        file.writestr(
+            "content.xml",
+            f"<o:document-content {spaces}><o:body><o:text>{body}</o:text></o:body>"
+            "</o:document-content>",
+        )
+        about = f'<m xmlns:d="http://purl.org/dc/elements/1.1/"><d:title>{title}</d:title></m>'
+        file.writestr("meta.xml", about)
+
+
+def notebook(path, *cells):
+    """Cells of (kind, source)."""
+    printed = [{"output_type": "stream", "text": ["never read\n"]}]
+    made = [{"cell_type": kind, "source": text, "outputs": printed} for kind, text in cells]
+    path.write_text(json.dumps({"cells": made, "nbformat": 4}))
+
+
+def text_of(path, title=""):
+    documents, report = read_corpus([path])
+    assert len(documents) == 1 and not report.skipped and not report.unread
+    assert (documents[0].id, documents[0].title) == (path.name, title)
+    return documents[0].text
+
+
+def test_word_with_headings_and_tables(tmp_path):
+    rows = ("мёд", "двенадцать")
+    docx(
+        tmp_path / "a.docx",
+        "# Пчёлы",
+        "Пчёлы танцуют &amp; поют.",
+        rows,
+        "Последней идёт медовуха.",
+    )
+    assert text_of(tmp_path / "a.docx", "Пчёлы").split("\n\n") == [
+        *("# Пчёлы", "Пчёлы танцуют & поют.", "мёд: двенадцать", "Последней идёт медовуха.")
+    ]
+    docx(tmp_path / "b.docx", "# Über alles", SENTENCE, style="Title")
+    assert text_of(tmp_path / "b.docx").startswith("Über alles\n")  # of a style that has no name
+
+
+def test_slides_in_order_with_groups_tables_and_notes(tmp_path):
+    slides = (
+        ("Bees", "They dance.", ("kind", "drone"), "Say it slowly."),
+        (*("蜜蜂", "它们跳舞。", ("花", "蜜"), "Thank the walrus."),),
+    )
+    pptx(tmp_path / "a.pptx", *slides)
+    assert text_of(tmp_path / "a.pptx", "Bees").split("\n\n") == [
+        *("# Bees", "They dance.", "grouped They dance.", "kind: drone", "Say it slowly."),
+        *("# 蜜蜂", "它们跳舞。", "grouped 它们跳舞。", "花: 蜜", "Thank the walrus."),
+    ]
+
+
+def test_sheets_with_numbers_and_days_and_a_cell_far_away(tmp_path):
+    rows = [["honey", 12.5, datetime.date(2024, 3, 1)], [], [None, 3, "two\nlines"]]
+    xlsx(tmp_path / "a.xlsx", {"Prices": rows, "Empty": [], "Größe": [["yak", True]]}, "a walrus")
+    assert text_of(tmp_path / "a.xlsx") == (
+        "# Prices\n\nhoney | 12.5 | 2024-03-01\n\n3 | two lines\n\n# Größe\n\nyak: True\n\na walrus"
+    )
+
+
+HEAD, PARTS = ["Part", "Shelf", "Left"], [["NW-1", "C4", 212], ["NW-2", "A1", 9]]
+LINES = "Part: NW-1; Shelf: C4; Left: 212\nPart: NW-2; Shelf: A1; Left: 9"
+
+
+@pytest.mark.parametrize(
+    ("rows", "merged", "lines"),
+    [
+        ([["The stock"], HEAD, *PARTS], ["A1:C1"], f"The stock\n{LINES}"),
+        ([["The stock"], [], [], HEAD, *PARTS], ["A1:C1"], f"The stock\n\n{LINES}"),
+        ([["Stock", None, None, "May"], [*HEAD, "Hall"], ["NW-1", "C4", 2, "H1"]], ["A1:C1"],
+         "Stock: May\nPart: NW-1; Shelf: C4; Left: 2; Hall: H1"),
+        ([HEAD, [], *PARTS], [], f"Part | Shelf | Left\n\n{LINES}"),
+        ([HEAD, PARTS[0], [], PARTS[1], [], ["All", None, 221]], [],
+         LINES.replace("\n", "\n\n") + "\n\nAll: 221"),
+        ([HEAD, *PARTS, [], ["Contact", "Anna"], [], ["Room", "Beds", "Price"], ["Ulm", 2, 70]], [],
+         f"{LINES}\n\nContact: Anna\n\nRoom: Ulm; Beds: 2; Price: 70"),
+        ([[None, "Summer", "Winter"], ["Oslo", 120, 80]], [], "Oslo; Summer: 120; Winter: 80"),
+        ([["Room", "Summer", None, "Winter"], [None, "low", "high"], ["Oslo", 1, 2, 3]],
+         ["A1:A2", "B1:C1", "D1:D2"], "Room: Oslo; Summer low: 1; Summer high: 2; Winter: 3"),
+        ([["Prices"], ["Room", "Summer"], [None, 2023, 2024], ["Oslo", 1, 2]],
+         ["A1:C1", "A2:A3", "B2:C2"], "Prices\nRoom: Oslo; Summer 2023: 1; Summer 2024: 2"),
+        ([["Room", 2023], [None, "Summer", None, "Winter"], [None, "low", "high", "low", "high"],
+          ["Oslo", 1, 2, 3, 4]], ["A1:A3", "B1:E1", "B2:C2", "D2:E2"],
+         "Room: Oslo; 2023 Summer low: 1; 2023 Summer high: 2; 2023 Winter low: 3; "
+         "2023 Winter high: 4"),
+        ([HEAD, PARTS[0], [None, "A1", 9], ["NW-2", "A2", 3]], ["A2:A3"],
+         f"{LINES.replace('NW-2', 'NW-1')}\nPart: NW-2; Shelf: A2; Left: 3"),
+        ([["A long note"], [], []], ["A1:C3"], "A long note"),
+        ([[*HEAD, None, "Room", "Beds", "Price"], [*PARTS[0], None, "Ulm", 2, 70], PARTS[1]], [],
+         f"{LINES}\n\nRoom: Ulm; Beds: 2; Price: 70"),
+        ([[*HEAD, None, "Floor", "Hall", "Door"], [*PARTS[0], None, "first", "H1", 3]], [],
+         f"{LINES.splitlines()[0]}; Floor: first; Hall: H1; Door: 3"),
+    ],
+)  # fmt: skip
+def test_rows_stand_below_their_headings(tmp_path, rows, merged, lines):
+    xlsx(tmp_path / "a.xlsx", {"Sheet": rows}, merged=merged)
+    assert text_of(tmp_path / "a.xlsx") == f"# Sheet\n\n{lines}"
+
+
+NORTH, QUARTERS = ["North", 1, 2, 3, 4], ["Q1", "Q2", "Q1", "Q2"]
+BY_YEAR = "Region: North; 2023 Q1: 1; 2023 Q2: 2; 2024 Q1: 3; 2024 Q2: 4"
+YEARS = [2023, None, 2024, None]
+
+
+@pytest.mark.parametrize("corners", [("Region", None), (None, "Region"), ("Region", "Region")])
+@pytest.mark.parametrize(
+    "above", [[], [["Sales", "May"]], [["Sales"], ["in euros"], []]], ids=["none", "pair", "title"]
+)
+@pytest.mark.parametrize("are_merged", [True, False])
+def test_groups_of_columns_stand_over_one_that_has_none(tmp_path, corners, above, are_merged):
+    upper, lower = (
+        [corner, *names] for corner, names in zip(corners, (YEARS, QUARTERS), strict=True)
+    )
+    row = len(above) + 1
+    merged = [f"B{row}:C{row}", f"D{row}:E{row}"] if are_merged else []
+    xlsx(tmp_path / "a.xlsx", {"Sheet": [*above, upper, lower, NORTH]}, merged=merged)
+    assert text_of(tmp_path / "a.xlsx").splitlines()[-1] == BY_YEAR
+
+
+@pytest.mark.parametrize(
+    ("rows", "merged", "line"),
+    [
+        ([["Region", "Sales"], [None, *YEARS], [None, *QUARTERS], NORTH], [],
+         BY_YEAR.replace(" 20", " Sales 20")),
+        ([["Region", "Sales"], [None, *YEARS], [None, *QUARTERS], NORTH],
+         ["B1:E1", "B2:C2", "D2:E2"], BY_YEAR.replace(" 20", " Sales 20")),
+        ([["Region", 2023, 2023, 2024, 2024], [None, *QUARTERS], NORTH], [], BY_YEAR),
+        ([["Region", *YEARS, "All"], [None, *QUARTERS, None], [*NORTH, 10]], [],
+         f"{BY_YEAR}; All: 10"),
+        ([[None, *YEARS], ["Region", *QUARTERS, "All"], [*NORTH, 10]], [], f"{BY_YEAR}; All: 10"),
+        ([[None, *YEARS], ["Region", *QUARTERS, "All"], [*NORTH, 10]], ["B1:C1", "D1:E1"],
+         f"{BY_YEAR}; All: 10"),
+        ([["Sold", *YEARS], ["Region", *QUARTERS], NORTH], ["B1:C1", "D1:E1"], f"Sold {BY_YEAR}"),
+        ([[None, 2023], ["Region", "Q1", "Q2", "All"], ["North", 1, 2, 3]], ["B1:C1"],
+         "Region: North; 2023 Q1: 1; 2023 Q2: 2; All: 3"),
+        ([[None, "Day", None, "Night"], ["Room", "who", "when", "who", "when"],
+          ["Hall", "Ann", "at six", "Bo", "at two"]], [],
+         "Room: Hall; Day who: Ann; Day when: at six; Night who: Bo; Night when: at two"),
+        ([[None, "Stock"], [None, *HEAD], [None, *PARTS[0]]], ["B1:D1"], LINES.splitlines()[0]),
+        ([["Region", 2023, 2024], ["North", 1, 2]], [], "Region: North; 2023: 1; 2024: 2"),
+        ([["Unit", datetime.date(2024, 1, 1), datetime.date(2024, 2, 1)], ["IT", 12, 13]], [],
+         "Unit: IT; 2024-01-01: 12; 2024-02-01: 13"),
+        ([["Anna", 1980, 2010], ["Bo", 1970, 1999]], [], "Bo | 1970 | 1999"),
+        ([["bolt", "M4", None, None], [None, "M5", "zinc", "red"], ["nut", "M6", "tin", "x"]],
+         [], "nut | M6 | tin | x"),
+        ([["North", 5, None, 6], [None, 1, 2, 3], ["South", 1, 2, 3]], [], "South | 1 | 2 | 3"),
+        ([["Anna", "Leeds", None, None], ["Jon", "Hull", "green", "tea"],
+          ["Eve", "York", "red", "x"]], [], "Eve | York | red | x"),
+    ],
+)  # fmt: skip
+def test_rows_of_headings_are_joined(tmp_path, rows, merged, line):
+    xlsx(tmp_path / "a.xlsx", {"Sheet": rows}, merged=merged)
+    assert text_of(tmp_path / "a.xlsx").splitlines()[-1] == line
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "shown"),
+    [
+        (0.1 + 0.2, "General", "0.3"),
+        (3.0, "General", "3"),
+        (1200.5, "General", "1200.5"),
+        (0.195, "0%", "20%"),
+        (1200.5, "#,##0.00\\ [$€-407]", "1,200.50 €"),
+        (1234567, '"CHF" #,##0', "CHF 1,234,567"),
+        (-7.25, "#,##0.00_);(#,##0.00)", "(7.25)"),
+        (-7.25, "#,##0.00", "-7.25"),
+        (-7.25, "#,##0.00_-;[Red]-#,##0.00_-", "-7.25"),
+        (42, "00000", "00042"),
+        (2.5, '0" kg"', "3 kg"),
+        (45.678, "0.##", "45.68"),
+        (45.0, "0.##", "45"),
+        (1.5, "# ?/?", "1.5"),
+        (12000, "0.00E+00", "12000"),
+        (12000, "0,", "12000"),
+        (datetime.date(2024, 3, 1), "d.m.yy", "2024-03-01"),
+        ("0042", "@", "0042"),
+    ],
+)
+def test_numbers_are_shown_as_in_their_cells(tmp_path, value, form, shown):
+    xlsx(tmp_path / "a.xlsx", {"Sheet": [[value, "x"]]}, formats=[form])
+    text = text_of(tmp_path / "a.xlsx").removeprefix("# Sheet\n\n")
+    assert text in (f"{shown} | x", f"{shown}: x")
+
+
+@pytest.mark.parametrize("folder", ["OEBPS/", ""])
+def test_chapters_of_a_book_in_the_order_of_reading(tmp_path, folder):
+    chapters = {
+        "b%20one.xhtml": "<h1 class='c'>One</h1><p>The first speaks of bees.</p>",
+        "a.xhtml": "<h2>Zwei</h2><p>Die zweite von Bären &amp; Zebras.</p>",
+    }
+    epub(tmp_path / "a.epub", chapters, folder)
+    assert text_of(tmp_path / "a.epub", "One") == (
+        "# One\n\nThe first speaks of bees.\n\n## Zwei\n\nDie zweite von Bären & Zebras."
+    )
+
+
+@pytest.mark.parametrize("codec", ["utf-8", "utf-16", "cp1252"])
+def test_chapters_are_xhtml(tmp_path, codec):
+    head = "<head><title/><script src='a.js'/></head><body><h3 id='x'/>"
+    page = f"<?xml version='1.0' encoding='{codec}'?>\n<html>{head}<h2>Zwei</h2>"
+    book, body = tmp_path / "book", "<p>Bären<a id='p1'/> tanzen.</p><![CDATA[Sie hören.]]></body>"
+    epub(book, {"a.xhtml": "A first chapter."})
+    with zipfile.ZipFile(book) as old, zipfile.ZipFile(tmp_path / "a.epub", "w") as new:
+        for name in old.namelist():
+            chapter = f"{page}{body}</html>".encode(codec)
+            new.writestr(name, chapter if name.endswith(".xhtml") else old.read(name))
+    assert text_of(tmp_path / "a.epub") == "## Zwei\n\nBären tanzen.\n\nSie hören."
+
+
+def test_headers_and_footers_are_read_and_equations_named(tmp_path):
+    docx(tmp_path / "a.docx", "Bees dance in the hive.")
+    w = f'xmlns:w="{WORD}"'
+    letter = f"<w:hdr {w}><w:p><w:r><w:t>Hive </w:t></w:r><w:r><w:t>NW-7</w:t></w:r></w:p></w:hdr>"
+    number = f"<w:ftr {w}><w:p><w:r><w:t>12</w:t></w:r></w:p></w:ftr>"
+    with (
+        zipfile.ZipFile(tmp_path / "a.docx") as old,
+        zipfile.ZipFile(tmp_path / "b.docx", "w") as new,
+    ):
+        for part in old.namelist():
+            body = old.read(part).replace(b"</w:body>", b'<m:oMath xmlns:m="m"/></w:body>')
+            new.writestr(part, body)
+        for part, text in {"header1": letter, "header2": letter, "footer1": number}.items():
+            new.writestr(f"word/{part}.xml", text)
+    ((document,), report) = read_corpus([tmp_path / "b.docx"], min_words=1)
+    assert document.text == "Bees dance in the hive.\n\nHive NW-7"
+    assert report.examples == {"Word with equations, which are not read": ["b.docx"]}
+
+
+def test_formulas_that_nobody_has_computed_are_counted(tmp_path):
+    rows = [["honey", 12], ["wax", "=B1*2"], ["all of it", "=SUM(B1:B2)"]]
+    xlsx(tmp_path / "a.xlsx", {"Prices": rows})
+    ((document,), report) = read_corpus([tmp_path / "a.xlsx"])
+    assert document.text == "# Prices\n\nhoney: 12\nwax\nall of it"
+    assert report.examples == {
+        "formulas without a value: open the file in Excel and save it": ["a.xlsx: 2"]
+    }
+
+
+def test_one_bad_chapter_costs_no_other(tmp_path):
+    book = tmp_path / "book"
+    epub(book, {"a.xhtml": "<p>Bats hear.</p>", "b.xhtml": "gone", "c.xhtml": "<p>Owls too.</p>"})
+    with zipfile.ZipFile(book) as old, zipfile.ZipFile(tmp_path / "a.epub", "w") as new:
+        for name in old.namelist():
+            part = old.read(name)
+            if name.endswith(".opf"):
+                part = part.replace(
+                    b"<manifest>", b"<metadata><title>Night animals</title></metadata><manifest>"
+                ).replace(b"<spine>", b"<spine><itemref idref='none'/>")
+            if not name.endswith("b.xhtml"):
+                new.writestr(name, part)
+    ((document,), report) = read_corpus([tmp_path / "a.epub"], min_words=1)
+    assert (document.text, document.title) == ("Bats hear.\n\nOwls too.", "Night animals")
+    assert report.examples == {"damaged or missing chapter": ["a.epub, none", "a.epub, b.xhtml"]}
+
+
+def test_open_document(tmp_path):
+    odt(tmp_path / "a.odt")
+    expected = "## Of bees\n\n- They dance (Often.).\n\nRoom: Oslo; Summer: 120; Winter: 80"
+    assert text_of(tmp_path / "a.odt") == expected
+    odt(tmp_path / "a.odt", "On dances")
+    assert text_of(tmp_path / "a.odt", "On dances") == expected
+
+
+def test_rich_text(tmp_path):
+    (tmp_path / "a.rtf").write_bytes(
+        rb"{\rtf1\ansi\ansicpg1251\uc1{\fonttbl{\f0 Arial;}}{\info{\title On bees}}{\*\x hidden}"
+        rb"\pard The {\b bees} \'cf\'f7\'e5\'eb\'fb \u1087?\u1095?\par\line They"
+        rb" da\-nce{\footnote\pard Often.}\{\}.\par"
+        b"\r\n{\\pict 0102}A\\~cell\\cell b\\cell\\row}"
+    )
+    expected = "The bees Пчелы пч\n\nThey dance Often.{}.\n\nA\u00a0cell | b"
+    assert text_of(tmp_path / "a.rtf", "On bees") == expected
+
+
+def test_titles_that_programs_give_are_none():
+    given = {
+        "Untitled": "",
+        "(anonymous)": "",
+        "Microsoft Word - Document1.docx": "",
+        "Slide 1": "",
+        "thesis_final.dvi": "",
+        " On\nbees ": "On bees",
+        "Untitled love": "Untitled love",
+    }
+    assert {title: plain_title(title) for title in given} == given
+
+
+@pytest.mark.parametrize("cells", [("cells", "source"), ("worksheets", "input")])
+def test_notebooks_of_formats_3_and_4(tmp_path, cells):
+    where, source = cells
+    made = [{"cell_type": "markdown", "source": ["# Bats\n", "They hear."]}, None]
+    made += [{"cell_type": "code", source: "a\n```\nb"}, {"cell_type": "raw", "source": None}]
+    content = [{"cells": made}] if where == "worksheets" else made
+    (tmp_path / "a.ipynb").write_text(json.dumps({where: content}))
+    text = text_of(tmp_path / "a.ipynb", "Bats")
+    assert text == "# Bats\nThey hear.\n\n````\na\n```\nb\n````"
+
+
+def test_a_notebook_is_its_cells_without_what_they_printed(tmp_path):
+    cells = ("markdown", ["# Title\n", "Some prose."]), ("code", "# a comment\nx = 1"), ("raw", "")
+    notebook(tmp_path / "a.ipynb", *cells, ("markdown", "The last is a zebra."))
+    assert text_of(tmp_path / "a.ipynb") == (
+        "# Title\nSome prose.\n\n```\n# a comment\nx = 1\n```\n\nThe last is a zebra."
+    )
+
+
+def test_broken_and_empty_ones_are_named(tmp_path):
+    docx(tmp_path / "a.docx", SENTENCE)
+    docx(tmp_path / "empty.docx", "")
+    whole = (tmp_path / "a.docx").read_bytes()
+    for name in ("torn.docx", "torn.pptx", "torn.xlsx", "torn.epub"):
+        (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "other.xlsx").write_bytes(whole)
+    (tmp_path / "other.epub").write_bytes(whole)
+    (tmp_path / "old.ipynb").write_text('{"worksheets": []}')
+    documents, report = read_corpus([tmp_path], max_bad_share=1)
+    assert [d.id for d in documents] == ["a.docx"] and report.bad == 6
+    assert report.examples["Word without text"] == ["empty.docx"]
+    bad = [place.split(":")[0] for place in report.examples["damaged or encrypted .xlsx"]]
+    assert bad == ["other.xlsx", "torn.xlsx"]
+    assert report.examples["notebook without text"] == ["old.ipynb"]
+    with pytest.raises(RevelaError, match=r"empty\.docx: Word without text"):
+        read_corpus([tmp_path / "empty.docx"])
+
+
+def test_what_unpacks_to_much_more_than_it_is_is_damaged(tmp_path):
+    docx(tmp_path / "bomb.docx", SENTENCE)
+    with zipfile.ZipFile(tmp_path / "bomb.docx", "a", zipfile.ZIP_DEFLATED) as parts:
+        parts.writestr("word/media/image1.bmp", bytes(common.MAX_BYTES + 2**20))
+    docx(tmp_path / "large.docx", SENTENCE, "b" * 30_000, compression=zipfile.ZIP_STORED)
+    documents, report = read_corpus([tmp_path], max_bad_share=0.5)
+    assert [d.id for d in documents] == ["large.docx"]
+    assert report.examples == {"over 64 MB unpacked: split it": ["bomb.docx"]} and report.bad == 1

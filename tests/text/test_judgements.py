@@ -1,0 +1,144 @@
+"""Judged queries as training reads them, and what is said of files that are not as they should."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from revela.errors import RevelaError
+from revela.text.judgements import pair_rows, read_judgements
+from revela.types import Chunk, Document
+
+DOCUMENTS = [Document(f"d{i}", f"text {i}", f"title {i}" * (i % 2)) for i in range(5)]
+HEAD = "query-id\tcorpus-id\tscore\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """q0 asks for d1 and d3, q1 for d3, q2 says the same as q1, q3 finds nothing."""
+    (tmp_path / "qrels").mkdir()
+    texts = {"q0": "zero", "q1": "one", "q2": "one", "q3": "three"}
+    rows = [json.dumps({"_id": name, "text": text}) + "\n" for name, text in texts.items()]
+    (tmp_path / "queries.jsonl").write_text("".join(rows))
+    judged = "q0\td1\t1\nq0\td3\t2\nq1\td3\t1\nq2\td3\t1\nq2\td0\t1\nq3\td2\t0\nq1\tgone\t1\n"
+    (tmp_path / "qrels" / "train.tsv").write_text(HEAD + judged)
+    return tmp_path
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_row_for_each_pair_and_the_documents_of_a_row_together(folder, others, caplog):
+    with caplog.at_level(logging.INFO, "revela"):
+        rows = list(pair_rows(DOCUMENTS, folder, others))
+    pairs = [Chunk(0, "text 0", "one"), Chunk(1, "title 1 text 1", "zero")]
+    pairs += [Chunk(3, "title 3 text 3", "zero"), Chunk(3, "title 3 text 3", "one")]
+    rest = [Chunk(2, "text 2"), Chunk(4, "text 4")]
+    assert rows == pairs + (rest if others else [])
+    (said,) = caplog.messages
+    assert said.startswith(f"4 pairs of {folder}; 1 left out, whose documents are not in")
+
+
+@pytest.mark.parametrize("between", [" ", "\t", "  "])
+def test_four_columns_of_trec(folder, between):
+    _, qrels = read_judgements(folder, "train")
+    file = folder / "qrels" / "train.tsv"
+    rows = [line.split("\t") for line in file.read_text().splitlines()[1:]]
+    lines = (between.join((query, "0", document, score)) for query, document, score in rows)
+    file.write_text("\n".join(lines))
+    assert read_judgements(folder, "train")[1] == qrels
+
+
+def test_blank_lines_and_nulls_are_nothing(folder):
+    file, queries = folder / "qrels" / "train.tsv", folder / "queries.jsonl"
+    expected = read_judgements(folder, "train")
+    file.write_text(file.read_text().replace("\n", "\r\n") + "\r\n")
+    assert read_judgements(folder, "train") == expected
+    queries.write_text(queries.read_text().replace('"zero"', "null"))
+    with pytest.raises(RevelaError, match=r"1 judged queries of queries\.jsonl are empty .*q0"):
+        read_judgements(folder, "train")
+
+
+def test_two_texts_of_one_id_are_refused_and_one_text_twice_is_one(folder):
+    queries = folder / "queries.jsonl"
+    expected = read_judgements(folder, "train")
+    rows = queries.read_text()
+    queries.write_text(rows + rows)
+    assert read_judgements(folder, "train") == expected
+    queries.write_text(rows + '{"_id": "q0", "text": "nought"}\n')
+    with pytest.raises(RevelaError, match=r'queries\.jsonl has two texts of the _id "q0"'):
+        read_judgements(folder, "train")
+
+
+def test_a_score_may_be_written_as_a_float_but_be_no_fraction(folder):
+    file = folder / "qrels" / "train.tsv"
+    file.write_text(HEAD + "q0\td1\t2.0\n")
+    assert read_judgements(folder, "train")[1] == {"q0": {"d1": 2}}
+    file.write_text(HEAD + "q0\td1\t2.0\nq0\td3\t0.5\n")
+    with pytest.raises(RevelaError, match=r"train\.tsv:3: the score 0\.5 is no whole number"):
+        read_judgements(folder, "train")
+
+
+def test_contradictory_judgements_are_one_sentence_that_names_them(folder):
+    file = folder / "qrels" / "train.tsv"
+    file.write_text(HEAD + "q0\td1\t1\nq0\td3\t1\nq0\td1\t1\n")  # the same twice is fine
+    assert read_judgements(folder, "train")[1] == {"q0": {"d1": 1, "d3": 1}}
+    file.write_text(HEAD + "q0\td1\t1\nq0\td3\t1\nq0\td1\t0\n")
+    sentence = (
+        r"train\.tsv:4 gives d1 the score 0 for q0, and an earlier line the score 1: keep one"
+    )
+    with pytest.raises(RevelaError, match=sentence):
+        read_judgements(folder, "train")
+
+
+@pytest.mark.parametrize("head", ["", HEAD])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_is_no_part_of_an_id(folder, encoding, head):
+    file = folder / "qrels" / "train.tsv"
+    file.write_text(f"{head}q0\td1\t1\n", encoding)
+    assert read_judgements(folder, "train")[1] == {"q0": {"d1": 1}}
+
+
+@pytest.mark.parametrize("between", ["\t", " ", " 0 ", "\t0\t"])
+@pytest.mark.parametrize("space", ["\u2028", "\u2029", "\x85", "\xa0", "\x0c", "\x1c"])
+def test_an_id_may_have_any_character_that_ends_no_column(folder, space, between):
+    query, document = f"q{space}0", f"d{space}1"
+    (folder / "queries.jsonl").write_text(json.dumps({"_id": query, "text": "zero"}) + "\n")
+    file = folder / "qrels" / "train.tsv"
+    score = between.replace("0", "") or " "
+    file.write_text(f"{query}{between}{document}{score}2\n", "utf-8")
+    assert read_judgements(folder, "train")[1] == {query: {document: 2}}
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "sentence"),
+    [
+        ("qrels/train.tsv", None, r"train\.tsv does not exist: a BEIR-layout folder has its judge"),
+        ("queries.jsonl", None, r"is not a BEIR-layout folder: it has no queries\.jsonl"),
+        ("qrels/train.tsv", HEAD, r"qrels/train\.tsv is empty"),
+        ("qrels/train.tsv", HEAD + "q0\tgone\t1\n", r"no relevant document .* \(first: gone\)"),
+        ("qrels/train.tsv", HEAD + "nobody\td0\t1\n", r"names 1 query-ids that queries\.jsonl lac"),
+    ],
+)
+def test_bad_judgements_are_one_sentence(folder, file, text, sentence):
+    if text is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_text(text)
+    with pytest.raises(RevelaError, match=sentence):
+        pair_rows(DOCUMENTS, folder, False)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ('"one"', r'"one \ud800"', r"queries\.jsonl: line 2 .* surrogates not allowed"),
+        ('"_id": "q1"', '"id": "q1"', r"queries\.jsonl: line 2 cannot be read \(KeyError"),
+        ('"zero"', '" "', r"1 judged queries .* are empty \(first: q0\)"),
+    ],
+)
+def test_bad_queries_are_one_sentence(folder, old, new, sentence):
+    file = folder / "queries.jsonl"
+    file.write_text(file.read_text().replace(old, new, 1))
+    with pytest.raises(RevelaError, match=sentence):
+        pair_rows(DOCUMENTS, folder, False)

@@ -1,0 +1,75 @@
+"""Which kind of groups a recipe gets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from conftest import make_rows
+from revela.text.spool import arrow_list
+from revela.training.groups.dataset import TrainingSet
+from revela.training.groups.store import GroupedCorpus, save_groups
+from revela.training.groups.strategies import epoch_groups
+from revela.training.queries.generated import sample_chunks
+from revela.training.settings import Recipe
+from revela.types import Chunk, Document
+
+
+@pytest.mark.parametrize("queries", ["title", "telling-sentence"])
+def test_groups_of_similar_chunks_have_a_query_once(queries):
+    """Chunks of a document have one title, and would be negatives of it."""
+    titled = queries == "title"
+    rows = arrow_list(
+        Chunk, (Chunk(i // 5, f"text {i}", f"title {i // 5 if titled else i}") for i in range(100))
+    )
+    recipe = Recipe.of("infonce", queries=queries, groups="cluster", group_size=10)
+    order = np.random.default_rng(0).permutation(100)
+    groups = epoch_groups(recipe, rows, order_R=order)
+    for epoch in range(2):
+        made = list(groups(epoch))
+        assert len(made) == 10
+        assert sorted(i for group in made for i in group) == list(range(100))
+        assert all(len({rows[i].query for i in group}) == 10 for group in made)
+
+
+def test_documents_are_drawn_until_there_are_enough_chunks_to_ask():
+    owners = [0] * 3 + [1] * 4 + [2] * 3 + [3] * 9
+    chunks = arrow_list(Chunk, (Chunk(owner, f"chunk {i}") for i, owner in enumerate(owners)))
+    for most in (0, 1, 7, 12):
+        asked = list(sample_chunks(Recipe.of("infonce", max_queries=most), chunks))
+        drawn = {chunk.document for chunk in asked}
+        assert asked == [chunk for chunk in chunks if chunk.document in drawn]
+        assert len(drawn) == 4 if most == 0 else len(drawn) == 1 or len(asked) <= most
+
+
+def stored(out, queries):
+    rows = arrow_list(Chunk, (Chunk(i, f"chunk {i}", query) for i, query in enumerate(queries)))
+    documents = arrow_list(Document, (Document(str(i), "text") for i in range(len(rows))))
+    groups = np.arange(len(rows)).reshape(-1, 4).tolist()
+    corpus = GroupedCorpus(documents, [], rows, groups)
+    return save_groups(out, corpus, 4, {"documents": len(rows)})
+
+
+@pytest.mark.parametrize("preset", ["gated", "infonce"])
+def test_stored_groups_are_counted(tmp_path, preset):
+    rng = np.random.default_rng(0)
+    folder = stored(tmp_path / "groups", ["why?" if one else "" for one in rng.random(400) < 0.2])
+    recipe = Recipe.of(preset, group_size=4)
+    groups, number = TrainingSet(recipe, folder).groups(None, None, tmp_path)
+    asks = recipe.objective.reads == "queries"
+    for epoch in range(2):
+        order = folder.order(0)(epoch)
+        kept = [g for g in order if not asks or any(folder.rows[i].query for i in g)]
+        assert list(groups(epoch)) == kept and len(kept) == number
+    assert (number == 100) == (not asks)
+
+
+def test_the_groups_of_a_corpus_are_those_of_its_order(tmp_path):
+    recipe = Recipe.of("paper", group_size=4, chunk_words=8, threads=1)
+    documents = [Document(row["_id"], row["text"]) for row in make_rows(24)]
+    data = TrainingSet(recipe, documents)
+    groups, number = data.groups(None, None, tmp_path)
+    order = epoch_groups(recipe, data.rows)
+    for _ in range(2):
+        assert all(list(groups(epoch)) == list(order(epoch)) for epoch in range(2))
+    assert number == len(list(order(0))) > 10

@@ -1,0 +1,256 @@
+"""DREAM: injected rows against A' written out, gradients against one long naive pass, and the
+search for its heads.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, LlamaForCausalLM
+
+from conftest import Embed, tiny_config, train_by_sgd
+from revela.training.lm.heads import score_query_heads
+from revela.training.lm.language_model import LanguageModel
+from revela.training.lm.prompts import ANSWER, QUESTION, Questions
+from revela.training.lm.streams import KVCache
+from revela.training.methods.dream import DreamLoss, Injection
+
+DOCUMENTS = [-1, 0, 0, 0, -1, 1, 1, -1, 2, 2, 2, 2, -1]  # of the candidates' text
+
+
+def written_out(query_HTD, key_HPD, own_key_HTD, weights_B, rows, gate, scale):
+    """A' (H, rows, P + T) of one question: every number on its own."""
+    keys = torch.cat([key_HPD, own_key_HTD], dim=1)
+    earlier = key_HPD.shape[1]
+    out = torch.zeros(query_HTD.shape[0], len(rows), keys.shape[1], dtype=query_HTD.dtype)
+    for h in range(query_HTD.shape[0]):
+        for r, row in enumerate(rows):
+            scores = [query_HTD[h, row] @ keys[h, m] * scale for m in range(earlier + row + 1)]
+            plain = torch.stack(scores).softmax(0)
+            for m in range(len(scores)):
+                document = DOCUMENTS[m] if m < earlier else -1
+                injected = 0.0
+                if document >= 0:
+                    mass = sum(plain[n] for n in range(earlier) if DOCUMENTS[n] == document)
+                    injected = weights_B[document] * plain[m] / mass
+                out[h, r, m] = (1 - gate) * plain[m] + gate * injected
+    return out
+
+
+def attention_inputs():
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 5, 4, dtype=torch.float64, generator=generator)
+    earlier = torch.randn(2, len(DOCUMENTS), 4, dtype=torch.float64, generator=generator)
+    own = torch.randn(2, 5, 4, dtype=torch.float64, generator=generator)
+    return query, earlier, own
+
+
+def read(memory, rows, counts):
+    """The candidates, of which ``memory`` was kept, with questions in these rows."""
+    places = torch.tensor([i for i, document in enumerate(DOCUMENTS) if document >= 0])
+    empty = torch.empty(0)
+    return Questions(memory, places, [3, 2, 4], None, empty, torch.tensor(list(rows)), counts)
+
+
+def own_output(query, earlier, own, values, scale):
+    keys = torch.cat([earlier, own], dim=1)
+    seen = torch.ones(5, keys.shape[1], dtype=torch.bool).tril(earlier.shape[1])
+    return (
+        (query @ keys.transpose(1, 2) * scale).masked_fill(~seen, -torch.inf).softmax(-1)
+    ) @ values
+
+
+def read_as_attention(asked_of, rows, counts):
+    """Candidates and questions whose values are unit vectors, so that the output is the attention
+    itself.
+    """
+    query, earlier, own = attention_inputs()
+    values = torch.eye(len(DOCUMENTS) + 5, dtype=torch.float64).expand(2, -1, -1)
+    memory = KVCache({asked_of: earlier}, {asked_of: values[:, : len(DOCUMENTS)]})
+    plain = own_output(query, earlier, own, values, 0.5)
+    return read(memory, rows, counts), plain, (query, own, values, 0.5)
+
+
+def test_every_injected_row_is_a_prime_written_out():
+    query, earlier, own = attention_inputs()
+    weights = torch.tensor([[0.2, 0.5, 0.3]], dtype=torch.float64)
+    asked, plain, inputs = read_as_attention(3, [1, 2, 3], [3])
+    inject = Injection(weights, asked, [(3, 1)], torch.tensor(0.4, dtype=torch.float64))
+    got = inject(3, plain, *inputs)
+    want = written_out(query, earlier, own, weights[0], [1, 2, 3], 0.4, 0.5)
+    torch.testing.assert_close(got[1, 1:4], want[1], atol=1e-10, rtol=0)
+    torch.testing.assert_close(got[0], plain[0])  # the other head
+    torch.testing.assert_close(got[1, [0, 4]], plain[1, [0, 4]])  # the other rows
+    assert inject(2, plain, *inputs) is plain  # another layer
+
+
+@pytest.mark.parametrize("gate", [0.1, 0.9])
+def test_a_head_s_own_masses_leave_its_attention_on_the_candidates_as_it_is(gate):
+    asked, plain, inputs = read_as_attention(0, range(5), [1] * 5)
+    document = torch.tensor([*DOCUMENTS, *[-1] * 5])
+    masses = torch.stack([plain[0][:, document == j].sum(1) for j in range(3)], dim=1)
+    inject = Injection(masses, asked, [(0, 0)], torch.tensor(gate, dtype=torch.float64))
+    got, want = inject(0, plain, *inputs)[0], plain[0].clone()
+    want[:, document < 0] *= 1 - gate
+    torch.testing.assert_close(got, want, atol=1e-6, rtol=0)
+
+
+def texts():
+    """One group of three candidates, two questions with answers of different lengths."""
+    generator = torch.Generator().manual_seed(3)
+    prompt_ids = torch.randint(3, 400, (1, len(DOCUMENTS)), generator=generator)
+    prompt = {
+        "input_ids": prompt_ids,
+        "attention_mask": torch.ones_like(prompt_ids),
+        "document": torch.tensor([DOCUMENTS]),
+    }
+    tail_ids = torch.randint(3, 400, (2, 7), generator=generator)
+    roles = torch.tensor([[QUESTION] * 3 + [ANSWER] * 4, [QUESTION] * 2 + [ANSWER] * 3 + [0] * 2])
+    mask = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
+    tail = {
+        "input_ids": tail_ids,
+        "attention_mask": mask,
+        "role": roles,
+        "group": torch.zeros(2, dtype=torch.long),
+    }
+    return prompt, tail
+
+
+def naive_answer_loss(model, prompt, tail, weights, gate, heads):
+    """The whole text of each question in one stock pass, A' written out in the injected heads; the
+    mean over questions of the mean over an answer's tokens.
+    """
+    losses, current = [], {}
+
+    def attention(module, query, key, value, mask, scaling=None, **_):
+        repeats = query.shape[1] // key.shape[1]
+        keys, values = (t[0].repeat_interleave(repeats, 0) for t in (key, value))
+        length = query.shape[2]
+        future = torch.ones(length, length, dtype=torch.bool).triu(1)
+        probabilities = (
+            (query[0] @ keys.transpose(1, 2) * scaling).masked_fill(future, -torch.inf).softmax(-1)
+        )
+        rows = []
+        for h in range(query.shape[1]):
+            if (module.layer_idx, h) not in heads:
+                rows.append(probabilities[h])
+                continue
+            changed = []
+            for t in range(length):
+                row = probabilities[h, t]
+                if t in current["rows"]:
+                    injected = torch.zeros_like(row)
+                    for j in range(3):
+                        mine = torch.tensor(
+                            [m < len(DOCUMENTS) and DOCUMENTS[m] == j for m in range(length)]
+                        )
+                        injected = injected + torch.where(
+                            mine, current["weights"][j] * row / row[mine].sum(), 0.0
+                        )
+                    row = (1 - gate) * row + gate * injected
+                changed.append(row)
+            rows.append(torch.stack(changed))
+        return (torch.stack(rows) @ values).transpose(0, 1)[None], None
+
+    AttentionInterface.register("written-out", attention)
+    AttentionMaskInterface.register("written-out", lambda *a, **k: None)
+    model.set_attn_implementation("written-out")
+    for i in range(2):
+        length = int(tail["attention_mask"][i].sum())
+        ids = torch.cat([prompt["input_ids"][0], tail["input_ids"][i, :length]])[None]
+        roles = tail["role"][i, :length].tolist()
+        start = len(DOCUMENTS)
+        current.update(
+            weights=weights[i], rows={start + t for t, role in enumerate(roles) if role == QUESTION}
+        )
+        logits = model(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
+        answer = [
+            -logits[start + t - 1, ids[0, start + t]]
+            for t, role in enumerate(roles)
+            if role == ANSWER
+        ]
+        losses.append(torch.stack(answer).mean())
+    return torch.stack(losses).mean()
+
+
+def lm_weights():
+    torch.manual_seed(0)
+    return LlamaForCausalLM(tiny_config("llama")).double().eval().requires_grad_(False)
+
+
+def test_the_answers_loss_and_its_gradients_equal_the_naive_pass():
+    prompt, tail = texts()
+    heads, found = [(1, 2), (1, 0), (3, 1)], []
+    for fast in (False, True):
+        weights = torch.tensor([[0.1, 0.6, 0.3], [0.5, 0.25, 0.25]]).double().requires_grad_()
+        logit = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+        if fast:
+            lm = LanguageModel(lm_weights())
+            objective = DreamLoss(Embed(), lm, heads, tau=0.1, gate=0.5, group_size=3)
+            side = {k: v for k, v in tail.items() if k != "group"}
+            loss = objective.answer_loss(prompt, side, weights, logit)
+        else:
+            gate = logit.sigmoid()
+            loss = naive_answer_loss(lm_weights(), prompt, tail, weights, gate, set(heads))
+        found.append((loss.detach(), *torch.autograd.grad(loss, [weights, logit])))
+    for slow, fast in zip(*found, strict=True):
+        assert slow.abs().sum() > 0
+        # transformers' norms round to fp32
+        torch.testing.assert_close(fast, slow, atol=1e-6, rtol=0)
+
+
+def test_it_learns_and_leaves_groups_without_questions_out():
+    prompt, tail = texts()
+    twice = {k: torch.cat([v, v]) for k, v in prompt.items()}
+    side = {
+        "input_ids": torch.randint(3, 400, (6, 4), generator=torch.Generator().manual_seed(5)),
+        "attention_mask": torch.ones(6, 4),
+    }
+    question = {k: v[:2] for k, v in side.items()}
+    lm = LanguageModel(lm_weights().float())
+    objective = DreamLoss(Embed(), lm, [(1, 0), (2, 1), (2, 3)], tau=0.3, gate=0.5, group_size=3)
+    losses = train_by_sgd(objective, [question, side, twice, tail], steps=15, rate=0.3)
+    assert losses[-1] < losses[0] and 0 < objective.gate_logit.sigmoid() < 1
+    table = objective.model.table.weight.grad
+    assert table[side["input_ids"][3:]].abs().sum() == 0  # the second group asks nothing
+    assert table[side["input_ids"][:3]].abs().sum() > 0
+
+
+def planted():
+    """Partial rotary attention, a residual stream without noise, and one head whose keys and
+    queries are the token itself.
+    """
+    import transformers as t
+
+    torch.manual_seed(0)
+    config = t.GPTNeoXConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=4, rotary_pct=0.25,
+        max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = t.GPTNeoXForCausalLM(config).eval().requires_grad_(False)
+    attention = model.gpt_neox.layers[1].attention
+    qkv = attention.query_key_value.weight.view(4, 3, 16, 64)
+    look = torch.randn(12, 64)
+    qkv[2].zero_()
+    qkv[2, 0, 4:], qkv[2, 1, 4:] = look, look  # beyond the four rotary numbers
+    return LanguageModel(model)
+
+
+def test_a_planted_retrieval_head_ranks_first():
+    generator = torch.Generator().manual_seed(0)
+    examples = []
+    for _ in range(6):
+        candidates = torch.randint(8, 64, (8, 6), generator=generator)
+        answer = torch.randint(8, (3,), generator=generator)
+        # The last question is "N/A".
+        questions = torch.cat([candidates[answer][:, 1:5], torch.full((1, 4), 5)])
+        prompt, tail = (
+            {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            for ids in (candidates.flatten()[None], questions)
+        )
+        prompt["document"] = torch.arange(8).repeat_interleave(6)[None]
+        tail["role"] = torch.full_like(questions, QUESTION)
+        examples.append((prompt, tail, answer))
+    ranked = score_query_heads(planted(), examples).flatten().sort(descending=True)
+    assert ranked.indices[0] == 1 * 4 + 2 and ranked.values[0] > ranked.values[1] + 0.2

@@ -1,0 +1,70 @@
+"""REPLUG: likelihoods against one pair at a time, loss by hand, gradient to the retriever."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from conftest import Embed, tiny_config, train_by_sgd
+from revela.training.lm.language_model import LanguageModel
+from revela.training.methods.replug import ReplugLoss, likelihoods, ranking_divergence
+
+LENGTHS = [5, 1, 3, 4]
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return LlamaForCausalLM(tiny_config("llama")).double().eval().requires_grad_(False)
+
+
+def chunks():
+    ids = torch.randint(3, 400, (4, 5), generator=torch.Generator().manual_seed(1))
+    return ids, torch.tensor([[1] * n + [0] * (5 - n) for n in LENGTHS])
+
+
+@pytest.mark.parametrize("lead", [0, 1])
+def test_likelihoods_equal_one_pair_at_a_time(model, lead):
+    ids, mask = chunks()
+    if lead:
+        ids[:, 0] = 1
+        mask[1, 1] = 1  # a chunk must have a token beyond its lead
+    lengths = mask.sum(1).tolist()
+    model.set_attn_implementation("eager")
+    want = torch.zeros(4, 4)
+    for i in range(4):
+        for j in range(4):
+            if i != j:
+                whole = torch.cat([ids[j, : lengths[j]], ids[i, lead : lengths[i]]])[None]
+                logs = model(input_ids=whole).logits[0].log_softmax(-1)
+                tokens = [logs[t - 1, whole[0, t]] for t in range(lengths[j], whole.shape[1])]
+                want[i, j] = torch.stack(tokens).mean()
+    got = likelihoods(LanguageModel(model), ids, mask, lead)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
+
+
+def test_the_divergence_by_hand_leaves_the_diagonal_out():
+    teacher, student = torch.randn(
+        2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+    want = 0.0
+    for i in range(3):
+        others = [j for j in range(3) if j != i]
+        p, q = teacher[i, others].softmax(0), student[i, others].softmax(0)
+        want += sum(float(a * (a.log() - b.log())) for a, b in zip(p, q, strict=True)) / 3
+    assert ranking_divergence(teacher, student).item() == pytest.approx(want)
+    changed = student.clone().fill_diagonal_(9.0)
+    assert ranking_divergence(teacher, changed) == ranking_divergence(teacher, student)
+
+
+def test_the_loss_moves_the_retriever_towards_the_lm_and_groups_stay_apart(model):
+    ids, mask = chunks()
+    features = {"input_ids": ids, "attention_mask": mask}
+    lm = LanguageModel(model)
+    objective = ReplugLoss(Embed(), lm, tau=0.1, tau_lm=0.1, group_size=2)
+    loss = objective([features] * 3)
+    assert loss.item() == pytest.approx(0.0)  # two chunks leave one choice
+    objective = ReplugLoss(Embed(), lm, tau=0.1, tau_lm=0.1)
+    losses = train_by_sgd(objective, [features] * 3, steps=20, rate=0.5)
+    assert losses[-1] < 0.5 * losses[0]

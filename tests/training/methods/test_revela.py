@@ -1,0 +1,116 @@
+"""Sim, gates and the head probe."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import LlamaForCausalLM
+
+from conftest import tiny_config
+from revela.training.lm.heads import BASE_GATE, probe_heads, ranked_heads
+from revela.training.lm.language_model import LanguageModel
+from revela.training.lm.streams import InBatchAttention
+from revela.training.methods.revela import (
+    gated_heads,
+    gates_in_upper_layers,
+    gates_on_heads,
+    in_batch_weights,
+)
+
+
+@given(
+    st.integers(2, 20), st.sampled_from([1e-4, 1e-2, 0.05, 1.0]), st.booleans(), st.integers(0, 5)
+)
+def test_sim_rows_sum_to_one_without_the_diagonal(size, tau, standardise, seed):
+    generator = torch.Generator().manual_seed(seed)
+    query, passage = F.normalize(torch.randn(2, size, 8, generator=generator), dim=2)
+    weights = in_batch_weights(query, passage, tau, standardise=standardise)
+    assert torch.equal(weights.diagonal(), torch.zeros(size))
+    torch.testing.assert_close(weights.sum(1), torch.ones(size))
+
+
+def test_sim_by_hand_and_asymmetric():
+    half = 0.5**0.5
+    query = torch.tensor([[1.0, 0], [0, 1], [half, half]])
+    passage = torch.tensor([[1.0, 0], [half, half], [0, 1]])
+    weights = in_batch_weights(query, passage, 0.5)
+    want = (torch.tensor([0.5**0.5, 0.0]) / 0.5).softmax(0)  # row 0 against passages 1 and 2
+    torch.testing.assert_close(weights[0, 1:], want)
+    assert weights[0, 1] != weights[1, 0]
+
+
+def test_standardised_weights_cannot_be_sharpened_by_spreading_the_cosines():
+    generator = torch.Generator().manual_seed(0)
+    query, passage = torch.randn(2, 9, 30, generator=generator).double()
+    query, passage = (v / v.norm(dim=1, keepdim=True) for v in (query, passage))
+
+    def weights(share, standardise):
+        """Cosines times ``share``: the rest of each vector's length is a number of its own."""
+        rest, none = (1 - share) ** 0.5 * torch.eye(9).double(), torch.zeros(9, 9).double()
+        q = torch.cat([query * share**0.5, rest, none], dim=1)
+        p = torch.cat([passage * share**0.5, none, rest], dim=1)
+        return in_batch_weights(q, p, 0.5, standardise=standardise)
+
+    torch.testing.assert_close(weights(1.0, True), weights(0.3, True))
+    assert (weights(1.0, False) - weights(0.3, False)).abs().max() > 0.05
+
+
+def test_standardised_weights_by_hand_and_with_equal_cosines():
+    query = torch.tensor([[1.0, 0.0]] * 3, requires_grad=True)
+    passage = torch.tensor([[0.0, 1.0], [0.6, 0.8], [1.0, 0.0]])
+    weights = in_batch_weights(query, passage, 2.0, standardise=True)
+    torch.testing.assert_close(weights[0, 1:], (torch.tensor([0.6, 1.0]) / 0.2 / 2.0).softmax(0))
+    same = in_batch_weights(query, query, 2.0, standardise=True)
+    same[0, 1].backward()
+    assert same[0, 1] == same[0, 2] == 0.5 and query.grad.isfinite().all()
+
+
+def test_bf16_ties_soften_a_saturated_row():
+    query = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+    passage = torch.tensor([[1.0, 0.0], [0.9999, 0.0141], [0.9998, 0.02]])
+    sharp = in_batch_weights(query, passage, 1e-4)[0]
+    tied = in_batch_weights(query, passage, 1e-4, dtype=torch.bfloat16)[0]
+    assert sharp[1] > 0.6 and tied[1] == tied[2] == 0.5
+
+
+@pytest.fixture(scope="module")
+def lm():
+    torch.manual_seed(0)
+    return LanguageModel(
+        LlamaForCausalLM(tiny_config("llama")).double().eval().requires_grad_(False)
+    )
+
+
+def test_gates_choose_layers_and_heads(lm):
+    assert gated_heads(gates_in_upper_layers(lm, 0.3, 2)) == {2: [0, 1, 2, 3], 3: [0, 1, 2, 3]}
+    gates = gates_on_heads(lm, 0.3, [(1, 2), (3, 0)])
+    assert gated_heads(gates) == {1: [2], 3: [0]} and gates[3, 0] == pytest.approx(0.3)
+
+
+def test_the_probe_is_the_derivative_of_the_loss_to_each_gate(lm):
+    generator = torch.Generator().manual_seed(0)
+    packed = lm.pack(torch.randint(3, 400, (4, 5), generator=generator), torch.ones(4, 5))
+    documents = torch.tensor([0, 0, 1, 1])
+    scores = probe_heads(lm, [(packed, documents)])
+    same = (documents[:, None] == documents[None, :]).double().fill_diagonal_(0)
+    other = (documents[:, None] != documents[None, :]).double()
+
+    def loss(weights, gates):
+        unit = weights / weights.sum(1, keepdim=True)
+        mix = InBatchAttention(unit, packed.lengths, gates, v_norm=False)
+        return float(lm.loss(packed, lm.prefill(packed, range(4)), mix))
+
+    step = 1e-4
+    for layer, head in [(0, 0), (2, 3)]:
+        up, down = (torch.full((4, 4), BASE_GATE, dtype=torch.float64) for _ in range(2))
+        up[layer, head] += step
+        down[layer, head] -= step
+        slopes = [(loss(w, up) - loss(w, down)) / (2 * step) for w in (other, same)]
+        slope = pytest.approx(slopes[0] - slopes[1], rel=2e-2, abs=1e-5)
+        assert scores[layer, head].item() == slope
+    ranking = ranked_heads(scores)
+    assert len(ranking) == 16 and ranking[0][2] == pytest.approx(scores.max().item())
+    assert [s for *_, s in ranking] == sorted((s for *_, s in ranking), reverse=True)

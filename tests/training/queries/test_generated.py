@@ -1,0 +1,179 @@
+"""Queries by a language model: which outputs are kept, and a file that survives a kill."""
+
+from __future__ import annotations
+
+import sys
+from multiprocessing import get_context
+
+import pytest
+
+from revela.errors import RevelaError
+from revela.evaluation.label_free import Answer
+from revela.training.queries.generated import (
+    QueryFile,
+    check_output,
+    without_repeats,
+    write_queries,
+)
+
+PASSAGE = (
+    "The mitral valve has two leaflets. "
+    "It lies between the left atrium and the left ventricle, and closes in systole."
+)
+VALVE = "Which valve closes when it contracts?"
+
+
+@pytest.mark.parametrize(
+    ("output", "question"),
+    [
+        ("Which valve closes when it contracts?</question> More.", VALVE),
+        (
+            "<question>\nWhat  lies between\nthe two chambers? And why?",
+            "What lies between the two chambers?",
+        ),
+    ],
+)
+def test_a_question_is_taken_out_of_an_output(output, question):
+    assert check_output(output, PASSAGE) == Answer(question)
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ("", "empty"),
+        ("  </question>", "empty"),
+        ("The mitral valve has two leaflets.", "not a question"),
+        ("Why so?", "too short or too long"),
+        ("How do bees tell one another where flowers are?", "repeats an example"),
+        ("What is the name of the main method used?", "says nothing of the passage"),
+        ("What is the main topic of this passage?", "speaks of the passage"),
+        ("Lies between the left atrium and the left ventricle?", "copied"),
+        ("It lies between the left atrium?", "copied"),
+    ],
+)
+def test_other_outputs_are_rejected(output, reason):
+    assert check_output(output, PASSAGE) == Answer(rejected=reason)
+
+
+def test_the_file_keeps_answers_and_goes_on_after_a_kill(tmp_path):
+    path = tmp_path / "corpus.queries.jsonl"
+    passages = [f"{PASSAGE} Number {i}." for i in range(5)]
+    asked: list[str] = []
+
+    def write(prompts):
+        asked.extend(prompts)
+        if len(asked) > 4:
+            raise KeyboardInterrupt
+        return ["Which valve closes when the ventricle contracts?", "no"][: len(prompts)]
+
+    with pytest.raises(KeyboardInterrupt):
+        write_queries(passages, QueryFile(path, "m"), write, 2, lambda _: None)
+    with path.open("a") as handle:
+        handle.write('{"passage": "cut sho')  # killed in the middle of a line
+    again = QueryFile(path, "m")
+    assert len(again.answers) == 4 and sorted(a.rejected for a in again.answers.values()) == [
+        "",
+        "",
+        "not a question",
+        "not a question",
+    ]
+    done: list[int] = []
+    write_queries(
+        [*passages, passages[0]],
+        again,
+        lambda prompts: ["Which valve is it that closes there?"] * len(prompts),
+        2,
+        done.append,
+    )
+    assert done == [1] and all(again.get(p) is not None for p in passages)
+    assert len(QueryFile(path, "m").answers) == len(path.read_text().splitlines()) - 1 == 5
+    assert QueryFile(path, "another model").answers == {}
+
+
+def test_a_question_to_several_passages_is_one_to_none():
+    answers = [
+        Answer("What is a valve for?"),
+        Answer("What is a Valve for?"),
+        Answer("What is an atrium for?"),
+        Answer(rejected="empty"),
+    ]
+    assert [a.query for a in without_repeats(answers)] == ["", "", "What is an atrium for?", ""]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"text": "a corpus"}\n',
+        b'{"text": "a corpus", "title": "on one line"}',  # no newline at its end
+        b"notes\nof mine, and no newline",
+        b'{"passage": "p", "by": "m", "query": "", "rejected": "empty"}\nnotes',
+        b"\x8c\xff\n{",
+    ],
+)
+def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path, content):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(RevelaError, match=r"x\.jsonl:\d is not a line of queries"):
+        QueryFile(path, "m")
+    assert path.read_bytes() == content
+
+
+def test_a_line_that_was_cut_short_costs_nothing_but_itself(tmp_path):
+    path = tmp_path / "x.jsonl"
+    one, two, three = Answer("Which one is it?"), Answer(rejected="empty"), Answer("Which is it?")
+    QueryFile(path, "m").add(["one"], [one])
+    first = path.read_bytes()
+    for cut in (1, 20, len(first) - 1):
+        path.write_bytes(first + first[:cut])
+        again, other = QueryFile(path, "m"), QueryFile(path, "m")
+        assert path.read_bytes() == first + first[:cut]
+        again.add(["two"], [two])
+        other.add(["three"], [three])
+        assert path.read_bytes().startswith(first)
+        read = QueryFile(path, "m")
+        assert [read.get(passage) for passage in ("one", "two", "three")] == [one, two, three]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="forks")
+def test_processes_that_write_at_once_lose_nothing(tmp_path):
+    path = tmp_path / "corpus.queries.jsonl"
+
+    def write(name):
+        file = QueryFile(path, "tiny")
+        for i in range(30):
+            file.add([f"{name}{i}"], [Answer("why? " * 3000)])
+
+    writers = [get_context("fork").Process(target=write, args=(name,)) for name in "ab"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    read = QueryFile(path, "tiny")
+    assert len(read.answers) == 60 == path.read_bytes().count(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("passage", "question"),
+    [
+        ("蜜蜂通过舞蹈告诉同伴花丛的位置。", "蜜蜂怎样告诉同伴花在哪里？"),
+        ("ミツバチは踊りで花の場所を仲間に教える。", "ミツバチはどうやって花の場所を伝えますか？"),
+        ("يرقص النحل ليدل رفاقه على مكان الزهور.", "كيف يدل النحل رفاقه على الزهور؟"),
+        ("Οι μέλισσες χορεύουν για να δείξουν τα λουλούδια.", "Πώς δείχνουν οι μέλισσες τα άνθη;"),
+        ("Մեղուները պարով ցույց են տալիս ծաղիկները։", "Ինչպե՞ս են մեղուները ցույց տալիս տեղը։"),
+        ("मधुमक्खियाँ नाचकर फूलों की जगह बताती हैं।", "मधुमक्खियाँ फूलों की जगह कैसे बताती हैं?"),
+        ("ผึ้งเต้นรำเพื่อบอกเพื่อนว่าดอกไม้อยู่ที่ไหน", "ผึ้งบอกเพื่อนเรื่องดอกไม้อย่างไร?"),
+    ],
+)
+def test_questions_in_other_scripts(passage, question):
+    assert check_output(question + " And more.", passage) == Answer(question)
+    said = "says nothing of the passage"
+    assert check_output(question, "Something else entirely is written here.").rejected == said
+
+
+def test_a_copied_question_is_found_without_spaces():
+    passage = "据说蜜蜂通过跳舞来告诉其他同伴花丛的确切位置吗没有人知道。"
+    assert (
+        check_output("蜜蜂通过跳舞来告诉其他同伴花丛的确切位置吗？", passage).rejected == "copied"
+    )
+    assert check_output("蜜蜂？", passage).rejected == "too short or too long"

@@ -1,0 +1,207 @@
+"""Static retrievers, read without torch, against stock sentence-transformers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from safetensors.numpy import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from small import tokenizer_of
+from tokenizers import Tokenizer, normalizers, processors
+
+from revela.encoders.load import load_encoder
+from revela.encoders.static_encoder import READ_AHEAD, StaticEncoder
+from revela.errors import RevelaError
+from revela.searching.index import Index
+from revela.searching.manifest import Indexing
+from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.retriever.save import save_retriever
+from revela.types import Document
+
+WORDS = ["[UNK]", "[CLS]", "query", "passage", *(f"word{i}" for i in range(30))]
+PROMPTS = {"query": "query: ", "passage": "passage: "}
+TEXTS = ["word1 word2 word2", "", "   ", "nothing known", "Word3 nothing WORD4", "word5 " * 200]
+
+
+def tokenizer(limit=None) -> Tokenizer:
+    """With a special token, which a static retriever does not read."""
+    made = tokenizer_of(WORDS, limit)
+    made.normalizer = normalizers.Lowercase()
+    made.post_processor = processors.TemplateProcessing("[CLS] $A", special_tokens=[("[CLS]", 1)])
+    return made
+
+
+def save(folder, parts=(), dtype=torch.float32, **settings):
+    """A static retriever as sentence-transformers saves it; its folder."""
+    rows = torch.randn(len(WORDS), 16, generator=torch.Generator().manual_seed(0))
+    table = modules.StaticEmbedding(settings.pop("tokenizer", tokenizer()), rows.to(dtype))
+    model = SentenceTransformer(modules=[table, *parts], device="cpu", **settings)
+    model.save_pretrained(str(folder), create_model_card=False)
+    return folder
+
+
+def agree(folder, prompts):
+    """Whether our vectors are those of sentence-transformers, for few texts and for many."""
+    encoder = load_encoder(folder, "auto")
+    assert isinstance(encoder, StaticEncoder)
+    stock = SentenceTransformer(str(folder), device="cpu").float()
+    ways = {"query": encoder.encode_queries, "passage": encoder.encode_passages}
+    for texts in (TEXTS, TEXTS * (READ_AHEAD // len(TEXTS) + 2)):
+        for role, encode in ways.items():
+            prompt = prompts.get(role, "")
+            expected = stock.encode(texts, prompt=prompt, normalize_embeddings=True)
+            np.testing.assert_allclose(encode(texts), expected, atol=1e-5)
+    assert encoder.encode_queries([]).shape == (0, expected.shape[1])
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        dict(),
+        dict(parts=[modules.Normalize()], dtype=torch.float16),
+        dict(prompts=PROMPTS, dtype=torch.bfloat16),
+        dict(truncate_dim=8),
+        dict(tokenizer=tokenizer(3)),
+    ],
+    ids=lambda how: "-".join(how) or "plain",
+)
+def test_vectors_are_those_of_sentence_transformers(tmp_path, how):
+    agree(save(tmp_path / "model", **how), how.get("prompts", {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8])
+@pytest.mark.parametrize("mapping", [torch.int16, torch.int64])
+def test_so_are_those_of_a_folder_of_model2vec(tmp_path, dtype, mapping):
+    """With a row for two tokens, and a weight for each token."""
+    file = save(tmp_path / "model") / "model.safetensors"
+    rows = torch.from_numpy(load_file(file)["embedding.weight"])
+    arrays = {
+        "embeddings": (100 * rows[: len(rows) // 2]).to(dtype),
+        "mapping": (torch.arange(len(rows)) // 2).to(mapping),
+        "weights": torch.linspace(0.1, 1, len(rows), dtype=torch.float64),
+    }
+    safetensors.torch.save_file(arrays, file)
+    agree(file.parent, {})
+
+
+def test_tokens_are_counted_as_they_are_read(tmp_path):
+    counter = load_encoder(save(tmp_path / "model", prompts=PROMPTS), "auto").counter
+    assert counter.count_queries(TEXTS[:5]) == [5, 2, 2, 4, 5] and counter.limit is None
+
+
+def test_texts_are_truncated_where_asked_and_chunks_cut_there(tmp_path):
+    folder = save(tmp_path / "model")
+    whole, short = load_encoder(folder, "auto"), load_encoder(folder, "auto", 2)
+    np.testing.assert_array_equal(
+        short.encode_passages(["word1 word2 word3"]), whole.encode_passages(["word1 word2"])
+    )
+    assert whole.fitted([""], ["word1 word2 word3"]) == [["word1 word2 word3"]]
+    assert short.fitted([""], ["word1 word2 word3"]) == [["word1 word2 ", "word3"]]
+
+
+def test_other_modules_are_left_to_sentence_transformers(tmp_path):
+    folder = save(tmp_path / "dense", parts=[modules.Dense(16, 4)])
+    encoder = load_encoder(folder, "fp32")
+    assert isinstance(encoder, RetrieverEncoder)
+    # of length one all the same, as dot products are taken for cosines
+    np.testing.assert_allclose(np.linalg.norm(encoder.encode_queries(["word1"])), 1, atol=1e-5)
+    encoder.retriever.max_tokens = 2
+    cut = encoder.encode_queries(["word1 word2 word3"])
+    encoder.retriever.max_tokens = None
+    np.testing.assert_allclose(cut, encoder.encode_queries(["word1 word2"]), atol=1e-6)
+    assert abs(cut - encoder.encode_queries(["word1 word2 word3"])).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("model.safetensors", b"no weights"),
+        ("model.safetensors", b""),
+        ("tokenizer.json", b'{"a": "\xff\xfe"}'),
+        ("config_sentence_transformers.json", b"[]"),
+    ],
+)
+def test_a_damaged_folder_is_one_sentence(tmp_path, name, content):
+    folder = save(tmp_path / "model")
+    (folder / name).write_bytes(content)
+    with pytest.raises(RevelaError, match="cannot be opened as a Sentence-Transformers model"):
+        load_encoder(folder, "auto")
+
+
+def test_weights_that_do_not_fit_are_named(tmp_path):
+    folder = save(tmp_path / "model")
+    rows = load_file(folder / "model.safetensors")["embedding.weight"]
+    save_file({"embedding.weight": rows[:-1]}, folder / "model.safetensors")
+    with pytest.raises(RevelaError, match=r"tokenizer\.json has more tokens than"):
+        load_encoder(folder, "auto")
+    save_file({"embedding.weight": rows.astype(np.int8)}, folder / "model.safetensors")
+    with pytest.raises(RevelaError, match="is I8, not fp16"):
+        load_encoder(folder, "auto")
+    rows[WORDS.index("word2")] = np.inf
+    save_file({"embedding.weight": rows}, folder / "model.safetensors")
+    encoder = load_encoder(folder, "auto")
+    said = "model gives vectors that are not finite for 1 of 3 texts: its weights are broken"
+    for encode in (encoder.encode_queries, encoder.encode_passages):
+        with pytest.raises(RevelaError, match=said):
+            encode(["word1", "word2", "word3"])
+
+
+def test_there_are_no_token_vectors(tmp_path):
+    folder = save(tmp_path / "model")
+    index = Index.create(tmp_path / "index", folder)
+    index.add([Document("a", "word1 word2")])
+    kept = Index.create(tmp_path / "kept", folder, settings=Indexing(keep_tokens=True))
+    said = "no transformer, and so no token vectors: search without --rerank and --keep-tokens"
+    for refused in (
+        lambda: index.search("word1", rerank="tokens"),
+        lambda: kept.add([Document("a", "word1 word2")]),
+    ):
+        with pytest.raises(RevelaError, match=said):
+            refused()
+
+
+WITHOUT_TORCH = """
+import json, sys
+import revela.cli
+try:
+    revela.cli.main()
+except SystemExit as stop:
+    assert not stop.code
+loaded = {"torch", "transformers", "sentence_transformers", "datasets"} & set(sys.modules)
+assert not loaded, loaded
+"""
+
+
+def test_an_index_is_made_and_searched_without_torch(tmp_path):
+    folder, corpus = save(tmp_path / "model"), tmp_path / "corpus.jsonl"
+    rows = [{"id": str(i), "text": f"word{i} word{i + 1} and more."} for i in range(20)]
+    corpus.write_text("\n".join(map(json.dumps, rows)))
+
+    def revela(*arguments):
+        command = [sys.executable, "-c", WITHOUT_TORCH, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    said = revela("index", corpus, "--model", folder, "--out", tmp_path / "index")
+    assert "20 documents are new" in said
+    hits = json.loads(revela("search", tmp_path / "index", "word7 word8", "--top", 1, "--json"))
+    assert [hit["id"] for hit in hits] == ["7"]
+
+
+def test_what_was_measured_before_training_is_saved_with_it(tmp_path):
+    rows = torch.randn(len(WORDS), 16)
+    model = SentenceTransformer(modules=[modules.StaticEmbedding(tokenizer(), rows)], device="cpu")
+    save_retriever(model, tmp_path / "trained", "a card", words_to_vectors=2.5)
+    assert load_encoder(tmp_path / "trained", "auto").words_to_vectors == 2.5
+    index = Index.create(tmp_path / "index", tmp_path / "trained", {}, Indexing())
+    index.add([Document(str(i), f"word{i} word{i + 1}. word{i + 2}") for i in range(9)])
+    assert Index.open(tmp_path / "index").info.calibration.least == 2.5
+    assert load_encoder(save(tmp_path / "other"), "auto").words_to_vectors == 1
