@@ -21,7 +21,7 @@ from mteb.types import PromptType
 from torch.utils.data import DataLoader
 
 from revela.evaluation.collection import Collection
-from revela.evaluation.evaluate import snapshot_of
+from revela.evaluation.evaluate import store_of
 from revela.evaluation.mteb import MtebEncoder
 from revela.ranking import exact
 from revela.ranking.fusion import DEPTH
@@ -43,7 +43,7 @@ class Hybrid:
         self.ids, documents = corpus["id"], self.texts(corpus, PromptType.document)
         titles = corpus["title"] if "title" in corpus.column_names else [""] * len(documents)
         collection = Collection(task_metadata.name, self.ids, documents, [], [], {}, titles=titles)
-        self.snapshot = snapshot_of(collection, self)
+        self.store = store_of(collection, self)
 
     def search(self, queries, *, top_k: int, **_):
         """The first ``top_k`` documents of each query and their scores, best first."""
@@ -51,10 +51,10 @@ class Hybrid:
         vectors = self.encode_queries(texts)
         run = {}
         for query, text, vector in zip(queries["id"], texts, vectors, strict=True):
-            (near,) = exact.rankings_of(*exact.top_k(vector[None], self.snapshot.vectors_ND, DEPTH))
-            (words,) = exact.rankings_of(*self.snapshot.bm25.top_k([text], DEPTH))
+            (near,) = exact.rankings_of(*exact.top_k(vector[None], self.store.vectors_ND, DEPTH))
+            (words,) = exact.rankings_of(*self.store.bm25.top_k([text], DEPTH))
             matching = {row: score for row, score in words.items() if score > 0}
-            scores = fuse(self.snapshot, text, vector, near, matching)
+            scores = fuse(self.store, text, vector, near, matching)
             run[query] = {self.ids[row]: score for row, score in islice(scores.items(), top_k)}
         return run
 

@@ -50,6 +50,6 @@ print({f"BM25, {task}": round(score, 3) for task, score in evaluator.bm25.items(
 
 # %%
 index = retriever.index(documents, "runs/text-index", keep_tokens=True)
-hits = index.search("how do I catch an exception", k=5, rerank="tokens")
+hits = index.search("how do I catch an exception", k=5, rerank="late-interaction")
 for hit in hits:
     print(f"{hit.score:.3f}  {hit.id}  {hit.text[:80]!r}")

@@ -164,7 +164,7 @@ def test_a_folder_is_searched_from_python_and_reranked_by_tokens(
     name = str(saved_retriever)
     assert len(revela.search(docs, QUERY, k=3, model=name)) == 3  # by torch, and now by ONNX
     hits = revela.search(docs, QUERY, 3, name)
-    assert hits == revela.search(docs, QUERY, 3, name, rerank="tokens")
+    assert hits == revela.search(docs, QUERY, 3, name, rerank="late-interaction")
     assert hits != revela.search(docs, QUERY, 3, name, rerank="none")
     one = revela.search(docs / "0.txt", QUERY, model=name)
     assert [hit.id for hit in one] == ["0.txt"]

@@ -137,7 +137,9 @@ def test_scores_on_a_collection(saved_retriever, keep):
     qrels = {name: {name: 2, f"{name[:-1]}2": 1} for name in queries}
     parts = (list(part) for part in (texts, texts.values(), queries, queries.values()))
     encoder = Retriever(saved_retriever, "fp32").encoder
-    found = outcomes(Collection("made up", *parts, qrels), {"tiny": encoder}, rerank="tokens")
+    found = outcomes(
+        Collection("made up", *parts, qrels), {"tiny": encoder}, rerank="late-interaction"
+    )
     record: Record = {}
     for system, outcome in found.items():
         record[system] = _short(scores["ndcg@10"] for scores in outcome.scores.values())
@@ -153,7 +155,7 @@ def test_search(saved_retriever, tmp_path, keep):
         "by rank": dict(fusion="rank"),
         "dense": dict(mode="dense"),
         "lexical": dict(mode="lexical"),
-        "tokens": dict(rerank="tokens"),
+        "late-interaction": dict(rerank="late-interaction"),
     }
     record: Record = {}
     for way, settings in ways.items():

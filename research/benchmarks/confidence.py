@@ -53,7 +53,7 @@ def index_of(folder: Path, part: Collection, model: str | None, out: Path, token
             temporary.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         with redirect_stdout(sys.stderr):
             make_index([corpus], out=out, model=model, settings=Indexing(keep_tokens=tokens))
-    return Index.open(out, model, default_rerank="tokens" if tokens else None)
+    return Index.open(out, model, default_rerank="late-interaction" if tokens else None)
 
 
 def first_hits(index: Index, part: Collection) -> tuple[list[Hits], list[bool], list[Hits]]:

@@ -60,7 +60,7 @@ MAX_PASSAGES = 600  # of held-out documents
 STEPS = 100  # of training the table in a minute
 COLUMNS = {"": "vectors alone", " + BM25": "+ BM25"}
 RERANKED = {
-    " + BM25 + tokens": "+ BM25, re-ranked by tokens",
+    " + BM25 + late interaction": "+ BM25, re-ranked by tokens",
     " + BM25 (RRF)": "+ BM25 by rank (RRF)",
 }
 
@@ -230,7 +230,7 @@ def demo_of_packages(arguments: argparse.Namespace) -> None:
     # The table has no tokens to re-rank by.
     found = scores_of(out, {table: models[table]})
     found |= scores_of(out, {label: models[label] for label in others}, "--rerank", "tokens")
-    winner = max(others, key=lambda label: found[label][" + BM25 + tokens"])
+    winner = max(others, key=lambda label: found[label][" + BM25 + late interaction"])
     index_and_ask(out, models[winner], QUESTIONS, rerank=True)
     question = "A docstring finds its function, in packages that were never trained on"
     print_table(question, COLUMNS | RERANKED, found, winner)

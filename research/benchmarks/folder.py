@@ -70,7 +70,7 @@ def main() -> None:
     index = Index.open(out)
     said = {kind: Counter[str]() for kind in ("right", "wrong", "no answer")}
     for query, paths in {**QUESTIONS, **dict.fromkeys(UNANSWERED, "")}.items():
-        hits = index.search(query, 1, rerank="tokens")
+        hits = index.search(query, 1, rerank="late-interaction")
         kind = "no answer" if not paths else "right" if answers(hits[0], paths) else "wrong"
         said[kind][str(hits.answer)] += 1
         if arguments.verbose:

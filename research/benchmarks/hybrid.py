@@ -136,7 +136,7 @@ def main() -> None:
     arguments = options()
     columns = {"dense": "it", "RRF": "it + BM25 (RRF)", "by score": "it + BM25"}
     if not arguments.no_tokens:
-        columns["+ tokens"] = "it + BM25 + tokens"
+        columns["+ late interaction"] = "it + BM25 + late interaction"
     titles = ["BM25", *columns, "by score over RRF", "over the better side"]
     print_header(titles)
     rows = []

@@ -77,7 +77,7 @@ def save_untrained(
     """
     from revela.encoders.model_files import resolve
     from revela.encoders.torch_model import has_fast_bf16
-    from revela.terminal import silence_libraries
+    from revela.quiet_libraries import silence_libraries
     from revela.text.load import read_corpus
     from revela.training.groups.dataset import training_chunks
     from revela.training.retriever.build import untrained_retriever

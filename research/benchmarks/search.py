@@ -105,7 +105,7 @@ def rerank(arguments: argparse.Namespace) -> None:
             settings = table.info.settings.replace(keep_tokens="made" not in name)
             table.info = replace(table.info, settings=settings)
             begun = time.perf_counter()
-            index.search(query, 10, rerank="tokens" if "tokens" in name else None)
+            index.search(query, 10, rerank="late-interaction" if "tokens" in name else None)
             row.append(1e3 * (time.perf_counter() - begun))
     stored = (row["tokens"] for row in index.table.lance.search().limit(10**6).to_list())
     size = sum(len(tokens) for tokens in stored if tokens is not None) / len(index)

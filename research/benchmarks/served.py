@@ -44,7 +44,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "vectors": dict(mode="dense"),
     "RRF": dict(fusion="rank"),
     "fused by score": {},
-    "+ tokens": dict(rerank="tokens"),
+    "+ late interaction": dict(rerank="late-interaction"),
 }
 # Collections that constants were chosen on (research/notebook.md).
 RERANKING = {

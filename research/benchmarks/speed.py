@@ -27,7 +27,7 @@ from research.benchmarks.options import corpus_of, parser_of, write_out
 from research.benchmarks.steps import Row, in_turn, print_row, ratio, timed
 from revela.encoders.model_files import resolve
 from revela.encoders.torch_model import has_fast_bf16
-from revela.terminal import silence_libraries
+from revela.quiet_libraries import silence_libraries
 from revela.text.chunk import chunk_all, sentences
 from revela.text.load import read_corpus
 from revela.text.spool import ArrowList, arrow_list

@@ -40,7 +40,7 @@ from torch.utils.flop_counter import flop_registry
 
 from research.benchmarks.options import parser_of, write_out
 from revela.encoders.torch_model import has_fast_bf16
-from revela.terminal import silence_libraries
+from revela.quiet_libraries import silence_libraries
 from revela.training.lm.cross_entropy import linear_cross_entropy
 from revela.training.lm.language_model import LanguageModel
 from revela.training.methods.revela import RevelaLoss, gates_on_heads

@@ -35,8 +35,8 @@ from revela.encoders.embedded import SMOLLM2
 from revela.evaluation.collection import DEPTH, Collection, load_collection
 from revela.evaluation.metrics import mean_scores
 from revela.files import atomic_write
+from revela.quiet_libraries import silence_libraries
 from revela.ranking.exact import rankings_of, top_k
-from revela.terminal import silence_libraries
 from revela.training.checks import CheckPlan
 from revela.training.lm.document_attention import document_attention
 from revela.training.lm.document_weights import DocumentWeights

@@ -194,7 +194,7 @@ def evaluate(
         models: Sentence-Transformers folders, hub ids or embedded:minilm-l6; indexes, which are
             searched as they are; or TREC run files. With none, only BM25 is scored.
         on: folders in BEIR layout: corpus.jsonl, queries.jsonl (each may be .gz), qrels/test.tsv.
-        options: fields of ``EvalOptions``, such as ``rerank="tokens"``.
+        options: fields of ``EvalOptions``, such as ``rerank="late-interaction"``.
 
     Returns:
         {collection: {system: scores}}. Systems are "BM25", each model, "MODEL + BM25" (fused by

@@ -1,12 +1,10 @@
-"""Silence the progress bars and warnings of libraries, and show revela's own bars and times."""
+"""Progress bars, and numbers and times in words, for messages."""
 
 from __future__ import annotations
 
-import logging
 import os
-import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,22 +13,6 @@ if TYPE_CHECKING:
 
 SHOWN_AFTER = 5.0  # seconds
 LARGE_MODEL = 2_000_000_000  # bytes of weights that take longer to load
-
-
-def silence_libraries() -> None:
-    """Turn off the bars and notices of libraries for the rest of the process, not their errors."""
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    with suppress(ImportError):  # only reading from the hub needs it
-        import datasets
-
-        datasets.disable_progress_bars()
-    logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
-    logging.getLogger("skeletoken").setLevel(logging.ERROR)  # names each added token
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    warnings.filterwarnings("ignore", message=".*pin_memory.*")
 
 
 def progress_bar(
@@ -80,15 +62,3 @@ def loading_bar(folder: Path) -> Iterator[None]:
 
 def _is_first_process() -> bool:
     return int(os.environ.get("RANK") or 0) == 0
-
-
-@contextmanager
-def silence_warnings() -> Iterator[None]:
-    """While open, no warning is shown or logged; errors are."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logging.disable(before)

@@ -342,7 +342,7 @@ def server_of(service, limits):
 lifecycle.server_of = server_of
 Service.app = lambda service: service
 for folder in sys.argv[2:]:
-    assert Index.open(folder).search("ocean", 3, rerank="tokens")
+    assert Index.open(folder).search("ocean", 3, rerank="late-interaction")
     serve(Path(folder), port=0)
     assert "torch" not in sys.modules
 """

@@ -179,7 +179,9 @@ def test_tokens_weigh_less_where_vectors_know_nothing(tmp_path):
         measured = Calibration(30, 30, vectors, 30)
         index.table.info = dataclasses.replace(index.info, calibration=measured)
         plain = {hit.id: hit.score for hit in index.search("abba cdcd", 30)}
-        again = {hit.id: hit.score for hit in index.search("abba cdcd", 30, rerank="tokens")}
+        again = {
+            hit.id: hit.score for hit in index.search("abba cdcd", 30, rerank="late-interaction")
+        }
         moved.append(np.mean([abs(again[name] - plain[name]) for name in plain]))
     assert moved[0] > 5 * moved[1] > 0
 
@@ -206,7 +208,7 @@ def test_confidence_is_half_where_97_of_100_hits_score_less_if_nothing_answers()
         1 / (1 + np.exp(-1)), abs=0.01
     )
     assert measured.confidence(-1e9, 0, "hybrid") == pytest.approx(0)
-    assert measured.confidence(half, 0, "tokens") is None
+    assert measured.confidence(half, 0, "late-interaction") is None
 
 
 def test_what_has_nothing_of_a_question_does_not_answer_it_though_nothing_was_measured(tmp_path):
@@ -259,10 +261,10 @@ def test_an_index_is_cut_at_a_score_and_says_what_gave_it(tmp_path):
     texts = passages(80)
     index = build(tmp_path / "index", texts, keep_tokens=True)
     known = index.calibration.scores
-    assert set(known) == {"hybrid", "tokens"}
+    assert set(known) == {"hybrid", "late-interaction"}
     assert f"score below {known['hybrid'][2]:.2f} (hybrid)" in index.calibration.describe()
     query = " ".join(texts[7].split()[:6])
-    for rerank in (None, "tokens"):
+    for rerank in (None, "late-interaction"):
         hits = index.search(query, rerank=rerank, explain=True)
         sure = [hit.confidence for hit in hits]
         assert sure == sorted(sure, reverse=True) and 0 < sure[-1] < sure[0] < 1

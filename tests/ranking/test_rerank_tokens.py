@@ -84,7 +84,7 @@ def test_an_index_gives_the_same_whether_it_keeps_tokens_or_makes_them(tmp_path,
     for query in ("abba abab", DOCS[3].text.split(".")[0] + " gggg"):
         without = {hit.id: hit for hit in plain.search(query, 40, mode, explain=True)}
         hits, made = (
-            index.search(query, 10, mode, rerank="tokens")
+            index.search(query, 10, mode, rerank="late-interaction")
             for index in (kept, reopen(tmp_path / "plain"))
         )
         scores = [hit.score for hit in hits]
@@ -126,12 +126,12 @@ class WithTokens(Letters):
 
 def test_a_query_is_encoded_once(tmp_path):
     index = build(tmp_path / "index", DOCS, keep_tokens=True)
-    wanted = [hit.id for hit in index.search("abba abab", 10, rerank="tokens")]
+    wanted = [hit.id for hit in index.search("abba abab", 10, rerank="late-interaction")]
     index._encoder = WithTokens()
     (known,) = Letters().query_tokens(["abba abab"])
     for given, seen in ((None, ["abba abab"]), (known, [])):
         index._encoder.seen.clear()
-        hits = index.search("abba abab", 10, rerank="tokens", encoded=given)
+        hits = index.search("abba abab", 10, rerank="late-interaction", encoded=given)
         assert [hit.id for hit in hits] == wanted and index._encoder.seen == seen
 
 
@@ -147,4 +147,4 @@ def test_what_does_not_go_together_is_one_sentence(tmp_path):
     made = build(tmp_path / "index", DOCS[:5])
     for settings in ({"mode": "lexical"}, {"fusion": "rank"}):
         with pytest.raises(RevelaError, match="re-rank dense search, or hybrid search by score"):
-            made.search("abba", rerank="tokens", **settings)
+            made.search("abba", rerank="late-interaction", **settings)

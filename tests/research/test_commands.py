@@ -49,7 +49,7 @@ def demonstrate(monkeypatch, tmp_path):
             ran.append(name)
             if name == "evaluate":
                 models = [Path(model).name for model in given["model"]]
-                more = ("", " + BM25", " + BM25 + tokens", " + BM25 (RRF)")
+                more = ("", " + BM25", " + BM25 + late interaction", " + BM25 (RRF)")
                 systems = ["BM25", *(model + system for model in models for system in more)]
                 means = {name: {"ndcg@10": 0.5 + 0.1 * (best in name)} for name in systems}
                 scores = {name: {"means": each} for name, each in means.items()}

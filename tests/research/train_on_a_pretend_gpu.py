@@ -105,13 +105,13 @@ def used(folder: Path, out: Path) -> dict[str, Any]:
     """What a saved retriever finds in an index and in a collection; where its weights are."""
     retriever = Retriever(folder, "fp32")
     searcher = retriever.index(DOCUMENTS, out / "index", chunk_words=12, keep_tokens=True)
-    ways: list[dict[str, Any]] = [{}, dict(mode="dense"), dict(rerank="tokens")]
+    ways: list[dict[str, Any]] = [{}, dict(mode="dense"), dict(rerank="late-interaction")]
     hits = [hit for way in ways for hit in searcher.search("ocean01 ocean02", 4, **way)]
     ids, texts = zip(*((d.id, d.text) for d in DOCUMENTS), strict=True)
     queries = [" ".join(text.split()[:3]) for text in texts[:6]]
     qrels = {name: {name: 1} for name in ids[:6]}
     collection = Collection("made up", list(ids), list(texts), list(ids[:6]), queries, qrels)
-    found = outcomes(collection, {"tiny": retriever.encoder}, rerank="tokens")
+    found = outcomes(collection, {"tiny": retriever.encoder}, rerank="late-interaction")
     return {
         "devices": sorted({p.device.type for p in retriever.encoder.model.parameters()}),
         "hits": [[hit.id, hit.score] for hit in hits],

@@ -194,7 +194,11 @@ def all_of(index: Index) -> list[dict[str, object]]:
 def assert_true(index: Index) -> None:
     """The counts are those of its rows, and every row is there once."""
     rows = index._retried(lambda: all_of(index))
-    assert len({(row["id"], row["chunk"]) for row in rows}) == len(rows) == index.state.now().chunks
+    assert (
+        len({(row["id"], row["chunk"]) for row in rows})
+        == len(rows)
+        == index.state.snapshot().chunks
+    )
     counts = TermCounts.of(row["terms"].split() for row in rows)
     wanted = dict(zip(state._signed(counts.hashes), counts.counts.tolist(), strict=True))
     assert counts_of(index.state) == wanted

@@ -95,7 +95,7 @@ def counts_are_those_of(index, texts, query="hhhh gggg title") -> bool:
     """Whether its counts of terms give the best BM25 score that these passages give."""
     best = index.state.max_bm25(index.table.query_terms(query))
     assert best == pytest.approx(BM25(texts, index.info.language).max_scores([query])[0])
-    return index.state.now().chunks == len(texts)
+    return index.state.snapshot().chunks == len(texts)
 
 
 def test_statistics_stay_true_when_documents_come_and_go(tmp_path):
@@ -226,7 +226,7 @@ def test_a_small_change_of_a_large_index_is_searched_before_it_is_packed(tmp_pat
     assert len(packed) == 2, "each of three commits counts as 100 chunks"
     extend(reopen(folder), [Document("last", "gaga.")])
     index = reopen(folder)
-    assert len(packed) == 2 and index.state.now().chunks == len(index) == len(texts) + 2
+    assert len(packed) == 2 and index.state.snapshot().chunks == len(index) == len(texts) + 2
 
 
 def test_a_version_that_is_removed_while_it_is_opened_is_opened_again(tmp_path, monkeypatch):
@@ -254,11 +254,11 @@ def test_a_version_that_is_removed_while_it_is_opened_is_opened_again(tmp_path, 
 
 def test_terms_are_counted_while_others_search(tmp_path):
     made, terms = build(tmp_path / "index", DOCS[:2]), [f"w{i}" for i in range(50)]
-    before = made.state.now().chunks
+    before = made.state.snapshot().chunks
     with ThreadPoolExecutor(2) as pool:
         searches = [pool.submit(made.state.max_bm25, terms) for _ in range(500)]
         for _ in range(100):
-            made.state.commit(made.state.now().version, [TermCounts.of([terms])])
+            made.state.commit(made.state.snapshot().version, [TermCounts.of([terms])])
     assert all(search.result() >= 0 for search in searches)
     wanted = idf(np.array([100]), before + 100)[0]
     assert made.state.idf(terms).tolist() == [wanted] * 50
@@ -276,7 +276,7 @@ def test_one_hit_a_document_with_its_best_chunk(tmp_path):
     assert made.search("cccc", 1, "lexical")[0] == hit
 
 
-@pytest.mark.parametrize("rerank", ["none", "tokens"])
+@pytest.mark.parametrize("rerank", ["none", "late-interaction"])
 def test_of_equal_passages_that_of_the_longer_document_scores_a_little_less(tmp_path, rerank):
     log = "bbbb cdcd efef. " + "aaaa aaab abab. " * 40
     docs = [Document("log", log), Document("note", "bbbb cdcd efef."), Document("z", "gggg hhhh.")]
@@ -515,8 +515,11 @@ def test_bad_queries_are_one_sentence(index, query, why):
         ({"k": 0}, "k is 0"),
         ({"k": 2.5}, "k is 2.5"),
         ({"min_score": float("nan")}, "the minimum score is not a number"),
-        ({"rerank": "tokens", "fusion": "rank"}, "re-rank dense search, or hybrid search by score"),
-        ({"rerank": "tokens", "mode": "lexical"}, "re-rank dense search"),
+        (
+            {"rerank": "late-interaction", "fusion": "rank"},
+            "re-rank dense search, or hybrid search by score",
+        ),
+        ({"rerank": "late-interaction", "mode": "lexical"}, "re-rank dense search"),
         ({"where": {"colour": 1}}, "no column colour"),
         ({"where": "year > '\ud800'"}, "the filter is not Unicode"),
     ],

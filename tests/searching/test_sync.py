@@ -191,7 +191,7 @@ def same_counts(index: Index, other: Index) -> None:
     """Document frequencies, calibration and scores are those of another index."""
     names = [f"{word}{i}" for word in ("abba", "cede") for i in range(12)]
     np.testing.assert_array_equal(index.state.idf(names), other.state.idf(names))
-    assert index.state.now().chunks == len(index) == len(other)
+    assert index.state.snapshot().chunks == len(index) == len(other)
     assert index.calibration == other.calibration
     for query in names[::5]:
         found, wanted = ({h.id: h.score for h in i.search(query, 20)} for i in (index, other))
@@ -306,7 +306,7 @@ def test_a_reader_has_the_counts_of_each_commit_while_documents_are_added(synced
     with index.changes() as changes:
         for number, _ in enumerate(changes.put_by_commits(added), 1):
             (hit, *_) = reader.search(f"zebra{number - 1}", explain=True)
-            assert reader.state.now().chunks == len(reader) and hit.explanation.words <= 1
+            assert reader.state.snapshot().chunks == len(reader) and hit.explanation.words <= 1
             assert hit.id == f"new{number - 1}"
     version = index.table.version
     with index.changes():

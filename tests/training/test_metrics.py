@@ -12,7 +12,7 @@ from revela.errors import RevelaError
 from revela.training import loop
 from revela.training.loop import row_batches, sides
 from revela.training.metrics import Budget, Metrics
-from revela.training.retriever.tokens import halves
+from revela.training.retriever.tokens import split_in_half
 
 
 def test_progress_follows_the_nearer_limit():
@@ -71,11 +71,11 @@ def test_a_batch_is_split_into_its_sides():
 
 def test_first_half_is_half_of_the_tokens(tiny_tokenizer):
     text = "ocean1 engine2 garden3 planet4 market5 violin0"
-    (half,) = halves([text], tiny_tokenizer, 64)
+    (half,) = split_in_half([text], tiny_tokenizer, 64)
     assert text.startswith(half)
     whole, part = (len(tiny_tokenizer(t)["input_ids"]) for t in (text, half))
     assert part == whole // 2
-    assert halves(["x", text], tiny_tokenizer, 64) == ["x", half]
+    assert split_in_half(["x", text], tiny_tokenizer, 64) == ["x", half]
 
 
 def test_a_step_lasts_until_the_device_has_computed_the_one_before(monkeypatch):

@@ -15,7 +15,7 @@ from revela.training.check_settings import check_recipe
 from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.store import GroupedCorpus, save_groups
 from revela.training.record import (
-    FREE_WHEN_DONE,
+    IGNORED_WHEN_COMPARING_FINISHED_RUNS,
     RUN_FILE,
     check_same_run,
     checkpoint_to_resume,
@@ -59,10 +59,12 @@ def test_something_else_is_refused(begun, changes, digest, message):
 
 
 def test_a_finished_run_is_done_with_its_own_limits_only(begun):
-    check_same_run(settings(save_every=1), "one", begun, FREE_WHEN_DONE)
+    check_same_run(settings(save_every=1), "one", begun, IGNORED_WHEN_COMPARING_FINISHED_RUNS)
     message = r"other settings \(max_minutes\): give the same, or another --out"
     with pytest.raises(RevelaError, match=message):
-        check_same_run(settings(max_minutes=1.0), "one", begun, FREE_WHEN_DONE)
+        check_same_run(
+            settings(max_minutes=1.0), "one", begun, IGNORED_WHEN_COMPARING_FINISHED_RUNS
+        )
 
 
 def test_only_what_a_run_began_is_removed(begun):

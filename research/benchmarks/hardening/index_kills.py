@@ -186,7 +186,7 @@ def check_same(folder: Path, other: Path) -> None:
 def compare(ours: Index, theirs: Index, modes: Sequence[Mode]) -> None:
     """Rows, counts, idf, rankings and scores of two indices."""
     assert rows_of(ours) == rows_of(theirs), "rows"
-    assert len(ours) == ours.state.now().chunks == theirs.state.now().chunks
+    assert len(ours) == ours.state.snapshot().chunks == theirs.state.snapshot().chunks
     assert counts_of(ours) == counts_of(theirs), "the counts of terms"
     for query in QUERIES:
         terms = ours.table.query_terms(query)

@@ -26,7 +26,7 @@ def export(model: str, *, out: Out, prompts: Annotated[PromptFlags, Flat] = PROM
         from revela.encoders.torch_model import open_model
     from revela.encoders.graphs import EXPORT
     from revela.encoders.model_files import resolve
-    from revela.terminal import silence_libraries
+    from revela.quiet_libraries import silence_libraries
 
     silence_libraries()
     difference = export_onnx(open_model(resolve(model), prompts=prompts.given), out)

@@ -48,7 +48,7 @@ def queries(
     check_paths(corpus, None)
     with extra("train", "revela queries"):
         from revela.training.groups.dataset import TrainingSet
-    from revela.terminal import silence_libraries
+    from revela.quiet_libraries import silence_libraries
 
     silence_libraries()
     data = TrainingSet.read(recipe, corpus, lazy_queries=False)

@@ -177,7 +177,7 @@ def _convert_gguf(file: Path, target: Path) -> None:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from revela.terminal import silence_libraries
+    from revela.quiet_libraries import silence_libraries
 
     silence_libraries()
     model = AutoModelForCausalLM.from_pretrained(

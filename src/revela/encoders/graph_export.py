@@ -36,7 +36,8 @@ from revela.encoders.torch_model import (
 )
 from revela.errors import RevelaError, first_line, install_extra
 from revela.files import atomic_write
-from revela.terminal import progress_bar, silence_warnings
+from revela.quiet_libraries import silence_warnings
+from revela.terminal import progress_bar
 from revela.types import Vectors
 
 if TYPE_CHECKING:

@@ -90,7 +90,7 @@ def _agrees_with_torch(folder: Path) -> bool:
     """Whether a folder's graph gives the vectors that sentence-transformers gives."""
     from revela.encoders.graph_export import difference
     from revela.encoders.torch_model import open_model
-    from revela.terminal import silence_libraries
+    from revela.quiet_libraries import silence_libraries
 
     silence_libraries()
     graph = open_graph(folder, "fp32", None, prompts_of(folder))

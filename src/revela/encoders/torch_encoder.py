@@ -13,7 +13,7 @@ from revela.encoders import torch_model
 from revela.encoders.base import Encoded, Role, TextEncoder, Tokens
 from revela.encoders.prompts import OWN, Given, Prompts
 from revela.encoders.saved_config import words_to_vectors_of
-from revela.terminal import silence_libraries
+from revela.quiet_libraries import silence_libraries
 from revela.types import Precision
 
 if TYPE_CHECKING:

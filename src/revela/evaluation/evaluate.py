@@ -30,7 +30,7 @@ from revela.ranking.exact import rankings_of, top_k
 from revela.ranking.fusion import DEPTH as FUSED
 from revela.ranking.fusion import check_weight, reciprocal_rank_fusion
 from revela.ranking.late_interaction import encode_packed
-from revela.ranking.steps import MemorySnapshot, Rerank, Scores, fuse
+from revela.ranking.steps import MemoryStore, Rerank, Scores, fuse
 from revela.ranking.steps import rerank as rerank_scores
 from revela.text.analyzer import check_language
 from revela.types import Encoder, Precision, TokenEncoder, Vectors
@@ -61,7 +61,7 @@ class EvalOptions:
     """Options of ``evaluate``.
 
     Args:
-        rerank: "tokens" adds a system: the fusion with BM25, re-ranked by token vectors.
+        rerank: "late-interaction" adds a system: the fusion with BM25, re-ranked by token vectors.
         max_tokens: truncate texts to this number of tokens instead of the models' own limits.
         precision: arithmetic; "auto" is the fastest of int8, bf16 and fp32 on this hardware.
         progress: show progress bars.
@@ -167,16 +167,16 @@ def rankings(
 ) -> Iterator[tuple[str, Run]]:
     """Rankings of BM25, and of each encoder: alone, fused with BM25 by score, and by rank (RRF).
 
-    With ``rerank="tokens"`` also the fusion by score re-ranked by token vectors, for encoders that
-    have them.
+    With ``rerank="late-interaction"`` also the fusion by score re-ranked by token vectors, for
+    encoders that have them.
     """
     yield "BM25", by_id(collection, collection.lexical)
     for name, encoder in encoders.items():
-        by_tokens = rerank == "tokens" and isinstance(encoder, TokenEncoder)
-        snapshot = snapshot_of(collection, encoder, by_tokens, progress)
+        by_tokens = rerank == "late-interaction" and isinstance(encoder, TokenEncoder)
+        store = store_of(collection, encoder, by_tokens, progress)
         queries = encoder.encode_queries(collection.queries)
-        dense = rankings_of(*top_k(queries, snapshot.vectors_ND, DEPTH))
-        fused = hybrid(collection, snapshot, queries, dense, weight)
+        dense = rankings_of(*top_k(queries, store.vectors_ND, DEPTH))
+        fused = hybrid(collection, store, queries, dense, weight)
         yield name, by_id(collection, dense)
         yield f"{name} + BM25", by_id(collection, fused)
         by_rank = [
@@ -186,15 +186,15 @@ def rankings(
         yield f"{name} + BM25 (RRF)", by_id(collection, by_rank)
         if isinstance(encoder, TokenEncoder) and by_tokens:
             reranked = [
-                rerank_scores(snapshot, query, scores, encoder.query_tokens([query])[0], weight)
+                rerank_scores(store, query, scores, encoder.query_tokens([query])[0], weight)
                 for query, scores in zip(collection.queries, fused, strict=True)
             ]
-            yield f"{name} + BM25 + tokens", by_id(collection, reranked)
+            yield f"{name} + BM25 + late interaction", by_id(collection, reranked)
 
 
-def snapshot_of(
+def store_of(
     collection: Collection, encoder: Encoder, by_tokens: bool = False, progress: bool = False
-) -> MemorySnapshot:
+) -> MemoryStore:
     """Encode a collection, with token vectors if ``by_tokens``, and join it with its BM25."""
     packed: list[bytes] = []
     if by_tokens and isinstance(encoder, TokenEncoder):
@@ -202,19 +202,19 @@ def snapshot_of(
     else:
         vectors_ND = encoder.encode_passages(collection.documents, progress=progress)
     rule = collection.calibrate(encoder, vectors_ND, by_tokens=by_tokens).rule
-    return MemorySnapshot(collection.bm25, vectors_ND, rule, packed)
+    return MemoryStore(collection.bm25, vectors_ND, rule, packed)
 
 
 def hybrid(
     collection: Collection,
-    snapshot: MemorySnapshot,
+    store: MemoryStore,
     queries_QD: Vectors,
     dense: Sequence[Scores],
     weight: float | None = None,
 ) -> list[Scores]:
     """Fuse by score, for each query, the first ``FUSED`` results of vectors and of BM25."""
     return [
-        fuse(snapshot, query, vector, _first(near), _first(lexical), weight)
+        fuse(store, query, vector, _first(near), _first(lexical), weight)
         for query, vector, near, lexical in zip(
             collection.queries, queries_QD, dense, collection.lexical, strict=True
         )

@@ -23,7 +23,7 @@ from revela.evaluation.metrics import per_query
 from revela.ranking.bm25 import BM25
 from revela.ranking.exact import top_k
 from revela.ranking.sentence_test import SentenceTest
-from revela.ranking.steps import MemorySnapshot, fuse
+from revela.ranking.steps import MemoryStore, fuse
 from revela.text.chunk import chunk
 from revela.text.code import documented_functions
 from revela.text.words import count_words, joined, words
@@ -134,13 +134,13 @@ class _Pool:
         """nDCG@10 of each query by task, alone and with BM25; passages are encoded once."""
         passages = encoder.encode_passages(self.passages, True)
         rule = self.test(encoder, passages).rule
-        snapshot = MemorySnapshot(self.bm25, passages, rule)
+        store = MemoryStore(self.bm25, passages, rule)
         for task, lexical in self.tasks:
             queries = encoder.encode_queries(task.queries)
             dense = _rankings(task, *top_k(queries, passages, DEPTH))
             yield task.name, _score(task, dense)
             pairs = zip(task.queries, queries, dense, lexical, strict=True)
-            yield with_bm25(task.name), _score(task, [fuse(snapshot, *pair) for pair in pairs])
+            yield with_bm25(task.name), _score(task, [fuse(store, *pair) for pair in pairs])
 
 
 def _means(scores: Mapping[str, Scores]) -> dict[str, float]:

@@ -40,7 +40,7 @@ class SearchableIndex(Protocol):
 def search_runs(
     collection: Collection, indexes: Mapping[str, SearchableIndex], rerank: Rerank | None
 ) -> Iterator[tuple[str, Run]]:
-    """The run of each index; with ``rerank="tokens"`` also a re-ranked one."""
+    """The run of each index; with ``rerank="late-interaction"`` also a re-ranked one."""
     queries = [query[:QUERY_CHARACTERS] for query in collection.queries]
     if indexes and (cut := sum(a != b for a, b in zip(queries, collection.queries, strict=True))):
         log.warning(
@@ -48,7 +48,7 @@ def search_runs(
             "that an index takes"
         )
     for name, index in indexes.items():
-        for how in dict.fromkeys((None, rerank if rerank == "tokens" else None)):
+        for how in dict.fromkeys((None, rerank if rerank == "late-interaction" else None)):
             results = index.search_many(queries, k=TOP, rerank=how)
             pairs = zip(collection.query_ids, results, strict=True)
             run = {query: {hit.id: hit.score for hit in hits} for query, hits in pairs}

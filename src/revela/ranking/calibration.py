@@ -45,9 +45,9 @@ class Calibration:
     tokens: float = 0.0  # the same of token vectors, where they can be had
     version: int = MEASURED
     scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """(half, slope, cut) by search: "hybrid", and re-ranked by "tokens". ``cut`` is the score below
-    which most first hits lie where nothing answers; the others are those of ``confidence``. None
-    are measured where the text has few sentences, as in code.
+    """(half, slope, cut) by search: "hybrid", and re-ranked by "late-interaction". ``cut`` is the
+    score below which most first hits lie where nothing answers; the others are those of
+    ``confidence``. None are measured where the text has few sentences, as in code.
     """
 
     def confidence(self, score: float, other: float, search: str) -> float | None:

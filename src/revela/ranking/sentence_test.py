@@ -31,7 +31,7 @@ from revela.ranking.fusion import DEPTH, Owner, as_chance, best_chunks, by_lengt
 from revela.ranking.late_interaction import encode_packed, match_by_tokens, term_weights
 from revela.ranking.steps import (
     ALIKE,
-    MemorySnapshot,
+    MemoryStore,
     Scores,
     fuse,
     rerank,
@@ -178,12 +178,12 @@ class SentenceTest:
                 measured = replace(measured, tokens=self._chance_of_tokens(encoder, tokens, signs))
         if not scored:
             return measured
-        snapshot = MemorySnapshot(self._bm25, vectors_ND, measured.rule, signs)
-        unanswered = self._unanswered(snapshot, queries_QD, nearest)[: len(self._rests)]
+        store = MemoryStore(self._bm25, vectors_ND, measured.rule, signs)
+        unanswered = self._unanswered(store, queries_QD, nearest)[: len(self._rests)]
         wrong = {"hybrid": unanswered}
         if tokens:
             results = zip(self._queries, unanswered, tokens, strict=False)
-            wrong["tokens"] = [rerank(snapshot, *result) for result in results]
+            wrong["late-interaction"] = [rerank(store, *result) for result in results]
         firsts = {how: [self._first_two(f) for f in found if f] for how, found in wrong.items()}
         scores = {
             how: confidence_from(np.array(f)) for how, f in firsts.items() if len(f) >= MIN_WRONG
@@ -212,7 +212,7 @@ class SentenceTest:
         return as_chance(float(np.mean(found)))
 
     def _unanswered(
-        self, snapshot: MemorySnapshot, queries_QD: Vectors, nearest: tuple[Any, Vectors]
+        self, store: MemoryStore, queries_QD: Vectors, nearest: tuple[Any, Vectors]
     ) -> list[Scores]:
         """The scores, best first, of each query's wrong hits by vectors and words. Passages with
         most words of the query are left out: they may be the same text in another form.
@@ -230,7 +230,7 @@ class SentenceTest:
             }
             near, match = ({r: s for r, s in side.items() if r in wrong} for side in sides)
             match = {row: score for row, score in match.items() if score > 0}
-            found.append(fuse(snapshot, query, vector, near, match) if near else {})
+            found.append(fuse(store, query, vector, near, match) if near else {})
         return found
 
 

@@ -1,7 +1,7 @@
 """The steps of a search: candidates by vectors and by words -> fusion -> re-ranking.
 
 Used by ``Index.search`` (by chunk), and by ``evaluate`` and the label-free check
-(``MemorySnapshot``, by document).
+(``MemoryStore``, by document).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from revela.types import QueryTokens, Vectors, check_unicode
 if TYPE_CHECKING:
     from revela.ranking.bm25 import BM25
 
-Rerank = Literal["tokens", "none"]
+Rerank = Literal["late-interaction", "none"]
 QUERY_CHARACTERS = 10_000  # maximum length of a query
 ALIKE = 0.8  # minimum Jaccard similarity of the terms of two passages that are one
 COPIES = 10  # results that may be copies of the first, itself included
@@ -35,7 +35,7 @@ Scores = dict[int, float]
 """Rows and their scores, best first."""
 
 
-class Snapshot(Protocol):
+class Store(Protocol):
     """The data of texts that a search reads, by row number.
 
     ``rule`` is the rule of the fusion (``Calibration.rule``), ``max_bm25`` the maximum score for a
@@ -51,7 +51,7 @@ class Snapshot(Protocol):
 
 
 def fuse(
-    snapshot: Snapshot,
+    store: Store,
     query: str,
     vector: Vectors,
     nearest: Mapping[int, float],
@@ -61,12 +61,12 @@ def fuse(
     """Fuse by score the rows ``nearest`` to a query's vector (cosines) and those ``matching`` its
     words (BM25 scores).
     """
-    cosines, shares = both_sides(snapshot, query, vector, nearest, matching)
-    return fuse_scores(cosines, shares, snapshot.rule, weight)
+    cosines, shares = both_sides(store, query, vector, nearest, matching)
+    return fuse_scores(cosines, shares, store.rule, weight)
 
 
 def both_sides(
-    snapshot: Snapshot,
+    store: Store,
     query: str,
     vector: Vectors,
     nearest: Mapping[int, float],
@@ -75,13 +75,13 @@ def both_sides(
     """The cosines of all candidates, and BM25 of the matching ones as a share of its maximum."""
     cosines = {**nearest}
     if others := [row for row in matching if row not in nearest]:
-        cosines |= snapshot.cosines(others, vector)
-    maximum = snapshot.max_bm25(query)
+        cosines |= store.cosines(others, vector)
+    maximum = store.max_bm25(query)
     return cosines, {row: score / maximum for row, score in matching.items()} if maximum else {}
 
 
 def rerank(
-    snapshot: Snapshot,
+    store: Store,
     query: str,
     scores: Mapping[int, float],
     tokens: QueryTokens,
@@ -90,9 +90,9 @@ def rerank(
     """Re-rank rows by the query's tokens. ``weight`` is the weight of the vectors in ``scores``;
     None: the rule's.
     """
-    signs, weights = snapshot.signs(list(scores)[:TOKENS_DEPTH]), snapshot.term_weights(query)
-    own = snapshot.rule.weight if weight is None else weight
-    return rerank_by_tokens(tokens, scores, signs, weights, own, snapshot.rule.tokens)
+    signs, weights = store.signs(list(scores)[:TOKENS_DEPTH]), store.term_weights(query)
+    own = store.rule.weight if weight is None else weight
+    return rerank_by_tokens(tokens, scores, signs, weights, own, store.rule.tokens)
 
 
 def are_alike(first: Collection[str], second: Collection[str]) -> bool:
@@ -116,7 +116,7 @@ def runner_up(scores: Scores, terms_of: Callable[[int], Collection[str]]) -> flo
 
 
 @dataclass(frozen=True)
-class MemorySnapshot:
+class MemoryStore:
     """Texts in memory, with their vectors (N, D)."""
 
     bm25: BM25

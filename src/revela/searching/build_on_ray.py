@@ -262,7 +262,7 @@ def _commit(changes: Changes, rows: Sequence[on_ray.Row]) -> None:
     if not fragments:
         return
     filters, removed = changes.table.id_filters(replaced), changes.table.find(replaced)[1]
-    version = changes.state.now().version
+    version = changes.state.snapshot().version
     version = on_ray.commit(table_uri(changes.folder), version, fragments, filters)
     added = [terms for row in rows for terms in row["terms"]]
     changes.state.commit(version, added, [removed])

@@ -97,7 +97,7 @@ class Changes:
         self.folder, self._encoder = folder, encoder
         self.state = State(folder)
         self.info = self.state.info
-        self.table = Table.open(folder, self.info, create=not self.state.now().version)
+        self.table = Table.open(folder, self.info, create=not self.state.snapshot().version)
         self._restore()
 
     def put(self, documents: Iterable[Document], progress: bool = False) -> Added:
@@ -211,7 +211,7 @@ class Changes:
             self._use(info)
 
     def _is_worth_packing(self) -> bool:
-        return self.table.is_worth_packing(self.state.now().changed)
+        return self.table.is_worth_packing(self.state.snapshot().changed)
 
     def _pack(self, pack: Callable[[], None]) -> None:
         pack()
@@ -232,11 +232,11 @@ class Changes:
         self._use(replace(info, language=language))
         self.table.rewrite_terms()
         terms = TermCounts.of(self.table.terms())
-        self.state.commit(self.table.version, [terms], info=self.info, anew=True)
+        self.state.commit(self.table.version, [terms], info=self.info, replace_all=True)
 
     def _restore(self) -> None:
         """Undo what a killed run wrote to the table but not to the state, and pack what it left."""
-        version = self.state.now().version
+        version = self.state.snapshot().version
         if version != self.table.version:
             if version:
                 self.table.restore(version)

@@ -111,7 +111,10 @@ class _Text:
         """The updated index by a model."""
         folder = resolve(model)
         settings = Indexing(keep_tokens=gives_tokens(folder))
-        options = {**self.options, "default_rerank": "tokens" if settings.keep_tokens else None}
+        options = {
+            **self.options,
+            "default_rerank": "late-interaction" if settings.keep_tokens else None,
+        }
         options["prompts"] = prompts_of(folder, self.prompts)
         if self.cached:
             place = _place(self.path.resolve(), folder, settings, options["prompts"])
@@ -131,16 +134,16 @@ class _Text:
         if suited is None:
             texts = LazyTexts(self.scan.documents, lambda document: document.full_text)
             model, why = suited_model(texts)
-            suited = Suited(model)
+            suited = ModelChoice(model)
         index = self.opened(installed_model(suited.model, why))
         if suited.passages and 2 * suited.passages <= len(index):
             model, why = suited_model(index.sample())
             if model != suited.model:
                 index = self.opened(installed_model(model, why))
-            suited = Suited(model)
+            suited = ModelChoice(model)
         if self.cached and not suited.passages:
             with atomic_write(file) as temporary:
-                temporary.write_text(json.dumps(asdict(Suited(suited.model, len(index)))))
+                temporary.write_text(json.dumps(asdict(ModelChoice(suited.model, len(index)))))
         return index
 
     def _synced(self, model: Path, settings: Indexing, place: Path, options: Any) -> Index:
@@ -194,17 +197,17 @@ def _takes_long(documents: Sequence[Document]) -> bool:
 
 
 @dataclass(frozen=True)
-class Suited:
+class ModelChoice:
     """The embedder for a text, installed or not, and the number of passages at that time."""
 
     model: str
     passages: int = 0
 
 
-def _kept_choice(file: Path) -> Suited | None:
+def _kept_choice(file: Path) -> ModelChoice | None:
     """The choice for a text that was made before; None if there is none."""
     with suppress(OSError, ValueError, TypeError):
-        return Suited(**json.loads(file.read_text(encoding="utf-8")))
+        return ModelChoice(**json.loads(file.read_text(encoding="utf-8")))
     return None
 
 

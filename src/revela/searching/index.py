@@ -29,7 +29,7 @@ from revela.searching.filters import where_sql
 from revela.searching.index_search import IndexSearch, Mode, SearchOptions
 from revela.searching.manifest import Indexing, Info
 from revela.searching.rows import HIT_COLUMNS, as_stored, searched
-from revela.searching.state import STATE, Moved, Now, State, unfinished_in
+from revela.searching.state import STATE, Snapshot, StaleSnapshot, State, unfinished_in
 from revela.searching.table import Table
 from revela.text.analyzer import check_language
 from revela.text.spool import ArrowList
@@ -97,20 +97,20 @@ class Index:
 
     def _open(self) -> None:
         self.state = State(self.folder)
-        self._opened: tuple[Now, Table] | None = None  # the table, and the state of that time
+        self._opened: tuple[Snapshot, Table] | None = None  # the table, and the state of that time
 
     @property
     def table(self) -> Table:
         """The table, in the version of the current state, which any process may have changed."""
         opened = self._opened
-        while opened is None or opened[0] != self.state.now():
-            now = self.state.now()
+        while opened is None or opened[0] != self.state.snapshot():
+            now = self.state.snapshot()
             info = Info.from_json(now.info)
             table = opened[1] if opened else Table.open(self.folder, info, now.chunks)
             try:
                 opened = now, table.at(now.version, info)
             except RevelaError:
-                if now == self.state.now():
+                if now == self.state.snapshot():
                     raise
         self._opened = opened
         return opened[1]
@@ -306,9 +306,10 @@ class Index:
             where: filter over metadata, id and title, as SQL: "year > 2020 and lang = 'en'"; or
                 as JSON (filters.py): {"year": {"gt": 2020}, "lang": "en"}.
             fusion: join both rankings by score, or by rank.
-            rerank: "tokens" re-ranks the first 50 documents by token vectors, which are computed
-                now unless the index keeps them; or "none". The default is none; for the index of a
-                folder (folder_index.py) "tokens", if scores are cosines or fused by score.
+            rerank: "late-interaction" re-ranks the first 50 documents by token vectors, which are
+                computed now unless the index keeps them; or "none". The default is none; for the
+                index of a folder (folder_index.py) "late-interaction", if scores are cosines or
+                fused by score.
             encoded: the query's vector, (D,), or ``QueryTokens``, if known already.
             min_score: leave out documents with a lower score.
             explain: add the parts of each score (``Hit.explanation``).
@@ -320,7 +321,7 @@ class Index:
         """
         options = self.options(k, mode, where, fusion, rerank, min_score, explain)
         check_query(query)
-        if options.rerank == "tokens":
+        if options.rerank == "late-interaction":
             if not isinstance(encoded, QueryTokens):
                 (encoded,) = self.encoder.query_tokens([query])
             options = replace(options, tokens=encoded)
@@ -337,7 +338,7 @@ class Index:
         while True:
             try:
                 return read()
-            except Moved:
+            except StaleSnapshot:
                 continue
             except QueryError:
                 raise
@@ -370,7 +371,7 @@ class Index:
         return SearchOptions(k, mode, sql, fusion, self.weight, rerank, min_score, explain)
 
     def _search(self, query: str, vector: Vectors | None, options: SearchOptions) -> Hits:
-        """Search the table as it is; Moved if it has changed meanwhile."""
+        """Search the table as it is; StaleSnapshot if it has changed meanwhile."""
         table = self.table
         calibration = table.info.calibration
         makes_tokens = options.tokens is not None and not table.info.settings.keep_tokens
@@ -409,7 +410,7 @@ class Index:
         for start in range(0, len(queries), QUERY_BATCH):
             batch = queries[start : start + QUERY_BATCH]
             encoded: Any = [None] * len(batch)
-            if given.rerank == "tokens":
+            if given.rerank == "late-interaction":
                 encoded = self.encoder.query_tokens(batch)
             elif given.mode != "lexical":
                 encoded = self.encoder.encode_queries(batch)

@@ -72,7 +72,7 @@ class SearchOptions:
             message = "the minimum score is not a number: give one, such as 0.3"
             raise QueryError(message, "min_score")
         by_rank = self.mode == "hybrid" and self.fusion == "rank"
-        if self.rerank == "tokens" and (self.mode == "lexical" or by_rank):
+        if self.rerank == "late-interaction" and (self.mode == "lexical" or by_rank):
             raise QueryError(
                 "tokens are added to cosines and their sum with BM25: "
                 "re-rank dense search, or hybrid search by score",
@@ -95,14 +95,14 @@ class SearchOptions:
         """The key of this kind of search in ``Calibration.scores``; "" if it has none."""
         if not self.is_fused or self.weight is not None:
             return ""
-        return "tokens" if self.rerank == "tokens" else "hybrid"
+        return "late-interaction" if self.rerank == "late-interaction" else "hybrid"
 
     @property
     def depth(self) -> int:
         """Number of chunks to request from each side."""
         if self.mode == "hybrid":
             return max(self.k, DEPTH)
-        return max(2 * self.k, TOKENS_DEPTH if self.rerank == "tokens" else 0)
+        return max(2 * self.k, TOKENS_DEPTH if self.rerank == "late-interaction" else 0)
 
 
 @dataclass(frozen=True)

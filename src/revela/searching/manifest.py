@@ -35,8 +35,8 @@ class Indexing:
     """Form of the vectors that a large index scans first; the best are scored again by the full
     vectors."""
     keep_tokens: bool = False
-    """Keep each token's vector too, at one bit per number, so that search --rerank tokens takes
-    milliseconds: about 8 kB more per chunk."""
+    """Keep each token's vector too, at one bit per number, so that search --rerank late-interaction
+    takes milliseconds: about 8 kB more per chunk."""
 
 
 @dataclass(frozen=True)

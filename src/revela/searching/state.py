@@ -53,7 +53,7 @@ GONE = "path in (select path from touched where whole) and id not in (select id 
 COUNT = "insert into terms values (?, ?) on conflict do update set n = n + excluded.n"
 
 
-class Now(NamedTuple):
+class Snapshot(NamedTuple):
     """The state at a moment: version of the table, number of chunks, number of chunks changed since
     the table was packed, and ``Info`` in JSON.
     """
@@ -64,7 +64,7 @@ class Now(NamedTuple):
     info: str
 
 
-class Moved(KeyError):
+class StaleSnapshot(KeyError):
     """The state has another version by now."""
 
 
@@ -165,17 +165,17 @@ class State:
             rows: list[tuple[Any, ...]] = self._database.execute(sql, given).fetchall()
             return rows
 
-    def now(self) -> Now:
+    def snapshot(self) -> Snapshot:
         """The current state, which any process may have changed."""
-        return Now(*self._read("select version, chunks, changed, info from about")[0])
+        return Snapshot(*self._read("select version, chunks, changed, info from about")[0])
 
     @property
     def info(self) -> Info:
         """The manifest."""
-        return Info.from_json(self.now().info)
+        return Info.from_json(self.snapshot().info)
 
     def idf(self, terms: Sequence[str], version: int | None = None) -> NDArray[np.float64]:
-        """The idf of terms, (T,); raises Moved if the state's version is not ``version``."""
+        """The idf of terms, (T,); StaleSnapshot if the state's version is not ``version``."""
         return idf(*self._frequencies(terms, version))
 
     def max_bm25(self, terms: Sequence[str], version: int | None = None) -> float:
@@ -188,9 +188,9 @@ class State:
         """The number of chunks that hold each of these terms, and of all chunks."""
         hashes = _signed(np.array([hash64(term) for term in terms], np.uint64))
         with self._transaction("deferred"):
-            now = self.now()
+            now = self.snapshot()
             if version not in (None, now.version):
-                raise Moved(version)
+                raise StaleSnapshot(version)
             found = [self._read("select n from terms where hash = ?", term) for term in hashes]
         return np.array([rows[0][0] if rows else 0 for rows in found], np.int64), now.chunks
 
@@ -203,7 +203,7 @@ class State:
         removed: Iterable[TermCounts] = (),
         info: Info | None = None,
         *,
-        anew: bool = False,
+        replace_all: bool = False,
         packed: bool = False,
     ) -> None:
         """Note that the index is this version of the table from now on.
@@ -212,13 +212,13 @@ class State:
             added: terms of chunks that are new in this version.
             removed: terms of chunks that are gone.
             info: the manifest, if it has changed.
-            anew: ``added`` are the terms of all chunks.
+            replace_all: ``added`` are the terms of all chunks.
             packed: no chunk has changed since the table was packed.
         """
         text = info and info.to_json()
         with self._transaction() as database:
-            _, chunks, changed, _ = self.now()
-            if anew:
+            _, chunks, changed, _ = self.snapshot()
+            if replace_all:
                 database.execute("delete from terms")
                 chunks = 0
             size = 0

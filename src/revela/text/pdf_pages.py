@@ -76,7 +76,7 @@ def read(file: Path | bytes) -> tuple[str, list[Page], list[str]]:
             text.close()
             page.close()
         named = [f"{name}: {' '.join(value.split())}" for name, value in values.items()]
-        return _said(raw.FPDF_GetMetaText, document, b"Title"), pages, named
+        return _text_of(raw.FPDF_GetMetaText, document, b"Title"), pages, named
 
 
 def _page(page: Any) -> Page:
@@ -253,14 +253,14 @@ def _values(form: Any, page: Any) -> Iterator[tuple[str, str]]:
     for i in range(raw.FPDFPage_GetAnnotCount(page) if form else 0):
         field = raw.FPDFPage_GetAnnot(page, i)
         if raw.FPDFAnnot_GetFormFieldType(form, field) in written:
-            name = _said(raw.FPDFAnnot_GetFormFieldAlternateName, form, field)
-            value = _said(raw.FPDFAnnot_GetFormFieldValue, form, field)
+            name = _text_of(raw.FPDFAnnot_GetFormFieldAlternateName, form, field)
+            value = _text_of(raw.FPDFAnnot_GetFormFieldValue, form, field)
             if value.strip():
-                yield name or _said(raw.FPDFAnnot_GetFormFieldName, form, field), value
+                yield name or _text_of(raw.FPDFAnnot_GetFormFieldName, form, field), value
         raw.FPDFPage_CloseAnnot(field)
 
 
-def _said(get: Callable[..., int], *of: Any) -> str:
+def _text_of(get: Callable[..., int], *of: Any) -> str:
     """What a function of PDFium writes into a buffer."""
     from pypdfium2 import raw
 

@@ -55,7 +55,7 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
 
 def _check_models(recipe: Recipe) -> None:
     """Refuse unsupported families of models; reads no weights."""
-    from revela.terminal import silence_libraries
+    from revela.quiet_libraries import silence_libraries
     from revela.training.lm.load import check_language_model
     from revela.training.retriever.build import check_model
 

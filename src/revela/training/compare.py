@@ -18,7 +18,7 @@ from revela.text.chunk import PASSAGE_WORDS
 from revela.training.checks import CheckPlan
 from revela.training.groups.dataset import TrainingSet
 from revela.training.record import (
-    FREE_WHEN_DONE,
+    IGNORED_WHEN_COMPARING_FINISHED_RUNS,
     Provenance,
     check_same_run,
     remove_unstarted,
@@ -78,7 +78,9 @@ def compare(
         # With a time limit, the first run would lose time to queries that later runs find written.
         own = data.replace(recipe, lazy_queries=not recipe.training.max_minutes)
         if (folder / "modules.json").is_file() and not has_checkpoint:
-            check_same_run(recipe.to_dict(), own.fingerprint, folder, FREE_WHEN_DONE)
+            check_same_run(
+                recipe.to_dict(), own.fingerprint, folder, IGNORED_WHEN_COMPARING_FINISHED_RUNS
+            )
         else:
             log.info(f"== {name}, seed {seed}")
             if not has_checkpoint:

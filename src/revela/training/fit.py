@@ -91,7 +91,7 @@ def fit(
         from revela.training.retriever.fit import WORDS_TO_VECTORS
         from revela.training.retriever.save import save_retriever
     from revela.files import atomic_write
-    from revela.terminal import silence_libraries
+    from revela.quiet_libraries import silence_libraries
     from revela.text.analyzer import check_language
     from revela.training.held_out import check_by
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from revela.evaluation.label_free import MIN_QUERIES, Ask, HeldOutCheck, tasks
-from revela.terminal import silence_libraries
+from revela.quiet_libraries import silence_libraries
 from revela.training.groups.dataset import TrainingSet
 from revela.training.queries.generated import generate_answers
 from revela.training.settings import Recipe

@@ -33,7 +33,7 @@ from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.strategies import Groups
 from revela.training.methods.base import Collate
 from revela.training.metrics import Budget
-from revela.training.retriever.static_trainable import TwoHalves
+from revela.training.retriever.static_trainable import LexicalAndDense
 from revela.training.settings import Crop, InfoNCE, Recipe
 
 MAX_GRAD_NORM = 1.0
@@ -176,7 +176,7 @@ def make_optimizer(objective: nn.Module, learning_rate: float) -> torch.optim.Ad
     times = {
         parameter: factor
         for module in objective.modules()
-        if isinstance(module, TwoHalves)
+        if isinstance(module, LexicalAndDense)
         for parameter, factor in module.learning_rate_multipliers().items()
     }
     trained = [p for p in objective.parameters() if p.requires_grad]

@@ -85,7 +85,7 @@ def save_outcome(
         steps=steps,
         matryoshka=retriever.matryoshka,
         slots=recipe.context.slots,
-        short_names=bool(pairs),
+        supervised=bool(pairs),
         metadata=metadata_of(models["model"], folder),
         is_unchanged=outcome.kept == 0,
     ).text()

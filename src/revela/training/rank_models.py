@@ -159,7 +159,7 @@ def encoder_of(candidate: Candidate, data: Sample) -> Encoder:
         from revela.training.retriever.encode import RetrieverEncoder
         from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
         from revela.training.word_table import row_trainer, tables
-    from revela.terminal import silence_libraries
+    from revela.quiet_libraries import silence_libraries
 
     silence_libraries()
     if candidate.kind == "table":

@@ -35,8 +35,10 @@ RUN_FILE, METRICS, CHECKPOINTS = "run.json", "metrics.jsonl", "checkpoints"
 BEFORE_CHECKPOINT = frozenset({LOCK, RUN_FILE, METRICS, CHECKPOINTS, TRACKER_FOLDER})
 # Settings that may differ when a finished run is kept, and when a run is resumed. The models
 # themselves are compared by digest.
-FREE_WHEN_DONE = frozenset({"save_every", "log_every", "track", "offline_model"})
-FREE_ON_RESUME = FREE_WHEN_DONE | {
+IGNORED_WHEN_COMPARING_FINISHED_RUNS = frozenset(
+    {"save_every", "log_every", "track", "offline_model"}
+)
+CHANGEABLE_ON_RESUME = IGNORED_WHEN_COMPARING_FINISHED_RUNS | {
     *("max_steps", "max_minutes", "max_tokens_read", "check_every", "threads", "shard_lm")
 }
 LIBRARIES = (
@@ -197,7 +199,7 @@ def checkpoint_to_resume(settings: dict[str, Any], digest: str, out: Path) -> Pa
     Raises:
         RevelaError: the run is finished, or has other settings or another corpus.
     """
-    check_same_run(settings, digest, out, FREE_ON_RESUME)
+    check_same_run(settings, digest, out, CHANGEABLE_ON_RESUME)
     commits.update(_read_record(out)["about"].get("revisions", {}))
     checkpoints = saved_checkpoints(out / CHECKPOINTS)
     if not checkpoints and (out / "modules.json").exists():

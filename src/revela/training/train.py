@@ -20,7 +20,7 @@ from revela.encoders.model_files import NEW, commits
 from revela.encoders.saved_config import words_to_vectors_of
 from revela.encoders.torch_model import uses_bf16
 from revela.files import remove_whole
-from revela.terminal import silence_libraries
+from revela.quiet_libraries import silence_libraries
 from revela.text.spool import LazyTexts
 from revela.training import distributed as distributed
 from revela.training.check_settings import check_recipe

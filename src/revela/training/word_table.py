@@ -40,7 +40,7 @@ from revela.training.retriever.static_from_words import (
     idf_weights,
     stem_frequencies,
 )
-from revela.training.retriever.static_trainable import TwoHalves
+from revela.training.retriever.static_trainable import LexicalAndDense
 from revela.types import Chunk, Document, evenly_spaced
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def train_table(
         steps = min(MAX_STEPS, math.ceil(EPOCHS * len(usable) / BATCH))
     if len(usable) < 2 or not steps:
         return table
-    halves = TwoHalves(table.rows_SD, table.weight_S)
+    halves = LexicalAndDense(table.rows_SD, table.weight_S)
     multipliers = halves.learning_rate_multipliers()
     rates = [dict(params=[p], lr=factor * LEARNING_RATE) for p, factor in multipliers.items()]
     optimizer = torch.optim.Adam(rates, fused=True)

@@ -116,8 +116,12 @@ def assert_hits(rows, hits):
     "asked",
     [
         *({"mode": "hybrid"}, {"mode": "dense"}, {"mode": "lexical"}),
-        *({"rerank": "tokens"}, {"fusion": "rank"}, {"mode": "dense", "rerank": "tokens"}),
-        *({"explain": True, "rerank": "tokens"}, {"explain": True, "min_score": 0.45}),
+        *(
+            {"rerank": "late-interaction"},
+            {"fusion": "rank"},
+            {"mode": "dense", "rerank": "late-interaction"},
+        ),
+        *({"explain": True, "rerank": "late-interaction"}, {"explain": True, "min_score": 0.45}),
     ],
 )
 def test_search_is_the_indexs_own(server, index, encoder, asked):
@@ -533,7 +537,7 @@ def test_reranking_by_tokens_encodes_its_query_once_in_the_queue_of_all(
 ):
     """In one batch with a query whose tokens nobody wants."""
     asked = [{"query": f"word{i} ocean01", "k": 5} for i in range(2)]
-    asked[1]["rerank"] = "tokens"
+    asked[1]["rerank"] = "late-interaction"
     wanted = [index.search(a["query"], 5, rerank=a.get("rerank")) for a in asked]
     monkeypatch.setattr(index, "_encoder", None)  # which only the batcher may use
     with running(make_service(encoder=slow)) as server, ThreadPoolExecutor(3) as pool:
@@ -552,9 +556,9 @@ def test_reranking_by_tokens_encodes_its_query_once_in_the_queue_of_all(
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        ({"rerank": "heads"}, "rerank: input should be 'tokens' or 'none'"),
-        ({"rerank": "tokens"}, "make it with revela index --keep-tokens"),
-        ({"rerank": "tokens", "mode": "lexical"}, "re-rank dense search"),
+        ({"rerank": "heads"}, "rerank: input should be 'late-interaction' or 'none'"),
+        ({"rerank": "late-interaction"}, "make it with revela index --keep-tokens"),
+        ({"rerank": "late-interaction", "mode": "lexical"}, "re-rank dense search"),
     ],
 )
 def test_search_refuses_what_it_cannot_rerank(encoder, server, tmp_path, asked, sentence):

@@ -176,7 +176,7 @@ def test_bars_are_the_scores_and_words_have_none(page, held):
     assert page.execute_script(widths) == pytest.approx([100 * max(s, 0) for s in scores], abs=0.1)
     field_of(page, "input[value=lexical]").click()
     wait(page, lambda: page.execute_script(widths) == [])
-    assert not field_of(page, "#tokens").is_enabled()
+    assert not field_of(page, "#rerank").is_enabled()
 
 
 def test_equal_texts_share_a_card_and_links_lead_to_documents(
@@ -248,21 +248,21 @@ def test_filters_are_typed_or_pressed_and_wrong_ones_are_explained(page):
 
 def test_what_was_found_is_ordered_again_or_not(page, held):
     asked(page, "ocean01 and more")
-    button = field_of(page, "#tokens")
+    button = field_of(page, "#rerank")
     wait(page, button.is_displayed)
-    for how in ("tokens", "none"):
+    for how in ("late-interaction", "none"):
         button.click()
         wanted = [heading_of(hit) for hit in held.search("ocean01 and more", 10, rerank=how)]
         wait(page, lambda wanted=wanted: titles(page) == wanted)
-        assert button.get_attribute("aria-pressed") == str(how == "tokens").lower()
+        assert button.get_attribute("aria-pressed") == str(how == "late-interaction").lower()
 
 
 def test_an_index_that_re_ranks_by_itself_says_so_and_can_be_told_not_to(
     page, site, held, monkeypatch
 ):
-    monkeypatch.setattr(held.index, "_default_rerank", "tokens")
+    monkeypatch.setattr(held.index, "_default_rerank", "late-interaction")
     page.get(site.url + "/?again")
-    button = field_of(page, "#tokens")
+    button = field_of(page, "#rerank")
     wait(page, lambda: button.get_attribute("aria-pressed") == "true")
     button.click()
     wanted = [heading_of(hit) for hit in held.search("ocean01 and more", 10, rerank="none")]

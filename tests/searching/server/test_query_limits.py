@@ -91,7 +91,9 @@ def test_a_refused_re_ranking_encodes_nothing(make_service, slow, refused):
         assert not slow.batches
 
 
-@pytest.mark.parametrize("asked", [{"rerank": "tokens", "fusion": "rank"}, {"where": {"no": 1}}])
+@pytest.mark.parametrize(
+    "asked", [{"rerank": "late-interaction", "fusion": "rank"}, {"where": {"no": 1}}]
+)
 def test_a_refused_search_encodes_nothing(make_service, slow, asked):
     with running(make_service(encoder=slow)) as up:
         slow.batches.clear()

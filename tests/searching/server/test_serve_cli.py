@@ -51,7 +51,9 @@ def test_the_verb_serves_until_it_is_told_to_stop(home, monkeypatch):
         client = httpx.Client(headers={"authorization": "Bearer sesame"}, timeout=60)
         found = client.post(url + "v1/search", json={"query": "violin", "mode": "lexical"}).json()
         assert [hit["id"] for hit in found["data"]] == ["2"] and found["model"] == "my-model"
-        read = client.post(url + "v1/search", json={"query": "violin", "rerank": "tokens"}).json()
+        read = client.post(
+            url + "v1/search", json={"query": "violin", "rerank": "late-interaction"}
+        ).json()
         assert sorted(hit["id"] for hit in read["data"]) == ["1", "2"]
         assert read["data"][0]["score"] >= read["data"][1]["score"]
         refused = client.post(url + "v1/embeddings", json={"model": "my-model", "input": ["a"] * 4})

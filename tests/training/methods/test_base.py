@@ -12,7 +12,7 @@ from revela.training.methods import distillation
 from revela.training.methods.base import BuildContext, ChunkBatches, RetrieverLoss
 from revela.training.methods.distillation import InitialRetriever
 from revela.training.retriever.module import RetrieverModule
-from revela.training.retriever.tokens import halves
+from revela.training.retriever.tokens import split_in_half
 from revela.training.settings import Recipe
 
 TEXTS = [
@@ -33,17 +33,17 @@ def test_a_random_half_is_any_run_of_half_of_the_tokens(tiny_tokenizer):
     runs = {
         text[offsets[i][0] : offsets[i + length - 1][1]] for i in range(len(offsets) - length + 1)
     }  # a plain loop over all of them
-    drawn = halves([text] * 400, tiny_tokenizer, 64, [rng] * 400)
-    assert set(drawn) == runs and halves([text], tiny_tokenizer, 64)[0] in runs
+    drawn = split_in_half([text] * 400, tiny_tokenizer, 64, [rng] * 400)
+    assert set(drawn) == runs and split_in_half([text], tiny_tokenizer, 64)[0] in runs
     assert max(map(drawn.count, runs)) < 4 * 400 / len(runs)  # none is preferred
-    assert halves(["x"], tiny_tokenizer, 64, [rng]) == ["x"]
+    assert split_in_half(["x"], tiny_tokenizer, 64, [rng]) == ["x"]
 
 
 def test_a_random_half_lies_in_what_is_left_after_truncation(tiny_tokenizer):
     text = TEXTS[0]
     cut = tiny_tokenizer(text, return_offsets_mapping=True)["offset_mapping"][5][1]
     for seed in range(20):
-        (half,) = halves([text], tiny_tokenizer, 6, [random.Random(seed)])
+        (half,) = split_in_half([text], tiny_tokenizer, 6, [random.Random(seed)])
         assert half in text[:cut] and len(tokens(tiny_tokenizer, half)) <= 3
 
 
@@ -72,7 +72,9 @@ def test_the_query_side_is_what_the_setting_says(tiny_lm_folder, tiny_tokenizer,
     if side == "whole":
         assert list(first.values()) == [prompt + text for text in TEXTS]
     if side == "first-half":
-        assert list(first.values()) == [prompt + half for half in halves(TEXTS, tiny_tokenizer, 64)]
+        assert list(first.values()) == [
+            prompt + half for half in split_in_half(TEXTS, tiny_tokenizer, 64)
+        ]
     if is_random:
         assert all(first[i].removeprefix(prompt).strip() in text for i, text in enumerate(TEXTS))
 

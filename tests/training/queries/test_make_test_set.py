@@ -62,11 +62,13 @@ def test_from_text_to_scores(succeeds, make, text, tmp_path, saved_retriever, ca
 
     succeeds("index", text, f"--model {saved_retriever} --out {index}")
     scores = tmp_path / "scores.json"
-    flags = f"--on {folder} --rerank tokens --precision fp32 --json {scores}"
+    flags = f"--on {folder} --rerank late-interaction --precision fp32 --json {scores}"
     said = succeeds("eval", saved_retriever, index, flags, f"--runs {runs}")
     assert "finding a passage's document counts" in said
     by_document = json.loads(scores.read_text())["own"]
-    assert {"BM25", "index", "index + tokens", f"{saved_retriever.name} + BM25"} <= {*by_document}
+    assert {"BM25", "index", "index + late interaction", f"{saved_retriever.name} + BM25"} <= {
+        *by_document
+    }
     assert all(len(system["queries"]) == len(queries) for system in by_document.values())
     assert by_document["index"]["means"]["recall@100"] == 1.0
     for system in ("BM25", "index-tokens"):
@@ -102,7 +104,7 @@ def index(saved_retriever, tmp_path_factory):
 QUERIES = {"q1": "ocean01 ocean02", "q2": "engine00", "q3": "garden04 garden02"}
 
 
-@pytest.mark.parametrize("flags", ["", "--mode lexical", "--rerank tokens"])
+@pytest.mark.parametrize("flags", ["", "--mode lexical", "--rerank late-interaction"])
 def test_a_file_of_queries_finds_what_each_finds_alone(succeeds, index, tmp_path, flags):
     rows = [{"_id": name, "text": query} for name, query in QUERIES.items()]
     write_lines(tmp_path / "q.jsonl", rows)

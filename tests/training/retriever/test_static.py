@@ -160,7 +160,7 @@ def test_there_are_no_token_vectors(tmp_path):
     kept = Index.create(tmp_path / "kept", folder, settings=Indexing(keep_tokens=True))
     said = "no transformer, and so no token vectors: search without --rerank and --keep-tokens"
     for refused in (
-        lambda: index.search("word1", rerank="tokens"),
+        lambda: index.search("word1", rerank="late-interaction"),
         lambda: kept.add([Document("a", "word1 word2")]),
     ):
         with pytest.raises(RevelaError, match=said):

@@ -19,7 +19,11 @@ from revela.training.methods.contrastive import info_nce
 from revela.training.retriever.encode import RetrieverEncoder
 from revela.training.retriever.module import RetrieverModule
 from revela.training.retriever.save import save_retriever
-from revela.training.retriever.static_trainable import TrainableTable, TwoHalves, make_trainable
+from revela.training.retriever.static_trainable import (
+    LexicalAndDense,
+    TrainableTable,
+    make_trainable,
+)
 
 WORDS = ["<unk>", *(f"word{i}" for i in range(20))]
 TEXTS = ["word1 word2 word2", "word3", "", "unheard of", "word19 word4 word5 word1 word7 nothing"]
@@ -55,7 +59,7 @@ def moved(model):
 
 def test_loss_and_gradients_are_those_of_a_loop():
     torch.manual_seed(0)
-    halves = TwoHalves(torch.randn(9, 4).double(), torch.rand(9).double())
+    halves = LexicalAndDense(torch.randn(9, 4).double(), torch.rand(9).double())
     with torch.no_grad():
         halves.rows_SD += torch.randn(9, 4)
         halves.change_S += torch.randn(9)

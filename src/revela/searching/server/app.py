@@ -153,7 +153,7 @@ class SearchService:
         )
 
     async def _search(self, body: SearchRequest) -> tuple[Hits, list[schemas.SearchResult]]:
-        if body.mode == "dense" or body.rerank == "tokens":
+        if body.mode == "dense" or body.rerank == "late-interaction":
             await self.not_yet()
         asked: Any = dict(k=body.k, where=body.where, min_score=body.min_score)
         return await in_thread(self.search_threads, partial(self._found, body, asked))
@@ -287,7 +287,7 @@ class Service(SearchService):
         asked: Any = dict(k=body.k, mode=body.mode, where=body.where, fusion=body.fusion)
         asked |= dict(rerank=body.rerank, min_score=body.min_score, explain=body.explain)
         check_query(body.query)
-        by_tokens = self.index.options(**asked).rerank == "tokens"
+        by_tokens = self.index.options(**asked).rerank == "late-interaction"
         if by_tokens and not self.index.info.settings.keep_tokens:
             raise QueryError(
                 "this index keeps no token vectors: make it with revela index --keep-tokens, or "

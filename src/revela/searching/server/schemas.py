@@ -268,7 +268,7 @@ class IndexInfo(AnswerModel):
     )
     examples: list[str] = Field(description="Some queries that it answers.")
     columns: dict[str, str] = Field(description="Columns for filters, and their types.")
-    tokens: bool = Field(description='Whether "rerank": "tokens" is available.')
+    tokens: bool = Field(description='Whether "rerank": "late-interaction" is available.')
     rerank: Rerank = Field(description="How a search that says nothing is re-ranked.")
 
 

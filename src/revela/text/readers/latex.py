@@ -129,7 +129,7 @@ def plain_latex(source: str) -> tuple[str, str]:
     >>> plain_latex(r"\documentclass{book}\title{Bees}\begin{document}They \emph{dance}.")
     ('Bees', '# Bees\nThey dance.')
     """
-    kept = _Kept()
+    kept = _Fragments()
     text = _AS_IT_IS.sub(kept.as_it_is, re.sub("[\1-\7]", "", source))
     head, begin, body = text.partition(r"\begin{document}")
     title = ""
@@ -141,12 +141,12 @@ def plain_latex(source: str) -> tuple[str, str]:
         text = pattern.sub(lambda found: _GONE + "\n" * found[0].count("\n"), text)
     for _ in range(2):  # a table may be in another's cell
         text = _TABLE.sub(kept.as_lines, text)
-    text = _plain(_PARAGRAPH.sub(_without_gone, _HEADING.sub(_heading, text)))
+    text = _plain(_PARAGRAPH.sub(_without_removed, _HEADING.sub(_heading, text)))
     text = kept.restored(text.replace(_GONE, ""))
     return title or first_heading(text), text
 
 
-class _Kept:
+class _Fragments:
     """Texts that no pattern may change: their numbers stand in the text meanwhile."""
 
     def __init__(self) -> None:
@@ -209,7 +209,7 @@ def _heading(found: re.Match[str]) -> str:
     return before + words + "\n" * (found[0].count("\n") or found["after"] is None)
 
 
-def _without_gone(found: re.Match[str]) -> str:
+def _without_removed(found: re.Match[str]) -> str:
     """A paragraph with the lines that have become empty at its end."""
     lines = found[0].split("\n")
     kept = [line for line in lines if line.strip(f" \t{_GONE}") or not line]

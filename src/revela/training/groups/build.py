@@ -12,7 +12,7 @@ from pathlib import Path
 from sentence_transformers import SentenceTransformer
 
 from revela.errors import RevelaError
-from revela.terminal import silence_libraries
+from revela.quiet_libraries import silence_libraries
 from revela.text.load import split_held_out
 from revela.text.spool import ArrowList, arrow_list
 from revela.training.find_model import find_weights

@@ -258,14 +258,14 @@ class ChunkBatches:
         }
 
     def _queries(self, rows: Sequence[Row], texts: Sequence[str]) -> Sequence[str]:
-        from revela.training.retriever.tokens import halves
+        from revela.training.retriever.tokens import split_in_half
 
         if self.query_side == "whole":
             return texts
         recipe, seed = self.parts.recipe, self.parts.recipe.training.seed
         is_random = self.query_side == "random-span"
         rngs = [row_random(row, seed) for row in rows] if is_random else None
-        return halves(texts, self.parts.model.tokenizer, recipe.lm.lm_tokens, rngs)
+        return split_in_half(texts, self.parts.model.tokenizer, recipe.lm.lm_tokens, rngs)
 
 
 def row_random(row: Row, seed: int) -> random.Random:

@@ -12,7 +12,7 @@ from pathlib import Path
 from revela.encoders.torch_model import open_model, uses_bf16
 from revela.evaluation.collection import load_collection
 from revela.evaluation.results import ProbeResult, Profile
-from revela.terminal import silence_libraries
+from revela.quiet_libraries import silence_libraries
 from revela.training.device import compute_device
 from revela.training.lm.encoder_decoder import FOLDER as DECODER_FOLDER
 from revela.training.lm.encoder_decoder import EncoderDecoder, load_encoder_decoder

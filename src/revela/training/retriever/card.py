@@ -89,7 +89,7 @@ class Card:
         steps: of training; None: it was fitted only.
         matryoshka: widths that its vectors were trained to be truncated to.
         slots: how many documents it reads as its context; 0: none.
-        short_names: whether it learned from judged queries.
+        supervised: whether it learned from judged queries.
         metadata: of the model it was made from, by ``metadata_of``.
         is_unchanged: whether the state before the first step of training was saved.
     """
@@ -105,7 +105,7 @@ class Card:
     steps: int | None = None
     matryoshka: Sequence[int] = ()
     slots: int = 0
-    short_names: bool = False
+    supervised: bool = False
     metadata: str = ""
     is_unchanged: bool = False
 
@@ -127,7 +127,7 @@ class Card:
             about=(sys.modules["revela"].__doc__ or "").partition("\n\n")[0],
             metadata=self.metadata,
             made=made,
-            how="on judged queries" if self.short_names else "without labels",
+            how="on judged queries" if self.supervised else "without labels",
             learned_from=(UNCHANGED if self.is_unchanged else self.learned_from).format(**settings),
             more=more,
             text=f"{read} {without_folders(self.corpus)} "

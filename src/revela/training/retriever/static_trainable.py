@@ -34,7 +34,7 @@ ROWS, WEIGHTS = 10.0, 50.0
 learn at 1e-3; at three times that they overfit (research/notebook.md)."""
 
 
-class TwoHalves(nn.Module):
+class LexicalAndDense(nn.Module):
     """The rows of a table r, their trained copies R, and their weights w (>= 0)."""
 
     fixed_SD: Tensor
@@ -88,7 +88,7 @@ class TrainableTable(modules.InputModule):
         rows_SD, row_V = rows_VD.unique(dim=0, return_inverse=True)
         # The mean weight is 1, so that fp16 holds the saved rows.
         weight_S = rows_SD.norm(dim=1)
-        self.halves = TwoHalves(F.normalize(rows_SD, dim=1), weight_S / weight_S.mean())
+        self.halves = LexicalAndDense(F.normalize(rows_SD, dim=1), weight_S / weight_S.mean())
         self.register_buffer("row_V", row_V)
         self._own = static.tokenizer
         self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=static.tokenizer)

@@ -39,7 +39,7 @@ def token_window(retriever: RetrieverModule, name: str) -> TokenWindow:
     return TokenWindow(tokenizer, limit - max(len(tokenizer(p)["input_ids"]) for p in prompts))
 
 
-def halves(
+def split_in_half(
     texts: Sequence[str],
     tokenizer: Any,
     max_tokens: int,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from revela import terminal
+from revela import quiet_libraries
 from revela.training.lm.load import load_language_model
 
 
@@ -29,7 +29,7 @@ def test_what_takes_long_shows_how_much_is_left_and_what_is_short_shows_nothing(
 
 
 def test_a_large_model_shows_how_much_of_it_is_read(tiny_lm_folder, monkeypatch, capsys):
-    terminal.silence_libraries()
+    quiet_libraries.silence_libraries()
     load_language_model(tiny_lm_folder, bf16=False)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(terminal, "LARGE_MODEL", 1)

@@ -1,0 +1,36 @@
+"""Silence the progress bars and warnings of libraries."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+def silence_libraries() -> None:
+    """Turn off the bars and notices of libraries for the rest of the process, not their errors."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    with suppress(ImportError):  # only reading from the hub needs it
+        import datasets
+
+        datasets.disable_progress_bars()
+    logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
+    logging.getLogger("skeletoken").setLevel(logging.ERROR)  # names each added token
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", message=".*pin_memory.*")
+
+
+@contextmanager
+def silence_warnings() -> Iterator[None]:
+    """While open, no warning is shown or logged; errors are."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(before)
