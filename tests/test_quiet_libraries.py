@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from revela import quiet_libraries
+from revela import quiet_libraries, terminal
 from revela.training.lm.load import load_language_model
 
 
