@@ -1,4 +1,4 @@
-"""Atomic writes and locks of folders.
+"""Atomic writes, locks of folders, and the cache folder.
 
 Files and folders are written under a temporary name, flushed and renamed, so that even a power cut
 leaves either the old or the new.
@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import errno
 import glob
+import hashlib
 import logging
 import os
 import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from revela.errors import RevelaError
 
@@ -184,3 +186,33 @@ def make_readable(folder: Path) -> None:
     new.rmdir()
     for path in folder.rglob("*"):
         path.chmod(mode if path.is_dir() else mode & 0o666)
+
+
+def cache_folder() -> Path:
+    """The folder for files made from models: $REVELA_CACHE, or ~/.cache/revela."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("REVELA_CACHE") or Path(home) / "revela")
+
+
+def cached_digest(files: Mapping[str, Path], digest: Any) -> str:
+    """Hash each name and its file's contents with ``digest``, a hash object; in hex.
+
+    The result is cached in ``cache_folder()`` by the files' paths, sizes and times.
+    """
+    states = [digest.name]
+    for name, file in files.items():
+        found = file.stat()
+        times = f"{found.st_mtime_ns}\0{found.st_ctime_ns}"
+        states.append(f"{name}\0{file.absolute()}\0{found.st_size}\0{times}")
+    state = hashlib.blake2b("\n".join(states).encode(errors="surrogateescape"), digest_size=16)
+    cached = cache_folder() / "fingerprints" / state.hexdigest()
+    if cached.is_file():
+        return cached.read_text(encoding="utf-8")
+    for name, file in files.items():
+        digest.update(name.encode())
+        with file.open("rb") as handle:
+            while block := handle.read(1 << 22):
+                digest.update(block)
+    with suppress(RevelaError, OSError), atomic_write(cached) as temporary:
+        temporary.write_text(digest.hexdigest(), encoding="utf-8")
+    return str(digest.hexdigest())

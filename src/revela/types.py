@@ -49,6 +49,15 @@ def check_vectors_finite(vectors_ND: Vectors, name: str) -> None:
         )
 
 
+def shortened(vectors_ND: Vectors, width: int) -> Vectors:
+    """The first ``width`` dimensions, normalised again, (N, W); all of them for 0."""
+    if not 0 < width < vectors_ND.shape[1]:
+        return vectors_ND
+    cut_NW = vectors_ND[:, :width]
+    lengths_N1 = np.linalg.norm(cut_NW, axis=1, keepdims=True)
+    return np.asarray(cut_NW / np.maximum(lengths_N1, 1e-12), np.float32)
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """A document of a corpus; ``metadata`` holds the other fields of its row."""

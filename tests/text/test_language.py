@@ -19,8 +19,7 @@ from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25
 from revela.searching.index import Index
 from revela.text.analyzer import Analyzer, check_language, detect
-from revela.text.letters import normalised
-from revela.text.whole_strings import wholes
+from revela.text.letters import normalised, wholes
 from revela.types import Document
 
 TEXTS = {

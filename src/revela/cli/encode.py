@@ -54,8 +54,7 @@ def encode(
         Arithmetic; auto is int8, bf16 or fp32, whichever this processor or GPU is fast in.
     """
     from revela.encoders.load import load_encoder
-    from revela.encoders.model_files import resolve
-    from revela.encoders.saved_config import check_dimensions
+    from revela.encoders.model_files import check_dimensions, resolve
     from revela.searching import export as vectors
     from revela.searching.ingest import check_repeated, new_info
     from revela.text.load import read_corpus

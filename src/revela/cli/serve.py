@@ -126,8 +126,7 @@ def serve(
 def _service(
     index: Words | Index, name: str | None, limits: Limits, access: Access, site: Site
 ) -> SearchService:
-    from revela.encoders.model_files import name_of
-    from revela.encoders.saved_config import trained_dimensions
+    from revela.encoders.model_files import name_of, trained_dimensions
     from revela.searching.server.app import SearchService, Service
     from revela.searching.server.encoding import ServedModel
     from revela.searching.word_search import Words

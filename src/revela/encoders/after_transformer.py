@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from revela.encoders.weights import Weights
+from revela.encoders.model_files import Weights
 
 if TYPE_CHECKING:
     from openvino import Model

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from revela.encoders.prompts import Prompts
 from revela.encoders.token_counter import Spans, TokenCounter
+from revela.errors import RevelaError
 from revela.terminal import SHOWN_AFTER
 from revela.types import QueryTokens, Vectors, check_vectors_finite, sequence_of
 
@@ -140,3 +141,23 @@ class TextEncoder(ABC):
             tokens += (found[i] for i in range(len(texts)))
         check_vectors_finite(vectors_ND, self.name)
         return vectors_ND
+
+
+def truncate(tokenizer: Any, max_tokens: int | None, side: str = "") -> None:
+    """Set the truncation of a tokenizer of the ``tokenizers`` library: the maximum of tokens (None:
+    do not truncate), and the side that is dropped ("": as before).
+    """
+    side = side or (tokenizer.truncation or {}).get("direction", "right")
+    if max_tokens is None:
+        tokenizer.no_truncation()
+    else:
+        tokenizer.enable_truncation(max_tokens, direction=side)
+
+
+def check_max_tokens(given: int, most: int | None, name: str) -> None:
+    """Raise RevelaError for a number of tokens that a model cannot read of a text; ``most`` is its
+    maximum, None for no limit.
+    """
+    if not 1 <= given <= (most or given):
+        limit = f" and at most {most:,}, which {name} reads" if most else ""
+        raise RevelaError(f"--max-tokens {given}: give at least 1{limit}")

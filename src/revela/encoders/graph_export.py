@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from revela.encoders.after_transformer import TOKENS, VECTOR
+from revela.encoders.base import truncate
 from revela.encoders.bert import MASK, STATES
 from revela.encoders.graph_encoder import IDS, GraphEncoder
 from revela.encoders.graphs import CONFIG, EXPORT, TOKENIZER, export_folder, open_export
 from revela.encoders.model_files import fingerprint
-from revela.encoders.token_counter import truncate
 from revela.encoders.torch_encoder import TorchEncoder
 from revela.encoders.torch_model import (
     has_routes,

@@ -17,17 +17,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from revela.encoders.after_transformer import Unsupported, with_modules
+from revela.encoders.base import check_max_tokens, truncate
 from revela.encoders.bert import MASK, STATES, bert, is_bert, max_positions
 from revela.encoders.cpu import fastest, openvino_core
-from revela.encoders.embedded import cache_folder
 from revela.encoders.graph_encoder import Graph, GraphEncoder
 from revela.encoders.int8 import quantised
-from revela.encoders.model_files import fingerprint, modules_of
-from revela.encoders.saved_config import read_config, words_to_vectors_of
-from revela.encoders.token_counter import check_max_tokens, truncate
-from revela.encoders.weights import Weights
+from revela.encoders.model_files import (
+    Weights,
+    fingerprint,
+    modules_of,
+    read_config,
+    words_to_vectors_of,
+)
 from revela.errors import RevelaError, first_line
-from revela.files import atomic_write
+from revela.files import atomic_write, cache_folder
 from revela.types import Precision
 
 if TYPE_CHECKING:

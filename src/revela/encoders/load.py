@@ -10,14 +10,13 @@ from pathlib import Path
 
 from revela.encoders.base import TextEncoder
 from revela.encoders.cpu import has_gpu, has_openvino, has_torch
-from revela.encoders.embedded import cache_folder
 from revela.encoders.graph_encoder import GraphEncoder
 from revela.encoders.graphs import VERSION, export_folder, open_graph
 from revela.encoders.model_files import check_retriever, embedded_name, fingerprint
 from revela.encoders.prompts import OWN, Given, prompts_of
 from revela.encoders.static_encoder import StaticEncoder, is_static
 from revela.errors import RevelaError, extra, first_line
-from revela.files import atomic_write
+from revela.files import atomic_write, cache_folder
 from revela.types import Precision
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 Each process asks the hub once for a model's newest commit, and uses the cache if the hub cannot be
 reached. owner/name@revision names a branch, a tag or a commit. No remote code is run, and weights
-are read from safetensors only.
+are read from safetensors only, memory-mapped, without torch.
 """
 
 from __future__ import annotations
@@ -10,25 +10,23 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from revela.encoders.embedded import (
-    E5,
-    EMBEDDED,
-    MINILM,
-    SMOLLM2,
-    cached_digest,
-    converted_name,
-    embedded_folder,
-)
+import numpy as np
+from numpy.typing import NDArray
+
+from revela.encoders.embedded import E5, EMBEDDED, MINILM, SMOLLM2, converted_name, embedded_folder
 from revela.errors import RevelaError, first_line
-from revela.files import disk_error
+from revela.files import cached_digest, disk_error
 
 LOADED = (
     *("modules.json", "*config*.json", "*token*.json", "vocab.*", "merges.txt", "*.model"),
     *("*.safetensors", "*.bin", "*.jinja", "tekken.json", "context.json", "onnx/*", "openvino/*"),
 )
+CONFIG = "config_sentence_transformers.json"
+MATRYOSHKA, WORDS_TO_VECTORS = "matryoshka_dims", "words_to_vectors"  # keys of ours
 ROUTES = ("router_config.json", "config.json")  # the config of a router, new and old
 CONTEXT = "context"  # folder of a contextual module's documents
 SAVE_AGAIN = (
@@ -40,6 +38,11 @@ GIT_LFS = b"version https://git-lfs"
 # Weights that no vector of a token depends on, so that they may be missing.
 UNUSED = re.compile(r"(^|\.)pooler\.")
 DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "README.md"]
+
+# safetensors' dtypes -> numpy's, which has no bf16.
+FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"}
+FORMER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+INTEGERS = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 
 commits: dict[str, str] = {}
 """Name of a hub model -> the commit that this process reads. A resumed run reads the commits of its
@@ -251,3 +254,97 @@ def _snapshot(name: str, repo: str, revision: str) -> Path:
             "hub: connect and try again, or give another model"
         )
     return folder
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The whole configuration; {} if it cannot be read."""
+    try:
+        config = json.loads((folder / CONFIG).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def add_to_config(folder: Path, matryoshka: Sequence[int], words_to_vectors: float) -> None:
+    """Add the widths that vectors may be truncated to, and the minimum of W / V."""
+    config = read_config(folder)
+    if matryoshka:
+        config[MATRYOSHKA] = sorted(set(matryoshka))
+    if words_to_vectors != 1:
+        config[WORDS_TO_VECTORS] = words_to_vectors
+    (folder / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def trained_dimensions(folder: Path) -> list[int]:
+    """The widths that a model was trained to truncate its vectors to."""
+    dimensions = read_config(folder).get(MATRYOSHKA)
+    return dimensions if isinstance(dimensions, list) else []
+
+
+def words_to_vectors_of(folder: Path) -> float:
+    """The minimum of W / V (words to vectors) in fused search (ranking/fusion.py); 1 by default."""
+    least = read_config(folder).get(WORDS_TO_VECTORS)
+    return max(1.0, float(least)) if isinstance(least, int | float) else 1.0
+
+
+def check_dimensions(folder: Path, dimensions: int) -> None:
+    """Raise RevelaError if a model was not trained for this number of dimensions (0: all)."""
+    trained = trained_dimensions(folder)
+    if dimensions and dimensions not in trained:
+        only = f"{', '.join(map(str, trained))} only" if trained else "all its dimensions only"
+        raise RevelaError(
+            f"--dimensions {dimensions}: {folder} was trained for {only}; "
+            "give one of those, or leave the flag away"
+        )
+
+
+class Weights:
+    """Reads tensors by name from all safetensors files directly in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._places: dict[str, tuple[Path, int, dict[str, Any]]] = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            with file.open("rb") as opened:
+                size = int.from_bytes(opened.read(8), "little")
+                header = json.loads(opened.read(size))
+            header.pop("__metadata__", None)
+            for name, about in header.items():
+                for former, new in FORMER.items():
+                    name = name.replace(former, new)
+                self._places[name] = file, 8 + size, about
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each tensor."""
+        return {name: tuple(about["shape"]) for name, (_, _, about) in self._places.items()}
+
+    def stored(self, name: str, integers: bool = False) -> NDArray[Any]:
+        """A tensor as stored; bf16 as its bits. Quantised weights are no ``integers``, as they have
+        a scale elsewhere.
+
+        Raises:
+            ValueError: the tensor is missing, its dtype is not supported, or the file is too short.
+        """
+        if name not in self._places:
+            raise ValueError(f"its weights lack {name}: {COPY_AGAIN}")
+        file, start, about = self._places[name]
+        dtype = (FLOATS | INTEGERS if integers else FLOATS).get(about["dtype"])
+        if dtype is None:
+            raise ValueError(f"{name} of {file.name} is {about['dtype']}, not fp16, bf16 or fp32")
+        place, shape = start + about["data_offsets"][0], tuple(about["shape"])
+        return np.asarray(np.memmap(file, dtype, "r", place, shape))
+
+    def fp32(self, name: str) -> NDArray[np.float32]:
+        """A tensor in fp32."""
+        return fp32(self.stored(name))
+
+
+def fp32(numbers: NDArray[Any]) -> NDArray[np.float32]:
+    """Convert floats, or the bits of bf16 (the upper half of fp32's), to fp32."""
+    if numbers.dtype == np.uint16:
+        bits = numbers.astype(np.uint32)
+        bits <<= 16  # in place: the table may be large
+        return bits.view(np.float32)
+    return numbers.astype(np.float32, copy=False)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from revela.encoders.model_files import name_of
-from revela.encoders.saved_config import read_config
+from revela.encoders.model_files import name_of, read_config
 from revela.errors import RevelaError
 
 

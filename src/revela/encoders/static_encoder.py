@@ -18,12 +18,10 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.encoders.base import Encoded, Role, TextEncoder
-from revela.encoders.model_files import modules_of
+from revela.encoders.base import Encoded, Role, TextEncoder, check_max_tokens, truncate
+from revela.encoders.model_files import Weights, fp32, modules_of, words_to_vectors_of
 from revela.encoders.prompts import OWN, Given, Prompts, prompts_of
-from revela.encoders.saved_config import words_to_vectors_of
-from revela.encoders.token_counter import TokenCounter, check_max_tokens, truncate
-from revela.encoders.weights import Weights, fp32
+from revela.encoders.token_counter import TokenCounter
 from revela.errors import QueryError, RevelaError, first_line
 
 READ_AHEAD = 1024  # texts that are tokenized at once

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from revela.errors import RevelaError
 from revela.text.words import split_evenly
 
 Spans = list[tuple[int, int]]
@@ -20,26 +19,6 @@ def special_tokens_of(tokenizer: Any) -> tuple[list[int], list[int]]:
     ids = tokenizer("a")["input_ids"]
     first = ids.index(plain[0])
     return ids[:first], ids[first + len(plain) :]
-
-
-def truncate(tokenizer: Any, max_tokens: int | None, side: str = "") -> None:
-    """Set the truncation of a tokenizer of the ``tokenizers`` library: the maximum of tokens (None:
-    do not truncate), and the side that is dropped ("": as before).
-    """
-    side = side or (tokenizer.truncation or {}).get("direction", "right")
-    if max_tokens is None:
-        tokenizer.no_truncation()
-    else:
-        tokenizer.enable_truncation(max_tokens, direction=side)
-
-
-def check_max_tokens(given: int, most: int | None, name: str) -> None:
-    """Raise RevelaError for a number of tokens that a model cannot read of a text; ``most`` is its
-    maximum, None for no limit.
-    """
-    if not 1 <= given <= (most or given):
-        limit = f" and at most {most:,}, which {name} reads" if most else ""
-        raise RevelaError(f"--max-tokens {given}: give at least 1{limit}")
 
 
 class TokenCounter:

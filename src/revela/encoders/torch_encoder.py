@@ -11,8 +11,8 @@ import numpy as np
 
 from revela.encoders import torch_model
 from revela.encoders.base import Encoded, Role, TextEncoder, Tokens
+from revela.encoders.model_files import words_to_vectors_of
 from revela.encoders.prompts import OWN, Given, Prompts
-from revela.encoders.saved_config import words_to_vectors_of
 from revela.quiet_libraries import silence_libraries
 from revela.types import Precision
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from revela.encoders.base import check_max_tokens, truncate
 from revela.encoders.bert import max_positions
 from revela.encoders.model_files import (
     SAVE_AGAIN,
@@ -25,7 +26,6 @@ from revela.encoders.model_files import (
 )
 from revela.encoders.prompts import OWN, Given, prompts_of
 from revela.encoders.static_encoder import check_tokens
-from revela.encoders.token_counter import check_max_tokens, truncate
 from revela.errors import QueryError, RevelaError, first_line
 from revela.terminal import loading_bar
 from revela.types import Precision

@@ -42,12 +42,3 @@ def rankings_of(indices_QK: NDArray[np.int64], scores_QK: Vectors) -> list[dict[
     """{passage: score} of each query, best first, from the result of ``top_k``."""
     rows = zip(indices_QK.tolist(), scores_QK.tolist(), strict=True)
     return [dict(zip(indices, scores, strict=True)) for indices, scores in rows]
-
-
-def shortened(vectors_ND: Vectors, width: int) -> Vectors:
-    """The first ``width`` dimensions, normalised again, (N, W); all of them for 0."""
-    if not 0 < width < vectors_ND.shape[1]:
-        return vectors_ND
-    cut_NW = vectors_ND[:, :width]
-    lengths_N1 = np.linalg.norm(cut_NW, axis=1, keepdims=True)
-    return np.asarray(cut_NW / np.maximum(lengths_N1, 1e-12), np.float32)

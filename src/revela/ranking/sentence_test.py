@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from revela.errors import QueryError
 from revela.ranking.bm25 import BM25
 from revela.ranking.calibration import Calibration, confidence_from
-from revela.ranking.exact import rankings_of, shortened, top_k
+from revela.ranking.exact import rankings_of, top_k
 from revela.ranking.fusion import DEPTH, Owner, as_chance, best_chunks, by_length, chance_of
 from revela.ranking.late_interaction import encode_packed, match_by_tokens, term_weights
 from revela.ranking.steps import (
@@ -41,7 +41,15 @@ from revela.ranking.steps import (
 from revela.text.chunk import ENDED, sentences
 from revela.text.code import without_docstring
 from revela.text.words import count_words, joined, words
-from revela.types import Encoder, QueryTokens, TokenEncoder, Vectors, evenly_spaced, hash64
+from revela.types import (
+    Encoder,
+    QueryTokens,
+    TokenEncoder,
+    Vectors,
+    evenly_spaced,
+    hash64,
+    shortened,
+)
 
 QUERIES, FEW = 400, 100  # maximum; of sentences, if there are fewer, parts of passages are added
 FEW_TOKENS = 50  # queries and passages that the chance of token vectors is measured on

@@ -18,8 +18,7 @@ import regex
 from numpy.typing import NDArray
 
 from revela.text.analyzer import ENGLISH_STOP_WORDS, Analyzer
-from revela.text.letters import LETTER, normalised
-from revela.text.whole_strings import JOINT, wholes
+from revela.text.letters import JOINT, LETTER, normalised, wholes
 
 QUERY = 1000  # characters of a query whose words are marked
 RARE = 0.25  # of the greatest idf: words below it are not marked, as they stand everywhere

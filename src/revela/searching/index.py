@@ -16,9 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from revela.encoders.model_files import fingerprint, resolve
+from revela.encoders.model_files import check_dimensions, fingerprint, resolve
 from revela.encoders.prompts import OWN, Given, Prompts, check_prompts
-from revela.encoders.saved_config import check_dimensions
 from revela.errors import QueryError, RevelaError
 from revela.files import writing
 from revela.ranking.calibration import Calibration

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from revela.text.endings import CODE, suffix
-from revela.text.headings import has_headings
+from revela.text.endings import CODE, has_headings, suffix
 
 _TAGS = (
     "a|abbr|b|blockquote|br|center|code|dd|details|div|dl|dt|em|figure|font|h[1-6]|hr|i|img|kbd|li|"

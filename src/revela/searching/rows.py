@@ -14,9 +14,8 @@ import numpy as np
 import regex
 
 from revela.errors import RevelaError
-from revela.ranking.exact import shortened
 from revela.searching.manifest import Info
-from revela.types import Value, Vectors
+from revela.types import Value, Vectors, shortened
 
 # Columns of a hit, before those of metadata.
 HIT_COLUMNS = ("id", "chunk", "title", "passage", "first_line", "first_page")

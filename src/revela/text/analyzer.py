@@ -6,7 +6,7 @@ of letters, digits and the marks that combine with them. Each run gives terms by
 - Where words are spaced: the word in lower case, without the vowel marks of Arabic and Hebrew, and
   stemmed (Snowball), unless it is a stop word; then without accents. Of an identifier such as
   ``getFileName`` the parts as well. In capitals, a stop word is a name (IT, US).
-- Strings with digits, and e-mail addresses: also the whole string (whole_strings.py), so that
+- Strings with digits, and e-mail addresses: also the whole string (letters.py), so that
   2024-05-06 differs from 2024-06-05.
 - Han, Kana and Hangul: single characters and pairs of neighbours. Thai, Lao, Khmer and Burmese:
   pairs and triples. Dictionaries are not needed for BM25 to rank well (research/notebook.md).
@@ -42,9 +42,10 @@ from revela.text.letters import (
     lowercase,
     normalised,
     script_of,
+    whole_terms,
+    wholes,
     without_accents,
 )
-from revela.text.whole_strings import whole_terms, wholes
 from revela.types import evenly_spaced
 
 # Code of a language -> Snowball's name.

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-from revela.text.endings import MARKDOWN, suffix
+from revela.text.endings import has_headings
 from revela.types import Document
 
 LONGEST = 200  # maximum characters of a heading in a chunk's title
@@ -41,11 +40,6 @@ class Heading(NamedTuple):
 
 
 END = Heading(sys.maxsize, 7, "", sys.maxsize, sys.maxsize)
-
-
-def has_headings(name: str) -> bool:
-    """Whether the document with this id is Markdown."""
-    return "." in name and suffix(Path(name)) in MARKDOWN
 
 
 def titles(document: Document, chunks: Sequence[str]) -> list[str]:

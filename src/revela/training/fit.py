@@ -135,7 +135,7 @@ def bake_context(
             load_context_encoder,
         )
         from revela.training.retriever.save import save_retriever
-    from revela.encoders.saved_config import trained_dimensions, words_to_vectors_of
+    from revela.encoders.model_files import trained_dimensions, words_to_vectors_of
 
     given = [name for name, value in vars(options).items() if value != getattr(FIT_OPTIONS, name)]
     unread = (*LAYER_SETTINGS, "language")

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 
-from revela.encoders.model_files import NEW, commits
-from revela.encoders.saved_config import words_to_vectors_of
+from revela.encoders.model_files import NEW, commits, words_to_vectors_of
 from revela.encoders.torch_model import uses_bf16
 from revela.files import remove_whole
 from revela.quiet_libraries import silence_libraries

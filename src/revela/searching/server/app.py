@@ -28,7 +28,6 @@ from starlette.middleware import Middleware
 
 from revela import __version__
 from revela.errors import QueryError
-from revela.ranking.exact import shortened
 from revela.ranking.rerank_texts import by_tokens
 from revela.ranking.steps import check_query
 from revela.searching.filters import OWN_COLUMNS
@@ -49,7 +48,7 @@ from revela.searching.server.routing import (
 from revela.searching.server.schemas import EmbeddingRequest, RerankRequest, SearchRequest
 from revela.searching.snippets import Snippet, distinct, heading_of
 from revela.searching.word_search import Words
-from revela.types import Hits, TokenEncoder, Vectors
+from revela.types import Hits, TokenEncoder, Vectors, shortened
 
 THREADS = 4  # for searches
 RETRY_SECONDS = 10  # while an index is being made

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from revela.encoders.embedded import cache_folder
 from revela.errors import RevelaError
+from revela.files import cache_folder
 from revela.terminal import progress_bar
 from revela.text.chunk import chunk_all
 from revela.text.dedupe import near_duplicates

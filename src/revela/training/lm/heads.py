@@ -33,10 +33,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from revela.encoders.embedded import cache_folder
 from revela.encoders.model_files import fingerprint
 from revela.errors import RevelaError
-from revela.files import atomic_write
+from revela.files import atomic_write, cache_folder
 from revela.training.device import sent
 from revela.training.distributed import from_rank_zero, is_rank_zero
 from revela.training.lm.language_model import LanguageModel

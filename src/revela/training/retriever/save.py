@@ -17,8 +17,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
-from revela.encoders.model_files import CONTEXT
-from revela.encoders.saved_config import add_to_config
+from revela.encoders.model_files import CONTEXT, add_to_config
 from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
 from revela.files import disk_errors, flush, make_readable
