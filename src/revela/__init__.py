@@ -50,13 +50,13 @@ __all__ = [
 
 _HOMES = {
     "Retriever": "api",
-    "Index": "index.index",
-    "search": "index.folder_index",
-    "RevelaError": "errors",
     "evaluate": "api",
-    "fit": "retriever.fit",
-    "rerank": "index.rerank_texts",
-    "LabelFreeEvaluator": "evaluation.evaluator",
+    "Index": "searching.index",
+    "search": "searching.folder_index",
+    "rerank": "ranking.rerank_texts",
+    "fit": "training.retriever.fit",
+    "LabelFreeEvaluator": "training.evaluator",
+    "RevelaError": "errors",
     "Document": "types",
     "Hit": "types",
 }

@@ -8,7 +8,6 @@ import random
 from functools import cache
 
 import pytest
-from test_language import TEXTS
 
 from conftest import SHARED
 from revela.encoders import default_model
@@ -16,6 +15,7 @@ from revela.encoders.default_model import installed_model, suited_model
 from revela.encoders.embedded import E5, MINILM
 from revela.errors import RevelaError
 from revela.text.analyzer import other_languages
+from tests.text.test_language import TEXTS
 
 ENGLISH = "The houses of the town were built in the last century and are standing to this day."
 CODE = "def read(path: Path) -> list[str]:\n    return [x for x in path.open() if x != '\\n']\n"

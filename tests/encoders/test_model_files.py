@@ -17,7 +17,7 @@ from conftest import make_rows
 from revela.encoders import embedded, model_files
 from revela.errors import RevelaError
 from revela.training.find_model import find_weights
-from revela.training.settings import Recipe
+from revela.training.settings import Recipe, Retriever
 from revela.types import Document
 
 # The client that the library uses: httpx, or httpx2 from version 2 on.
@@ -55,7 +55,7 @@ def test_a_missing_wheel_names_its_package(monkeypatch):
         model_files.resolve("embedded:smollm2-135m")
 
 
-REPO = model_files.Retriever.model
+REPO = Retriever.model
 FILES = {
     "config.json": b"{}",
     "tokenizer.json": b"{}",

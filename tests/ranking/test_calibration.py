@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from letters import Letters
 
 from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25
@@ -19,6 +18,7 @@ from revela.searching.manifest import Indexing, Info
 from revela.text.spool import arrow_list
 from revela.text.words import count_words
 from revela.types import PERHAPS, SURE, Document, Hit, Hits
+from tests.searching.letters import Letters
 
 
 class Blind(Letters):

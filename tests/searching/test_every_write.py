@@ -16,7 +16,6 @@ import pytest
 from lancedb.db import LanceDBConnection
 from lancedb.table import LanceTable
 from letters import WORDS, Letters, counts_of, documents, rows_of
-from test_language import HOMES, NOTE
 
 from revela.errors import RevelaError
 from revela.ranking.bm25 import TermCounts
@@ -29,6 +28,7 @@ from revela.searching.rows import searched
 from revela.searching.state import State, is_finished, is_index
 from revela.searching.table import lance_errors
 from revela.types import Document
+from tests.text.test_language import HOMES, NOTE
 
 DOCS = documents(14)
 CHANGED = [Document("d3", "hhhh abba."), Document("d5", DOCS[5].text + " gggg.", DOCS[5].title)]

@@ -12,13 +12,13 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "corpus" / "readers"))
 from letters import build, extend, rows_of
-from test_office import docx
 
 from revela.text.parts import DocumentReader, parts_of
 from revela.text.readers import read_sources
 from revela.text.readers.common import ReadReport
 from revela.text.readers.rows import Fields
 from revela.types import Document
+from tests.text.readers.test_office import docx
 
 FILLER = "Much is said before the end of it comes. " * 30
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from letters import Letters, build, extend
 
 from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25
@@ -21,6 +20,7 @@ from revela.searching.index import Index
 from revela.text.analyzer import Analyzer, check_language, detect
 from revela.text.letters import normalised, wholes
 from revela.types import Document
+from tests.searching.letters import Letters, build, extend
 
 TEXTS = {
     "de": "Die Häuser der Stadt wurden im vergangenen Jahrhundert gebaut und stehen noch heute.",

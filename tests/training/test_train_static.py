@@ -68,7 +68,7 @@ def test_every_objective_trains_a_table(recipe, documents, table_folder, tmp_pat
     assert sorted(losses(out)) == [1, 2, 3] and all(np.isfinite(list(losses(out).values())))
     after = load_encoder(out, "auto")
     assert isinstance(after, StaticEncoder) and after.words_to_vectors == WORDS_TO_VECTORS
-    assert (after.query_prompt, after.passage_prompt) == ("ocean00 ", "")
+    assert after.prompts == ("ocean00 ", "")
     texts = [document.text for document in documents[:20]]
     old, new = before.encode_passages(texts), after.encode_passages(texts)
     assert new.shape[1] == 2 * old.shape[1]

@@ -16,10 +16,11 @@ from small import build
 
 from conftest import make_rows
 from revela import Document, Index, Retriever, RevelaError, search
+from revela.encoders import torch_model
 from revela.encoders.load import load_encoder
 from revela.encoders.model_files import modules_of, resolve
 from revela.encoders.torch_model import open_model
-from revela.training import device, settings
+from revela.training import settings
 from revela.training.retriever.build import build_retriever
 
 TEXTS = [" ".join(row["text"].split()[:4]) for row in make_rows(12)]  # a chunk each
@@ -152,7 +153,7 @@ def test_weights_of_any_precision_are_read_as_fp32(
 ):
     folder = make(kind, tiny_lm_folder, tmp_path / "model")
     SentenceTransformer(str(folder)).to(dtype).save_pretrained(str(folder))
-    monkeypatch.setattr(device, "has_fast_bf16", lambda device: True)
+    monkeypatch.setattr(torch_model, "has_fast_bf16", lambda device: True)
     expected = stock_vectors(folder)
     for precision, most in (("fp32", 1e-5), ("auto", 0.05)):
         encoder = load_encoder(folder, precision)

@@ -9,7 +9,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from letters import Letters, build, documents, extend, reopen
 
 from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25
@@ -24,6 +23,7 @@ from revela.ranking.late_interaction import (
 )
 from revela.text.analyzer import Analyzer
 from revela.types import Document
+from tests.searching.letters import Letters, build, documents, extend, reopen
 
 DOCS = documents(40)
 
