@@ -257,7 +257,6 @@ def test_bad_corpora_are_one_sentence_and_leave_nothing(
                 ("--append",),
                 ("--model x",),
                 ("--metadata year",),
-                ("--context none",),
                 ("--keep-tokens",),
                 ("--text-field body",),
                 ("--precision fp32",),

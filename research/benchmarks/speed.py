@@ -28,8 +28,9 @@ from research.benchmarks.steps import Row, in_turn, print_row, ratio, timed
 from revela.encoders.model_files import resolve
 from revela.encoders.torch_model import has_fast_bf16
 from revela.quiet_libraries import silence_libraries
-from revela.text.chunk import chunk_all, sentences
+from revela.text.chunk import chunk_all
 from revela.text.load import read_corpus
+from revela.text.sentences import sentences
 from revela.text.spool import ArrowList, arrow_list
 from revela.training.device import autocast
 from revela.training.distributed import available_cores

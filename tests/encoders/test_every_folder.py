@@ -182,7 +182,7 @@ def test_service_and_evaluation(name, tiny_tokenizer, tmp_path):
     pytest.importorskip("fastapi")
     from starlette.testclient import TestClient
 
-    from revela.evaluation.evaluate import evaluate
+    from revela import evaluate
     from revela.searching.server import Access, Limits
     from revela.searching.server.app import Service
     from revela.searching.server.encoding import ServedModel

@@ -361,12 +361,12 @@ def test_searches_and_services_need_no_torch(kept, saved_retriever, tmp_path):
 
 
 def test_an_export_that_fails_is_only_logged(saved_retriever, tmp_path, monkeypatch, caplog):
-    from revela.training.retriever import onnx_export
+    from revela.encoders import graph_export
 
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(onnx_export, "_write_graph", lambda *_: None)
-    monkeypatch.setattr(onnx_export, "open_export", lambda *_: None)
-    monkeypatch.setattr(onnx_export, "difference", lambda *_: 2e-4)
+    monkeypatch.setattr(graph_export, "_write_graph", lambda *_: None)
+    monkeypatch.setattr(graph_export, "open_export", lambda *_: None)
+    monkeypatch.setattr(graph_export, "difference", lambda *_: 2e-4)
     with caplog.at_level("INFO", "revela"):
         keep_graph(saved_retriever)
     assert "is read by torch at each start (this model gives other vectors" in caplog.text
@@ -462,7 +462,7 @@ def test_an_embedded_model_is_not_compared(tmp_path, monkeypatch):
 def test_tokens_are_read_under_the_lock(saved_retriever, monkeypatch):
     """Each call of a tokenizer of transformers changes its truncation."""
     encoder = TorchEncoder.load(saved_retriever, "fp32")
-    tokenizer, calls = encoder.retriever.tokenizer, []
+    tokenizer, calls = encoder.model.tokenizer, []
     plain = type(tokenizer).__call__
 
     def locked(self, *given, **how):

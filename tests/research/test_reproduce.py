@@ -13,7 +13,7 @@ from research import reproduce
 from revela.cli.main import prepare
 from revela.cli.recipe_flags import recipes_of
 from revela.evaluation.results import Comparison, CurvePoint, read_results
-from revela.text.chunk import sentences
+from revela.text.sentences import sentences
 from revela.training.settings import Recipe
 from tests.collection_folder import write_lines
 from tests.research.test_recipes import write_judged

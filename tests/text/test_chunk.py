@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import SHARED
-from revela.text.chunk import chunk, sentences
+from revela.text.chunk import chunk
+from revela.text.sentences import sentences
 from revela.text.words import count_words
 from revela.types import Document
 

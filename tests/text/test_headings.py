@@ -6,8 +6,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from revela.text.chunk import chunk, sentences
+from revela.text.chunk import chunk
 from revela.text.headings import first_heading, sections, titles
+from revela.text.sentences import sentences
 from revela.text.words import count_words
 from revela.types import Document
 

@@ -46,11 +46,10 @@ def compare(
         A TOML file of settings, below flags and over every preset. Each table [variants.NAME] in it
         is run beside the others: see research/recipes.
     """
-    from revela.training.held_out import read_training_set
-
     with extra("train", "revela compare"):
         from revela.training.compare import compare as run
         from revela.training.distributed import check_single_process
+        from revela.training.held_out import read_training_set
         from revela.training.record import Provenance
 
     check_single_process()

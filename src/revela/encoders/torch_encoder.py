@@ -102,8 +102,8 @@ class TorchEncoder(TextEncoder):
         special, begin = {*tokenizer.all_special_ids}, self.prompt_length(role)
         ids, mask = features["input_ids"].tolist(), features["attention_mask"].tolist()
         kept = [i for i, token in enumerate(ids) if mask[i] and token not in special][begin:]
-        states_LW = torch_model.unit_states(self.model, features["token_embeddings"]).cpu()
+        states_LW = torch_model.token_vectors(self.model, features["token_embeddings"])
         read = tokenizer(getattr(self.prompts, role) + text, return_offsets_mapping=True)
         places = zip(read["input_ids"], read["offset_mapping"], strict=True)
         spans = [place for token, place in places if token not in special][begin:]
-        return states_LW[kept].numpy(), spans[: len(kept)]
+        return states_LW[kept], spans[: len(kept)]

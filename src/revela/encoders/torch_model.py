@@ -28,7 +28,7 @@ from revela.encoders.prompts import OWN, Given, prompts_of
 from revela.encoders.static_encoder import check_tokens
 from revela.errors import QueryError, RevelaError, first_line
 from revela.terminal import loading_bar
-from revela.types import Precision
+from revela.types import Precision, Vectors
 
 if TYPE_CHECKING:
     import torch
@@ -306,7 +306,15 @@ def unit_states(model: SentenceTransformer, states: Tensor) -> Tensor:
     linear = next((part.linear for part in after if isinstance(part, modules.Dense)), None)
     if linear is not None and linear.in_features == states.shape[-1]:
         states = linear(states)
-    return normalize(states.float(), dim=-1).detach()
+    return normalize(states.float(), dim=-1)
+
+
+def token_vectors(model: SentenceTransformer, states: Tensor) -> Vectors:
+    """``unit_states`` without gradients, on the CPU."""
+    import torch
+
+    with torch.inference_mode():
+        return unit_states(model, states).cpu().numpy()
 
 
 def has_fast_bf16(device: torch.device) -> bool:

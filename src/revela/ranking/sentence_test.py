@@ -38,8 +38,8 @@ from revela.ranking.steps import (
     runner_up,
     scores_of,
 )
-from revela.text.chunk import ENDED, sentences
 from revela.text.code import without_docstring
+from revela.text.sentences import ENDED, sentences
 from revela.text.words import count_words, joined, words
 from revela.types import (
     Encoder,

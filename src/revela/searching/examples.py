@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from revela.searching.plain_lines import lines_of
 from revela.searching.snippets import heading_of
-from revela.text.chunk import sentences
+from revela.text.sentences import sentences
 from revela.text.words import count_words
 from revela.types import Hit, evenly_spaced
 

@@ -16,8 +16,8 @@ import regex
 
 from revela.searching.highlight import HighlightTerms, Match
 from revela.searching.plain_lines import Line, lines_of, plain
-from revela.text.chunk import sentences
 from revela.text.endings import has_headings
+from revela.text.sentences import sentences
 from revela.types import Hit
 
 CHARACTERS, LINES = 300, 6  # of a snippet, at most; characters of double width count twice

@@ -4,46 +4,25 @@ The chunks of a document, joined, are its text. A sentence or a line is cut only
 longer than a chunk, and then between words (text/words.py), at white space if there is any. In
 Markdown, a chunk begins at a heading; a long section has several chunks.
 
-This splitter reads 25 to 54 MB/s; pysbd reads 0.14 and semchunk 5. It handles closing quotes and
-full stops that end no sentence (text/full_stops.py). In doubt it sees no boundary.
+This splitter reads 25 to 54 MB/s; pysbd reads 0.14 and semchunk 5.
 """
 
 from __future__ import annotations
 
 import functools
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from revela.text.code import join_at, split_lines, units, warn_if_no_grammar
-from revela.text.full_stops import goes_on
 from revela.text.headings import Section, sections
 from revela.text.parallel import batches, ordered_map
-from revela.text.words import CLOSING, MARKS, count_words, words
+from revela.text.sentences import sentences
+from revela.text.words import count_words, words
 from revela.types import Chunk, Document
 
 PASSAGE_WORDS = 120  # default maximum of a passage that is searched
 BATCH = 2**20  # characters per task of a worker process
-# Marks that end a sentence only before white space; and marks that need no white space (Unicode's
-# Sentence_Terminal, without the full-width full stop, which numbers also have).
-_SPACED = ".!?\u2026"
-_ENDS = (
-    "\u0589\u061d-\u061f\u06d4\u0700-\u0702\u07f9\u0964\u0965\u104a\u104b\u1362\u1367\u1368"
-    "\u166e\u17d4\u17d5\u1803\u1809\u1944\u1945\u1b5a\u1b5b\u1c3b\u1c3c\u203c\u203d\u2047-\u2049"
-    "\u3002\ua4ff\ua8ce\ua8cf\ua92f\ua9c8\ua9c9\uabeb\ufe56\ufe57\uff01\uff1f\uff61"
-)
-_MARK = f"[{_SPACED}{_ENDS}]"
-# Searching is twice as fast for a pattern that begins with one set of characters. A run of marks is
-# tried only at its first mark; otherwise time would grow with the square of its length.
-_BOUNDARY = re.compile(
-    f"[{_SPACED}{_ENDS}\n](?:(?<=\n)[ \t\r]*+\n\\s*+"
-    f"|(?<!\n)(?<!{_MARK}{_MARK}){_MARK}*+(?:[{CLOSING}]*+\\s++"
-    # A comma continues the sentence, and so does \u3068 (to) after a quotation.
-    f"|(?<=[{_ENDS}])(?:[{CLOSING}]++(?!\u3068)|(?![{CLOSING}])){MARKS}"
-    "(?![\u3001\uff0c])))"
-)
-ENDED = re.compile(f"(?:{_MARK})[{CLOSING}]*$")  # the end of a text that ends a sentence
 _PAUSES = ",;:\u060c\u061b\u3001\uff0c\uff1a\uff1b"
 
 
@@ -124,24 +103,6 @@ def _cut(document: Document, index: int, lengths: Iterable[int]) -> Iterator[Chu
         start += length
         if piece.strip():
             yield Chunk(index, piece)
-
-
-def sentences(text: str) -> list[str]:
-    """Split prose after the ends of sentences and at blank lines; joined, they are the text.
-
-    >>> sentences("Dr. Smith saw 3.5 mg. It works.")
-    ['Dr. Smith saw 3.5 mg. ', 'It works.']
-    """
-    out, start = [], 0
-    for match in _BOUNDARY.finditer(text):
-        place, end, mark = match.start(), match.end(), match.group()[0]
-        if mark in _SPACED and goes_on(text, start, place, end):
-            continue
-        out.append(text[start:end])
-        start = end
-    if start < len(text):
-        out.append(text[start:])
-    return out
 
 
 def _fit(pieces: Iterable[str], max_words: int) -> Iterator[tuple[str, int]]:

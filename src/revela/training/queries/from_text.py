@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from revela.text.chunk import sentences
 from revela.text.code import documented_functions
+from revela.text.sentences import sentences
 from revela.text.words import count_terms, splits_word, terms
 from revela.types import Chunk, Document, hash64
 

@@ -1,4 +1,5 @@
-"""Recognise full stops that end no sentence: in abbreviations, initials, ordinals and list numbers.
+"""Split prose into sentences. Closing quotes belong to the sentence; full stops in abbreviations,
+initials, ordinals and list numbers do not end it. In doubt there is no boundary.
 
 If a full stop may be both, as in "He lives in the U.S. It is large", no end is seen.
 """
@@ -7,6 +8,27 @@ from __future__ import annotations
 
 import re
 
+from revela.text.words import CLOSING, MARKS
+
+# Marks that end a sentence only before white space; and marks that need no white space (Unicode's
+# Sentence_Terminal, without the full-width full stop, which numbers also have).
+_SPACED = ".!?\u2026"
+_ENDS = (
+    "\u0589\u061d-\u061f\u06d4\u0700-\u0702\u07f9\u0964\u0965\u104a\u104b\u1362\u1367\u1368"
+    "\u166e\u17d4\u17d5\u1803\u1809\u1944\u1945\u1b5a\u1b5b\u1c3b\u1c3c\u203c\u203d\u2047-\u2049"
+    "\u3002\ua4ff\ua8ce\ua8cf\ua92f\ua9c8\ua9c9\uabeb\ufe56\ufe57\uff01\uff1f\uff61"
+)
+_MARK = f"[{_SPACED}{_ENDS}]"
+# Searching is twice as fast for a pattern that begins with one set of characters. A run of marks is
+# tried only at its first mark; otherwise time would grow with the square of its length.
+_BOUNDARY = re.compile(
+    f"[{_SPACED}{_ENDS}\n](?:(?<=\n)[ \t\r]*+\n\\s*+"
+    f"|(?<!\n)(?<!{_MARK}{_MARK}){_MARK}*+(?:[{CLOSING}]*+\\s++"
+    # A comma continues the sentence, and so does \u3068 (to) after a quotation.
+    f"|(?<=[{_ENDS}])(?:[{CLOSING}]++(?!\u3068)|(?![{CLOSING}])){MARKS}"
+    "(?![\u3001\uff0c])))"
+)
+ENDED = re.compile(f"(?:{_MARK})[{CLOSING}]*$")  # the end of a text that ends a sentence
 # By language; without single letters, and without abbreviations with full stops inside, like z.B.
 # and т.д.
 _ABBREVIATIONS = frozenset(
@@ -77,7 +99,25 @@ _AFTER_ORDINAL = frozenset(
 _SENTENCE_LEFT = 32  # characters before a full stop to consider
 
 
-def goes_on(text: str, start: int, place: int, end: int) -> bool:
+def sentences(text: str) -> list[str]:
+    """Split prose after the ends of sentences and at blank lines; joined, they are the text.
+
+    >>> sentences("Dr. Smith saw 3.5 mg. It works.")
+    ['Dr. Smith saw 3.5 mg. ', 'It works.']
+    """
+    out, start = [], 0
+    for match in _BOUNDARY.finditer(text):
+        place, end, mark = match.start(), match.end(), match.group()[0]
+        if mark in _SPACED and _goes_on(text, start, place, end):
+            continue
+        out.append(text[start:end])
+        start = end
+    if start < len(text):
+        out.append(text[start:])
+    return out
+
+
+def _goes_on(text: str, start: int, place: int, end: int) -> bool:
     """Whether a sentence goes on after a mark that is followed by white space.
 
     Args:
@@ -111,7 +151,7 @@ def goes_on(text: str, start: int, place: int, end: int) -> bool:
 
 
 def _is_no_end(text: str, start: int, place: int, end: int) -> bool:
-    """``goes_on``, for a full stop after a short word, a number or the like."""
+    """``_goes_on``, for a full stop after a short word, a number or the like."""
     parts = text[max(start, place - _SENTENCE_LEFT) : place].split()
     if not parts:
         return False
