@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from revela.encoders import torch_model
 from revela.encoders.base import Encoded, Role, TextEncoder, Tokens
 from revela.encoders.model_files import words_to_vectors_of
@@ -92,9 +90,7 @@ class TorchEncoder(TextEncoder):
                 found = encode(batch, output_value=None, batch_size=size, show_progress_bar=False)
                 if with_tokens:
                     tokens = [self._tokens(*pair, role) for pair in zip(batch, found, strict=True)]
-            vectors_BD = np.stack([text["sentence_embedding"].float().cpu() for text in found])
-            norms_B1 = np.linalg.norm(vectors_BD, axis=1, keepdims=True)
-            yield Encoded(rows, vectors_BD / np.maximum(norms_B1, 1e-12), tokens)
+            yield Encoded(rows, torch_model.unit_vectors(found), tokens)
 
     def _tokens(self, text: str, features: Any, role: Role) -> Tokens:
         """A text's tokens, without padding, special tokens and the tokens of the prompt."""

@@ -317,6 +317,16 @@ def token_vectors(model: SentenceTransformer, states: Tensor) -> Vectors:
         return unit_states(model, states).cpu().numpy()
 
 
+def unit_vectors(features: Sequence[dict[str, Tensor]]) -> Vectors:
+    """The vectors (B, D) of encoded texts, of length one."""
+    import torch
+    from torch.nn.functional import normalize
+
+    with torch.inference_mode():
+        vectors_BD = torch.stack([text["sentence_embedding"] for text in features]).float()
+        return normalize(vectors_BD, dim=-1).cpu().numpy()
+
+
 def has_fast_bf16(device: torch.device) -> bool:
     """Whether bf16 matrix products are native on this device; emulated ones are slow."""
     import torch

@@ -32,9 +32,7 @@ class Cluster:
     """A Ray cluster, and how to divide it."""
 
     address: str = ""  # of a running cluster, or "auto" for this machine's; "": start Ray here
-    workers: int = (
-        0  # actors that hold a model; 0: one per GPU, without GPUs one per two processors
-    )
+    workers: int = 0  # actors that hold a model; 0: one per GPU, or one per two processors
     gpus_per_worker: float = 1.0
 
 
