@@ -762,7 +762,7 @@ def test_a_full_disk_is_one_sentence_anywhere(monkeypatch, refused, tmp_path):
     def full(*_args, **_more):
         raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "x"))
 
-    monkeypatch.setattr("revela.searching.follow.Scan", full)
+    monkeypatch.setattr("revela.searching.sync.Scan", full)
     flags = (f"--out {tmp_path / 'out'} --model embedded:minilm-l6",)
     assert "x cannot be written (no space" in refused("index", tmp_path, *flags)
 

@@ -36,11 +36,11 @@ import numpy as np
 from research.benchmarks.options import RESEARCH, parser_of
 from revela.cli.index import index as make_index
 from revela.searching.folder_index import bytes_of
-from revela.searching.follow import follow
 from revela.searching.index import Index
 from revela.searching.manifest import Indexing, Info
 from revela.searching.rows import Stored, arrow_rows
 from revela.searching.state import read_info
+from revela.searching.sync import follow
 from revela.searching.table import CELLS, Table, table_uri
 
 BATCH = 2**17  # rows made at a time

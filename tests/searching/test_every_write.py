@@ -21,11 +21,11 @@ from revela.errors import RevelaError
 from revela.ranking.bm25 import TermCounts
 from revela.searching import state
 from revela.searching.folder_index import _keep_in_step
-from revela.searching.follow import HALF
 from revela.searching.index import Index
 from revela.searching.manifest import Indexing, Info
 from revela.searching.rows import searched
 from revela.searching.state import State, is_finished, is_index
+from revela.searching.sync import HALF
 from revela.searching.table import lance_errors
 from revela.types import Document
 from tests.text.test_language import HOMES, NOTE
@@ -178,7 +178,7 @@ COMMANDS = {
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr("revela.searching.ingest.BATCH", 150)  # a few commits
-    monkeypatch.setattr("revela.searching.follow.FRESH_NS", 0)
+    monkeypatch.setattr("revela.searching.sync.FRESH_NS", 0)
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ from letters import Letters, build
 
 import revela
 from revela.ranking.calibration import Calibration
-from revela.searching.changes import Changes
 from revela.searching.index import Index
 from revela.searching.ingest import has_words
 from revela.searching.manifest import Indexing, Info
 from revela.searching.rows import name_of, searched
 from revela.searching.table import Table
 from revela.searching.word_search import Words
+from revela.searching.writer import Changes
 from revela.types import Document
 
 NAMES = ["holiday plan.txt", "holidayPlan.md", "holiday_plan.pdf", "2024/holiday-plan.docx"]

@@ -16,11 +16,11 @@ import pytest
 from letters import WORDS, Letters, rows_of, wanted_rows
 
 from revela.errors import RevelaError
-from revela.searching import follow, ingest, table
+from revela.searching import ingest, sync, table
 from revela.searching.folder_index import sync_periodically
-from revela.searching.follow import Synced
 from revela.searching.index import Index
 from revela.searching.manifest import Indexing, Info
+from revela.searching.sync import Synced
 from revela.text.load import read_corpus
 from revela.types import Document
 
@@ -114,7 +114,7 @@ def test_a_file_is_read_if_its_digest_is_another(synced):
 def test_a_file_of_the_same_size_and_time_is_read_again(synced, monkeypatch, how):
     """As after cp -p, rsync -t or an unpacked archive."""
     index, docs = synced
-    monkeypatch.setattr(follow, "FRESH_NS", 0)  # files were written long ago
+    monkeypatch.setattr(sync, "FRESH_NS", 0)  # files were written long ago
     (docs / "d0.txt").touch()
     assert index.sync() == Synced(unchanged=12)
     before, text = (docs / "d1.txt").stat(), TEXTS["d1"].replace("abba1", "dada1")
@@ -269,7 +269,7 @@ def test_files_are_read_again_by_newer_readers_which_say_so(synced, monkeypatch,
     index, _ = synced
     caplog.set_level("INFO")
     assert index.sync() == Synced(unchanged=12) and "earlier version" not in caplog.text
-    monkeypatch.setattr(follow, "VERSION", follow.VERSION + 1)
+    monkeypatch.setattr(sync, "VERSION", sync.VERSION + 1)
     read = []
 
     def newer(file, fields, report):
@@ -278,7 +278,7 @@ def test_files_are_read_again_by_newer_readers_which_say_so(synced, monkeypatch,
         yield Document(file.name, text)
 
     with monkeypatch.context() as patch:
-        patch.setattr("revela.searching.follow.read_file", newer)
+        patch.setattr("revela.searching.sync.read_file", newer)
         assert index.sync() == Synced(changed=1, unchanged=11)
     assert len(read) == 12 and "by readers of an earlier version" in caplog.text
     assert index.search("bullet", 1, "lexical")[0].id == "d3.txt"

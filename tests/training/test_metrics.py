@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from revela.errors import RevelaError
-from revela.training import loop
-from revela.training.loop import row_batches, sides
 from revela.training.metrics import Budget, Metrics
 from revela.training.retriever.tokens import split_in_half
+from revela.training.step import row_batches, sides
 
 
 def test_progress_follows_the_nearer_limit():
@@ -94,8 +93,8 @@ def test_a_step_lasts_until_the_device_has_computed_the_one_before(monkeypatch):
 
         return wait
 
-    monkeypatch.setattr(loop, "work_so_far", work_so_far)
-    monkeypatch.setattr(loop.time, "monotonic", lambda: now)
+    monkeypatch.setattr(step, "work_so_far", work_so_far)
+    monkeypatch.setattr(step.time, "monotonic", lambda: now)
     watch, laps = loop.Stopwatch(torch.device("cpu")), []
     for step in range(20):
         now += 0.1

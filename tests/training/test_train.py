@@ -29,7 +29,6 @@ from revela.training.checks import NO_CHECKS, CheckPlan
 from revela.training.groups.dataset import training_chunks
 from revela.training.groups.order import IterativeGroups
 from revela.training.lm.heads import save_heads
-from revela.training.loop import BatchReader
 from revela.training.methods.base import ChunkBatches
 from revela.training.methods.revela import RevelaLoss
 from revela.training.metrics import Budget, Progress
@@ -37,6 +36,7 @@ from revela.training.record import Provenance, output_folder
 from revela.training.retriever.card import Card, metadata_of
 from revela.training.settings import OBJECTIVES as NAMES
 from revela.training.settings import InBatch, Objective, Recipe, objective_class, presets
+from revela.training.step import BatchReader
 from revela.training.train import train
 from revela.types import Document
 

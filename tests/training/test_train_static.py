@@ -18,13 +18,13 @@ from revela.encoders.load import load_encoder
 from revela.encoders.static_encoder import StaticEncoder
 from revela.errors import RevelaError
 from revela.text.analyzer import Analyzer
-from revela.training.loop import make_optimizer
 from revela.training.methods.contrastive import ContrastiveLoss
 from revela.training.retriever.build import untrained_retriever
 from revela.training.retriever.fit import WORDS_TO_VECTORS
 from revela.training.retriever.save import save_retriever
 from revela.training.retriever.static_from_words import build_word_table
 from revela.training.settings import presets
+from revela.training.step import make_optimizer
 from revela.training.train import train
 
 SENTENCES = {"queries": "telling-sentence"}

@@ -22,12 +22,12 @@ RUN = """
 import json, sys
 from pathlib import Path
 from revela import Retriever, evaluate
-from revela.training.run import train
+from revela.training.train_on_files import train_on_files
 from revela.training.settings import Recipe
 
 lm, corpus, collection, out, settings = sys.argv[1:]
 recipe = Recipe.of(model=lm, lm=lm, **json.loads(settings))
-train([Path(corpus)], Path(out), recipe)
+train_on_files([Path(corpus)], Path(out), recipe)
 scores = evaluate([out], [collection])
 vectors = Retriever(out).encode_passages(["ocean01 ocean02"])
 print(json.dumps([sorted(scores["sea"]), len(vectors)]))

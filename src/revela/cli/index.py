@@ -31,9 +31,9 @@ from revela.text.load import READING, Reading
 from revela.types import Precision
 
 if TYPE_CHECKING:
-    from revela.searching.follow import Synced
     from revela.searching.index import Index
     from revela.searching.ingest import Added
+    from revela.searching.sync import Synced
     from revela.types import Document
 
 INDEXING, COMMIT_EVERY = Indexing(), 10**6
@@ -203,8 +203,8 @@ class Job:
 
 def write_by_file(job: Job) -> tuple[Index, Synced]:
     """Make an index that records its files."""
-    from revela.searching.follow import Scan, follow
     from revela.searching.ingest import metadata_columns
+    from revela.searching.sync import Scan, follow
 
     job.opened(append=False)
     scan = Scan(job.corpus, job.reading, job.metadata)
@@ -250,7 +250,7 @@ def write_by_ray(
 
 def follow_recorded(job: Job, yes: bool) -> tuple[Index, Synced]:
     """Bring an index in step with the corpus, or with what it was made of."""
-    from revela.searching.follow import HALF, NONE, follow
+    from revela.searching.sync import HALF, NONE, follow
 
     index, reading = job.existing(), None if job.reading == READING else job.reading
     with index.changes() as changes:

@@ -165,7 +165,7 @@ class IndexOpener:
 
     def _run(self) -> None:
         from revela.searching.folder_index import open_any, sync_periodically
-        from revela.searching.follow import ALL
+        from revela.searching.sync import ALL
 
         path, model, prompts = self._asked
         try:

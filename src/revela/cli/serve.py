@@ -90,8 +90,8 @@ def serve(
     listening = listen(host, port)
 
     from revela.searching.folder_index import SYNC_SECONDS, open_any, sync_periodically
-    from revela.searching.follow import ALL, HALF
     from revela.searching.state import is_index
+    from revela.searching.sync import ALL, HALF
 
     local = is_loopback(listening.getsockname()[0])
     access = Access(token, local_only=local and token is None)

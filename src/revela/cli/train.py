@@ -53,11 +53,11 @@ def train(
     with extra("train", "training"):
         from revela.training.distributed import joined
     from revela.evaluation.results import outcome_in_words
-    from revela.training.run import train as run
+    from revela.training.train_on_files import train_on_files
 
     with joined():
         recipe = recipe_of(preset, recipe_file, given)
-        result = run(corpus, out, recipe, resume=resume, command=command_line())
+        result = train_on_files(corpus, out, recipe, resume=resume, command=command_line())
         outcome = result.outcome
         print(outcome_in_words(outcome.before, outcome.after, outcome.kept))
         if result.scores:

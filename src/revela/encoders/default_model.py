@@ -18,7 +18,7 @@ def suited_model(texts: Sequence[str]) -> tuple[str, str]:
     """The embedder that suits texts, installed or not, and why.
 
     Texts are English if fewer of them are in other languages than a language needs for a stemmer
-    of its own (``language.MIN_SHARE``).
+    of its own (``analyzer.MIN_SHARE``).
     """
     others = other_languages(texts)
     share = sum(others.values())

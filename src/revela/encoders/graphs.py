@@ -1,7 +1,7 @@
 """Open a retriever's folder as a graph, in the precision that is fastest on this processor.
 
 The graph is built from a BERT's weights, or read from the folder's own ONNX or OpenVINO file, or
-from the export of retriever/onnx_export.py in the cache. An int8 copy is made once, and cached if
+from the export of graph_export.py in the cache. An int8 copy is made once, and cached if
 it retrieves as well as the graph in fp32.
 """
 

@@ -1,5 +1,6 @@
-"""BM25 over the terms of language.py, with Lucene's defaults (k1 1.2, b 0.75): of texts in memory,
-by bm25s; and what the fusion needs and LanceDB does not give, by counts of terms (state.py).
+"""BM25 over the terms of text/analyzer.py, with Lucene's defaults (k1 1.2, b 0.75): of texts in
+memory, by bm25s; and what the fusion needs and LanceDB does not give, by counts of terms
+(searching/state.py).
 
 nDCG@10 on SciFact is .695; .679 to .687 are published. research/notebook.md has other settings and
 languages.

@@ -82,7 +82,7 @@ class FusionRule(NamedTuple):
     Attributes:
         squared_ratio: max(1, W / V)^2.
         chance: mean cosine of a query and any passage.
-        tokens: the same mean for token vectors (tokens.py).
+        tokens: the same mean for token vectors (late_interaction.py).
     """
 
     squared_ratio: float = 1.0

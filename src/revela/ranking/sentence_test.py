@@ -207,7 +207,7 @@ class SentenceTest:
     def _chance_of_tokens(
         self, encoder: TokenEncoder, tokens: Sequence[QueryTokens], signs: Sequence[bytes]
     ) -> float:
-        """The mean m (tokens.py) of a few queries and passages that are not related."""
+        """The mean m (late_interaction.py) of a few queries and passages that are not related."""
         rows, queries = evenly_spaced(len(self._texts), FEW_TOKENS), self._queries[:FEW_TOKENS]
         if signs:
             some = [signs[row] for row in rows]

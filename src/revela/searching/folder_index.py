@@ -31,10 +31,10 @@ from revela.encoders.static_encoder import gives_tokens
 from revela.errors import RevelaError, first_line
 from revela.files import atomic_write, cache_folder, remove_whole, writing
 from revela.ranking.fusion import check_weight
-from revela.searching.follow import ALL, HALF, Scan, Synced, absolute, follow, recorded_sources
 from revela.searching.index import Index
 from revela.searching.manifest import Indexing
 from revela.searching.state import STATE, State, is_finished, is_index, unfinished_in
+from revela.searching.sync import ALL, HALF, Scan, Synced, absolute, follow, recorded_sources
 from revela.searching.word_search import Words
 from revela.terminal import counted, duration
 from revela.text.load import READING

@@ -1,7 +1,7 @@
 """Find the words of a query in a text, to highlight them.
 
-They are found as BM25 finds them (language.py): by their stems, and pairs of characters where words
-are not spaced. An identifier such as NW-1007 is one word.
+They are found as BM25 finds them (text/analyzer.py): by their stems, and pairs of characters where
+words are not spaced. An identifier such as NW-1007 is one word.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """An index: documents in one folder that are searched by their vectors, by their words, or by both.
 
 Documents are cut into chunks, each a row of a LanceDB table (table.py). A search ranks chunks and
-returns documents, each once, with its best chunk (search.py). changes.py changes an index. Beside
-the table lies its state (state.py), which says in which version it is read.
+returns documents, each once, with its best chunk (index_search.py). writer.py changes an index.
+Beside the table lies its state (state.py), which says in which version it is read.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from revela.types import (
 )
 
 if TYPE_CHECKING:
-    from revela.searching.changes import Changes
-    from revela.searching.follow import Synced
     from revela.searching.ingest import Added
     from revela.searching.snippets import Snippet
+    from revela.searching.sync import Synced
+    from revela.searching.writer import Changes
     from revela.text.load import Reading
 
 T = TypeVar("T")
@@ -158,7 +158,7 @@ class Index:
     @classmethod
     def begin(cls, folder: Path, info: Info, encoder: TokenEncoder) -> Index:
         """``create``, with a manifest."""
-        from revela.searching.changes import Changes
+        from revela.searching.writer import Changes
 
         with writing(folder):
             unfinished = unfinished_in(folder)
@@ -476,7 +476,7 @@ class Index:
         Args:
             wait: wait for another process that is writing to the index; otherwise RevelaError.
         """
-        from revela.searching.changes import Changes
+        from revela.searching.writer import Changes
 
         State(self.folder).close()  # what is no index gets no lock
         with writing(self.folder, wait):
@@ -532,7 +532,7 @@ class Index:
         Raises:
             RevelaError: a source is missing or has lost too much, or as for ``add``.
         """
-        from revela.searching.follow import HALF, NONE, follow
+        from revela.searching.sync import HALF, NONE, follow
 
         given = [sources] if isinstance(sources, str | Path) else sources
         with self.changes() as changes:

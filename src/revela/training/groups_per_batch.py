@@ -12,8 +12,8 @@ from torch import nn
 from revela.training import distributed as distributed
 from revela.training.device import sent
 from revela.training.groups.strategies import Groups
-from revela.training.loop import Rows, Tensors, sides
 from revela.training.settings import Recipe
+from revela.training.step import Rows, Tensors, sides
 
 log = logging.getLogger(__name__)
 

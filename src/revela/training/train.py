@@ -37,17 +37,6 @@ from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.store import GroupFolder
 from revela.training.groups_per_batch import fitting_groups
 from revela.training.lm.encoder_decoder import new_encoder_decoder
-from revela.training.loop import (
-    BatchReader,
-    Stop,
-    Stopwatch,
-    agree,
-    check_finite,
-    make_optimizer,
-    read_rows,
-    reads_ahead,
-    take_step,
-)
 from revela.training.methods.base import BuildContext, Heads
 from revela.training.methods.build import build_objective
 from revela.training.metrics import Budget, Metrics, Progress, Scores, start_tracker
@@ -80,6 +69,17 @@ from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, inser
 from revela.training.retriever.lora import add_lora, frozen_in_bf16
 from revela.training.retriever.static_trainable import TrainableTable
 from revela.training.settings import Recipe
+from revela.training.step import (
+    BatchReader,
+    Stop,
+    Stopwatch,
+    agree,
+    check_finite,
+    make_optimizer,
+    read_rows,
+    reads_ahead,
+    take_step,
+)
 from revela.types import Document
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from revela.errors import RevelaError
 from revela.text.spool import arrow_list
 from revela.training.groups import store as shards
 from revela.training.groups.store import GroupedCorpus, GroupFolder, is_group_folder, save_groups
-from revela.training.loop import row_batches
+from revela.training.step import row_batches
 from revela.types import Chunk, Document
 
 SIZE = 4

@@ -10,9 +10,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, LlamaForCau
 
 from conftest import Embed, tiny_config, train_by_sgd
 from revela.training.lm.heads import score_query_heads
+from revela.training.lm.in_batch_attention import KVCache
 from revela.training.lm.language_model import LanguageModel
 from revela.training.lm.prompts import ANSWER, QUESTION, Questions
-from revela.training.lm.streams import KVCache
 from revela.training.methods.dream import DreamLoss, Injection
 
 DOCUMENTS = [-1, 0, 0, 0, -1, 1, 1, -1, 2, 2, 2, 2, -1]  # of the candidates' text

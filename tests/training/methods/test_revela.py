@@ -11,8 +11,8 @@ from transformers import LlamaForCausalLM
 
 from conftest import tiny_config
 from revela.training.lm.heads import BASE_GATE, probe_heads, ranked_heads
+from revela.training.lm.in_batch_attention import InBatchAttention
 from revela.training.lm.language_model import LanguageModel
-from revela.training.lm.streams import InBatchAttention
 from revela.training.methods.revela import (
     gated_heads,
     gates_in_upper_layers,

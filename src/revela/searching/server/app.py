@@ -34,10 +34,7 @@ from revela.searching.filters import OWN_COLUMNS
 from revela.searching.index import Index
 from revela.searching.server import Access, Limits, Site, schemas
 from revela.searching.server.batching import ROLES, Role
-from revela.searching.server.encoding import Encoding, ServedModel
-from revela.searching.server.errors import ERROR_HANDLERS, APIError, no_such_model
-from revela.searching.server.middleware import BodyLimit, Guard, HeadAsGet
-from revela.searching.server.routing import (
+from revela.searching.server.concurrency import (
     BODY_ERRORS,
     ConcurrencyLimit,
     answers,
@@ -45,6 +42,9 @@ from revela.searching.server.routing import (
     together,
     while_connected,
 )
+from revela.searching.server.encoding import Encoding, ServedModel
+from revela.searching.server.errors import ERROR_HANDLERS, APIError, no_such_model
+from revela.searching.server.middleware import BodyLimit, Guard, HeadAsGet
 from revela.searching.server.schemas import EmbeddingRequest, RerankRequest, SearchRequest
 from revela.searching.snippets import Snippet, distinct, heading_of
 from revela.searching.word_search import Words

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from revela.errors import QueryError, RevelaError
 from revela.searching.server import Limits
 from revela.searching.server.batching import Batcher, Role
+from revela.searching.server.concurrency import in_thread
 from revela.searching.server.errors import APIError, check_count
-from revela.searching.server.routing import in_thread
 from revela.types import TokenEncoder
 
 if TYPE_CHECKING:

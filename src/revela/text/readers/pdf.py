@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from revela.text import pdf_pages
 from revela.text.endings import COMPRESSED
-from revela.text.pdf_pages import Cell, Page
+from revela.text.readers import pdf_pages
 from revela.text.readers.common import ReadReport, UnsupportedFile, read_bytes
+from revela.text.readers.pdf_pages import Cell, Page
 from revela.text.readers.rows import Fields
 from revela.text.readers.table_lines import has_headings, is_number, lines_below
 from revela.text.readers.text import plain_title

@@ -38,9 +38,9 @@ from revela.errors import RevelaError
 from revela.files import atomic_write, cache_folder
 from revela.training.device import sent
 from revela.training.distributed import from_rank_zero, is_rank_zero
+from revela.training.lm.in_batch_attention import InBatchAttention
 from revela.training.lm.language_model import LanguageModel
 from revela.training.lm.prompts import Questions, read_candidates
-from revela.training.lm.streams import InBatchAttention
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 The LM runs over a group of chunks twice. Stream e (``prefill``) is the plain LM over each chunk.
 Stream h (``logits``, ``loss``) is the same LM over the same chunks, whose attention also reads e's
-keys and values of the *other* chunks. The objective's ``Mix`` (streams.py) says how.
+keys and values of the *other* chunks. The objective's ``Mix`` (in_batch_attention.py) says how.
 
 The attention is registered with transformers' ``AttentionInterface``, so no model code is copied.
 What saves time with equal results:
@@ -32,7 +32,7 @@ from transformers import AttentionInterface
 from revela.errors import RevelaError
 from revela.training.device import autocast, sent
 from revela.training.lm.cross_entropy import linear_cross_entropy
-from revela.training.lm.streams import KVCache, Mix, StopForward, Stream
+from revela.training.lm.in_batch_attention import KVCache, Mix, StopForward, Stream
 from revela.training.packing import Layout, attention, attention_with_prefix, layout_of
 
 ATTENTION = "revela"

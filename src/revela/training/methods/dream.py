@@ -123,7 +123,7 @@ class PromptBatches:
 
 
 class Injection:
-    """The ``Mix`` (streams.py) of DREAM: A' in the question rows of the selected heads.
+    """The ``Mix`` (in_batch_attention.py) of DREAM: A' in the question rows of the selected heads.
 
     Args:
         weights_QB: w.

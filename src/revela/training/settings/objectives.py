@@ -46,7 +46,7 @@ class Objective:
         """The loss and its collator.
 
         Args:
-            parts: an ``objectives.base.BuildContext``: recipe, retriever, rows of the corpus.
+            parts: an ``methods.base.BuildContext``: recipe, retriever, rows of the corpus.
 
         Returns:
             A module from the sides of a batch (a dict of tensors each) to a scalar loss; and a

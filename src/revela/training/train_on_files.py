@@ -14,7 +14,7 @@ from revela.training.held_out import read_training_set
 from revela.training.outcome import Outcome
 from revela.training.record import Provenance
 from revela.training.settings import Recipe
-from revela.training.train import train as run
+from revela.training.train import train
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class TrainingResult:
     scores: dict[str, dict[str, float]]
 
 
-def train(
+def train_on_files(
     corpus: Sequence[Path], out: Path, recipe: Recipe, *, resume: bool = False, command: str = ""
 ) -> TrainingResult:
     """Read a corpus, hold documents out, train on the others, and save a retriever.
@@ -41,7 +41,7 @@ def train(
         else:
             data = TrainingSet.read(recipe, corpus)
         provenance = Provenance(", ".join(map(str, corpus)), command)
-        outcome = run(recipe, data, out, plan=plan, provenance=provenance, resume=resume)
+        outcome = train(recipe, data, out, plan=plan, provenance=provenance, resume=resume)
         bm25 = from_rank_zero(lambda: plan.bm25)
     systems = {
         "BM25": bm25,
