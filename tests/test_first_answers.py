@@ -202,7 +202,7 @@ def test_the_bar_counts_words_and_its_time_left_follows_from_what_is_encoded(mon
     documents = [Document(f"{i}", "word " * words) for i, words in enumerate([10] * 8 + [500] * 4)]
     shown = []
 
-    class Bar(changes.tqdm):
+    class Bar(writer.tqdm):
         def close(self):
             if not shown or shown[-1] is not self:
                 shown.append(self)

@@ -321,10 +321,8 @@ def test_a_file_is_read_again_whose_document_was_changed_otherwise(synced):
         os.utime(path, (0, 0))
     read = []
     with pytest.MonkeyPatch.context() as patch:
-        whole = follow.read_file
-        patch.setattr(
-            follow, "read_file", lambda file, *m: read.append(file.name) or whole(file, *m)
-        )
+        whole = sync.read_file
+        patch.setattr(sync, "read_file", lambda file, *m: read.append(file.name) or whole(file, *m))
         assert index.sync() == Synced(changed=1, unchanged=11) and holds(index, docs)
     assert read == ["d3.txt"]
 
