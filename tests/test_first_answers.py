@@ -210,11 +210,11 @@ def test_the_bar_counts_words_and_its_time_left_follows_from_what_is_encoded(mon
 
     monkeypatch.setattr(writer, "tqdm", Bar)
     told = []
-    with changes.word_bar(documents, True, told.append) as count:
-        count(changes.Added(unchanged=4))  # they are in the index
+    with writer.word_bar(documents, True, told.append) as count:
+        count(writer.Added(unchanged=4))  # they are in the index
         assert told == [40 / 2080]
-        count(changes.Added(new=4, chunks=4))
-        count(changes.Added(new=2, chunks=9))
+        count(writer.Added(new=4, chunks=4))
+        count(writer.Added(new=2, chunks=9))
         half = told[-1]
     (bar,) = shown
     assert (bar.n, bar.total, bar.unit, bar.smoothing) == (1040, 2040, "word", 0)
