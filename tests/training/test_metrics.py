@@ -8,8 +8,8 @@ from itertools import islice, pairwise
 import pytest
 import torch
 
+import revela.training.step as steps
 from revela.errors import RevelaError
-from revela.training import step
 from revela.training.metrics import Budget, Metrics
 from revela.training.retriever.tokens import split_in_half
 from revela.training.step import row_batches, sides
@@ -94,10 +94,10 @@ def test_a_step_lasts_until_the_device_has_computed_the_one_before(monkeypatch):
 
         return wait
 
-    monkeypatch.setattr(step, "work_so_far", work_so_far)
-    monkeypatch.setattr(step.time, "monotonic", lambda: now)
-    watch, laps = step.Stopwatch(torch.device("cpu")), []
-    for _ in range(20):
+    monkeypatch.setattr(steps, "work_so_far", work_so_far)
+    monkeypatch.setattr(steps.time, "monotonic", lambda: now)
+    watch, laps = steps.Stopwatch(torch.device("cpu")), []
+    for step in range(20):
         now += 0.1
         laps.append(watch.lap())
         if step == 9:
