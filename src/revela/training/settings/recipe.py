@@ -227,7 +227,9 @@ def _apply(
     unread = {name for name in overrides if name not in places}
     for name in unread:
         if not objectives_with(name):
-            raise RevelaError(f"there is no setting {name}: docs/command-line.md lists all of them")
+            raise RevelaError(
+                f"there is no setting {name} in this version: docs/command-line.md lists all of them"
+            )
     changes: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
         if name in places:
