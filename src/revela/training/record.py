@@ -151,8 +151,8 @@ def check_same_run(settings: dict[str, Any], digest: str, out: Path, free: Colle
     changed = sorted(k for k in settings if k not in free and record.get(k) != settings[k])
     if changed:
         raise RevelaError(
-            f"{out} was begun with other settings or by another version ({', '.join(changed)}): give "
-            "the same settings, or another --out"
+            f"{out} was begun with other settings ({', '.join(changed)}): give the same, or "
+            "another --out"
         )
 
 

@@ -228,7 +228,7 @@ def _apply(
     for name in unread:
         if not objectives_with(name):
             raise RevelaError(
-                f"there is no setting {name} in this version: docs/command-line.md lists all of them"
+                f"this version has no setting {name}: docs/command-line.md lists all of them"
             )
     changes: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
