@@ -159,11 +159,9 @@ def test_a_query_may_begin_as_an_option_does(doing, succeeds, static_folder, cac
     assert code == 2 and "Did you mean --explain" in out + err
 
 
-def test_a_folder_is_searched_from_python_and_reranked_by_tokens(
-    docs, saved_retriever, cache, exports
-):
+def test_a_folder_is_searched_from_python_and_reranked_by_tokens(docs, saved_retriever, cache):
     name = str(saved_retriever)
-    assert len(revela.search(docs, QUERY, k=3, model=name)) == 3  # by torch, and now by ONNX
+    assert len(revela.search(docs, QUERY, k=3, model=name)) == 3
     hits = revela.search(docs, QUERY, 3, name)
     assert hits == revela.search(docs, QUERY, 3, name, rerank="late-interaction")
     assert hits != revela.search(docs, QUERY, 3, name, rerank="none")
