@@ -42,8 +42,8 @@ def judged_folder(folder: Path, rows, queries) -> Path:
 
 
 @pytest.fixture
-def recipes(monkeypatch):
-    """The recipes that a corpus would be read for; no corpus is read."""
+def recipes(monkeypatch, tiny_lm_folder):
+    """The recipes that a corpus would be read for; no corpus and no large model is read."""
     seen = []
 
     def stop(recipe, _corpus):
@@ -51,6 +51,7 @@ def recipes(monkeypatch):
         raise RevelaError("stop")
 
     monkeypatch.setattr("revela.training.groups.dataset.read_for", stop)
+    monkeypatch.setattr("revela.encoders.model_files.embedded_folder", lambda _: tiny_lm_folder)
     return seen
 
 

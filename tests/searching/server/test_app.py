@@ -166,7 +166,7 @@ def test_results_say_where_their_words_stand(make_service, encoder, tmp_path):
         assert [first["same_as"], second["same_as"]] == [None, 1] and first["passage"] is None
         assert first["path"] is None and {first["id"], second["id"]} == {"copy", "rows:2"}
         assert httpx.get(server.url + "/v1/index").json()["name"] == "notes"
-        service.access = Access()  # a stranger is not told where files lie
+        service.access = Access()  # a stranger does not learn where files lie
         (hit,) = post(server, SEARCH, asked).json()["data"]
         assert hit["path"] is None and hit["url"]
         assert post(server, SEARCH, asked).json()["note"] is None
@@ -288,7 +288,7 @@ def test_an_unknown_field_gets_a_suggestion(server, path, content, hint):
 
 @pytest.mark.parametrize("ids", [[1, 2], [[1, 2], [3]], [[]]])
 def test_token_ids_of_langchain_are_refused_with_its_setting(server, ids):
-    """OpenAIEmbeddings tokenizes with tiktoken unless it is told not to."""
+    """OpenAIEmbeddings tokenizes with tiktoken unless a setting says not to."""
     error = post(server, EMBEDDINGS, embedding(input=ids)).json()["error"]
     hint = "send text (LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False)"
     assert error["param"] == "input" and error["message"].endswith(hint)

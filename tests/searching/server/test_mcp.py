@@ -60,7 +60,7 @@ async def by_stdio(source, mode="auto", *flags, **variables):
 
 @contextmanager
 def waiting(index):
-    """A server in a process, which is told its lines one by one."""
+    """A server in a process that reads what the test writes to it."""
     command = [sys.executable, "-m", "revela", "mcp", str(index)]
     env, pipe = os.environ | {"PYTHONPATH": str(SOURCE)}, subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env) as process:
