@@ -98,22 +98,29 @@ def test_mistakes_are_one_sentence(retriever, tmp_path, tiny_lm_folder):
         Retriever(other).open(tmp_path / "index")
 
 
-def test_one_text_where_a_list_is_asked_for_is_one_sentence(retriever, tmp_path):
-    index = retriever.index(TEXTS[:3], tmp_path / "index")
-    one = Document("1", TEXTS[0])
-    for ask, named in [
+def lists_are_asked_for(retriever, index, tmp_path):
+    """What takes a list of texts, documents or ids, and what it calls it."""
+    return [
         (retriever.encode_queries, "texts"),
         (retriever.encode_passages, "texts"),
         (lambda given: retriever.index(given, tmp_path / "other"), "documents"),
-        (lambda given: retriever.index(TEXTS, tmp_path / "other", metadata=given), "metadata"),
         (index.add, "documents"),
         (index.delete, "ids"),
         (lambda given: list(index.search_many(given)), "queries"),
         (lambda given: revela.rerank("ocean", given, retriever.folder), "documents"),
         (lambda given: revela.fit(retriever.folder, given), "texts"),
         (lambda given: revela.evaluate(given, [tmp_path]), "models"),
-        (lambda given: revela.evaluate([retriever.folder], given), "on"),
         (LabelFreeEvaluator, "texts"),
+    ]
+
+
+def test_one_text_where_a_list_is_asked_for_is_one_sentence(retriever, tmp_path):
+    index = retriever.index(TEXTS[:3], tmp_path / "index")
+    one = Document("1", TEXTS[0])
+    for ask, named in [
+        *lists_are_asked_for(retriever, index, tmp_path),
+        (lambda given: retriever.index(TEXTS, tmp_path / "other", metadata=given), "metadata"),
+        (lambda given: revela.evaluate([retriever.folder], given), "on"),
     ]:
         for given, what in (("12", "text"), (b"12", "text"), (one, "document")):
             said = rf"^{named} is a list, and one {what} is given: put it in brackets"
@@ -158,18 +165,7 @@ def test_columns_and_generators_are_taken_everywhere(retriever, tmp_path):
 @pytest.mark.parametrize("item", [None, float("nan"), 7, b"bytes", ["nested"], pd.NA])
 def test_what_is_no_text_is_one_sentence(retriever, tmp_path, item):
     index = retriever.index(TEXTS[:3], tmp_path / "index")
-    for ask, named in [
-        (retriever.encode_queries, "texts"),
-        (retriever.encode_passages, "texts"),
-        (lambda given: retriever.index(given, tmp_path / "other"), "documents"),
-        (index.add, "documents"),
-        (index.delete, "ids"),
-        (lambda given: list(index.search_many(given)), "queries"),
-        (lambda given: revela.rerank("ocean", given, retriever.folder), "documents"),
-        (lambda given: revela.fit(retriever.folder, given), "texts"),
-        (lambda given: revela.evaluate(given, [tmp_path]), "models"),
-        (LabelFreeEvaluator, "texts"),
-    ]:
+    for ask, named in lists_are_asked_for(retriever, index, tmp_path):
         first = Document("a", "text") if ask == index.add else TEXTS[0]
         for given in ([first, item], series([first, item]), (each for each in (first, item))):
             with pytest.raises(RevelaError, match=rf"^{named}\[1\] is .*, not a string: give a"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from conftest import make_rows, tiny_retriever
 from revela.errors import RevelaError
@@ -42,8 +42,8 @@ def judged_folder(folder: Path, rows, queries) -> Path:
 
 
 @pytest.fixture
-def recipes(monkeypatch):
-    """The recipes that a corpus would be read for; no corpus is read."""
+def recipes(monkeypatch, tiny_lm_folder):
+    """The recipes that a corpus would be read for; no corpus and no large model is read."""
     seen = []
 
     def stop(recipe, _corpus):
@@ -51,6 +51,7 @@ def recipes(monkeypatch):
         raise RevelaError("stop")
 
     monkeypatch.setattr("revela.training.groups.dataset.read_for", stop)
+    monkeypatch.setattr("revela.encoders.model_files.embedded_folder", lambda _: tiny_lm_folder)
     return seen
 
 
@@ -73,11 +74,9 @@ for command in sys.argv[1:]:
 """
 
 
-def test_help_and_refusals_load_no_torch():
+def test_refusals_load_no_torch():
     here = Path(__file__)
     said = {
-        "--help": "eval",
-        "train --help": "--group-size",
         "train nowhere --out out": "nowhere does not exist: give a folder",
         "train nowhere --out out --tau 0": "--tau 0.0: it should be",
         f"train {here} --out {here.parent}": "exists: choose another",
@@ -109,9 +108,6 @@ def test_from_text_to_search(succeeds, refused, corpus_file, tiny_lm_folder, tmp
     page = (tmp_path / "page.html").read_text()
     assert "(runs: 1)" in out
     assert f"--out {model}" in page and page.count("<svg") >= 2
-    err = refused("report", tmp_path / "none", f"--out {tmp_path / 'page.html'}")
-    assert f"{tmp_path / 'none'} does not exist: give folders of revela train or compare" in err
-    assert (tmp_path / "page.html").read_text() == page
     succeeds("index", corpus_file, f"--model {model} --out {index}")
     for mode in ("hybrid", "dense", "lexical"):
         out = succeeds("search", index, "ocean01 ocean02", "--mode", mode, "--json --top 3")
@@ -126,29 +122,15 @@ def test_from_text_to_search(succeeds, refused, corpus_file, tiny_lm_folder, tmp
     err = refused("search", index, "ocean01", f"--model {tiny_lm_folder}")
     assert "is not the model that made" in err
     out = succeeds(
-        "heads", corpus_file, f"--lm {tiny_lm_folder} --chunk-words 20 --top 3 --precision fp32"
-    )
+        "heads", corpus_file, f"--lm {tiny_lm_folder} --chunk-words 20 --precision fp32",
+        f"--top 3 --out {tmp_path / 'heads.json'}",
+    )  # fmt: skip
     assert "layer" in out
+    assert len(json.loads((tmp_path / "heads.json").read_text())["ranking"]) == 16
 
 
-def test_an_index_grows_shrinks_and_filters(succeeds, refused, tmp_path):
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = {
-        word: number
-        for number, word in enumerate(
-            ["[UNK]", "mars", "red", "planet", "engine", "piston", "violin"]
-        )
-    }
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    for name, seed in (("model", 0), ("other", 1)):
-        torch.manual_seed(seed)
-        SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)]).save(
-            str(tmp_path / name)
-        )
+def test_an_index_grows_shrinks_and_filters(succeeds, refused, static_folder, tmp_path):
+    shutil.copytree(static_folder, tmp_path / "model")
     settings = tmp_path / "model" / "config_sentence_transformers.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"matryoshka_dims": [4, 8]}))
     corpus, more, out = tmp_path / "corpus.csv", tmp_path / "more.csv", tmp_path / "index"
@@ -167,18 +149,11 @@ def test_an_index_grows_shrinks_and_filters(succeeds, refused, tmp_path):
     append = ("index", more, f"--out {out} --append")
     counts = "1 document is new, 1 replaced, 0 unchanged"
     assert f"{counts}; {out} holds 4 passages" in succeeds(*append)
-    assert "is not the model that made" in refused(*append, f"--model {tmp_path / 'other'}")
     assert "made with other settings" in refused(*append, "--chunk-words 9")
     where = "year > 2020 and lang = 'en'"
     (hit,) = json.loads(succeeds("search", out, "violin", "--json --where", where))
     assert (hit["id"], hit["text"]) == ("b", "violin violin")
     assert hit["metadata"] == {"year": 2022, "lang": "en"}
-    err = refused("search", out, "violin", "--where", "yaer > 2020")
-    assert (
-        "No field named yaer" in err
-        and "id, chunk, title, passage, first_line, first_page, year, lang" in err
-    )
-    assert "the query is empty" in refused("search", out, " ")
     err = refused("index", f"--out {out} --delete c nobody")
     assert "has no document nobody: nothing was deleted" in err
     said = succeeds("index", f"--out {out} --delete c a")
@@ -199,44 +174,24 @@ def test_queries_are_kept_apart_from_the_corpus_and_found_where_they_were(monkey
     assert default_queries_file([Path("b.jsonl")], mine) == Path("mine.jsonl")
 
 
-def bad_json(path: Path) -> None:
-    (path / "a.jsonl").write_text('{"text": "one two three four five six"}\n{broken\n')
-
-
-def bad_encoding(path: Path) -> None:
-    row = '{"text": "fünf Wörter sind hier genug für alle"}'
-    (path / "a.jsonl").write_bytes(row.encode("latin-1"))
-
-
-def too_short(path: Path) -> None:
-    (path / "a.txt").write_text("too short")
-
-
-def too_few(path: Path) -> None:
-    (path / "a.txt").write_text("One single sentence that has enough words.")
-
-
 @pytest.mark.parametrize(
-    ("prepare", "message"),
+    ("name", "content", "message"),
     [
-        (lambda path: None, "no document found"),
-        (bad_json, "a.jsonl:2"),
-        (bad_encoding, "not UTF-8"),
-        (too_short, "shorter than a sentence"),
-        (too_few, "fewer than a group"),
+        ("a.png", b"", "no document found"),
+        ("a.jsonl", b'{"text": "one two three four five six"}\n{broken\n', "a.jsonl:2"),
+        ("a.jsonl", '{"text": "fünf Wörter sind hier genug"}'.encode("latin-1"), "not UTF-8"),
+        ("a.txt", b"too short", "shorter than a sentence"),
+        ("a.txt", b"One single sentence that has enough words.", "fewer than a group"),
     ],
 )
 def test_bad_corpora_are_one_sentence_and_leave_nothing(
-    refused, tmp_path, tiny_lm_folder, prepare, message
+    refused, tmp_path, tiny_lm_folder, name, content, message
 ):
-    corpus = tmp_path / "corpus"
-    corpus.mkdir()
-    prepare(corpus)
-    err = refused(
-        "train", corpus, f"--out {tmp_path / 'out'} --model {tiny_lm_folder} --lm {tiny_lm_folder}"
-    )
-    assert message in err
-    assert not (tmp_path / "out").exists()
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / name).write_bytes(content)
+    models = f"--model {tiny_lm_folder} --lm {tiny_lm_folder}"
+    err = refused("train", tmp_path / "corpus", f"--out {tmp_path / 'out'}", models)
+    assert message in err and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -257,11 +212,6 @@ def test_bad_corpora_are_one_sentence_and_leave_nothing(
                 ("--append",),
                 ("--model x",),
                 ("--metadata year",),
-                ("--keep-tokens",),
-                ("--text-field body",),
-                ("--precision fp32",),
-                ("--workers 2",),
-                ("--commit-every 9",),
             )
         ),
         (["search", "{tmp}", "query", "--top 0"], "--top must be 1 or more (got 0)"),
@@ -277,10 +227,6 @@ def test_bad_corpora_are_one_sentence_and_leave_nothing(
             )
         ),
         (["train", "{tmp}", "--out {tmp}/out --recipe {tmp}/none.toml"], "none.toml"),
-        (
-            ["train", "{tmp}", "--out {tmp}/out --group-size 1"],
-            "--group-size 1: it should be greater than or equal to 2",
-        ),
         (["train", "{tmp}", "--out {tmp}/out --tau 0"], "--tau 0.0: it should be greater than 0"),
         (
             ["train", "{tmp}", "--out {tmp}/out --held-out 1.5"],
@@ -289,10 +235,6 @@ def test_bad_corpora_are_one_sentence_and_leave_nothing(
         (
             ["train", "{tmp}", "--out {tmp}/out --learning-rate nan"],
             "--learning-rate nan: it should be a finite number",
-        ),
-        (
-            ["train", "{tmp}", "--out {tmp}/out --preset dream --gate 1"],
-            "--gate 1.0: it should be less than 1",
         ),
     ],
 )
@@ -479,26 +421,12 @@ def test_a_setting_has_one_name():
             Recipe.of(**{flag: 3})
 
 
-def test_objectives_from_the_command_line(succeeds, corpus_file, tiny_lm_folder, tmp_path):
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_bytes(corpus_file.read_bytes())
-    models = (f"--model {tiny_lm_folder} --lm {tiny_lm_folder}",)
-    small = (
-        "--layers 2 --chunk-words 30 --lora-rank 4 --precision fp32 --threads 1 --group-size 4",
-    )
-    dream = "--objective dream --queries title --lm-tokens 32 --held-out 0.2"
-    succeeds("heads", corpus, *models, *small, dream, f"--top 4 --out {tmp_path / 'heads.json'}")
-    assert len(json.loads((tmp_path / "heads.json").read_text())["ranking"]) == 16
-    out = succeeds("train", corpus, f"--out {tmp_path / 'dream'}", *models, *small, dream,
-        f"--max-steps 2 --max-minutes 0 --heads {tmp_path / 'heads.json'}",
-    )  # fmt: skip
-    assert "16 heads that look from questions" in out
-    saved = json.loads((tmp_path / "dream" / "run.json").read_text())
-    assert saved["objective"] == "dream" and saved["tau"] == presets()["dream"]["tau"]
-    out = succeeds("queries", corpus, *models, *small, "--max-queries 20 --show 2")
-    kept = default_queries_file([corpus], Recipe.of())
+def test_written_queries_are_kept(succeeds, corpus_file, tiny_lm_folder):
+    models = f"--model {tiny_lm_folder} --lm {tiny_lm_folder}"
+    small = "--chunk-words 30 --precision fp32 --threads 1 --max-queries 20 --show 2"
+    out = succeeds("queries", corpus_file, models, small)
+    kept = default_queries_file([corpus_file], Recipe.of())
     assert "rejected" in out and f"queries are kept in {kept}" in out and kept.is_file()
-    assert [file.name for file in tmp_path.glob("*.jsonl")] == ["corpus.jsonl"]
 
 
 def test_what_nothing_else_can_ask_is_checked_by_written_questions(
@@ -513,14 +441,11 @@ def test_what_nothing_else_can_ask_is_checked_by_written_questions(
         "--preset crop --group-size 8 --layers 2 --lora-rank 4 --precision fp32 --threads 1",
         "--max-steps 2 --max-minutes 0 --held-out 0.2 --out",
     )  # fmt: skip
-    out = succeeds(*command, tmp_path / "unguarded")
-    assert "saved unchecked: --check-questions 100 has a language model write questions" in out
     asking = f"--check-questions 12 --queries-file {tmp_path / 'noise.jsonl'}"
     out = succeeds(*command, tmp_path / "rambling", asking)  # the tiny model writes noise
     assert "queries for 0 of 12 held-out chunks" in out
     assert "fewer than 5 questions about held-out chunks were kept" in out
     assert "saved unchecked)" in out
-
     asked = []
 
     def pretending(*_):
@@ -529,26 +454,16 @@ def test_what_nothing_else_can_ask_is_checked_by_written_questions(
         )
 
     monkeypatch.setattr("revela.training.lm.generate.writer", pretending)
-    questions = "--check-questions 10"
-    for name in ("guarded", "again"):
-        out = succeeds(*command, tmp_path / name, questions)
-        assert "queries for 10 of 10 held-out chunks" in out
-        assert "(question: 10 queries over 12 passages)" in out
-    assert len(asked) == 10  # the second run found them
-    code, out, err = doing(*command, tmp_path / "again", "--check-questions 11")
+    out = succeeds(*command, tmp_path / "guarded", "--check-questions 10")
+    assert "queries for 10 of 10 held-out chunks" in out
+    assert "(question: 10 queries over 12 passages)" in out
+    code, out, err = doing(*command, tmp_path / "guarded", "--check-questions 11")
     assert code == 2 and "exists: choose another --out" in err
     assert not out and len(asked) == 10, "refused before it writes"
-    for name in ("guarded", "again"):
-        checks = [
-            json.loads(line).get("check")
-            for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-        ]
-        assert all(0 < check["question"] <= 1 for check in checks if check)
-        assert sum(map(bool, checks)) == 2
+    lines = (tmp_path / "guarded" / "metrics.jsonl").read_text().splitlines()
+    checks = [row["check"]["question"] for row in map(json.loads, lines) if "check" in row]
+    assert len(checks) == 2 and all(0 < score <= 1 for score in checks)
     assert "| nDCG@10 | question |" in (tmp_path / "guarded" / "README.md").read_text()
-    succeeds("report", tmp_path / "guarded", f"--out {tmp_path / 'page.html'}")
-    page = (tmp_path / "page.html").read_text()
-    assert "a question that a language model wrote its chunk" in page
 
 
 def test_compare_keeps_what_is_done(succeeds, refused, corpus_file, tiny_lm_folder, tmp_path):
@@ -577,8 +492,9 @@ def test_compare_keeps_what_is_done(succeeds, refused, corpus_file, tiny_lm_fold
     assert "gated-0 was begun on another corpus" in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("verb", ["train", "compare"])
+@pytest.mark.parametrize(
+    ("verb", "number"), [("train", signal.SIGINT), ("compare", signal.SIGTERM)]
+)
 def test_an_interrupted_run_exits_so_and_does_not_look_finished(
     doing, corpus_file, tiny_lm_folder, tmp_path, number, verb
 ):
@@ -617,20 +533,17 @@ def test_an_interrupted_run_exits_so_and_does_not_look_finished(
 def test_the_last_table_has_the_saved_state_beside_the_last(
     succeeds, monkeypatch, corpus_file, tiny_lm_folder, tmp_path
 ):
-    """Training makes it worse, so the start is saved; a start that is beaten has no row more."""
-    for name, scores in {"start": [0.3, 0.4, 0.2], "last": [0.3, 0.4, 0.6]}.items():
-        told = iter(scores)
-        monkeypatch.setattr(HeldOutCheck, "__call__", lambda *_, told=told: {"title": next(told)})
-        said = succeeds(
-            "train", corpus_file, f"--out {tmp_path / name} --group-size 4 --check-every 0",
-            f"--model {tiny_lm_folder} --lm {tiny_lm_folder}", *TINY,
-        )  # fmt: skip
-        rows = re.findall(
-            r"^│ (.+?) +│ +([\d.]+) │$", said.rpartition("label-free check,")[2], re.M
-        )
-        expected = {"untrained": "0.300", "before training": "0.400", "trained": f"{scores[2]:.3f}"}
-        expected |= {"saved (step 0)": "0.400"} if name == "start" else {}
-        assert dict(rows[1:]) == expected and rows[0][0] == "BM25"
+    """Training makes it worse, so the start is saved."""
+    scores = iter([0.3, 0.4, 0.2])
+    monkeypatch.setattr(HeldOutCheck, "__call__", lambda *_: {"title": next(scores)})
+    said = succeeds(
+        "train", corpus_file, f"--out {tmp_path / 'out'} --group-size 4 --check-every 0",
+        f"--model {tiny_lm_folder} --lm {tiny_lm_folder}", *TINY,
+    )  # fmt: skip
+    table = said.rpartition("label-free check,")[2]
+    rows = re.findall(r"^│ (.+?) +│ +([\d.]+) │$", table, re.M)
+    expected = {"untrained": "0.300", "before training": "0.400", "trained": "0.200"}
+    assert dict(rows[1:]) == expected | {"saved (step 0)": "0.400"} and rows[0][0] == "BM25"
 
 
 @pytest.mark.parametrize(
@@ -658,15 +571,9 @@ def test_compare_deletes_nothing_that_it_did_not_make(tmp_path):
     mine.write_text("mine")
     data = TrainingSet(Recipe.of(), [Document("d", "text")])
     with pytest.raises(RevelaError, match="gated-0 holds no run of revela"):
-        compare(
-            {"gated": Recipe.of()},
-            lambda _: (data, SimpleNamespace(tasks=[None])),
-            [],
-            tmp_path,
-            seeds=[0],
-            points=1,
-            provenance=UNKNOWN,
-        )
+        check = SimpleNamespace(tasks=[None])
+        how = dict(seeds=[0], points=1, provenance=UNKNOWN)
+        compare({"gated": Recipe.of()}, lambda _: (data, check), [], tmp_path, **how)
     assert mine.read_text() == "mine"
 
 
@@ -683,27 +590,12 @@ def test_eval_compares_models_and_asks_mteb(
     rows = make_rows(20, seed=5)
     folder = judged_folder(tmp_path / "judged", rows, {r["_id"]: r["text"][:60] for r in rows})
     scores, out = tmp_path / "scores.json", tmp_path / "mteb"
-    printed = succeeds(
-        "eval",
-        tmp_path / "a",
-        tmp_path / "b",
-        f"--on {folder} --show 2 --json {scores} --precision fp32",
-    )
-    assert (
-        "judged: where a beats b most" in printed
-        and "judged: where b beats a most" in printed
-        and "p, BM25" in printed
-    )
+    flags = f"--on {folder} --show 2 --json {scores} --precision fp32"
+    printed = succeeds("eval", tmp_path / "a", tmp_path / "b", flags)
+    assert all(f"judged: where {pair} most" in printed for pair in ("a beats b", "b beats a"))
     local = json.loads(scores.read_text())["judged"]
-    assert set(local) == {
-        "BM25",
-        "a",
-        "a + BM25",
-        "a + BM25 (RRF)",
-        "b",
-        "b + BM25",
-        "b + BM25 (RRF)",
-    }
+    models = {name + more for name in "ab" for more in ("", " + BM25", " + BM25 (RRF)")}
+    assert "p, BM25" in printed and set(local) == {"BM25", *models}
     assert set(local["b"]["p"]) == {"BM25", "a"} and len(local["b"]["queries"]) == 20
     with monkeypatch.context() as patched:
         patched.setattr(mteb, "get_task", lambda name: folder_task(folder))
@@ -713,12 +605,7 @@ def test_eval_compares_models_and_asks_mteb(
         "ndcg@10"
     ] == pytest.approx(local["a"]["means"]["ndcg@10"], abs=1e-4)
     assert [file.name for file in out.rglob("judged.json")] == ["judged.json"]
-    for arguments, message in (
-        ((), "nothing to score on"),
-        (("--benchmark scifat",), "Did you mean: 'SciFact"),
-        ((f"--benchmark NanoSciFactRetrieval --out {out}",), "mteb cannot read its data"),
-    ):
-        assert message in refused("eval", tmp_path / "a", *arguments)
+    assert "nothing to score on" in refused("eval", tmp_path / "a")
 
 
 @pytest.mark.parametrize(
@@ -777,6 +664,3 @@ def test_a_line_longer_than_the_model_reads_is_found_by_all_of_it(
     assert "longer than the model reads, and cut by its tokenizer" in out
     out = succeeds("search", tmp_path / "index", "ocean", "--json")
     assert len(json.loads(out)[0]["text"]) < 80
-    (tmp_path / "short.txt").write_text("ocean engine")
-    short = (tmp_path / "short.txt", "--model", tiny_bert_folder, f"--out {tmp_path / 'short'}")
-    assert "longer than the model" not in succeeds("index", *short)

@@ -63,8 +63,6 @@ def test_a_context_is_baked_into_a_stock_folder(
     assert np.abs(vectors[0] - vectors[1]).max() > 1e-3
     succeeds("index", corpora[0], "--model", tmp_path / "one", "--out", tmp_path / "index")
     title = make_rows(1, sentences=40, seed=1)[0]["title"]
-    found = succeeds("search", tmp_path / "index", title, "--mode", "lexical", "-k", 1)
-    assert title in found
     assert "1." in succeeds("search", tmp_path / "index", title, "--mode", "dense", "-k", 1)
 
 

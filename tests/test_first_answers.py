@@ -198,29 +198,6 @@ def test_one_answer_is_printed_where_words_cannot_give_it(doing, docs, static_fo
     assert code == 0 and "By words only" not in out, err
 
 
-def test_the_bar_counts_words_and_its_time_left_follows_from_what_is_encoded(monkeypatch):
-    documents = [Document(f"{i}", "word " * words) for i, words in enumerate([10] * 8 + [500] * 4)]
-    shown = []
-
-    class Bar(writer.tqdm):
-        def close(self):
-            if not shown or shown[-1] is not self:
-                shown.append(self)
-            super().close()
-
-    monkeypatch.setattr(writer, "tqdm", Bar)
-    told = []
-    with writer.word_bar(documents, True, told.append) as count:
-        count(writer.Added(unchanged=4))  # they are in the index
-        assert told == [40 / 2080]
-        count(writer.Added(new=4, chunks=4))
-        count(writer.Added(new=2, chunks=9))
-        half = told[-1]
-    (bar,) = shown
-    assert (bar.n, bar.total, bar.unit, bar.smoothing) == (1040, 2040, "word", 0)
-    assert half == 1080 / 2080
-
-
 def wait_for(is_so):
     end = time.monotonic() + 60
     while not is_so():

@@ -22,7 +22,7 @@ def models(folder: Path) -> tuple[object, ...]:
     return ("--model", folder, "--lm", folder)
 
 
-@pytest.mark.parametrize("kind", ["document", "random", "cluster"])
+@pytest.mark.parametrize("kind", ["random", "cluster"])
 def test_groups_are_built_shown_stored_and_trained_on(
     succeeds, refused, corpus_file, tiny_lm_folder, tmp_path, kind
 ):
@@ -82,28 +82,13 @@ def test_several_corpora_in_given_shares(succeeds, refused, tiny_lm_folder, tmp_
     assert "--weights gives 1 numbers for 2 corpora" in err
 
 
-def write_ready(folder: Path, kind: str) -> tuple[str, list[list[str]]]:
-    """Rows that are groups of eight texts or more, as a source of this kind."""
+def test_ready_groups_are_stored_before_training(succeeds, refused, tiny_lm_folder, tmp_path):
     texts = [[f"{r['text']} {j}" for j in range(8 + i % 2)] for i, r in enumerate(make_rows(30))]
     rows = [{"src": f"posts {i}", "text": some} for i, some in enumerate(texts)]
-    lines = [json.dumps(row if i % 2 else row["text"]) + "\n" for i, row in enumerate(rows)]
-    if kind == "jsonl":
-        (folder / "ready.jsonl").write_text("".join(lines))
-        return str(folder / "ready.jsonl"), texts
-    source = folder / "owner" / "name"
-    source.mkdir(parents=True)
-    if kind == "parquet":
-        table = pa.Table.from_pylist(rows)
-        pq.write_table(table.slice(0, 20), source / "0.parquet")
-        pq.write_table(table.slice(20).select(["text"]), source / "1.parquet")
-        return str(source), texts
-    write_lines(source / "train.jsonl", rows)
-    return f"hub:{source}", texts
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "hub"])
-def test_ready_groups_are_stored_before_training(succeeds, refused, tiny_lm_folder, tmp_path, kind):
-    source, texts = write_ready(tmp_path, kind)
+    source, table = tmp_path / "ready", pa.Table.from_pylist(rows)
+    source.mkdir()
+    pq.write_table(table.slice(0, 20), source / "0.parquet")
+    pq.write_table(table.slice(20).select(["text"]), source / "1.parquet")
     given = ("--out", tmp_path / "model", *models(tiny_lm_folder))
     assert f"{source} holds groups: store them by revela groups" in refused("train", source, *given)
     succeeds("groups", source, "--out", tmp_path / "g", *BUILD)
@@ -114,20 +99,6 @@ def test_ready_groups_are_stored_before_training(succeeds, refused, tiny_lm_fold
     larger = ("--out", tmp_path / "h", *CUT, "--group-size", 9)
     err = refused("groups", source, *larger)
     assert ":1 has 8 texts, fewer than a group of 9: lower --group-size" in err
-
-
-def test_a_run_on_groups_that_have_changed_is_not_resumed(
-    succeeds, refused, corpus_file, tiny_lm_folder, tmp_path
-):
-    flags = (*BUILD, *models(tiny_lm_folder))
-    for name, seed in (("first", 0), ("second", 1)):
-        given = ("groups", corpus_file, "--out", tmp_path / name, "--seed", seed, *flags)
-        succeeds(*given)
-    more = ("--out", tmp_path / "model", *models(tiny_lm_folder), *TINY, "--group-size", 8)
-    succeeds("train", tmp_path / "first", *more)
-    assert "was begun on another corpus" in refused("train", tmp_path / "second", *more, "--resume")
-    ended = refused("train", tmp_path / "first", *more, "--resume")
-    assert "has no checkpoint" in ended
 
 
 @pytest.mark.parametrize(
@@ -142,14 +113,11 @@ def test_a_run_on_groups_that_have_changed_is_not_resumed(
         (lambda folder: None, "no document found"),
     ],
 )
-@pytest.mark.parametrize("kind", ["document", "cluster"])
-def test_what_gives_no_groups_is_one_sentence(
-    refused, tiny_lm_folder, tmp_path, prepare, message, kind
-):
+def test_what_gives_no_groups_is_one_sentence(refused, tiny_lm_folder, tmp_path, prepare, message):
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     prepare(corpus)
-    flags = ("--groups", kind, *BUILD, *models(tiny_lm_folder))
+    flags = ("--groups", "cluster", *BUILD, *models(tiny_lm_folder))
     assert message in refused("groups", corpus, "--out", tmp_path / "g", *flags)
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
 

@@ -2,60 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
-from conftest import make_rows, tiny_config, tiny_retriever
+from conftest import make_rows, tiny_retriever
 from revela.training.lm.heads import ranked_heads, score_query_heads
 from revela.training.lm.language_model import LanguageModel
 from revela.training.lm.prompts import PromptMaker
 from revela.training.methods.dream import DreamLoss
 from revela.training.retriever.module import RetrieverModule
 from revela.types import Chunk
+from tests.nano_example import EXAMPLES, TEXTS, assert_close, example, tiny_lm
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "nano_dream.py"
-TEXTS = [  # of different lengths
-    "Ocean1 ocean2 ocean3.",
-    "Ocean4 ocean5 engine1 engine2 engine3 garden4 about the ocean and more words than before.",
-    "Engine4 engine.",
-    "Garden1 garden2, planet3 planet5; market1 market2 market3 violin1.",
-    "Violin2 violin3 enzyme1 enzyme2 and the castle of the glacier.",
-]
 QUESTIONS, ANSWERS = ["Where is ocean4?", "What is the violin2 of the castle about?"], [1, 4]
 HEADS = [(1, 2), (1, 0), (3, 1)]
 
 
 @pytest.fixture(scope="module")
 def nano():
-    spec = importlib.util.spec_from_file_location(EXAMPLE.stem, EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[EXAMPLE.stem] = module
-    spec.loader.exec_module(module)
-    module.LAYERS = 2
-    yield module
-    del sys.modules[EXAMPLE.stem]
-
-
-def tiny_lm(kind: str):
-    """The same weights at every call."""
-    torch.manual_seed(2)
-    config = tiny_config(kind)
-    config.initializer_range = 0.1  # so that attention is far from the mean
-    return AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
-
-
-def assert_close(found, expected) -> None:
-    """Equal to 1e-5 of the largest gradient."""
-    largest = max(float(gradient.abs().max()) for gradient in expected)
-    assert largest > 1e-4
-    for got, want in zip(found, expected, strict=True):
-        torch.testing.assert_close(got / largest, want / largest, atol=1e-5, rtol=0)
+    with example("nano_dream") as module:
+        yield module
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox"])
@@ -92,7 +61,9 @@ def test_loss_and_gradients_are_the_packages(nano, tiny_lm_folder, kind):
     own, stock = (dict(m.named_parameters()) for m in (retriever.model, model[0].model))
     assert own.keys() == stock.keys()
     names = [name for name, p in stock.items() if p.grad is not None]
-    assert_close([own[name].grad for name in names], [stock[name].grad for name in names])
+    expected = [stock[name].grad for name in names]
+    assert max(gradient.abs().max() for gradient in expected) > 1e-4
+    assert_close([own[name].grad for name in names], expected)
 
 
 def test_heads_are_ranked_as_by_the_package(nano, tiny_lm_folder):
@@ -145,5 +116,5 @@ def test_a_folder_with_too_little_text_is_refused(nano, tmp_path, capsys):
 
 
 def test_it_has_at_most_250_lines_and_imports_nothing_of_ours():
-    text = EXAMPLE.read_text()
+    text = (EXAMPLES / "nano_dream.py").read_text()
     assert len(text.splitlines()) <= 250 and not re.search(r"^(import|from) revela", text, re.M)

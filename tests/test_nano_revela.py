@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import re
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,48 +15,25 @@ from revela.encoders.torch_model import open_model
 from revela.training.lm.language_model import LanguageModel
 from revela.training.methods.revela import RevelaLoss, gates_in_upper_layers
 from revela.training.retriever.module import RetrieverModule
+from tests.nano_example import EXAMPLES, TEXTS, assert_close, example, tiny_lm
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "nano_revela.py"
-TEXTS = [  # of different lengths
-    "Ocean1 ocean2 ocean3.",
-    "Ocean4 ocean5 engine1 engine2 engine3 garden4 about the ocean and more words than before.",
-    "Engine4 engine.",
-    "Garden1 garden2, planet3 planet5; market1 market2 market3 violin1.",
-    "Violin2 violin3 enzyme1 enzyme2 and the castle of the glacier.",
-]
 HALVES = [text[: len(text) // 2] for text in TEXTS]
 
 
 @pytest.fixture(scope="module")
 def nano():
-    spec = importlib.util.spec_from_file_location(EXAMPLE.stem, EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[EXAMPLE.stem] = module  # dataclasses look themselves up
-    spec.loader.exec_module(module)
-    module.LAYERS = 2
-    yield module
-    del sys.modules[EXAMPLE.stem]
-
-
-def tiny_lm(kind: str, attention: str, trained: bool):
-    """The same weights at every call."""
-    torch.manual_seed(2)
-    config = tiny_config(kind)
-    config.initializer_range = 0.1  # so that attention is far from the mean
-    lm = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-    return lm.eval().requires_grad_(trained)
+    with example("nano_revela") as module:
+        yield module
 
 
 def gradients(model) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    """Equal to 1e-5 of the largest gradient."""
-    assert found.keys() == expected.keys()
-    largest = max([1e-9, *(float(gradient.abs().max()) for gradient in expected.values())])
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name] / largest, gradient / largest, atol=1e-5, rtol=0)
+def assert_same_gradients(model, expected) -> None:
+    found, wanted = gradients(model), gradients(expected)
+    assert found.keys() == wanted.keys()
+    assert_close([found[name] for name in wanted], list(wanted.values()))
 
 
 def nano_loss(nano, retriever, lm, form):
@@ -92,13 +66,13 @@ def package_loss(nano, model, lm, form):
 def test_loss_and_gradients_are_the_packages(nano, tiny_lm_folder, tmp_path, name, tau, kind):
     form = dataclasses.replace(nano.FORMS[name], tau=tau)
     retriever = nano.Retriever(str(tiny_lm_folder))
-    lm = tiny_lm(kind, "in_batch", form.train_lm)
+    lm = tiny_lm(kind, "in_batch").requires_grad_(form.train_lm)
     loss, sim_BB = nano_loss(nano, retriever, lm, form)
     loss.backward()
 
     nano.save(retriever, tmp_path)
     stock = open_model(tmp_path, device="cpu").requires_grad_()
-    ours = LanguageModel(tiny_lm(kind, "sdpa", form.train_lm))
+    ours = LanguageModel(tiny_lm(kind).requires_grad_(form.train_lm))
     expected, expected_BB = package_loss(nano, stock, ours, form)
     expected.backward()
 
@@ -110,8 +84,8 @@ def test_loss_and_gradients_are_the_packages(nano, tiny_lm_folder, tmp_path, nam
     assert wanted_BB.abs().max() > 1e-3
     torch.testing.assert_close(found_BB, wanted_BB, atol=1e-5, rtol=0)
     assert max(gradient.abs().max() for gradient in gradients(stock).values()) > 1e-4 or tau == 1e-4
-    assert_close(gradients(retriever.model), gradients(stock[0].model))
-    assert_close(gradients(lm), gradients(ours.model))
+    assert_same_gradients(retriever.model, stock[0].model)
+    assert_same_gradients(lm, ours.model)
     assert bool(gradients(lm)) == form.train_lm
 
 
@@ -203,5 +177,5 @@ def test_a_folder_with_too_little_text_is_refused(nano, tmp_path, capsys):
 
 
 def test_it_has_at_most_300_lines_and_imports_nothing_of_ours():
-    text = EXAMPLE.read_text()
+    text = (EXAMPLES / "nano_revela.py").read_text()
     assert len(text.splitlines()) <= 300 and not re.search(r"^(import|from) revela", text, re.M)

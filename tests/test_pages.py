@@ -443,21 +443,5 @@ def test_filters_of_the_service_are_taken():
         assert where_sql(json.loads(line), {"year": "int64", "lang": "string"})
 
 
-def test_packages_that_are_not_installed_are_still_named():
-    everything = "".join(block.text for blocks in BLOCKS.values() for block in blocks)
-    assert [name for name in NOT_INSTALLED if f" {name}" not in everything] == []
-
-
 def test_the_readme_has_at_most_85_lines():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 85
-
-
-def test_links_of_the_repository_lead_to_pages():
-    """mkdocs checks all links; this needs no mkdocs."""
-    for page, path in docs_site.sources().items():
-        text = docs_site.with_links(docs_site.markdown_of(path), page)
-        for link in docs_site.LINK.finditer(re.sub(r"```.*?```", "", text, flags=re.S)):
-            target = link["target"].partition("#")[0]
-            found = (Path(page).parent / target).as_posix()
-            found = str(Path("/", found).resolve().relative_to("/"))
-            assert found in docs_site.sources() or (ROOT / "docs" / found).is_file(), (page, target)

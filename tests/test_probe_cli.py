@@ -4,7 +4,6 @@ with exit code 2.
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 from itertools import chain
@@ -18,11 +17,6 @@ from revela.training.retriever.save import save_retriever
 from tests.collection_folder import write_collection
 
 FLAGS = ("--max-tokens", 64, "--documents", 6, "--precision", "fp32")
-
-
-@pytest.fixture
-def probe(doing):
-    return functools.partial(doing, "probe")
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +42,10 @@ def squad_like(tmp_path_factory):
     return write_collection(folder, rows, queries, dict.fromkeys(judged.items(), 1))
 
 
-def test_a_retriever_is_probed(probe, retriever, corpus_file, squad_like, tmp_path):
+def test_a_retriever_is_probed(succeeds, retriever, corpus_file, squad_like, tmp_path):
     out_file = tmp_path / "probe.json"
     flags = (*FLAGS, "--move", squad_like, "--pairs", squad_like)
-    code, out, err = probe(retriever, corpus_file, *flags, "--json", out_file)
-    assert code == 0, err
+    out = succeeds("probe", retriever, corpus_file, *flags, "--json", out_file)
     assert "exact match: 6 documents of " in out
     assert "4 queries, 4 answers at ten places each, 1 other documents" in out
     assert "slope per tenth" in out and "effective rank" in out
@@ -67,8 +60,7 @@ def test_a_retriever_is_probed(probe, retriever, corpus_file, squad_like, tmp_pa
         drop = places[0]["value"] - places[-1]["value"]
         assert profile["drop"]["value"] == pytest.approx(drop)
     assert profiles[moved]["documents"] == 2 and found["geometry"]["pairs"] == 4
-    code, _, err = probe(retriever, corpus_file, *flags, "--json", tmp_path / "again.json")
-    assert code == 0, err
+    succeeds("probe", retriever, corpus_file, *flags, "--json", tmp_path / "again.json")
     again = json.loads((tmp_path / "again.json").read_text())
     assert again["profiles"] == profiles  # the same sample, the same resamples
 
@@ -82,28 +74,26 @@ def test_a_retriever_is_probed(probe, retriever, corpus_file, squad_like, tmp_pa
     ],
 )
 def test_what_cannot_be_probed_is_one_sentence(
-    monkeypatch, probe, retriever, corpus_file, squad_like, tmp_path, flags, message
+    monkeypatch, refused, retriever, corpus_file, squad_like, tmp_path, flags, message
 ):
     monkeypatch.chdir(squad_like.parent)
     outputs = ("--json", tmp_path / "p.json")
     settings = dict(zip(FLAGS[::2], FLAGS[1::2], strict=True)) | dict([flags])
-    code, _, err = probe(retriever, corpus_file, *chain(*settings.items()), *outputs)
-    assert code == 2 and message in err and err.startswith("revela: ")
-    assert len(err.strip().splitlines()) == 1 and not list(tmp_path.iterdir())
+    arguments = (corpus_file, *chain(*settings.items()), *outputs)
+    assert message in refused("probe", retriever, *arguments) and not list(tmp_path.iterdir())
 
 
-def test_a_language_model_is_refused(probe, tiny_lm_folder, corpus_file):
-    code, _, err = probe(tiny_lm_folder, corpus_file)
-    assert code == 2 and "has no vectors to probe: make a retriever of it (revela train)" in err
+def test_a_language_model_is_refused(refused, tiny_lm_folder, corpus_file):
+    err = refused("probe", tiny_lm_folder, corpus_file)
+    assert "has no vectors to probe: make a retriever of it (revela train)" in err
 
 
-def test_a_broken_model_is_one_sentence(probe, retriever, corpus_file, tmp_path):
+def test_a_broken_model_is_one_sentence(refused, retriever, corpus_file, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(retriever, broken)
     file = next(broken.rglob("*.safetensors"))
     weights = {name: torch.full_like(w, float("nan")) for name, w in load_file(file).items()}
     save_file(weights, file, {"format": "pt"})
-    code, _, err = probe(broken, corpus_file, *FLAGS, "--json", tmp_path / "p.json")
-    assert code == 2
+    err = refused("probe", broken, corpus_file, *FLAGS, "--json", tmp_path / "p.json")
     assert "gives vectors that are not finite for 12 of 12 texts: its weights are broken" in err
     assert not (tmp_path / "p.json").exists()

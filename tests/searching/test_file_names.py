@@ -8,13 +8,11 @@ import random
 import pytest
 from letters import Letters, build
 
-import revela
 from revela.ranking.calibration import Calibration
 from revela.searching.index import Index
 from revela.searching.ingest import has_words
 from revela.searching.manifest import Indexing, Info
 from revela.searching.rows import name_of, searched
-from revela.searching.table import Table
 from revela.searching.word_search import Words
 from revela.searching.writer import Changes
 from revela.types import Document
@@ -58,16 +56,6 @@ def test_a_name_with_a_date_is_found_by_that_day_only(tmp_path):
     index = build(tmp_path / "index", [Document(f"{day}.md", "We met.") for day in days])
     for mode in ("hybrid", "lexical"):
         assert [index.search(day, mode=mode)[0].id for day in days] == [f"{day}.md" for day in days]
-
-
-def test_names_stay_when_the_terms_are_made_again(tmp_path):
-    index = build(tmp_path / "index", [Document("holiday plan.txt", "Anna is away."), *OTHERS])
-    with index.changes() as changes:
-        assert isinstance(changes, Changes) and isinstance(changes.table, Table)
-        before = sorted(" ".join(terms) for terms in changes.table.terms())
-        changes.table.rewrite_terms()
-        assert sorted(" ".join(terms) for terms in changes.table.terms()) == before
-        changes.state.commit(changes.table.version)
 
 
 @pytest.mark.parametrize(
@@ -117,14 +105,6 @@ def test_a_passage_without_words_is_no_candidate_of_vectors(tmp_path, text):
 )
 def test_what_has_words(text):
     assert has_words(text) and not has_words(ENCODED)
-
-
-def test_an_index_of_an_earlier_version_is_refused(tmp_path):
-    build(tmp_path / "index", OTHERS)
-    index = Index.open(tmp_path / "index", encoder=Letters())
-    index.state._database.execute("pragma user_version = 8")
-    with pytest.raises(revela.RevelaError, match="made by another version"):
-        Index.open(tmp_path / "index", encoder=Letters())
 
 
 def test_a_folder_of_notes_is_filtered_by_its_front_matter(tmp_path):

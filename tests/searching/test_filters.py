@@ -126,11 +126,9 @@ def test_an_empty_filter_selects_everything_and_ids_and_titles_are_columns(index
     ("where", "why"),
     [
         ({"colour": 1}, "no column colour, only id, title, year"),
-        ({"passage": "a"}, "no column passage"),
         ({"year` > 0 or `year": 1}, "no column year` > 0"),
         ({"year": {"like": 1}}, "no operator like, only eq, ne"),
         ({"year": {"> 0 or 1 =": 1}}, "no operator > 0 or"),
-        ({"year": {"$gt": 1}}, "no operator"),
         ({"year": "2020"}, "year holds int64, not '2020'"),
         ({"year": 2020.5}, "year holds int64, not 2020.5"),
         ({"year": 2**63}, "year holds int64"),
@@ -140,9 +138,7 @@ def test_an_empty_filter_selects_everything_and_ids_and_titles_are_columns(index
         ({"year": {"in": [None]}}, "year holds int64, not None"),
         ({"year": [2020]}, r"year holds int64, not \[2020\]"),
         ({"price in €": float("nan")}, "holds double, not nan"),
-        ({"price in €": float("inf")}, "holds double, not inf"),
         ({"open": 1}, "open holds bool, not 1"),
-        ({"select": 1}, "select holds string, not 1"),
         ({"year": {}}, "year has no condition"),
         ({"year": {"in": []}}, "in takes a list of values"),
         ({"year": {"in": "2020"}}, "in takes a list of values"),
@@ -150,7 +146,6 @@ def test_an_empty_filter_selects_everything_and_ids_and_titles_are_columns(index
         ({"and": {"year": 1}}, "and takes a list of filters"),
         ({"or": ["year = 1"]}, "take objects"),
         ({"not": "year = 1"}, "take objects"),
-        ({"not": [{"year": 1}]}, "take objects"),
     ],
 )
 def test_anything_else_is_refused_in_one_sentence(where, why):

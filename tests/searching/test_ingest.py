@@ -11,7 +11,7 @@ from letters import Letters, build, extend, rows_of
 
 from revela.errors import RevelaError
 from revela.searching.index import Index
-from revela.searching.ingest import check_repeated, commits, metadata_columns
+from revela.searching.ingest import check_repeated, metadata_columns
 from revela.searching.locations import file_of
 from revela.searching.manifest import Indexing, Info
 from revela.types import Document
@@ -81,14 +81,6 @@ def test_ids_may_hold_quotes_and_a_title_may_stand_alone(tmp_path):
     assert extend(made, [*docs[1:], Document("it's", "hhh.")]).replaced == 1
     assert rows_of(made) == [('"; drop', 0, "def."), ("it's", 0, "hhh."), ("é/ü\\", 0, "ghgh ")]
     assert made.delete(["it's"]) == 1 and made.search("ghgh", 1, "lexical")[0].title == "ghgh"
-
-
-def test_commits_grow_with_what_was_read():
-    sizes = [len(batch) for batch in commits(Document(str(i), "a" * 2**17) for i in range(6000))]
-    assert sum(sizes) == 6000 and sizes[:100] == [4] * 100
-    assert sizes[-2] > 12 and max(sizes) * 2**17 <= 6000 * 2**17 // 256 + 2**17
-    assert sorted(sizes[:-1]) == sizes[:-1]
-    assert len(list(commits(Document(str(i), "a") for i in range(2100)))) == 3
 
 
 def test_numbers_that_no_column_can_hold_are_one_sentence(tmp_path):
@@ -171,3 +163,17 @@ def test_chunks_that_the_model_does_not_read_to_the_end_are_cut(tmp_path):
     assert added.cut == 2 and added.chunks == len(index) == 7
     assert {(h.title, h.text) for h in index.search("gh", 1)} == {("one two three", "gh gh")}
     assert encoder.seen and max(len(text.split()) for text in encoder.seen) <= 6
+
+
+def test_headings_are_titles_of_rows_and_no_part_of_their_texts(tmp_path):
+    docs = [Document("a.md", "# abc\n\nabcd efgh.\n\n## def\n\nefgh abcd.", "hhh")]
+    index = build(tmp_path / "index", docs)
+    assert rows_of(index) == [
+        ("a.md", 0, "hhh # abc\n\n"),
+        ("a.md", 1, "hhh > abc abcd efgh.\n\n"),
+        ("a.md", 2, "hhh > abc ## def\n\n"),
+        ("a.md", 3, "hhh > abc > def efgh abcd."),
+    ]
+    (hit,) = index.search("def efgh", 1)
+    assert hit.title in ("hhh > abc > def", "hhh > abc") and not hit.text.startswith(("hhh", ">"))
+    assert extend(index, docs).unchanged == 1

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import pyarrow as pa
 import pytest
 
 from revela import Index
+from revela.text.parts import DocumentReader, parts_of
+from revela.text.readers import read_sources
+from revela.text.readers.common import ReadReport
+from revela.text.readers.rows import Fields
 from tests.text.readers.test_office import docx, epub, notebook, pptx, xlsx
 
 LAST = {
@@ -81,3 +86,19 @@ def test_rows_that_share_an_id_are_named_by_their_places(tmp_path, succeeds, sta
     assert "1: rows with the id of another row or file: their place is their id (b.jsonl:2)" in said
     ids = {row["id"] for row in Index.open(out).table.lance.to_arrow().to_pylist()}
     assert ids == {"1", "2", "a.jsonl:3", "b.jsonl:2"}
+
+
+def test_workers_read_the_same_and_name_the_same(folder):
+    here, there = ReadReport(), ReadReport()
+    fields = Fields("text", "title")
+    whole = list(read_sources([folder], fields, here))
+    parts, reader = parts_of([folder], there, size=1), DocumentReader(fields)
+    assert len(parts) > 5
+    read = []
+    for part in parts:
+        report = ReadReport()
+        sent = pickle.loads(pickle.dumps((reader, part)))
+        read += sent[0].documents(sent[1], report)
+        there.add(pickle.loads(pickle.dumps(report)))
+    assert read == whole
+    assert there.unread == here.unread and there.skipped == here.skipped and there.unread

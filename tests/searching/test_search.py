@@ -1,4 +1,4 @@
-"""Dense and lexical search, fusion and metrics against definitions."""
+"""Dense and lexical search and fusion against definitions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from revela.errors import RevelaError
-from revela.evaluation.metrics import mean_scores, per_query
 from revela.ranking.bm25 import BM25
 from revela.ranking.exact import top_k
 from revela.ranking.fusion import (
@@ -16,11 +14,9 @@ from revela.ranking.fusion import (
     FusionRule,
     above_chance,
     chance_of,
-    check_weight,
     fuse_scores,
     reciprocal_rank_fusion,
 )
-from revela.types import evenly_spaced
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 10), st.sampled_from([1, 90, 2**26]))
@@ -111,21 +107,6 @@ def test_words_count_where_all_that_hold_them_tie(holders):
     assert first == min(5, holders) - 1, "and the nearest is first"
 
 
-@pytest.mark.parametrize("weight", [-0.1, 1.01, float("nan")])
-def test_a_weight_that_is_no_share_is_one_sentence(weight):
-    with pytest.raises(RevelaError, match="give the vectors' share"):
-        check_weight(weight)
-
-
-def test_a_sample_is_even():
-    assert (
-        len(evenly_spaced(5000)) == 1000
-        and evenly_spaced(3).tolist() == [0, 1, 2]
-        and len(evenly_spaced(0)) == 0
-    )
-    assert evenly_spaced(100, 5).tolist() == [0, 24, 49, 74, 99]
-
-
 def test_best_bm25_score_is_what_a_text_of_nothing_else_comes_near_to():
     texts = ["heat flow", "flow of a gas", "a wing"]
     index = BM25([*texts, "heat gas " * 10_000], "en")
@@ -150,14 +131,3 @@ def test_bm25_knows_inflections_and_words_of_one_letter():
     index = BM25(["she banks her savings", "plot x against time", "plot y against time"])
     assert index.top_k(["banking"], 1)[0][0, 0] == 0
     assert [int(best[0]) for best in index.top_k(["plot of x", "plot of y"], 1)[0]] == [1, 2]
-
-
-def test_metrics_by_hand():
-    qrels = {"q": {"a": 1, "b": 1}, "unanswered": {"a": 1}}
-    run = {"q": {"x": 3.0, "a": 2.0, "y": 1.0}}
-    scores = per_query(qrels, run)
-    assert scores["q"]["mrr@10"] == 0.5
-    assert scores["q"]["recall@100"] == 0.5
-    assert scores["q"]["map"] == pytest.approx(0.25)
-    assert scores["q"]["ndcg@10"] == pytest.approx((1 / np.log2(3)) / (1 + 1 / np.log2(3)))
-    assert mean_scores(qrels, run)["mrr@10"] == 0.25

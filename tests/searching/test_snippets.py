@@ -254,10 +254,6 @@ def test_a_passage_of_headings_is_shown():
     assert heading_of(Hit("d1", 1, "", "# a comment\nx = [\n  1,\n]")) == "d1"
 
 
-def test_a_query_without_words_marks_nothing():
-    assert shown("A text.", "?!").marks == [] and shown("A text.", "the").marks == []
-
-
 @pytest.mark.parametrize(
     "piece", [".", "[a](", "**a ", "_a *", "<a ", "`a", "![", "<!--", "|", "a\t", "#", "a-", "\f\n"]
 )

@@ -9,9 +9,6 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from letters import WORDS, Letters, rows_of, wanted_rows
 
@@ -53,11 +50,6 @@ def as_jsonl(folder: Path, texts: dict[str, str]) -> None:
     (folder / "b.jsonl").write_text("\n".join(lines[6:]))
 
 
-def as_parquet(folder: Path, texts: dict[str, str]) -> None:
-    folder.mkdir(exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows(texts)), folder / "a.parquet")
-
-
 def begun(folder: Path) -> Index:
     info = Info("model", "0123", 8, Indexing(chunk_words=WORDS))
     return Index.begin(folder, info, Letters())
@@ -79,7 +71,7 @@ def synced(tmp_path):
     return index, tmp_path / "docs"
 
 
-@pytest.mark.parametrize("write", [as_files, as_jsonl, as_parquet])
+@pytest.mark.parametrize("write", [as_files, as_jsonl])
 def test_an_index_follows_its_sources(tmp_path, write):
     docs = tmp_path / "docs"
     write(docs, TEXTS)
@@ -167,35 +159,6 @@ def test_rows_give_way_to_files_of_their_id_whichever_comes_first(tmp_path):
     assert index.sync() == Synced(gone=1, unchanged=4)
     assert [hit.id for hit in index.search("abba1", 5, "lexical")] == ["rows.jsonl:1"]
     assert index.search("abba2", 5, "lexical") == []
-
-
-def test_a_killed_run_goes_on(synced, monkeypatch):
-    index, docs = synced
-    as_files(docs, {name: text for name, text in LATER.items() if name != "d5"})
-    monkeypatch.setattr(ingest, "BATCH", 1)  # a commit for each document
-    write, written = table.Table.add, []
-
-    def killed(*given):
-        if len(written) == 2:
-            raise KeyboardInterrupt
-        written.append(write(*given))
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(table.Table, "add", killed)
-        index.sync()
-    again = Index.open(index.folder, encoder=Letters())
-    assert again.sync().gone == 3 and again.encoder.seen == ["bee bee"] and holds(again, docs)
-
-
-def same_counts(index: Index, other: Index) -> None:
-    """Document frequencies, calibration and scores are those of another index."""
-    names = [f"{word}{i}" for word in ("abba", "cede") for i in range(12)]
-    np.testing.assert_array_equal(index.state.idf(names), other.state.idf(names))
-    assert index.state.snapshot().chunks == len(index) == len(other)
-    assert index.calibration == other.calibration
-    for query in names[::5]:
-        found, wanted = ({h.id: h.score for h in i.search(query, 20)} for i in (index, other))
-        assert found == pytest.approx(wanted, rel=1e-4)
 
 
 @pytest.mark.parametrize("left", [0, 6])
@@ -312,19 +275,6 @@ def test_a_reader_has_the_counts_of_each_commit_while_documents_are_added(synced
     with index.changes():
         pass
     assert index.table.version == version
-
-
-def test_a_file_is_read_again_whose_document_was_changed_otherwise(synced):
-    index, docs = synced
-    index.add([Document("d3.txt", "dada")])
-    for path in docs.iterdir():
-        os.utime(path, (0, 0))
-    read = []
-    with pytest.MonkeyPatch.context() as patch:
-        whole = sync.read_file
-        patch.setattr(sync, "read_file", lambda file, *m: read.append(file.name) or whole(file, *m))
-        assert index.sync() == Synced(changed=1, unchanged=11) and holds(index, docs)
-    assert read == ["d3.txt"]
 
 
 def test_what_is_gone_after_a_kill_is_deleted(synced, monkeypatch):

@@ -126,7 +126,7 @@ def _goes_on(text: str, start: int, place: int, end: int) -> bool:
         end: index where the next sentence would begin.
 
     >>> text = "Dr. Ito lives in Hauptstr. 5, z. B. since May. It is small."
-    >>> [goes_on(text, 0, place, place + 2) for place, mark in enumerate(text[:-1]) if mark == "."]
+    >>> [_goes_on(text, 0, i, i + 2) for i, mark in enumerate(text[:-1]) if mark == "."]
     [True, True, True, True, False]
     """
     after = text[end : end + 1]

@@ -167,18 +167,6 @@ def test_whether_there_is_an_answer_is_said_in_words(page):
         assert words in verdict.text and verdict.is_displayed() == bool(words)
 
 
-def test_bars_are_the_scores_and_words_have_none(page, held):
-    asked(page, "ocean01 and more")
-    widths = (
-        "return [...document.querySelectorAll('.score span')].map((b) => parseFloat(b.style.width))"
-    )
-    scores = [hit.score for hit in held.search("ocean01 and more", 10)]
-    assert page.execute_script(widths) == pytest.approx([100 * max(s, 0) for s in scores], abs=0.1)
-    field_of(page, "input[value=lexical]").click()
-    wait(page, lambda: page.execute_script(widths) == [])
-    assert not field_of(page, "#rerank").is_enabled()
-
-
 def test_equal_texts_share_a_card_and_links_lead_to_documents(
     browser, make_service, encoder, tmp_path
 ):
@@ -222,7 +210,7 @@ def test_filters_are_typed_or_pressed_and_wrong_ones_are_explained(page):
     def results(count):
         wait(page, lambda: len(titles(page)) == count)
 
-    def type_anew(text):
+    def replace_by(text):
         field.send_keys(Keys.CONTROL, "a", Keys.NULL, Keys.BACKSPACE)
         field.send_keys(text)
 
@@ -233,9 +221,9 @@ def test_filters_are_typed_or_pressed_and_wrong_ones_are_explained(page):
     assert "year, lang, such as: year > 2020" in field.get_attribute("placeholder")
     field.send_keys("year >= 2038")
     results(2)
-    type_anew("year >")
+    replace_by("year >")
     wait(page, lambda: "filter" in status(page))
-    type_anew("")
+    replace_by("")
     results(10)
     page.find_elements(By.CSS_SELECTOR, "#results li:first-child .facts button")[1].click()
     results(1)
