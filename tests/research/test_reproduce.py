@@ -59,7 +59,7 @@ def test_main_tables_are_trained_as_published():
     revela, replug = (recipes["revela-1"][name] for name in ("revela", "replug"))
     assert revela.objective == Recipe.of("paper").objective and revela.objective.mix == "sum"
     assert (replug.objective.name, replug.objective.tau) == ("replug", 1e-3)
-    assert replug.retriever == revela.training.retriever and replug.groups == revela.training.groups
+    assert replug.retriever == revela.retriever and replug.groups == revela.groups
     assert (revela.training.max_steps, replug.training.max_steps) == (10_000, 4_500)
     assert (revela.training.learning_rate, replug.training.learning_rate) == (1e-4, 5e-4)
     assert {recipe.objective.query_side for recipe in recipes["revela-2"].values()} == {"whole"}

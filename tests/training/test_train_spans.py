@@ -116,12 +116,9 @@ def test_crops_start_from_it_by_lora_too(run_of_spans, documents, tmp_path):
     ("changes", "message"),
     [
         ({**presets()["crop"], "model": "new:tiny"}, "which LoRA would not train: give"),
-        ({**presets()["crop"], "model": "new:huge"}, "--model new:huge: give new:tiny, new:small"),
         ({**presets()["gains"], "lora_rank": 0}, "--objective gains compares with the retriever"),
         ({"objective": "revela", "lm_lora": True, "lora_rank": 0}, "give --lora-rank 1 or more"),
         ({**presets()["crop"], "lora_rank": 0, "context": 2}, "--context cannot train all weights"),
-        ({**presets()["spans"], "lm_tokens": 4096, "model": "new:tiny"}, "makes 205 spans and the"),
-        ({**presets()["spans"], "model": "new:small"}, "different tokens of the 8,192 that"),
         ({**presets()["spans"], "model": "new:tiny", "group_size": 900}, "fewer than a group of"),
     ],
 )
@@ -136,17 +133,6 @@ def test_it_is_exported(succeeds, run_of_spans, tmp_path):
     flags = ("--out", tmp_path / "graph")
     out = succeeds("export", run_of_spans, *flags)
     assert "from torch's vectors" in out
-
-
-def test_a_decoder_is_refused_and_so_is_a_new_model_elsewhere(
-    refused, tiny_lm_folder, corpus_file, tmp_path
-):
-    flags = ("--preset", "spans", "--model", tiny_lm_folder, "--out", tmp_path / "out")
-    err = refused("train", corpus_file, *flags, "--lm-tokens", 48)
-    assert "has no decoder beside its encoder, which spans need" in err
-    assert not (tmp_path / "out").exists()
-    err = refused("eval", "new:tiny", "--on", tmp_path)
-    assert "is made by revela train CORPUS --preset spans" in err
 
 
 def test_the_probe_of_a_run_and_of_its_encoder_decoder(

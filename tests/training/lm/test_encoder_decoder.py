@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from conftest import make_rows, tiny_retriever
 from revela.encoders.model_files import resolve
@@ -127,6 +128,15 @@ def test_what_is_no_encoder_decoder_is_one_sentence(tiny_lm_folder, saved_retrie
     for folder in (tiny_lm_folder, saved_retriever):
         with pytest.raises(RevelaError, match="has no decoder beside its encoder, which spans"):
             load_encoder_decoder(folder, bf16=False)
+
+
+def test_an_encoder_decoder_without_a_layer_is_refused(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "lm")
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if "decoder.layers.1." not in name}
+    save_file(kept, tmp_path / "lm" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(RevelaError, match=r"lacks weights of its model \(.*decoder\.layers\.1"):
+        load_encoder_decoder(tmp_path / "lm", bf16=False)
 
 
 def test_another_family_is_read_but_not_trained(tmp_path, tiny_tokenizer):
