@@ -140,21 +140,6 @@ def test_padding_on_either_side_changes_nothing_and_the_plain_model_is_transform
     torch.testing.assert_close(lm.logits(lm.pack(left_ids, left_mask)), want, atol=1e-10, rtol=0)
 
 
-def test_lora_on_the_lm_gets_gradients_from_both_streams():
-    from peft import LoraConfig, get_peft_model
-
-    ids, mask, weights = batch()
-    config = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
-    model = get_peft_model(build("llama").requires_grad_(False), config).double()
-    lm = LanguageModel(model)
-    packed = lm.pack(ids, mask)
-    mix = InBatchAttention(weights, packed.lengths, None, v_norm=True)
-    lm.loss(packed, lm.prefill(packed, range(4)), mix).backward()
-    gradients = [p.grad for p in model.parameters() if p.requires_grad]
-    assert gradients and all(g is not None for g in gradients)
-    assert all(g.isfinite().all() and g.abs().sum() > 0 for g in gradients)
-
-
 def test_frozen_linear_layers_of_a_trained_lm_are_kept_in_bf16_with_the_same_results(monkeypatch):
     """Bit for bit what autocast gives that casts them in every pass, with a head that is tied."""
     import transformers as t
