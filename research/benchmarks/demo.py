@@ -229,7 +229,8 @@ def demo_of_packages(arguments: argparse.Namespace) -> None:
     table, *others = models = train_models(out, arguments.minutes, arguments.lm)
     # The table has no tokens to re-rank by.
     found = scores_of(out, {table: models[table]})
-    found |= scores_of(out, {label: models[label] for label in others}, "--rerank", "late-interaction")
+    flags = "--rerank", "late-interaction"
+    found |= scores_of(out, {label: models[label] for label in others}, *flags)
     winner = max(others, key=lambda label: found[label][" + BM25 + late interaction"])
     index_and_ask(out, models[winner], QUESTIONS, rerank=True)
     question = "A docstring finds its function, in packages that were never trained on"

@@ -81,9 +81,9 @@ def stop_and_resume(recipe, documents, out):
         outcome = train(recipe, documents, out)
     assert outcome.interrupted and outcome.steps == 3
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("training.train.fit_to_corpus", "groups.dataset.similar_order"):
-            patch.setattr(f"revela.{name}", None)
-        patch.setattr("revela.training.methods.find_heads.cached_ranking", None)
+        made = "train.fit_to_corpus", "groups.dataset.similar_order"
+        for name in (*made, "methods.find_heads.cached_ranking"):
+            patch.setattr(f"revela.training.{name}", None)
         train(recipe, documents, out, resume=True)
 
 
