@@ -216,7 +216,7 @@ def index_and_ask(out: Path, model: str, questions: Sequence[str], rerank: bool)
     index, tokens = f"{out}/index", ["--keep-tokens"] * rerank
     run("index", f"{out}/held_out.jsonl", "--model", model, "--out", index, *tokens)
     for question in questions:
-        run("search", index, question, "--top", "3", *["--rerank", "tokens"] * rerank)
+        run("search", index, question, "--top", "3", *["--rerank", "late-interaction"] * rerank)
 
 
 def demo_of_packages(arguments: argparse.Namespace) -> None:
@@ -229,7 +229,8 @@ def demo_of_packages(arguments: argparse.Namespace) -> None:
     table, *others = models = train_models(out, arguments.minutes, arguments.lm)
     # The table has no tokens to re-rank by.
     found = scores_of(out, {table: models[table]})
-    found |= scores_of(out, {label: models[label] for label in others}, "--rerank", "tokens")
+    flags = "--rerank", "late-interaction"
+    found |= scores_of(out, {label: models[label] for label in others}, *flags)
     winner = max(others, key=lambda label: found[label][" + BM25 + late interaction"])
     index_and_ask(out, models[winner], QUESTIONS, rerank=True)
     question = "A docstring finds its function, in packages that were never trained on"

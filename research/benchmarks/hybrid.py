@@ -143,7 +143,7 @@ def main() -> None:
     for name, folder in collections_in(arguments.data, arguments.only).items():
         collection = load_collection(folder)
         kept = kept_of(folder, collection, arguments)
-        rerank = "none" if arguments.no_tokens else "tokens"
+        rerank = "none" if arguments.no_tokens else "late-interaction"
         found = outcomes(collection, {"it": kept}, rerank=rerank)
         bm25 = found["BM25"].means()["ndcg@10"]
         scores = [found[system].means()["ndcg@10"] for system in columns.values()]

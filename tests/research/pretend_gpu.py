@@ -34,37 +34,12 @@ INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")
 
 # What CUDA's autocast does (ATen/autocast_mode.h), as far as it concerns us: cast to bf16, cast to
 # fp32, give a result in fp32.
-LOWER = (
-    "linear",
-    "matmul",
-    "mm",
-    "bmm",
-    "addmm",
-    "baddbmm",
-    "einsum",
-    "scaled_dot_product_attention",
-)
-SINGLE = (
-    "exp",
-    "log",
-    "reciprocal",
-    "rsqrt",
-    "pow.Tensor_Scalar",
-    "pow.Tensor_Tensor",
-    "layer_norm",
-    "nll_loss",
-    "logsumexp",
-    "kl_div",
-)
-WIDE = (
-    "softmax.int",
-    "log_softmax.int",
-    "cumsum",
-    "linalg_vector_norm",
-    "sum",
-    "sum.dim_IntList",
-    "prod",
-)
+LOWER = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum")
+LOWER += ("scaled_dot_product_attention",)
+SINGLE = ("exp", "log", "reciprocal", "rsqrt", "pow.Tensor_Scalar", "pow.Tensor_Tensor")
+SINGLE += ("layer_norm", "nll_loss", "logsumexp", "kl_div")
+WIDE = ("softmax.int", "log_softmax.int", "cumsum", "linalg_vector_norm")
+WIDE += ("sum", "sum.dim_IntList", "prod")
 AUTOCAST = "AutocastPrivateUse1"
 
 

@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from research.gpu import pack, parts, run, stages, table
+from research.gpu import parts, run, stages, table
 from revela.training.settings import presets
 
 
@@ -82,16 +82,6 @@ def test_a_stage_that_fails_or_lacks_a_part_is_named_and_the_others_go_on(
     assert "curve (needs weights-1, weights-2, texts)" in last
 
 
-def test_a_row_that_fails_has_its_reason():
-    def fail():
-        raise RuntimeError("CUDA out of memory.\nmore")
-
-    assert stages.attempt("a step", fail) == {
-        "what": "a step",
-        "note": "RuntimeError: CUDA out of memory.",
-    }
-
-
 def wheel(folder, name, text):
     """A wheel of one module."""
     about = f"{name}-1.0.dist-info"
@@ -147,12 +137,3 @@ def test_a_part_with_a_wrong_digest_is_named_and_the_others_are_unpacked(build, 
     assert "texts is incomplete" in second
     assert (tmp_path / "home" / "site" / "first_package.py").is_file()
     assert not (tmp_path / "home" / "weights-1").exists()
-
-
-def test_the_packages_are_those_of_the_project(tmp_path):
-    found = {pack.name_of(line): line for line in pack.requirements()}
-    assert found["pyarrow"] == "pyarrow==21.*" and "<" in found["bm25s"]
-    assert not found.keys() & {"lancedb", "openvino"} and len(found) == len(pack.PACKAGES)
-    wheel(tmp_path, "a_package", "numpy")
-    assert list(pack.required_by(tmp_path)) == ["numpy(>=2)"]
-    assert pack.name_of("numpy(>=2)") == "numpy"

@@ -30,16 +30,6 @@ def commands(file: Path) -> list[list[str]]:
     ]
 
 
-def test_there_is_one_for_each_table_of_the_paper():
-    assert [file.stem for file in FILES] == [
-        "group-size",
-        "lm-size",
-        "lora-rank",
-        "mixed-domains",
-        "random-groups",
-    ]
-
-
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_the_commands_at_the_head_parse(file):
     verbs = []

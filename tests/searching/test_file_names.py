@@ -14,7 +14,6 @@ from revela.searching.ingest import has_words
 from revela.searching.manifest import Indexing, Info
 from revela.searching.rows import name_of, searched
 from revela.searching.word_search import Words
-from revela.searching.writer import Changes
 from revela.types import Document
 
 NAMES = ["holiday plan.txt", "holidayPlan.md", "holiday_plan.pdf", "2024/holiday-plan.docx"]

@@ -21,7 +21,7 @@ from revela.training.lm import generate
 from revela.training.methods.find_heads import rank_heads
 from revela.training.metrics import Progress
 from revela.training.queries import generated as query_lm
-from revela.training.queries.generated import GeneratedQueries, QueryFile, QueryLM
+from revela.training.queries.generated import GeneratedQueries
 from revela.training.record import UNKNOWN
 from revela.training.settings import Recipe, presets
 from revela.training.train import train
@@ -182,8 +182,7 @@ def test_without_a_single_query_nothing_is_left_behind(train_into, tmp_path, mon
 @pytest.mark.parametrize(
     ("changes", "late"),
     [
-        *(({}, True), ({"groups": "random"}, True), ({"groups": "cluster"}, False)),
-        *(({"groups": "iterative"}, False), ({"negatives": 1}, False)),
+        *(({}, True), ({"groups": "cluster"}, False), ({"negatives": 1}, False)),
         *(({"queries": "first-sentence"}, False), (presets()["crop"], False)),
     ],
 )
@@ -228,11 +227,3 @@ def test_the_probe_of_heads_asks_as_many_as_it_reads_and_training_reads_the_same
     (tmp_path / "cache").rename(tmp_path / "gone")
     train_into("probed", "two.jsonl", **dream)
     assert_equal(of_run(tmp_path / "known"), of_run(tmp_path / "probed"))
-
-
-def test_two_that_write_into_one_file_leave_whole_lines(recipe, asked, tmp_path):
-    one, two = (QueryLM(recipe, tmp_path / "q.jsonl") for _ in range(2))
-    for i in range(3):
-        for lm in (one, two):
-            lm.answers([f"ocean{i} {'é' * 9000} {lm is one}"])
-    assert len(QueryFile(tmp_path / "q.jsonl", one.file.by).answers) == 6

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from revela.errors import RevelaError
-from revela.training import groups_per_batch
 from revela.training.groups_per_batch import fitting_groups, greatest_that_fits
 from revela.training.methods.revela import RevelaLoss
 from revela.training.record import recorded
-from revela.training.settings import Recipe, Training
+from revela.training.settings import Recipe
 from revela.training.train import train
 from tests.test_records import DOCUMENTS, GATED, TINY
 
@@ -79,6 +78,3 @@ def test_the_number_is_found_once_per_run_and_read_by_the_loop(
 def test_what_is_no_number_is_refused():
     with pytest.raises(RevelaError, match="--groups-per-batch"):
         Recipe.of(groups_per_batch="many")
-    assert Training(groups_per_batch=3).fixed_groups_per_batch == 3
-    assert Training().fixed_groups_per_batch == 1
-    assert groups_per_batch.SHARE < 1

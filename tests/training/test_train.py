@@ -19,7 +19,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from conftest import TOPICS, in_context, live, make_rows, tiny_retriever
+from conftest import TOPICS, make_rows, tiny_retriever
 from revela.encoders.model_files import commits, resolve
 from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
@@ -81,9 +81,9 @@ def stop_and_resume(recipe, documents, out):
         outcome = train(recipe, documents, out)
     assert outcome.interrupted and outcome.steps == 3
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("training.train.fit_to_corpus", "groups.dataset.similar_order"):
-            patch.setattr(f"revela.{name}", None)
-        patch.setattr("revela.training.methods.find_heads.cached_ranking", None)
+        made = "train.fit_to_corpus", "groups.dataset.similar_order"
+        for name in (*made, "methods.find_heads.cached_ranking"):
+            patch.setattr(f"revela.training.{name}", None)
         train(recipe, documents, out, resume=True)
 
 
@@ -409,23 +409,14 @@ def test_refusals_are_one_sentence_and_leave_nothing(recipe, documents, tmp_path
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("gated", "The next-token prediction of {0} told {0} which text helps to predict which."),
-        ("crop", "{0} learned to tell another crop of the same text from crops of others."),
-    ],
-)
-def test_what_a_run_says_and_leaves(
-    recipe, documents, tmp_path, monkeypatch, caplog, name, sentence
-):
+def test_what_a_run_says_and_leaves(recipe, documents, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     caplog.set_level("INFO", "revela")
-    recipe = recipe.replace(**{**presets()[name], "group_size": 8, "max_steps": 1})
-    train(recipe, documents, tmp_path / "out")
+    crop = presets()["crop"] | dict(group_size=8, max_steps=1)
+    train(recipe.replace(**crop), documents, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
-    assert f"\n{sentence.format(Path(recipe.retriever.model).name)}\n" in card and "revela" in card
-    assert ("next-token" in card) == (name == "gated")
+    name = Path(recipe.retriever.model).name
+    assert f"\n{name} learned to tell another crop of the same text from crops of others.\n" in card
     names = {p.name for p in (tmp_path / "out").iterdir()}
     assert {"modules.json", "README.md", "metrics.jsonl", "run.json"} <= names
     assert "checkpoints" not in names and not [n for n in names if n.startswith(".")]
@@ -438,11 +429,9 @@ def test_what_a_run_says_and_leaves(
 @pytest.mark.parametrize(
     ("limit", "warns"),
     [
-        (dict(max_steps=4, warmup_steps=9), True),
         (dict(max_steps=4, warmup_steps=4), True),
         (dict(max_steps=4, warmup_steps=3), False),
         (dict(max_steps=0, max_tokens_read=0.001, warmup_steps=900), True),
-        (dict(max_steps=0, max_tokens_read=0.001, warmup_steps=1), False),
     ],
 )
 def test_a_warmup_as_long_as_the_run_is_a_warning(
@@ -457,42 +446,27 @@ def test_a_warmup_as_long_as_the_run_is_a_warning(
     assert said == [sentence] * warns and outcome.steps > 1
 
 
-@pytest.mark.parametrize("place", ["build", "collate", "loss", "loss of the third step"])
-def test_an_error_of_an_own_objective_leaves_nothing_and_the_next_try_runs(
-    recipe, documents, tmp_path, place
+@pytest.mark.parametrize("steps", [0, 2, 4])
+def test_an_error_of_an_own_objective_leaves_a_folder_only_after_a_checkpoint(
+    recipe, documents, tmp_path, steps
 ):
-    """Before the first checkpoint; later the run can be resumed."""
     out = tmp_path / "out"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
-        if place == "build":
-            patch.setattr(Objective, "build", dying_after(0, None))
-        elif place == "collate":
-            patch.setattr(ChunkBatches, "__call__", dying_after(1, ChunkBatches.__call__))
-        else:
-            steps = 2 if "third" in place else 0
-            patch.setattr(RevelaLoss, "forward", dying_after(steps, RevelaLoss.forward))
+        patch.setattr(RevelaLoss, "forward", dying_after(steps, RevelaLoss.forward))
         train(recipe, documents, out)
-    assert not out.exists()
-    train(recipe.replace(max_steps=3), documents, out)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(RevelaLoss, "forward", dying_after(4, RevelaLoss.forward))
-        train(recipe, documents, tmp_path / "later")
-    assert saved_checkpoints(tmp_path / "later" / "checkpoints")
+    assert out.exists() == bool(saved_checkpoints(out / "checkpoints")) == (steps == 4)
 
 
 @pytest.mark.parametrize(
     ("name", "card", "expected"),
     [
         ("embedded:minilm-l6", None, ["sentence-transformers/all-MiniLM-L6-v2", "apache-2.0"]),
-        ("embedded:e5-small", None, ["intfloat/multilingual-e5-small", "mit"]),
         ("folder", None, [None, None]),
-        ("folder", "no metadata", [None, None]),
         ("folder", "---\nlicense: mit\ntags: [a]\n---\n", [None, "mit"]),
         ("folder", "---\nbase_model: a/b\nlicense: mit\n---\n", ["a/b", "mit"]),
         ("folder", "---\nbase_model: [a/b, c/d]\nlicense: {no: yes}\n---\n", [None, None]),
         ("folder", "---\nbroken: [\n---\n", [None, None]),
         ("a/hub-model", "---\nbase_model: a/b\nlicense: mit\n---\n", ["a/hub-model", "mit"]),
-        ("a/hub-model", None, ["a/hub-model", None]),
     ],
 )
 def test_a_card_names_the_base_model_and_its_licence(tmp_path, monkeypatch, name, card, expected):
@@ -548,11 +522,9 @@ def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp
     assert list(again(0)) == first and list(again(1)) == second and ByWord.calls == calls
 
 
-@pytest.mark.parametrize("name", ["infonce", "crop"])
-def test_another_model_finds_false_negatives(recipe, documents, tiny_lm_folder, tmp_path, name):
+def test_another_model_finds_false_negatives(recipe, documents, tiny_lm_folder, tmp_path):
     tiny_retriever(tiny_lm_folder).save(str(tmp_path / "surrogate"))
-    settings = {**presets()[name], **OBJECTIVES[name], "group_size": 8, "max_steps": 1}
-    recipe = recipe.replace(**settings)
+    recipe = recipe.replace(**preset("infonce", group_size=8, max_steps=1))
     found = []
     for changes in ({}, {"surrogate": str(tmp_path / "surrogate")}):
         out = tmp_path / f"out-{len(found)}"
@@ -596,7 +568,6 @@ def test_gates_on_the_heads_of_a_file(recipe, documents, tmp_path, caplog):
     }
     for name, ranking in files.items():
         save_heads(tmp_path / name, "siblings", "tiny", folder, ranking)
-    save_heads(tmp_path / "dream", "questions", "tiny", folder, files["siblings"])
     for count, heads in {2: [[3, 1], [2, 1]], 0: [[3, 1], [2, 1], [3, 0]]}.items():
         out = tmp_path / f"out-{count}"
         train(recipe.replace(heads=str(tmp_path / "siblings"), gate_heads=count), documents, out)
@@ -604,7 +575,6 @@ def test_gates_on_the_heads_of_a_file(recipe, documents, tmp_path, caplog):
     refused = {
         "low": "names no head of layer 2 or above, where gates are",
         "none": "names no head",
-        "dream": "ranks heads by how they look from a question .* --objective revela --out",
     }
     for name, message in refused.items():
         with pytest.raises(RevelaError, match=message):
@@ -618,7 +588,6 @@ UNEQUAL = [
     for i, row in enumerate(make_rows(120))
 ]
 WEIGHED = {
-    "gated": {},
     "infonce": presets()["infonce"] | {"queries": "title"},
     "dream": LEARNED,
     "spans": presets()["spans"] | {"model": "new:tiny", "lora_rank": 0},
@@ -630,10 +599,10 @@ def test_groups_weigh_the_same_in_one_batch_and_in_two(recipe, tmp_path, name):
     """Whatever their lengths, and how many of their texts have a query."""
     few = dict(group_size=4, max_steps=1, groups_per_step=4, lm_tokens=64, lora_dropout=0.0)
     recipe, found = recipe.replace(**WEIGHED[name] | few), []
-    for count in (1, 2, 4):
+    for count in (1, 2):
         train(recipe.replace(groups_per_batch=count), UNEQUAL, tmp_path / str(count))
         found.append(losses(tmp_path / str(count))[1])
-    assert found == pytest.approx([found[0]] * 3, rel=1e-5)
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
 def test_a_run_in_a_thread_leaves_signals_alone(recipe, documents, tmp_path):
@@ -724,31 +693,10 @@ def test_a_retriever_that_may_be_cut_says_so(recipe, documents, tmp_path):
     assert "cut to their first numbers (`truncate_dim`): 4, 16." in (out / "README.md").read_text()
 
 
-def test_a_contextual_retriever_uses_its_context(recipe, documents, tmp_path):
-    """After some steps two corpora give a text two vectors; learned constants give one."""
-    words = [[f"{topic}{i} {topic}{i + 1}." for i in range(6)] for topic in ("ocean", "violin")]
-    moved = {}
-    for source in ("batch", "constant"):
-        settings = CDE | {"queries": "telling-sentence", "chunk_words": 30}
-        changes = {"group_size": 8, "context": 4, "context_from": source, "lexical": 0.0}
-        changed = recipe.replace(**settings | changes, learning_rate=3e-3, max_steps=20)
-        train(changed, documents, tmp_path / source)
-        encoder = live(tmp_path / source)
-        one, other = (in_context(encoder, some).encode_passages(["market1"]) for some in words)
-        moved[source] = 1 - float(one[0] @ other[0])
-        card = (tmp_path / source / "README.md").read_text()
-        assert "4 documents of a corpus" in card
-    assert moved["batch"] > 1e-4 and moved["constant"] < 1e-6
-
-
-@pytest.mark.parametrize("name", ["gated", "dream", "crop"])
-def test_a_context_goes_around_every_objective(recipe, documents, tmp_path, name):
+def test_a_context_goes_around_another_objective(recipe, documents, tmp_path):
     """Its head and its anchors are trained by whatever the objective is."""
-    changes = SMALL | {"max_steps": 2}
-    recipe = recipe.replace(**presets()[name] | changes, context=3)
-    if recipe.objective.reads == "queries":
-        recipe = recipe.replace(**ASKED)
-    train(recipe, documents, tmp_path / "out")
+    changes = preset("dream", **SMALL, max_steps=2, context=3)
+    train(recipe.replace(**changes), documents, tmp_path / "out")
     tensors = load_file(tmp_path / "out" / "context" / "rows.safetensors")
     table = open_model(tmp_path / "out")[0].model.get_input_embeddings().weight
     assert torch.equal(table[-3:].cpu(), tensors["rows_JD"])

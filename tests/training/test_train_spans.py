@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 from test_train import assert_resume_equals_unbroken, losses
 
-from conftest import make_rows
 from revela.encoders.load import load_encoder
 from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
@@ -20,7 +19,6 @@ from revela.text.load import read_corpus
 from revela.training.lm.encoder_decoder import FOLDER, load_encoder_decoder
 from revela.training.settings import Recipe, presets
 from revela.training.train import train
-from tests.collection_folder import write_collection
 
 TINY = dict(
     model="new:tiny", lm_tokens=48, max_tokens=64, group_size=8, groups_per_step=1, max_minutes=0,
@@ -37,18 +35,14 @@ def run_of_spans(corpus_file, tmp_path_factory):
 
 
 def test_every_stage_by_the_command_line(succeeds, monkeypatch, corpus_file, tmp_path):
-    """Spans -> crops of its encoder -> scores, an index and a search."""
+    """Spans -> crops of its encoder -> an index and a search."""
     monkeypatch.chdir(tmp_path)
-    asked = {row["_id"]: row["text"].split(".")[0] for row in make_rows(12)}
-    judged = {(name, name): 1 for name in asked}
-    write_collection(tmp_path / "beir", make_rows(12), asked, judged)
     tiny = ("--max-steps", 4, "--group-size", 8, "--precision", "fp32", "--threads", 1)
     new = ("--model", "new:tiny", "--lm-tokens", 48, "--groups-per-step", 1)
     start = ("--model", "one", "--lora-rank", 0, "--lm-tokens", 64, "--crop-window", 60)
     for command in (
         ("train", corpus_file, "--preset", "spans", *new, "--out", "one", *tiny),
         ("train", corpus_file, "--preset", "crop", *start, "--out", "two", *tiny),
-        ("eval", "one", "two", "--on", "beir", "--precision", "fp32"),
         ("index", corpus_file, "--model", "two", "--out", "found"),
         ("search", "found", "ocean01 ocean02"),
     ):
@@ -116,12 +110,9 @@ def test_crops_start_from_it_by_lora_too(run_of_spans, documents, tmp_path):
     ("changes", "message"),
     [
         ({**presets()["crop"], "model": "new:tiny"}, "which LoRA would not train: give"),
-        ({**presets()["crop"], "model": "new:huge"}, "--model new:huge: give new:tiny, new:small"),
         ({**presets()["gains"], "lora_rank": 0}, "--objective gains compares with the retriever"),
         ({"objective": "revela", "lm_lora": True, "lora_rank": 0}, "give --lora-rank 1 or more"),
         ({**presets()["crop"], "lora_rank": 0, "context": 2}, "--context cannot train all weights"),
-        ({**presets()["spans"], "lm_tokens": 4096, "model": "new:tiny"}, "makes 205 spans and the"),
-        ({**presets()["spans"], "model": "new:small"}, "different tokens of the 8,192 that"),
         ({**presets()["spans"], "model": "new:tiny", "group_size": 900}, "fewer than a group of"),
     ],
 )
@@ -136,17 +127,6 @@ def test_it_is_exported(succeeds, run_of_spans, tmp_path):
     flags = ("--out", tmp_path / "graph")
     out = succeeds("export", run_of_spans, *flags)
     assert "from torch's vectors" in out
-
-
-def test_a_decoder_is_refused_and_so_is_a_new_model_elsewhere(
-    refused, tiny_lm_folder, corpus_file, tmp_path
-):
-    flags = ("--preset", "spans", "--model", tiny_lm_folder, "--out", tmp_path / "out")
-    err = refused("train", corpus_file, *flags, "--lm-tokens", 48)
-    assert "has no decoder beside its encoder, which spans need" in err
-    assert not (tmp_path / "out").exists()
-    err = refused("eval", "new:tiny", "--on", tmp_path)
-    assert "is made by revela train CORPUS --preset spans" in err
 
 
 def test_the_probe_of_a_run_and_of_its_encoder_decoder(

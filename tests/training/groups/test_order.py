@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conftest import make_rows
 from revela.text.spool import arrow_list
 from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.store import GroupedCorpus, save_groups
@@ -62,14 +61,3 @@ def test_stored_groups_are_counted(tmp_path, preset):
         kept = [g for g in order if not asks or any(folder.rows[i].query for i in g)]
         assert list(groups(epoch)) == kept and len(kept) == number
     assert (number == 100) == (not asks)
-
-
-def test_the_groups_of_a_corpus_are_those_of_its_order(tmp_path):
-    recipe = Recipe.of("paper", group_size=4, chunk_words=8, threads=1)
-    documents = [Document(row["_id"], row["text"]) for row in make_rows(24)]
-    data = TrainingSet(recipe, documents)
-    groups, number = data.groups(None, None, tmp_path)
-    order = epoch_groups(recipe, data.rows)
-    for _ in range(2):
-        assert all(list(groups(epoch)) == list(order(epoch)) for epoch in range(2))
-    assert number == len(list(order(0))) > 10

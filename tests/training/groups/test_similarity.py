@@ -97,25 +97,6 @@ def test_pairs_that_answer_each_other_the_other_way_round_are_near():
     assert sorted(order_by_similarity(own, swapped, 10, 0).tolist()) == list(range(40))
 
 
-def test_the_second_points_move_the_centroids():
-    """One far pair: k-means of its own points gives it a cluster to itself, its mirror image draws
-    others to it.
-    """
-    seen = []
-    import fastkmeans
-
-    class Spy(fastkmeans.FastKMeans):
-        def train(self, data):
-            seen.append(len(data))
-            super().train(data)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fastkmeans, "FastKMeans", Spy)
-        order_by_similarity(points(30, 4, 0), None, 15, 0)
-        order_by_similarity(points(30, 4, 0), points(30, 4, 1), 15, 0)
-    assert seen[0] == 30 and 60 in seen
-
-
 def test_random_numbers_of_others_are_left_alone():
     torch.manual_seed(5)
     np.random.seed(5)

@@ -85,13 +85,6 @@ def test_processes_share_one_order_and_each_reads_its_own_shards(tmp_path, toget
         assert sum(map(len, read)) == 16 == len(set().union(*read))
 
 
-def test_a_run_goes_on_at_the_exact_group(tmp_path):
-    folder, _ = saved(tmp_path / "g")
-    whole = list(islice(row_batches(folder.order(0), 1), 250))
-    again = row_batches(GroupFolder(tmp_path / "g").order(0), 1)
-    assert whole[130:] == list(islice(again, 130, 250))
-
-
 def cut_short(folder: Path) -> None:
     file = folder / "shard-03.arrow"
     file.write_bytes(file.read_bytes()[:-100])

@@ -20,13 +20,15 @@ def tensors(bias: bool):
 
 @pytest.mark.parametrize("rows", [1, 4, 100])
 @pytest.mark.parametrize("bias", [False, True])
-def test_equals_the_plain_form(rows, bias):
+@pytest.mark.parametrize("trained", [False, True], ids=["frozen head", "trained head"])
+def test_equals_the_plain_form(rows, bias, trained):
     hidden, weight, targets, offset = tensors(bias)
+    head = [t.requires_grad_() for t in (weight, offset) if trained and t is not None]
     got = lce.linear_cross_entropy(hidden, weight, targets, offset, rows * 50)
     want = F.cross_entropy(F.linear(hidden, weight, offset), targets, reduction="none")
     torch.testing.assert_close(got, want, atol=1e-12, rtol=0)
     slopes = torch.linspace(-1, 2, 11, dtype=torch.float64)
-    gradients = [torch.autograd.grad(losses @ slopes, hidden)[0] for losses in (got, want)]
+    gradients = [torch.autograd.grad(losses @ slopes, [hidden, *head]) for losses in (got, want)]
     torch.testing.assert_close(*gradients, atol=1e-12, rtol=0)
 
 
@@ -41,40 +43,18 @@ def test_a_gpu_computes_a_step_in_one_block(device, blocks, monkeypatch):
     assert len(blocks_made) == blocks and sum(blocks_made) == 875
 
 
-def test_keeps_no_logits():
-    hidden, weight, targets, _ = tensors(False)
+@pytest.mark.parametrize("trained", [False, True], ids=["frozen head", "trained head"])
+def test_keeps_no_logits(trained):
+    hidden, weight, targets, offset = tensors(trained)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
-        lce.linear_cross_entropy(hidden, weight, targets)
-    assert kept == [hidden.shape]
+        lce.linear_cross_entropy(hidden, weight.requires_grad_(trained), targets, offset)
+    assert (11, 50) not in kept and (trained or kept == [hidden.shape])
 
 
 def test_without_a_gradient_and_with_scores_out_of_range():
     hidden, weight, targets, _ = tensors(False)
     assert lce.linear_cross_entropy(1e4 * hidden.detach(), weight, targets).isfinite().all()
-
-
-@pytest.mark.parametrize("rows", [1, 4, 100])
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_trained_head_gets_the_gradient_of_the_plain_form(rows, bias):
-    hidden, weight, targets, offset = tensors(bias)
-    trained = [t.requires_grad_() for t in (hidden, weight, offset) if t is not None]
-    slopes = torch.linspace(-1, 2, 11, dtype=torch.float64)
-    got = lce.linear_cross_entropy(hidden, weight, targets, offset, rows * 50)
-    want = F.cross_entropy(F.linear(hidden, weight, offset), targets, reduction="none")
-    torch.testing.assert_close(got, want, atol=1e-12, rtol=0)
-    for one, other in zip(
-        *(torch.autograd.grad(losses @ slopes, trained) for losses in (got, want)), strict=True
-    ):
-        torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
-
-
-def test_a_trained_head_keeps_no_logits():
-    hidden, weight, targets, offset = tensors(True)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
-        lce.linear_cross_entropy(hidden, weight.requires_grad_(), targets, offset)
-    assert kept and (11, 50) not in kept
 
 
 def test_exact_logits_are_not_rounded_to_the_weights_precision():

@@ -48,6 +48,16 @@ def attend(query, key, value, weights, lengths, rows=None, epsilon=0.0, heads=No
 KERNELS = ["torch", "varlen"]
 
 
+def assert_equals_the_reference(inputs, lengths, kernel, **settings):
+    """Value and gradients; gives the gradients."""
+    fast, slow = (attend(*inputs, lengths, kernel=k, **settings) for k in (kernel, "reference"))
+    torch.testing.assert_close(fast, slow, atol=1e-12, rtol=0)
+    direction = torch.randn_like(slow)
+    found, want = (torch.autograd.grad((out * direction).sum(), inputs) for out in (fast, slow))
+    torch.testing.assert_close(found, want, atol=1e-12, rtol=0)
+    return found
+
+
 @pytest.mark.parametrize("v_norm", [False, True])
 def test_the_reference_is_torchs_attention_within_each_document(v_norm):
     query, key, value, weights = tensors(4, 2)
@@ -74,16 +84,10 @@ def test_the_reference_is_torchs_attention_within_each_document(v_norm):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_equals_the_reference(v_norm, n_heads, n_groups, heads, kernel):
     inputs = [t.detach().requires_grad_() for t in tensors(n_heads, n_groups)]
-    changes = dict(heads=None if heads is None else torch.tensor(heads), scale=0.3)
-    fast = attend(*inputs, LENGTHS, v_norm=v_norm, kernel=kernel, **changes)
-    slow = attend(*inputs, LENGTHS, v_norm=v_norm, kernel="reference", **changes)
-    torch.testing.assert_close(fast, slow, atol=1e-12, rtol=0)
-    direction = torch.randn_like(slow)
-    found = [torch.autograd.grad((out * direction).sum(), inputs) for out in (fast, slow)]
+    settings = dict(heads=None if heads is None else torch.tensor(heads), scale=0.3, v_norm=v_norm)
+    gradients = assert_equals_the_reference(inputs, LENGTHS, kernel, **settings)
     # The diagonal's weights are exactly 0: such pairs are skipped and get no gradient.
-    assert (found[0][3].diagonal() == 0).all()
-    for got, want in zip(*found, strict=True):
-        torch.testing.assert_close(got, want, atol=1e-12, rtol=0)
+    assert (gradients[3].diagonal() == 0).all()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -96,13 +100,7 @@ def test_rows_that_are_no_documents_equal_the_reference(kernel, v_norm):
     weights = torch.rand(3, 4, dtype=torch.float64, generator=generator)
     inputs = [t.detach().requires_grad_() for t in (query, key, value, weights)]
     of = dict(rows=[2, 0, 3], v_norm=v_norm, heads=torch.tensor([3, 0]))
-    fast = attend(*inputs, LENGTHS, kernel=kernel, **of)
-    slow = attend(*inputs, LENGTHS, kernel="reference", **of)
-    torch.testing.assert_close(fast, slow, atol=1e-12, rtol=0)
-    direction = torch.randn(slow.shape, dtype=torch.float64, generator=generator)
-    found = (torch.autograd.grad((out * direction).sum(), inputs) for out in (fast, slow))
-    for got, want in zip(*found, strict=True):
-        torch.testing.assert_close(got, want, atol=1e-12, rtol=0)
+    assert_equals_the_reference(inputs, LENGTHS, kernel, **of)
 
 
 def test_dropping_light_pairs_is_close_and_drops_their_gradient():
@@ -137,13 +135,7 @@ def test_documents_of_more_than_one_block_equal_the_reference(kernel, v_norm):
     )
     weights = torch.tensor([[0, 0, 0.9], [0.6, 0, 0.4], [1, 0, 0]], dtype=torch.float64)
     inputs = [t.requires_grad_() for t in (query, key, value, weights)]
-    fast = attend(*inputs, lengths, v_norm=v_norm, kernel=kernel)
-    direction = torch.randn(fast.shape, dtype=torch.float64, generator=generator)
-    slow = attend(*inputs, lengths, v_norm=v_norm, kernel="reference")
-    torch.testing.assert_close(fast, slow, atol=1e-12, rtol=0)
-    found = (torch.autograd.grad((out * direction).sum(), inputs) for out in (fast, slow))
-    for got, want in zip(*found, strict=True):
-        torch.testing.assert_close(got, want, atol=1e-12, rtol=0)
+    assert_equals_the_reference(inputs, lengths, kernel, v_norm=v_norm)
 
 
 def test_nothing_of_a_pair_is_kept_for_the_backward_pass():

@@ -6,7 +6,6 @@ import pytest
 import torch
 from test_language_model import FAMILIES, build
 
-from conftest import tiny_config
 from revela.errors import RevelaError
 from revela.training.lm.language_model import LanguageModel
 
@@ -48,16 +47,3 @@ def test_a_text_and_what_continues_it_must_fit_the_window():
     memory = lm.prefill(lm.pack(before, torch.ones_like(before)), range(4))
     with pytest.raises(RevelaError, match="70 tokens is longer than the LM's sliding window of 64"):
         lm.logits(lm.pack(tail, torch.ones_like(tail)), prefix=memory)
-
-
-def test_without_a_stream_e_a_mix_is_called_in_every_layer_with_the_texts_own_keys():
-    lm = LanguageModel(build("llama"))
-    ids = torch.randint(3, 400, (2, 4), generator=torch.Generator().manual_seed(0))
-    packed, seen = lm.pack(ids, torch.ones_like(ids)), []
-
-    def mix(layer, own, query, key, value, scale):
-        seen.append((layer, key.shape[1], value.shape[0]))
-        return own
-
-    lm.logits(packed, mix=mix)
-    assert seen == [(i, 8, tiny_config("llama").num_key_value_heads) for i in range(4)]

@@ -4,7 +4,6 @@ search for its heads.
 
 from __future__ import annotations
 
-import pytest
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, LlamaForCausalLM
 
@@ -12,87 +11,10 @@ from conftest import Embed, tiny_config, train_by_sgd
 from revela.training.lm.heads import score_query_heads
 from revela.training.lm.in_batch_attention import KVCache
 from revela.training.lm.language_model import LanguageModel
-from revela.training.lm.prompts import ANSWER, QUESTION, Questions
-from revela.training.methods.dream import DreamLoss, Injection
+from revela.training.lm.prompts import ANSWER, QUESTION
+from revela.training.methods.dream import DreamLoss
 
 DOCUMENTS = [-1, 0, 0, 0, -1, 1, 1, -1, 2, 2, 2, 2, -1]  # of the candidates' text
-
-
-def written_out(query_HTD, key_HPD, own_key_HTD, weights_B, rows, gate, scale):
-    """A' (H, rows, P + T) of one question: every number on its own."""
-    keys = torch.cat([key_HPD, own_key_HTD], dim=1)
-    earlier = key_HPD.shape[1]
-    out = torch.zeros(query_HTD.shape[0], len(rows), keys.shape[1], dtype=query_HTD.dtype)
-    for h in range(query_HTD.shape[0]):
-        for r, row in enumerate(rows):
-            scores = [query_HTD[h, row] @ keys[h, m] * scale for m in range(earlier + row + 1)]
-            plain = torch.stack(scores).softmax(0)
-            for m in range(len(scores)):
-                document = DOCUMENTS[m] if m < earlier else -1
-                injected = 0.0
-                if document >= 0:
-                    mass = sum(plain[n] for n in range(earlier) if DOCUMENTS[n] == document)
-                    injected = weights_B[document] * plain[m] / mass
-                out[h, r, m] = (1 - gate) * plain[m] + gate * injected
-    return out
-
-
-def attention_inputs():
-    generator = torch.Generator().manual_seed(0)
-    query = torch.randn(2, 5, 4, dtype=torch.float64, generator=generator)
-    earlier = torch.randn(2, len(DOCUMENTS), 4, dtype=torch.float64, generator=generator)
-    own = torch.randn(2, 5, 4, dtype=torch.float64, generator=generator)
-    return query, earlier, own
-
-
-def read(memory, rows, counts):
-    """The candidates, of which ``memory`` was kept, with questions in these rows."""
-    places = torch.tensor([i for i, document in enumerate(DOCUMENTS) if document >= 0])
-    empty = torch.empty(0)
-    return Questions(memory, places, [3, 2, 4], None, empty, torch.tensor(list(rows)), counts)
-
-
-def own_output(query, earlier, own, values, scale):
-    keys = torch.cat([earlier, own], dim=1)
-    seen = torch.ones(5, keys.shape[1], dtype=torch.bool).tril(earlier.shape[1])
-    return (
-        (query @ keys.transpose(1, 2) * scale).masked_fill(~seen, -torch.inf).softmax(-1)
-    ) @ values
-
-
-def read_as_attention(asked_of, rows, counts):
-    """Candidates and questions whose values are unit vectors, so that the output is the attention
-    itself.
-    """
-    query, earlier, own = attention_inputs()
-    values = torch.eye(len(DOCUMENTS) + 5, dtype=torch.float64).expand(2, -1, -1)
-    memory = KVCache({asked_of: earlier}, {asked_of: values[:, : len(DOCUMENTS)]})
-    plain = own_output(query, earlier, own, values, 0.5)
-    return read(memory, rows, counts), plain, (query, own, values, 0.5)
-
-
-def test_every_injected_row_is_a_prime_written_out():
-    query, earlier, own = attention_inputs()
-    weights = torch.tensor([[0.2, 0.5, 0.3]], dtype=torch.float64)
-    asked, plain, inputs = read_as_attention(3, [1, 2, 3], [3])
-    inject = Injection(weights, asked, [(3, 1)], torch.tensor(0.4, dtype=torch.float64))
-    got = inject(3, plain, *inputs)
-    want = written_out(query, earlier, own, weights[0], [1, 2, 3], 0.4, 0.5)
-    torch.testing.assert_close(got[1, 1:4], want[1], atol=1e-10, rtol=0)
-    torch.testing.assert_close(got[0], plain[0])  # the other head
-    torch.testing.assert_close(got[1, [0, 4]], plain[1, [0, 4]])  # the other rows
-    assert inject(2, plain, *inputs) is plain  # another layer
-
-
-@pytest.mark.parametrize("gate", [0.1, 0.9])
-def test_a_head_s_own_masses_leave_its_attention_on_the_candidates_as_it_is(gate):
-    asked, plain, inputs = read_as_attention(0, range(5), [1] * 5)
-    document = torch.tensor([*DOCUMENTS, *[-1] * 5])
-    masses = torch.stack([plain[0][:, document == j].sum(1) for j in range(3)], dim=1)
-    inject = Injection(masses, asked, [(0, 0)], torch.tensor(gate, dtype=torch.float64))
-    got, want = inject(0, plain, *inputs)[0], plain[0].clone()
-    want[:, document < 0] *= 1 - gate
-    torch.testing.assert_close(got, want, atol=1e-6, rtol=0)
 
 
 def texts():

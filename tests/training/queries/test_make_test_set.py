@@ -104,7 +104,7 @@ def index(saved_retriever, tmp_path_factory):
 QUERIES = {"q1": "ocean01 ocean02", "q2": "engine00", "q3": "garden04 garden02"}
 
 
-@pytest.mark.parametrize("flags", ["", "--mode lexical", "--rerank late-interaction"])
+@pytest.mark.parametrize("flags", ["", "--rerank late-interaction"])
 def test_a_file_of_queries_finds_what_each_finds_alone(succeeds, index, tmp_path, flags):
     rows = [{"_id": name, "text": query} for name, query in QUERIES.items()]
     write_lines(tmp_path / "q.jsonl", rows)
@@ -185,7 +185,6 @@ def test_an_index_of_other_ids_is_refused(refused, index, tmp_path):
         ("", "--queries {file}", "q.tsv is empty"),
         ("a\tone\ntwo\n", "--queries {file}", "q.tsv has a tab in 1 of 2 lines"),
         ("a\tone\na\ttwo\n", "--queries {file}", "q.tsv has 1 ids twice"),
-        ("a\tone\nb\t \n", "--queries {file}", "q.tsv has a tab in 1 of 2 lines"),
         ("a b\tone\n", "--queries {file} --run {run}", "the id 'a b' has a space"),
         ("one\n", "--run {run}", "give a query, or a file of queries with --queries"),
     ],

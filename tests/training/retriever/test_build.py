@@ -119,15 +119,6 @@ def test_the_saved_tokenizer_cuts_nothing_by_itself(tiny_lm_folder, tmp_path):
     assert saved["truncation"] is None and saved["padding"] is None
 
 
-def test_case_is_folded_by_the_tokenizer_itself(tiny_lm_folder, tmp_path):
-    model = build(tiny_lm_folder, lower_case="yes")
-    save_retriever(model, tmp_path / "out", "card")
-    again = RetrieverEncoder(open_model(tmp_path / "out"), False)
-    np.testing.assert_allclose(
-        again.encode_queries(["OCEAN1 Ocean"]), again.encode_queries(["ocean1 ocean"]), atol=1e-6
-    )
-
-
 @pytest.mark.parametrize("make", [lambda p: p, lambda p: p / "missing"])
 def test_not_a_model_is_one_sentence(tmp_path, make):
     with pytest.raises(RevelaError, match=r"modules\.json"):

@@ -82,14 +82,6 @@ def test_the_lexical_weight_is_a_ratio_of_what_the_halves_add_to_dot_products(ti
     assert lexical / contextual == pytest.approx(4.0, rel=0.05)
 
 
-def test_lexical_vectors_know_which_texts_share_words(tiny_lm_folder):
-    texts = ["ocean1 ocean2 engine3", "engine3 ocean2", "garden5 garden6"]
-    texts += ["garden6 garden5 garden7", ""]
-    cosines = (v := words.lexical_vectors(build(tiny_lm_folder), texts, 1e-2)) @ v.T
-    assert cosines[0, 1] > cosines[0, 2] and cosines[2, 3] > cosines[1, 3]
-    assert not v[4].any() and np.isfinite(v).all()
-
-
 def test_rare_tokens_weigh_more(tiny_lm_folder):
     model = build(tiny_lm_folder)
     fit(model, ["ocean1 ocean1 ocean1 ocean1 garden5"], token_weighting=1e-2)

@@ -18,16 +18,15 @@ from revela.training.retriever.save import save_retriever
 from revela.training.settings import Recipe
 
 TEXTS = [row["text"] for row in make_rows(24)]
-WITH_IT = [*TEXTS, f"{TEXTS[0]} Then <image> and a zebra came there. {TEXTS[1]}"]
+WITH_IT = [*TEXTS, f"{TEXTS[0]} Then <image> came there. {TEXTS[1]}"]
 
 
-@pytest.fixture(scope="module", params=["special", "plain"])
-def lm(request, tiny_lm_folder, tmp_path_factory):
+@pytest.fixture(scope="module")
+def lm(tiny_lm_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("rows") / "lm"
     AutoModelForCausalLM.from_pretrained(tiny_lm_folder).save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(tiny_lm_folder)
-    added = {"special": "<image>", "plain": "zebra"}[request.param]
-    tokenizer.add_tokens([added], special_tokens=request.param == "special")
+    tokenizer.add_tokens(["<image>"], special_tokens=True)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -82,9 +81,8 @@ def test_it_is_trained(lm, tmp_path, embedder, tiny_lm_folder):
     ends = dict(max_minutes=0, max_steps=1, check_every=0, threads=1)
     recipe = Recipe.of(model=str(model), lm=str(lm), **tiny, **ends)
     documents = [Document(str(i), text) for i, text in enumerate(WITH_IT[-9:])]
+    recipe = recipe.replace(loss_tokens="all" if embedder else "corpus")
     train(recipe, documents, tmp_path / "out")  # the LM reads it too
-    whole = recipe.replace(loss_tokens="corpus")
-    train(whole, documents, tmp_path / "corpus")
     vectors = Retriever(tmp_path / "out", "fp32").encode_passages(WITH_IT)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     assert torch.isfinite(torch.from_numpy(vectors)).all()

@@ -56,8 +56,7 @@ def ids(model):
     return [model.tokenizer(text)["input_ids"] for text in TEXTS]
 
 
-@pytest.mark.parametrize("pooling", ["mean", "eos"])
-@pytest.mark.parametrize("lower_case", ["yes", "no"])
+@pytest.mark.parametrize(("pooling", "lower_case"), [("mean", "yes"), ("eos", "no")])
 def test_ids_and_vectors_are_kept(lm, tmp_path, pooling, lower_case):
     model = build(lm, pooling, lower_case=lower_case)
     before = ids(model)

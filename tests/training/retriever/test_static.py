@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import safetensors.torch
@@ -165,35 +161,6 @@ def test_there_are_no_token_vectors(tmp_path):
     ):
         with pytest.raises(RevelaError, match=said):
             refused()
-
-
-WITHOUT_TORCH = """
-import json, sys
-import revela.cli
-try:
-    revela.cli.main()
-except SystemExit as stop:
-    assert not stop.code
-loaded = {"torch", "transformers", "sentence_transformers", "datasets"} & set(sys.modules)
-assert not loaded, loaded
-"""
-
-
-def test_an_index_is_made_and_searched_without_torch(tmp_path):
-    folder, corpus = save(tmp_path / "model"), tmp_path / "corpus.jsonl"
-    rows = [{"id": str(i), "text": f"word{i} word{i + 1} and more."} for i in range(20)]
-    corpus.write_text("\n".join(map(json.dumps, rows)))
-
-    def revela(*arguments):
-        command = [sys.executable, "-c", WITHOUT_TORCH, *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    said = revela("index", corpus, "--model", folder, "--out", tmp_path / "index")
-    assert "20 documents are new" in said
-    hits = json.loads(revela("search", tmp_path / "index", "word7 word8", "--top", 1, "--json"))
-    assert [hit["id"] for hit in hits] == ["7"]
 
 
 def test_what_was_measured_before_training_is_saved_with_it(tmp_path):
