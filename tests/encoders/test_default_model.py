@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import random
 from functools import cache
 
 import pytest
@@ -83,18 +82,6 @@ def test_every_text_counts_the_same():
 @pytest.mark.parametrize("name", FILES)
 def test_collections(name):
     assert suited_model(texts_of(name))[0] == (E5 if name in OTHERS else MINILM)
-
-
-@needs_data
-@pytest.mark.parametrize("name", sorted(OTHERS))
-def test_mixtures_of_collections(name):
-    rng = random.Random(0)
-    for english in sorted(FILES.keys() - OTHERS):
-        for share, model in ((1, MINILM), (10, E5), (50, E5)):
-            mixed = rng.sample(texts_of(english), 100 - share)
-            mixed += rng.sample(texts_of(name), share)
-            rng.shuffle(mixed)
-            assert suited_model(mixed)[0] == model, (english, share)
 
 
 def test_a_missing_wheel_is_named(monkeypatch, caplog):

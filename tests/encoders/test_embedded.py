@@ -86,19 +86,14 @@ def test_tokens_of_e5_are_those_of_sentencepiece():
 
 
 @needs_e5
-@pytest.mark.parametrize("damage", ["magic", "version", "sizes", "tokenizer", "short", "text"])
-def test_a_damaged_file_or_another_version_is_refused(damage, tmp_path):
+@pytest.mark.parametrize(
+    ("place", "changed"),
+    [(0, b"\0"), (4, b"\2"), (8, (768).to_bytes(4, "little")), (48, b"\7\0\0\0"), (0, b"")],
+    ids=["magic", "version", "sizes", "tokenizer", "short"],
+)
+def test_a_damaged_file_or_another_version_is_refused(place, changed, tmp_path):
     content = bytearray(wheel_file().read_bytes()[:1_000_000])
-    if damage == "magic":
-        content[0] = 0
-    elif damage == "version":
-        content[4] = 2
-    elif damage == "sizes":
-        content[8:12] = (768).to_bytes(4, "little")
-    elif damage == "tokenizer":
-        content[48:52] = (7).to_bytes(4, "little")
-    elif damage == "text":
-        content = bytearray(b"version https://git-lfs.github.com/spec/v1\n")
+    content[place : place + len(changed)] = changed
     file = tmp_path / "e5-small-q4.bin"
     file.write_bytes(content)
     with pytest.raises(RevelaError, match="damaged or of another version"):

@@ -4,14 +4,13 @@ of length one, on every way; or one sentence refuses it.
 
 from __future__ import annotations
 
-import json
 import re
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from folders import DAMAGED, KINDS, edit, pooled
+from folders import DAMAGED, KINDS, edit, pooled, words
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
@@ -25,13 +24,13 @@ from revela.training.methods.base import BuildContext
 from revela.training.retriever.build import untrained_retriever
 from revela.training.retriever.module import RetrieverModule
 from revela.training.settings import Recipe
+from tests.collection_folder import write_collection
 
 TEXTS = [
     "ocean00 ocean01 castle2 the Sea", "Garden0 is CAPITALS, and Ünïcödé 漢字 и русский.", ".",
     "one line\r\nanother line\n", "x", "the enzyme03 " * 40, "ocean garden0 " * 9,
     " ".join(f"{word} {i}" for i in range(30) for word in ("Sea", "the", "garden1")),
 ]  # fmt: skip
-REFUSED = ("words", "LSTM", "CNN")  # what begins with words
 NOT_TRAINED = {
     "router": r"different modules \(Router\), and training takes a model with one: give",
     "router behind the pooling": r"different modules \(Router\), and training takes",
@@ -56,7 +55,7 @@ def test_what_is_damaged_is_refused_before_text_is_read(name, tiny_tokenizer, re
     assert not (tmp_path / "out").exists()
 
 
-@pytest.fixture(scope="module", params=[k for k in KINDS if k not in REFUSED])
+@pytest.fixture(scope="module", params=KINDS)
 def kind(request):
     return request.param
 
@@ -103,9 +102,8 @@ def of_encoder(encoder):
     return encoder.encode_queries(TEXTS), encoder.encode_passages(TEXTS)
 
 
-@pytest.mark.parametrize("refused", REFUSED)
-def test_what_cannot_be_read_is_one_sentence(refused, tiny_tokenizer, tmp_path):
-    KINDS[refused](tmp_path / "model", tiny_tokenizer)
+def test_what_cannot_be_read_is_one_sentence(tiny_tokenizer, tmp_path):
+    words(tmp_path / "model", tiny_tokenizer)
     for read in (open_model, lambda folder: load_encoder(folder, "fp32"), Retriever):
         with pytest.raises(
             RevelaError, match=r"begins with a WordEmbeddings, and .*: give another"
@@ -117,6 +115,13 @@ def test_encoder(folder, expected):
     assert_same(of_encoder(load_encoder(resolve(str(folder)), "fp32")), expected)
 
 
+INDEXED = (
+    *("bert", "truncated", "router", "layout of 2, lower case", "left padding"),
+    *("truncated on the left", "no limit, roberta", "table, truncated"),
+)
+
+
+@pytest.mark.parametrize("kind", INDEXED, indirect=True, scope="module")
 def test_index_and_search(folder, expected, tmp_path):
     retriever = Retriever(folder, precision="fp32")
     index = retriever.index(
@@ -159,7 +164,7 @@ def trained(folder):
     return made
 
 
-@pytest.mark.parametrize("name", ["LayerNorm", "left padding", "limit of 512, roberta"])
+@pytest.mark.parametrize("name", ["LayerNorm", "left padding"])
 def test_export(name, tiny_tokenizer, tmp_path):
     pytest.importorskip("onnxruntime")
     from revela.encoders.graph_export import export_onnx
@@ -170,14 +175,9 @@ def test_export(name, tiny_tokenizer, tmp_path):
     assert_same(of_encoder(open_export(tmp_path / "onnx")), stock(tmp_path / "model"))
 
 
-SERVED = (
-    *("two Dense", "router", "table, truncated", "table, Normalize", "table, model2vec in int8"),
-    *("lower case by tokenizer_config", "capitals by tokenizer_config", "left padding", "sharded"),
-    *("accents by tokenizer_config", "truncated on the left", "stale ONNX", "fp16"),
+@pytest.mark.parametrize(
+    "name", ["router", "table, truncated", "capitals by tokenizer_config", "fp16"]
 )
-
-
-@pytest.mark.parametrize("name", SERVED)
 def test_service_and_evaluation(name, tiny_tokenizer, tmp_path):
     pytest.importorskip("fastapi")
     from starlette.testclient import TestClient
@@ -204,12 +204,9 @@ def test_service_and_evaluation(name, tiny_tokenizer, tmp_path):
             found = [row["embedding"] for row in answer["data"]]
             assert_same([found], [expected[short]])
     judged = tmp_path / "judged"
-    (judged / "qrels").mkdir(parents=True)
-    for file in ("corpus", "queries"):
-        rows = [json.dumps({"_id": str(i), "text": text}) for i, text in enumerate(TEXTS)]
-        (judged / f"{file}.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    lines = [f"{i}\t{i}\t1\n" for i in range(len(TEXTS))]
-    (judged / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
+    texts = {str(i): text for i, text in enumerate(TEXTS)}
+    rows = [{"_id": name, "text": text} for name, text in texts.items()]
+    write_collection(judged, rows, texts, {(name, name): 1 for name in texts})
     evaluate([folder], [judged], precision="fp32", runs=tmp_path / "runs")
     scores = queries @ passages.T
     (run,) = (tmp_path / "runs" / "judged").glob("*model.trec")
@@ -309,12 +306,9 @@ def test_verbs_take_prompts(succeeds, refused, tiny_tokenizer, tmp_path):
     np.testing.assert_allclose([row["vector"] for row in stored], expected, atol=0.05)  # bf16
 
 
-def test_a_limit_beyond_the_positions_is_told(tiny_tokenizer, tmp_path, caplog):
+def test_a_limit_beyond_the_positions_is_named(tiny_tokenizer, tmp_path, caplog):
     caplog.set_level("INFO", "revela")
     KINDS["limit of 512, roberta"](tmp_path / "model", tiny_tokenizer)
     assert open_model(tmp_path / "model").max_seq_length == 63  # its padding has row 0
     (said,) = [line for line in caplog.messages if "positions" in line]
     assert "has 63 positions, fewer than its limit of 512 tokens: it reads 63 tokens" in said
-    (tmp_path / "other").mkdir()
-    KINDS["no limit, roberta"](tmp_path / "other" / "model", tiny_tokenizer)
-    assert open_model(tmp_path / "other" / "model").max_seq_length == 63

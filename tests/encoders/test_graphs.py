@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from folders import KINDS, export_states
+from folders import GRAPHS, KINDS
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
@@ -26,7 +26,6 @@ from revela.encoders.model_files import fingerprint, resolve
 from revela.encoders.torch_encoder import TorchEncoder
 from revela.errors import RevelaError
 from revela.searching.manifest import Indexing
-from tests.training.retriever.small import build
 
 TEXTS = [*(row["text"] for row in make_rows(6)), "Ocean", "ÖFFENTLICH", "x " * 99, "", "a\r\nb"]
 SMALL = dict(
@@ -35,7 +34,6 @@ SMALL = dict(
 FAMILIES = {
     "bert": (transformers.BertConfig, dict(max_position_embeddings=40, hidden_act="gelu_new")),
     "roberta": (transformers.RobertaConfig, dict(max_position_embeddings=42, type_vocab_size=1)),
-    "xlm-roberta": (transformers.XLMRobertaConfig, dict(max_position_embeddings=42)),
 }
 
 
@@ -196,22 +194,6 @@ def test_precision_by_what_the_processor_has(monkeypatch):
         assert cpu.fastest(int8=False) != "int8"
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json"])
-def test_damaged_files_are_one_sentence(file, tiny_tokenizer, tmp_path):
-    folder = make(tmp_path, tiny_tokenizer)
-    content = (folder / file).read_bytes()
-    (folder / file).write_bytes(content[: len(content) // 2])
-    with pytest.raises(RevelaError, match=r"cannot be opened as a Sentence-Transformers model: .+"):
-        load_encoder(folder, "fp32")
-
-
-def test_a_batch_is_as_its_texts_alone(tiny_tokenizer, tmp_path):
-    encoder = load_encoder(make(tmp_path, tiny_tokenizer), "fp32")
-    alone = np.vstack([encoder.encode_passages([text]) for text in TEXTS])
-    np.testing.assert_allclose(encoder.encode_passages(TEXTS), alone, atol=1e-6)
-    assert encoder.encode_passages([]).shape == (0, 32)
-
-
 CTRL_C_AFTER_ENCODING = """
 import signal, sys
 from pathlib import Path
@@ -277,22 +259,6 @@ def test_an_export_gives_vectors_and_tokens_as_torch_does(kept, saved_retriever,
         np.testing.assert_allclose(ours_TW, wanted_TW, atol=1e-5)
     assert kept.counter.count_passages(texts) == torchs.counter.count_passages(texts)
     assert kept.fitted([""] * 6, texts) == torchs.fitted([""] * 6, texts)
-
-
-def test_a_folder_s_own_onnx_file_is_read(tiny_lm_folder, tmp_path, monkeypatch):
-    """As models of the hub bring: ids in, states out."""
-    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
-    folder, model = tmp_path / "model", build(tiny_lm_folder, "eos").eval()
-    model.save_pretrained(str(folder))
-    expected = TorchEncoder(model, bf16=False).encode_passages(TEXTS)
-
-    (folder / "onnx").mkdir()
-    export_states(model[0].model, folder / "onnx" / "model.onnx")
-    monkeypatch.setitem(sys.modules, "torch", None)  # nothing imports it
-    found = load_encoder(folder, "fp32")
-    monkeypatch.undo()
-    assert isinstance(found, GraphEncoder)
-    np.testing.assert_allclose(found.encode_passages(TEXTS), expected, atol=1e-5)
 
 
 def test_an_index_says_in_which_precision_its_vectors_are(tiny_tokenizer, tmp_path):
@@ -396,7 +362,7 @@ def of_stock(folder):
 def test_a_graph_is_compared_with_torch_once(name, agrees, tiny_tokenizer, tmp_path, monkeypatch):
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "model"
-    KINDS[name](folder, tiny_tokenizer)
+    (KINDS | GRAPHS)[name](folder, tiny_tokenizer)
     expected = of_stock(folder)
     first = load_encoder(folder, "fp32")
     np.testing.assert_allclose(first.encode_passages(TEXT), expected, atol=1e-5)
@@ -408,26 +374,11 @@ def test_a_graph_is_compared_with_torch_once(name, agrees, tiny_tokenizer, tmp_p
     np.testing.assert_array_equal(again.encode_passages(TEXT), first.encode_passages(TEXT))
 
 
-def test_a_graph_is_read_by_the_tokenizer_of_transformers(tiny_tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "model"
-    KINDS["capitals, distilbert"](folder, tiny_tokenizer)
-    (folder / "onnx").mkdir()
-    export_states(
-        transformers.DistilBertModel.from_pretrained(folder), folder / "onnx" / "model.onnx"
-    )
-    expected = of_stock(folder)
-    for _ in range(2):
-        encoder = load_encoder(folder, "fp32")
-        assert isinstance(encoder, GraphEncoder)
-        np.testing.assert_allclose(encoder.encode_passages(TEXT), expected, atol=1e-5)
-
-
-def test_without_torch_a_berts_tokenizer_is_that_of_transformers(
+def test_without_torch_the_tokenizer_of_a_graph_is_that_of_transformers(
     tiny_tokenizer, tmp_path, monkeypatch
 ):
-    for name in ("capitals by tokenizer_config", "accents by tokenizer_config"):
-        KINDS[name](tmp_path / name / "model", tiny_tokenizer)
+    for name in ("capitals by tokenizer_config", "accents by tokenizer_config", "ONNX"):
+        (KINDS | GRAPHS)[name](tmp_path / name / "model", tiny_tokenizer)
         expected = of_stock(tmp_path / name / "model")
         with monkeypatch.context() as patch:
             patch.setattr(load, "has_torch", lambda: False)

@@ -190,13 +190,3 @@ def test_a_model_is_filed_under_its_own_name(tmp_path, tiny_lm_folder):
     snapshot = tmp_path / "models--owner--model" / "snapshots" / "0123abcd"
     for given in ("owner/model", "owner/model@v2", "model"):
         assert filed_as(given, snapshot) == ("owner/model", "0123abcd")
-
-
-def test_mteb_gives_our_scores_of_a_saved_folder_too(folder, encoder, tmp_path):
-    encoder.model.save_pretrained(str(tmp_path / "my-retriever"))
-    model = SentenceTransformer(str(tmp_path / "my-retriever"))
-    (result,) = mteb.evaluate(
-        model, folder_task(folder), cache=None, show_progress_bar=False
-    ).task_results
-    score = mean_outcomes(load_collection(folder), {"m": encoder})["m"]["ndcg@10"]
-    assert result.get_score() == pytest.approx(score, abs=1e-4)

@@ -56,32 +56,15 @@ def build(folder, texts, encoder=None, **settings) -> Index:
     return index
 
 
-def test_the_test_is_a_loop_over_sentences_that_were_taken_out():
-    texts = passages(60)
-    encoder = Letters()
+def test_a_query_is_a_sentence_that_is_taken_out_of_its_passage():
+    texts, encoder = passages(60), Letters()
     vectors = encoder.encode_passages(texts)
     test = SentenceTest(texts, "none", 40)
     found = test(encoder, vectors)
     assert found.queries == 40 and found.passages == 60
-    by_words = by_vectors = 0
-    left = list(texts)
-    for place, rest in zip(test._places, test._rests, strict=True):
-        left[place] = rest
-    bm25 = BM25(left, "none")
     for place, query, rest in zip(test._places, test._queries, test._rests, strict=True):
         sentence = next(s for s in texts[place].split(".") if " ".join(s.split()) in f"{query}.")
         assert sentence not in rest and count_words(rest) == 12 and count_words(query) == 6
-        cosines = [float(encoder.encode_queries([query])[0] @ v) for v in vectors]
-        for other, text in zip(test._places, test._rests, strict=True):
-            cosines[other] = float(
-                (encoder.encode_queries([query]) @ encoder.encode_passages([text]).T)[0, 0]
-            )
-        by_vectors += int(np.argmax(cosines)) == place
-        scores = np.zeros(60)
-        indices, values = bm25.top_k([query], 60)
-        scores[indices[0]] = values[0]
-        by_words += bool(scores[place] > np.delete(scores, place).max())
-    assert (found.words, found.vectors) == (by_words, by_vectors) and by_vectors > 3
     assert SentenceTest(texts, "none")(encoder, vectors).queries == 60
 
 
@@ -387,11 +370,6 @@ def test_docstrings_are_the_queries_of_code():
     assert (
         found.queries > 50 and found.least == 0 and found.ratio == found.lexical_to_dense_ratio < 1
     )
-
-    class Trained(Letters):
-        words_to_vectors = 3.0
-
-    assert test(Trained(), Letters().encode_passages(titled)).ratio == 3
     mixed = SentenceTest([*titled[:10], *texts[:50]], "none", titles=[*titles[:10], *[""] * 50])
     vectors = Letters().encode_passages([*titled[:10], *texts[:50]])
     assert mixed(Letters(), vectors).least == 1, "most of its queries are sentences"
@@ -468,18 +446,14 @@ def test_a_sentence_that_several_documents_have_is_not_drawn():
     ("text", "natural"),
     [
         ("Bees dance to show the way.", True),
-        ("It costs 3 euros (or 12) in 2024!", True),
         ("这座城市的房屋建于上个世纪，至今仍然屹立不倒。", True),
-        ("В прошлом веке здесь были построены дома.", True),
         ("इस शहर के घर पिछली सदी में बनाए गए थे।", True),
         ("Set `depth` to a number of your own.", True),
         ("## How bees dance in the hive.", False),
         ("How bees dance in the hive", False),
         ("[![build](https://a.b/c.svg)](https://a.b) shows the state of it.", False),
         ("See https://example.org/page for more of this.", False),
-        ("| name | size | kind of it |.", False),
         ("```sh\nmake all the things now.", False),
-        ("> quoted by all of the others.", False),
         ("if (a[i] != b[j] && c > 0) { return x(); } // so.", False),
         ("Too few words.", False),
     ],
@@ -503,28 +477,13 @@ def test_an_embedder_that_knows_nothing_is_not_trusted_with_records():
 
 
 def test_a_department_is_found_among_records_by_its_name(tmp_path):
-    places = [
-        "财务部",
-        "市场部",
-        "人事部",
-        "技术部",
-        "法务部",
-        "采购部",
-        "客服部",
-        "行政部",
-        "物流部",
-        "研发部",
-    ]
-    docs = [
-        Document(
-            f"p{i}", f"{chr(0x4E00 + 7 * i)}{chr(0x5E00 + 3 * i)} {places[i % 10]} 电话 {8000 + i}"
-        )
+    places = ["财务部", "市场部", "人事部", "技术部", "法务部", "采购部", "客服部", "行政部"]
+    texts = [
+        f"{chr(0x4E00 + 7 * i)}{chr(0x5E00 + 3 * i)} {places[i % 8]} 电话 {8000 + i}"
         for i in range(300)
     ]
-    info = Info("model", "0123", 8, Indexing(language="none"))
-    index = Index.begin(tmp_path / "index", info, Blind())
-    index.add(arrow_list(Document, docs))
-    wanted = {f"p{i}" for i in range(0, 300, 10)}
+    index = build(tmp_path / "index", texts, Blind())
+    wanted = {f"d{i}" for i in range(0, 300, 8)}
     hits = [hit.id for hit in index.search("财务部", 10)]
     assert len(hits) == 10 and {*hits} <= wanted
 

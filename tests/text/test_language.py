@@ -337,15 +337,6 @@ def test_a_folder_of_several_languages_is_searched_by_the_stems_of_each(tmp_path
     assert set(index.info.language.split("+")) == set(texts)
     for query, name in (("Haus Städte", "de"), ("domów miasta", "pl"), ("evler şehir", "tr")):
         assert [hit.id for hit in index.search(query, mode="lexical")] == [name]
-    rows = index.table.lance.search().with_row_id(True).to_list()
-    bm25 = BM25([row["passage"] for row in rows], index.info.language)
-    for query in ("Haus domów", *TEXTS.values()):
-        numbers, scores = bm25.top_k([query], len(rows))
-        found = index.table.matching(query, len(rows))
-        wanted = {rows[i]["_rowid"]: s for i, s in zip(numbers[0], scores[0], strict=True) if s > 0}
-        assert {row: score for row, (_, score) in found.items()} == pytest.approx(wanted, rel=1e-4)
-        terms = index.table.query_terms(query)
-        assert index.state.max_bm25(terms) == pytest.approx(bm25.max_scores([query])[0], rel=1e-5)
 
 
 def test_a_word_or_two_have_no_language():

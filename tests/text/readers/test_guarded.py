@@ -208,14 +208,6 @@ def test_cells_that_are_repeated_are_read_in_part(tmp_path, name, write):
     assert report.examples == {IN_PART: [name]}
 
 
-def test_a_survey_on_a_page_is_read_column_by_column(tmp_path):
-    heads = "".join(f"<th>{words(n, 40)}</th>" for n in range(20))
-    rows = f"<tr>{'<td>yes' * 20}</tr>" * 600
-    (tmp_path / "a.html").write_text(f"<table><tr>{heads}</tr>{rows}</table>")
-    (document,), _ = read_corpus([tmp_path])
-    assert document.text.splitlines() == [f"{words(n, 40)}: yes" for n in range(20)]
-
-
 def test_a_run_of_megabytes_in_a_word_file_is_named(tmp_path):
     docx(tmp_path / "a.docx", "the lighthouse" + " " * 32_000_000 + "keeper")
     docx(tmp_path / "b.docx", SENTENCE, "c" * 2_000_000)
@@ -229,8 +221,10 @@ def test_a_run_of_megabytes_in_a_word_file_is_named(tmp_path):
     }
 
 
-@pytest.mark.parametrize("name", ["a.txt.gz", "a.rtf.gz", "a.md.gz", "a.csv.gz"])
-@pytest.mark.parametrize("blank", [" ", " \n"])
+@pytest.mark.parametrize(
+    ("name", "blank"),
+    [("a.txt.gz", " "), ("a.rtf.gz", " "), ("a.md.gz", " \n"), ("a.csv.gz", " \n")],
+)
 def test_megabytes_of_white_space_are_squeezed(tmp_path, name, blank):
     text = f"the lighthouse{blank * 2_000_000}keeper"
     text = {"a.rtf.gz": f"{{\\rtf1 {text}}}", "a.csv.gz": f'a,b\nc,"{text}"'}.get(name, text)
@@ -241,25 +235,20 @@ def test_megabytes_of_white_space_are_squeezed(tmp_path, name, blank):
     assert re.search(r"the lighthouse\s+keeper", document.text)
 
 
-def write_survey(path, delimiter=","):
+def test_a_survey_is_read_column_by_column(tmp_path):
     """80 long questions, and rows with a word for each; the last has one answer of its own."""
     rng = random.Random(0)
-    with path.open("w", newline="") as file:
-        rows = csv.writer(file, delimiter=delimiter)
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
         rows.writerow([f"Question {n}: {'how satisfied are you ' * 4}" for n in range(80)])
         for _ in range(300):
             rows.writerow([rng.choice(["agree", "neutral", "disagree"]) for _ in range(80)])
         rows.writerow([*["agree"] * 79, "the lighthouse keeper was rude"])
-
-
-@pytest.mark.parametrize("name, delimiter", [("a.csv", ","), ("a.tsv", "\t")])
-def test_a_survey_is_read_column_by_column(tmp_path, name, delimiter):
-    write_survey(tmp_path / name, delimiter)
     (document,), report = read_corpus([tmp_path])
-    assert len(document.text) < (tmp_path / name).stat().st_size
+    assert len(document.text) < (tmp_path / "a.csv").stat().st_size
     last = document.text.splitlines()[-1]
     assert last.startswith("Question 79: ") and "the lighthouse keeper was rude" in last
-    assert report.examples == {"table with long headings, read column by column": [name]}
+    assert report.examples == {"table with long headings, read column by column": ["a.csv"]}
 
 
 def test_a_survey_in_a_sheet_is_read_column_by_column():

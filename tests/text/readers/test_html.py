@@ -94,27 +94,12 @@ def test_a_list_of_changes_with_links_is_text():
     assert "compression of what is archived" in extract_page(f"<h1>1.2</h1><ul>{item * 3}</ul>")[1]
 
 
-def write_latin1(path, declaration):
-    page = PAGE.format("über").replace("<head>", f"<head>{declaration}")
-    path.write_bytes(page.encode("latin-1"))
-
-
-@pytest.mark.parametrize(
-    "declaration",
-    [
-        '<meta charset="iso-8859-1">',
-        '<meta http-equiv=x content="text/html; charset=windows-1252">',
-    ],
-)
-def test_the_declared_encoding_is_used(tmp_path, declaration):
-    write_latin1(tmp_path / "a.html", declaration)
-    assert "archived über for" in read_corpus([tmp_path])[0][0].text
-
-
 # The last two are encodings of Python that no page has.
 @pytest.mark.parametrize("charset", ["", "no-such-thing", "utf-8", "unicode_escape", "undefined"])
 def test_without_a_declaration_that_holds_the_encoding_is_found(tmp_path, charset):
-    write_latin1(tmp_path / "a.html", f'<meta charset="{charset}">' if charset else "")
+    declared = f'<head><meta charset="{charset}">' if charset else "<head>"
+    page = PAGE.format("über").replace("<head>", declared)
+    (tmp_path / "a.html").write_bytes(page.encode("latin-1"))
     documents, report = read_corpus([tmp_path])
     assert "archived über for" in documents[0].text
     assert report.examples == {"read as windows-1252": ["a.html"]}
@@ -123,16 +108,12 @@ def test_without_a_declaration_that_holds_the_encoding_is_found(tmp_path, charse
 @pytest.mark.parametrize(
     ("declared", "codec", "text"),
     [
-        ("iso-8859-1", "cp1252", "“ten” – €"),
         ("us-ascii", "cp1252", "“ten” – €"),
         ("gb2312", "gb18030", "朱镕基 𠀀"),
-        ("shift_jis", "cp932", "①髙い"),
         ("x-sjis", "cp932", "①髙い"),
         ("ks_c_5601-1987", "cp949", "똠방각하"),
-        ("cp949", "cp949", "똠방각하"),
         ("latin-1", "latin-1", "Ñandú"),
         ("euc-jp", "euc_jp", "蜜蜂は踊る"),
-        ("iso-2022-jp", "iso2022_jp", "蜜蜂は踊る"),
         ("big5", "big5hkscs", "嘅蜜蜂"),
         ("tis-620", "cp874", "ผึ้ง…"),
         ("windows-1251", "cp1251", "Пчёлы"),

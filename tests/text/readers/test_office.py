@@ -195,30 +195,19 @@ LINES = "Part: NW-1; Shelf: C4; Left: 212\nPart: NW-2; Shelf: A1; Left: 9"
     ("rows", "merged", "lines"),
     [
         ([["The stock"], HEAD, *PARTS], ["A1:C1"], f"The stock\n{LINES}"),
-        ([["The stock"], [], [], HEAD, *PARTS], ["A1:C1"], f"The stock\n\n{LINES}"),
         ([["Stock", None, None, "May"], [*HEAD, "Hall"], ["NW-1", "C4", 2, "H1"]], ["A1:C1"],
          "Stock: May\nPart: NW-1; Shelf: C4; Left: 2; Hall: H1"),
         ([HEAD, [], *PARTS], [], f"Part | Shelf | Left\n\n{LINES}"),
         ([HEAD, PARTS[0], [], PARTS[1], [], ["All", None, 221]], [],
          LINES.replace("\n", "\n\n") + "\n\nAll: 221"),
-        ([HEAD, *PARTS, [], ["Contact", "Anna"], [], ["Room", "Beds", "Price"], ["Ulm", 2, 70]], [],
-         f"{LINES}\n\nContact: Anna\n\nRoom: Ulm; Beds: 2; Price: 70"),
         ([[None, "Summer", "Winter"], ["Oslo", 120, 80]], [], "Oslo; Summer: 120; Winter: 80"),
         ([["Room", "Summer", None, "Winter"], [None, "low", "high"], ["Oslo", 1, 2, 3]],
          ["A1:A2", "B1:C1", "D1:D2"], "Room: Oslo; Summer low: 1; Summer high: 2; Winter: 3"),
-        ([["Prices"], ["Room", "Summer"], [None, 2023, 2024], ["Oslo", 1, 2]],
-         ["A1:C1", "A2:A3", "B2:C2"], "Prices\nRoom: Oslo; Summer 2023: 1; Summer 2024: 2"),
-        ([["Room", 2023], [None, "Summer", None, "Winter"], [None, "low", "high", "low", "high"],
-          ["Oslo", 1, 2, 3, 4]], ["A1:A3", "B1:E1", "B2:C2", "D2:E2"],
-         "Room: Oslo; 2023 Summer low: 1; 2023 Summer high: 2; 2023 Winter low: 3; "
-         "2023 Winter high: 4"),
         ([HEAD, PARTS[0], [None, "A1", 9], ["NW-2", "A2", 3]], ["A2:A3"],
          f"{LINES.replace('NW-2', 'NW-1')}\nPart: NW-2; Shelf: A2; Left: 3"),
         ([["A long note"], [], []], ["A1:C3"], "A long note"),
         ([[*HEAD, None, "Room", "Beds", "Price"], [*PARTS[0], None, "Ulm", 2, 70], PARTS[1]], [],
          f"{LINES}\n\nRoom: Ulm; Beds: 2; Price: 70"),
-        ([[*HEAD, None, "Floor", "Hall", "Door"], [*PARTS[0], None, "first", "H1", 3]], [],
-         f"{LINES.splitlines()[0]}; Floor: first; Hall: H1; Door: 3"),
     ],
 )  # fmt: skip
 def test_rows_stand_below_their_headings(tmp_path, rows, merged, lines):
@@ -231,11 +220,15 @@ BY_YEAR = "Region: North; 2023 Q1: 1; 2023 Q2: 2; 2024 Q1: 3; 2024 Q2: 4"
 YEARS = [2023, None, 2024, None]
 
 
-@pytest.mark.parametrize("corners", [("Region", None), (None, "Region"), ("Region", "Region")])
 @pytest.mark.parametrize(
-    "above", [[], [["Sales", "May"]], [["Sales"], ["in euros"], []]], ids=["none", "pair", "title"]
+    ("corners", "above", "are_merged"),
+    [
+        (("Region", None), [], True),
+        ((None, "Region"), [["Sales", "May"]], False),
+        (("Region", "Region"), [["Sales"], ["in euros"], []], True),
+        (("Region", None), [["Sales"], ["in euros"], []], False),
+    ],
 )
-@pytest.mark.parametrize("are_merged", [True, False])
 def test_groups_of_columns_stand_over_one_that_has_none(tmp_path, corners, above, are_merged):
     upper, lower = (
         [corner, *names] for corner, names in zip(corners, (YEARS, QUARTERS), strict=True)
@@ -257,15 +250,10 @@ def test_groups_of_columns_stand_over_one_that_has_none(tmp_path, corners, above
         ([["Region", *YEARS, "All"], [None, *QUARTERS, None], [*NORTH, 10]], [],
          f"{BY_YEAR}; All: 10"),
         ([[None, *YEARS], ["Region", *QUARTERS, "All"], [*NORTH, 10]], [], f"{BY_YEAR}; All: 10"),
-        ([[None, *YEARS], ["Region", *QUARTERS, "All"], [*NORTH, 10]], ["B1:C1", "D1:E1"],
-         f"{BY_YEAR}; All: 10"),
         ([["Sold", *YEARS], ["Region", *QUARTERS], NORTH], ["B1:C1", "D1:E1"], f"Sold {BY_YEAR}"),
-        ([[None, 2023], ["Region", "Q1", "Q2", "All"], ["North", 1, 2, 3]], ["B1:C1"],
-         "Region: North; 2023 Q1: 1; 2023 Q2: 2; All: 3"),
         ([[None, "Day", None, "Night"], ["Room", "who", "when", "who", "when"],
           ["Hall", "Ann", "at six", "Bo", "at two"]], [],
          "Room: Hall; Day who: Ann; Day when: at six; Night who: Bo; Night when: at two"),
-        ([[None, "Stock"], [None, *HEAD], [None, *PARTS[0]]], ["B1:D1"], LINES.splitlines()[0]),
         ([["Region", 2023, 2024], ["North", 1, 2]], [], "Region: North; 2023: 1; 2024: 2"),
         ([["Unit", datetime.date(2024, 1, 1), datetime.date(2024, 2, 1)], ["IT", 12, 13]], [],
          "Unit: IT; 2024-01-01: 12; 2024-02-01: 13"),
@@ -273,8 +261,6 @@ def test_groups_of_columns_stand_over_one_that_has_none(tmp_path, corners, above
         ([["bolt", "M4", None, None], [None, "M5", "zinc", "red"], ["nut", "M6", "tin", "x"]],
          [], "nut | M6 | tin | x"),
         ([["North", 5, None, 6], [None, 1, 2, 3], ["South", 1, 2, 3]], [], "South | 1 | 2 | 3"),
-        ([["Anna", "Leeds", None, None], ["Jon", "Hull", "green", "tea"],
-          ["Eve", "York", "red", "x"]], [], "Eve | York | red | x"),
     ],
 )  # fmt: skip
 def test_rows_of_headings_are_joined(tmp_path, rows, merged, line):
@@ -286,21 +272,16 @@ def test_rows_of_headings_are_joined(tmp_path, rows, merged, line):
     ("value", "form", "shown"),
     [
         (0.1 + 0.2, "General", "0.3"),
-        (3.0, "General", "3"),
-        (1200.5, "General", "1200.5"),
         (0.195, "0%", "20%"),
         (1200.5, "#,##0.00\\ [$€-407]", "1,200.50 €"),
         (1234567, '"CHF" #,##0', "CHF 1,234,567"),
         (-7.25, "#,##0.00_);(#,##0.00)", "(7.25)"),
-        (-7.25, "#,##0.00", "-7.25"),
         (-7.25, "#,##0.00_-;[Red]-#,##0.00_-", "-7.25"),
         (42, "00000", "00042"),
         (2.5, '0" kg"', "3 kg"),
         (45.678, "0.##", "45.68"),
-        (45.0, "0.##", "45"),
         (1.5, "# ?/?", "1.5"),
         (12000, "0.00E+00", "12000"),
-        (12000, "0,", "12000"),
         (datetime.date(2024, 3, 1), "d.m.yy", "2024-03-01"),
         ("0042", "@", "0042"),
     ],
@@ -418,19 +399,13 @@ def test_titles_that_programs_give_are_none():
 def test_notebooks_of_formats_3_and_4(tmp_path, cells):
     where, source = cells
     made = [{"cell_type": "markdown", "source": ["# Bats\n", "They hear."]}, None]
-    made += [{"cell_type": "code", source: "a\n```\nb"}, {"cell_type": "raw", "source": None}]
+    printed = [{"output_type": "stream", "text": ["never read\n"]}]
+    made += [{"cell_type": "code", source: "a\n```\nb", "outputs": printed}]
+    made += [{"cell_type": "raw", "source": None}]
     content = [{"cells": made}] if where == "worksheets" else made
     (tmp_path / "a.ipynb").write_text(json.dumps({where: content}))
     text = text_of(tmp_path / "a.ipynb", "Bats")
     assert text == "# Bats\nThey hear.\n\n````\na\n```\nb\n````"
-
-
-def test_a_notebook_is_its_cells_without_what_they_printed(tmp_path):
-    cells = ("markdown", ["# Title\n", "Some prose."]), ("code", "# a comment\nx = 1"), ("raw", "")
-    notebook(tmp_path / "a.ipynb", *cells, ("markdown", "The last is a zebra."))
-    assert text_of(tmp_path / "a.ipynb") == (
-        "# Title\nSome prose.\n\n```\n# a comment\nx = 1\n```\n\nThe last is a zebra."
-    )
 
 
 def test_broken_and_empty_ones_are_named(tmp_path):
