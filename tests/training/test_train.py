@@ -35,7 +35,7 @@ from revela.training.metrics import Budget, Progress
 from revela.training.record import Provenance, output_folder
 from revela.training.retriever.card import Card, metadata_of
 from revela.training.settings import OBJECTIVES as NAMES
-from revela.training.settings import InBatch, Objective, Recipe, objective_class, presets
+from revela.training.settings import InBatch, Recipe, objective_class, presets
 from revela.training.step import BatchReader
 from revela.training.train import train
 from revela.types import Document

@@ -9,7 +9,6 @@ from transformers import AttentionInterface, AttentionMaskInterface, LlamaForCau
 
 from conftest import Embed, tiny_config, train_by_sgd
 from revela.training.lm.heads import score_query_heads
-from revela.training.lm.in_batch_attention import KVCache
 from revela.training.lm.language_model import LanguageModel
 from revela.training.lm.prompts import ANSWER, QUESTION
 from revela.training.methods.dream import DreamLoss
