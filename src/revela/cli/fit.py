@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from revela.cli.flags import Corpus, Flat, Out, Several
 from revela.cli.printing import command_line, print_scores
-from revela.errors import RevelaError
+from revela.errors import RevelaError, extra
 from revela.terminal import counted, duration
 from revela.text.load import READING, Reading
 from revela.training.settings import Corpus as corpus_settings
@@ -85,8 +85,9 @@ def fit(
     precision:
         Arithmetic; auto is bf16 where the hardware has it.
     """
-    from revela.training.fit import FitOptions, bake_context
-    from revela.training.fit import fit as run
+    with extra("train", "a fit"):
+        from revela.training.fit import FitOptions, bake_context
+        from revela.training.fit import fit as run
 
     if bool(corpus) == bool(context):
         raise RevelaError(

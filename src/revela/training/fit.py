@@ -11,22 +11,38 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from revela.encoders.model_files import check_retriever, resolve
-from revela.errors import RevelaError, extra
+from sentence_transformers import SentenceTransformer
+
+from revela.encoders.model_files import (
+    check_retriever,
+    resolve,
+    trained_dimensions,
+    words_to_vectors_of,
+)
+from revela.encoders.torch_model import open_model, uses_bf16
+from revela.errors import RevelaError
+from revela.evaluation.label_free import HeldOutCheck
 from revela.files import atomic_write
+from revela.quiet_libraries import silence_libraries
+from revela.text.analyzer import check_language
 from revela.text.chunk import PASSAGE_WORDS
 from revela.text.load import Reading, read_corpus
 from revela.text.spool import LazyTexts
+from revela.training.device import compute_device
+from revela.training.distributed import check_single_process
+from revela.training.groups.dataset import TrainingSet
+from revela.training.held_out import check_by
+from revela.training.retriever.build import check_model, untrained_retriever
+from revela.training.retriever.card import Card, metadata_of, without_folders
+from revela.training.retriever.context import SavedContext, draw_documents, load_context_encoder
+from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
+from revela.training.retriever.prune import prune
+from revela.training.retriever.save import save_retriever
 from revela.training.settings import Recipe
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
-    from revela.evaluation.label_free import HeldOutCheck
-    from revela.training.groups.dataset import TrainingSet
-    from revela.training.retriever.card import Card
+from revela.training.word_table import row_trainer, tables
 
 log = logging.getLogger(__name__)
 FITTED_BY = (
@@ -84,17 +100,6 @@ def fit(
 
     ``command`` is the command line, for the model card.
     """
-    with extra("train", "a fit"):
-        from revela.training.distributed import check_single_process
-        from revela.training.groups.dataset import TrainingSet
-        from revela.training.retriever.card import metadata_of
-        from revela.training.retriever.fit import WORDS_TO_VECTORS
-        from revela.training.retriever.save import save_retriever
-    from revela.files import atomic_write
-    from revela.quiet_libraries import silence_libraries
-    from revela.text.analyzer import check_language
-    from revela.training.held_out import check_by
-
     _check_options(recipe, options)
     static = options.static
     _check_free(out)
@@ -126,17 +131,6 @@ def bake_context(
     """Save a retriever that was trained with a context with chunks of another corpus in its slots;
     returns their number.
     """
-    with extra("train", "a fit"):
-        from revela.encoders.torch_model import open_model
-        from revela.training.retriever.card import without_folders
-        from revela.training.retriever.context import (
-            SavedContext,
-            draw_documents,
-            load_context_encoder,
-        )
-        from revela.training.retriever.save import save_retriever
-    from revela.encoders.model_files import trained_dimensions, words_to_vectors_of
-
     given = [name for name, value in vars(options).items() if value != getattr(FIT_OPTIONS, name)]
     unread = (*LAYER_SETTINGS, "language")
     _refuse_unread(recipe, unread, given, "--context, which fills the slots of a retriever")
@@ -174,8 +168,6 @@ def _card(
     data: TrainingSet, result: FitResult, options: FitOptions, origin: Mapping[str, Any]
 ) -> Card:
     """The model card of a fit; ``origin`` has name, corpus and command."""
-    from revela.training.retriever.card import Card
-
     unread = LAYER_SETTINGS if options.static else ()
     settings = data.recipe.to_dict()
     trained = ", trained so that titles, docstrings and runs of words find their text"
@@ -200,14 +192,6 @@ def _fit_layers(
     folder: Path, data: TrainingSet, check: HeldOutCheck, options: FitOptions
 ) -> tuple[SentenceTransformer, FitResult]:
     """Fit the lower layers of a language model to the chunks, and train the lexical half."""
-    from revela.encoders.torch_model import uses_bf16
-    from revela.training.device import compute_device
-    from revela.training.retriever.build import untrained_retriever
-    from revela.training.retriever.encode import RetrieverEncoder
-    from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
-    from revela.training.retriever.prune import prune as drop_unused_tokens
-    from revela.training.word_table import row_trainer
-
     recipe, scores = data.recipe, dict[str, dict[str, float]]()
     model = untrained_retriever(recipe, folder, data.documents).to(compute_device())
     encoder = RetrieverEncoder(model, uses_bf16(recipe.training.precision, model.device))
@@ -216,7 +200,7 @@ def _fit_layers(
     start = time.monotonic()
     if options.prune:
         held_out = (document.full_text for document in data.held_out)
-        drop_unused_tokens(model, chain((chunk.text for chunk in data.chunks), held_out))
+        prune(model, chain((chunk.text for chunk in data.chunks), held_out))
     texts, seed = LazyTexts(data.chunks, lambda chunk: chunk.text), recipe.training.seed
     trainer = row_trainer(model, data.documents, steps=options.steps, seed=seed)
     fit_to_corpus(encoder.retriever, texts, recipe.fit, seed=seed, train_rows=trainer)
@@ -233,25 +217,21 @@ def _fit_table(
     """Fit a table of all documents' words, and train it on those not held out. The untrained table
     is kept if the check finds it better by more than ``MAY_LOSE``.
     """
-    from revela.training import word_table as training
-
     recipe, scores = data.recipe, dict[str, dict[str, float]]()
     start = time.monotonic()
     how: Any = dict(language=recipe.corpus.language, seed=recipe.training.seed)
-    fitted, trained = training.tables(
-        folder, data.documents, data.held_out, steps=options.steps, **how
-    )
+    fitted, trained = tables(folder, data.documents, data.held_out, steps=options.steps, **how)
     minutes = (time.monotonic() - start) / 60
-    tables, kept = {"fitted": fitted}, "fitted"
+    made, kept = {"fitted": fitted}, "fitted"
     if trained is not fitted:
-        tables["trained"], kept = trained, "trained"
+        made["trained"], kept = trained, "trained"
     if check.tasks:
         scores = {"BM25": check.bm25()}
-        scores |= {name: check(table.encoder()) for name, table in tables.items()}
-        means = {name: fmean(scores[name].values()) for name in tables}
+        scores |= {name: check(table.encoder()) for name, table in made.items()}
+        means = {name: fmean(scores[name].values()) for name in made}
         if means[kept] < means["fitted"] - MAY_LOSE:
             kept = "fitted"
-    return tables[kept].model(), FitResult(scores, minutes, kept)
+    return made[kept].model(), FitResult(scores, minutes, kept)
 
 
 def _check_options(recipe: Recipe, options: FitOptions) -> None:
@@ -284,8 +264,6 @@ def _check_free(out: Path) -> None:
 
 def _language_model(name: str, layers: int) -> Path:
     """The folder of the model to fit."""
-    from revela.training.retriever.build import check_model
-
     folder = resolve(name)
     if (folder / "modules.json").is_file():
         raise RevelaError(
