@@ -164,8 +164,8 @@ COMMANDS = {
     "append": (add(DOCS[:6]), add([*CHANGED, *DOCS[8:12]])),
     "append again in another language": (add([NOTE]), add(HOMES[:5])),
     "delete": (add(DOCS[:8]), delete),
-    "sync": (sync(DOCS[:6]), sync([*CHANGED[:1], *DOCS[4:8]], yes=True)),
-    "serve and sync": (sync(DOCS[:5]), follow_once([*DOCS[2:7], *CHANGED])),
+    "sync": (sync(DOCS[:6]), sync([*CHANGED[:1], *DOCS[3:10]], yes=True)),
+    "serve and sync": (sync(DOCS[:6]), follow_once([*DOCS[2:10], *CHANGED])),
 }
 
 
