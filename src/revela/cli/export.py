@@ -21,14 +21,14 @@ def export(model: str, *, out: Out, prompts: Annotated[PromptFlags, Flat] = PROM
     """
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
-    with extra("train", "export to ONNX"):
-        from revela.encoders.graph_export import export_onnx
-        from revela.encoders.torch_model import open_model
+    from revela.encoders.graph_export import export_onnx
     from revela.encoders.graphs import EXPORT
     from revela.encoders.model_files import resolve
+    from revela.encoders.torch_model import open_model
     from revela.quiet_libraries import silence_libraries
 
-    silence_libraries()
+    with extra("train", "export to ONNX"):
+        silence_libraries()
     difference = export_onnx(open_model(resolve(model), prompts=prompts.given), out)
     size = sum(file.stat().st_size for file in out.glob(f"{EXPORT}*")) / 1e6
     print(f"{out / EXPORT}: {size:,.0f} MB; differs from torch's vectors by {difference:.0e}")
