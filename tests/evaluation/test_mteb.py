@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from conftest import make_rows, tiny_retriever
 from revela.encoders.load import load_encoder
+from revela.encoders.torch_encoder import TorchEncoder
 from revela.errors import RevelaError
 from revela.evaluation.evaluate import load_collection, mean_outcomes
-from revela.training.retriever.encode import RetrieverEncoder
 from tests.collection_folder import write_collection
 
 pytest.importorskip("mteb")
@@ -33,7 +33,7 @@ PROMPTS = {"query_prompt": "ask: ", "passage_prompt": "read: "}
 
 @pytest.fixture
 def encoder(tiny_lm_folder):
-    return RetrieverEncoder(tiny_retriever(tiny_lm_folder, **PROMPTS), bf16=False)
+    return TorchEncoder(tiny_retriever(tiny_lm_folder, **PROMPTS))
 
 
 @pytest.fixture
@@ -54,10 +54,10 @@ def write(folder, grade=2):
     return write_collection(folder, rows, queries, judged)
 
 
-def run(tasks, encoder, out):
+def run(tasks, encoder, out, max_tokens=None):
     """Scores by task; ``tasks`` are folders or tasks of mteb."""
     found = [task if isinstance(task, mteb.AbsTask) else folder_task(task) for task in tasks]
-    model = MtebEncoder(encoder, "local/m", "r1")
+    model = MtebEncoder(encoder, "local/m", "r1", max_tokens)
     return {task.metadata.name: run_task(task, model, out) for task in found}
 
 
@@ -120,12 +120,11 @@ def test_results_lie_in_mtebs_layout_and_are_used_again(folder, encoder, tmp_pat
     assert (place / "Judged.json").stat().st_mtime_ns == written_at
     assert again.means == pytest.approx(first.means, abs=1e-5)  # the file has five digits
     assert again.settings == first.settings
-    encoder.retriever.max_tokens = 8  # other vectors, so another place
-    shorter = run([folder], encoder, tmp_path / "out")["Judged"]
+    short = TorchEncoder(encoder.model, max_tokens=8)  # other vectors, so another place
+    shorter = run([folder], short, tmp_path / "out", 8)["Judged"]
     assert shorter.settings["max_tokens"] == 8 and shorter != first
     assert (place / "experiments" / "max_tokens_8" / "Judged.json").is_file()
     (place / "Judged.json").write_text('{"task_name":')
-    encoder.retriever.max_tokens = 64
     with pytest.raises(RevelaError, match=r"Judged: mteb cannot read .* or delete the result"):
         run([folder], encoder, tmp_path / "out")
 
