@@ -38,6 +38,7 @@ class TorchEncoder(TextEncoder):
         max_tokens: int | None = None,
         name: str = "the model",
     ) -> None:
+        bf16 = bf16 and bool(torch_model.transformers_of(model))
         self.model, self.precision, self.name = model.eval(), "bf16" if bf16 else "fp32", name
         prompts = (torch_model.prompt_of(model, role) for role in torch_model.ROLES)
         self.prompts = Prompts(*prompts)
