@@ -9,6 +9,7 @@ import pytest
 
 from conftest import make_rows
 from revela.evaluation.collection import load_collection
+from revela.evaluation.runs import file_name
 from tests.collection_folder import write_collection, write_lines
 
 ROWS = make_rows(24)
@@ -66,17 +67,15 @@ def test_from_text_to_scores(succeeds, make, text, tmp_path, saved_retriever, ca
     said = succeeds("eval", saved_retriever, index, flags, f"--runs {runs}")
     assert "finding a passage's document counts" in said
     by_document = json.loads(scores.read_text())["own"]
-    assert {"BM25", "index", "index + late interaction", f"{saved_retriever.name} + BM25"} <= {
-        *by_document
-    }
+    reranked = "index + late-interaction"
+    assert {"BM25", "index", reranked, f"{saved_retriever.name} + BM25"} <= {*by_document}
     assert all(len(system["queries"]) == len(queries) for system in by_document.values())
     assert by_document["index"]["means"]["recall@100"] == 1.0
-    for system in ("BM25", "index-tokens"):
-        succeeds("eval", runs / "own" / f"{system}.trec", flags)
+    for system in ("BM25", reranked):
+        file = f"{file_name(system)}.trec"
+        succeeds("eval", runs / "own" / file, flags)
         again = json.loads(scores.read_text())["own"]
-        assert (
-            again[f"{system}.trec"]["queries"] == by_document[system.replace("-", " + ")]["queries"]
-        )
+        assert again[file]["queries"] == by_document[system]["queries"]
 
 
 def test_titles_find_all_passages_of_their_document_without_a_language_model(make, text, tmp_path):

@@ -100,7 +100,7 @@ def test_an_index_stores_and_finds_what_the_stock_library_ranks(folder, tmp_path
         assert row[int(hit.id)] > row.max() - 0.02
 
 
-@pytest.mark.parametrize("kind", UNNORMALISED)
+@pytest.mark.parametrize("kind", ["truncated", "dense"])
 def test_an_export_gives_the_same_vectors(kind, tiny_lm_folder, tmp_path):
     pytest.importorskip("onnxruntime")
     from revela.encoders.graph_export import export_onnx

@@ -14,10 +14,10 @@ from tokenizers import Tokenizer, normalizers, processors
 
 from revela.encoders.load import load_encoder
 from revela.encoders.static_encoder import READ_AHEAD, StaticEncoder
+from revela.encoders.torch_encoder import TorchEncoder
 from revela.errors import RevelaError
 from revela.searching.index import Index
 from revela.searching.manifest import Indexing
-from revela.training.retriever.encode import RetrieverEncoder
 from revela.training.retriever.save import save_retriever
 from revela.types import Document
 
@@ -105,12 +105,10 @@ def test_texts_are_truncated_where_asked_and_chunks_cut_there(tmp_path):
 def test_other_modules_are_left_to_sentence_transformers(tmp_path):
     folder = save(tmp_path / "dense", parts=[modules.Dense(16, 4)])
     encoder = load_encoder(folder, "fp32")
-    assert isinstance(encoder, RetrieverEncoder)
+    assert isinstance(encoder, TorchEncoder)
     # of length one all the same, as dot products are taken for cosines
     np.testing.assert_allclose(np.linalg.norm(encoder.encode_queries(["word1"])), 1, atol=1e-5)
-    encoder.retriever.max_tokens = 2
-    cut = encoder.encode_queries(["word1 word2 word3"])
-    encoder.retriever.max_tokens = None
+    cut = load_encoder(folder, "fp32", 2).encode_queries(["word1 word2 word3"])
     np.testing.assert_allclose(cut, encoder.encode_queries(["word1 word2"]), atol=1e-6)
     assert abs(cut - encoder.encode_queries(["word1 word2 word3"])).max() > 0.01
 
