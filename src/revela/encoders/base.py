@@ -109,7 +109,11 @@ class TextEncoder(ABC):
     @functools.cached_property
     def counter(self) -> TokenCounter:
         """Counts tokens as this encoder reads them."""
-        return TokenCounter(self.tokenizer, *self.prompts, self.limit)
+        return TokenCounter(self.tokenizer, *self.prompts, self.limit, as_text=self.as_text)
+
+    def as_text(self, texts: Sequence[str]) -> Sequence[str]:
+        """The texts, with what the model would read as something else broken up."""
+        return texts
 
     def prompted(self, text: str, role: Role) -> str:
         """A text as the model reads it. An empty one becomes a full stop, as it would have no

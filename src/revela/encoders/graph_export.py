@@ -123,11 +123,12 @@ def _as_graph(model: SentenceTransformer, tokens: bool) -> nn.Module:
             self.model = model
 
         def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
-            features: dict[str, Any] = {IDS: input_ids, MASK: attention_mask}
-            for part in self.model:
+            features: dict[str, Any] = self.model[0]({IDS: input_ids, MASK: attention_mask})
+            states_BLW = features[STATES]  # before other modules replace them
+            for part in list(self.model)[1:]:
                 features = part(features)
             vectors_BD = normalize(features["sentence_embedding"][:, : model.truncate_dim], dim=-1)
-            return (vectors_BD, unit_states(model, features[STATES])) if tokens else (vectors_BD,)
+            return (vectors_BD, unit_states(model, states_BLW)) if tokens else (vectors_BD,)
 
     return Graph().eval()
 

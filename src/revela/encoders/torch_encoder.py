@@ -11,7 +11,6 @@ from revela.encoders import torch_model
 from revela.encoders.base import Encoded, Role, TextEncoder, Tokens
 from revela.encoders.model_files import words_to_vectors_of
 from revela.encoders.prompts import OWN, Given, Prompts
-from revela.quiet_libraries import silence_libraries
 from revela.types import Precision
 
 if TYPE_CHECKING:
@@ -40,8 +39,8 @@ class TorchEncoder(TextEncoder):
     ) -> None:
         bf16 = bf16 and bool(torch_model.transformers_of(model))
         self.model, self.precision, self.name = model.eval(), "bf16" if bf16 else "fp32", name
-        prompts = (torch_model.prompt_of(model, role) for role in torch_model.ROLES)
-        self.prompts = Prompts(*prompts)
+        self.prompts = Prompts(*(torch_model.prompt_of(model, r) for r in torch_model.ROLES))
+        torch_model.keep_states(model)
         if max_tokens is not None:
             torch_model.truncate_at(model, max_tokens, name)
         if bf16:
@@ -57,7 +56,6 @@ class TorchEncoder(TextEncoder):
         cls, folder: Path, precision: Precision, max_tokens: int | None = None, prompts: Given = OWN
     ) -> TorchEncoder:
         """Open a Sentence-Transformers folder, on a GPU if there is one."""
-        silence_libraries()
         model = torch_model.open_model(folder, prompts=prompts)
         bf16 = torch_model.uses_bf16(precision, model.device)
         encoder = cls(model, bf16, max_tokens, str(folder))
@@ -73,12 +71,14 @@ class TorchEncoder(TextEncoder):
     def dimension(self) -> int:
         return self.model.get_embedding_dimension() or 0
 
+    def as_text(self, texts: Sequence[str]) -> Sequence[str]:
+        return torch_model.read_as_text(self.model, texts)
+
     def batches(self, texts: Sequence[str], role: Role, with_tokens: bool) -> Iterator[Encoded]:
         """Encode texts of similar length together, longest first."""
         if with_tokens:
             torch_model.check_gives_tokens(self.model)
-        whole = [text if text.strip() else "." for text in texts]
-        read = torch_model.read_as_text(self.model, whole)
+        read = self.as_text([text if text.strip() else "." for text in texts])
         encode = self.model.encode_query if role == "query" else self.model.encode_document
         most = TOKENS_PER_BATCH if self.model.device.type == "cpu" else TOKENS_ON_A_GPU
         order = sorted(range(len(read)), key=lambda i: -len(read[i]))
@@ -99,7 +99,7 @@ class TorchEncoder(TextEncoder):
         special, begin = {*tokenizer.all_special_ids}, self.prompt_length(role)
         ids, mask = features["input_ids"].tolist(), features["attention_mask"].tolist()
         kept = [i for i, token in enumerate(ids) if mask[i] and token not in special][begin:]
-        states_LW = torch_model.token_vectors(self.model, features["token_embeddings"])
+        states_LW = torch_model.token_vectors(self.model, features[torch_model.KEPT])
         read = tokenizer(getattr(self.prompts, role) + text, return_offsets_mapping=True)
         places = zip(read["input_ids"], read["offset_mapping"], strict=True)
         spans = [place for token, place in places if token not in special][begin:]

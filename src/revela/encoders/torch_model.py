@@ -27,6 +27,7 @@ from revela.encoders.model_files import (
 from revela.encoders.prompts import OWN, Given, prompts_of
 from revela.encoders.static_encoder import check_tokens
 from revela.errors import QueryError, RevelaError, first_line
+from revela.quiet_libraries import silence_libraries
 from revela.terminal import loading_bar
 from revela.types import Precision, Vectors
 
@@ -48,6 +49,7 @@ FIXED_POSITIONS = {
 SLOT = "<|context-{}|>"
 "The token of a context's slot (CDE); its row in the embedding table is a document's vector."
 STEM = SLOT.partition("{}")[0]
+KEPT = "states"  # of a transformer, among the features; later modules may replace token_embeddings
 TorchRole = Literal["query", "document"]
 """The roles of a text, as sentence-transformers calls them."""
 ROLES: tuple[TorchRole, ...] = ("query", "document")
@@ -65,6 +67,7 @@ def open_model(
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import modules
 
+    silence_libraries()
     check_retriever(Path(folder))
     check_weights(Path(folder))
     try:
@@ -90,6 +93,8 @@ def open_model(
         if isinstance(part, modules.Transformer) and part.tokenizer is not None:
             add_pad_token(part)
             limit_tokens(part)
+    for role in ROLES:
+        parts_of(model, role)  # refuses a model without a route for it
     return model
 
 
@@ -242,6 +247,12 @@ def truncate_at(model: SentenceTransformer, max_tokens: int, name: str) -> None:
         transformer.max_seq_length = max_tokens + slots
     if not found:
         truncate(parts_of(model)[0].tokenizer, max_tokens + slots)
+
+
+def keep_states(model: SentenceTransformer) -> None:
+    """Keep the states of a model's transformers among the features, as ``KEPT``, from now on."""
+    for part in transformers_of(model):
+        part.register_forward_hook(lambda *call: {**call[-1], KEPT: call[-1]["token_embeddings"]})
 
 
 def run_in_bf16(model: SentenceTransformer) -> None:

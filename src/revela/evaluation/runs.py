@@ -52,7 +52,7 @@ def search_runs(
             results = index.search_many(queries, k=TOP, rerank=how)
             pairs = zip(collection.query_ids, results, strict=True)
             run = {query: {hit.id: hit.score for hit in hits} for query, hits in pairs}
-            yield f"{name} + {how}" if how else name, run
+            yield f"{name} + late interaction" if how else name, run
 
 
 def with_ids_of(

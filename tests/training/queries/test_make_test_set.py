@@ -67,7 +67,7 @@ def test_from_text_to_scores(succeeds, make, text, tmp_path, saved_retriever, ca
     said = succeeds("eval", saved_retriever, index, flags, f"--runs {runs}")
     assert "finding a passage's document counts" in said
     by_document = json.loads(scores.read_text())["own"]
-    reranked = "index + late-interaction"
+    reranked = "index + late interaction"
     assert {"BM25", "index", reranked, f"{saved_retriever.name} + BM25"} <= {*by_document}
     assert all(len(system["queries"]) == len(queries) for system in by_document.values())
     assert by_document["index"]["means"]["recall@100"] == 1.0

@@ -68,6 +68,9 @@ class RetrieverEncoder(TextEncoder):
         other._rows = rows
         return other
 
+    def as_text(self, texts: Sequence[str]) -> Sequence[str]:
+        return self.retriever.as_text(texts)
+
     def batches(self, texts: Sequence[str], role: Role, with_tokens: bool) -> Iterator[Encoded]:
         """Encode texts of similar length together, longest first."""
         if with_tokens:
