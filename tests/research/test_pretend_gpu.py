@@ -59,7 +59,7 @@ def test_a_run_in_bf16_is_nearly_the_recorded_one(runs):
 def test_a_step_waits_for_the_line_of_metrics_and_for_which_weights_count(runs, name):
     for step in runs[name]["waits"][1:]:
         assert sum(step.values()) == WAITS[name], step
-        assert sum(n for place, n in step.items() if "training/loop" in place) == 1, step
+        assert sum(n for place, n in step.items() if "training/step" in place) == 1, step
 
 
 def test_an_index_and_an_evaluation_there_find_the_same(runs):
