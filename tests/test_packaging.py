@@ -161,12 +161,17 @@ Package = tuple[str, tuple[str, ...]]
 
 
 def licences(package: Package, found: dict[Package, str]) -> dict[Package, str]:
-    """The licence that its metadata names, of this package and of all that it needs."""
+    """The licence that its metadata names, or the head of its licence file, of this package and of
+    all that it needs.
+    """
     name, extras = package
     installed = importlib.metadata.distribution(name)
     of = installed.metadata
     classes = [c for c in of.get_all("Classifier", []) if c.startswith("License")]
-    found[package] = of.get("License-Expression") or " ".join(classes) or of.get("License", "")
+    files = [f for f in installed.files or [] if f.name == "LICENSE" and "dist-info" in str(f)]
+    named = [*classes, *of.get("License", "").splitlines()[:1]]
+    named = named or [file.read_text(encoding="utf-8").partition("\n")[0] for file in files]
+    found[package] = of.get("License-Expression") or " ".join(named)
     for needed in map(Requirement, installed.requires or []):
         asked = [{"extra": extra} for extra in extras or ("",)]
         if needed.marker is None or any(needed.marker.evaluate(extra) for extra in asked):
