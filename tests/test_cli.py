@@ -19,9 +19,9 @@ import pytest
 from conftest import make_rows, tiny_retriever
 from revela.errors import RevelaError
 from revela.evaluation.label_free import HeldOutCheck
-from revela.evaluation.results import read_results
 from revela.training.groups.dataset import TrainingSet, default_queries_file
 from revela.training.metrics import Progress
+from revela.training.results import read_results
 from revela.training.settings import (
     OBJECTIVES,
     Recipe,

@@ -25,8 +25,8 @@ def draw_curves(folder):
 
 
 def write_page(folder):
-    from revela.evaluation.results import Results
     from revela.training.report import render
+    from revela.training.results import Results
 
     render(Results(), [])
 

@@ -300,7 +300,7 @@ def tiny(monkeypatch, tiny_embedder, taught_lm_folder) -> None:
         return recipe.replace(**changes), unread
 
     monkeypatch.setattr(revela.training.settings.recipe, "merge_settings", tiny_merge)
-    monkeypatch.setattr(revela.cli.recipe_flags, "merge_settings", tiny_merge)
+    monkeypatch.setattr("revela.cli.recipe_flags.merge_settings", tiny_merge)
     monkeypatch.setattr("revela.training.lm.generate.writer", lambda *_: ask)
     topics = {row["title"].split()[2]: row["text"] for row in make_rows(40)}
     monkeypatch.setattr(pydoc_data.topics, "topics", topics)

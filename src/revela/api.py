@@ -188,7 +188,7 @@ def _paths(corpus: str | Path | Sequence[str | Path]) -> list[Path]:
 def evaluate(
     models: Sequence[str | Path], on: Sequence[str | Path], **options: Any
 ) -> dict[str, dict[str, SystemScores]]:
-    r"""Score retrievers on judged collections, beside BM25 and their fusion with it.
+    r"""Score retrievers on judged collections, with BM25 and their fusion.
 
     Args:
         models: Sentence-Transformers folders, hub ids or embedded:minilm-l6; indexes, which are

@@ -42,7 +42,7 @@ def eval(
     prompts: Annotated[PromptFlags, Flat] = PROMPTS,
     precision: Precision = "auto",
 ) -> None:
-    """Score models beside BM25 and their fusion with it: on judged queries (--on, --benchmark), or
+    """Score models, BM25 and their fusion: on judged queries (--on, --benchmark), or
     on your own text without labels (--text).
 
     Parameters
@@ -69,7 +69,7 @@ def eval(
     weight:
         With --on: share of the vectors in the fusion with BM25, as for search.
     rerank:
-        With --on: re-rank the fusion with BM25 by token vectors (tokens), as search --rerank does.
+        With --on: re-rank the fusion with BM25 by token vectors, as search --rerank does.
     json_file:
         Write all scores, including those of each query, to this file.
     runs:
@@ -97,7 +97,7 @@ def eval(
         from revela.evaluation.evaluate import EvalOptions
 
         options = EvalOptions(
-            *(rerank, max_tokens, precision, True, language, weight, runs, prompts.given)
+            rerank, max_tokens, precision, True, language, weight, runs, prompts.given
         )
         done = evaluations(model, on, options)
         scores |= _print_evaluations(done, show)
@@ -251,4 +251,4 @@ def _print_gains(title: str, better: str, worse: str, gains: Sequence[Gain]) -> 
 
 
 def _p(p: float | None) -> str | None:
-    return None if p is None else "<.001" if p < 0.001 else f"{p:.3f}"
+    return None if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"

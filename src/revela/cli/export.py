@@ -25,10 +25,10 @@ def export(model: str, *, out: Out, prompts: Annotated[PromptFlags, Flat] = PROM
     from revela.encoders.graphs import EXPORT
     from revela.encoders.model_files import resolve
     from revela.encoders.torch_model import open_model
-    from revela.quiet_libraries import silence_libraries
 
+    folder = resolve(model)
     with extra("train", "export to ONNX"):
-        silence_libraries()
-    difference = export_onnx(open_model(resolve(model), prompts=prompts.given), out)
+        retriever = open_model(folder, prompts=prompts.given)
+    difference = export_onnx(retriever, out)
     size = sum(file.stat().st_size for file in out.glob(f"{EXPORT}*")) / 1e6
     print(f"{out / EXPORT}: {size:,.0f} MB; differs from torch's vectors by {difference:.0e}")

@@ -194,7 +194,7 @@ class Job:
         keep_graph(folder)
         encoder = load_encoder(folder, self.precision, prompts=self.prompts)
         return Index.create(
-            *(self.out, folder, columns, self.settings), encoder=encoder, prompts=self.prompts
+            self.out, folder, columns, self.settings, encoder=encoder, prompts=self.prompts
         )
 
 

@@ -42,7 +42,7 @@ VERBS = {
         "heads": "Rank the attention heads of a language model by how well they retrieve.",
     },
     "Measure": {
-        "eval": "Score models beside BM25, on judged queries or on your own text.",
+        "eval": "Score models and BM25, on judged queries or on your own text.",
         "probe": "Measure the position bias of a model, and the geometry of its vectors.",
         "queries": "Write queries for a corpus with a language model, or a test set of them.",
         "report": "Put runs side by side on one HTML page.",

@@ -16,7 +16,7 @@ from revela.text.load import READING, Reading
 from revela.training.settings import TorchPrecision
 
 if TYPE_CHECKING:
-    from revela.evaluation.results import Geometry, Interval, Profile
+    from revela.training.results import Geometry, Interval, Profile
 
 
 def probe(

@@ -62,9 +62,9 @@ def search(
         Share of the vectors in the fusion by score, from 0 (words alone) to 1 (vectors alone).
         Default: measured on the text, without labels.
     rerank:
-        Order the first 50 results again by the vectors of single tokens (tokens), or not (none).
-        Default: tokens for a folder of files, none for an index. It takes milliseconds in an index
-        made with --keep-tokens.
+        Order the first 50 results again by the vectors of single tokens (late-interaction), or not
+        (none). Default: late-interaction for a folder of files, none for an index. It takes
+        milliseconds in an index made with --keep-tokens.
     top:
         Number of documents; each is printed with its best passage, and those with the same passage
         are named beside it.

@@ -58,10 +58,9 @@ def load_encoder(
                 "train to export it, or give --precision fp32"
             )
     with extra("train", f"{folder}, a model that only torch reads,"):
-        import sentence_transformers  # noqa: F401
-    from revela.encoders.torch_encoder import TorchEncoder
+        from revela.encoders.torch_encoder import TorchEncoder
 
-    return TorchEncoder.load(folder, precision, max_tokens, prompts)
+        return TorchEncoder.load(folder, precision, max_tokens, prompts)
 
 
 def _open_graph(
@@ -89,9 +88,7 @@ def _agrees_with_torch(folder: Path) -> bool:
     """Whether a folder's graph gives the vectors that sentence-transformers gives."""
     from revela.encoders.graph_export import difference
     from revela.encoders.torch_model import open_model
-    from revela.quiet_libraries import silence_libraries
 
-    silence_libraries()
     graph = open_graph(folder, "fp32", None, prompts_of(folder))
     model = open_model(folder, device="cpu")
     with suppress(Exception):  # of OpenVINO, for a graph that does not fit

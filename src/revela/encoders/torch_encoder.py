@@ -16,9 +16,6 @@ from revela.types import Precision
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-# With fewer tokens a GPU would wait for launches of kernels; more would not fit where attention
-# computes explicit scores.
-TOKENS_PER_BATCH, TOKENS_ON_A_GPU = 8192, 32768
 CHARACTERS = 3  # of a token, roughly; it only sizes batches
 
 
@@ -80,7 +77,7 @@ class TorchEncoder(TextEncoder):
             torch_model.check_gives_tokens(self.model)
         read = self.as_text([text if text.strip() else "." for text in texts])
         encode = self.model.encode_query if role == "query" else self.model.encode_document
-        most = TOKENS_PER_BATCH if self.model.device.type == "cpu" else TOKENS_ON_A_GPU
+        most = torch_model.tokens_per_batch(self.model.device)
         order = sorted(range(len(read)), key=lambda i: -len(read[i]))
         while order:
             longest = 1 + len(read[order[0]]) // CHARACTERS

@@ -55,6 +55,13 @@ TorchRole = Literal["query", "document"]
 ROLES: tuple[TorchRole, ...] = ("query", "document")
 
 
+def tokens_per_batch(device: torch.device) -> int:
+    """The tokens of a batch to encode, padding included."""
+    # With fewer tokens a GPU would wait for launches of kernels; more would not fit where
+    # attention computes explicit scores.
+    return 8192 if device.type == "cpu" else 32768
+
+
 def open_model(
     folder: Path | str, device: str | None = None, prompts: Given = OWN
 ) -> SentenceTransformer:

@@ -1,4 +1,4 @@
-"""Score retrievers on local folders in BEIR layout, alone and fused with BM25, beside BM25.
+"""Score retrievers on local folders in BEIR layout, alone and fused with BM25, and BM25.
 
 Fusion and re-ranking are as in ``Index.search`` (ranking/steps.py), but over documents, not chunks.
 """

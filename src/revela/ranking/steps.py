@@ -102,7 +102,7 @@ def are_alike(first: Collection[str], second: Collection[str]) -> bool:
 
 
 def runner_up(scores: Scores, terms_of: Callable[[int], Collection[str]]) -> float:
-    """The score of the first document that is no copy of the best one, or of the last of
+    """The score of the first document that differs from the best one, or of the last of
     ``COPIES``; 0 if there is no other.
 
     Args:
@@ -142,7 +142,7 @@ def scores_of(ranking: Ranking) -> Scores:
 
 
 def check_query(query: str) -> None:
-    """Raise QueryError for a query that is no string, empty, too long or not Unicode."""
+    """Raise QueryError unless a query is a string in Unicode, not empty and not too long."""
     check_unicode(query, "the query", "query")
     if not query.strip():
         raise QueryError("the query is empty: give some words to look for", "query")

@@ -208,7 +208,7 @@ class Job:
         return row
 
     def pack(self) -> None:
-        """``Table.pack``, whose memory grows with the table (.4 GB for 10^6 chunks)."""
+        """``Table.pack``, whose memory grows with the table (0.4 GB for 10^6 chunks)."""
         Table.open(self.folder, self.info).pack()
 
     def calibrate(self) -> Calibration:

@@ -1,5 +1,5 @@
 """Split prose into sentences. Closing quotes belong to the sentence; full stops in abbreviations,
-initials, ordinals and list numbers do not end it. In doubt there is no boundary.
+initials, ordinals and list numbers do not end it. In doubt the sentence goes on.
 
 If a full stop may be both, as in "He lives in the U.S. It is large", no end is seen.
 """

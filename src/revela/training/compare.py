@@ -13,7 +13,7 @@ from revela.errors import RevelaError
 from revela.evaluation.collection import Collection, load_collection
 from revela.evaluation.evaluate import mean_outcomes
 from revela.evaluation.label_free import HeldOutCheck
-from revela.evaluation.results import COMPARISON, LINES, Comparison, CurvePoint, write_json
+from revela.evaluation.results import write_json
 from revela.text.chunk import PASSAGE_WORDS
 from revela.training.checks import CheckPlan
 from revela.training.groups.dataset import TrainingSet
@@ -23,6 +23,7 @@ from revela.training.record import (
     check_same_run,
     remove_unstarted,
 )
+from revela.training.results import COMPARISON, LINES, Comparison, CurvePoint
 from revela.training.retriever.context import draw_documents
 from revela.training.retriever.encode import RetrieverEncoder
 from revela.training.settings import Corpus, Recipe

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from revela.errors import extra
-from revela.evaluation.results import Comparison, Run
+from revela.training.results import Comparison, Run
 
 Point = tuple[float, float]
 

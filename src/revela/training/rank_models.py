@@ -64,7 +64,7 @@ class Sample:
 def rank_models(
     documents: Sequence[Document], models: Sequence[str], recipe: Recipe
 ) -> dict[str, SystemScores]:
-    """Score models on a text without labels, alone and fused with BM25, beside BM25; best first.
+    """Score models on a text without labels, alone and fused with BM25, and BM25; best first.
 
     Among held-out documents, the first half of a chunk has to find the other chunks of its
     document, a title its document, and a docstring its function.

@@ -13,10 +13,10 @@ from statistics import fmean
 from typing import Any
 
 from revela.errors import RevelaError, extra
-from revela.evaluation.results import NOISE, Comparison, CurvePoint, Results, Run, read_results
 from revela.files import atomic_write
 from revela.terminal import duration
 from revela.training import plots
+from revela.training.results import NOISE, Comparison, CurvePoint, Results, Run, read_results
 from revela.training.settings import OBJECTIVES, Recipe
 
 Runs = Mapping[str, Run]

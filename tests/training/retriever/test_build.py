@@ -131,7 +131,7 @@ def test_encoding_by_token_budget_gives_the_vectors_of_sentence_transformers(
     """Mixed lengths, an empty text, batches cut by tokens, windows shorter than the texts: same
     vectors, same order.
     """
-    monkeypatch.setattr(module, "TOKENS_PER_BATCH", 40)
+    monkeypatch.setattr(module, "tokens_per_batch", lambda device: 40)
     monkeypatch.setattr(module, "READ_AHEAD", 7)
     model = build(tiny_lm_folder)
     fit(model, TEXTS, token_weighting=1e-3, whitening=0.25, lexical=1.0)

@@ -13,8 +13,8 @@ import numpy as np
 from tqdm import tqdm
 
 from revela.errors import RevelaError
-from revela.evaluation.results import Profile
 from revela.training.probes.places import PLACES, SEGMENT_TENTHS, profile
+from revela.training.results import Profile
 from revela.types import Vectors
 
 if TYPE_CHECKING:

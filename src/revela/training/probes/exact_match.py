@@ -15,9 +15,9 @@ from itertools import chain
 
 import numpy as np
 
-from revela.evaluation.results import Profile
 from revela.text.words import split_evenly
 from revela.training.probes.places import PLACES, SEGMENT_TENTHS, Scores, profile
+from revela.training.results import Profile
 from revela.types import Encoder
 
 

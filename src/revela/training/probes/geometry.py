@@ -18,9 +18,9 @@ import numpy as np
 
 from revela.errors import RevelaError
 from revela.evaluation.collection import Collection
-from revela.evaluation.results import Geometry
 from revela.text.chunk import chunk
 from revela.text.words import joined, words
+from revela.training.results import Geometry
 from revela.types import Document, Encoder, Vectors
 
 MIN_WORDS, MAX_WORDS = 40, 120  # per chunk; its halves are a pair

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.errors import RevelaError
-from revela.evaluation.results import Interval, Profile
 from revela.text.words import count_words, words
+from revela.training.results import Interval, Profile
 from revela.types import Document
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from revela.encoders.torch_model import open_model, uses_bf16
 from revela.evaluation.collection import load_collection
-from revela.evaluation.results import ProbeResult, Profile
 from revela.quiet_libraries import silence_libraries
 from revela.training.device import compute_device
 from revela.training.lm.encoder_decoder import FOLDER as DECODER_FOLDER
@@ -21,6 +20,7 @@ from revela.training.probes.exact_match import exact_match
 from revela.training.probes.geometry import geometry, pairs_of_collection, pairs_of_text
 from revela.training.probes.moved_passage import load_answers, move_all, moved_passage, untouched
 from revela.training.probes.places import SPARE, long_texts
+from revela.training.results import ProbeResult, Profile
 from revela.training.retriever.encode import RetrieverEncoder
 from revela.training.retriever.tokens import TokenWindow, token_window
 from revela.types import Document, Precision

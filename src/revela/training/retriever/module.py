@@ -26,15 +26,13 @@ from revela.encoders.torch_model import (
     prompt_of,
     read_as_text,
     slot_ids,
+    tokens_per_batch,
 )
 from revela.training.device import autocast, sent
 from revela.training.packing import packed
 from revela.training.retriever.static_trainable import TrainableTable
 
 READ_AHEAD = 4096  # texts that are tokenized, and sorted by length, at once
-# With fewer tokens a GPU would wait for launches of kernels; more would not fit where attention
-# computes explicit scores.
-TOKENS_PER_BATCH, TOKENS_ON_A_GPU = 8192, 32768
 
 Features = dict[str, Any]
 
@@ -139,7 +137,7 @@ class RetrieverModule(nn.Module):
         self, texts: Sequence[str], role: TorchRole
     ) -> Iterator[tuple[list[int], Features]]:
         """(indices of texts, their features) of texts of like length, longest first."""
-        max_tokens = TOKENS_PER_BATCH if self.device.type == "cpu" else TOKENS_ON_A_GPU
+        max_tokens = tokens_per_batch(self.device)
         by_length = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         for start in range(0, len(by_length), READ_AHEAD):
             window = by_length[start : start + READ_AHEAD]
