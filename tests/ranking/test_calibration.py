@@ -12,9 +12,10 @@ from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25
 from revela.ranking.calibration import OTHER, PRIOR, Calibration, confidence_from
 from revela.ranking.fusion import FusionRule, chance_of, fuse_scores
-from revela.ranking.sentence_test import FEW, SentenceTest, is_natural, sentence_queries
+from revela.ranking.sentence_test import FEW, SentenceTest
 from revela.searching.index import Index
 from revela.searching.manifest import Indexing, Info
+from revela.text.queries import sentence_queries
 from revela.text.spool import arrow_list
 from revela.text.words import count_words
 from revela.types import PERHAPS, SURE, Document, Hit, Hits
@@ -358,12 +359,11 @@ def test_docstrings_are_the_queries_of_code():
     code[7] = "\n".join(f"    {line}" for line in code[7].splitlines())  # a method
     titled = [f"module.py > f{i} {text}" for i, text in enumerate(code)]
     titles = [f"module.py > f{i}" for i in range(60)]
-    drawn = {example.place: example for example in sentence_queries(titled, 60, titles)}
-    assert len(drawn) == 60 and all(example.is_docstring for example in drawn.values())
-    assert drawn[3].query == " ".join(texts[3].split())
-    assert drawn[3].rest == f"module.py > f3 def f3(a):\r\n{body}"
-    assert drawn[7].rest.split() == f"module.py > f7 def f7(a): {body}".split()
-    assert not any(example.is_docstring for example in sentence_queries(texts, 60))
+    drawn, docstrings = sentence_queries(titled, 60, titles)
+    assert len(drawn) == docstrings == 60
+    assert drawn[3] == (" ".join(texts[3].split()), f"module.py > f3 def f3(a):\r\n{body}")
+    assert drawn[7][1].split() == f"module.py > f7 def f7(a): {body}".split()
+    assert sentence_queries(texts, 60)[1] == 0
 
     test = SentenceTest(titled, "none", titles=titles)
     found = test(Letters(), Letters().encode_passages(titled))
@@ -426,40 +426,6 @@ def test_the_same_text_in_another_form_is_no_wrong_hit():
         measured = test(encoder, encoder.encode_passages(given), scored=True)
         halves.append(measured.scores["hybrid"][0])
     assert halves[1] < 1.2 * halves[0]
-
-
-def test_a_text_without_sentences_gives_a_piece_unless_it_is_code():
-    rng = np.random.default_rng(0)
-    names = ["".join(rng.choice(list("abcdefgh"), 12)) for _ in range(60)]
-    assert len(list(sentence_queries([" ".join(names)], 1))) == 1
-    assert not list(sentence_queries([" ".join(f"{name} = {name}();" for name in names)], 1))
-
-
-def test_a_sentence_that_several_documents_have_is_not_drawn():
-    banner = "This manual is a part of the whole set of manuals."
-    texts = [f"{banner} {text}" for text in passages(60)]
-    drawn = [example.query for example in sentence_queries(texts, 60)]
-    assert len(drawn) == 60 and not any("manual" in query for query in drawn)
-
-
-@pytest.mark.parametrize(
-    ("text", "natural"),
-    [
-        ("Bees dance to show the way.", True),
-        ("这座城市的房屋建于上个世纪，至今仍然屹立不倒。", True),
-        ("इस शहर के घर पिछली सदी में बनाए गए थे।", True),
-        ("Set `depth` to a number of your own.", True),
-        ("## How bees dance in the hive.", False),
-        ("How bees dance in the hive", False),
-        ("[![build](https://a.b/c.svg)](https://a.b) shows the state of it.", False),
-        ("See https://example.org/page for more of this.", False),
-        ("```sh\nmake all the things now.", False),
-        ("if (a[i] != b[j] && c > 0) { return x(); } // so.", False),
-        ("Too few words.", False),
-    ],
-)
-def test_sentences_that_a_person_wrote_as_such(text, natural):
-    assert is_natural(text) == natural
 
 
 def test_an_embedder_that_knows_nothing_is_not_trusted_with_records():

@@ -15,6 +15,7 @@ from conftest import Embed, make_rows
 from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25
+from revela.text.queries import query_hash
 from revela.text.spool import arrow_list
 from revela.training.checks import CheckPlan
 from revela.training.groups.build import build_groups
@@ -24,7 +25,6 @@ from revela.training.groups.strategies import epoch_groups
 from revela.training.methods.contrastive import ContrastiveLoss, QueryBatches
 from revela.training.metrics import Progress
 from revela.training.negatives import Negatives
-from revela.training.queries.from_text import query_hash
 from revela.training.settings import InfoNCE, Recipe, presets
 from revela.training.step import sides
 from revela.training.train import train

@@ -10,15 +10,12 @@ Shapes: Q queries, N passages, K candidates of a query, D width of a vector.
 
 from __future__ import annotations
 
-import random
-import re
-import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,42 +35,13 @@ from revela.ranking.steps import (
     runner_up,
     scores_of,
 )
-from revela.text.code import without_docstring
-from revela.text.sentences import ENDED, sentences
-from revela.text.words import count_words, joined, words
-from revela.types import (
-    Encoder,
-    QueryTokens,
-    TokenEncoder,
-    Vectors,
-    evenly_spaced,
-    hash64,
-    shortened,
-)
+from revela.text.queries import part_queries, sentence_queries
+from revela.types import Encoder, QueryTokens, TokenEncoder, Vectors, evenly_spaced, shortened
 
 QUERIES, FEW = 400, 100  # maximum; of sentences, if there are fewer, parts of passages are added
 FEW_TOKENS = 50  # queries and passages that the chance of token vectors is measured on
-QUERY_WORDS = 12  # maximum
-MIN_WORDS = 4  # of a sentence, of the rest of its passage, and of a record
-LONG = 4 * QUERY_WORDS  # words of a text that a piece can be removed from
 HELD = 0.7  # least share of a query's terms in a passage that has its sentence, or nearly
-LETTERS = 0.8  # minimum share of the characters of prose, without spaces
 MIN_WRONG = 20  # hits where nothing answers that a confidence needs
-# Links, images, fenced code, and lines that begin as headings, quotations and tables do.
-_MARKUP = re.compile(r"://|\]\(|```|^\s*[#>|]", re.MULTILINE)
-_CODE = re.compile(r"[{}<>=_*|\\]|\(\)|[;)]$")  # in a piece of a text without sentences
-
-
-class Example(NamedTuple):
-    """A query, the index of the passage that answers it, and the rest of that passage.
-
-    ``is_docstring``: the query is a docstring of the rest, so it is like a user's question.
-    """
-
-    place: int
-    query: str
-    rest: str
-    is_docstring: bool = False
 
 
 class SentenceTest:
@@ -102,30 +70,30 @@ class SentenceTest:
         lengths: Sequence[int] = (),
     ) -> None:
         documents = documents or range(len(passages))
-        examples = list(sentence_queries(passages, queries, titles, documents))
-        of_sentences = len(examples)
+        drawn, docstrings = sentence_queries(passages, queries, titles, documents)
+        of_sentences = len(drawn)
         if of_sentences < min(FEW, queries):
-            used = {example.place for example in examples}
-            examples += part_queries(passages, queries - of_sentences, titles, used)
+            drawn |= part_queries(passages, queries - of_sentences, titles, drawn)
         self._size, self._words, self._queries = len(passages), 0, list[str]()
         # Of sentences, W / V below 1 says little (fusion.py).
-        of_code = sum(example.is_docstring for example in examples)
-        self._least = 0.0 if 2 * of_code > len(examples) else 1.0
-        if not examples:
+        self._least = 0.0 if 2 * docstrings > len(drawn) else 1.0
+        if not drawn:
             return
-        rests = {example.place: example.rest for example in examples}
-        self._texts = [rests.get(i, passage) for i, passage in enumerate(passages)]
+        asked, rests = zip(*drawn.values(), strict=True)
+        self._texts = list(passages)
+        for place, rest in zip(drawn, rests, strict=True):
+            self._texts[place] = rest
         self._bm25 = BM25(self._texts, language)
-        places_Q = np.array([example.place for example in examples], np.int64)
+        places_Q = np.array([*drawn], np.int64)
         right_QN = _same_documents(places_Q, documents)
         self._owners = [*map(Owner, map(str, documents), lengths or [1] * len(passages))]
         self._terms = [frozenset(self._bm25.terms(passage)) for passage in passages]
         right_QN |= _alike(places_Q, self._terms)
         can_fail = np.flatnonzero(~right_QN.all(axis=1))
         self._places, self._right_QN = places_Q[can_fail], right_QN[can_fail]
-        self._queries = [examples[i].query for i in can_fail]
+        self._queries = [asked[i] for i in can_fail]
         # Of the first queries; of the others, the passages are as they were.
-        self._rests = [examples[i].rest for i in can_fail if i < of_sentences]
+        self._rests = [rests[i] for i in can_fail if i < of_sentences]
         self._matching = rows_QK, scores_QK = self._bm25.top_k(self._queries, DEPTH)
         right_QK = np.take_along_axis(self._right_QN, rows_QK, axis=1)
         best_Q, others_Q = (
@@ -240,106 +208,6 @@ class SentenceTest:
             match = {row: score for row, score in match.items() if score > 0}
             found.append(fuse(store, query, vector, near, match) if near else {})
         return found
-
-
-def sentence_queries(
-    passages: Sequence[str],
-    max_queries: int,
-    titles: Sequence[str] = (),
-    documents: Sequence[object] = (),
-) -> Iterator[Example]:
-    """Queries of some words of a sentence, with the passage without that sentence; in code of a
-    docstring.
-
-    Only natural sentences that no other document has are taken; from a long text without any (Thai)
-    a piece. The draw depends on the texts, not on their order.
-    """
-    documents = documents or range(len(passages))
-    texts = _without_titles(passages, titles)
-    found = [[s for s in sentences(text) if is_natural(s)] for text in texts]
-    owners = defaultdict[str, set[object]](set)
-    for document, natural in zip(documents, found, strict=True):
-        for sentence in natural:
-            owners[joined([sentence])].add(document)
-    count = 0
-    for place, rng in _draw(passages):
-        if count == max_queries:
-            return
-        text = texts[place]
-        if "def " in text and (documented := without_docstring(text)) is not None:
-            title, (query, rest) = passages[place][: -len(text)], documented
-            count += 1
-            yield Example(place, query, title + rest, is_docstring=True)
-            continue
-        own = [s for s in found[place] if len(owners[joined([s])]) == 1]
-        if len(own) > 1:
-            sentence = rng.choice(own)
-        elif count_words(text) >= LONG and _is_prose(text):
-            sentence = _piece(text, rng, QUERY_WORDS)
-            if _CODE.search(sentence.strip()):
-                continue
-        else:
-            continue
-        rest = passages[place].replace(sentence, " ", 1)
-        if count_words(rest) >= MIN_WORDS:
-            count += 1
-            yield Example(place, joined([_piece(sentence, rng, QUERY_WORDS)]), rest)
-
-
-def part_queries(
-    passages: Sequence[str], max_queries: int, titles: Sequence[str], used: set[int]
-) -> Iterator[Example]:
-    """Queries of half a passage, which is not removed: for records and other texts of one sentence.
-    Without the half, they would lose what they are about. Passages in ``used`` are left out.
-    """
-    texts, count = _without_titles(passages, titles), 0
-    for place, rng in _draw(passages):
-        if count == max_queries:
-            return
-        half = min(QUERY_WORDS, len(words(texts[place])) // 2)
-        if 2 * half >= MIN_WORDS and place not in used:
-            count += 1
-            yield Example(place, joined([_piece(texts[place], rng, half)]), passages[place])
-
-
-def is_natural(sentence: str) -> bool:
-    """Whether a piece of ``sentences`` is a sentence of prose, not a heading, a link, a row of a
-    table or a line of code.
-
-    >>> is_natural("Bees dance to show the way."), is_natural("## How bees dance")
-    (True, False)
-    """
-    text = sentence.strip()
-    is_whole = count_words(text) >= MIN_WORDS and ENDED.search(text) is not None
-    return is_whole and _MARKUP.search(text) is None and _is_prose(text, "LMN")
-
-
-def _is_prose(text: str, kinds: str = "LM") -> bool:
-    """Whether a text is mostly letters and marks, which code and tables of numbers are not."""
-    characters = "".join(text.split())
-    count = sum(unicodedata.category(character)[0] in kinds for character in characters)
-    return count >= LETTERS * len(characters)
-
-
-def _draw(passages: Sequence[str]) -> Iterator[tuple[int, random.Random]]:
-    """(index, random generator) of each passage, in an order that depends on their texts."""
-    seeds = [hash64(passage) for passage in passages]
-    for place in sorted(range(len(passages)), key=seeds.__getitem__):
-        yield place, random.Random(seeds[place])
-
-
-def _without_titles(passages: Sequence[str], titles: Sequence[str]) -> list[str]:
-    titles = titles or [""] * len(passages)
-    pairs = zip(passages, titles, strict=True)
-    return [passage[len(title) + 1 :] if title else passage for passage, title in pairs]
-
-
-def _piece(text: str, rng: random.Random, most: int) -> str:
-    """Consecutive words of a text, at most so many."""
-    pieces = words(text)
-    size = min(most, len(pieces))
-    start = rng.randrange(len(pieces) - size + 1)
-    return "".join(pieces[start : start + size])
 
 
 def _same_documents(places_Q: NDArray[np.int64], documents: Sequence[object]) -> NDArray[np.bool_]:

@@ -30,13 +30,13 @@ from tqdm.auto import tqdm
 from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25
 from revela.ranking.exact import top_k
+from revela.text.queries import query_hash
 from revela.text.spool import LazyTexts
 from revela.training.distributed import from_rank_zero
 from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.order import encode_on_all_ranks, load_or_make
 from revela.training.groups.strategies import Groups
 from revela.training.methods.base import Row
-from revela.training.queries.from_text import query_hash
 from revela.training.settings import InfoNCE, Recipe
 from revela.types import Encoder, Vectors
 

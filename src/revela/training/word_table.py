@@ -32,8 +32,8 @@ from torch import Tensor
 from revela.terminal import progress_bar
 from revela.text.analyzer import Analyzer, detect
 from revela.text.chunk import chunk
+from revela.text.queries import with_docstrings_or_titles
 from revela.training.methods.contrastive import info_nce
-from revela.training.queries.from_text import with_docstrings_or_titles
 from revela.training.retriever.static_from_words import (
     WordTable,
     build_word_table,

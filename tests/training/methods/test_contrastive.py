@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from conftest import Embed
+from revela.text.queries import query_hash
 from revela.training.methods.base import detached_backward
 from revela.training.methods.contrastive import (
     ContrastiveLoss,
     comparison_mask,
     info_nce,
 )
-from revela.training.queries.from_text import query_hash
 
 
 def features(n: int, seed: int):

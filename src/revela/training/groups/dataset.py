@@ -27,6 +27,13 @@ from revela.text.chunk import chunk_all
 from revela.text.dedupe import near_duplicates
 from revela.text.judgements import pair_rows, queries_by_document
 from revela.text.load import Reading, read_corpus, split_held_out
+from revela.text.queries import (
+    query_hash,
+    with_authors_words,
+    with_first_sentences,
+    with_telling_sentences,
+    with_titles,
+)
 from revela.text.readers.common import ReadReport
 from revela.text.spool import ArrowList, arrow_list
 from revela.text.words import count_words
@@ -42,13 +49,6 @@ from revela.training.groups.order import (
 from revela.training.groups.prebuilt import holds_groups
 from revela.training.groups.store import GroupFolder, is_group_folder
 from revela.training.groups.strategies import Groups, epoch_groups, with_queries
-from revela.training.queries.from_text import (
-    query_hash,
-    with_authors_words,
-    with_first_sentences,
-    with_telling_sentences,
-    with_titles,
-)
 from revela.training.queries.generated import (
     NO_QUERY,
     GeneratedQueries,

@@ -38,6 +38,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from revela.text.queries import query_hash
 from revela.text.words import joined, words
 from revela.training.methods.base import (
     Batch,
@@ -48,7 +49,6 @@ from revela.training.methods.base import (
     group_weights,
     row_random,
 )
-from revela.training.queries.from_text import query_hash
 from revela.training.settings import Crop, InfoNCE
 from revela.types import Encoder
 

@@ -29,13 +29,13 @@ from tqdm.auto import tqdm
 from revela.encoders.model_files import fingerprint, name_of
 from revela.errors import RevelaError
 from revela.evaluation.label_free import Answer
+from revela.text.queries import MAX_QUERY_WORDS, MIN_QUERY_WORDS
 from revela.text.spool import ArrowList, arrow_list
 from revela.text.words import count_terms, runs, terms
 from revela.training.distributed import cores
 from revela.training.find_model import find_model
 from revela.training.lm import generate
 from revela.training.lm.generate import CLOSING, Prompting, Writer
-from revela.training.queries.from_text import MAX_QUERY_WORDS, MIN_QUERY_WORDS
 from revela.training.settings import Recipe
 from revela.types import Chunk
 
