@@ -57,9 +57,9 @@ def test_models_are_judged_on_documents_that_they_were_not_made_of(
         checked.extend(document.id for document in documents)
         return tasks(documents, *how)
 
-    def made(candidate, data):
-        made_of.append({document.id for document in data.documents})
-        return encoder_of(candidate, data)
+    def made(candidate, recipe, documents, held_out):
+        made_of.append({document.id for document in documents})
+        return encoder_of(candidate, recipe, documents, held_out)
 
     monkeypatch.setattr(choosing, "tasks", tasks_of)
     monkeypatch.setattr(choosing, "encoder_of", made)

@@ -33,7 +33,7 @@ from research.benchmarks.options import (
 )
 from revela.encoders.model_files import resolve
 from revela.evaluation.evaluate import load_collection, outcomes
-from revela.evaluation.label_free import HeldOutCheck, by_system, tasks, with_bm25
+from revela.evaluation.label_free import HeldOutCheck, tasks, with_bm25
 from revela.text.analyzer import detect
 from revela.text.load import read_corpus, split_held_out
 from revela.text.spool import arrow_list
@@ -62,8 +62,9 @@ def systems(data: TrainingSet) -> Iterator[tuple[str, Encoder]]:
     yield "table begun", begun.encoder()
     yield "table", trained.encoder()
     for layers in (2, 6):
-        own = TrainingSet(data.recipe.replace(layers=layers), data.documents, data.held_out)
-        yield f"{layers} layers", encoder_of(Candidate(LM, "fit"), own)
+        recipe = data.recipe.replace(layers=layers)
+        fitted = encoder_of(Candidate(LM, "fit"), recipe, data.documents, data.held_out)
+        yield f"{layers} layers", fitted
     raw = untrained_retriever(data.recipe.replace(layers=2), resolve(LM), data.documents)
     yield "2 layers, raw", RetrieverEncoder(raw, True)
 
@@ -83,7 +84,7 @@ def row_of(folder: Path) -> Row:
     judged, seconds = dict[str, float](), dict[str, float]()
     for name, encoder in systems(data):
         begun = time.process_time()
-        for system, tasks_of in by_system(name, check.queries(encoder)).items():
+        for system, tasks_of in check.queries(encoder, name).items():
             free[system] = {task: list(scores_Q) for task, scores_Q in tasks_of.items()}
         found = outcomes(part, {name: encoder})
         judged |= {

@@ -32,7 +32,8 @@ from typing import Any
 from research.benchmarks.options import parser_of, print_cells, print_header
 from research.benchmarks.quality import UNTRAINED, save_untrained
 from research.benchmarks.translated import translated
-from revela.evaluation.label_free import MIN_QUERY_WORDS, Task, docstring_task, tasks
+from revela.evaluation.collection import save_collection
+from revela.evaluation.label_free import MIN_QUERY_WORDS, docstring_task, tasks
 from revela.searching.manifest import Indexing
 from revela.terminal import duration
 from revela.text.words import count_words
@@ -92,7 +93,7 @@ def write_packages(out: Path, max_files: int, max_held: int, max_functions: int)
     write_rows(out / "train.jsonl", train)
     write_rows(out / "held_out.jsonl", held)
     documents = [Document(r["_id"], r["text"], kind="code") for r in held]
-    write_task(out / "test", docstring_task(documents, max_functions))
+    save_collection(docstring_task(documents, max_functions), out / "test")
     return len(train), len(held)
 
 
@@ -119,7 +120,7 @@ def write_pages(
         write_rows(out / f"{file}.jsonl", rows)
     made = tasks(held, Indexing.chunk_words, len(held), MAX_PASSAGES, seed=0)
     (task,) = (task for task in made if task.name == "title")
-    write_task(out / "test", task)
+    save_collection(task, out / "test")
     return len(train), task.queries
 
 
@@ -130,16 +131,6 @@ def is_described(document: Document) -> bool:
 
 def write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def write_task(folder: Path, task: Task) -> None:
-    """A folder in BEIR layout."""
-    (folder / "qrels").mkdir(parents=True)
-    for file, name, texts in (("corpus", "p", task.passages), ("queries", "q", task.queries)):
-        rows = [{"_id": f"{name}{i}", "text": text} for i, text in enumerate(texts)]
-        write_rows(folder / f"{file}.jsonl", rows)
-    judged = (f"q{q}\tp{p}\t1\n" for q, found in enumerate(task.relevant) for p in sorted(found))
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judged))
 
 
 def run(*command: str) -> None:

@@ -7,14 +7,8 @@ import zlib
 import numpy as np
 
 from conftest import make_rows
-from revela.evaluation.label_free import (
-    SENTENCES,
-    Answer,
-    HeldOutCheck,
-    Task,
-    docstring_task,
-    tasks,
-)
+from revela.evaluation.collection import Collection, load_collection, save_collection
+from revela.evaluation.label_free import SENTENCES, HeldOutCheck, docstring_task, tasks
 from revela.ranking.bm25 import BM25
 from revela.ranking.fusion import fuse_scores
 from revela.ranking.sentence_test import SentenceTest
@@ -50,17 +44,22 @@ def test_held_out_documents_do_not_depend_on_order():
     assert len(split_held_out(documents, 0.25, 3)[1]) == 3
 
 
+def asked(task):
+    """(query, ids of the passages that answer it, text of the passage that it is of, if any)."""
+    texts = dict(zip(task.document_ids, task.documents, strict=True))
+    for name, query in zip(task.query_ids, task.queries, strict=True):
+        yield query, [*task.qrels[name]], texts[name] if name in task.among_documents else ""
+
+
 def test_sibling_and_title_tasks():
     sibling, title = tasks(DOCUMENTS, 12, 20, 500, 0)
     assert (sibling.name, title.name) == ("sibling", "title") and len(sibling.queries) == 20
-    for query, relevant, (own,) in zip(
-        sibling.queries, sibling.relevant, sibling.excluded, strict=True
-    ):
-        assert sibling.passages[own].startswith(query) and own not in relevant and relevant
-    owners = {t: i for i, t in enumerate(d.title for d in DOCUMENTS)}
-    for query, relevant in zip(title.queries, title.relevant, strict=True):
-        text = DOCUMENTS[owners[query]].text
-        assert all(title.passages[i] in text for i in relevant)
+    texts = dict(zip(sibling.document_ids, sibling.documents, strict=True))
+    for query, relevant, own in asked(sibling):
+        assert own.startswith(query) and relevant and own not in map(texts.get, relevant)
+    text_of = {document.title: document.text for document in DOCUMENTS}
+    for query, relevant, own in asked(title):
+        assert all(texts[name] in text_of[query] for name in relevant) and not own
 
 
 def test_tasks_of_chinese_documents():
@@ -71,9 +70,18 @@ def test_tasks_of_chinese_documents():
     ]
     sibling, title = tasks(documents, 30, 20, 500, 0)
     assert len(sibling.queries) == len(title.queries) == 8
-    for query, (own,) in zip(sibling.queries, sibling.excluded, strict=True):
-        passage = sibling.passages[own]
-        assert passage.startswith(query) and 0.4 < len(query) / len(passage) < 0.6
+    for query, _, own in asked(sibling):
+        assert own.startswith(query) and 0.4 < len(query) / len(own) < 0.6
+
+
+def test_a_task_is_saved_as_a_folder_that_is_read_again(tmp_path):
+    for task in tasks(DOCUMENTS, 12, 20, 500, 0):
+        save_collection(task, tmp_path / task.name)
+        read = load_collection(tmp_path / task.name)
+        for field in ("name", "document_ids", "query_ids", "queries", "qrels", "sources"):
+            assert getattr(read, field) == getattr(task, field)
+        assert read.documents == [text.strip() for text in task.documents]
+        assert read.among_documents == task.among_documents
 
 
 def test_docstrings_are_cut_out_of_their_functions():
@@ -82,7 +90,7 @@ def test_docstrings_are_cut_out_of_their_functions():
         "def area(width, height):\n    return width * height",
         "def corners(self):\n    return 4",
     ]
-    assert task.passages == bodies
+    assert task.documents == bodies
     sentences = ["Multiply the two sides of a rectangle.", "Count the corners of this shape."]
     assert task.queries == sentences
 
@@ -104,7 +112,7 @@ def test_check_scores_an_oracle_at_one_and_bm25_below():
     assert scores["sibling"] > 0.9
     assert list(scores) == ["sibling", "sibling + BM25", "title", "title + BM25"]
     assert set(bm25) == {"sibling", "title"} and bm25["sibling"] > 0.5
-    task = Task("title", ["a green hill", "salt sea"], ["sea"], [frozenset({0})], [frozenset()])
+    task = Collection.of("title", {"a": "a green hill", "b": "salt sea"}, [("q", "sea", ["a"])])
     assert HeldOutCheck([task]).bm25() == {"title": 0.0}  # the hill has no word of the query
 
 
@@ -120,22 +128,22 @@ def test_the_fused_score_of_a_task_is_that_of_the_fusion_without_what_is_exclude
         encode_queries = encode_passages
 
     sibling, _ = tasks(DOCUMENTS, 12, 20, 100, 0)
-    encoder, texts = Noise(), sibling.passages
+    encoder, texts = Noise(), sibling.documents
     vectors, queries = encoder.encode_passages(texts), encoder.encode_queries(sibling.queries)
     rule, bm25 = SentenceTest(texts, "auto", SENTENCES)(encoder, vectors).rule, BM25(texts)
     best = bm25.max_scores(sibling.queries)
     indices, scores = bm25.top_k(sibling.queries, len(texts))
     gains = []
-    for q, (relevant, (own,)) in enumerate(zip(sibling.relevant, sibling.excluded, strict=True)):
-        left = [d for d in range(len(texts)) if d != own]
+    for q, (own, relevant) in enumerate(sibling.qrels.items()):
+        left = [d for d in range(len(texts)) if d != int(own)]
         cosines = {d: float(queries[q] @ vectors[d]) for d in left}
         shares = {
             int(d): float(s / best[q])
             for d, s in zip(indices[q], scores[q], strict=True)
-            if s > 0 and d != own
+            if s > 0 and d != int(own)
         }
         ranked = list(fuse_scores(cosines, shares, rule))[:10]
-        gain = sum(1 / np.log2(i + 2) for i, d in enumerate(ranked) if d in relevant)
+        gain = sum(1 / np.log2(i + 2) for i, d in enumerate(ranked) if str(d) in relevant)
         gains.append(gain / sum(1 / np.log2(i + 2) for i in range(min(10, len(relevant)))))
     found = HeldOutCheck([sibling])(encoder)["sibling + BM25"]
     assert np.isclose(found, np.mean(gains)) and found > 0.1
@@ -146,21 +154,17 @@ def test_questions_ask_for_the_chunk_that_they_were_written_about():
 
     def ask(passages):
         written.append(passages)
-        return [
-            Answer(f"Where is {p}?") if i % 2 else Answer(rejected="empty")
-            for i, p in enumerate(passages)
-        ]
+        return [f"Where is {p}?" if i % 2 else "" for i, p in enumerate(passages)]
 
     # One chunk each and no title: nothing else can be asked.
     bare = [Document(d.id, d.text.split(".")[0]) for d in DOCUMENTS]
     assert tasks(bare, 12, 20, 500, 0) == []
     assert tasks(bare, 12, 20, 500, 0, 9, ask) == []  # four of nine are too few
     (task,) = tasks(bare, 12, 20, 500, 0, 10, ask)
-    assert task.name == "question" and task.passages == [d.text for d in bare]
+    assert task.name == "question" and task.documents == [d.text for d in bare]
     assert len(task.queries) == 5
-    for query, relevant, excluded in zip(task.queries, task.relevant, task.excluded, strict=True):
-        (own,) = relevant
-        assert query == f"Where is {task.passages[own]}?" and not excluded
+    for query, (own,), of_passage in asked(task):
+        assert query == f"Where is {bare[int(own)].text}?" and not of_passage
     (few,) = tasks(bare, 12, 3, 500, 1, 30, ask)
     assert len(few.queries) == 3 and [len(w) for w in written] == [9, 10, 30]
     # Whatever the seed, so that no question is written twice.
@@ -172,5 +176,5 @@ def test_questions_ask_for_the_chunk_that_they_were_written_about():
 def test_one_long_document_does_not_crowd_out_the_others():
     long = Document("long", " ".join(d.text for d in DOCUMENTS) * 3)
     sibling = tasks([long, *DOCUMENTS], 12, 100, 164, 0)[0]
-    assert len(sibling.passages) == 164
+    assert len(sibling.documents) == 164
     assert len(sibling.queries) > 30  # a few chunks are too short to halve

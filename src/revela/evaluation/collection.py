@@ -1,8 +1,12 @@
-"""Read a judged collection from a folder in BEIR layout: documents, queries and judgements."""
+"""Queries, passages, and which passages answer which query: judged, in a folder in BEIR layout, or
+made from a text without labels (label_free.py, training/make_test_set.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -22,11 +26,11 @@ DEPTH = 1000  # documents per ranking, as MAP is usually computed at 1000
 
 @dataclass(frozen=True)
 class Collection:
-    """A test collection.
+    """A test collection. ``documents`` are what is searched, which may be passages of documents.
 
     Attributes:
         qrels: query id -> document id -> grade.
-        sources: the document id of each passage, if known (``revela queries --out``).
+        sources: the id of each passage's document, if known (``revela queries --out``).
         titles: each document's title, with which it begins, if known.
     """
 
@@ -39,6 +43,39 @@ class Collection:
     language: str = "auto"
     sources: Sequence[str] = ()
     titles: Sequence[str] = ()
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        passages: Mapping[str, str],
+        queries: Iterable[tuple[str, str, Iterable[str]]],
+        sources: Sequence[str] = (),
+    ) -> Collection:
+        """A collection whose passages are relevant or not.
+
+        Args:
+            passages: id -> text.
+            queries: the id and the text of each query, and the ids of its relevant passages.
+        """
+        asked = list(queries)
+        return cls(
+            name,
+            document_ids=list(passages),
+            documents=list(passages.values()),
+            query_ids=[query for query, _, _ in asked],
+            queries=[text for _, text, _ in asked],
+            qrels={query: dict.fromkeys(relevant, 1) for query, _, relevant in asked},
+            sources=sources,
+        )
+
+    def sampled(self, count: int, rng: random.Random) -> Collection:
+        """The same passages with at most ``count`` random queries, in their order."""
+        if len(self.queries) <= count:
+            return self
+        chosen = sorted(rng.sample(range(len(self.queries)), count))
+        ids, queries = ([texts[i] for i in chosen] for texts in (self.query_ids, self.queries))
+        return replace(self, query_ids=ids, queries=queries, qrels={q: self.qrels[q] for q in ids})
 
     @property
     def relevant(self) -> list[str]:
@@ -93,8 +130,9 @@ class Collection:
     def _test(self) -> SentenceTest:
         sources, rows = self.sources or self.document_ids, evenly_spaced(len(self.documents))
         titles = [self.titles[i] for i in rows] if self.titles else ()
-        documents, language = [sources[i] for i in rows], self.bm25.terms.language
-        return SentenceTest(sample(self), language, titles=titles, documents=documents)
+        texts, documents = ([given[i] for i in rows] for given in (self.documents, sources))
+        language = self.bm25.terms.language
+        return SentenceTest(texts, language, titles=titles, documents=documents)
 
     @cached_property
     def bm25(self) -> BM25:
@@ -125,6 +163,20 @@ def load_collection(folder: Path, split: str = "test", language: str = "auto") -
     )
 
 
-def sample(collection: Collection) -> list[str]:
-    """At most a thousand documents, evenly spaced."""
-    return [collection.documents[i] for i in evenly_spaced(len(collection.documents))]
+def save_collection(collection: Collection, folder: Path) -> None:
+    """Write a new folder in BEIR layout; titles are not written apart from the texts."""
+    (folder / "qrels").mkdir(parents=True)
+    sources = [collection.sources] if collection.sources else []
+    files = {
+        "corpus": zip(collection.document_ids, collection.documents, *sources, strict=True),
+        "queries": zip(collection.query_ids, collection.queries, strict=True),
+    }
+    for name, rows in files.items():
+        with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+            for row in rows:
+                fields = dict(zip(("_id", "text", "document_id"), row, strict=False))
+                file.write(json.dumps(fields, ensure_ascii=False) + "\n")
+    with (folder / "qrels" / "test.tsv").open("w", encoding="utf-8") as file:
+        file.write("query-id\tcorpus-id\tscore\n")
+        for query, grades in collection.qrels.items():
+            file.writelines(f"{query}\t{name}\t{grade}\n" for name, grade in grades.items())

@@ -2,54 +2,60 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from revela.errors import RevelaError
+from revela.evaluation.collection import Collection, save_collection
 from revela.files import atomic_write
 from revela.training.groups.dataset import TrainingSet, training_chunks, training_rows
-from revela.training.queries.generated import generate_answers
+from revela.training.queries.generated import generate_queries
 from revela.training.settings import Recipe
-from revela.types import Chunk, Document
 
 T = TypeVar("T")
-Relevant = dict[str, list[int]]
-"""Query -> the passages that answer it."""
 
 
 def make_test_set(data: TrainingSet, out: Path) -> list[tuple[str, str]]:
     """Write queries about a corpus, and its passages, to a new folder.
 
-    ``data.recipe`` says where queries come from, and how many there are.
+    ``data.recipe`` says where queries come from, and how many there are. ``document_id`` of a
+    passage is the id of its document in an index.
 
     Returns:
         (query, its first passage) of each query.
     """
     recipe, documents = data.recipe, [*data.documents, *data.held_out]
     passages = training_chunks(recipe, documents)
-    relevant: Relevant = {}
+    answers_of = defaultdict[str, list[int]](list)  # query -> the passages that answer it
     if recipe.queries.source == "lm":
-        places = _sample(range(len(passages)), recipe)
-        texts = [passages[i].text for i in places]
-        answers = generate_answers(recipe, texts, data.queries_file)
-        relevant = {a.query: [i] for i, a in zip(places, answers, strict=True) if a.query}
+        drawn = _sample(range(len(passages)), recipe)
+        asked = [passages[i].text for i in drawn]
+        written = generate_queries(recipe, asked, data.queries_file)
+        pairs: Iterable[tuple[int, str]] = zip(drawn, written, strict=True)
     else:
         passages = training_rows(recipe, documents, passages, None)
-        for number, row in enumerate(passages):
-            relevant.setdefault(row.query, []).append(number)
-        relevant.pop("", None)
-        relevant = dict(_sample(list(relevant.items()), recipe))
-    if not relevant:
+        pairs = enumerate(passages.column("query"))
+    for i, query in pairs:
+        answers_of[query].append(i)
+    answers_of.pop("", None)
+    answered = _sample(list(answers_of.items()), recipe)
+    if not answered:
         raise RevelaError("no passage has a query: give more text, or another --queries")
+    count, ids, sources = Counter[str](), list[str](), list[str]()
+    for passage in passages:
+        sources.append(documents[passage.document].id)
+        name = re.sub(r"\s+", "_", sources[-1])
+        ids.append(f"{name}#{count[name]}")
+        count[name] += 1
+    texts = {name: passage.text.strip() for name, passage in zip(ids, passages, strict=True)}
+    named = ((f"q{n}", q, [ids[i] for i in rows]) for n, (q, rows) in enumerate(answered))
     with atomic_write(out) as temporary:
-        temporary.mkdir()
-        _write_collection(temporary, documents, passages, relevant)
-    return [(query, passages[numbers[0]].text) for query, numbers in relevant.items()]
+        save_collection(Collection.of(out.name, texts, named, sources), temporary)
+    return [(query, passages[rows[0]].text) for query, rows in answered]
 
 
 def _sample(items: Sequence[T], recipe: Recipe) -> list[T]:
@@ -57,28 +63,3 @@ def _sample(items: Sequence[T], recipe: Recipe) -> list[T]:
     count = min(recipe.queries.max_queries or len(items), len(items))
     indices = random.Random(recipe.training.seed).sample(range(len(items)), count)
     return [items[i] for i in sorted(indices)]
-
-
-def _write_collection(
-    folder: Path, documents: Sequence[Document], passages: Sequence[Chunk], relevant: Relevant
-) -> None:
-    """Write BEIR layout. ``document_id`` is the id of the passage's document in an index."""
-    count, ids, corpus = Counter[str](), list[str](), list[dict[str, str]]()
-    for passage in passages:
-        document = documents[passage.document].id
-        name = re.sub(r"\s+", "_", document)
-        ids.append(f"{name}#{count[name]}")
-        count[name] += 1
-        corpus.append({"_id": ids[-1], "text": passage.text.strip(), "document_id": document})
-    queries = ({"_id": f"q{n}", "text": query} for n, query in enumerate(relevant))
-    qrels = (f"q{n}\t{ids[i]}\t1\n" for n, numbers in enumerate(relevant.values()) for i in numbers)
-    _write_lines(folder / "corpus.jsonl", corpus)
-    _write_lines(folder / "queries.jsonl", queries)
-    (folder / "qrels").mkdir()
-    text = "query-id\tcorpus-id\tscore\n" + "".join(qrels)
-    (folder / "qrels" / "test.tsv").write_text(text, encoding="utf-8")
-
-
-def _write_lines(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

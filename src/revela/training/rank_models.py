@@ -9,26 +9,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from revela.encoders.model_files import resolve
 from revela.encoders.prompts import prompts_set
 from revela.errors import RevelaError, extra
-from revela.evaluation.label_free import HeldOutCheck, Scores, by_system, tasks, with_bm25
+from revela.evaluation.label_free import HeldOutCheck, Scores, tasks, with_bm25
 from revela.evaluation.metrics import Outcome
+from revela.evaluation.results import SystemScores
 from revela.evaluation.significance import MEASURE, standings
 from revela.terminal import counted
 from revela.text.analyzer import detect
 from revela.text.chunk import PASSAGE_WORDS
 from revela.text.load import split_held_out
-from revela.text.spool import ArrowList, LazyTexts, arrow_list
+from revela.text.spool import LazyTexts, arrow_list
 from revela.training.settings import Recipe
 from revela.types import Document, Encoder, evenly_spaced
-
-if TYPE_CHECKING:
-    from revela.evaluation.results import SystemScores
 
 log = logging.getLogger(__name__)
 
@@ -52,15 +50,6 @@ class Candidate:
         return forms[self.kind].format(self.model)
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Documents to fit language models to, held-out documents, and the recipe of the fit."""
-
-    recipe: Recipe
-    documents: ArrowList[Document]
-    held_out: Sequence[Document]
-
-
 def rank_models(
     documents: Sequence[Document], models: Sequence[str], recipe: Recipe
 ) -> dict[str, SystemScores]:
@@ -82,16 +71,30 @@ def rank_models(
     Raises:
         RevelaError: the text gives too few queries.
     """
-    data = _sample(documents, recipe)
-    seed = data.recipe.training.seed
-    test = tasks(data.held_out, PASSAGE_WORDS, QUERIES, PASSAGES, seed)
+    drawn = evenly_spaced(len(documents), DOCUMENTS) if documents else ()
+    sample = arrow_list(Document, (documents[i] for i in drawn))
+    if recipe.corpus.language == "auto":
+        recipe = recipe.replace(language=detect([document.full_text for document in sample]))
+    fitted_to, held_out = split_held_out(sample, HELD_OUT, DOCUMENTS)
+    test = tasks(held_out, PASSAGE_WORDS, QUERIES, PASSAGES, recipe.training.seed)
     if (count := sum(len(task.queries) for task in test)) < MIN_QUERIES:
         raise RevelaError(
             f"the text gives {count} queries, too few to compare models by: give more of it, or "
             "judged queries with --on"
         )
-    scored = _score(_candidates(models), HeldOutCheck(test, data.recipe.corpus.language), data)
-    systems = {k: v for name, scores in scored.items() for k, v in by_system(name, scores).items()}
+    candidates, check = _candidates(models), HeldOutCheck(test, recipe.corpus.language)
+    log.info(
+        f"comparing {counted(len(candidates), 'retriever')} by "
+        f"{counted(len(held_out), 'held-out document')} "
+        f"({check.describe()}), nDCG@10 with BM25:"
+    )
+    systems = {BM25: check.queries_of_bm25()}
+    log.info(f"{_mean(systems[BM25]):.3f} BM25 alone")
+    for candidate in candidates:
+        name = str(candidate)
+        systems |= check.queries(encoder_of(candidate, recipe, fitted_to, held_out), name)
+        alone, fused = _mean(systems[name]), _mean(systems[with_bm25(name)])
+        log.info(f"{fused:.3f} {name} (without BM25 {alone:.3f})")
     outcomes = {name: Outcome(_by_query(by_task), first={}) for name, by_task in systems.items()}
     ranked = sorted(outcomes, key=lambda name: -outcomes[name].means()[MEASURE])
     tested = standings(outcomes, list(dict.fromkeys((ranked[0], BM25))))
@@ -108,32 +111,9 @@ def _by_query(by_task: Mapping[str, Scores]) -> dict[str, dict[str, float]]:
     }
 
 
-def _score(
-    candidates: Sequence[Candidate], check: HeldOutCheck, data: Sample
-) -> dict[str, Mapping[str, Scores]]:
-    """System -> task -> nDCG@10 of each query."""
-    log.info(
-        f"comparing {counted(len(candidates), 'retriever')} by "
-        f"{counted(len(data.held_out), 'held-out document')} "
-        f"({check.describe()}), nDCG@10 with BM25:"
-    )
-    queries: dict[str, Mapping[str, Scores]] = {BM25: check.queries_of_bm25()}
-    log.info(f"{_mean(queries[BM25]):.3f} BM25 alone")
-    for candidate in candidates:
-        name = str(candidate)
-        queries[name] = check.queries(encoder_of(candidate, data))
-        alone = _mean(queries[name], fused=False)
-        log.info(f"{_mean(queries[name]):.3f} {name} (without BM25 {alone:.3f})")
-    return queries
-
-
-def _sample(every: Sequence[Document], recipe: Recipe) -> Sample:
-    """Draw a sample of the documents, hold some out, and detect the language."""
-    drawn = evenly_spaced(len(every), DOCUMENTS) if every else ()
-    sample = arrow_list(Document, (every[i] for i in drawn))
-    if recipe.corpus.language == "auto":
-        recipe = recipe.replace(language=detect([document.full_text for document in sample]))
-    return Sample(recipe, *split_held_out(sample, HELD_OUT, DOCUMENTS))
+def _mean(by_task: Mapping[str, Scores]) -> float:
+    """The mean over all queries."""
+    return float(np.concatenate([*by_task.values()]).mean())
 
 
 def _candidates(names: Sequence[str]) -> list[Candidate]:
@@ -143,14 +123,21 @@ def _candidates(names: Sequence[str]) -> list[Candidate]:
     return [Candidate(name, kind) for name, known in is_embedder.items() for kind in kinds[known]]
 
 
-def encoder_of(candidate: Candidate, data: Sample) -> Encoder:
-    """Load a candidate, or fit it to the documents that are not held out, as the CLI does."""
+def encoder_of(
+    candidate: Candidate,
+    recipe: Recipe,
+    documents: Sequence[Document],
+    held_out: Sequence[Document],
+) -> Encoder:
+    """Load a candidate, or fit it to documents, as the CLI does; a table also gets the words of the
+    held-out ones.
+    """
     from revela.encoders.load import load_encoder
 
-    recipe, folder = data.recipe, resolve(candidate.model)
+    folder, training = resolve(candidate.model), recipe.training
     if candidate.kind == "embedder":
         prompts = prompts_set(recipe.retriever.query_prompt, recipe.retriever.passage_prompt)
-        return load_encoder(folder, recipe.training.precision, prompts=prompts)
+        return load_encoder(folder, training.precision, prompts=prompts)
     with extra("train", str(candidate)):
         from revela.encoders.torch_model import uses_bf16
         from revela.training.device import compute_device
@@ -163,19 +150,13 @@ def encoder_of(candidate: Candidate, data: Sample) -> Encoder:
 
     silence_libraries()
     if candidate.kind == "table":
-        how: Any = dict(language=recipe.corpus.language, seed=recipe.training.seed)
-        return tables(folder, data.documents, data.held_out, **how)[1].encoder()
-    model = untrained_retriever(recipe, folder, data.documents).to(compute_device())
-    encoder = RetrieverEncoder(model, uses_bf16(recipe.training.precision, model.device))
-    trainer = row_trainer(model, data.documents, seed=recipe.training.seed)
-    how = dict(seed=recipe.training.seed, train_rows=trainer)
-    texts = LazyTexts(training_chunks(recipe, data.documents), lambda chunk: chunk.text)
-    fit_to_corpus(encoder.retriever, texts, recipe.fit, **how)
+        language = recipe.corpus.language
+        _, table = tables(folder, documents, held_out, language=language, seed=training.seed)
+        return table.encoder()
+    model = untrained_retriever(recipe, folder, documents).to(compute_device())
+    encoder = RetrieverEncoder(model, uses_bf16(training.precision, model.device))
+    trainer = row_trainer(model, documents, seed=training.seed)
+    texts = LazyTexts(training_chunks(recipe, documents), lambda chunk: chunk.text)
+    fit_to_corpus(encoder.retriever, texts, recipe.fit, seed=training.seed, train_rows=trainer)
     encoder.words_to_vectors = WORDS_TO_VECTORS
     return encoder
-
-
-def _mean(tasks: Mapping[str, Scores], fused: bool = True) -> float:
-    """The mean over queries of the scores with BM25, or without. BM25 has one score per task."""
-    kept = [scores_Q for name, scores_Q in tasks.items() if (with_bm25(name) not in tasks) == fused]
-    return float(np.concatenate(kept).mean())

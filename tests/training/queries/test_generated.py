@@ -8,8 +8,8 @@ from multiprocessing import get_context
 import pytest
 
 from revela.errors import RevelaError
-from revela.evaluation.label_free import Answer
 from revela.training.queries.generated import (
+    Answer,
     QueryFile,
     check_output,
     without_repeats,

@@ -54,8 +54,8 @@ from revela.training.queries.generated import (
     GeneratedQueries,
     QueryLM,
     can_write_lazily,
-    generate_queries,
     sample_chunks,
+    with_generated_queries,
 )
 from revela.training.settings import Recipe
 from revela.types import Chunk, Document, Encoder, hash64
@@ -363,7 +363,7 @@ def training_rows(
     if objective.reads == "chunks":
         return chunks
     if recipe.queries.source == "lm":
-        return generate_queries(recipe, chunks, queries_file)
+        return with_generated_queries(recipe, chunks, queries_file)
     rows = {
         "title": with_titles(chunks, documents),
         "first-sentence": with_first_sentences(chunks),

@@ -7,7 +7,6 @@ can continue.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import hashlib
 import json
@@ -16,7 +15,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -28,7 +27,6 @@ from tqdm.auto import tqdm
 
 from revela.encoders.model_files import fingerprint, name_of
 from revela.errors import RevelaError
-from revela.evaluation.label_free import Answer
 from revela.text.queries import MAX_QUERY_WORDS, MIN_QUERY_WORDS
 from revela.text.spool import ArrowList, arrow_list
 from revela.text.words import count_terms, runs, terms
@@ -78,6 +76,16 @@ _SAYS_NOTHING = frozenset(
         "they this three type used using value what when where which with work your"
     )
 )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a language model answered about a passage, as a ``QueryFile`` keeps it: a query, or the
+    reason why it was rejected.
+    """
+
+    query: str = ""
+    rejected: str = ""
 
 
 REPEATED = Answer(rejected="asked of several passages")
@@ -218,20 +226,19 @@ def sample_chunks(recipe: Recipe, chunks: ArrowList[Chunk]) -> ArrowList[Chunk]:
     return chunks.select(np.flatnonzero(np.isin(owners, sample)))
 
 
-def generate_queries(
+def with_generated_queries(
     recipe: Recipe, chunks: ArrowList[Chunk], path: Path | None
 ) -> ArrowList[Chunk]:
     """``sample_chunks`` with queries from a language model; ``path`` stores them."""
     sample = sample_chunks(recipe, chunks)
-    answers = generate_answers(recipe, [chunk.text for chunk in sample], path)
-    pairs = zip(sample, answers, strict=True)
-    return arrow_list(Chunk, (dataclasses.replace(c, query=a.query) for c, a in pairs))
+    pairs = zip(sample, generate_queries(recipe, [c.text for c in sample], path), strict=True)
+    return arrow_list(Chunk, (replace(chunk, query=query) for chunk, query in pairs))
 
 
-def generate_answers(
+def generate_queries(
     recipe: Recipe, texts: Sequence[str], path: Path | None, unit: str = "chunks"
-) -> list[Answer]:
-    """A language model's answer for each text; the log calls the texts ``unit``."""
+) -> list[str]:
+    """A language model's query about each text, or ""; the log calls the texts ``unit``."""
     lm = QueryLM(recipe, path)
     if missing := lm.missing(texts):
         log.info(f"{lm}: {missing:,}")
@@ -239,7 +246,7 @@ def generate_answers(
     del lm
     gc.collect()  # models of transformers have reference cycles
     log.info(_summary(answers, unit))
-    return answers
+    return [answer.query for answer in answers]
 
 
 def _summary(answers: Collection[Answer], unit: str) -> str:
@@ -301,7 +308,7 @@ class GeneratedQueries:
 
     def row(self, index: int) -> Chunk:
         """A row with its query; its group must have been yielded by ``groups``."""
-        return dataclasses.replace(self.rows[index], query=self._answers[index].query)
+        return replace(self.rows[index], query=self._answers[index].query)
 
     def groups(self, order: Groups) -> Groups:
         """Epoch -> the groups of ``order`` in which any chunk has a query; RevelaError if none."""
