@@ -38,7 +38,7 @@ from revela.training.groups.order import encode_on_all_ranks, load_or_make
 from revela.training.groups.strategies import Groups
 from revela.training.methods.base import Row
 from revela.training.settings import InfoNCE, Recipe
-from revela.types import Encoder, Vectors
+from revela.types import Encoder
 
 
 def mined_negatives(
@@ -57,7 +57,9 @@ def mined_negatives(
             "--negatives cannot be mined for --groups iterative, which are not known before: give "
             "another --groups, such as cluster"
         )
-    rounds = _rounds(groups, recipe.groups.refresh_every * recipe.training.groups_per_step)
+    size = recipe.groups.refresh_every * recipe.training.groups_per_step
+    endless = (group for epoch in count() for group in groups(epoch))
+    rounds = iter(lambda: list(islice(endless, size)), None)
     return Negatives(objective, recipe.training.seed, data, rounds, encoder, folder)
 
 
@@ -132,12 +134,18 @@ class Negatives:
         query_of = {row: query for row, query in query_of.items() if query}
         queries = list(dict.fromkeys(query_of.values()))
         texts = LazyTexts(self.rows.select(self.passages), lambda row: row.text)
-        vectors = self._encode(queries, texts) if round_ else None
+        if round_:  # every process encodes its share, and the first gets all
+            passages_ND = encode_on_all_ranks(self.encoder.encode_passages)(texts)
+            queries_UD = encode_on_all_ranks(self.encoder.encode_queries)(queries)
 
         def draw() -> NDArray[np.int64]:
             answers = self._answers(queries)
             k = self.settings.mined_from + max(map(len, answers))
-            ranking_UK = top_k(*vectors, k)[0] if vectors else _by_words(queries, texts, k)
+            if round_:
+                ranking_UK, _ = top_k(queries_UD, passages_ND, k)
+            else:
+                indices_UK, scores_UK = BM25(texts).top_k(queries, k)
+                ranking_UK = np.where(scores_UK > 0, indices_UK, -1)
             best = {
                 query: [place for place in ranking if place >= 0 and place not in own]
                 for query, own, ranking in zip(queries, answers, ranking_UK.tolist(), strict=True)
@@ -150,11 +158,6 @@ class Negatives:
             f"by {'the retriever' if round_ else 'BM25'} in {time.monotonic() - began:.0f} s"
         )
         return drawn
-
-    def _encode(self, queries: Sequence[str], texts: LazyTexts) -> tuple[Vectors, Vectors]:
-        """Vectors of queries and passages. Every process encodes its share; the first gets all."""
-        passages_ND = encode_on_all_ranks(self.encoder.encode_passages)(texts)
-        return encode_on_all_ranks(self.encoder.encode_queries)(queries), passages_ND
 
     def _draw(self, round_: int, best: dict[int, list[int]]) -> NDArray[np.int64]:
         """The negatives of each row, drawn from its best passages."""
@@ -170,31 +173,16 @@ class Negatives:
     def _answers(self, queries: Sequence[str]) -> list[set[int]]:
         """Indices of each query's own passages: of its rows, or of its relevant documents."""
         numbers = [query_hash(query) for query in queries]
-        found: dict[int, set[int]] = {number: set() for number in numbers}
         if self.relevant:
             documents = self.rows.column("document")[self.passages].tolist()
             place = {document: i for i, document in enumerate(documents)}
-            for number in found:
-                found[number] = {place[document] for document in self.relevant[number]}
-        else:
-            for i in np.flatnonzero(np.isin(self._numbers, numbers)).tolist():
-                found[int(self._numbers[i])].add(i)
+            return [{place[document] for document in self.relevant[number]} for number in numbers]
+        found: dict[int, set[int]] = {number: set() for number in numbers}
+        for i in np.flatnonzero(np.isin(self._numbers, numbers)).tolist():
+            found[int(self._numbers[i])].add(i)
         return [found[number] for number in numbers]
 
     @cached_property
     def _numbers(self) -> NDArray[np.int64]:
         """The hash of each row's query."""
         return np.array([query_hash(query) for query in self.rows.column("query")], np.int64)
-
-
-def _by_words(queries: Sequence[str], texts: LazyTexts, k: int) -> NDArray[np.int64]:
-    """(U, K) the best passages of each query by BM25, best first; -1 for none."""
-    indices_UK, scores_UK = BM25(texts).top_k(queries, k)
-    return np.where(scores_UK > 0, indices_UK, -1)
-
-
-def _rounds(groups: Groups, size: int) -> Iterator[list[list[int]]]:
-    """``size`` groups at a time, epoch after epoch."""
-    endless = (group for epoch in count() for group in groups(epoch))
-    while True:
-        yield list(islice(endless, size))

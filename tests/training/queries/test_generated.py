@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from multiprocessing import get_context
 
 import pytest
@@ -11,10 +12,11 @@ from revela.errors import RevelaError
 from revela.training.queries.generated import (
     Answer,
     QueryFile,
+    QueryLM,
     check_output,
     without_repeats,
-    write_queries,
 )
+from revela.training.settings import Recipe
 
 PASSAGE = (
     "The mitral valve has two leaflets. "
@@ -55,8 +57,19 @@ def test_other_outputs_are_rejected(output, reason):
     assert check_output(output, PASSAGE) == Answer(rejected=reason)
 
 
-def test_the_file_keeps_answers_and_goes_on_after_a_kill(tmp_path):
-    path = tmp_path / "corpus.queries.jsonl"
+@pytest.fixture
+def lm(tiny_lm_folder, tmp_path, monkeypatch):
+    """A file of queries, opened with a language model that answers by a function."""
+
+    def opened(write):
+        monkeypatch.setattr("revela.training.lm.generate.writer", lambda *_: write)
+        monkeypatch.setattr("revela.training.queries.generated.WRITING_BATCH", 2)
+        return QueryLM(Recipe.of("infonce", lm=str(tiny_lm_folder)), tmp_path / "queries.jsonl")
+
+    return opened
+
+
+def test_the_file_keeps_answers_and_goes_on_after_a_kill(lm, tmp_path):
     passages = [f"{PASSAGE} Number {i}." for i in range(5)]
     asked: list[str] = []
 
@@ -64,29 +77,25 @@ def test_the_file_keeps_answers_and_goes_on_after_a_kill(tmp_path):
         asked.extend(prompts)
         if len(asked) > 4:
             raise KeyboardInterrupt
-        return ["Which valve closes when the ventricle contracts?", "no"][: len(prompts)]
+        return [VALVE, "no"][: len(prompts)]
 
     with pytest.raises(KeyboardInterrupt):
-        write_queries(passages, QueryFile(path, "m"), write, 2, lambda _: None)
+        lm(write).answers(passages)
+    path = tmp_path / "queries.jsonl"
     with path.open("a") as handle:
         handle.write('{"passage": "cut sho')  # killed in the middle of a line
-    again = QueryFile(path, "m")
-    assert len(again.answers) == 4 and sorted(a.rejected for a in again.answers.values()) == [
-        "",
-        "",
-        "not a question",
-        "not a question",
-    ]
-    done: list[int] = []
-    write_queries(
-        [*passages, passages[0]],
-        again,
-        lambda prompts: ["Which valve is it that closes there?"] * len(prompts),
-        2,
-        done.append,
-    )
-    assert done == [1] and all(again.get(p) is not None for p in passages)
-    assert len(QueryFile(path, "m").answers) == len(path.read_text().splitlines()) - 1 == 5
+    done: list[str] = []
+
+    def write_on(prompts):
+        done.extend(prompts)
+        return ["Which valve is it that closes there?"] * len(prompts)
+
+    again = lm(write_on)
+    kept = Counter(answer.rejected for answer in again.file.answers.values())
+    assert kept == {"": 2, "not a question": 2}
+    answers = again.answers([*passages, passages[0]])
+    assert len(done) == 1 and len(answers) == 6 and answers[0] == answers[5] != Answer()
+    assert len(QueryFile(path, again.file.by).answers) == path.read_bytes().count(b"\n") - 1 == 5
     assert QueryFile(path, "another model").answers == {}
 
 

@@ -252,7 +252,7 @@ class TrainingSet:
             groups = IterativeGroups(recipe, rows, encoder, folder)
         elif (queries := self.generated_queries) is not None:
             if missing := queries.lm.missing(row.text for row in self.rows):
-                log.info(f"{queries.lm} as training comes to them: {missing:,} or fewer")
+                log.info(f"{queries.lm} as training comes to them: {len(missing):,} or fewer")
             groups = queries.groups(groups)
         return groups, number
 

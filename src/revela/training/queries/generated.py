@@ -175,25 +175,6 @@ def _digest(passage: str) -> str:
     return hashlib.blake2b(passage.encode(), digest_size=12).hexdigest()
 
 
-def write_queries(
-    passages: Sequence[str],
-    file: QueryFile,
-    write: Writer,
-    batch: int,
-    progress: Callable[[int], object],
-) -> None:
-    """Write a query for every passage without an answer, the longest passages first.
-
-    ``progress`` is called with the size of each batch.
-    """
-    missing = sorted({p for p in passages if file.get(p) is None}, key=lambda p: (-len(p), p))
-    for start in range(0, len(missing), batch):
-        batch_passages = missing[start : start + batch]
-        outputs = write([p.strip() for p in batch_passages])
-        file.add(batch_passages, list(map(check_output, outputs, batch_passages)))
-        progress(len(batch_passages))
-
-
 def without_repeats(answers: Sequence[Answer]) -> list[Answer]:
     """Reject a question that several passages have: it says too little about each."""
     counts = Counter(a.query.lower() for a in answers)
@@ -241,7 +222,7 @@ def generate_queries(
     """A language model's query about each text, or ""; the log calls the texts ``unit``."""
     lm = QueryLM(recipe, path)
     if missing := lm.missing(texts):
-        log.info(f"{lm}: {missing:,}")
+        log.info(f"{lm}: {len(missing):,}")
     answers = without_repeats(lm.answers(texts))
     del lm
     gc.collect()  # models of transformers have reference cycles
@@ -277,16 +258,20 @@ class QueryLM:
     def __str__(self) -> str:
         return f"{name_of(self.folder)} writes queries into {self.file.path}"
 
-    def missing(self, texts: Iterable[str]) -> int:
-        """Number of these texts without an answer."""
-        return len({text for text in texts if self.file.get(text) is None})
+    def missing(self, texts: Iterable[str]) -> set[str]:
+        """Those of these texts without an answer."""
+        return {text for text in texts if self.file.get(text) is None}
 
     def answers(self, texts: Sequence[str]) -> list[Answer]:
-        """The answer to each text; missing ones are written."""
-        if missing := self.missing(texts):
+        """The answer to each text; missing ones are written, those of the longest texts first."""
+        if missing := sorted(self.missing(texts), key=lambda text: (-len(text), text)):
             torch.set_num_threads(cores(self.recipe.training.threads))
-            with tqdm(total=missing, desc="writing queries", unit="query", leave=False) as bar:
-                write_queries(texts, self.file, self._writer, WRITING_BATCH, bar.update)
+            with tqdm(total=len(missing), desc="writing queries", unit="query", leave=False) as bar:
+                for start in range(0, len(missing), WRITING_BATCH):
+                    batch = missing[start : start + WRITING_BATCH]
+                    outputs = self._writer([text.strip() for text in batch])
+                    self.file.add(batch, list(map(check_output, outputs, batch)))
+                    bar.update(len(batch))
         return [self.file.get(text) or Answer() for text in texts]
 
     @cached_property
