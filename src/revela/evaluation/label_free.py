@@ -65,14 +65,19 @@ class HeldOutCheck:
 
     def queries(self, encoder: Encoder, name: str) -> dict[str, dict[str, Scores]]:
         """System -> task -> nDCG@10 of each query, (Q,). Systems are the encoder ``name`` and its
-        fusion with BM25.
+        fusion with BM25. Passages are encoded once.
         """
-        systems: dict[str, dict[str, Scores]] = {name: {}, with_bm25(name): {}}
+        alone, fused = dict[str, Scores](), dict[str, Scores]()
         for pool in self._pools:
-            for task, both in pool.scores(encoder):
-                for by_task, scores_Q in zip(systems.values(), both, strict=True):
-                    by_task[task] = scores_Q
-        return systems
+            vectors_ND = encoder.encode_passages(pool.passages, True)
+            store = MemoryStore(pool.bm25, vectors_ND, pool.test(encoder, vectors_ND).rule)
+            for task, lexical in pool.tasks:
+                queries_QD = encoder.encode_queries(task.queries)
+                dense = rankings_of(*top_k(queries_QD, vectors_ND, DEPTH))
+                alone[task.name] = _score(task, dense)
+                pairs = zip(task.queries, queries_QD, dense, lexical, strict=True)
+                fused[task.name] = _score(task, [fuse(store, *pair) for pair in pairs])
+        return {name: alone, with_bm25(name): fused}
 
     def bm25(self) -> dict[str, float]:
         """nDCG@10 of BM25 by task."""
@@ -98,23 +103,13 @@ class _Pool:
         self.bm25 = BM25(self.passages, language)
         language = self.bm25.terms.language
         self.test = SentenceTest(self.passages, language, SENTENCES, documents=documents)
-        self.tasks = [(task, self._lexical(task)) for task in tasks]
+        self.tasks = [(task, _lexical(task, self.bm25)) for task in tasks]
 
-    def _lexical(self, task: Collection) -> list[Ranking]:
-        """BM25's ranking per query, of passages that share a word with the query."""
-        rankings = rankings_of(*self.bm25.top_k(task.queries, DEPTH))
-        return [{row: score for row, score in ranking.items() if score > 0} for ranking in rankings]
 
-    def scores(self, encoder: Encoder) -> Iterator[tuple[str, tuple[Scores, Scores]]]:
-        """nDCG@10 of each query by task, alone and with BM25; passages are encoded once."""
-        vectors = encoder.encode_passages(self.passages, True)
-        store = MemoryStore(self.bm25, vectors, self.test(encoder, vectors).rule)
-        for task, lexical in self.tasks:
-            queries = encoder.encode_queries(task.queries)
-            dense = rankings_of(*top_k(queries, vectors, DEPTH))
-            pairs = zip(task.queries, queries, dense, lexical, strict=True)
-            fused = [fuse(store, *pair) for pair in pairs]
-            yield task.name, (_score(task, dense), _score(task, fused))
+def _lexical(task: Collection, bm25: BM25) -> list[Ranking]:
+    """BM25's ranking per query, of passages that share a word with the query."""
+    rankings = rankings_of(*bm25.top_k(task.queries, DEPTH))
+    return [{row: score for row, score in ranking.items() if score > 0} for ranking in rankings]
 
 
 def _means(scores: Mapping[str, Scores]) -> dict[str, float]:

@@ -39,16 +39,11 @@ def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingS
             f"fewer than {MIN_QUERIES} questions about held-out chunks were kept: "
             "the label-free check asks none"
         )
-    log.info(_about_check(recipe, check, len(data.held_out)))
+    about = "no documents held out, so no label-free check: the last state is saved"
+    if data.held_out or recipe.corpus.held_out:
+        made = check.describe() or "too few for a task, so the last state is saved unchecked"
+        if not check.tasks and not questions:
+            made += ": --check-questions 100 has a language model write questions about them"
+        about = f"held out {len(data.held_out):,} documents for the label-free check ({made})"
+    log.info(about)
     return data, check
-
-
-def _about_check(recipe: Recipe, check: HeldOutCheck, held_out: int) -> str:
-    """The tasks of the label-free check, or why there are none."""
-    if not held_out and not recipe.corpus.held_out:
-        return "no documents held out, so no label-free check: the last state is saved"
-    unguarded = "too few for a task, so the last state is saved unchecked"
-    if not recipe.training.check_questions:
-        unguarded += ": --check-questions 100 has a language model write questions about them"
-    tasks = check.describe() or unguarded
-    return f"held out {held_out:,} documents for the label-free check ({tasks})"
