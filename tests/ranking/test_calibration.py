@@ -12,7 +12,7 @@ from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25
 from revela.ranking.calibration import OTHER, PRIOR, Calibration, confidence_from
 from revela.ranking.fusion import FusionRule, chance_of, fuse_scores
-from revela.ranking.sentence_test import FEW, SentenceTest
+from revela.ranking.sentence_test import FEW, QUERIES, SentenceTest
 from revela.searching.index import Index
 from revela.searching.manifest import Indexing, Info
 from revela.text.queries import sentence_queries
@@ -35,8 +35,12 @@ class Blind(Letters):
         return self.encode_passages(texts), [self._tokens(text) for text in texts]
 
 
-def calibrate(texts, vectors, encoder, language):
-    return SentenceTest(texts, language)(encoder, vectors)
+LETTERS = Letters()
+
+
+def measure(texts, encoder=LETTERS, queries=QUERIES, scored=False, **about):
+    test = SentenceTest(texts, "none", queries, **about)
+    return test(encoder, encoder.encode_passages(texts), scored=scored)
 
 
 def passages(count: int, seed: int = 0) -> list[str]:
@@ -58,21 +62,19 @@ def build(folder, texts, encoder=None, **settings) -> Index:
 
 
 def test_a_query_is_a_sentence_that_is_taken_out_of_its_passage():
-    texts, encoder = passages(60), Letters()
-    vectors = encoder.encode_passages(texts)
-    test = SentenceTest(texts, "none", 40)
-    found = test(encoder, vectors)
+    texts = passages(60)
+    found, test = measure(texts, queries=40), SentenceTest(texts, "none", 40)
     assert found.queries == 40 and found.passages == 60
     for place, query, rest in zip(test._places, test._queries, test._rests, strict=True):
         sentence = next(s for s in texts[place].split(".") if " ".join(s.split()) in f"{query}.")
         assert sentence not in rest and count_words(rest) == 12 and count_words(query) == 6
-    assert SentenceTest(texts, "none")(encoder, vectors).queries == 60
+    assert measure(texts).queries == 60
 
 
 def test_a_blind_embedder_leaves_it_to_the_words():
     texts = passages(80)
-    seeing = calibrate(texts, Letters().encode_passages(texts), Letters(), "none")
-    blind = calibrate(texts, Blind().encode_passages(texts), Blind(), "none")
+    seeing = measure(texts)
+    blind = measure(texts, Blind())
     assert blind.words == seeing.words and blind.vectors < seeing.vectors
     ratio = (blind.words + PRIOR) / (blind.vectors + PRIOR)
     assert blind.rule.squared_ratio == ratio**2 > seeing.rule.squared_ratio
@@ -93,17 +95,15 @@ def test_a_retriever_that_was_trained_on_the_text_counts_as_before_training():
     class Trained(Letters):
         words_to_vectors = 3.0
 
-    found = calibrate(texts, Trained().encode_passages(texts), Trained(), "none")
-    before = calibrate(texts, Letters().encode_passages(texts), Letters(), "none")
+    found = measure(texts, Trained())
+    before = measure(texts)
     assert before.rule.squared_ratio < 9 == found.rule.squared_ratio
     assert found.vectors == before.vectors
 
 
 @pytest.mark.parametrize("texts", [[], ["one two"], ["one"] * 30, ["one two three four"] * 30])
 def test_too_few_sentences_measure_nothing(texts):
-    found = calibrate(
-        texts, Letters().encode_passages(texts or ["a"])[: len(texts)], Letters(), "en"
-    )
+    found = measure(texts)
     assert found.queries == found.words == 0 and found.rule.squared_ratio == 1
     assert "too few sentences" in found.describe()
 
@@ -171,12 +171,9 @@ def test_tokens_weigh_less_where_vectors_know_nothing(tmp_path):
 
 
 def test_the_order_of_the_passages_does_not_matter():
-    texts = passages(60)
-    vectors = Letters().encode_passages(texts)
-    order = np.random.default_rng(0).permutation(60)
-    found = SentenceTest(texts, "none", 25)(Letters(), vectors)
-    shuffled = SentenceTest([texts[i] for i in order], "none", 25)(Letters(), vectors[order])
-    assert found == shuffled and found.words > 0
+    texts, order = passages(60), np.random.default_rng(0).permutation(60)
+    found = measure(texts, queries=25)
+    assert found == measure([texts[i] for i in order], queries=25) and found.words > 0
 
 
 def test_confidence_is_half_where_97_of_100_hits_score_less_if_nothing_answers():
@@ -328,10 +325,9 @@ def test_the_score_to_cut_at_is_of_what_does_not_answer():
             passages.append(f"{document.title} {piece}. {piece.split()[0]} {piece}.")
             titles.append(document.title)
             names.append(document.id)
-    encoder = Letters()
-    vectors = encoder.encode_passages(passages)
-    test = SentenceTest(passages, "none", titles=titles, documents=names)
-    measured = test(encoder, vectors, scored=True)
+    encoder, about = Letters(), dict(titles=titles, documents=names)
+    test = SentenceTest(passages, "none", **about)
+    measured = measure(passages, scored=True, **about)
     rests = dict(zip(test._places.tolist(), test._rests, strict=True))
     texts = [rests.get(i, passage) for i, passage in enumerate(passages)]
     vectors, bm25 = encoder.encode_passages(texts), BM25(texts, "none")
@@ -365,14 +361,11 @@ def test_docstrings_are_the_queries_of_code():
     assert drawn[7][1].split() == f"module.py > f7 def f7(a): {body}".split()
     assert sentence_queries(texts, 60)[1] == 0
 
-    test = SentenceTest(titled, "none", titles=titles)
-    found = test(Letters(), Letters().encode_passages(titled))
-    assert (
-        found.queries > 50 and found.least == 0 and found.ratio == found.lexical_to_dense_ratio < 1
-    )
-    mixed = SentenceTest([*titled[:10], *texts[:50]], "none", titles=[*titles[:10], *[""] * 50])
-    vectors = Letters().encode_passages([*titled[:10], *texts[:50]])
-    assert mixed(Letters(), vectors).least == 1, "most of its queries are sentences"
+    found = measure(titled, titles=titles)
+    assert found.queries > 50 and found.least == 0
+    assert found.ratio == found.lexical_to_dense_ratio < 1
+    mixed = measure([*titled[:10], *texts[:50]], titles=[*titles[:10], *[""] * 50])
+    assert mixed.least == 1, "most of its queries are sentences"
 
 
 def test_the_chance_is_the_mean_cosine_of_queries_and_what_does_not_answer_them():
@@ -399,33 +392,32 @@ def test_the_chance_is_the_mean_cosine_of_queries_and_what_does_not_answer_them(
 
 def test_the_chance_is_measured_where_nothing_else_can_be():
     texts = ["one two", "three", "four five"]
-    vectors = Letters().encode_passages(texts)
-    assert calibrate(texts, vectors, Letters(), "none").rule == (1, chance_of(vectors), 0)
+    vectors = LETTERS.encode_passages(texts)
+    assert measure(texts).rule == (1, chance_of(vectors), 0)
     assert chance_of(vectors) > 0.1
 
 
 def test_a_passage_that_is_nearly_the_same_is_right():
     texts = passages(60)
     twice = [*texts, *(text.replace(".", "!") for text in texts)]
-    encoder = Letters()
-    found = SentenceTest(twice, "none", 30)(encoder, encoder.encode_passages(twice))
+    found = measure(twice, queries=30)
     assert found.queries == 30 and found.words > 0.8 * 30, "the other has the sentence still"
 
 
 def test_the_same_text_in_another_form_is_no_wrong_hit():
     """Two passages in one, with other marks: as a PDF of a page is cut."""
-    rng, encoder = np.random.default_rng(0), Letters()
+    rng = np.random.default_rng(0)
     words = ["".join(rng.choice(list("abcdefgh"), 9)) for _ in range(60 * 18)]
     lines = [" ".join(words[i : i + 6]).capitalize() for i in range(0, len(words), 6)]
     texts = [". ".join(lines[i : i + 3]) + "." for i in range(0, len(lines), 3)]
     pairs = zip(texts[::2], texts[1::2], strict=True)
     other = [", ".join(pair).replace(". ", ", ") for pair in pairs]
-    halves = []
-    for given in (texts, [*texts, *other]):
-        test = SentenceTest(given, "none", 60)
-        measured = test(encoder, encoder.encode_passages(given), scored=True)
-        halves.append(measured.scores["hybrid"][0])
-    assert halves[1] < 1.2 * halves[0]
+    both = (
+        measure(texts, queries=60, scored=True),
+        measure([*texts, *other], queries=60, scored=True),
+    )
+    alone, with_other = (measured.scores["hybrid"][0] for measured in both)
+    assert with_other < 1.2 * alone
 
 
 def test_an_embedder_that_knows_nothing_is_not_trusted_with_records():
@@ -433,12 +425,12 @@ def test_an_embedder_that_knows_nothing_is_not_trusted_with_records():
     rng = np.random.default_rng(0)
     names = ["".join(rng.choice(list("abcdefgh"), 6)) for _ in range(600)]
     records = [f"{names[i]} {names[300 + i]} room {i} floor {i % 7}" for i in range(300)]
-    blind = calibrate(records, Blind().encode_passages(records), Blind(), "none")
-    seeing = calibrate(records, Letters().encode_passages(records), Letters(), "none")
+    blind = measure(records, Blind())
+    seeing = measure(records)
     assert blind.queries >= FEW and blind.words > 0.9 * blind.queries
     assert blind.rule.squared_ratio > 2 * seeing.rule.squared_ratio
     assert seeing.vectors > blind.vectors + 20
-    scored = SentenceTest(records, "none")(Blind(), Blind().encode_passages(records), scored=True)
+    scored = measure(records, Blind(), scored=True)
     assert scored.scores == {}, "halves of records say nothing of the scores of questions"
 
 
@@ -456,8 +448,4 @@ def test_a_department_is_found_among_records_by_its_name(tmp_path):
 
 def test_a_book_alone_is_judged_by_its_passages():
     texts = passages(60)
-    encoder = Letters()
-    alone = SentenceTest(texts, "none", documents=["book"] * 60)
-    assert alone(encoder, encoder.encode_passages(texts)) == calibrate(
-        texts, encoder.encode_passages(texts), encoder, "none"
-    )
+    assert measure(texts, documents=["book"] * 60) == measure(texts)
