@@ -40,7 +40,8 @@ LETTERS = Letters()
 
 def measure(texts, encoder=LETTERS, queries=QUERIES, scored=False, **about):
     test = SentenceTest(texts, "none", queries, **about)
-    return test(encoder, encoder.encode_passages(texts), scored=scored)
+    vectors = encoder.encode_passages([*texts, ""])[: len(texts)]  # of no texts, too
+    return test(encoder, vectors, scored=scored)
 
 
 def passages(count: int, seed: int = 0) -> list[str]:
@@ -73,8 +74,7 @@ def test_a_query_is_a_sentence_that_is_taken_out_of_its_passage():
 
 def test_a_blind_embedder_leaves_it_to_the_words():
     texts = passages(80)
-    seeing = measure(texts)
-    blind = measure(texts, Blind())
+    seeing, blind = measure(texts), measure(texts, Blind())
     assert blind.words == seeing.words and blind.vectors < seeing.vectors
     ratio = (blind.words + PRIOR) / (blind.vectors + PRIOR)
     assert blind.rule.squared_ratio == ratio**2 > seeing.rule.squared_ratio
@@ -95,8 +95,7 @@ def test_a_retriever_that_was_trained_on_the_text_counts_as_before_training():
     class Trained(Letters):
         words_to_vectors = 3.0
 
-    found = measure(texts, Trained())
-    before = measure(texts)
+    found, before = measure(texts, Trained()), measure(texts)
     assert before.rule.squared_ratio < 9 == found.rule.squared_ratio
     assert found.vectors == before.vectors
 
@@ -157,15 +156,14 @@ def test_search_uses_it_or_a_weight_by_hand(tmp_path):
 
 def test_tokens_weigh_less_where_vectors_know_nothing(tmp_path):
     index = build(tmp_path / "index", passages(30), Blind(), keep_tokens=True)
-    plain = {hit.id: hit.score for hit in index.search("abba cdcd", 30)}
     moved = []
     for vectors in (30, 0):
         measured = Calibration(30, 30, vectors, 30)
         index.table.info = dataclasses.replace(index.info, calibration=measured)
-        plain = {hit.id: hit.score for hit in index.search("abba cdcd", 30)}
-        again = {
-            hit.id: hit.score for hit in index.search("abba cdcd", 30, rerank="late-interaction")
-        }
+        plain, again = (
+            {hit.id: hit.score for hit in index.search("abba cdcd", 30, rerank=rerank)}
+            for rerank in (None, "late-interaction")
+        )
         moved.append(np.mean([abs(again[name] - plain[name]) for name in plain]))
     assert moved[0] > 5 * moved[1] > 0
 
@@ -185,9 +183,8 @@ def test_confidence_is_half_where_97_of_100_hits_score_less_if_nothing_answers()
     measured = Calibration(scores={"hybrid": (half, slope, cut)})
     assert measured.confidence(half, 0, "hybrid") == 0.5
     assert measured.confidence(half + 0.1, 0.2, "hybrid") == 0.5
-    assert measured.confidence(half + 0.1, 0, "hybrid") == pytest.approx(
-        1 / (1 + np.exp(-1)), abs=0.01
-    )
+    sure = 1 / (1 + np.exp(-1))
+    assert measured.confidence(half + 0.1, 0, "hybrid") == pytest.approx(sure, abs=0.01)
     assert measured.confidence(-1e9, 0, "hybrid") == pytest.approx(0)
     assert measured.confidence(half, 0, "late-interaction") is None
 
@@ -208,29 +205,27 @@ def test_what_many_documents_match_as_well_is_less_sure(tmp_path):
     texts = passages(80)
     index = build(tmp_path / "index", texts)
     half, slope, _ = index.calibration.scores["hybrid"]
+
+    def sure(hit, other):
+        return 1 / (1 + np.exp(-slope * (hit.score - OTHER * other.score - half)))
+
     query = texts[7].split(".")[1]
     hits = index.search(query, 20)
-    apart = hits[0].score - OTHER * hits[1].score
-    assert hits[0].confidence == pytest.approx(1 / (1 + np.exp(-slope * (apart - half))))
-    others = [score - OTHER * hits[0].score for score in (hit.score for hit in hits[1:])]
-    assert [hit.confidence for hit in hits[1:]] == pytest.approx(
-        [1 / (1 + np.exp(-slope * (apart - half))) for apart in others]
-    )
+    best_others = [hits[1], *[hits[0]] * 19]
+    for hit, other in zip(hits, best_others, strict=True):
+        assert hit.confidence == pytest.approx(sure(hit, other))
     assert index.search(query, 1)[0].confidence == hits[0].confidence
     assert index.search(query, min_score=hits[0].score)[0].confidence == hits[0].confidence
     index.add([Document("copy", f"{texts[7]} {texts[7].split()[0]}")])
     first, second, *_ = again = index.search(query, 20)
     assert {first.id, second.id} == {"d7", "copy"}
     assert min(first.confidence, second.confidence) > again[2].confidence
-    apart = first.score - OTHER * again[2].score
-    assert first.confidence == pytest.approx(1 / (1 + np.exp(-slope * (apart - half))))
+    assert first.confidence == pytest.approx(sure(first, again[2]))
 
 
 def test_what_is_said_of_an_answer_follows_the_first_confidence():
     def said(*confidences):
-        return Hits(
-            Hit(f"d{i}", 0.5, "", "", confidence=c) for i, c in enumerate(confidences)
-        ).answer
+        return Hits(Hit("d", 0.5, "", "", confidence=c) for c in confidences).answer
 
     assert said(SURE + 0.01, 0.0) == "sure"
     assert said(SURE, 0.9) == said(PERHAPS + 0.01) == "perhaps"
@@ -412,10 +407,7 @@ def test_the_same_text_in_another_form_is_no_wrong_hit():
     texts = [". ".join(lines[i : i + 3]) + "." for i in range(0, len(lines), 3)]
     pairs = zip(texts[::2], texts[1::2], strict=True)
     other = [", ".join(pair).replace(". ", ", ") for pair in pairs]
-    both = (
-        measure(texts, queries=60, scored=True),
-        measure([*texts, *other], queries=60, scored=True),
-    )
+    both = (measure(given, queries=60, scored=True) for given in (texts, [*texts, *other]))
     alone, with_other = (measured.scores["hybrid"][0] for measured in both)
     assert with_other < 1.2 * alone
 
