@@ -24,6 +24,10 @@ from revela.types import Encoder, Vectors, evenly_spaced
 DEPTH = 1000  # documents per ranking, as MAP is usually computed at 1000
 
 
+Asked = tuple[str, str, Sequence[str]]
+"""A query: its id, its text, and the ids of the passages that answer it."""
+
+
 @dataclass(frozen=True)
 class Collection:
     """A test collection. ``documents`` are what is searched, which may be passages of documents.
@@ -49,15 +53,10 @@ class Collection:
         cls,
         name: str,
         passages: Mapping[str, str],
-        queries: Iterable[tuple[str, str, Iterable[str]]],
+        queries: Iterable[Asked],
         sources: Sequence[str] = (),
     ) -> Collection:
-        """A collection whose passages are relevant or not.
-
-        Args:
-            passages: id -> text.
-            queries: the id and the text of each query, and the ids of its relevant passages.
-        """
+        """Make a collection of passages (id -> text) that are relevant to a query or not."""
         asked = list(queries)
         return cls(
             name,

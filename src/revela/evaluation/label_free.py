@@ -18,7 +18,7 @@ from itertools import chain, groupby, islice
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.evaluation.collection import Collection
+from revela.evaluation.collection import Asked, Collection
 from revela.evaluation.evaluate import by_id, without_themselves
 from revela.evaluation.metrics import per_query
 from revela.evaluation.significance import MEASURE
@@ -41,8 +41,6 @@ SENTENCES = 100  # queries to find the fusion's weight
 Scores = NDArray[np.float64]
 Ask = Callable[[Sequence[str]], Sequence[str]]
 """Writes a question about each passage; "" about those of which it has none."""
-Asked = tuple[str, str, list[str]]
-"""The id of a query, the query, and the ids of the passages that answer it."""
 
 
 class HeldOutCheck:

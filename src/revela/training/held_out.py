@@ -9,8 +9,8 @@ from pathlib import Path
 
 from revela.evaluation.label_free import MIN_QUERIES, Ask, HeldOutCheck, tasks
 from revela.quiet_libraries import silence_libraries
+from revela.training.generated_queries import generate_queries
 from revela.training.groups.dataset import TrainingSet
-from revela.training.queries.generated import generate_queries
 from revela.training.settings import Recipe
 from revela.types import Document
 

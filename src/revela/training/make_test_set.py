@@ -12,8 +12,8 @@ from typing import TypeVar
 from revela.errors import RevelaError
 from revela.evaluation.collection import Collection, save_collection
 from revela.files import atomic_write
+from revela.training.generated_queries import generate_queries
 from revela.training.groups.dataset import TrainingSet, training_chunks, training_rows
-from revela.training.queries.generated import generate_queries
 from revela.training.settings import Recipe
 
 T = TypeVar("T")

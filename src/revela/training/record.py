@@ -26,8 +26,8 @@ from revela.files import LOCK, atomic_write, check_free, hidden_prefix, remove_u
 from revela.training import distributed
 from revela.training.checkpoint import saved_checkpoints
 from revela.training.find_model import find_model
+from revela.training.generated_queries import QueryLM
 from revela.training.metrics import TRACKER_FOLDER
-from revela.training.queries.generated import QueryLM
 from revela.training.settings import Recipe
 
 RUN_FILE, METRICS, CHECKPOINTS = "run.json", "metrics.jsonl", "checkpoints"

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from revela.text.spool import arrow_list
+from revela.training.generated_queries import sample_chunks
 from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.store import GroupedCorpus, save_groups
 from revela.training.groups.strategies import epoch_groups
-from revela.training.queries.generated import sample_chunks
 from revela.training.settings import Recipe
 from revela.types import Chunk, Document
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from revela.training.generated_queries import Prompting
 from revela.training.lm import generate as writer
-from revela.training.queries.generated import Prompting
 
 PROMPTING = Prompting("Passage: engine1. ", " Question:")
 

@@ -38,6 +38,14 @@ from revela.text.readers.common import ReadReport
 from revela.text.spool import ArrowList, arrow_list
 from revela.text.words import count_words
 from revela.training.distributed import cores, world_size
+from revela.training.generated_queries import (
+    NO_QUERY,
+    GeneratedQueries,
+    QueryLM,
+    can_write_lazily,
+    sample_chunks,
+    with_generated_queries,
+)
 from revela.training.groups.order import (
     ORDER,
     IterativeGroups,
@@ -49,14 +57,6 @@ from revela.training.groups.order import (
 from revela.training.groups.prebuilt import holds_groups
 from revela.training.groups.store import GroupFolder, is_group_folder
 from revela.training.groups.strategies import Groups, epoch_groups, with_queries
-from revela.training.queries.generated import (
-    NO_QUERY,
-    GeneratedQueries,
-    QueryLM,
-    can_write_lazily,
-    sample_chunks,
-    with_generated_queries,
-)
 from revela.training.settings import Recipe
 from revela.types import Chunk, Document, Encoder, hash64
 

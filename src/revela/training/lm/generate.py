@@ -1,6 +1,6 @@
 """Write a query for each passage with a causal LM, several passages per batch.
 
-training/queries/generated.py has the prompts. Every prompt begins with the same text (instruction
+training/generated_queries.py has the prompts. Every prompt begins with the same text (instruction
 or examples), so its keys and values are computed once and copied for each batch. Passages are
 padded on the left.
 """

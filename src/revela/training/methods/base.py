@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from revela.errors import RevelaError
 from revela.text.spool import ArrowList
-from revela.training.queries.generated import GeneratedQueries
+from revela.training.generated_queries import GeneratedQueries
 from revela.training.retriever.context import ContextEncoder
 from revela.training.settings import Recipe
 from revela.types import Chunk, Document, evenly_spaced

@@ -22,6 +22,7 @@ from revela.text.words import joined, words
 from revela.training.device import compute_device
 from revela.training.distributed import is_rank_zero
 from revela.training.find_model import find_weights
+from revela.training.generated_queries import GeneratedQueries
 from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.strategies import epoch_groups
 from revela.training.lm.heads import (
@@ -35,7 +36,6 @@ from revela.training.lm.language_model import LanguageModel
 from revela.training.lm.load import load_language_model, load_tokenizer
 from revela.training.lm.prompts import PromptMaker
 from revela.training.methods.base import tokenize
-from revela.training.queries.generated import GeneratedQueries
 from revela.training.settings import Dream, Recipe
 from revela.types import Chunk, Document
 

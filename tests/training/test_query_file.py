@@ -9,7 +9,7 @@ from multiprocessing import get_context
 import pytest
 
 from revela.errors import RevelaError
-from revela.training.queries.generated import (
+from revela.training.generated_queries import (
     Answer,
     QueryFile,
     QueryLM,
@@ -63,7 +63,7 @@ def lm(tiny_lm_folder, tmp_path, monkeypatch):
 
     def opened(write):
         monkeypatch.setattr("revela.training.lm.generate.writer", lambda *_: write)
-        monkeypatch.setattr("revela.training.queries.generated.WRITING_BATCH", 2)
+        monkeypatch.setattr("revela.training.generated_queries.WRITING_BATCH", 2)
         return QueryLM(Recipe.of("infonce", lm=str(tiny_lm_folder)), tmp_path / "queries.jsonl")
 
     return opened

@@ -1,1 +1,0 @@
-"""Training queries: taken from the text, or written by a language model."""
