@@ -12,10 +12,10 @@ from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25
 from revela.ranking.calibration import OTHER, PRIOR, Calibration, confidence_from
 from revela.ranking.fusion import FusionRule, chance_of, fuse_scores
+from revela.ranking.queries import sentence_queries
 from revela.ranking.sentence_test import FEW, QUERIES, SentenceTest
 from revela.searching.index import Index
 from revela.searching.manifest import Indexing, Info
-from revela.text.queries import sentence_queries
 from revela.text.spool import arrow_list
 from revela.text.words import count_words
 from revela.types import PERHAPS, SURE, Document, Hit, Hits

@@ -15,7 +15,7 @@ from conftest import Embed, make_rows
 from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25
-from revela.text.queries import query_hash
+from revela.ranking.queries import query_hash
 from revela.text.spool import arrow_list
 from revela.training.checks import CheckPlan
 from revela.training.groups.build import build_groups

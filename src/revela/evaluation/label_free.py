@@ -24,11 +24,11 @@ from revela.evaluation.metrics import per_query
 from revela.evaluation.significance import MEASURE
 from revela.ranking.bm25 import BM25
 from revela.ranking.exact import rankings_of, top_k
+from revela.ranking.queries import with_docstrings
 from revela.ranking.sentence_test import SentenceTest
 from revela.ranking.steps import MemoryStore, fuse
 from revela.ranking.steps import Scores as Ranking
 from revela.text.chunk import chunk
-from revela.text.queries import with_docstrings
 from revela.text.words import count_words, joined, words
 from revela.types import Chunk, Document, Encoder
 

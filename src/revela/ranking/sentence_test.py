@@ -26,6 +26,7 @@ from revela.ranking.calibration import Calibration, confidence_from
 from revela.ranking.exact import rankings_of, top_k
 from revela.ranking.fusion import DEPTH, Owner, as_chance, best_chunks, by_length, chance_of
 from revela.ranking.late_interaction import encode_packed, match_by_tokens, term_weights
+from revela.ranking.queries import part_queries, sentence_queries
 from revela.ranking.steps import (
     ALIKE,
     MemoryStore,
@@ -35,7 +36,6 @@ from revela.ranking.steps import (
     runner_up,
     scores_of,
 )
-from revela.text.queries import part_queries, sentence_queries
 from revela.types import Encoder, QueryTokens, TokenEncoder, Vectors, evenly_spaced, shortened
 
 QUERIES, FEW = 400, 100  # maximum; of sentences, if there are fewer, parts of passages are added

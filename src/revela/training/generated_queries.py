@@ -27,7 +27,7 @@ from tqdm.auto import tqdm
 
 from revela.encoders.model_files import fingerprint, name_of
 from revela.errors import RevelaError
-from revela.text.queries import MAX_QUERY_WORDS, MIN_QUERY_WORDS
+from revela.ranking.queries import MAX_QUERY_WORDS, MIN_QUERY_WORDS
 from revela.text.spool import ArrowList, arrow_list
 from revela.text.words import count_terms, runs, terms
 from revela.training.distributed import cores

@@ -30,7 +30,7 @@ from tqdm.auto import tqdm
 from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25
 from revela.ranking.exact import top_k
-from revela.text.queries import query_hash
+from revela.ranking.queries import query_hash
 from revela.text.spool import LazyTexts
 from revela.training.distributed import from_rank_zero
 from revela.training.groups.dataset import TrainingSet

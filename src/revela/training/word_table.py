@@ -29,10 +29,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from revela.ranking.queries import with_docstrings_or_titles
 from revela.terminal import progress_bar
 from revela.text.analyzer import Analyzer, detect
 from revela.text.chunk import chunk
-from revela.text.queries import with_docstrings_or_titles
 from revela.training.methods.contrastive import info_nce
 from revela.training.retriever.static_from_words import (
     WordTable,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from conftest import Embed
-from revela.text.queries import query_hash
+from revela.ranking.queries import query_hash
 from revela.training.methods.base import detached_backward
 from revela.training.methods.contrastive import (
     ContrastiveLoss,

@@ -22,18 +22,18 @@ from sentence_transformers import SentenceTransformer
 
 from revela.errors import RevelaError
 from revela.files import cache_folder
-from revela.terminal import progress_bar
-from revela.text.chunk import chunk_all
-from revela.text.dedupe import near_duplicates
-from revela.text.judgements import pair_rows, queries_by_document
-from revela.text.load import Reading, read_corpus, split_held_out
-from revela.text.queries import (
+from revela.ranking.queries import (
     query_hash,
     with_authors_words,
     with_first_sentences,
     with_telling_sentences,
     with_titles,
 )
+from revela.terminal import progress_bar
+from revela.text.chunk import chunk_all
+from revela.text.dedupe import near_duplicates
+from revela.text.judgements import pair_rows, queries_by_document
+from revela.text.load import Reading, read_corpus, split_held_out
 from revela.text.readers.common import ReadReport
 from revela.text.spool import ArrowList, arrow_list
 from revela.text.words import count_words

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.text.queries import query_hash
+from revela.ranking.queries import query_hash
 from revela.text.spool import ArrowList
 from revela.training.settings import Recipe
 from revela.types import Chunk, Vectors

@@ -38,7 +38,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from revela.text.queries import query_hash
+from revela.ranking.queries import query_hash
 from revela.text.words import joined, words
 from revela.training.methods.base import (
     Batch,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from conftest import make_rows
-from revela.text.queries import (
+from revela.ranking.queries import (
     is_natural,
     sentence_queries,
     with_authors_words,
@@ -111,7 +111,7 @@ def test_authors_words_are_docstrings_then_titles_then_a_telling_sentence():
 
 TELLING = """
 import json, sys
-from revela.text.queries import with_telling_sentences
+from revela.ranking.queries import with_telling_sentences
 from revela.types import Chunk
 chunks = [Chunk(i, text) for i, text in enumerate(json.load(sys.stdin))]
 print([c.query for c in with_telling_sentences(chunks)])

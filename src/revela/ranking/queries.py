@@ -20,13 +20,15 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
+import numpy as np
+
+from revela.ranking.bm25 import K1, idf
 from revela.text.code import documented_functions, without_docstring
 from revela.text.sentences import ENDED, sentences
 from revela.text.words import count_terms, count_words, joined, splits_word, terms, words
 from revela.types import Chunk, Document, hash64
 
 MIN_QUERY_WORDS, MAX_QUERY_WORDS = 4, 40
-SATURATION = 1.2  # BM25's k1
 DRAWN_WORDS = 12  # maximum of a query of ``sentence_queries`` and ``part_queries``
 MIN_WORDS = 4  # of a natural sentence, of the rest of its passage, and of a record
 LONG = 4 * DRAWN_WORDS  # words of a text that a piece can be removed from
@@ -68,14 +70,13 @@ def with_telling_sentences(chunks: Sequence[Chunk]) -> Iterator[Chunk]:
     frequency = Counter[str]()
     for chunk in chunks:
         frequency.update(set(terms(chunk.text.lower())))
-    n_chunks = len(chunks)
+    idf_T = idf(np.array([*frequency.values()], np.int64), len(chunks))
+    idf_of = dict(zip(frequency, idf_T.tolist(), strict=True))
 
     def weight(sentence: str, counts: Counter[str]) -> float:
         words = set(terms(sentence.lower()))
-        rarity = {w: (n_chunks - frequency[w] + 0.5) / (frequency[w] + 0.5) for w in words}
-        idf = {w: math.log(1 + rarity[w]) for w in words}
         # fsum does not depend on the order of the set, which differs between processes.
-        return math.fsum(idf[w] * counts[w] / (counts[w] + SATURATION) for w in words) / len(words)
+        return math.fsum(idf_of[w] * counts[w] / (counts[w] + K1) for w in words) / len(words)
 
     for chunk in chunks:
         counts = Counter(terms(chunk.text.lower()))
