@@ -207,16 +207,16 @@ def sample_chunks(recipe: Recipe, chunks: ArrowList[Chunk]) -> ArrowList[Chunk]:
     return chunks.select(np.flatnonzero(np.isin(owners, sample)))
 
 
-def with_generated_queries(
+def generate_queries(
     recipe: Recipe, chunks: ArrowList[Chunk], path: Path | None
 ) -> ArrowList[Chunk]:
     """``sample_chunks`` with queries from a language model; ``path`` stores them."""
     sample = sample_chunks(recipe, chunks)
-    pairs = zip(sample, generate_queries(recipe, [c.text for c in sample], path), strict=True)
+    pairs = zip(sample, write_queries(recipe, [c.text for c in sample], path), strict=True)
     return arrow_list(Chunk, (replace(chunk, query=query) for chunk, query in pairs))
 
 
-def generate_queries(
+def write_queries(
     recipe: Recipe, texts: Sequence[str], path: Path | None, unit: str = "chunks"
 ) -> list[str]:
     """A language model's query about each text, or ""; the log calls the texts ``unit``."""

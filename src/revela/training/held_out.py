@@ -9,7 +9,7 @@ from pathlib import Path
 
 from revela.evaluation.label_free import MIN_QUERIES, Ask, HeldOutCheck, tasks
 from revela.quiet_libraries import silence_libraries
-from revela.training.generated_queries import generate_queries
+from revela.training.generated_queries import write_queries
 from revela.training.groups.dataset import TrainingSet
 from revela.training.settings import Recipe
 from revela.types import Document
@@ -31,7 +31,7 @@ def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingS
     data = TrainingSet.read(recipe, corpus)
     path = data.queries_file
     assert path is not None
-    write_questions = partial(generate_queries, recipe, path=path, unit="held-out chunks")
+    write_questions = partial(write_queries, recipe, path=path, unit="held-out chunks")
     check = check_by(data.held_out, recipe, write_questions)
     questions = recipe.training.check_questions
     if questions and all(task.name != "question" for task in check.tasks):

@@ -12,7 +12,7 @@ from typing import TypeVar
 from revela.errors import RevelaError
 from revela.evaluation.collection import Collection, save_collection
 from revela.files import atomic_write
-from revela.training.generated_queries import generate_queries
+from revela.training.generated_queries import write_queries
 from revela.training.groups.dataset import TrainingSet, training_chunks, training_rows
 from revela.training.settings import Recipe
 
@@ -34,7 +34,7 @@ def make_test_set(data: TrainingSet, out: Path) -> list[tuple[str, str]]:
     if recipe.queries.source == "lm":
         drawn = _sample(range(len(passages)), recipe)
         asked = [passages[i].text for i in drawn]
-        written = generate_queries(recipe, asked, data.queries_file)
+        written = write_queries(recipe, asked, data.queries_file)
         pairs: Iterable[tuple[int, str]] = zip(drawn, written, strict=True)
     else:
         passages = training_rows(recipe, documents, passages, None)

@@ -43,8 +43,8 @@ from revela.training.generated_queries import (
     GeneratedQueries,
     QueryLM,
     can_write_lazily,
+    generate_queries,
     sample_chunks,
-    with_generated_queries,
 )
 from revela.training.groups.order import (
     ORDER,
@@ -363,7 +363,7 @@ def training_rows(
     if objective.reads == "chunks":
         return chunks
     if recipe.queries.source == "lm":
-        return with_generated_queries(recipe, chunks, queries_file)
+        return generate_queries(recipe, chunks, queries_file)
     rows = {
         "title": with_titles(chunks, documents),
         "first-sentence": with_first_sentences(chunks),
