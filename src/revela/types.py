@@ -147,7 +147,7 @@ class Chunk:
 
     Attributes:
         document: the document's index in the corpus.
-        query: the query that should find the chunk, for objectives that need one; else "".
+        query: a query that it answers, if one is known (ranking/queries.py), to train on; else "".
     """
 
     document: int
