@@ -56,7 +56,7 @@ def asked(monkeypatch):
         first = (passage.split()[0] for passage in passages)
         return ["nothing" if w.endswith("0") else f"Which {w} is it here?" for w in first]
 
-    monkeypatch.setattr("revela.training.lm.generate.writer", lambda *_: write)
+    monkeypatch.setattr(generate, "writer", lambda *_: write)
     return texts
 
 
@@ -164,16 +164,12 @@ def test_a_repeated_question_goes_when_both_of_its_chunks_are_known(
     assert [data.row(i).query for i in (2, 3, 4, 5)] == [""] * 4
     assert list(groups(1)) == [[0, 1]] and len(asked) == 6
     assert [data.row(i).query[:12] for i in (0, 1)] == ["", "Which garden"]
-    assert (
-        "queries for 1 of 6 chunks" in written.summary()
-        and "4 asked of several" in written.summary()
-    )
+    said = written.summary()
+    assert "queries for 1 of 6 chunks" in said and "4 asked of several" in said
 
 
 def test_without_a_single_query_nothing_is_left_behind(train_into, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "revela.training.lm.generate.writer", lambda *_: lambda some: ["no"] * len(some)
-    )
+    monkeypatch.setattr(generate, "writer", lambda *_: lambda some: ["no"] * len(some))
     with pytest.raises(RevelaError, match="no chunk has a query: try another --queries than lm"):
         train_into("out")
     assert not (tmp_path / "out").exists()

@@ -28,11 +28,8 @@ VALVE = "Which valve closes when it contracts?"
 @pytest.mark.parametrize(
     ("output", "question"),
     [
-        ("Which valve closes when it contracts?</question> More.", VALVE),
-        (
-            "<question>\nWhat  lies between\nthe two chambers? And why?",
-            "What lies between the two chambers?",
-        ),
+        (f"{VALVE}</question> More.", VALVE),
+        ("<question>\nWhich  valve closes\nwhen it contracts? And why?", VALVE),
     ],
 )
 def test_a_question_is_taken_out_of_an_output(output, question):
@@ -100,13 +97,9 @@ def test_the_file_keeps_answers_and_goes_on_after_a_kill(lm, tmp_path):
 
 
 def test_a_question_to_several_passages_is_one_to_none():
-    answers = [
-        Answer("What is a valve for?"),
-        Answer("What is a Valve for?"),
-        Answer("What is an atrium for?"),
-        Answer(rejected="empty"),
-    ]
-    assert [a.query for a in without_repeats(answers)] == ["", "", "What is an atrium for?", ""]
+    atrium = "What is an atrium for?"
+    answers = [Answer(q) for q in ("What is a valve for?", "What is a Valve for?", atrium, "")]
+    assert [answer.query for answer in without_repeats(answers)] == ["", "", atrium, ""]
 
 
 @pytest.mark.parametrize(
@@ -181,8 +174,7 @@ def test_questions_in_other_scripts(passage, question):
 
 
 def test_a_copied_question_is_found_without_spaces():
-    passage = "据说蜜蜂通过跳舞来告诉其他同伴花丛的确切位置吗没有人知道。"
-    assert (
-        check_output("蜜蜂通过跳舞来告诉其他同伴花丛的确切位置吗？", passage).rejected == "copied"
-    )
+    question = "蜜蜂通过跳舞来告诉其他同伴花丛的确切位置吗"
+    passage = f"据说{question}没有人知道。"
+    assert check_output(f"{question}？", passage).rejected == "copied"
     assert check_output("蜜蜂？", passage).rejected == "too short or too long"
