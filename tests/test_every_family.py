@@ -21,8 +21,7 @@ from revela import Document
 from revela.encoders.torch_model import positions_of
 from revela.errors import RevelaError
 from revela.training.check_settings import check_recipe
-from revela.training.lm.document_attention import reference_attention
-from revela.training.lm.document_weights import DocumentWeights
+from revela.training.lm.document_attention import DocumentWeights, reference_attention
 from revela.training.lm.heads import AttentionMass
 from revela.training.lm.in_batch_attention import InBatchAttention
 from revela.training.lm.language_model import LanguageModel

@@ -5,8 +5,8 @@ Reading order, for Revela:
 1. language_model.py: stream e and stream h over packed chunks (../packing.py).
 2. in_batch_attention.py: the attention of a layer in both streams, with the gate:
    h = (1 - g) s + g b. Sim comes from training/methods/revela.py: ``in_batch_weights``.
-3. document_attention.py: b, as the equation reads; document_attention_recomputed.py and
-   document_attention_varlen.py are faster.
+3. document_attention.py: b, as the equation reads, and faster; document_attention_varlen.py is for
+   a GPU.
 4. cross_entropy.py: the loss of stream h.
 
 heads.py ranks the LM's heads. prompts.py is what the LM reads in DREAM;

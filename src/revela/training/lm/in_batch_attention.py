@@ -16,7 +16,7 @@ key-value heads, D head width.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +24,12 @@ import torch
 from torch import Tensor
 
 from revela.training.device import sent
-from revela.training.lm.document_attention import Kernel, document_attention, select_heads
-from revela.training.lm.document_weights import DocumentWeights
+from revela.training.lm.document_attention import (
+    DocumentWeights,
+    Kernel,
+    document_attention,
+    select_heads,
+)
 from revela.training.packing import Layout
 
 Mix = Callable[[int, Tensor, Tensor, Tensor, Tensor, float | None], Tensor]
@@ -108,6 +112,14 @@ class Stream:
         if layer == self.last:
             raise StopForward
         return own
+
+
+def by_layer(heads: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    """The heads of each layer, from (layer, head) pairs."""
+    layers: dict[int, list[int]] = {}
+    for layer, head in heads:
+        layers.setdefault(layer, []).append(head)
+    return layers
 
 
 class InBatchAttention:

@@ -43,18 +43,18 @@ from revela.errors import RevelaError
 from revela.training.device import on_cpu, sent
 from revela.training.lm.document_attention import (
     EPSILON,
+    DocumentWeights,
     Kernel,
     document_attention,
     select_heads,
 )
-from revela.training.lm.document_weights import DocumentWeights
+from revela.training.lm.in_batch_attention import by_layer
 from revela.training.lm.language_model import LanguageModel
 from revela.training.lm.prompts import (
     ANSWER,
     QUESTION_TOKENS,
     PromptMaker,
     Questions,
-    by_layer,
     of_group,
     read_candidates,
 )
