@@ -20,8 +20,7 @@ from conftest import make_rows, tiny_retriever
 from revela.errors import RevelaError
 from revela.evaluation.label_free import HeldOutCheck
 from revela.training.groups.dataset import TrainingSet, default_queries_file
-from revela.training.metrics import Progress
-from revela.training.results import read_results
+from revela.training.report import read_results
 from revela.training.settings import (
     OBJECTIVES,
     Recipe,
@@ -32,6 +31,7 @@ from revela.training.settings import (
     presets,
     read_recipe,
 )
+from revela.training.step import Progress
 from revela.types import Document
 from tests.collection_folder import write_collection, write_lines
 

@@ -182,7 +182,7 @@ def test_ids_without_an_owner(hub):
 def test_a_run_that_is_resumed_reads_the_commit_that_it_began_with(
     hub, monkeypatch, tiny_lm_folder, tmp_path
 ):
-    from revela.training.metrics import Progress
+    from revela.training.step import Progress
     from revela.training.train import train
 
     files = {file.name: file.read_bytes() for file in tiny_lm_folder.iterdir()}

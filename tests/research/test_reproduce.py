@@ -14,7 +14,7 @@ from research import reproduce
 from revela.cli.main import prepare
 from revela.cli.recipe_flags import recipes_of
 from revela.evaluation.results import write_json
-from revela.training.results import Comparison, CurvePoint
+from revela.training.record import Comparison, CurvePoint
 from revela.training.settings import Recipe
 from tests.research.test_recipes import write_judged
 

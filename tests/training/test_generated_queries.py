@@ -19,11 +19,11 @@ from revela.training import compare as comparison
 from revela.training.groups.dataset import TrainingSet
 from revela.training.lm import generate
 from revela.training.methods.find_heads import rank_heads
-from revela.training.metrics import Progress
 from revela.training.queries import generated as query_lm
 from revela.training.queries.generated import GeneratedQueries
 from revela.training.record import UNKNOWN
 from revela.training.settings import Recipe, presets
+from revela.training.step import Progress
 from revela.training.train import train
 from revela.types import Document
 

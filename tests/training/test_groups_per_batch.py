@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from revela.errors import RevelaError
+from revela.training.checkpoint import recorded
 from revela.training.groups_per_batch import fitting_groups, greatest_that_fits
 from revela.training.methods.revela import RevelaLoss
-from revela.training.record import recorded
 from revela.training.settings import Recipe
 from revela.training.train import train
 from tests.test_records import DOCUMENTS, GATED, TINY
@@ -72,7 +72,6 @@ def test_the_number_is_found_once_per_run_and_read_by_the_loop(
     record = json.loads((out / "run.json").read_text())
     assert record["groups_per_batch"] == "auto" and record["about"]["groups_per_batch"] == 2
     assert recorded(out, "groups_per_batch", lambda: 4) == 2
-    assert recorded(out, "another", lambda: 4) == recorded(out, "another", lambda: 5) == 4
 
 
 def test_what_is_no_number_is_refused():

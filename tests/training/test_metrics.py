@@ -10,9 +10,9 @@ import torch
 
 import revela.training.step as steps
 from revela.errors import RevelaError
-from revela.training.metrics import Budget, Metrics
-from revela.training.retriever.tokens import split_in_half
-from revela.training.step import row_batches, sides
+from revela.training.methods.base import split_in_half
+from revela.training.record import Metrics, MetricsRow
+from revela.training.step import Budget, row_batches, sides
 
 
 def test_progress_follows_the_nearer_limit():
@@ -36,14 +36,14 @@ def test_a_resumed_run_drops_what_it_will_write_again_and_a_line_cut_short(tmp_p
     path = tmp_path / "m.jsonl"
     metrics = Metrics(path)
     for step in range(5):
-        metrics.write(step=step, minutes=0.1 * step, loss=5.0 - step)
+        metrics.write(MetricsRow(step, minutes=0.1 * step, loss=5.0 - step))
     whole = path.read_text()
     path.write_text(whole + whole.splitlines()[-1][:9])  # by a kill
-    assert [row["step"] for row in Metrics(path, keep_until=9).rows] == [0, 1, 2, 3, 4]
+    assert [row.step for row in Metrics(path, keep_until=9).rows] == [0, 1, 2, 3, 4]
     assert path.read_text() == whole and list(tmp_path.iterdir()) == [path]
     again = Metrics(path, keep_until=2)
     written = [json.loads(line)["step"] for line in path.read_text().splitlines()]
-    assert written == [row["step"] for row in again.rows] == [0, 1, 2]
+    assert written == [row.step for row in again.rows] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("bad", [b'{"step": 1, "lo', b"\xff", b"[1]", b"{}", b'{"step": null}'])

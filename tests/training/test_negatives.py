@@ -22,11 +22,10 @@ from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.store import GroupFolder
 from revela.training.groups.strategies import epoch_groups
 from revela.training.methods.contrastive import ContrastiveLoss, QueryBatches
-from revela.training.metrics import Progress
 from revela.training.negatives import Negatives
 from revela.training.queries.from_text import query_hash
 from revela.training.settings import InfoNCE, Recipe, presets
-from revela.training.step import sides
+from revela.training.step import Progress, sides
 from revela.training.train import train
 from revela.types import Chunk, Document
 from tests.collection_folder import write_collection, write_lines

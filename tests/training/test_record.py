@@ -12,16 +12,16 @@ from revela.encoders.model_files import fingerprint
 from revela.errors import RevelaError
 from revela.text.spool import arrow_list
 from revela.training.check_settings import check_recipe
-from revela.training.groups.dataset import TrainingSet
-from revela.training.groups.store import GroupedCorpus, save_groups
-from revela.training.record import (
+from revela.training.checkpoint import (
     IGNORED_WHEN_COMPARING_FINISHED_RUNS,
-    RUN_FILE,
     check_same_run,
     checkpoint_to_resume,
     remove_unstarted,
     write_record,
 )
+from revela.training.groups.dataset import TrainingSet
+from revela.training.groups.store import GroupedCorpus, save_groups
+from revela.training.record import RUN_FILE, About, RunFile
 from revela.training.settings import Recipe, presets
 from revela.training.train import train
 from revela.types import Chunk, Document
@@ -36,7 +36,7 @@ def begun(tmp_path):
     """A run that got as far as its first checkpoint."""
     out = tmp_path / "out"
     (out / "checkpoints" / "checkpoint-5").mkdir(parents=True)
-    write_record(settings(), {"corpus_digest": "one", "bm25": {}}, out)
+    write_record(RunFile(settings(), About(corpus_digest="one")), out)
     return out
 
 
@@ -95,29 +95,31 @@ def test_a_corpus_is_known_by_its_texts():
 
 
 def test_what_a_run_began_with_stays_and_a_record_is_whole_or_not_there(begun, monkeypatch):
-    write_record(settings(threads=3), {"corpus_digest": "one", "bm25": {"title": 0.5}}, begun)
+    later = About(corpus_digest="one", bm25={"title": 0.5})
+    write_record(RunFile(settings(threads=3), later), begun)
     written = json.loads((begun / RUN_FILE).read_text())
-    assert written["threads"] == 3 and written["about"] == {"corpus_digest": "one", "bm25": {}}
+    assert written["threads"] == 3 and written["about"]["corpus_digest"] == "one"
+    assert written["about"]["bm25"] == {} and "heads" not in written["about"]
     before = (begun / RUN_FILE).read_text()
     monkeypatch.setattr(json, "dumps", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        write_record({}, {}, begun)
+        write_record(RunFile({}, later), begun)
     assert (begun / RUN_FILE).read_text() == before and not list(begun.glob(".*"))
 
 
 def test_a_run_goes_on_with_the_weights_that_it_began_with(tmp_path):
-    def about(digest):
+    def record(digest):
         models = {"model": {"name": "embedded:smollm2-135m", "digest": digest}}
-        return {"corpus_digest": "one", "models": models}
+        return RunFile(settings(), About(corpus_digest="one", models=models))
 
-    write_record(settings(), about("1"), tmp_path)
-    write_record(settings(), about("1"), tmp_path)
+    write_record(record("1"), tmp_path)
+    write_record(record("1"), tmp_path)
     message = (
         r"other weights of --model \(of embedded:smollm2-135m\): give those, by HF_HUB_OFFLINE"
     )
     with pytest.raises(RevelaError, match=message):
-        write_record(settings(), about("2"), tmp_path)
-    assert json.loads((tmp_path / RUN_FILE).read_text())["about"] == about("1")
+        write_record(record("2"), tmp_path)
+    assert RunFile.read(tmp_path).about == record("1").about
 
 
 @pytest.fixture

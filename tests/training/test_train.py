@@ -24,19 +24,23 @@ from revela.encoders.model_files import commits, resolve
 from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
 from revela.files import remove_whole, writing
-from revela.training.checkpoint import load_checkpoint, save_checkpoint, saved_checkpoints
+from revela.training.checkpoint import (
+    load_checkpoint,
+    output_folder,
+    save_checkpoint,
+    saved_checkpoints,
+)
 from revela.training.checks import NO_CHECKS, CheckPlan
 from revela.training.groups.dataset import training_chunks
 from revela.training.groups.order import IterativeGroups
 from revela.training.lm.heads import save_heads
 from revela.training.methods.base import ChunkBatches
 from revela.training.methods.revela import RevelaLoss
-from revela.training.metrics import Budget, Progress
-from revela.training.record import Provenance, output_folder
+from revela.training.record import Provenance
 from revela.training.retriever.card import Card, metadata_of
 from revela.training.settings import OBJECTIVES as NAMES
 from revela.training.settings import InBatch, Recipe, objective_class, presets
-from revela.training.step import BatchReader
+from revela.training.step import BatchReader, Budget, Progress
 from revela.training.train import train
 from revela.types import Document
 

@@ -52,7 +52,7 @@ def train(
         check_paths(corpus, None if resume else out)
     with extra("train", "training"):
         from revela.training.distributed import joined
-    from revela.training.results import outcome_in_words
+    from revela.training.record import outcome_in_words
     from revela.training.train_on_files import train_on_files
 
     with joined():

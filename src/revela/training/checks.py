@@ -14,12 +14,11 @@ from tqdm.auto import tqdm
 
 from revela.files import atomic_write
 from revela.training.checkpoint import load_trainable, trainable_state
-from revela.training.metrics import Budget, Metrics, Scores
+from revela.training.record import NOISE, Metrics, MetricsRow, Scores
+from revela.training.step import Budget
 from revela.types import Encoder
 
 log = logging.getLogger(__name__)
-
-MIN_GAIN = 0.005  # nDCG@10; checks of equally good states differ by this (research/notebook.md)
 
 Check = Callable[[Encoder], Scores]
 """Encoder -> scores by task."""
@@ -87,9 +86,10 @@ class Checks:
         plan = self.plan
         assert plan.check is not None
         scores = plan.check(self.encoder)
-        judged = {"judged": plan.judge(self.encoder)} if plan.judge is not None else {}
+        judged = None if plan.judge is None else plan.judge(self.encoder)
         minutes, tokens = round(self.budget.minutes, 3), self.budget.tokens
-        self.metrics.write(step, minutes=minutes, tokens_read=tokens, check=scores, **judged)
+        row = MetricsRow(step, minutes, tokens_read=tokens, check=scores, judged=judged)
+        self.metrics.write(row)
         tqdm.write(f"step {step}: {format_scores(scores, plan.bm25)}")
         if self.offer is not None:
             self.offer(step, scores)
@@ -106,7 +106,7 @@ class BestState:
     """Keeps the trainable state with the best mean score, so that a run ends no worse than it
     began.
 
-    A later state must be better by more than ``MIN_GAIN``, as the maximum of many noisy checks is
+    A later state must be better by more than ``NOISE``, as the maximum of many noisy checks is
     luck. Every state that was the best at its time stays in ``folder`` until the run ends: a killed
     run may resume from before the latest one.
 
@@ -140,7 +140,7 @@ class BestState:
         return self.step, self.scores
 
     def _is_better(self, scores: Scores) -> bool:
-        return self.step < 0 or fmean(scores.values()) > fmean(self.scores.values()) + MIN_GAIN
+        return self.step < 0 or fmean(scores.values()) > fmean(self.scores.values()) + NOISE
 
     def _file(self, step: int) -> Path:
         return self.folder / f"best-{step}.safetensors"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from revela.errors import RevelaError
 from revela.evaluation.collection import Collection, load_collection
@@ -15,15 +13,16 @@ from revela.evaluation.evaluate import mean_outcomes
 from revela.evaluation.label_free import HeldOutCheck
 from revela.evaluation.results import write_json
 from revela.text.chunk import PASSAGE_WORDS
-from revela.training.checks import CheckPlan
-from revela.training.groups.dataset import TrainingSet
-from revela.training.record import (
+from revela.training.checkpoint import (
+    CHECKPOINTS,
     IGNORED_WHEN_COMPARING_FINISHED_RUNS,
-    Provenance,
     check_same_run,
     remove_unstarted,
+    saved_checkpoints,
 )
-from revela.training.results import COMPARISON, LINES, Comparison, CurvePoint
+from revela.training.checks import CheckPlan
+from revela.training.groups.dataset import TrainingSet
+from revela.training.record import COMPARISON, Comparison, CurvePoint, Provenance, Run
 from revela.training.retriever.context import draw_documents
 from revela.training.retriever.encode import RetrieverEncoder
 from revela.training.settings import Corpus, Recipe
@@ -74,7 +73,7 @@ def compare(
     for seed, (name, recipe) in product(seeds, recipes.items()):
         folder = out / f"{name}-{seed}"
         recipe = recipe.replace(seed=seed)
-        has_checkpoint = any((folder / "checkpoints").glob("checkpoint-*"))
+        has_checkpoint = bool(saved_checkpoints(folder / CHECKPOINTS))
         data, check = data_by_corpus[recipe.corpus]
         # With a time limit, the first run would lose time to queries that later runs find written.
         own = data.replace(recipe, lazy_queries=not recipe.training.max_minutes)
@@ -87,8 +86,9 @@ def compare(
             if not has_checkpoint:
                 remove_unstarted(folder)
             plan = CheckPlan(check, check.bm25(), judge, points)
-            given: Any = dict(plan=plan, provenance=provenance, resume=has_checkpoint)
-            outcome = train(recipe, own, folder, **given)
+            outcome = train(
+                recipe, own, folder, plan=plan, provenance=provenance, resume=has_checkpoint
+            )
             if outcome.interrupted:
                 error = RevelaError(f"stopped in {folder}: run the same command again to resume")
                 error.exit_code = 128 + outcome.signal
@@ -123,7 +123,9 @@ def _read_each(recipes: Mapping[str, Recipe], read: Callable[[Recipe], Data]) ->
 
 
 def _curve(folder: Path) -> list[CurvePoint]:
-    """Read the judged scores in a run's metrics.jsonl."""
-    rows = [json.loads(line) for line in (folder / LINES).read_text().splitlines()]
-    judged = [row for row in rows if "judged" in row]
-    return [CurvePoint(row["minutes"], row["tokens_read"], row["judged"]) for row in judged]
+    """The judged scores of a run."""
+    return [
+        CurvePoint(row.minutes, row.tokens_read or 0, row.judged)
+        for row in Run.read(folder).metrics
+        if row.judged is not None
+    ]

@@ -1,4 +1,4 @@
-"""Train one retriever in several processes, each on its own GPU or cores.
+"""Train one retriever in several processes, each on its own GPU or cores; check that they agree.
 
 torchrun (or ``accelerate launch``) starts the processes, and ends them all when one fails. They add
 their gradients and exchange values by torch.distributed: gloo for CPU tensors, nccl for GPU
@@ -151,6 +151,19 @@ def _take_own_gpu() -> None:
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0))
 
 
+def log_unused_devices() -> None:
+    """Log if one process trains where several were requested, or where there are more GPUs."""
+    if world_size() > 1:
+        return
+    if LAUNCHED & os.environ.keys():
+        log.info("1 process")  # accelerate launch starts only one without a GPU
+    if (gpus := torch.cuda.device_count()) > 1:
+        log.info(
+            f"there are {gpus} GPUs, and a run uses the first: name another by "
+            "CUDA_VISIBLE_DEVICES, or use all by torchrun (docs/scale.md)"
+        )
+
+
 def from_rank_zero(make: Callable[[], Value]) -> Value:
     """Call ``make`` in rank 0 only, and give all processes what it returns."""
     if world_size() == 1:
@@ -188,6 +201,26 @@ def check_same(value: Any, sentence: str) -> None:
     """Raise RevelaError(sentence) in all processes unless all have the same value."""
     if any(other != value for other in all_gather(value)):
         raise RevelaError(sentence)
+
+
+def check_same_start(digest: str, settings: Any, out: Path) -> None:
+    """Raise RevelaError if the processes have different data or settings.
+
+    Args:
+        digest: a hash of the data.
+        settings: any value to compare, too.
+        out: the output folder, for the error.
+    """
+    check_same(
+        digest,
+        "the processes read different groups: give a folder that all machines see, or the same "
+        "copy of it",
+    )
+    check_same(
+        settings,
+        f"the processes were given different settings, or do not see the same {out}: "
+        "start all by the same command, with an --out that all machines see",
+    )
 
 
 def all_reduce_sum(number: Tensor) -> Tensor:
@@ -233,3 +266,13 @@ def digest(tensors: Iterable[Tensor]) -> str:
     for tensor in tensors:
         found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
+
+
+def check_same_weights(tensors: Iterable[Tensor], step: int) -> None:
+    """Raise RevelaError if tensors of the processes differ in any bit after this step."""
+    if world_size() > 1:
+        check_same(
+            digest(tensors),
+            f"the processes have different weights after {step} steps: train by one process, and "
+            "report this with your command and versions",
+        )

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from revela.training.groups.dataset import TrainingSet
-from revela.training.metrics import Scores
-from revela.training.record import Provenance
+from revela.training.record import Provenance, Scores
 from revela.training.retriever.card import Card, metadata_of, without_folders
 from revela.training.retriever.context import SavedContext
 from revela.training.retriever.encode import RetrieverEncoder

@@ -1,4 +1,5 @@
-"""Parts of the training loop: the batches of a step, the step, and signals that end the run.
+"""Parts of the training loop: the budget of a run, the batches of a step, the step, its progress,
+and signals that end the run.
 
 A step reads one or more batches in turn, sums their gradients, clips them by their joint norm, and
 updates all trained parameters by AdamW.
@@ -27,12 +28,13 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from revela.errors import RevelaError
+from revela.terminal import duration
 from revela.training import distributed as distributed
 from revela.training.device import sent, work_so_far
 from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.strategies import Groups
 from revela.training.methods.base import Collate
-from revela.training.metrics import Budget
+from revela.training.record import Metrics, MetricsRow
 from revela.training.retriever.static_trainable import LexicalAndDense
 from revela.training.settings import Crop, InfoNCE, Recipe
 
@@ -41,6 +43,51 @@ MAX_GRAD_NORM = 1.0
 Tensors = dict[str, Tensor]
 Rows = Sequence[tuple[int, int]]
 """(epoch, row) of each row of a batch."""
+
+
+class Budget:
+    """Seconds trained (without checks and saves) and tokens read, over all processes and all parts
+    of a resumed run.
+
+    Args:
+        max_steps, max_minutes, max_million_tokens: limits of the run. 0: no limit.
+    """
+
+    def __init__(
+        self, max_steps: int, max_minutes: float = 0.0, max_million_tokens: float = 0.0
+    ) -> None:
+        self.max_steps, self.max_seconds = max_steps, 60 * max_minutes
+        self.max_tokens = 1e6 * max_million_tokens
+        self.seconds, self.tokens, self._counted = 0.0, 0, 0
+
+    def count(self, tokens: int) -> None:
+        """Count tokens that the retriever reads."""
+        self._counted += tokens
+
+    def take_count(self) -> int:
+        """Tokens counted since the last call."""
+        tokens, self._counted = self._counted, 0
+        return tokens
+
+    def spend(self, seconds: Sequence[float], tokens: Sequence[int]) -> None:
+        """Add a step, given the seconds and tokens of each process."""
+        self.seconds += max(seconds)
+        self.tokens += sum(tokens)
+
+    @property
+    def minutes(self) -> float:
+        return self.seconds / 60
+
+    def done(self, step: int) -> float:
+        """Fraction of the run that is done; 1 when a limit is reached."""
+        by_step = step / self.max_steps if self.max_steps else 0.0
+        by_time = self.seconds / self.max_seconds if self.max_seconds else 0.0
+        by_tokens = self.tokens / self.max_tokens if self.max_tokens else 0.0
+        return min(1.0, max(by_step, by_time, by_tokens))
+
+    def learning_rate_factor(self, step: int, warmup_steps: int) -> float:
+        """Factor of linear warm-up over steps times linear decay to 0 over the run."""
+        return min(1.0, (step + 1) / max(1, warmup_steps)) * (1.0 - self.done(step))
 
 
 class Batch(NamedTuple):
@@ -272,6 +319,53 @@ def check_finite(step: int, sums: Tensor, grad_norm: Tensor) -> tuple[float, flo
             "give a lower --learning-rate or --precision fp32, and another --out; or --resume"
         )
     return numbers[0], numbers[2]
+
+
+class Progress:
+    """Shows the progress bar, and writes losses to the metrics, in the first process only."""
+
+    def __init__(self, budget: Budget, metrics: Metrics) -> None:
+        self.budget, self.metrics = budget, metrics
+        self._bar: Any = None
+        self._last = (0.0, 0)  # seconds and tokens at the last line
+
+    @contextmanager
+    def bar(self, step: int) -> Iterator[None]:
+        """Show the bar, beginning at this step."""
+        total = self.budget.max_steps or None
+        shape = "{desc} {n_fmt}" + ("/{total_fmt} |{bar}|" if total else "") + "{postfix}"
+        self._last = (self.budget.seconds, self.budget.tokens)
+        off = not distributed.is_rank_zero()
+        with tqdm(
+            total=total, initial=step, desc="step", bar_format=shape, disable=off
+        ) as self._bar:
+            yield
+
+    def advance(self) -> None:
+        """Count one step."""
+        self._bar.update(1)
+
+    def log(self, step: int, loss: float, grad_norm: float, learning_rate: float) -> None:
+        """Write and show the mean loss since the last line, and the last step's numbers."""
+        if not distributed.is_rank_zero():
+            return
+        budget = self.budget
+        seconds, tokens = budget.seconds - self._last[0], budget.tokens - self._last[1]
+        self._last = (budget.seconds, budget.tokens)
+        rate = tokens / seconds if seconds > 0 else 0.0
+        self.metrics.write(
+            MetricsRow(
+                step,
+                round(budget.minutes, 3),
+                loss=loss,
+                tokens_per_second=round(rate, 1),
+                grad_norm=round(grad_norm, 8),
+                learning_rate=round(learning_rate, 8),
+            )
+        )
+        done = budget.done(step)
+        left = budget.minutes * (1 - done) / done if done > 0 else 0.0
+        self._bar.set_postfix_str(f"loss {loss:.3f}, {rate:,.0f} tokens/s, {duration(left)} left")
 
 
 class Stop:

@@ -11,12 +11,11 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
 
-from revela.encoders.model_files import NEW, commits, words_to_vectors_of
+from revela.encoders.model_files import NEW, commits, fingerprint, words_to_vectors_of
 from revela.encoders.torch_model import uses_bf16
 from revela.files import remove_whole
 from revela.quiet_libraries import silence_libraries
@@ -24,43 +23,43 @@ from revela.text.spool import LazyTexts
 from revela.training import distributed as distributed
 from revela.training.check_settings import check_recipe
 from revela.training.checkpoint import (
+    CHECKPOINTS,
+    checkpoint_to_resume,
     load_checkpoint,
     load_fit,
+    output_folder,
+    recorded,
+    run_tensors,
     save_checkpoint,
     save_fit,
     step_of,
+    update_record,
+    write_record,
 )
 from revela.training.checks import NO_CHECKS, BestState, CheckPlan, Checks
 from revela.training.device import compute_device
-from revela.training.find_model import find_weights
+from revela.training.find_model import find_model, find_weights
 from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.store import GroupFolder
 from revela.training.groups_per_batch import fitting_groups
 from revela.training.lm.encoder_decoder import new_encoder_decoder
 from revela.training.methods.base import BuildContext, Heads
 from revela.training.methods.build import build_objective
-from revela.training.metrics import Budget, Metrics, Progress, Scores, start_tracker
 from revela.training.negatives import Negatives, mined_negatives
 from revela.training.outcome import Outcome, save_outcome
-from revela.training.processes import (
-    check_same_start,
-    check_same_weights,
-    log_unused_devices,
-    run_tensors,
-)
+from revela.training.queries.generated import QueryLM
 from revela.training.record import (
-    CHECKPOINTS,
     METRICS,
     UNKNOWN,
+    About,
+    Metrics,
+    MetricsRow,
     Provenance,
-    checkpoint_to_resume,
-    environment,
-    heads_of_run,
-    models_of,
-    output_folder,
-    recorded,
-    update_record,
-    write_record,
+    RunFile,
+    Scores,
+    hardware,
+    start_tracker,
+    versions,
 )
 from revela.training.retriever.build import untrained_retriever
 from revela.training.retriever.context import ContextEncoder, add_context, train_context_encoder
@@ -71,6 +70,8 @@ from revela.training.retriever.static_trainable import TrainableTable
 from revela.training.settings import Recipe
 from revela.training.step import (
     BatchReader,
+    Budget,
+    Progress,
     Stop,
     Stopwatch,
     agree,
@@ -118,7 +119,7 @@ def train(
         bf16 = uses_bf16(settings.precision, device)
         is_first = distributed.is_rank_zero()
         plan = plan if is_first else NO_CHECKS
-        log_unused_devices()
+        distributed.log_unused_devices()
         _warn_of_warmup(settings.warmup_steps, settings.max_steps)
 
         # Data: a corpus or stored groups, the same in all processes.
@@ -127,7 +128,7 @@ def train(
         digest, record = data.fingerprint, recipe.to_dict()
         checkpoint = checkpoint_to_resume(record, digest, out) if resume else None
         step = step_of(checkpoint) if checkpoint else 0
-        check_same_start(digest, (record, step), out)
+        distributed.check_same_start(digest, (record, step), out)
 
         # Retriever before the fit, and an encoder of its current state.
         folder = _model_folder(recipe, data, checkpoints)
@@ -150,18 +151,27 @@ def train(
         models = dict[str, dict[str, str]]()
         if is_first:
             queries = data.generated_queries
-            models = models_of(recipe, folder, queries.lm if queries else None)
-            about = {
-                "corpus": provenance.corpus,
-                "command": provenance.command,
-                "bm25": plan.bm25,
-                "untrained": untrained,
-                "finished": False,
-                **_data_and_models(recipe, data, n_groups, models),
-                **environment(),
-            }
-            write_record(record, about, out)
-        tracker = start_tracker(recipe, out)
+            models = _models(recipe, folder, queries.lm if queries else None)
+            about = About(
+                corpus=provenance.corpus,
+                command=provenance.command,
+                bm25=plan.bm25,
+                untrained=untrained,
+                finished=False,
+                documents=data.n_documents,
+                chunks=len(data.chunks),
+                rows=len(data.rows),
+                groups=n_groups,
+                corpus_digest=data.fingerprint,
+                models=models,
+                revisions={k: v for k, v in commits.items() if k in record.values()},
+                versions=versions(),
+                hardware=hardware(),
+            )
+            write_record(RunFile(record, about), out)
+        tracker = None
+        if is_first and settings.track:
+            tracker = start_tracker(settings.track, record, out)
         # A run without a checkpoint starts over and keeps no line.
         metrics = Metrics(out / METRICS, (step or -1) if is_first else None, tracker)
 
@@ -172,12 +182,12 @@ def train(
 
         # Objective and optimiser.
         budget = Budget(settings.max_steps, settings.max_minutes, settings.max_tokens_read)
-        objective, collate = build_objective(
-            _build_context(data, encoder, budget, negatives, folder, partial(heads_of_run, out))
-        )
+        heads = partial(recorded, out, "heads")
+        parts = _build_context(data, encoder, budget, negatives, folder, heads)
+        objective, collate = build_objective(parts)
         optimizer = make_optimizer(objective, settings.learning_rate)
         distributed.copy_first(run_tensors(objective))
-        check_same_weights(objective, step)
+        distributed.check_same_weights(run_tensors(objective), step)
 
         # Check before the first step.
         best = BestState(objective, checkpoints, metrics.checks())
@@ -231,7 +241,7 @@ def train(
                 if saves and is_first:
                     with watch.stopped():
                         save_checkpoint(checkpoints, step, objective, optimizer, budget)
-        check_same_weights(objective, step)
+        distributed.check_same_weights(run_tensors(objective), step)
 
         # Check the last state, and save it or the best one.
         def finish() -> Outcome:
@@ -242,7 +252,8 @@ def train(
             if data.generated_queries is not None:
                 log.info(data.generated_queries.summary())
             minutes, encoder.retriever.max_tokens = budget.minutes, None
-            metrics.write(step, minutes=round(minutes, 3), kept=kept, tokens_read=budget.tokens)
+            row = MetricsRow(step, round(minutes, 3), kept=kept, tokens_read=budget.tokens)
+            metrics.write(row)
             outcome = Outcome(
                 untrained, before, after, step, kept, minutes, bool(stopped), last, stopped
             )
@@ -293,19 +304,22 @@ def _context_texts(recipe: Recipe, data: TrainingSet) -> list[str]:
     return [data.rows[i].text for i in drawn]
 
 
-def _data_and_models(
-    recipe: Recipe, data: TrainingSet, n_groups: int, models: dict[str, dict[str, str]]
-) -> dict[str, Any]:
-    """The entries of run.json about data and models."""
-    return {
-        "documents": data.n_documents,
-        "chunks": len(data.chunks),
-        "rows": len(data.rows),
-        "groups": n_groups,
-        "corpus_digest": data.fingerprint,
-        "models": models,
-        "revisions": {k: v for k, v in commits.items() if k in recipe.to_dict().values()},
-    }
+def _models(recipe: Recipe, folder: Path, query_lm: QueryLM | None) -> dict[str, dict[str, str]]:
+    """Flag -> name and digest of each model that a run reads. An offline model has its own name.
+
+    Args:
+        folder: folder of the trained model.
+        query_lm: the LM that writes queries during training, if any.
+    """
+    offline = recipe.retriever.offline_model
+    found = {"model": (recipe.retriever.model, folder)}
+    if not recipe.retriever.model.startswith(NEW):
+        found["model"] = find_model(recipe.retriever.model, offline)
+    if recipe.objective.reads_lm:
+        found["lm"] = find_model(recipe.lm.model, offline)
+    if query_lm is not None:
+        found["query_lm"] = query_lm.name, query_lm.folder
+    return {flag: {"name": n, "digest": fingerprint(place)} for flag, (n, place) in found.items()}
 
 
 def _is_fitted(recipe: Recipe, folder: Path) -> bool:
