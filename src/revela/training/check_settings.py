@@ -30,7 +30,8 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
     """
     training = recipe.training
     _check_tracker(training.track)
-    check_language(recipe.corpus.language)
+    if recipe.corpus.language != "auto":
+        check_language(recipe.corpus.language)
     recipe.objective.refuse(recipe)
     _check_kernel(recipe)
     _check_trained_weights(recipe)

@@ -19,7 +19,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
-from revela.encoders.prompts import DECODER, prompts_set
+from revela.encoders.prompts import AUTO, DECODER, prompts_set
 from revela.encoders.token_counter import special_tokens_of
 from revela.encoders.torch_model import (
     add_missing_rows,
@@ -49,9 +49,9 @@ def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
     A Sentence-Transformers folder is taken as it is, with the prompts of the settings. A decoder
     keeps its lower layers and the final norm, and reads lower case if ``lower_case`` is "yes".
     """
-    given = prompts_set(settings.query_prompt, settings.passage_prompt)
+    given = settings.query_prompt, settings.passage_prompt
     if (folder / "modules.json").is_file():
-        model = open_model(folder, prompts=given)
+        model = open_model(folder, prompts=prompts_set(*given))
         if has_routes(model):
             raise RevelaError(
                 f"{folder} reads queries and passages by different modules (Router), and training "
@@ -95,7 +95,7 @@ def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
         modules.Normalize(),
     ]
     query, passage = (
-        own if prompt is None else prompt for prompt, own in zip(given, DECODER, strict=True)
+        own if prompt == AUTO else prompt for prompt, own in zip(given, DECODER, strict=True)
     )
     prompts = {"query": query, "document": passage, "passage": passage}
     return SentenceTransformer(modules=parts, prompts=prompts, similarity_fn_name="cosine")
