@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from revela.files import atomic_write, disk_errors
 from revela.terminal import duration
 from revela.training.device import compute_device
 from revela.training.distributed import is_rank_zero
-from revela.training.settings import Recipe
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -134,19 +133,18 @@ def _named_numbers(values: dict[str, Any]) -> Iterator[tuple[str, float]]:
             yield name, value
 
 
-def start_tracker(recipe: Recipe, out: Path) -> Accelerator | None:
-    """Start the recipe's tracker through accelerate; None if it names none, or in other ranks."""
-    if not (recipe.training.track and is_rank_zero()):
+def start_tracker(track: str, settings: Mapping[str, Any], out: Path) -> Accelerator | None:
+    """Start a tracker through accelerate; None if ``track`` is empty, or in other ranks."""
+    if not (track and is_rank_zero()):
         return None
     from accelerate import Accelerator
     from accelerate.utils import ProjectConfiguration
 
     folders = ProjectConfiguration(project_dir=str(out), logging_dir=str(out / TRACKER_FOLDER))
     on_cpu = compute_device().type == "cpu"
-    tracker = Accelerator(cpu=on_cpu, log_with=recipe.training.track, project_config=folders)
+    tracker = Accelerator(cpu=on_cpu, log_with=track, project_config=folders)
     plain = (str, int, float, bool)
-    settings = recipe.to_dict().items()
-    config = {k: v if isinstance(v, plain) else str(v) for k, v in settings}
+    config = {k: v if isinstance(v, plain) else str(v) for k, v in settings.items()}
     names = {"wandb": {"name": out.name}, "trackio": {"name": out.name}}
     tracker.init_trackers("revela", config, names)
     return tracker

@@ -28,7 +28,7 @@ from revela.training.checkpoint import saved_checkpoints
 from revela.training.find_model import find_model
 from revela.training.metrics import TRACKER_FOLDER
 from revela.training.queries.generated import QueryLM
-from revela.training.settings import Recipe
+from revela.training.settings import Retriever
 
 RUN_FILE, METRICS, CHECKPOINTS = "run.json", "metrics.jsonl", "checkpoints"
 # Everything that a run may write before its first checkpoint.
@@ -156,20 +156,23 @@ def check_same_run(settings: dict[str, Any], digest: str, out: Path, free: Colle
         )
 
 
-def models_of(recipe: Recipe, folder: Path, query_lm: QueryLM | None) -> dict[str, dict[str, str]]:
+def models_of(
+    retriever: Retriever, lm: str, folder: Path, query_lm: QueryLM | None
+) -> dict[str, dict[str, str]]:
     """{flag: {"name": ..., "digest": ...}} of the models that a run reads. An offline model has its
     own name.
 
     Args:
+        lm: the LM of the objective; "": none.
         folder: folder of the trained model.
         query_lm: the LM that writes queries during training, if any.
     """
-    offline = recipe.retriever.offline_model
-    found = {"model": (recipe.retriever.model, folder)}
-    if not recipe.retriever.model.startswith(NEW):
-        found["model"] = find_model(recipe.retriever.model, offline)
-    if recipe.objective.reads_lm:
-        found["lm"] = find_model(recipe.lm.model, offline)
+    offline = retriever.offline_model
+    found = {"model": (retriever.model, folder)}
+    if not retriever.model.startswith(NEW):
+        found["model"] = find_model(retriever.model, offline)
+    if lm:
+        found["lm"] = find_model(lm, offline)
     if query_lm is not None:
         found["query_lm"] = query_lm.name, query_lm.folder
     return {flag: {"name": n, "digest": fingerprint(place)} for flag, (n, place) in found.items()}
