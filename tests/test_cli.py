@@ -167,11 +167,10 @@ def test_queries_are_kept_apart_from_the_corpus_and_found_where_they_were(monkey
     (tmp_path / "a").mkdir()
     monkeypatch.chdir(tmp_path / "a")
     sources = ("hub:owner/name:en", "b.jsonl", "../a/b.jsonl", ".")
-    kept = {source: default_queries_file([Path(source)], Recipe.of()) for source in sources}
+    kept = {source: default_queries_file([Path(source)], "") for source in sources}
     assert {file.parent for file in kept.values()} == {tmp_path / "cache" / "queries"}
     assert kept["b.jsonl"] == kept["../a/b.jsonl"] and len(set(kept.values())) == 3
-    mine = Recipe.of("infonce", queries_file="mine.jsonl")
-    assert default_queries_file([Path("b.jsonl")], mine) == Path("mine.jsonl")
+    assert default_queries_file([Path("b.jsonl")], "mine.jsonl") == Path("mine.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -425,7 +424,7 @@ def test_written_queries_are_kept(succeeds, corpus_file, tiny_lm_folder):
     models = f"--model {tiny_lm_folder} --lm {tiny_lm_folder}"
     small = "--chunk-words 30 --precision fp32 --threads 1 --max-queries 20 --show 2"
     out = succeeds("queries", corpus_file, models, small)
-    kept = default_queries_file([corpus_file], Recipe.of())
+    kept = default_queries_file([corpus_file], "")
     assert "rejected" in out and f"queries are kept in {kept}" in out and kept.is_file()
 
 

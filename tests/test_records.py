@@ -19,7 +19,7 @@ import torch
 from conftest import make_rows
 from revela import Document, Retriever
 from revela.evaluation.evaluate import Collection, outcomes
-from revela.training.groups.dataset import training_chunks, training_rows
+from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.strategies import epoch_groups
 from revela.training.settings import InBatch, Recipe, presets
 from revela.training.train import train
@@ -116,10 +116,17 @@ def test_groups_of_two_epochs(keep):
     record: Record = {}
     for name, (settings, known) in GROUPS.items():
         recipe = Recipe.of(chunk_words=12, group_size=8, threads=1, **settings)
-        chunks = training_chunks(recipe, DOCUMENTS)
-        rows = training_rows(recipe, DOCUMENTS, chunks, None)
-        similar = (vectors_ND, rng.permutation(len(rows))) if known else ()
-        groups = epoch_groups(recipe, rows, *similar)
+        rows, reads = TrainingSet(recipe, DOCUMENTS).rows, recipe.objective.reads
+        groups = epoch_groups(
+            recipe.groups.kind,
+            rows,
+            8,
+            0,
+            reads=reads,
+            spread=reads == "windows",
+            vectors_ND=vectors_ND if known else None,
+            order_R=rng.permutation(len(rows)) if known else None,
+        )
         record[name] = [" ".join(map(str, group)) for epoch in range(2) for group in groups(epoch)]
     keep("groups", record)
 

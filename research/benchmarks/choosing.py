@@ -64,7 +64,7 @@ def systems(data: TrainingSet) -> Iterator[tuple[str, Encoder]]:
     for layers in (2, 6):
         own = TrainingSet(data.recipe.replace(layers=layers), data.documents, data.held_out)
         yield f"{layers} layers", encoder_of(Candidate(LM, "fit"), own)
-    raw = untrained_retriever(data.recipe.replace(layers=2), resolve(LM), data.documents)
+    raw = untrained_retriever(data.recipe.replace(layers=2).retriever, resolve(LM), data.documents)
     yield "2 layers, raw", RetrieverEncoder(raw, True)
 
 

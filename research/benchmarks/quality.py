@@ -91,9 +91,9 @@ def save_untrained(
     fit = settings.get("fit", False)
     recipe = Recipe.of(**{k: v for k, v in settings.items() if k != "fit"})
     documents, _ = read_corpus([corpus])
-    model = untrained_retriever(recipe, resolve(lm), documents)
+    model = untrained_retriever(recipe.retriever, resolve(lm), documents)
     if fit:
-        chunks = training_chunks(recipe, documents)
+        chunks = training_chunks(documents, recipe.corpus.chunk_words, recipe.training.threads)
         retriever = RetrieverModule(model, has_fast_bf16(model.device), recipe.lm.lm_tokens)
         how = dict(train_rows=row_trainer(model, documents, steps=steps))
         texts = [chunk.text for chunk in chunks]

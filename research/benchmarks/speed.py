@@ -133,7 +133,9 @@ def reading(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
 
         objective, ahead = Sleeping(step), form == "ours"
         optimizer = make_optimizer(objective, 0.0)
-        with BatchReader(recipe, lambda _: iter(groups), read, budget, ahead=ahead) as reader:
+        one = dict(groups_per_step=1, groups_per_batch=1, across_groups=False)
+        some = BatchReader(lambda _: iter(groups), read, budget, ahead=ahead, **one)
+        with some as reader:
             for _ in range(recipe.training.max_steps):
                 take_step(objective, optimizer, reader.next_step()[0], 0.0, 0)
                 ends.append(time.perf_counter())

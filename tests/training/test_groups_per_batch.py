@@ -11,7 +11,7 @@ from revela.errors import RevelaError
 from revela.training.checkpoint import recorded
 from revela.training.groups_per_batch import fitting_groups, greatest_that_fits
 from revela.training.methods.revela import RevelaLoss
-from revela.training.settings import Recipe
+from revela.training.settings import Recipe, Training
 from revela.training.train import train
 from tests.test_records import DOCUMENTS, GATED, TINY
 
@@ -45,12 +45,12 @@ def test_a_pass_without_memory_ends_the_search():
 
 
 def test_a_cpu_reads_one_group_and_a_number_is_taken_as_it_is():
-    recipe = Recipe.of(groups_per_step=8)
+    settings = Training(groups_per_step=8)
     model = torch.nn.Linear(2, 2)
-    assert recipe.training.groups_per_batch == "auto"
+    assert settings.groups_per_batch == "auto"
     inputs = lambda _: iter([[0]]), lambda _: {}, model, True
-    assert fitting_groups(recipe, *inputs) == 1
-    assert fitting_groups(recipe.replace(groups_per_batch=4), *inputs) == 4
+    assert fitting_groups(settings, *inputs) == 1
+    assert fitting_groups(Training(groups_per_batch=4), *inputs) == 4
 
 
 def test_the_number_is_found_once_per_run_and_read_by_the_loop(

@@ -31,7 +31,7 @@ from revela.training.checkpoint import (
     saved_checkpoints,
 )
 from revela.training.checks import NO_CHECKS, CheckPlan
-from revela.training.groups.dataset import training_chunks
+from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.order import IterativeGroups
 from revela.training.lm.heads import save_heads
 from revela.training.methods.base import ChunkBatches
@@ -206,7 +206,9 @@ def test_batches_are_made_while_a_step_computes(ahead):
         return {}
 
     groups = [[0], [1]]
-    with BatchReader(TINY, lambda _: iter(groups), collate, Budget(3), ahead=ahead) as reader:
+    one = dict(groups_per_step=1, groups_per_batch=1, across_groups=False)
+    read_groups = BatchReader(lambda _: iter(groups), collate, Budget(3), ahead=ahead, **one)
+    with read_groups as reader:
         for step in (1, 2, 3):
             (batch,), _ = reader.next_step()
             reader.wait()
@@ -512,9 +514,9 @@ def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp
             counts = [[text.lower().count(topic) for topic in TOPICS] for text in texts]
             return np.array(counts, dtype=np.float32)
 
-    rows = training_chunks(recipe, documents)
-    recipe = recipe.replace(groups="iterative", refresh_every=10)
-    groups = IterativeGroups(recipe, rows, ByWord(), tmp_path)
+    rows = TrainingSet(recipe, documents).chunks
+    how = dict(size=8, n_groups=10, seed=0, reads="chunks")
+    groups = IterativeGroups(rows, ByWord(), tmp_path, **how)
     first, second = list(groups(0)), list(groups(1))
     assert len(first) == len(second) == 10 and first != second
     assert all(len(set(group)) == 8 for group in first)
@@ -522,7 +524,7 @@ def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp
     kinds = [{int(rows[i].document) % 12 for i in group} for group in first]
     assert sum(map(len, kinds)) / len(kinds) < 2.5  # of eight
     calls = ByWord.calls
-    again = IterativeGroups(recipe, rows, ByWord(), tmp_path)
+    again = IterativeGroups(rows, ByWord(), tmp_path, **how)
     assert list(again(0)) == first and list(again(1)) == second and ByWord.calls == calls
 
 

@@ -58,7 +58,15 @@ def compare(
         points: number of scores after the start.
         provenance: corpus and command, for the model cards.
     """
-    data_by_corpus = _read_each(recipes, read)
+    data_by_corpus: dict[Corpus, Data] = {}
+    for name, recipe in recipes.items():
+        if recipe.corpus not in data_by_corpus:
+            data_by_corpus[recipe.corpus] = read(recipe)
+        if not data_by_corpus[recipe.corpus][1].tasks:
+            raise RevelaError(
+                f"{name}: runs are compared beside the label-free check, and too few documents are "
+                "held out for one: raise --held-out, or add text"
+            )
     collections = [load_collection(folder) for folder in on]
 
     def judge(encoder: Encoder) -> dict[str, float]:
@@ -106,20 +114,6 @@ def _in_context_of(collection: Collection, encoder: Encoder) -> Encoder:
     documents, first = [Document(*pair) for pair in pairs], encoder.context_encoder
     rows_JD = first.of_texts(draw_documents(documents, first.slots, 0, PASSAGE_WORDS))
     return encoder.with_context(lambda: rows_JD)
-
-
-def _read_each(recipes: Mapping[str, Recipe], read: Callable[[Recipe], Data]) -> dict[Corpus, Data]:
-    """Read the data of each distinct [corpus] section."""
-    data: dict[Corpus, Data] = {}
-    for name, recipe in recipes.items():
-        if recipe.corpus not in data:
-            data[recipe.corpus] = read(recipe)
-        if not data[recipe.corpus][1].tasks:
-            raise RevelaError(
-                f"{name}: runs are compared beside the label-free check, and too few documents are "
-                "held out for one: raise --held-out, or add text"
-            )
-    return data
 
 
 def _curve(folder: Path) -> list[CurvePoint]:

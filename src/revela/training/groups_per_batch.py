@@ -12,7 +12,7 @@ from torch import nn
 from revela.training import distributed as distributed
 from revela.training.device import sent
 from revela.training.groups.strategies import Groups
-from revela.training.settings import Recipe
+from revela.training.settings import Training
 from revela.training.step import Rows, Tensors, sides
 
 log = logging.getLogger(__name__)
@@ -22,31 +22,31 @@ OPTIMIZER_BYTES = 8  # two fp32 numbers of AdamW per trained weight
 
 
 def fitting_groups(
-    recipe: Recipe,
+    settings: Training,
     groups: Groups,
     read: Callable[[Rows], Tensors],
     objective: nn.Module,
-    readable: bool,
+    can_join: bool,
 ) -> int:
     """The greatest number of groups whose forward and backward pass fits into the memory, of those
     that divide this process's groups of a step.
 
-    1 on a CPU, where larger batches gain nothing, and where the groups of a batch change what is
-    learned: losses that compare texts across groups, and contextual retrievers.
+    1 on a CPU, where larger batches gain nothing.
 
     Args:
-        recipe, groups, read: as for ``BatchReader``.
+        settings: gives the groups per step, and per batch if they are set.
+        groups, read: as for ``BatchReader``.
         objective: runs forward and backward; its gradients are dropped.
-        readable: whether groups can be read twice, as reading them uses no model.
+        can_join: whether groups can be read twice, as reading them uses no model, and the groups of
+            a batch do not change what is learned, as they do for losses that compare texts across
+            groups and for contextual retrievers.
     """
-    training = recipe.training
-    if training.groups_per_batch != "auto":
-        return training.groups_per_batch
-    own = training.groups_per_step // distributed.world_size()
+    if settings.groups_per_batch != "auto":
+        return settings.groups_per_batch
+    own = settings.groups_per_step // distributed.world_size()
     trained = [p for p in objective.parameters() if p.requires_grad]
     device = trained[0].device
-    is_changed = recipe.objective.across_groups or recipe.context.slots
-    if device.type != "cuda" or own == 1 or is_changed or not readable:
+    if device.type != "cuda" or own == 1 or not can_join:
         return 1
 
     def run(count: int) -> int:
@@ -61,7 +61,7 @@ def fitting_groups(
 
     fits = greatest_that_fits(own, run, _room(device, trained))
     fits = min(distributed.all_gather(fits))
-    log.info(f"{fits} of {training.groups_per_step} groups of a step are read at once")
+    log.info(f"{fits} of {settings.groups_per_step} groups of a step are read at once")
     return fits
 
 

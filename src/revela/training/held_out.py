@@ -4,51 +4,52 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
-from revela.evaluation.label_free import MIN_QUERIES, Ask, HeldOutCheck, tasks
+from revela.evaluation.label_free import MIN_QUERIES, Answer, Ask, HeldOutCheck, tasks
 from revela.quiet_libraries import silence_libraries
 from revela.training.groups.dataset import TrainingSet
 from revela.training.queries.generated import generate_answers
-from revela.training.settings import Recipe
+from revela.training.settings import Corpus, Recipe, Training
 from revela.types import Document
 
 log = logging.getLogger(__name__)
 
 
-def check_by(held: Sequence[Document], recipe: Recipe, ask: Ask | None = None) -> HeldOutCheck:
+def check_by(
+    held: Sequence[Document], corpus: Corpus, training: Training, ask: Ask | None = None
+) -> HeldOutCheck:
     """Make a recipe's check of held-out documents; ``ask`` writes the questions."""
-    settings, words = recipe.training, recipe.corpus.chunk_words
-    limits = settings.check_queries, settings.check_passages, settings.seed
-    made = tasks(held, words, *limits, settings.check_questions, ask)
-    return HeldOutCheck(made, recipe.corpus.language)
+    limits = training.check_queries, training.check_passages, training.seed
+    made = tasks(held, corpus.chunk_words, *limits, training.check_questions, ask)
+    return HeldOutCheck(made, corpus.language)
 
 
 def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingSet, HeldOutCheck]:
     """Read the training set, and make the label-free check of its held-out documents."""
     silence_libraries()
     data = TrainingSet.read(recipe, corpus)
-    path = data.queries_file
-    assert path is not None
-    write_questions = partial(generate_answers, recipe, path=path, unit="held-out chunks")
-    check = check_by(data.held_out, recipe, write_questions)
+
+    def write_questions(texts: Sequence[str]) -> list[Answer]:
+        return generate_answers(data.query_lm(), texts, unit="held-out chunks")
+
     questions = recipe.training.check_questions
+    check = check_by(data.held_out, recipe.corpus, recipe.training, write_questions)
     if questions and all(task.name != "question" for task in check.tasks):
         log.info(
             f"fewer than {MIN_QUERIES} questions about held-out chunks were kept: "
             "the label-free check asks none"
         )
-    log.info(_about_check(recipe, check, len(data.held_out)))
+    log.info(_about_check(check, len(data.held_out), recipe.corpus.held_out, bool(questions)))
     return data, check
 
 
-def _about_check(recipe: Recipe, check: HeldOutCheck, held_out: int) -> str:
+def _about_check(check: HeldOutCheck, held_out: int, share: float, asks: bool) -> str:
     """The tasks of the label-free check, or why there are none."""
-    if not held_out and not recipe.corpus.held_out:
+    if not held_out and not share:
         return "no documents held out, so no label-free check: the last state is saved"
     unguarded = "too few for a task, so the last state is saved unchecked"
-    if not recipe.training.check_questions:
+    if not asks:
         unguarded += ": --check-questions 100 has a language model write questions about them"
     tasks = check.describe() or unguarded
     return f"held out {held_out:,} documents for the label-free check ({tasks})"

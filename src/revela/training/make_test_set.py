@@ -14,7 +14,6 @@ from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.training.groups.dataset import TrainingSet, training_chunks, training_rows
 from revela.training.queries.generated import generate_answers
-from revela.training.settings import Recipe
 from revela.types import Chunk, Document
 
 T = TypeVar("T")
@@ -31,19 +30,23 @@ def make_test_set(data: TrainingSet, out: Path) -> list[tuple[str, str]]:
         (query, its first passage) of each query.
     """
     recipe, documents = data.recipe, [*data.documents, *data.held_out]
-    passages = training_chunks(recipe, documents)
+    chunk_words, threads = recipe.corpus.chunk_words, recipe.training.threads
+    passages = training_chunks(documents, chunk_words, threads)
     relevant: Relevant = {}
+    count, seed = recipe.queries.max_queries, recipe.training.seed
     if recipe.queries.source == "lm":
-        places = _sample(range(len(passages)), recipe)
+        places = _sample(range(len(passages)), count, seed)
         texts = [passages[i].text for i in places]
-        answers = generate_answers(recipe, texts, data.queries_file)
+        answers = generate_answers(data.query_lm(), texts)
         relevant = {a.query: [i] for i, a in zip(places, answers, strict=True) if a.query}
     else:
-        passages = training_rows(recipe, documents, passages, None)
+        passages = training_rows(
+            recipe.objective, recipe.queries.source, documents, passages, recipe.lm.lm_tokens
+        )
         for number, row in enumerate(passages):
             relevant.setdefault(row.query, []).append(number)
         relevant.pop("", None)
-        relevant = dict(_sample(list(relevant.items()), recipe))
+        relevant = dict(_sample(list(relevant.items()), count, seed))
     if not relevant:
         raise RevelaError("no passage has a query: give more text, or another --queries")
     with atomic_write(out) as temporary:
@@ -52,10 +55,10 @@ def make_test_set(data: TrainingSet, out: Path) -> list[tuple[str, str]]:
     return [(query, passages[numbers[0]].text) for query, numbers in relevant.items()]
 
 
-def _sample(items: Sequence[T], recipe: Recipe) -> list[T]:
-    """``max_queries`` random items, in their order."""
-    count = min(recipe.queries.max_queries or len(items), len(items))
-    indices = random.Random(recipe.training.seed).sample(range(len(items)), count)
+def _sample(items: Sequence[T], count: int, seed: int) -> list[T]:
+    """``count`` random items, in their order."""
+    count = min(count or len(items), len(items))
+    indices = random.Random(seed).sample(range(len(items)), count)
     return [items[i] for i in sorted(indices)]
 
 

@@ -37,19 +37,19 @@ from revela.training.groups.order import encode_on_all_ranks, load_or_make
 from revela.training.groups.strategies import Groups
 from revela.training.methods.base import Row
 from revela.training.queries.from_text import query_hash
-from revela.training.settings import InfoNCE, Recipe
+from revela.training.settings import InfoNCE
 from revela.types import Encoder, Vectors
 
 
 def mined_negatives(
-    recipe: Recipe, data: TrainingSet, groups: Groups, encoder: Encoder, folder: Path
+    data: TrainingSet, groups: Groups, encoder: Encoder, folder: Path
 ) -> Negatives | None:
-    """The miner of a run, None if the recipe has no ``negatives``; arguments as for ``Negatives``.
+    """The miner of a run, None if its recipe has no ``negatives``; arguments as for ``Negatives``.
 
     Raises:
         RevelaError: there are too few passages, or groups are iterative.
     """
-    objective = recipe.objective
+    recipe, objective = data.recipe, data.recipe.objective
     if not (isinstance(objective, InfoNCE) and objective.negatives):
         return None
     if recipe.groups.kind == "iterative":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -82,15 +82,18 @@ def rank_models(
     Raises:
         RevelaError: the text gives too few queries.
     """
-    data = _sample(documents, recipe)
-    seed = data.recipe.training.seed
-    test = tasks(data.held_out, PASSAGE_WORDS, QUERIES, PASSAGES, seed)
+    drawn = evenly_spaced(len(documents), DOCUMENTS) if documents else ()
+    sample = arrow_list(Document, (documents[i] for i in drawn))
+    if recipe.corpus.language == "auto":
+        recipe = recipe.replace(language=detect([document.full_text for document in sample]))
+    data = Sample(recipe, *split_held_out(sample, HELD_OUT, DOCUMENTS))
+    test = tasks(data.held_out, PASSAGE_WORDS, QUERIES, PASSAGES, recipe.training.seed)
     if (count := sum(len(task.queries) for task in test)) < MIN_QUERIES:
         raise RevelaError(
             f"the text gives {count} queries, too few to compare models by: give more of it, or "
             "judged queries with --on"
         )
-    scored = _score(_candidates(models), HeldOutCheck(test, data.recipe.corpus.language), data)
+    scored = _score(_candidates(models), HeldOutCheck(test, recipe.corpus.language), data)
     systems = {k: v for name, scores in scored.items() for k, v in by_system(name, scores).items()}
     outcomes = {name: Outcome(_by_query(by_task), first={}) for name, by_task in systems.items()}
     ranked = sorted(outcomes, key=lambda name: -outcomes[name].means()[MEASURE])
@@ -127,15 +130,6 @@ def _score(
     return queries
 
 
-def _sample(every: Sequence[Document], recipe: Recipe) -> Sample:
-    """Draw a sample of the documents, hold some out, and detect the language."""
-    drawn = evenly_spaced(len(every), DOCUMENTS) if every else ()
-    sample = arrow_list(Document, (every[i] for i in drawn))
-    if recipe.corpus.language == "auto":
-        recipe = recipe.replace(language=detect([document.full_text for document in sample]))
-    return Sample(recipe, *split_held_out(sample, HELD_OUT, DOCUMENTS))
-
-
 def _candidates(names: Sequence[str]) -> list[Candidate]:
     """A language model gives two."""
     kinds: dict[bool, tuple[Kind, ...]] = {True: ("embedder",), False: ("table", "fit")}
@@ -148,6 +142,7 @@ def encoder_of(candidate: Candidate, data: Sample) -> Encoder:
     from revela.encoders.load import load_encoder
 
     recipe, folder = data.recipe, resolve(candidate.model)
+    seed = recipe.training.seed
     if candidate.kind == "embedder":
         prompts = prompts_set(recipe.retriever.query_prompt, recipe.retriever.passage_prompt)
         return load_encoder(folder, recipe.training.precision, prompts=prompts)
@@ -163,14 +158,15 @@ def encoder_of(candidate: Candidate, data: Sample) -> Encoder:
 
     silence_libraries()
     if candidate.kind == "table":
-        how: Any = dict(language=recipe.corpus.language, seed=recipe.training.seed)
-        return tables(folder, data.documents, data.held_out, **how)[1].encoder()
-    model = untrained_retriever(recipe, folder, data.documents).to(compute_device())
+        language = recipe.corpus.language
+        fitted = tables(folder, data.documents, data.held_out, language=language, seed=seed)
+        return fitted[1].encoder()
+    model = untrained_retriever(recipe.retriever, folder, data.documents).to(compute_device())
     encoder = RetrieverEncoder(model, uses_bf16(recipe.training.precision, model.device))
-    trainer = row_trainer(model, data.documents, seed=recipe.training.seed)
-    how = dict(seed=recipe.training.seed, train_rows=trainer)
-    texts = LazyTexts(training_chunks(recipe, data.documents), lambda chunk: chunk.text)
-    fit_to_corpus(encoder.retriever, texts, recipe.fit, **how)
+    trainer = row_trainer(model, data.documents, seed=seed)
+    chunks = training_chunks(data.documents, recipe.corpus.chunk_words, recipe.training.threads)
+    texts = LazyTexts(chunks, lambda chunk: chunk.text)
+    fit_to_corpus(encoder.retriever, texts, recipe.fit, seed=seed, train_rows=trainer)
     encoder.words_to_vectors = WORDS_TO_VECTORS
     return encoder
 

@@ -36,7 +36,7 @@ from revela.training.groups.strategies import Groups
 from revela.training.methods.base import Collate
 from revela.training.record import Metrics, MetricsRow
 from revela.training.retriever.static_trainable import LexicalAndDense
-from revela.training.settings import Crop, InfoNCE, Recipe
+from revela.training.settings import Crop, InfoNCE
 
 MAX_GRAD_NORM = 1.0
 
@@ -108,10 +108,11 @@ class BatchReader:
     """Makes the batches of every step, in order.
 
     Args:
-        recipe: gives groups per step and per batch.
         groups: epoch -> groups of row indices.
         read: (epoch, row) pairs -> tensors of a batch.
         budget: counts the tokens that the retriever reads.
+        groups_per_step, groups_per_batch: as in the settings; the second divides the first.
+        across_groups: whether processes share each batch, as the objective compares all its texts.
         ahead: prefetch the batches of a step in a thread during the previous step. Only if groups
             and batches use neither a model nor torch's random numbers.
         step: steps already done; their batches are skipped.
@@ -119,18 +120,19 @@ class BatchReader:
 
     def __init__(
         self,
-        recipe: Recipe,
         groups: Groups,
         read: Callable[[Rows], Tensors],
         budget: Budget,
         *,
+        groups_per_step: int,
+        groups_per_batch: int,
+        across_groups: bool,
         ahead: bool,
         step: int = 0,
     ) -> None:
         self.read, self.budget, self.ahead, self.step = read, budget, ahead, step
-        self.across_groups = recipe.objective.across_groups
-        groups_per_batch = recipe.training.fixed_groups_per_batch
-        self.batches_per_step = recipe.training.groups_per_step // groups_per_batch
+        self.across_groups = across_groups
+        self.batches_per_step = groups_per_step // groups_per_batch
         self._batches = row_batches(groups, groups_per_batch)
         for _ in range(step * self.batches_per_step):
             next(self._batches)
@@ -197,9 +199,9 @@ def read_rows(data: TrainingSet, collate: Collate, batch: Rows) -> Tensors:
     return collate(rows)
 
 
-def reads_ahead(recipe: Recipe, data: TrainingSet) -> bool:
+def reads_ahead(data: TrainingSet) -> bool:
     """Whether batches need no model: not the retriever, no LM to write queries, no surrogate."""
-    objective = recipe.objective
+    recipe, objective = data.recipe, data.recipe.objective
     mines = isinstance(objective, InfoNCE) and objective.negatives
     has_surrogate = isinstance(objective, InfoNCE | Crop) and recipe.groups.surrogate
     is_iterative = recipe.groups.kind == "iterative"

@@ -67,7 +67,7 @@ from revela.training.retriever.encode import RetrieverEncoder
 from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, insert_fit
 from revela.training.retriever.lora import add_lora, frozen_in_bf16
 from revela.training.retriever.static_trainable import TrainableTable
-from revela.training.settings import Recipe
+from revela.training.settings import Fit, Recipe, Retriever
 from revela.training.step import (
     BatchReader,
     Budget,
@@ -131,10 +131,11 @@ def train(
         distributed.check_same_start(digest, (record, step), out)
 
         # Retriever before the fit, and an encoder of its current state.
-        folder = _model_folder(recipe, data, checkpoints)
-        model = untrained_retriever(recipe, folder, data.documents).to(device)
-        context_texts = _context_texts(recipe, data)
-        context_encoder = add_context(recipe, model, next(iter(context_texts), "."))
+        folder = _model_folder(data, checkpoints)
+        model = untrained_retriever(recipe.retriever, folder, data.documents).to(device)
+        name, context_texts = recipe.retriever.model, _context_texts(data)
+        example = next(iter(context_texts), ".")
+        context_encoder = add_context(recipe.context, model, name, example, settings.seed)
         encoder = RetrieverEncoder(model, bf16, context_encoder=context_encoder)
         encoder.words_to_vectors = words_to_vectors_of(folder)
         if context_encoder is not None:
@@ -143,7 +144,7 @@ def train(
 
         # Groups: rows that are read together, and mined negatives if requested.
         groups, n_groups = data.groups(model, encoder, checkpoints)
-        negatives = mined_negatives(recipe, data, groups, encoder, checkpoints)
+        negatives = mined_negatives(data, groups, encoder, checkpoints)
         groups = negatives.groups if negatives else groups
 
         # Record: run.json, metrics.jsonl, and a tracker if requested.
@@ -151,7 +152,8 @@ def train(
         models = dict[str, dict[str, str]]()
         if is_first:
             queries = data.generated_queries
-            models = _models(recipe, folder, queries.lm if queries else None)
+            lm = recipe.lm.model if recipe.objective.reads_lm else ""
+            models = _models(recipe.retriever, lm, folder, queries.lm if queries else None)
             about = About(
                 corpus=provenance.corpus,
                 command=provenance.command,
@@ -176,9 +178,9 @@ def train(
         metrics = Metrics(out / METRICS, (step or -1) if is_first else None, tracker)
 
         # Fit to the corpus, then LoRA.
-        if _is_fitted(recipe, folder):
-            _fit(recipe, data, encoder, checkpoints)
-        _add_lora(recipe, model, context_encoder)
+        if _is_fitted(recipe.fit, folder):
+            _fit(data, encoder, checkpoints)
+        _add_lora(recipe.retriever, model, context_encoder)
 
         # Objective and optimiser.
         budget = Budget(settings.max_steps, settings.max_minutes, settings.max_tokens_read)
@@ -202,11 +204,21 @@ def train(
             load_checkpoint(checkpoint, objective, optimizer, budget)
         objective.train()  # a check may have left eval mode
         progress = Progress(budget, metrics)
-        read, ahead = partial(read_rows, data, collate), reads_ahead(recipe, data)
-        groups_per_batch = partial(fitting_groups, recipe, groups, read, objective, ahead)
-        fixed = recipe.replace(groups_per_batch=recorded(out, "groups_per_batch", groups_per_batch))
-        budget.take_count()  # of what was read to find it
-        reader = BatchReader(fixed, groups, read, budget, ahead=ahead, step=step)
+        read, ahead = partial(read_rows, data, collate), reads_ahead(data)
+        across_groups = recipe.objective.across_groups
+        can_join = ahead and not across_groups and not recipe.context.slots
+        groups_per_batch = partial(fitting_groups, settings, groups, read, objective, can_join)
+        reader = BatchReader(
+            groups,
+            read,
+            budget,
+            groups_per_step=settings.groups_per_step,
+            groups_per_batch=recorded(out, "groups_per_batch", groups_per_batch),
+            across_groups=across_groups,
+            ahead=ahead,
+            step=step,
+        )
+        budget.take_count()  # of what was read to find groups_per_batch
         stopped, logged, sums = 0, step, torch.zeros(2, device=device)
         with (
             frozen_in_bf16(model, encoder.retriever.bf16),
@@ -278,9 +290,9 @@ def _warn_of_warmup(warmup: int, steps: int) -> None:
         log.warning(f"the run of {steps} steps ends in its warm-up: lower --warmup-steps {warmup}")
 
 
-def _model_folder(recipe: Recipe, data: TrainingSet, checkpoints: Path) -> Path:
+def _model_folder(data: TrainingSet, checkpoints: Path) -> Path:
     """The folder of the model to train; the first process makes it if it is a new model."""
-    name = recipe.retriever.model
+    name, recipe = data.recipe.retriever.model, data.recipe
     if not name.startswith(NEW):
         return find_weights(name, recipe.retriever.offline_model)
     folder = checkpoints / name.replace(":", "-")  # kept until the run ends
@@ -295,60 +307,61 @@ def _model_folder(recipe: Recipe, data: TrainingSet, checkpoints: Path) -> Path:
     return folder
 
 
-def _context_texts(recipe: Recipe, data: TrainingSet) -> list[str]:
+def _context_texts(data: TrainingSet) -> list[str]:
     """The texts of a contextual retriever's context, for checks and for the saved model."""
-    slots, rng = recipe.context.slots, random.Random(recipe.training.seed)
+    slots, rng = data.recipe.context.slots, random.Random(data.recipe.training.seed)
     if not slots:
         return []
     drawn = rng.sample(range(len(data.rows)), min(len(data.rows), slots))
     return [data.rows[i].text for i in drawn]
 
 
-def _models(recipe: Recipe, folder: Path, query_lm: QueryLM | None) -> dict[str, dict[str, str]]:
+def _models(
+    retriever: Retriever, lm: str, folder: Path, query_lm: QueryLM | None
+) -> dict[str, dict[str, str]]:
     """Flag -> name and digest of each model that a run reads. An offline model has its own name.
 
     Args:
+        lm: the LM of the objective; "": none.
         folder: folder of the trained model.
         query_lm: the LM that writes queries during training, if any.
     """
-    offline = recipe.retriever.offline_model
-    found = {"model": (recipe.retriever.model, folder)}
-    if not recipe.retriever.model.startswith(NEW):
-        found["model"] = find_model(recipe.retriever.model, offline)
-    if recipe.objective.reads_lm:
-        found["lm"] = find_model(recipe.lm.model, offline)
+    offline = retriever.offline_model
+    found = {"model": (retriever.model, folder)}
+    if not retriever.model.startswith(NEW):
+        found["model"] = find_model(retriever.model, offline)
+    if lm:
+        found["lm"] = find_model(lm, offline)
     if query_lm is not None:
         found["query_lm"] = query_lm.name, query_lm.folder
     return {flag: {"name": n, "digest": fingerprint(place)} for flag, (n, place) in found.items()}
 
 
-def _is_fitted(recipe: Recipe, folder: Path) -> bool:
+def _is_fitted(fit: Fit, folder: Path) -> bool:
     """Whether to fit the model. Sentence-Transformers models are not fitted."""
-    fit = recipe.fit
     requested = fit.token_weighting or fit.whitening or fit.lexical
     return bool(requested) and not (folder / "modules.json").is_file()
 
 
-def _fit(recipe: Recipe, data: TrainingSet, encoder: RetrieverEncoder, checkpoints: Path) -> None:
+def _fit(data: TrainingSet, encoder: RetrieverEncoder, checkpoints: Path) -> None:
     """Fit a language model to the corpus, or insert the fit of a resumed run."""
     encoder.words_to_vectors = WORDS_TO_VECTORS
     if saved := load_fit(checkpoints):
         insert_fit(encoder.model, saved)
         return
-    texts, seed = LazyTexts(data.chunks, lambda chunk: chunk.text), recipe.training.seed
-    fitted = fit_to_corpus(encoder.retriever, texts, recipe.fit, seed=seed)
+    texts, seed = LazyTexts(data.chunks, lambda chunk: chunk.text), data.recipe.training.seed
+    fitted = fit_to_corpus(encoder.retriever, texts, data.recipe.fit, seed=seed)
     if fitted and distributed.is_rank_zero():
         save_fit(checkpoints, fitted)
 
 
 def _add_lora(
-    recipe: Recipe, model: SentenceTransformer, context_encoder: ContextEncoder | None
+    settings: Retriever, model: SentenceTransformer, context_encoder: ContextEncoder | None
 ) -> None:
     """Add LoRA to the retriever and its context encoder; a static table has none."""
     if isinstance(model[0], TrainableTable):
         return
-    retriever = recipe.retriever
-    lora = retriever.lora_rank, retriever.lora_alpha, retriever.lora_dropout
+    lora = settings.lora_rank, settings.lora_alpha, settings.lora_dropout
     add_lora(model, *lora)
     if context_encoder is not None:
         train_context_encoder(context_encoder, *lora)

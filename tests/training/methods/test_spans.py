@@ -152,6 +152,6 @@ def test_the_loss_is_that_of_the_stock_model(folder):
 def test_settings_that_do_not_suit(folder, change, message):
     recipe = Recipe.of("spans", **change)
     with pytest.raises(RevelaError, match=message):
-        recipe.objective.refuse(recipe)
+        recipe.objective.refuse(recipe.retriever, recipe.context)
     with pytest.raises(RevelaError, match="--lm-tokens 4096 makes 205 spans and the tokenizer has"):
         built(folder, lm_tokens=4096)

@@ -26,7 +26,7 @@ from revela.terminal import progress_bar
 from revela.text.chunk import chunk_all
 from revela.text.dedupe import near_duplicates
 from revela.text.judgements import pair_rows, queries_by_document
-from revela.text.load import Reading, read_corpus, split_held_out
+from revela.text.load import read_corpus, split_held_out
 from revela.text.readers.common import ReadReport
 from revela.text.spool import ArrowList, arrow_list
 from revela.text.words import count_words
@@ -35,13 +35,19 @@ from revela.training.groups.order import (
     ORDER,
     IterativeGroups,
     Model,
+    encoders_by,
     load_or_make,
     similar_order,
     vectors_of_beginnings,
 )
 from revela.training.groups.prebuilt import holds_groups
 from revela.training.groups.store import GroupFolder, is_group_folder
-from revela.training.groups.strategies import Groups, epoch_groups, with_queries
+from revela.training.groups.strategies import (
+    QUERIES_PER_DOCUMENT,
+    Groups,
+    epoch_groups,
+    with_queries,
+)
 from revela.training.queries.from_text import (
     query_hash,
     with_authors_words,
@@ -57,7 +63,7 @@ from revela.training.queries.generated import (
     generate_queries,
     sample_chunks,
 )
-from revela.training.settings import Recipe
+from revela.training.settings import Corpus, InfoNCE, Objective, Recipe
 from revela.types import Chunk, Document, Encoder, hash64
 
 log = logging.getLogger(__name__)
@@ -102,7 +108,8 @@ class TrainingSet:
             _check_one_process()
             self.folder = None
             self.documents, self.held_out, self.n_documents = source, held_out, len(source)
-        self.lazy_queries = lazy_queries and self.folder is None and can_write_lazily(recipe)
+        can_wait = can_write_lazily(recipe.objective, recipe.queries.source, recipe.groups.kind)
+        self.lazy_queries = lazy_queries and self.folder is None and can_wait
 
     @classmethod
     def read(
@@ -113,7 +120,7 @@ class TrainingSet:
         lazy_queries: bool = True,
     ) -> TrainingSet:
         """Read the training set of a corpus, or of one folder of groups."""
-        queries_file = queries_file or default_queries_file(sources, recipe)
+        queries_file = queries_file or default_queries_file(sources, recipe.queries.queries_file)
         if len(sources) == 1 and is_group_folder(sources[0]):
             return cls(recipe, GroupFolder(sources[0]), queries_file=queries_file)
         _check_one_process()
@@ -122,10 +129,10 @@ class TrainingSet:
                 f"{prebuilt} holds groups: store them by revela groups {prebuilt} --out DIR, "
                 "and give that folder"
             )
-        documents, report = read_for(recipe, sources)
+        corpus = recipe.corpus
+        documents, report = read_for(corpus, sources, recipe.pairs)
         for line in report.lines():
             log.info(line)
-        corpus = recipe.corpus
         rest, held_out = split_held_out(documents, corpus.held_out, corpus.held_out_at_most)
         return cls(recipe, rest, held_out, queries_file, lazy_queries)
 
@@ -158,7 +165,10 @@ class TrainingSet:
         """All chunks, in the order of the corpus."""
         if self.folder is not None:
             return self.folder.rows
-        return training_chunks(self.recipe, self.documents)
+        settings = self.recipe
+        return training_chunks(
+            self.documents, settings.corpus.chunk_words, settings.training.threads
+        )
 
     @cached_property
     def rows(self) -> ArrowList[Chunk]:
@@ -167,16 +177,32 @@ class TrainingSet:
         """
         if self.folder is not None:
             return self.folder.rows
-        if self.lazy_queries:
-            return sample_chunks(self.recipe, self.chunks)
-        return training_rows(self.recipe, self.documents, self.chunks, self.queries_file)
+        recipe, queries = self.recipe, self.recipe.queries
+        if recipe.objective.reads == "queries" and queries.source == "lm" and not recipe.pairs:
+            sample = sample_chunks(self.chunks, queries.max_queries)
+            return sample if self.lazy_queries else generate_queries(self.query_lm(), sample)
+        return training_rows(
+            recipe.objective, queries.source, self.documents, self.chunks, recipe.lm.lm_tokens
+        )
+
+    def query_lm(self) -> QueryLM:
+        """The language model that writes queries, with the file of its answers."""
+        recipe = self.recipe
+        return QueryLM(
+            recipe.queries.query_lm or recipe.lm.model,
+            self.queries_file,
+            offline_model=recipe.retriever.offline_model,
+            lm_tokens=recipe.lm.lm_tokens,
+            threads=recipe.training.threads,
+            precision=recipe.training.precision,
+        )
 
     @cached_property
     def generated_queries(self) -> GeneratedQueries | None:
         """The queries of ``rows``, if a language model writes them during training."""
         if not self.lazy_queries:
             return None
-        return GeneratedQueries(QueryLM(self.recipe, self.queries_file), self.rows)
+        return GeneratedQueries(self.query_lm(), self.rows)
 
     def row(self, index: int) -> Chunk:
         """One of ``rows`` with its query; a lazy query exists once its group has been read."""
@@ -237,7 +263,7 @@ class TrainingSet:
         if len(rows) < size:
             raise RevelaError(self._no_group())
         if self.folder is not None:
-            groups, number = _stored_groups(recipe, self.folder)
+            groups, number = self._stored_groups(self.folder)
         else:
             built = self.corpus_groups(lambda: model, folder)
             groups, number = _with_first_epoch(built, size)
@@ -249,7 +275,16 @@ class TrainingSet:
             f"-> {number:,} groups of {size} per epoch"
         )
         if recipe.groups.kind == "iterative":
-            groups = IterativeGroups(recipe, rows, encoder, folder)
+            n_groups = recipe.groups.refresh_every * recipe.training.groups_per_step
+            groups = IterativeGroups(
+                rows,
+                encoder,
+                folder,
+                size=size,
+                n_groups=n_groups,
+                seed=recipe.training.seed,
+                reads=recipe.objective.reads,
+            )
         elif (queries := self.generated_queries) is not None:
             if missing := queries.lm.missing(row.text for row in self.rows):
                 log.info(f"{queries.lm} as training comes to them: {missing:,} or fewer")
@@ -261,17 +296,44 @@ class TrainingSet:
 
         On a GPU, k-means gives different clusters in each call: ``folder`` keeps the first.
         """
-        recipe, rows = self.recipe, self.grouped_rows
-        vectors_ND = order_R = None
-        if recipe.groups.kind == "cluster":
+        recipe, rows, settings = self.recipe, self.grouped_rows, self.recipe.groups
+        size, seed, reads = settings.group_size, recipe.training.seed, recipe.objective.reads
+        weighting, vectors_ND, order_R = recipe.fit.token_weighting, None, None
+        if settings.kind == "cluster":
 
             def order() -> NDArray[np.int64]:
-                return similar_order(recipe, rows, model)
+                precision = recipe.training.precision
+                encoders = encoders_by(settings.surrogate, precision, model, weighting)
+                return similar_order(rows, encoders, size, seed, reads)
 
             order_R = order() if folder is None else load_or_make(folder / ORDER, order)
-        if recipe.groups.kind == "document":
-            vectors_ND = vectors_of_beginnings(recipe, self.documents, model)
-        return epoch_groups(recipe, rows, vectors_ND, order_R, self.lazy_queries)
+        if settings.kind == "document":
+            vectors_ND = vectors_of_beginnings(self.documents, model(), weighting)
+        shares_queries = reads == "queries" and recipe.queries.source in QUERIES_PER_DOCUMENT
+        return epoch_groups(
+            settings.kind,
+            rows,
+            size,
+            seed,
+            reads=reads,
+            spread=reads == "windows" or shares_queries or bool(recipe.pairs),
+            vectors_ND=vectors_ND,
+            order_R=order_R,
+            without_queries=self.lazy_queries,
+        )
+
+    def _stored_groups(self, folder: GroupFolder) -> tuple[Groups, int]:
+        """Epoch -> groups of a folder, ordered by the recipe's seed; and their number."""
+        training, reads = self.recipe.training, self.recipe.objective.reads
+        if folder.size != self.recipe.groups.group_size:
+            raise RevelaError(
+                f"{folder.folder} holds groups of {folder.size}: give --group-size {folder.size}"
+            )
+        groups = folder.order(training.seed, training.fixed_groups_per_batch)
+        if reads != "queries":
+            return groups, len(folder)
+        has_query = folder.rows.column("query").reshape(len(folder), folder.size) != ""
+        return with_queries(folder.rows, groups, reads), int(has_query.any(axis=1).sum())
 
     def _no_group(self) -> str:
         size, queries = self.recipe.groups.group_size, self.recipe.queries
@@ -292,19 +354,6 @@ class TrainingSet:
         )
 
 
-def _stored_groups(recipe: Recipe, folder: GroupFolder) -> tuple[Groups, int]:
-    """Epoch -> groups of a folder, ordered by the recipe's seed; and their number."""
-    if folder.size != recipe.groups.group_size:
-        raise RevelaError(
-            f"{folder.folder} holds groups of {folder.size}: give --group-size {folder.size}"
-        )
-    groups = folder.order(recipe.training.seed, recipe.training.fixed_groups_per_batch)
-    if recipe.objective.reads != "queries":
-        return groups, len(folder)
-    has_query = folder.rows.column("query").reshape(len(folder), folder.size) != ""
-    return with_queries(recipe, folder.rows, groups), int(has_query.any(axis=1).sum())
-
-
 def _with_first_epoch(build: Groups, size: int) -> tuple[Groups, int]:
     """The same groups with the first epoch built in advance, and its number of groups."""
     first = np.fromiter(chain.from_iterable(build(0)), np.int64).reshape(-1, size)
@@ -323,12 +372,12 @@ def _check_one_process() -> None:
         )
 
 
-def default_queries_file(sources: Sequence[Path], recipe: Recipe) -> Path:
-    """The file of a corpus's queries: the recipe's, or one in the cache, named by the path of the
-    first source.
+def default_queries_file(sources: Sequence[Path], queries_file: str) -> Path:
+    """The file of a corpus's queries: the one that is set, or one in the cache, named by the path
+    of the first source.
     """
-    if recipe.queries.queries_file:
-        return Path(recipe.queries.queries_file)
+    if queries_file:
+        return Path(queries_file)
     source = str(sources[0])
     name = source.removeprefix("hub:").replace("/", "-").replace(":", "-")
     # Path.resolve raises on a link to itself, which cannot be read anyway.
@@ -338,39 +387,40 @@ def default_queries_file(sources: Sequence[Path], recipe: Recipe) -> Path:
     return cache_folder() / "queries" / f"{first.name[:50]}-{digest}.jsonl"
 
 
-def training_chunks(recipe: Recipe, documents: Iterable[Document]) -> ArrowList[Chunk]:
+def training_chunks(
+    documents: Iterable[Document], chunk_words: int, threads: int
+) -> ArrowList[Chunk]:
     """Chunks of documents; a title becomes the first line of its document."""
     titled = (
         dataclasses.replace(d, text=f"{d.title}\n\n{d.text}") if d.title else d
         for d in progress_bar("chunking", "document", documents)
     )
-    workers = cores(recipe.training.threads)
-    return arrow_list(Chunk, chunk_all(titled, recipe.corpus.chunk_words, workers))
+    return arrow_list(Chunk, chunk_all(titled, chunk_words, cores(threads)))
 
 
 def training_rows(
-    recipe: Recipe,
+    objective: Objective,
+    source: str,
     documents: Sequence[Document],
     chunks: ArrowList[Chunk],
-    queries_file: Path | None,
+    lm_tokens: int,
 ) -> ArrowList[Chunk]:
-    """The rows of the recipe's objective (see the top of this file)."""
-    objective: Any = recipe.objective
-    if folder := recipe.pairs:
-        return pair_rows(documents, Path(folder), others=objective.negatives > 0)
+    """The rows of an objective (see the top of this file), with queries that are judged or that
+    ``source``, a ``--queries`` other than lm, takes from the text.
+    """
+    if isinstance(objective, InfoNCE) and objective.pairs:
+        return pair_rows(documents, Path(objective.pairs), others=objective.negatives > 0)
     if objective.reads == "windows":
-        return arrow_list(Chunk, windows(chunks, objective.window_words(recipe)))
+        return arrow_list(Chunk, windows(chunks, objective.window_words(lm_tokens)))
     if objective.reads == "chunks":
         return chunks
-    if recipe.queries.source == "lm":
-        return generate_queries(recipe, chunks, queries_file)
     rows = {
         "title": with_titles(chunks, documents),
         "first-sentence": with_first_sentences(chunks),
         "telling-sentence": with_telling_sentences(chunks),
         "authors-words": with_authors_words(chunks, documents),
     }
-    return arrow_list(Chunk, rows[recipe.queries.source])
+    return arrow_list(Chunk, rows[source])
 
 
 def windows(chunks: Iterable[Chunk], words: int) -> Iterator[Chunk]:
@@ -388,13 +438,15 @@ def windows(chunks: Iterable[Chunk], words: int) -> Iterator[Chunk]:
 
 
 def read_for(
-    recipe: Recipe, sources: Sequence[Path | str]
+    corpus: Corpus, sources: Sequence[Path | str], pairs: str = ""
 ) -> tuple[ArrowList[Document], ReadReport]:
-    """``read_corpus`` with a recipe's settings."""
-    corpus = recipe.corpus
-    names = (field.name for field in dataclasses.fields(Reading))
-    reading = Reading(**{name: getattr(corpus, name) for name in names})
-    how: Any = dict(near=corpus.near_duplicates, max_bad_share=corpus.max_bad_share)
-    if folder := recipe.pairs:
-        how["judged"] = queries_by_document(Path(folder))
-    return read_corpus(sources, reading, **how)
+    """``read_corpus`` with the settings of a recipe; ``pairs`` is a folder of judged queries, whose
+    documents are kept.
+    """
+    return read_corpus(
+        sources,
+        corpus.reading,
+        near=corpus.near_duplicates,
+        max_bad_share=corpus.max_bad_share,
+        judged=queries_by_document(Path(pairs)) if pairs else (),
+    )

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from revela.text.spool import ArrowList
 from revela.training.queries.from_text import query_hash
-from revela.training.settings import Recipe
+from revela.training.settings import Reads, Strategy
 from revela.types import Chunk, Vectors
 
 BLOCK = 2**16  # vectors read at a time
@@ -35,39 +35,46 @@ Groups = Callable[[int], Iterator[list[int]]]
 
 
 def epoch_groups(
-    recipe: Recipe,
+    strategy: Strategy,
     rows: ArrowList[Chunk],
+    size: int,
+    seed: int,
+    *,
+    reads: Reads = "chunks",
+    spread: bool = False,
     vectors_ND: Vectors | None = None,
     order_R: NDArray[np.int64] | None = None,
     without_queries: bool = False,
 ) -> Groups:
-    """The strategy of a recipe: epoch -> groups.
+    """The groups of a strategy: epoch -> groups.
 
     Args:
+        size: rows of a group.
+        reads: the kind of rows that the objective reads.
+        spread: let the rows of a document be in different groups, where the strategy is by
+            documents.
         vectors_ND: a vector per document, to group short documents with similar ones.
         order_R: an order of rows in which similar ones are neighbours; None: as they come.
         without_queries: include groups without any query, for queries that are written later.
     """
-    size, seed = recipe.groups.group_size, recipe.training.seed
     groups: Groups
-    if recipe.groups.kind == "random":
+    if strategy == "random":
         groups = functools.partial(random_groups, len(rows), size, seed)
-    elif recipe.groups.kind in ("cluster", "iterative"):
-        groups = groups_along(recipe, rows, np.arange(len(rows)) if order_R is None else order_R)
+    elif strategy in ("cluster", "iterative"):
+        order_R = np.arange(len(rows)) if order_R is None else order_R
+        groups = groups_along(order_R, rows, size, seed, reads)
     else:
-        reads = recipe.objective.reads
-        shares_queries = reads == "queries" and recipe.queries.source in QUERIES_PER_DOCUMENT
-        spread = reads == "windows" or shares_queries or recipe.pairs
         build = spread_groups if spread else document_groups
         owners = rows.column("document")
         groups = functools.partial(build, owners, size, seed, vectors_ND=vectors_ND)
-    return groups if without_queries else with_queries(recipe, rows, groups)
+    return groups if without_queries else with_queries(rows, groups, reads)
 
 
-def groups_along(recipe: Recipe, rows: ArrowList[Chunk], order_R: NDArray[np.int64]) -> Groups:
+def groups_along(
+    order_R: NDArray[np.int64], rows: ArrowList[Chunk], size: int, seed: int, reads: Reads
+) -> Groups:
     """Epoch -> groups of neighbours in this order; no two rows of a group share a query."""
-    size, seed = recipe.groups.group_size, recipe.training.seed
-    if recipe.objective.reads != "queries":
+    if reads != "queries":
         return functools.partial(ordered_groups, [order_R], size, seed)
     query_of = np.array([query_hash(query) for query in rows.column("query")], np.int64)
     return lambda epoch: ordered_groups(
@@ -75,9 +82,9 @@ def groups_along(recipe: Recipe, rows: ArrowList[Chunk], order_R: NDArray[np.int
     )
 
 
-def with_queries(recipe: Recipe, rows: ArrowList[Any], groups: Groups) -> Groups:
+def with_queries(rows: ArrowList[Any], groups: Groups, reads: Reads) -> Groups:
     """Drop groups without any query, if the objective reads queries."""
-    if recipe.objective.reads != "queries":
+    if reads != "queries":
         return groups
     has_query = rows.column("query") != ""
     return lambda epoch: (group for group in groups(epoch) if has_query[group].any())

@@ -69,13 +69,6 @@ class BuildContext:
     heads: Callable[[Callable[[], Heads]], Heads] = lambda find: find()
     "The LM's heads that the run uses: those that ``find`` gives, or a resumed run began with."
 
-    @property
-    def batching(self) -> dict[str, Any]:
-        """``group_size`` and ``retriever_batch`` for RetrieverLoss."""
-        recipe = self.recipe
-        size, batch = recipe.groups.group_size, recipe.training.retriever_batch
-        return {"group_size": size, "retriever_batch": batch}
-
     def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
         """Tokenized queries and passages: query_input_ids, passage_input_ids and so on."""
         batch: Batch = {}

@@ -34,7 +34,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -89,19 +88,30 @@ def build(settings: Dream, parts: BuildContext) -> tuple[nn.Module, Collate]:
             f"{lm.max_tokens:,} that {recipe.lm.model} reads: lower --lm-tokens or --group-size"
         )
 
+    prompts = PromptMaker(tokenizer, tokens, size)
+
     def best_heads() -> Heads:
         if settings.heads:
             ranking = heads_from_file(Path(settings.heads), "questions", folder)
         else:
-            ranking = query_heads(recipe, lm, tokenizer, folder, parts.rows, parts.written)
+            seed, source = recipe.training.seed, recipe.queries.source
+            ranking = query_heads(lm, prompts, folder, parts.rows, parts.written, seed, source)
         return [(layer, head) for layer, head, _ in ranking[: settings.query_heads]]
 
     heads = parts.heads(best_heads)
     names = " ".join(f"{layer}-{head}" for layer, head in heads)
     log.info(f"{len(heads)} heads that look from questions to answers: {names}")
-    options: dict[str, Any] = dict(tau=settings.tau, kernel=settings.kernel, **parts.batching)
-    loss = DreamLoss(parts.model, lm, heads, gate=settings.gate, **options)
-    return loss, PromptBatches(parts, PromptMaker(tokenizer, tokens, size))
+    loss = DreamLoss(
+        parts.model,
+        lm,
+        heads,
+        tau=settings.tau,
+        gate=settings.gate,
+        kernel=settings.kernel,
+        group_size=size,
+        retriever_batch=recipe.training.retriever_batch,
+    )
+    return loss, PromptBatches(parts, prompts)
 
 
 @dataclass(frozen=True)
@@ -184,7 +194,7 @@ class DreamLoss(RetrieverLoss):
         tau: initial temperature; its logarithm is trained, so it stays positive.
         gate: initial g; its logit is trained, so it stays in (0, 1).
         kernel: see document_attention.
-        shared: see RetrieverLoss.
+        group_size, retriever_batch: see RetrieverLoss.
     """
 
     def __init__(
@@ -196,9 +206,10 @@ class DreamLoss(RetrieverLoss):
         tau: float,
         gate: float,
         kernel: Kernel = "auto",
-        **shared: Any,
+        group_size: int = 0,
+        retriever_batch: int = 0,
     ) -> None:
-        super().__init__(model, tau=tau, **shared)
+        super().__init__(model, tau=tau, group_size=group_size, retriever_batch=retriever_batch)
         self.lm, self.heads, self.kernel = lm, list(heads), kernel
         self.log_tau = nn.Parameter(torch.tensor(math.log(tau)))
         self.gate_logit = nn.Parameter(torch.tensor(math.log(gate / (1 - gate))))

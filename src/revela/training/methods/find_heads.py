@@ -23,7 +23,7 @@ from revela.training.device import compute_device
 from revela.training.distributed import is_rank_zero
 from revela.training.find_model import find_weights
 from revela.training.groups.dataset import TrainingSet
-from revela.training.groups.strategies import epoch_groups
+from revela.training.groups.strategies import QUERIES_PER_DOCUMENT, epoch_groups
 from revela.training.lm.heads import (
     Head,
     cached_ranking,
@@ -36,7 +36,7 @@ from revela.training.lm.load import load_language_model, load_tokenizer
 from revela.training.lm.prompts import PromptMaker
 from revela.training.methods.base import tokenize
 from revela.training.queries.generated import GeneratedQueries
-from revela.training.settings import Dream, Recipe
+from revela.training.settings import Dream, Objective, Recipe
 from revela.types import Chunk, Document
 
 PROBE_GROUPS = 5
@@ -45,9 +45,9 @@ MIN_WORDS, MAX_WORDS = 6, 48  # of a piece
 PROBE_QUESTIONS = 64  # for query-focused heads
 
 
-def kind_of(recipe: Recipe) -> str:
-    """The kind of heads (``lm.heads.KINDS``) that the recipe's objective uses."""
-    return "questions" if isinstance(recipe.objective, Dream) else "siblings"
+def kind_of(objective: Objective) -> str:
+    """The kind of heads (``lm.heads.KINDS``) that an objective uses."""
+    return "questions" if isinstance(objective, Dream) else "siblings"
 
 
 def rank_heads(
@@ -59,60 +59,64 @@ def rank_heads(
     bf16 = uses_bf16(recipe.training.precision, device)
     lm = load_language_model(folder, bf16=bf16, name=recipe.lm.model).to(device)
     tokenizer = load_tokenizer(folder)
-    if kind_of(recipe) == "siblings":
-        return folder, sibling_heads(recipe, lm, tokenizer, folder, documents)
+    lm_tokens, seed = recipe.lm.lm_tokens, recipe.training.seed
+    if kind_of(recipe.objective) == "siblings":
+        return folder, sibling_heads(lm, tokenizer, folder, documents, lm_tokens, seed)
     data = TrainingSet(recipe, documents, queries_file=queries_file)
-    return folder, query_heads(recipe, lm, tokenizer, folder, data.rows, data.generated_queries)
+    prompts = PromptMaker(tokenizer, lm_tokens, recipe.groups.group_size)
+    rows, written, source = data.rows, data.generated_queries, recipe.queries.source
+    return folder, query_heads(lm, prompts, folder, rows, written, seed, source)
 
 
 def sibling_heads(
-    recipe: Recipe,
     lm: LanguageModel,
     tokenizer: Any,
     folder: Path,
     documents: Sequence[Document],
+    lm_tokens: int,
+    seed: int,
 ) -> list[Head]:
     """Rank heads by how they look to a related document, by Revela's label-free probe.
 
-    Empty if no document is long enough.
+    Empty if no document is long enough. Pieces of documents are truncated to ``lm_tokens``.
     """
-
-    probed = list(_probe_groups(documents, recipe.training.seed))
+    probed = list(_probe_groups(documents, seed))
 
     def probe() -> list[Head]:
         groups = []
         for texts, owners in probed:
-            tokens = tokenize(tokenizer, texts, recipe.lm.lm_tokens)
+            tokens = tokenize(tokenizer, texts, lm_tokens)
             packed = lm.pack(tokens["input_ids"], tokens["attention_mask"])
             groups.append((packed, torch.tensor(owners)))
         progress = tqdm(groups, unit="group", disable=not is_rank_zero())
         return ranked_heads(probe_heads(lm, progress)) if groups else []
 
-    return cached_ranking("siblings", lm, folder, [recipe.lm.lm_tokens, probed], probe)
+    return cached_ranking("siblings", lm, folder, [lm_tokens, probed], probe)
 
 
 def query_heads(
-    recipe: Recipe,
     lm: LanguageModel,
-    tokenizer: Any,
+    prompts: PromptMaker,
     folder: Path,
     rows: ArrowList[Chunk],
-    written: GeneratedQueries | None = None,
+    written: GeneratedQueries | None,
+    seed: int,
+    source: str,
 ) -> list[Head]:
     """Rank heads by how they look from a question to its answer, in nDCG@10.
 
-    ``written`` has the queries of ``rows`` if they are written during training.
+    ``written`` has the queries of ``rows`` if they are written during training; ``source`` is
+    ``--queries``.
     """
-    prompts = PromptMaker(tokenizer, recipe.lm.lm_tokens, recipe.groups.group_size)
-
-    groups = list(_groups_with_questions(recipe, rows, written))
+    spread = source in QUERIES_PER_DOCUMENT
+    groups = list(_groups_with_questions(rows, written, prompts.group_size, seed, spread))
 
     def probe() -> list[Head]:
         shown = tqdm(groups, unit="group", disable=not is_rank_zero())
         return ranked_heads(score_query_heads(lm, map(prompts.head_example, shown)))
 
     probed = [[(member.text, member.query) for member in group] for group in groups]
-    return cached_ranking("questions", lm, folder, [recipe.lm.lm_tokens, probed], probe)
+    return cached_ranking("questions", lm, folder, [prompts.lm_tokens, probed], probe)
 
 
 def _probe_groups(
@@ -141,13 +145,15 @@ def _probe_groups(
 
 
 def _groups_with_questions(
-    recipe: Recipe, rows: ArrowList[Chunk], written: GeneratedQueries | None
+    rows: ArrowList[Chunk], written: GeneratedQueries | None, size: int, seed: int, spread: bool
 ) -> Iterator[list[Chunk]]:
     """The chunks of each group, until they have enough questions."""
     # Stored groups are in another order.
     rows = rows.select(np.argsort(rows.column("document"), kind="stable"))
-    by_document = recipe.replace(groups="document")
-    groups = epoch_groups(by_document, rows, without_queries=written is not None)
+    without = written is not None
+    groups = epoch_groups(
+        "document", rows, size, seed, reads="queries", spread=spread, without_queries=without
+    )
     row: Callable[[int], Chunk] = rows.__getitem__
     if written is not None:  # a copy: training must not depend on the questions asked here
         probed = GeneratedQueries(written.lm, rows)

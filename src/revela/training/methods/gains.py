@@ -48,9 +48,16 @@ def build(settings: Gains, parts: BuildContext) -> tuple[nn.Module, Collate]:
     """The loss of ``gains`` and its collator."""
     lm, tokenizer, folder = load_lm(parts)
     gates_LH = gates(settings, parts, lm, tokenizer, folder)
-    options: dict[str, Any] = dict(tau=settings.tau, kernel=settings.kernel, **parts.batching)
-    initial = InitialRetriever.of(parts)
-    loss = GainsLoss(parts.model, lm, initial=initial, gates_LH=gates_LH, **options)
+    loss = GainsLoss(
+        parts.model,
+        lm,
+        initial=InitialRetriever.of(parts),
+        gates_LH=gates_LH,
+        tau=settings.tau,
+        kernel=settings.kernel,
+        group_size=parts.recipe.groups.group_size,
+        retriever_batch=parts.recipe.training.retriever_batch,
+    )
     return loss, ChunkBatches(parts, tokenizer, settings.query_side)
 
 

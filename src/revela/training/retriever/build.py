@@ -33,7 +33,7 @@ from revela.errors import RevelaError, first_line
 from revela.terminal import loading_bar
 from revela.training.retriever.lora import inject_lora
 from revela.training.retriever.static_trainable import make_trainable
-from revela.training.settings import Recipe, Retriever
+from revela.training.settings import Retriever
 from revela.types import Document
 
 if TYPE_CHECKING:
@@ -216,10 +216,9 @@ def _append_eos(tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def untrained_retriever(
-    recipe: Recipe, folder: Path, documents: Sequence[Document]
+    settings: Retriever, folder: Path, documents: Sequence[Document]
 ) -> SentenceTransformer:
     """The retriever before anything is fitted or trained."""
-    settings = recipe.retriever
     if settings.lower_case == "auto" and has_no_case(documents):
         settings = replace(settings, lower_case="yes")
         logging.getLogger(__name__).info(

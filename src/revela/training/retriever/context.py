@@ -42,7 +42,7 @@ from revela.text.chunk import chunk
 from revela.training.retriever.build import keep_lower_layers, set_parts
 from revela.training.retriever.lora import add_lora, merged
 from revela.training.retriever.module import Features, RetrieverModule
-from revela.training.settings import Recipe
+from revela.training.settings import Context
 from revela.types import Document
 
 ROWS, ABOUT = "rows.safetensors", "context.json"
@@ -104,15 +104,14 @@ class ContextEncoder(nn.Module):
         return self.stage.pool(self.stage.states(documents))
 
 
-def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> ContextEncoder | None:
-    """Add the recipe's slots to a retriever, in place, and build its first stage; None without
+def add_context(
+    settings: Context, model: SentenceTransformer, name: str, example: str, seed: int
+) -> ContextEncoder | None:
+    """Add slots to the retriever ``name``, in place, and build its first stage; None without
     ``--context``. A decoder's anchors start as the first tokens of ``example``.
     """
-    settings = recipe.context
     if slot_ids(model):
-        raise RevelaError(
-            f"{recipe.retriever.model} reads a context already: train the model that it was made of"
-        )
+        raise RevelaError(f"{name} reads a context already: train the model that it was made of")
     if not settings.slots:
         return None
     _check_slots(model, settings.slots)
@@ -123,8 +122,7 @@ def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> Con
         anchors_AD = table_VD[(ids * settings.slots)[: settings.slots]]
     else:
         mask = model.tokenizer.mask_token_id
-        seed = recipe.training.seed if constant else None
-        anchors_AD = _anchors_of_mask(table_VD, mask, settings.slots, seed)
+        anchors_AD = _anchors_of_mask(table_VD, mask, settings.slots, seed if constant else None)
     reader = _documents_reader(model, settings.context_tokens)
     first = ContextEncoder(reader, anchors_AD, settings.slots, constant).to(model.device)
     add_slots(model, settings.slots)

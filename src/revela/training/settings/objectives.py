@@ -15,7 +15,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from revela.errors import RevelaError
-from revela.training.settings.sections import CHECKED, PositiveFloat, Rare
+from revela.training.settings.sections import CHECKED, Context, PositiveFloat, Rare, Retriever
 
 Reads = Literal["chunks", "queries", "windows"]
 QuerySide = Literal["first-half", "random-span", "whole"]
@@ -61,12 +61,12 @@ class Objective:
     def _code(self) -> Any:
         return import_module(f"revela.training.methods.{self.module}")
 
-    def refuse(self, recipe: Any) -> None:
+    def refuse(self, retriever: Retriever, context: Context) -> None:
         """Raise RevelaError for a setting that the objective cannot use; called before a corpus is
         read.
         """
 
-    def window_words(self, recipe: Any) -> int:
+    def window_words(self, lm_tokens: int) -> int:
         """Maximum words of a row, for an objective that reads windows."""
         raise NotImplementedError(f"{type(self).__name__} has no window_words(): write it")
 
@@ -118,8 +118,8 @@ class Revela(InBatch):
     lm_lora: Rare[bool] = False
     "Train the LM too, by LoRA of the retriever's rank; otherwise it is frozen."
 
-    def refuse(self, recipe: Any) -> None:
-        if self.lm_lora and not recipe.retriever.lora_rank:
+    def refuse(self, retriever: Retriever, context: Context) -> None:
+        if self.lm_lora and not retriever.lora_rank:
             raise RevelaError(
                 "--lm-lora puts LoRA of the retriever's rank on the LM: give --lora-rank 1 or more"
             )
@@ -138,8 +138,8 @@ class Gains(InBatch):
     tau: PositiveFloat = 0.05
     "Temperature of the cosines."
 
-    def refuse(self, recipe: Any) -> None:
-        if not recipe.retriever.lora_rank:
+    def refuse(self, retriever: Retriever, context: Context) -> None:
+        if not retriever.lora_rank:
             raise RevelaError(
                 "--objective gains compares with the retriever before training, which "
                 "--lora-rank 0 does not keep: give a rank of 1 or more"
@@ -234,7 +234,7 @@ class Crop(Objective):
     "Shortest and longest crop, as a share of the text's words."
     crop_deletion: ClassVar[float] = 0.0  # probability of each word
 
-    def window_words(self, recipe: Any) -> int:
+    def window_words(self, lm_tokens: int) -> int:
         return self.crop_window
 
 
@@ -251,12 +251,12 @@ class Spans(Objective):
     span_share: ClassVar[float] = 0.15  # of the tokens
     span_length: ClassVar[float] = 3.0  # mean tokens of a span
 
-    def refuse(self, recipe: Any) -> None:
-        if recipe.retriever.lora_rank:
+    def refuse(self, retriever: Retriever, context: Context) -> None:
+        if retriever.lora_rank:
             raise RevelaError("--objective spans trains all weights: give --lora-rank 0")
         for flag, given in (
-            ("--context", recipe.context.slots),
-            ("--matryoshka", recipe.retriever.matryoshka),
+            ("--context", context.slots),
+            ("--matryoshka", retriever.matryoshka),
         ):
             if given:
                 raise RevelaError(
@@ -264,9 +264,9 @@ class Spans(Objective):
                     "leave it out, and give it to the stage after"
                 )
 
-    def window_words(self, recipe: Any) -> int:
+    def window_words(self, lm_tokens: int) -> int:
         # A word has at least one token, so a row has enough for SpanBatches to take a run of them.
-        return int(recipe.lm.lm_tokens)
+        return lm_tokens
 
     def save(self, loss: Any, folder: Path) -> None:
         self._code.save(loss, folder)

@@ -14,6 +14,7 @@ from revela.encoders.embedded import SMOLLM2
 from revela.text.load import Reading
 
 Pooling = Literal["eos", "mean", "weighted-mean"]
+Strategy = Literal["document", "document-random", "random", "cluster", "iterative"]
 TorchPrecision = Literal["auto", "fp32", "bf16"]
 T = TypeVar("T")
 
@@ -53,12 +54,16 @@ class Corpus:
     "Share of the documents held out for the label-free check; at most 300 documents."
     held_out_at_most: ClassVar[int] = 300
 
+    @property
+    def reading(self) -> Reading:
+        return Reading(self.text_field, self.title_field, self.join_titles)
+
 
 @dataclass(frozen=True, config=CHECKED)
 class Groups:
     """Which chunks are compared with one another."""
 
-    kind: Literal["document", "document-random", "random", "cluster", "iterative"] = "document"
+    kind: Strategy = "document"
     """Which chunks share a group: those of a document (short documents join similar ones, or with
     document-random any), any (random), or similar ones, as --surrogate (cluster) or the retriever
     in training (iterative) finds them."""
