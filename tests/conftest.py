@@ -277,7 +277,7 @@ def contextual(tmp_path_factory: pytest.TempPathFactory, tiny_lm_folder: Path) -
     folder = tmp_path_factory.mktemp("contextual") / "model"
     model = tiny_retriever(tiny_lm_folder, max_tokens=100)
     texts = [row["text"] for row in make_rows(40, sentences=2)[::5]]
-    first = add_context(Context(SLOTS), model, "model", texts[0], 0)
+    first = add_context(Context(SLOTS), model, texts[0], 0)
     assert first is not None
     for weight in (list(first.model)[-1].linear.weight, first.null_D):
         torch.nn.init.normal_(weight, std=0.3)

@@ -41,24 +41,11 @@ class CheckPlan:
     points: int = 0
 
     def score_untrained(self, encoder: Encoder) -> Scores:
-        """The scores before the fit; {} without a check."""
-        if self.check is None:
-            return {}
+        """The scores before the fit; with a check."""
+        assert self.check is not None
         scores = self.check(encoder)
         log.info(f"untrained: {format_scores(scores, {})}")
         return scores
-
-    def is_due(self, check_every: int, step: int, before: float, done: float) -> bool:
-        """Whether to check after a step.
-
-        Args:
-            check_every: steps between checks without ``points``. 0: no checks.
-            step: steps done.
-            before, done: fraction of the run done before and after the step.
-        """
-        if self.points:
-            return int(done * self.points) > int(before * self.points)
-        return bool(check_every) and step % check_every == 0
 
 
 NO_CHECKS = CheckPlan()
@@ -70,16 +57,24 @@ class Checks:
 
     Args:
         plan: a plan with a check.
+        check_every: steps between checks without the plan's ``points``. 0: none.
         encoder: the retriever in training.
         budget, metrics: those of the run.
-        offer: called with the step and scores of every check.
+        best: keeps the best state; None: none is kept.
     """
 
     plan: CheckPlan
+    check_every: int
     encoder: Encoder
     budget: Budget
     metrics: Metrics
-    offer: Callable[[int, Scores], None] | None
+    best: BestState | None
+
+    def is_due(self, step: int, before: float) -> bool:
+        """Whether to check after a step; ``before`` is the fraction of the run done before it."""
+        if points := self.plan.points:
+            return int(self.budget.done(step) * points) > int(before * points)
+        return bool(self.check_every) and step % self.check_every == 0
 
     def run(self, step: int) -> Scores:
         """Check, then record, print and offer the scores."""
@@ -91,8 +86,8 @@ class Checks:
         row = MetricsRow(step, minutes, tokens_read=tokens, check=scores, judged=judged)
         self.metrics.write(row)
         tqdm.write(f"step {step}: {format_scores(scores, plan.bm25)}")
-        if self.offer is not None:
-            self.offer(step, scores)
+        if self.best is not None:
+            self.best.offer(step, scores)
         return scores
 
 

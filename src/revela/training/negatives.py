@@ -42,16 +42,14 @@ from revela.types import Encoder, Vectors
 
 
 def mined_negatives(
-    data: TrainingSet, groups: Groups, encoder: Encoder, folder: Path
-) -> Negatives | None:
-    """The miner of a run, None if its recipe has no ``negatives``; arguments as for ``Negatives``.
+    objective: InfoNCE, data: TrainingSet, groups: Groups, encoder: Encoder, folder: Path
+) -> Negatives:
+    """The miner of a run; arguments as for ``Negatives``.
 
     Raises:
         RevelaError: there are too few passages, or groups are iterative.
     """
-    recipe, objective = data.recipe, data.recipe.objective
-    if not (isinstance(objective, InfoNCE) and objective.negatives):
-        return None
+    recipe = data.recipe
     if recipe.groups.kind == "iterative":
         raise RevelaError(
             "--negatives cannot be mined for --groups iterative, which are not known before: give "

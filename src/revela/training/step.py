@@ -37,6 +37,7 @@ from revela.training.methods.base import Collate
 from revela.training.record import Metrics, MetricsRow
 from revela.training.retriever.static_trainable import LexicalAndDense
 from revela.training.settings import Crop, InfoNCE
+from revela.types import Chunk
 
 MAX_GRAD_NORM = 1.0
 
@@ -132,6 +133,7 @@ class BatchReader:
     ) -> None:
         self.read, self.budget, self.ahead, self.step = read, budget, ahead, step
         self.across_groups = across_groups
+        self.rank, self.processes = distributed.rank(), distributed.world_size()
         self.batches_per_step = groups_per_step // groups_per_batch
         self._batches = row_batches(groups, groups_per_batch)
         for _ in range(step * self.batches_per_step):
@@ -164,14 +166,14 @@ class BatchReader:
 
     def my_rows(self, step: int) -> Iterator[tuple[int, Rows, int]]:
         """(batch number, rows, divisor) of this process in a step."""
-        first, world_size = step * self.batches_per_step, distributed.world_size()
+        first = step * self.batches_per_step
         numbered = list(enumerate(islice(self._batches, self.batches_per_step), first))
         if self.across_groups:
             for number, rows in numbered:
                 mine = rows[distributed.my_share(len(rows))]
-                yield number, mine, self.batches_per_step * world_size
+                yield number, mine, self.batches_per_step * self.processes
         else:
-            for number, rows in numbered[distributed.rank() :: world_size]:
+            for number, rows in numbered[self.rank :: self.processes]:
                 yield number, rows, self.batches_per_step
 
 
@@ -190,11 +192,11 @@ def row_batches(groups: Groups, groups_per_batch: int) -> Iterator[list[tuple[in
         yield [(epoch, row) for epoch, group in batch for row in group]
 
 
-def read_rows(data: TrainingSet, collate: Collate, batch: Rows) -> Tensors:
+def read_rows(row_of: Callable[[int], Chunk], collate: Collate, batch: Rows) -> Tensors:
     """The tensors that an objective's collator makes of a batch."""
     rows: list[Mapping[str, Any]] = []
     for epoch, index in batch:
-        c = data.row(index)
+        c = row_of(index)
         rows.append(dict(document=c.document, text=c.text, query=c.query, row=index, epoch=epoch))
     return collate(rows)
 
@@ -241,6 +243,7 @@ def take_step(
     batches: Sequence[Batch],
     learning_rate: float,
     seed: int,
+    processes: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Update the weights; returns this process's part of the loss, and the norm of the gradient."""
     for group in optimizer.param_groups:
@@ -254,7 +257,8 @@ def take_step(
         loss = objective(sides(on_device)) / batch.divisor
         loss.backward()
         total += loss.detach()
-    distributed.add_gradients(parameters)
+    if processes > 1:
+        distributed.add_gradients(parameters)
     grad_norm = torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)
     optimizer.step()
     optimizer.zero_grad()
@@ -293,11 +297,12 @@ class Stopwatch:
         self.began += time.monotonic() - stopped
 
 
-def agree(budget: Budget, seconds: float, tokens: int, stop: int) -> int:
+def agree(budget: Budget, seconds: float, tokens: int, stop: int, processes: int) -> int:
     """Add a step's cost in all processes to the budget; returns the number of a signal that any
     process received, or 0.
     """
-    gathered = distributed.all_gather((seconds, tokens, stop))
+    own = seconds, tokens, stop
+    gathered = distributed.all_gather(own) if processes > 1 else [own]
     all_seconds, all_tokens, all_stops = zip(*gathered, strict=True)
     budget.spend(all_seconds, all_tokens)
     return int(max(all_stops))

@@ -16,7 +16,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from revela.encoders.model_files import NEW, commits, fingerprint, words_to_vectors_of
-from revela.encoders.torch_model import uses_bf16
+from revela.encoders.torch_model import slot_ids, uses_bf16
+from revela.errors import RevelaError
 from revela.files import remove_whole
 from revela.quiet_libraries import silence_libraries
 from revela.text.spool import LazyTexts
@@ -67,7 +68,7 @@ from revela.training.retriever.encode import RetrieverEncoder
 from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, insert_fit
 from revela.training.retriever.lora import add_lora, frozen_in_bf16
 from revela.training.retriever.static_trainable import TrainableTable
-from revela.training.settings import Fit, Recipe, Retriever
+from revela.training.settings import Fit, InfoNCE, Recipe, Retriever
 from revela.training.step import (
     BatchReader,
     Budget,
@@ -117,7 +118,7 @@ def train(
         torch.manual_seed(settings.seed)
         device = compute_device()
         bf16 = uses_bf16(settings.precision, device)
-        is_first = distributed.is_rank_zero()
+        is_first, processes = distributed.is_rank_zero(), distributed.world_size()
         plan = plan if is_first else NO_CHECKS
         distributed.log_unused_devices()
         _warn_of_warmup(settings.warmup_steps, settings.max_steps)
@@ -133,9 +134,15 @@ def train(
         # Retriever before the fit, and an encoder of its current state.
         folder = _model_folder(data, checkpoints)
         model = untrained_retriever(recipe.retriever, folder, data.documents).to(device)
-        name, context_texts = recipe.retriever.model, _context_texts(data)
-        example = next(iter(context_texts), ".")
-        context_encoder = add_context(recipe.context, model, name, example, settings.seed)
+        if slot_ids(model):
+            raise RevelaError(
+                f"{recipe.retriever.model} reads a context already: train the model that it was "
+                "made of"
+            )
+        context_texts, context_encoder = list[str](), None
+        if recipe.context.slots:
+            context_texts = _context_texts(data)
+            context_encoder = add_context(recipe.context, model, context_texts[0], settings.seed)
         encoder = RetrieverEncoder(model, bf16, context_encoder=context_encoder)
         encoder.words_to_vectors = words_to_vectors_of(folder)
         if context_encoder is not None:
@@ -144,11 +151,13 @@ def train(
 
         # Groups: rows that are read together, and mined negatives if requested.
         groups, n_groups = data.groups(model, encoder, checkpoints)
-        negatives = mined_negatives(data, groups, encoder, checkpoints)
-        groups = negatives.groups if negatives else groups
+        negatives = None
+        if isinstance(recipe.objective, InfoNCE) and recipe.objective.negatives:
+            negatives = mined_negatives(recipe.objective, data, groups, encoder, checkpoints)
+            groups = negatives.groups
 
         # Record: run.json, metrics.jsonl, and a tracker if requested.
-        untrained = plan.score_untrained(encoder)
+        untrained = plan.score_untrained(encoder) if plan.check else {}
         models = dict[str, dict[str, str]]()
         if is_first:
             queries = data.generated_queries
@@ -192,9 +201,11 @@ def train(
         distributed.check_same_weights(run_tensors(objective), step)
 
         # Check before the first step.
-        best = BestState(objective, checkpoints, metrics.checks())
-        offer = best.offer if settings.keep == "best" else None
-        checks = Checks(plan, encoder, budget, metrics, offer) if plan.check else None
+        checks = best = None
+        if plan.check:
+            if settings.keep == "best":
+                best = BestState(objective, checkpoints, metrics.checks())
+            checks = Checks(plan, settings.check_every, encoder, budget, metrics, best)
         before: Scores = dict(metrics.checks()).get(0, {})
         if checks and not before:
             before = checks.run(0)
@@ -204,10 +215,18 @@ def train(
             load_checkpoint(checkpoint, objective, optimizer, budget)
         objective.train()  # a check may have left eval mode
         progress = Progress(budget, metrics)
-        read, ahead = partial(read_rows, data, collate), reads_ahead(data)
+        written, ahead = data.generated_queries, reads_ahead(data)
+        read = partial(read_rows, written.row if written else data.rows.__getitem__, collate)
         across_groups = recipe.objective.across_groups
-        can_join = ahead and not across_groups and not recipe.context.slots
-        groups_per_batch = partial(fitting_groups, settings, groups, read, objective, can_join)
+
+        def groups_per_batch() -> int:
+            """On a CPU one, where larger batches gain nothing."""
+            if settings.groups_per_batch != "auto":
+                return settings.groups_per_batch
+            if device.type == "cpu" or not ahead or across_groups or recipe.context.slots:
+                return 1
+            return fitting_groups(settings.groups_per_step, groups, read, objective)
+
         reader = BatchReader(
             groups,
             read,
@@ -232,11 +251,13 @@ def train(
                 batches, tokens = reader.next_step()
                 factor = budget.learning_rate_factor(step, settings.warmup_steps)
                 rate = settings.learning_rate * factor
-                loss, grad_norm = take_step(objective, optimizer, batches, rate, settings.seed)
+                loss, grad_norm = take_step(
+                    objective, optimizer, batches, rate, settings.seed, processes
+                )
                 step, sums = step + 1, sums + torch.stack([loss, grad_norm])
                 between_steps.set()
                 progress.advance()
-                stopped = agree(budget, watch.lap(), tokens, stop.requested)
+                stopped = agree(budget, watch.lap(), tokens, stop.requested, processes)
                 ends = budget.done(step) >= 1.0
                 logs = step % settings.log_every == 0
                 saves = ends or stopped or step % settings.save_every == 0
@@ -245,8 +266,7 @@ def train(
                 if logs:
                     progress.log(step, summed / (step - logged), norm, rate)
                     logged, sums = step, torch.zeros_like(sums)
-                is_due = plan.is_due(settings.check_every, step, done, budget.done(step))
-                if checks and not ends and is_due:
+                if checks and not ends and checks.is_due(step, done):
                     reader.wait()
                     with watch.stopped():
                         checks.run(step)
@@ -259,10 +279,10 @@ def train(
         def finish() -> Outcome:
             last = checks.run(step) if checks else {}
             kept, after = step, last
-            if checks and offer and best.step != step:
+            if best and best.step != step:
                 kept, after = best.restore()
-            if data.generated_queries is not None:
-                log.info(data.generated_queries.summary())
+            if written is not None:
+                log.info(written.summary())
             minutes, encoder.retriever.max_tokens = budget.minutes, None
             row = MetricsRow(step, round(minutes, 3), kept=kept, tokens_read=budget.tokens)
             metrics.write(row)

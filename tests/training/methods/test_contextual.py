@@ -31,7 +31,7 @@ def parts_of(folder, double=True, dropout=0.0, **changes):
     """A contextual retriever and its first stage, in training mode, all of it trained."""
     torch.manual_seed(0)
     model = tiny_retriever(folder, max_tokens=48)
-    first = add_context(Context(SLOTS, **changes), model, "m", TEXTS[0], 0)
+    first = add_context(Context(SLOTS, **changes), model, TEXTS[0], 0)
     with torch.no_grad():
         first.model[4].linear.weight.normal_(std=0.3)
         first.null_D.normal_(std=0.1)

@@ -43,7 +43,7 @@ def plain(request, tiny_bert_folder, tiny_lm_folder):
 def contextual(plain, **changes):
     """A copy with slots, and a first stage whose head and null row are not 0."""
     model = copy.deepcopy(plain)
-    first = add_context(Context(SLOTS, **changes), model, "m", TEXTS[0], 0)
+    first = add_context(Context(SLOTS, **changes), model, TEXTS[0], 0)
     with torch.no_grad():
         generator = torch.Generator().manual_seed(5)
         for tensor in (first.model[4].linear.weight, first.null_D):
@@ -188,18 +188,12 @@ def test_anchors(plain):
 
 
 def test_who_is_refused(plain, tiny_lm_folder):
-    model, _ = contextual(plain)
-    with pytest.raises(RevelaError, match="reads a context already"):
-        add_context(Context(2), model, "m", "a", 0)
-    with pytest.raises(RevelaError, match="reads a context already"):
-        add_context(Context(), model, "m", "a", 0)
-    assert add_context(Context(), copy.deepcopy(plain), "m", "a", 0) is None
     with pytest.raises(RevelaError, match="of which --max-tokens 2040 leaves 8"):
-        add_context(Context(9), build(tiny_lm_folder, max_tokens=2040), "m", "a", 0)
+        add_context(Context(9), build(tiny_lm_folder, max_tokens=2040), "a", 0)
     table = modules.StaticEmbedding(plain.tokenizer, embedding_dim=8)
     static = SentenceTransformer(modules=[table])
     with pytest.raises(RevelaError, match="needs a transformer"):
-        add_context(Context(2), static, "m", "a", 0)
+        add_context(Context(2), static, "a", 0)
 
 
 def test_documents_are_drawn_one_of_each_while_there_are_enough():

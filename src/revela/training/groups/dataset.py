@@ -204,12 +204,6 @@ class TrainingSet:
             return None
         return GeneratedQueries(self.query_lm(), self.rows)
 
-    def row(self, index: int) -> Chunk:
-        """One of ``rows`` with its query; a lazy query exists once its group has been read."""
-        if self.generated_queries is not None:
-            return self.generated_queries.row(index)
-        return self.rows[index]
-
     @cached_property
     def grouped_rows(self) -> ArrowList[Chunk]:
         """Rows with a query, if queries are judged; otherwise all. Documents without a query are

@@ -105,15 +105,11 @@ class ContextEncoder(nn.Module):
 
 
 def add_context(
-    settings: Context, model: SentenceTransformer, name: str, example: str, seed: int
-) -> ContextEncoder | None:
-    """Add slots to the retriever ``name``, in place, and build its first stage; None without
-    ``--context``. A decoder's anchors start as the first tokens of ``example``.
+    settings: Context, model: SentenceTransformer, example: str, seed: int
+) -> ContextEncoder:
+    """Add slots to a retriever, in place, and build its first stage. A decoder's anchors start as
+    the first tokens of ``example``.
     """
-    if slot_ids(model):
-        raise RevelaError(f"{name} reads a context already: train the model that it was made of")
-    if not settings.slots:
-        return None
     _check_slots(model, settings.slots)
     constant = settings.context_from == "constant"
     table_VD = model[0].model.get_input_embeddings().weight.detach().float().cpu()
