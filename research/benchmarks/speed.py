@@ -34,8 +34,8 @@ from revela.text.sentences import sentences
 from revela.text.spool import ArrowList, arrow_list
 from revela.training.device import autocast
 from revela.training.distributed import available_cores
-from revela.training.lm.load import load_tokenizer
 from revela.training.methods.base import BuildContext, ChunkBatches
+from revela.training.models import load_tokenizer
 from revela.training.retriever.build import build_retriever
 from revela.training.retriever.encode import RetrieverEncoder
 from revela.training.retriever.module import RetrieverModule

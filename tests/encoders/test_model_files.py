@@ -16,7 +16,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from conftest import make_rows
 from revela.encoders import embedded, model_files
 from revela.errors import RevelaError
-from revela.training.find_model import find_weights
+from revela.training.models import find_weights
 from revela.training.settings import Recipe, Retriever
 from revela.types import Document
 

@@ -33,8 +33,8 @@ from revela.training.checkpoint import (
 from revela.training.checks import NO_CHECKS, CheckPlan
 from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.order import IterativeGroups
-from revela.training.lm.heads import save_heads
 from revela.training.methods.base import ChunkBatches
+from revela.training.methods.find_heads import save_heads
 from revela.training.methods.revela import RevelaLoss
 from revela.training.record import Provenance
 from revela.training.retriever.card import Card, metadata_of

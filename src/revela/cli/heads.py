@@ -37,8 +37,7 @@ def heads(
     """
     with extra("train", "revela heads"):
         from revela.training.groups.dataset import default_queries_file
-        from revela.training.lm.heads import save_heads
-        from revela.training.methods.find_heads import kind_of, rank_heads
+        from revela.training.methods.find_heads import kind_of, rank_heads, save_heads
     from revela.quiet_libraries import silence_libraries
     from revela.training.groups.dataset import read_for
 

@@ -14,9 +14,9 @@ from revela.text.analyzer import check_language
 from revela.text.judgements import read_judgements
 from revela.training import distributed as distributed
 from revela.training.device import compute_device
-from revela.training.find_model import find_weights
 from revela.training.lm.document_attention import has_varlen
 from revela.training.lm.encoder_decoder import size_of
+from revela.training.models import find_weights
 from revela.training.settings import (
     Context,
     InfoNCE,
@@ -72,7 +72,7 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
 def _check_models(retriever: Retriever, lm: str) -> None:
     """Refuse unsupported families of models; reads no weights. ``lm`` is empty if none is read."""
     from revela.quiet_libraries import silence_libraries
-    from revela.training.lm.load import check_language_model
+    from revela.training.lm.language_model import check_language_model
     from revela.training.retriever.build import check_model
 
     silence_libraries()

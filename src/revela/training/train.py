@@ -39,13 +39,13 @@ from revela.training.checkpoint import (
 )
 from revela.training.checks import NO_CHECKS, BestState, CheckPlan, Checks
 from revela.training.device import compute_device
-from revela.training.find_model import find_model, find_weights
 from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.store import GroupFolder
 from revela.training.groups_per_batch import fitting_groups
 from revela.training.lm.encoder_decoder import new_encoder_decoder
 from revela.training.methods.base import BuildContext, Heads
-from revela.training.methods.build import build_objective
+from revela.training.methods.build import build_wrapped
+from revela.training.models import find_model, find_weights
 from revela.training.negatives import Negatives, mined_negatives
 from revela.training.outcome import Outcome, save_outcome
 from revela.training.queries.generated import QueryLM
@@ -195,7 +195,9 @@ def train(
         budget = Budget(settings.max_steps, settings.max_minutes, settings.max_tokens_read)
         heads = partial(recorded, out, "heads")
         parts = _build_context(data, encoder, budget, negatives, folder, heads)
-        objective, collate = build_objective(parts)
+        is_wrapped = recipe.retriever.matryoshka or context_encoder is not None
+        objective, collate = (build_wrapped if is_wrapped else recipe.objective.build)(parts)
+        objective.to(device)
         optimizer = make_optimizer(objective, settings.learning_rate)
         distributed.copy_first(run_tensors(objective))
         distributed.check_same_weights(run_tensors(objective), step)

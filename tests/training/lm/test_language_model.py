@@ -361,7 +361,7 @@ def test_a_loss_over_some_tokens_is_the_whole_one_without_the_others(kind):
 def test_a_language_model_without_its_head_is_refused(
     tiny_lm_folder, refused, corpus_file, tmp_path
 ):
-    from revela.training.lm.load import check_language_model, load_language_model
+    from revela.training.lm.language_model import check_language_model, load_language_model
 
     tied, none = tmp_path / "tied", tmp_path / "none"
     model = AutoModelForCausalLM.from_pretrained(tiny_lm_folder)

@@ -15,11 +15,11 @@ from revela.errors import RevelaError
 from revela.quiet_libraries import silence_libraries
 from revela.text.load import split_held_out
 from revela.text.spool import ArrowList, arrow_list
-from revela.training.find_model import find_weights
 from revela.training.groups.dataset import TrainingSet, default_queries_file
 from revela.training.groups.prebuilt import group_members, holds_groups
 from revela.training.groups.store import GroupedCorpus, GroupFolder, Member, check_out, save_groups
 from revela.training.groups.strategies import mixed_groups
+from revela.training.models import find_weights
 from revela.training.retriever.build import untrained_retriever
 from revela.training.settings import Corpus, Recipe
 from revela.types import Chunk, Document

@@ -28,7 +28,7 @@ from revela.text.dedupe import near_duplicates
 from revela.text.judgements import pair_rows, queries_by_document
 from revela.text.load import read_corpus, split_held_out
 from revela.text.readers.common import ReadReport
-from revela.text.spool import ArrowList, arrow_list
+from revela.text.spool import ArrowList, LazyTexts, arrow_list
 from revela.text.words import count_words
 from revela.training.distributed import cores, world_size
 from revela.training.groups.order import (
@@ -38,7 +38,6 @@ from revela.training.groups.order import (
     encoders_by,
     load_or_make,
     similar_order,
-    vectors_of_beginnings,
 )
 from revela.training.groups.prebuilt import holds_groups
 from revela.training.groups.store import GroupFolder, is_group_folder
@@ -63,10 +62,13 @@ from revela.training.queries.generated import (
     generate_queries,
     sample_chunks,
 )
+from revela.training.retriever.lexical import lexical_vectors
 from revela.training.settings import Corpus, InfoNCE, Objective, Recipe
 from revela.types import Chunk, Document, Encoder, hash64
 
 log = logging.getLogger(__name__)
+
+BEGINNING = 2000  # characters of a document that its vector is computed from
 
 
 class TrainingSet:
@@ -108,8 +110,13 @@ class TrainingSet:
             _check_one_process()
             self.folder = None
             self.documents, self.held_out, self.n_documents = source, held_out, len(source)
-        can_wait = can_write_lazily(recipe.objective, recipe.queries.source, recipe.groups.kind)
-        self.lazy_queries = lazy_queries and self.folder is None and can_wait
+        reads_queries = recipe.objective.reads == "queries" and recipe.queries.source == "lm"
+        self.lazy_queries = (
+            lazy_queries
+            and self.folder is None
+            and reads_queries
+            and can_write_lazily(recipe.objective, recipe.groups.kind)
+        )
 
     @classmethod
     def read(
@@ -121,7 +128,7 @@ class TrainingSet:
     ) -> TrainingSet:
         """Read the training set of a corpus, or of one folder of groups."""
         queries_file = queries_file or default_queries_file(sources, recipe.queries.queries_file)
-        if len(sources) == 1 and is_group_folder(sources[0]):
+        if len(sources) == 1 and sources[0].is_dir() and is_group_folder(sources[0]):
             return cls(recipe, GroupFolder(sources[0]), queries_file=queries_file)
         _check_one_process()
         if prebuilt := next((source for source in sources if holds_groups(source)), None):
@@ -302,7 +309,8 @@ class TrainingSet:
 
             order_R = order() if folder is None else load_or_make(folder / ORDER, order)
         if settings.kind == "document":
-            vectors_ND = vectors_of_beginnings(self.documents, model(), weighting)
+            beginnings = LazyTexts(self.documents, lambda document: document.full_text[:BEGINNING])
+            vectors_ND = lexical_vectors(model(), beginnings, weighting)
         shares_queries = reads == "queries" and recipe.queries.source in QUERIES_PER_DOCUMENT
         return epoch_groups(
             settings.kind,

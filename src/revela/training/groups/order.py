@@ -18,28 +18,19 @@ from revela.files import atomic_write
 from revela.terminal import progress_bar
 from revela.text.spool import ArrowList, LazyTexts, vectors_on_disk
 from revela.training.distributed import from_rank_zero, gathered, is_rank_zero, my_share, world_size
-from revela.training.find_model import find_weights
 from revela.training.groups.similarity import order_by_similarity, paired
 from revela.training.groups.strategies import groups_along, with_queries
+from revela.training.models import find_weights
 from revela.training.retriever.lexical import lexical_vectors
 from revela.training.settings import Groups, Reads, TorchPrecision
-from revela.types import Chunk, Document, Encoder, Vectors
+from revela.types import Chunk, Encoder, Vectors
 
 ENCODING_BATCH = 2**14  # texts per write to disk
 POOL = 8  # rows sampled for a round of iterative groups, per row that the round needs
 ORDER = "groups-order.npy"  # file of a run
-BEGINNING = 2000  # characters of a document that its vector is computed from
 
 Model = Callable[[], SentenceTransformer]
 Encode = Callable[[Sequence[str]], Vectors]
-
-
-def vectors_of_beginnings(
-    documents: Sequence[Document], model: SentenceTransformer, token_weighting: float
-) -> Vectors:
-    """A vector per document, from its first words."""
-    beginnings = LazyTexts(documents, lambda document: document.full_text[:BEGINNING])
-    return lexical_vectors(model, beginnings, token_weighting)
 
 
 def similar_order(

@@ -9,6 +9,6 @@ Reading order, for Revela:
    a GPU.
 4. cross_entropy.py: the loss of stream h.
 
-heads.py ranks the LM's heads. prompts.py is what the LM reads in DREAM;
+prompts.py is what the LM reads in DREAM;
 generate.py writes queries. encoder_decoder.py is T5, for span corruption.
 """

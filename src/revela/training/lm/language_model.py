@@ -19,9 +19,10 @@ scored, H query heads, G key-value heads, D head width, V vocabulary.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,10 +30,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from revela.errors import RevelaError
+from revela.errors import RevelaError, first_line
 from revela.training.device import autocast, sent
 from revela.training.lm.cross_entropy import linear_cross_entropy
 from revela.training.lm.in_batch_attention import KVCache, Mix, StopForward, Stream
+from revela.training.models import open_causal_lm, opened, opened_model
 from revela.training.packing import Layout, attention, attention_with_prefix, layout_of
 
 ATTENTION = "revela"
@@ -414,3 +416,49 @@ def _replaced_forward(layers: Any, forward: Callable[..., Any]) -> Iterator[None
         for layer, (before, after) in zip(layers, hooks, strict=True):
             del layer.forward
             layer._forward_pre_hooks, layer._forward_hooks = before, after
+
+
+def load_language_model(
+    folder: Path, *, bf16: bool, lora: Mapping[str, Any] | None = None, name: str = ""
+) -> LanguageModel:
+    """Load a causal LM for the two streams, frozen or with LoRA.
+
+    Args:
+        bf16: bf16 weights (frozen), or fp32 weights under bf16 autocast (LoRA); else fp32.
+        lora: rank, alpha and dropout of LoRA on every linear layer of the blocks; None: frozen.
+        name: its name in messages.
+    """
+    model = open_causal_lm(folder, torch.bfloat16 if bf16 and lora is None else torch.float32)
+    if lora is None:
+        return LanguageModel(model, name or str(folder))
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=lora["rank"],
+        lora_alpha=lora["alpha"],
+        lora_dropout=lora["dropout"],
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+    return LanguageModel(get_peft_model(model, config), name or str(folder), bf16=bf16)
+
+
+def check_language_model(folder: Path, name: str) -> None:
+    """Refuse a model that cannot be the LM of a run, without reading its weights.
+
+    Raises:
+        RevelaError: as ``LanguageModel`` does, transformers has no such causal LM, or its files
+            lack weights.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = opened(AutoConfig, folder)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # of a family's own code
+        reason = first_line(error)
+        raise RevelaError(f"{folder} cannot be opened as a causal LM: {reason}") from error
+    with suppress(NotImplementedError):  # what depends on values, such as routing to experts
+        LanguageModel(model.eval(), name)
+    opened_model(AutoModelForCausalLM, folder, device_map="meta")

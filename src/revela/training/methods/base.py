@@ -196,8 +196,8 @@ def load_lm(parts: BuildContext, trained: bool = False) -> tuple[Any, Any, Path]
 
     The LM is frozen, or has LoRA of the retriever's rank if ``trained``.
     """
-    from revela.training.find_model import find_weights
-    from revela.training.lm.load import load_language_model, load_tokenizer
+    from revela.training.lm.language_model import load_language_model
+    from revela.training.models import find_weights, load_tokenizer
     from revela.training.retriever.lexical import COUNTED, token_ids
 
     recipe, retriever = parts.recipe, parts.recipe.retriever

@@ -8,7 +8,7 @@
 
 - q, d_i: the retriever's vectors of the question and of candidate chunk D_i.
 - A: the LM's attention in the rows of the question and in the query-focused heads, those that look
-  from a question to its answer (training/lm/heads.py). A' replaces it.
+  from a question to its answer (training/methods/find_heads.py). A' replaces it.
 - g, tau: the gate and the temperature, both trained.
 
 A frozen LM reads the candidates, then a question, then the chunk that answers it. A retriever that
@@ -75,8 +75,7 @@ log = logging.getLogger(__name__)
 
 def build(settings: Dream, parts: BuildContext) -> tuple[nn.Module, Collate]:
     """The loss of ``dream`` and its collator."""
-    from revela.training.lm.heads import heads_from_file
-    from revela.training.methods.find_heads import query_heads
+    from revela.training.methods.find_heads import heads_from_file, query_heads
 
     lm, tokenizer, folder = load_lm(parts)
     recipe, size = parts.recipe, parts.recipe.groups.group_size

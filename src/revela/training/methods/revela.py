@@ -76,8 +76,7 @@ def build(settings: Revela, parts: BuildContext) -> tuple[nn.Module, Collate]:
 
 def gates(settings: InBatch, parts: BuildContext, lm: Any, tokenizer: Any, folder: Path) -> Tensor:
     """(L, H) gates; 0 for heads that are not gated."""
-    from revela.training.lm.heads import heads_from_file
-    from revela.training.methods.find_heads import sibling_heads
+    from revela.training.methods.find_heads import heads_from_file, sibling_heads
 
     gate, first = settings.gate, int(settings.gate_first_layer * lm.n_layers)
 

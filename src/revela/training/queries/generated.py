@@ -31,9 +31,9 @@ from revela.evaluation.label_free import Answer
 from revela.text.spool import ArrowList, arrow_list
 from revela.text.words import count_terms, runs, terms
 from revela.training.distributed import cores
-from revela.training.find_model import find_model
 from revela.training.lm import generate
 from revela.training.lm.generate import CLOSING, Prompting, Writer
+from revela.training.models import find_model
 from revela.training.queries.from_text import MAX_QUERY_WORDS, MIN_QUERY_WORDS
 from revela.training.settings import InfoNCE, Objective, Strategy, TorchPrecision
 from revela.types import Chunk
@@ -191,12 +191,10 @@ def without_repeats(answers: Sequence[Answer]) -> list[Answer]:
     return [REPEATED if a.query and counts[a.query.lower()] > 1 else a for a in answers]
 
 
-def can_write_lazily(objective: Objective, source: str, strategy: Strategy) -> bool:
-    """Whether a language model can write queries during training. Groups by similarity and mined
-    negatives need all queries first.
+def can_write_lazily(objective: Objective, strategy: Strategy) -> bool:
+    """Whether a language model can write the queries of an objective during training. Groups by
+    similarity and mined negatives need all queries first.
     """
-    if objective.reads != "queries" or source != "lm":
-        return False
     if isinstance(objective, InfoNCE) and (objective.pairs or objective.negatives):
         return False
     return strategy not in ("cluster", "iterative")
