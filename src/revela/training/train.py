@@ -62,11 +62,10 @@ from revela.training.record import (
     start_tracker,
     versions,
 )
-from revela.training.retriever.build import untrained_retriever
+from revela.training.retriever.build import add_lora, frozen_in_bf16, untrained_retriever
 from revela.training.retriever.context import ContextEncoder, add_context, train_context_encoder
 from revela.training.retriever.encode import RetrieverEncoder
 from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, insert_fit
-from revela.training.retriever.lora import add_lora, frozen_in_bf16
 from revela.training.retriever.static_trainable import TrainableTable
 from revela.training.settings import Fit, InfoNCE, Recipe, Retriever
 from revela.training.step import (

@@ -18,7 +18,7 @@ from revela.errors import RevelaError
 from revela.training.lm.encoder_decoder import new_encoder_decoder
 from revela.training.methods.base import BuildContext
 from revela.training.methods.spans import IGNORED, corrupt, num_noise_spans, random_parts
-from revela.training.retriever.lora import add_lora
+from revela.training.retriever.build import add_lora
 from revela.training.retriever.module import RetrieverModule
 from revela.training.settings import Recipe
 from revela.training.step import sides

@@ -62,7 +62,7 @@ from revela.training.queries.generated import (
     generate_queries,
     sample_chunks,
 )
-from revela.training.retriever.lexical import lexical_vectors
+from revela.training.retriever.fit import lexical_vectors
 from revela.training.settings import Corpus, InfoNCE, Objective, Recipe
 from revela.types import Chunk, Document, Encoder, hash64
 

@@ -21,7 +21,7 @@ from revela.training.distributed import from_rank_zero, gathered, is_rank_zero, 
 from revela.training.groups.similarity import order_by_similarity, paired
 from revela.training.groups.strategies import groups_along, with_queries
 from revela.training.models import find_weights
-from revela.training.retriever.lexical import lexical_vectors
+from revela.training.retriever.fit import lexical_vectors
 from revela.training.settings import Groups, Reads, TorchPrecision
 from revela.types import Chunk, Encoder, Vectors
 

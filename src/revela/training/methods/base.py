@@ -198,7 +198,7 @@ def load_lm(parts: BuildContext, trained: bool = False) -> tuple[Any, Any, Path]
     """
     from revela.training.lm.language_model import load_language_model
     from revela.training.models import find_weights, load_tokenizer
-    from revela.training.retriever.lexical import COUNTED, token_ids
+    from revela.training.retriever.fit import COUNTED, token_ids
 
     recipe, retriever = parts.recipe, parts.recipe.retriever
     if recipe.lm.shard_lm and trained:

@@ -39,8 +39,7 @@ from revela.encoders.model_files import CONTEXT
 from revela.encoders.torch_model import SLOT, open_model, prompt_of, slot_ids
 from revela.errors import RevelaError, first_line
 from revela.text.chunk import chunk
-from revela.training.retriever.build import keep_lower_layers, set_parts
-from revela.training.retriever.lora import add_lora, merged
+from revela.training.retriever.build import add_lora, keep_lower_layers, merged, set_parts
 from revela.training.retriever.module import Features, RetrieverModule
 from revela.training.settings import Context
 from revela.types import Document
