@@ -139,7 +139,7 @@ def test_resume_equals_unbroken(recipe, asked, train_into, tmp_path, monkeypatch
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Progress, "advance", ctrl_c_after(3 if stop < 9 else 99))
             outcome = train_into("broken", file.name, stop > 3, **some)
-        assert outcome.steps == stop and outcome.interrupted == (stop < 9)
+        assert outcome.steps == stop and bool(outcome.signal) == (stop < 9)
         if stop == 3:
             write_all(recipe, DOCUMENTS[:8], file)
         else:

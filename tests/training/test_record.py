@@ -21,7 +21,7 @@ from revela.training.checkpoint import (
 )
 from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.store import GroupedCorpus, save_groups
-from revela.training.record import RUN_FILE, About, RunFile
+from revela.training.record import RUN_FILE, About, Metrics, MetricsRow, RunFile
 from revela.training.settings import Recipe, presets
 from revela.training.train import train
 from revela.types import Chunk, Document
@@ -120,6 +120,28 @@ def test_a_run_goes_on_with_the_weights_that_it_began_with(tmp_path):
     with pytest.raises(RevelaError, match=message):
         write_record(record("2"), tmp_path)
     assert RunFile.read(tmp_path).about == record("1").about
+
+
+def test_a_resumed_run_drops_what_it_will_write_again_and_a_line_cut_short(tmp_path):
+    path = tmp_path / "m.jsonl"
+    metrics = Metrics(path)
+    for step in range(5):
+        metrics.write(MetricsRow(step, minutes=0.1 * step, loss=5.0 - step))
+    whole = path.read_text()
+    path.write_text(whole + whole.splitlines()[-1][:9])  # by a kill
+    assert [row.step for row in Metrics(path, keep_until=9).rows] == [0, 1, 2, 3, 4]
+    assert path.read_text() == whole and list(tmp_path.iterdir()) == [path]
+    again = Metrics(path, keep_until=2)
+    written = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+    assert written == [row.step for row in again.rows] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("bad", [b'{"step": 1, "lo', b"\xff", b"[1]", b"{}", b'{"step": null}'])
+def test_a_damaged_line_among_others_is_one_sentence(tmp_path, bad):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b'{"step": 0}\n' + bad + b'\n{"step": 2}\n')
+    with pytest.raises(RevelaError, match=r"m\.jsonl:2 is no line of a run's metrics: remove that"):
+        Metrics(path, keep_until=9)
 
 
 @pytest.fixture

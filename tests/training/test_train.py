@@ -83,7 +83,7 @@ def stop_and_resume(recipe, documents, out):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Progress, "advance", ctrl_c_after(3))
         outcome = train(recipe, documents, out)
-    assert outcome.interrupted and outcome.steps == 3
+    assert outcome.signal and outcome.steps == 3
     with pytest.MonkeyPatch.context() as patch:
         made = "train.fit_to_corpus", "groups.dataset.similar_order"
         for name in (*made, "methods.find_heads.cached_ranking"):

@@ -57,12 +57,11 @@ def train(
 
     with joined():
         recipe = recipe_of(preset, recipe_file, given)
-        result = train_on_files(corpus, out, recipe, resume=resume, command=command_line())
-        outcome = result.outcome
+        outcome = train_on_files(corpus, out, recipe, resume=resume, command=command_line())
         print(outcome_in_words(outcome.before, outcome.after, outcome.kept))
-        if result.scores:
-            print_scores("label-free check, nDCG@10", outcome.after, result.scores)
-        more = ", continue with --resume" if outcome.interrupted else ""
+        if systems := outcome.systems():
+            print_scores("label-free check, nDCG@10", outcome.after, systems)
+        more = ", continue with --resume" if outcome.signal else ""
         print(f"{outcome.steps:,} steps in {duration(outcome.minutes)}; saved to {out}{more}")
-    if outcome.interrupted:
+    if outcome.signal:
         raise SystemExit(128 + outcome.signal)

@@ -97,7 +97,7 @@ def compare(
             outcome = train(
                 recipe, own, folder, plan=plan, provenance=provenance, resume=has_checkpoint
             )
-            if outcome.interrupted:
+            if outcome.signal:
                 error = RevelaError(f"stopped in {folder}: run the same command again to resume")
                 error.exit_code = 128 + outcome.signal
                 raise error

@@ -288,12 +288,10 @@ def train(
             row = MetricsRow(step, round(minutes, 3), kept=kept, tokens_read=budget.tokens)
             metrics.write(row)
             outcome = Outcome(
-                untrained, before, after, step, kept, minutes, bool(stopped), last, stopped
+                plan.bm25, untrained, before, after, step, kept, minutes, last, stopped
             )
             used = {f: model["name"] for f, model in models.items() if f in ("model", "lm")}
-            save_outcome(
-                data, encoder, context_texts, outcome, plan.bm25, provenance, used, folder, out
-            )
+            save_outcome(data, encoder, context_texts, outcome, provenance, used, folder, out)
             recipe.objective.save(objective, out)
             metrics.close()
             if not stopped:
