@@ -52,8 +52,8 @@ def train(
         check_paths(corpus, None if resume else out)
     with extra("train", "training"):
         from revela.training.distributed import joined
+    from revela.training.on_files import train_on_files
     from revela.training.record import outcome_in_words
-    from revela.training.train_on_files import train_on_files
 
     with joined():
         recipe = recipe_of(preset, recipe_file, given)

@@ -33,7 +33,7 @@ from revela.text.spool import LazyTexts
 from revela.training.device import compute_device
 from revela.training.distributed import check_single_process
 from revela.training.groups.dataset import TrainingSet
-from revela.training.held_out import check_by
+from revela.training.on_files import check_by
 from revela.training.retriever.build import check_model, untrained_retriever
 from revela.training.retriever.card import Card, metadata_of, without_folders
 from revela.training.retriever.context import SavedContext, draw_documents, load_context_encoder

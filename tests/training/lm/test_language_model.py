@@ -14,8 +14,12 @@ import naive
 from conftest import SHARED, Embed, tiny_config
 from revela.errors import RevelaError
 from revela.training.lm import language_model
-from revela.training.lm.document_attention import V_NORM_EPS, DocumentWeights, reference_attention
-from revela.training.lm.in_batch_attention import InBatchAttention
+from revela.training.lm.document_attention import (
+    V_NORM_EPS,
+    DocumentWeights,
+    InBatchAttention,
+    reference_attention,
+)
 from revela.training.lm.language_model import LanguageModel
 from revela.training.methods.revela import RevelaLoss
 

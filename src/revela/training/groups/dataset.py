@@ -361,7 +361,7 @@ def _with_first_epoch(build: Groups, size: int) -> tuple[Groups, int]:
     first = np.fromiter(chain.from_iterable(build(0)), np.int64).reshape(-1, size)
 
     def groups(epoch: int) -> Iterator[list[int]]:
-        return (group.tolist() for group in first) if epoch == 0 else build(epoch)
+        return map(np.ndarray.tolist, first) if epoch == 0 else build(epoch)
 
     return groups, len(first)
 

@@ -12,6 +12,12 @@ authors' code):
 A run is a sequence of rows with the same weights: in Revela a chunk, with w_j = Sim; in DREAM a
 question about the candidates.
 
+In-batch attention (Revela, eqs. 7 and 8) mixes b over the other chunks of a group into the output s
+of a head's own attention:
+
+    h = s + b                  paper: every head of every layer, b with V-norm
+    h = (1 - g) s + g b        gated (ours): a gate g per head; a gate of 0 costs nothing
+
 ``reference_attention`` computes the equation line by line; the tests compare the others with it:
 - ``recomputed_document_attention``, the default on a CPU and in fp32: one document at a time, with
   only the rows that give it a weight, without padding. Scores and outputs of a (row, document) pair
@@ -26,12 +32,12 @@ The backward pass, with p = softmax(Q K^T) of one document, a = p V, n = p |V| +
 
 Shapes: A runs of rows, T rows in all; B documents packed into S tokens, L of a document (Revela: A
 = B, T = S), and R rows that attend to it; H query heads, G key-value heads, K selected heads, D
-head width.
+head width; Revela: L layers in L x H gates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -183,6 +189,76 @@ def select_heads(
     """The queries of these heads, and the keys and values of each, (K, ...)."""
     group_K = heads_K // (len(query_HTD) // len(key_GSD))
     return query_HTD[heads_K], key_GSD[group_K], value_GSD[group_K]
+
+
+def by_layer(heads: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    """The heads of each layer, from (layer, head) pairs."""
+    layers: dict[int, list[int]] = {}
+    for layer, head in heads:
+        layers.setdefault(layer, []).append(head)
+    return layers
+
+
+class InBatchAttention:
+    """The ``Mix`` of Revela, for one group and step.
+
+    Args:
+        weights_BB: Sim.
+        lengths: tokens per chunk.
+        gates_LH: g. None: the paper's sum.
+        heads: the heads to compute in each layer, as the other gates are 0. None: all.
+        v_norm: V-normalise b.
+        epsilon: skip pairs with a weight of at most this.
+        kernel: see document_attention.
+    """
+
+    def __init__(
+        self,
+        weights_BB: Tensor,
+        lengths: Sequence[int],
+        gates_LH: Tensor | None,
+        heads: Mapping[int, Sequence[int]] | None = None,
+        *,
+        v_norm: bool,
+        epsilon: float = 0.0,
+        kernel: Kernel = "auto",
+    ) -> None:
+        self.documents = DocumentWeights(weights_BB, lengths, epsilon=epsilon)
+        self.gates_LH, self.v_norm, self.kernel = gates_LH, v_norm, kernel
+        self.heads = {
+            layer: sent(torch.tensor(gated), weights_BB.device)
+            for layer, gated in (heads or {}).items()
+            if gates_LH is not None and len(gated) < gates_LH.shape[1]
+        }
+
+    def __call__(
+        self,
+        layer: int,
+        own_HTD: Tensor,
+        query_HTD: Tensor,
+        key_GTD: Tensor,
+        value_GTD: Tensor,
+        scale: float | None,
+    ) -> Tensor:
+        heads = self.heads.get(layer)
+        if heads is not None:
+            query_HTD, key_GTD, value_GTD = select_heads(heads, query_HTD, key_GTD, value_GTD)
+        cross_HTD = document_attention(
+            query_HTD,
+            key_GTD,
+            value_GTD,
+            self.documents,
+            scale=scale,
+            v_norm=self.v_norm,
+            kernel=self.kernel,
+        )
+        if self.gates_LH is None:
+            return own_HTD + cross_HTD
+        gate_H11 = self.gates_LH[layer][:, None, None].to(own_HTD.dtype)
+        if heads is None:
+            return own_HTD + gate_H11 * (cross_HTD - own_HTD).to(own_HTD.dtype)
+        change_HTD = gate_H11[heads] * (cross_HTD - own_HTD[heads]).to(own_HTD.dtype)
+        return own_HTD.index_add(0, heads, change_HTD)
 
 
 def reference_attention(

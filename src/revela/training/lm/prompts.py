@@ -28,8 +28,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from revela.training.device import on_cpu, sent
-from revela.training.lm.in_batch_attention import KVCache
-from revela.training.lm.language_model import LanguageModel, Packed
+from revela.training.lm.language_model import KVCache, LanguageModel, Packed
 from revela.types import Chunk
 
 INTRODUCTION = "Here are some passages.\n\n"

@@ -251,32 +251,14 @@ class ChunkBatches:
         }
 
     def _queries(self, rows: Sequence[Row], texts: Sequence[str]) -> Sequence[str]:
+        from revela.training.retriever.module import split_in_half
+
         if self.query_side == "whole":
             return texts
         recipe, seed = self.parts.recipe, self.parts.recipe.training.seed
         is_random = self.query_side == "random-span"
         rngs = [row_random(row, seed) for row in rows] if is_random else None
         return split_in_half(texts, self.parts.model.tokenizer, recipe.lm.lm_tokens, rngs)
-
-
-def split_in_half(
-    texts: Sequence[str],
-    tokenizer: Any,
-    max_tokens: int,
-    draws: Sequence[random.Random] | None = None,
-) -> list[str]:
-    """The first half of each text's tokens, after truncation to ``max_tokens``; with ``draws``, a
-    random span of that length.
-    """
-    encoded = tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
-    found = []
-    for i, spans in enumerate(encoded["offset_mapping"]):
-        text, tokens = texts[i], min(len(spans), max_tokens)
-        length = tokens // 2
-        start = draws[i].randint(0, tokens - length) if draws and length else 0
-        begin = spans[start][0] if draws and length else 0
-        found.append(text[begin : spans[start + length - 1][1]] if length else text)
-    return found
 
 
 def row_random(row: Row, seed: int) -> random.Random:

@@ -44,10 +44,10 @@ from revela.training.lm.document_attention import (
     EPSILON,
     DocumentWeights,
     Kernel,
+    by_layer,
     document_attention,
     select_heads,
 )
-from revela.training.lm.in_batch_attention import by_layer
 from revela.training.lm.language_model import LanguageModel
 from revela.training.lm.prompts import (
     ANSWER,
@@ -132,7 +132,7 @@ class PromptBatches:
 
 
 class Injection:
-    """The ``Mix`` (in_batch_attention.py) of DREAM: A' in the question rows of the selected heads.
+    """The ``Mix`` (lm/language_model.py) of DREAM: A' in the question rows of the selected heads.
 
     Args:
         weights_QB: w.

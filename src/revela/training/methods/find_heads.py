@@ -48,7 +48,7 @@ from revela.training.device import compute_device, sent
 from revela.training.distributed import from_rank_zero, is_rank_zero
 from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.strategies import QUERIES_PER_DOCUMENT, epoch_groups
-from revela.training.lm.in_batch_attention import InBatchAttention
+from revela.training.lm.document_attention import InBatchAttention
 from revela.training.lm.language_model import LanguageModel, load_language_model
 from revela.training.lm.prompts import PromptMaker, Questions, read_candidates
 from revela.training.methods.base import tokenize

@@ -35,8 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from revela.errors import RevelaError
-from revela.training.lm.document_attention import EPSILON, Kernel
-from revela.training.lm.in_batch_attention import InBatchAttention, by_layer
+from revela.training.lm.document_attention import EPSILON, InBatchAttention, Kernel, by_layer
 from revela.training.lm.language_model import LanguageModel, Packed
 from revela.training.methods.base import (
     BuildContext,

@@ -1,4 +1,4 @@
-"""The label-free check of the documents that a run holds out (evaluation/label_free.py)."""
+"""A run on files: read a corpus, hold documents out for the label-free check, train on the rest."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from pathlib import Path
 
 from revela.evaluation.label_free import MIN_QUERIES, Answer, Ask, HeldOutCheck, tasks
 from revela.quiet_libraries import silence_libraries
+from revela.training.check_settings import check_recipe
+from revela.training.checks import NO_CHECKS, CheckPlan
+from revela.training.distributed import is_rank_zero, joined
 from revela.training.groups.dataset import TrainingSet
+from revela.training.outcome import Outcome
 from revela.training.queries.generated import generate_answers
+from revela.training.record import Provenance
 from revela.training.settings import Corpus, Recipe, Training
+from revela.training.train import train
 from revela.types import Document
 
 log = logging.getLogger(__name__)
@@ -53,3 +59,22 @@ def _about_check(check: HeldOutCheck, held_out: int, share: float, asks: bool) -
         unguarded += ": --check-questions 100 has a language model write questions about them"
     tasks = check.describe() or unguarded
     return f"held out {held_out:,} documents for the label-free check ({tasks})"
+
+
+def train_on_files(
+    corpus: Sequence[Path], out: Path, recipe: Recipe, *, resume: bool = False, command: str = ""
+) -> Outcome:
+    """Read a corpus, hold documents out, train on the others, and save a retriever.
+
+    ``command`` is the command line, for the model card.
+    """
+    with joined():
+        check_recipe(recipe, out, resume)  # first, as writing questions takes long
+        plan = NO_CHECKS
+        if is_rank_zero():
+            data, check = read_training_set(recipe, corpus)
+            plan = CheckPlan(check if check.tasks else None, check.bm25())
+        else:
+            data = TrainingSet.read(recipe, corpus)
+        provenance = Provenance(", ".join(map(str, corpus)), command)
+        return train(recipe, data, out, plan=plan, provenance=provenance, resume=resume)
