@@ -52,7 +52,7 @@ def mined_negatives(
     recipe, objective = data.recipe, data.recipe.objective
     if not (isinstance(objective, InfoNCE) and objective.negatives):
         return None
-    if recipe.groups.kind == "iterative":
+    if recipe.groups.groups == "iterative":
         raise RevelaError(
             "--negatives cannot be mined for --groups iterative, which are not known before: give "
             "another --groups, such as cluster"

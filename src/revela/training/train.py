@@ -151,7 +151,7 @@ def train(
         models = dict[str, dict[str, str]]()
         if is_first:
             queries = data.generated_queries
-            lm = recipe.lm.model if recipe.objective.reads_lm else ""
+            lm = recipe.lm.lm if recipe.objective.reads_lm else ""
             models = models_of(recipe.retriever, lm, folder, queries.lm if queries else None)
             about = {
                 "corpus": provenance.corpus,
@@ -196,7 +196,7 @@ def train(
         progress = Progress(budget, metrics)
         read, ahead = partial(read_rows, data, collate), reads_ahead(data)
         across_groups = recipe.objective.across_groups
-        can_join = ahead and not across_groups and not recipe.context.slots
+        can_join = ahead and not across_groups and not recipe.context.context
         groups_per_batch = partial(fitting_groups, settings, groups, read, objective, can_join)
         reader = BatchReader(
             groups,
@@ -298,7 +298,7 @@ def _model_folder(data: TrainingSet, checkpoints: Path) -> Path:
 
 def _context_texts(data: TrainingSet) -> list[str]:
     """The texts of a contextual retriever's context, for checks and for the saved model."""
-    slots, rng = data.recipe.context.slots, random.Random(data.recipe.training.seed)
+    slots, rng = data.recipe.context.context, random.Random(data.recipe.training.seed)
     if not slots:
         return []
     drawn = rng.sample(range(len(data.rows)), min(len(data.rows), slots))

@@ -112,20 +112,20 @@ def add_context(
     """
     if slot_ids(model):
         raise RevelaError(f"{name} reads a context already: train the model that it was made of")
-    if not settings.slots:
+    if not settings.context:
         return None
-    _check_slots(model, settings.slots)
+    _check_slots(model, settings.context)
     constant = settings.context_from == "constant"
     table_VD = model[0].model.get_input_embeddings().weight.detach().float().cpu()
     if position_table(model[0].model) is None:
         ids = model.tokenizer(example, add_special_tokens=False)["input_ids"]
-        anchors_AD = table_VD[(ids * settings.slots)[: settings.slots]]
+        anchors_AD = table_VD[(ids * settings.context)[: settings.context]]
     else:
         mask = model.tokenizer.mask_token_id
-        anchors_AD = _anchors_of_mask(table_VD, mask, settings.slots, seed if constant else None)
+        anchors_AD = _anchors_of_mask(table_VD, mask, settings.context, seed if constant else None)
     reader = _documents_reader(model, settings.context_tokens)
-    first = ContextEncoder(reader, anchors_AD, settings.slots, constant).to(model.device)
-    add_slots(model, settings.slots)
+    first = ContextEncoder(reader, anchors_AD, settings.context, constant).to(model.device)
+    add_slots(model, settings.context)
     write_context(model, first.null_JD)
     return first
 
