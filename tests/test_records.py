@@ -118,7 +118,7 @@ def test_groups_of_two_epochs(keep):
         recipe = Recipe.of(chunk_words=12, group_size=8, threads=1, **settings)
         rows, reads = TrainingSet(recipe, DOCUMENTS).rows, recipe.objective.reads
         groups = epoch_groups(
-            recipe.groups.kind,
+            recipe.groups.groups,
             rows,
             8,
             0,

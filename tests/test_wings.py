@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -118,3 +119,28 @@ def test_no_file_is_long():
     """At most 400 lines of code: blank lines, comments and docstrings aside."""
     lengths = {file: code_lines(file.read_text(encoding="utf-8")) for file in SOURCE.rglob("*.py")}
     assert len(lengths) > 100 and not {file: n for file, n in lengths.items() if n > 400}
+
+
+def test_functions_take_what_they_read():
+    """The recipe, or another object of more than 20 fields, is taken or held in 15 places."""
+    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in SOURCE.rglob("*.py")}
+    nodes = [(file, node) for file, tree in trees.items() for node in ast.walk(tree)]
+    classes = [node for _, node in nodes if isinstance(node, ast.ClassDef)]
+    fields = {c.name: [a for a in c.body if isinstance(a, ast.AnnAssign)] for c in classes}
+    large = {"Recipe", *(name for name, own in fields.items() if len(own) > 20)}
+
+    def holds(annotation: ast.expr | None) -> bool:
+        parts = ast.walk(annotation) if annotation else ()
+        return any(getattr(part, "id", getattr(part, "value", "")) in large for part in parts)
+
+    places = []
+    for file, node in nodes:
+        annotations: list[ast.expr | None] = []
+        if isinstance(node, ast.FunctionDef):
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            annotations = [argument.annotation for argument in arguments]
+        elif isinstance(node, ast.ClassDef):
+            annotations = [field.annotation for field in fields[node.name]]
+        if any(map(holds, annotations)):
+            places.append(f"{file.stem}.{node.name}")
+    assert "train.train" in places and len(places) <= 15, places

@@ -191,7 +191,7 @@ def test_only_what_can_wait_is_written_late(recipe, tmp_path, asked, changes, la
     assert isinstance(data.generated_queries, GeneratedQueries) == late
     has_queries = any(data.rows.column("query"))
     assert has_queries == (not late and data.recipe.objective.reads == "queries")
-    assert bool(asked) == (has_queries and data.recipe.queries.source == "lm")
+    assert bool(asked) == (has_queries and data.recipe.queries.queries == "lm")
 
 
 @pytest.mark.parametrize(("minutes", "late"), [(1.0, False), (0.0, True)])

@@ -171,7 +171,7 @@ def test_a_paper_is_not_reproduced_with_another_model(
 ):
     named = dict(model=str(tiny_lm_folder), lm=str(tiny_lm_folder))
     for missing in named:
-        recipe = Recipe.of(preset, **{**named, missing: Recipe().lm.model})
+        recipe = Recipe.of(preset, **{**named, missing: Recipe().lm.lm})
         with pytest.raises(RevelaError, match="take no other model in its place: connect, or"):
             train(recipe, [Document("d", "text")], tmp_path / "out")
         assert not (tmp_path / "out").exists()

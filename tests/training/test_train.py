@@ -547,12 +547,12 @@ def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
     caplog.set_level("INFO", "revela")
     mine, other = tmp_path / "mine.json", tmp_path / "other.json"
     ranked = [(3, 1, 0.9), (0, 2, 0.5), (1, 1, 0.1), (1, 2, 0.0)]
-    save_heads(mine, "questions", "tiny", resolve(recipe.lm.model), ranked)
+    save_heads(mine, "questions", "tiny", resolve(recipe.lm.lm), ranked)
     train(recipe.replace(heads=str(mine)), documents, tmp_path / "out")
     assert "3 heads that look from questions to answers: 3-1 0-2 1-1" in caplog.messages
     save_heads(other, "questions", "another", resolve(str(taught_lm_folder)), [(0, 0, 1.0)])
     none, kind = tmp_path / "none.json", tmp_path / "kind.json"
-    save_heads(kind, "siblings", "tiny", resolve(recipe.lm.model), ranked)
+    save_heads(kind, "siblings", "tiny", resolve(recipe.lm.lm), ranked)
     refused = {
         other: "ranks the heads of another",
         none: "is not a ranking of heads",
@@ -566,7 +566,7 @@ def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
 
 def test_gates_on_the_heads_of_a_file(recipe, documents, tmp_path, caplog):
     caplog.set_level("INFO", "revela")
-    recipe, folder = recipe.replace(max_steps=1), resolve(recipe.lm.model)
+    recipe, folder = recipe.replace(max_steps=1), resolve(recipe.lm.lm)
     files = {
         "siblings": [(3, 1, 0.9), (0, 2, 0.5), (2, 1, 0.1), (3, 0, 0.0)],
         "low": [(0, 2, 0.5)],

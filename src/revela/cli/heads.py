@@ -50,6 +50,6 @@ def heads(
         [rank, layer, head, f"{score:.5f}"]
         for rank, (layer, head, score) in enumerate(ranking[:top], 1)
     ]
-    print_table(f"heads of {recipe.lm.model}", ["rank", "layer", "head", "score"], rows)
+    print_table(f"heads of {recipe.lm.lm}", ["rank", "layer", "head", "score"], rows)
     if out is not None:
-        save_heads(out, kind_of(recipe.objective), recipe.lm.model, folder, ranking)
+        save_heads(out, kind_of(recipe.objective), recipe.lm.lm, folder, ranking)

@@ -66,7 +66,7 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
         read_judgements(Path(folder), "train")
     if not resume:  # a resumed run keeps its models
         check_free(out)
-        _check_models(recipe.retriever, recipe.lm.model if recipe.objective.reads_lm else "")
+        _check_models(recipe.retriever, recipe.lm.lm if recipe.objective.reads_lm else "")
 
 
 def _check_models(retriever: Retriever, lm: str) -> None:
@@ -111,7 +111,7 @@ def _check_trained_weights(retriever: Retriever, context: Context) -> None:
                 f"--model {name} has untrained weights, which LoRA would not train: give "
                 "--lora-rank 0"
             )
-    if context.slots and not rank:
+    if context.context and not rank:
         raise RevelaError(
             "--context cannot train all weights, only LoRA and slots: give --lora-rank 1 or more"
         )
@@ -127,7 +127,7 @@ def _check_processes(n: int, objective: Objective, training: Training, context: 
                 f"--groups-per-batch {training.fixed_groups_per_batch} cannot be divided among {n} "
                 f"processes, which compare the texts of a batch: give a multiple of {n}"
             )
-        if context.slots:
+        if context.context:
             raise RevelaError(
                 f"--context with --objective {objective.name} takes one process, for a "
                 "batch has one context: leave it out, or start revela without torchrun"

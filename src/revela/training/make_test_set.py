@@ -34,14 +34,14 @@ def make_test_set(data: TrainingSet, out: Path) -> list[tuple[str, str]]:
     passages = training_chunks(documents, chunk_words, threads)
     relevant: Relevant = {}
     count, seed = recipe.queries.max_queries, recipe.training.seed
-    if recipe.queries.source == "lm":
+    if recipe.queries.queries == "lm":
         places = _sample(range(len(passages)), count, seed)
         texts = [passages[i].text for i in places]
         answers = generate_answers(data.query_lm(), texts)
         relevant = {a.query: [i] for i, a in zip(places, answers, strict=True) if a.query}
     else:
         passages = training_rows(
-            recipe.objective, recipe.queries.source, documents, passages, recipe.lm.lm_tokens
+            recipe.objective, recipe.queries.queries, documents, passages, recipe.lm.lm_tokens
         )
         for number, row in enumerate(passages):
             relevant.setdefault(row.query, []).append(number)

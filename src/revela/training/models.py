@@ -30,7 +30,7 @@ def find_model(name: str, offline_model: str) -> tuple[str, Path]:
     try:
         return name, resolve(name)
     except Unreachable as error:
-        if name not in (Retriever.model, LM.model):
+        if name not in (Retriever.model, LM.lm):
             raise
         if not offline_model:
             raise Unreachable(

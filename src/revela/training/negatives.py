@@ -50,7 +50,7 @@ def mined_negatives(
         RevelaError: there are too few passages, or groups are iterative.
     """
     recipe = data.recipe
-    if recipe.groups.kind == "iterative":
+    if recipe.groups.groups == "iterative":
         raise RevelaError(
             "--negatives cannot be mined for --groups iterative, which are not known before: give "
             "another --groups, such as cluster"

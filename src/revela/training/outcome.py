@@ -94,7 +94,7 @@ def save_outcome(
         minutes=outcome.minutes,
         steps=steps,
         matryoshka=retriever.matryoshka,
-        slots=recipe.context.slots,
+        slots=recipe.context.context,
         supervised=bool(pairs),
         metadata=metadata_of(models["model"], folder),
         is_unchanged=outcome.kept == 0,

@@ -206,7 +206,7 @@ def reads_ahead(data: TrainingSet) -> bool:
     recipe, objective = data.recipe, data.recipe.objective
     mines = isinstance(objective, InfoNCE) and objective.negatives
     has_surrogate = isinstance(objective, InfoNCE | Crop) and recipe.groups.surrogate
-    is_iterative = recipe.groups.kind == "iterative"
+    is_iterative = recipe.groups.groups == "iterative"
     return not (mines or has_surrogate or is_iterative) and data.generated_queries is None
 
 

@@ -139,7 +139,7 @@ def train(
                 "made of"
             )
         context_texts, context_encoder = list[str](), None
-        if recipe.context.slots:
+        if recipe.context.context:
             context_texts = _context_texts(data)
             context_encoder = add_context(recipe.context, model, context_texts[0], settings.seed)
         encoder = RetrieverEncoder(model, bf16, context_encoder=context_encoder)
@@ -160,7 +160,7 @@ def train(
         models = dict[str, dict[str, str]]()
         if is_first:
             queries = data.generated_queries
-            lm = recipe.lm.model if recipe.objective.reads_lm else ""
+            lm = recipe.lm.lm if recipe.objective.reads_lm else ""
             models = _models(recipe.retriever, lm, folder, queries.lm if queries else None)
             about = About(
                 corpus=provenance.corpus,
@@ -224,7 +224,7 @@ def train(
             """On a CPU one, where larger batches gain nothing."""
             if settings.groups_per_batch != "auto":
                 return settings.groups_per_batch
-            if device.type == "cpu" or not ahead or across_groups or recipe.context.slots:
+            if device.type == "cpu" or not ahead or across_groups or recipe.context.context:
                 return 1
             return fitting_groups(settings.groups_per_step, groups, read, objective)
 
@@ -328,7 +328,7 @@ def _model_folder(data: TrainingSet, checkpoints: Path) -> Path:
 
 def _context_texts(data: TrainingSet) -> list[str]:
     """The texts of a contextual retriever's context, for checks and for the saved model."""
-    slots, rng = data.recipe.context.slots, random.Random(data.recipe.training.seed)
+    slots, rng = data.recipe.context.context, random.Random(data.recipe.training.seed)
     if not slots:
         return []
     drawn = rng.sample(range(len(data.rows)), min(len(data.rows), slots))

@@ -40,7 +40,7 @@ def build_groups(
         out: a new folder.
         weights: sampling weight of each source; empty: use all groups.
     """
-    check_out(out, recipe.groups.kind, recipe.pairs)
+    check_out(out, recipe.groups.groups, recipe.pairs)
     if weights and (len(weights) != len(sources) or min(weights) <= 0):
         raise RevelaError(
             f"--weights gives {len(weights)} numbers for {len(sources)} corpora: give each one "
@@ -54,7 +54,7 @@ def build_groups(
     def grouped(read: Sequence[Path]) -> GroupedCorpus:
         return _grouped(TrainingSet.read(recipe, read, queries_file, lazy_queries=False), read)
 
-    if weights or prebuilt or recipe.groups.kind == "cluster":  # no group spans two corpora
+    if weights or prebuilt or recipe.groups.groups == "cluster":  # no group spans two corpora
         parts = [
             _prebuilt(source, size, recipe.corpus) if source in prebuilt else grouped([source])
             for source in sources
@@ -67,7 +67,7 @@ def build_groups(
         "shares": list(weights),
         "documents": len(corpus.documents),
         "corpora": list(accumulate(len(part.documents) for part in parts[:-1])),
-        "groups": ["ready" if source in prebuilt else recipe.groups.kind for source in sources],
+        "groups": ["ready" if source in prebuilt else recipe.groups.groups for source in sources],
         "objective": recipe.objective.name,
         "chunk_words": recipe.corpus.chunk_words,
         "surrogate": recipe.groups.surrogate,

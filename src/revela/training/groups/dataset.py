@@ -110,12 +110,12 @@ class TrainingSet:
             _check_one_process()
             self.folder = None
             self.documents, self.held_out, self.n_documents = source, held_out, len(source)
-        reads_queries = recipe.objective.reads == "queries" and recipe.queries.source == "lm"
+        reads_queries = recipe.objective.reads == "queries" and recipe.queries.queries == "lm"
         self.lazy_queries = (
             lazy_queries
             and self.folder is None
             and reads_queries
-            and can_write_lazily(recipe.objective, recipe.groups.kind)
+            and can_write_lazily(recipe.objective, recipe.groups.groups)
         )
 
     @classmethod
@@ -185,18 +185,18 @@ class TrainingSet:
         if self.folder is not None:
             return self.folder.rows
         recipe, queries = self.recipe, self.recipe.queries
-        if recipe.objective.reads == "queries" and queries.source == "lm" and not recipe.pairs:
+        if recipe.objective.reads == "queries" and queries.queries == "lm" and not recipe.pairs:
             sample = sample_chunks(self.chunks, queries.max_queries)
             return sample if self.lazy_queries else generate_queries(self.query_lm(), sample)
         return training_rows(
-            recipe.objective, queries.source, self.documents, self.chunks, recipe.lm.lm_tokens
+            recipe.objective, queries.queries, self.documents, self.chunks, recipe.lm.lm_tokens
         )
 
     def query_lm(self) -> QueryLM:
         """The language model that writes queries, with the file of its answers."""
         recipe = self.recipe
         return QueryLM(
-            recipe.queries.query_lm or recipe.lm.model,
+            recipe.queries.query_lm or recipe.lm.lm,
             self.queries_file,
             offline_model=recipe.retriever.offline_model,
             lm_tokens=recipe.lm.lm_tokens,
@@ -275,7 +275,7 @@ class TrainingSet:
             f"{self.n_documents:,} documents -> {len(self.chunks):,} chunks{made} "
             f"-> {number:,} groups of {size} per epoch"
         )
-        if recipe.groups.kind == "iterative":
+        if recipe.groups.groups == "iterative":
             n_groups = recipe.groups.refresh_every * recipe.training.groups_per_step
             groups = IterativeGroups(
                 rows,
@@ -300,7 +300,7 @@ class TrainingSet:
         recipe, rows, settings = self.recipe, self.grouped_rows, self.recipe.groups
         size, seed, reads = settings.group_size, recipe.training.seed, recipe.objective.reads
         weighting, vectors_ND, order_R = recipe.fit.token_weighting, None, None
-        if settings.kind == "cluster":
+        if settings.groups == "cluster":
 
             def order() -> NDArray[np.int64]:
                 precision = recipe.training.precision
@@ -308,12 +308,12 @@ class TrainingSet:
                 return similar_order(rows, encoders, size, seed, reads)
 
             order_R = order() if folder is None else load_or_make(folder / ORDER, order)
-        if settings.kind == "document":
+        if settings.groups == "document":
             beginnings = LazyTexts(self.documents, lambda document: document.full_text[:BEGINNING])
             vectors_ND = lexical_vectors(model(), beginnings, weighting)
-        shares_queries = reads == "queries" and recipe.queries.source in QUERIES_PER_DOCUMENT
+        shares_queries = reads == "queries" and recipe.queries.queries in QUERIES_PER_DOCUMENT
         return epoch_groups(
-            settings.kind,
+            settings.groups,
             rows,
             size,
             seed,
@@ -347,9 +347,9 @@ class TrainingSet:
             if self.folder is not None:
                 return (
                     "these groups were stored without queries: store them again by revela groups "
-                    f"... --objective {self.recipe.objective.name} --queries {queries.source}"
+                    f"... --objective {self.recipe.objective.name} --queries {queries.queries}"
                 )
-            return NO_QUERY.format(queries.source)
+            return NO_QUERY.format(queries.queries)
         return (
             f"{len(self.rows)} chunks are fewer than a group of {size}: "
             "add text, or lower --chunk-words or --group-size"

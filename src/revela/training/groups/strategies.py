@@ -5,7 +5,7 @@ contiguous chunks of one or two documents, shuffled. Short documents share a gro
 ones, because chunks of random documents teach nothing after the first steps.
 
 To add a strategy, write a function here, call it in ``epoch_groups``, and add its name to the
-setting ``groups.kind``.
+setting ``groups``.
 
 Shapes: N documents, D width of a document's vector, R rows.
 """

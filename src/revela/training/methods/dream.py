@@ -84,7 +84,7 @@ def build(settings: Dream, parts: BuildContext) -> tuple[nn.Module, Collate]:
     if lm.max_tokens is not None and max_length > lm.max_tokens:
         raise RevelaError(
             f"{size} candidates of {tokens} tokens may take {max_length:,} tokens, more than the "
-            f"{lm.max_tokens:,} that {recipe.lm.model} reads: lower --lm-tokens or --group-size"
+            f"{lm.max_tokens:,} that {recipe.lm.lm} reads: lower --lm-tokens or --group-size"
         )
 
     prompts = PromptMaker(tokenizer, tokens, size)
@@ -93,7 +93,7 @@ def build(settings: Dream, parts: BuildContext) -> tuple[nn.Module, Collate]:
         if settings.heads:
             ranking = heads_from_file(Path(settings.heads), "questions", folder)
         else:
-            seed, source = recipe.training.seed, recipe.queries.source
+            seed, source = recipe.training.seed, recipe.queries.queries
             ranking = query_heads(lm, prompts, folder, parts.rows, parts.written, seed, source)
         return [(layer, head) for layer, head, _ in ranking[: settings.query_heads]]
 

@@ -85,17 +85,17 @@ def rank_heads(
     recipe: Recipe, documents: Sequence[Document], queries_file: Path | None
 ) -> tuple[Path, list[Head]]:
     """The LM's folder, and the ranking of its heads for the recipe's objective."""
-    folder = find_weights(recipe.lm.model, recipe.retriever.offline_model)
+    folder = find_weights(recipe.lm.lm, recipe.retriever.offline_model)
     device = compute_device()
     bf16 = uses_bf16(recipe.training.precision, device)
-    lm = load_language_model(folder, bf16=bf16, name=recipe.lm.model).to(device)
+    lm = load_language_model(folder, bf16=bf16, name=recipe.lm.lm).to(device)
     tokenizer = load_tokenizer(folder)
     lm_tokens, seed = recipe.lm.lm_tokens, recipe.training.seed
     if kind_of(recipe.objective) == "siblings":
         return folder, sibling_heads(lm, tokenizer, folder, documents, lm_tokens, seed)
     data = TrainingSet(recipe, documents, queries_file=queries_file)
     prompts = PromptMaker(tokenizer, lm_tokens, recipe.groups.group_size)
-    rows, written, source = data.rows, data.generated_queries, recipe.queries.source
+    rows, written, source = data.rows, data.generated_queries, recipe.queries.queries
     return folder, query_heads(lm, prompts, folder, rows, written, seed, source)
 
 

@@ -109,18 +109,18 @@ def add_context(
     """Add slots to a retriever, in place, and build its first stage. A decoder's anchors start as
     the first tokens of ``example``.
     """
-    _check_slots(model, settings.slots)
+    _check_slots(model, settings.context)
     constant = settings.context_from == "constant"
     table_VD = model[0].model.get_input_embeddings().weight.detach().float().cpu()
     if position_table(model[0].model) is None:
         ids = model.tokenizer(example, add_special_tokens=False)["input_ids"]
-        anchors_AD = table_VD[(ids * settings.slots)[: settings.slots]]
+        anchors_AD = table_VD[(ids * settings.context)[: settings.context]]
     else:
         mask = model.tokenizer.mask_token_id
-        anchors_AD = _anchors_of_mask(table_VD, mask, settings.slots, seed if constant else None)
+        anchors_AD = _anchors_of_mask(table_VD, mask, settings.context, seed if constant else None)
     reader = _documents_reader(model, settings.context_tokens)
-    first = ContextEncoder(reader, anchors_AD, settings.slots, constant).to(model.device)
-    add_slots(model, settings.slots)
+    first = ContextEncoder(reader, anchors_AD, settings.context, constant).to(model.device)
+    add_slots(model, settings.context)
     write_context(model, first.null_JD)
     return first
 
