@@ -116,8 +116,7 @@ def joined() -> Iterator[None]:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = PrefixStore(f"revela-{attempt}-{next(JOINED)}", store)
         backend = "cpu:gloo,cuda:nccl" if has_gpu else "gloo"
-        given: Any = dict(store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-        dist.init_process_group(backend, **given)
+        dist.init_process_group(backend, None, TIMEOUT, size, rank, store)
     except (ValueError, RuntimeError) as error:
         raise RevelaError(
             f"{started()} processes were started (WORLD_SIZE) and cannot reach each other "

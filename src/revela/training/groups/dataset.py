@@ -63,7 +63,7 @@ from revela.training.queries.generated import (
     generate_queries,
     sample_chunks,
 )
-from revela.training.settings import Corpus, InfoNCE, Objective, Recipe
+from revela.training.settings import Corpus, InfoNCE, Recipe
 from revela.types import Chunk, Document, Encoder, hash64
 
 log = logging.getLogger(__name__)
@@ -162,13 +162,15 @@ class TrainingSet:
 
     @cached_property
     def chunks(self) -> ArrowList[Chunk]:
-        """All chunks, in the order of the corpus."""
+        """All chunks, in the order of the corpus; a title is the first line of its document."""
         if self.folder is not None:
             return self.folder.rows
-        settings = self.recipe
-        return training_chunks(
-            self.documents, settings.corpus.chunk_words, settings.training.threads
+        titled = (
+            dataclasses.replace(d, text=f"{d.title}\n\n{d.text}") if d.title else d
+            for d in progress_bar("chunking", "document", self.documents)
         )
+        words, threads = self.recipe.corpus.chunk_words, self.recipe.training.threads
+        return arrow_list(Chunk, chunk_all(titled, words, cores(threads)))
 
     @cached_property
     def rows(self) -> ArrowList[Chunk]:
@@ -177,25 +179,30 @@ class TrainingSet:
         """
         if self.folder is not None:
             return self.folder.rows
-        recipe, queries = self.recipe, self.recipe.queries
-        if recipe.objective.reads == "queries" and queries.queries == "lm" and not recipe.pairs:
-            sample = sample_chunks(self.chunks, queries.max_queries)
+        recipe, objective, chunks = self.recipe, self.recipe.objective, self.chunks
+        if isinstance(objective, InfoNCE) and objective.pairs:
+            folder, has_others = Path(objective.pairs), objective.negatives > 0
+            return pair_rows(self.documents, folder, others=has_others)
+        if objective.reads == "windows":
+            return arrow_list(Chunk, windows(chunks, objective.window_words(recipe.lm.lm_tokens)))
+        if objective.reads == "chunks":
+            return chunks
+        if recipe.queries.queries == "lm":
+            sample = sample_chunks(chunks, recipe.queries.max_queries)
             return sample if self.lazy_queries else generate_queries(self.query_lm(), sample)
-        return training_rows(
-            recipe.objective, queries.queries, self.documents, self.chunks, recipe.lm.lm_tokens
-        )
+        rows = {
+            "title": with_titles(chunks, self.documents),
+            "first-sentence": with_first_sentences(chunks),
+            "telling-sentence": with_telling_sentences(chunks),
+            "authors-words": with_authors_words(chunks, self.documents),
+        }
+        return arrow_list(Chunk, rows[recipe.queries.queries])
 
     def query_lm(self) -> QueryLM:
         """The language model that writes queries, with the file of its answers."""
-        recipe = self.recipe
-        return QueryLM(
-            recipe.queries.query_lm or recipe.lm.lm,
-            self.queries_file,
-            offline_model=recipe.retriever.offline_model,
-            lm_tokens=recipe.lm.lm_tokens,
-            threads=recipe.training.threads,
-            precision=recipe.training.precision,
-        )
+        recipe, offline_model = self.recipe, self.recipe.retriever.offline_model
+        name, lm_tokens = recipe.queries.query_lm or recipe.lm.lm, recipe.lm.lm_tokens
+        return QueryLM(name, self.queries_file, offline_model, lm_tokens, recipe.training)
 
     @cached_property
     def generated_queries(self) -> GeneratedQueries | None:
@@ -276,15 +283,8 @@ class TrainingSet:
         )
         if recipe.groups.groups == "iterative":
             n_groups = recipe.groups.refresh_every * recipe.training.groups_per_step
-            groups = IterativeGroups(
-                rows,
-                encoder,
-                folder,
-                size=size,
-                n_groups=n_groups,
-                seed=recipe.training.seed,
-                reads=recipe.objective.reads,
-            )
+            seed, reads = recipe.training.seed, recipe.objective.reads
+            groups = IterativeGroups(rows, encoder, folder, size, n_groups, seed, reads)
         elif (queries := self.generated_queries) is not None:
             if missing := queries.lm.missing(row.text for row in self.rows):
                 log.info(f"{queries.lm} as training comes to them: {missing:,} or fewer")
@@ -310,16 +310,9 @@ class TrainingSet:
         if settings.groups == "document":
             vectors_ND = vectors_of_beginnings(self.documents, model(), weighting)
         shares_queries = reads == "queries" and recipe.queries.queries in QUERIES_PER_DOCUMENT
+        spread, late = reads == "windows" or shares_queries or bool(recipe.pairs), self.lazy_queries
         return epoch_groups(
-            settings.groups,
-            rows,
-            size,
-            seed,
-            reads=reads,
-            spread=reads == "windows" or shares_queries or bool(recipe.pairs),
-            vectors_ND=vectors_ND,
-            order_R=order_R,
-            without_queries=self.lazy_queries,
+            settings.groups, rows, size, seed, reads, spread, vectors_ND, order_R, late
         )
 
     def _stored_groups(self, folder: GroupFolder) -> tuple[Groups, int]:
@@ -385,42 +378,6 @@ def default_queries_file(sources: Sequence[Path], queries_file: str) -> Path:
     place = source if source.startswith("hub:") else str(first)
     digest = hashlib.blake2b(os.fsencode(place), digest_size=8).hexdigest()
     return cache_folder() / "queries" / f"{first.name[:50]}-{digest}.jsonl"
-
-
-def training_chunks(
-    documents: Iterable[Document], chunk_words: int, threads: int
-) -> ArrowList[Chunk]:
-    """Chunks of documents; a title becomes the first line of its document."""
-    titled = (
-        dataclasses.replace(d, text=f"{d.title}\n\n{d.text}") if d.title else d
-        for d in progress_bar("chunking", "document", documents)
-    )
-    return arrow_list(Chunk, chunk_all(titled, chunk_words, cores(threads)))
-
-
-def training_rows(
-    objective: Objective,
-    source: str,
-    documents: Sequence[Document],
-    chunks: ArrowList[Chunk],
-    lm_tokens: int,
-) -> ArrowList[Chunk]:
-    """The rows of an objective (see the top of this file), with queries that are judged or that
-    ``source``, a ``--queries`` other than lm, takes from the text.
-    """
-    if isinstance(objective, InfoNCE) and objective.pairs:
-        return pair_rows(documents, Path(objective.pairs), others=objective.negatives > 0)
-    if objective.reads == "windows":
-        return arrow_list(Chunk, windows(chunks, objective.window_words(lm_tokens)))
-    if objective.reads == "chunks":
-        return chunks
-    rows = {
-        "title": with_titles(chunks, documents),
-        "first-sentence": with_first_sentences(chunks),
-        "telling-sentence": with_telling_sentences(chunks),
-        "authors-words": with_authors_words(chunks, documents),
-    }
-    return arrow_list(Chunk, rows[source])
 
 
 def windows(chunks: Iterable[Chunk], words: int) -> Iterator[Chunk]:

@@ -90,7 +90,6 @@ class IterativeGroups:
         rows: ArrowList[Chunk],
         encoder: Encoder,
         folder: Path,
-        *,
         size: int,
         n_groups: int,
         seed: int,

@@ -39,7 +39,6 @@ def epoch_groups(
     rows: ArrowList[Chunk],
     size: int,
     seed: int,
-    *,
     reads: Reads = "chunks",
     spread: bool = False,
     vectors_ND: Vectors | None = None,

@@ -55,8 +55,7 @@ def build(settings: Gains, parts: BuildContext) -> tuple[nn.Module, Collate]:
         gates_LH=gates_LH,
         tau=settings.tau,
         kernel=settings.kernel,
-        group_size=parts.recipe.groups.group_size,
-        retriever_batch=parts.recipe.training.retriever_batch,
+        **parts.batching,
     )
     return loss, ChunkBatches(parts, tokenizer, settings.query_side)
 

@@ -27,7 +27,6 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -184,9 +183,9 @@ def _read_sample(retriever: RetrieverModule, texts: Sequence[str]) -> tuple[Tens
     model, width = retriever.model, retriever.model[0].get_embedding_dimension()
     prompt_ids = torch.tensor(_prompt_ids(model))
     where = "cpu" if retriever.device.type == "mps" else retriever.device  # which has no fp64
-    like: Any = dict(dtype=torch.float64, device=where)
     pooled, order, tokens = list[Tensor](), list[int](), 0
-    sum_D, outer_DD = torch.zeros(width, **like), torch.zeros(width, width, **like)
+    sum_D = torch.zeros(width, dtype=torch.float64, device=where)
+    outer_DD = torch.zeros(width, width, dtype=torch.float64, device=where)
     shown = progress_bar("fitting", "chunk", total=len(texts))
     with retriever.evaluating():
         for indices, features in retriever.batches(texts, "document"):
@@ -194,7 +193,7 @@ def _read_sample(retriever: RetrieverModule, texts: Sequence[str]) -> tuple[Tens
             in_prompt_NT = torch.isin(on_cpu(features["input_ids"]), prompt_ids)
             kept_NT = on_cpu(features["attention_mask"]).bool() & ~in_prompt_NT
             places = sent(kept_NT.flatten().nonzero().squeeze(1), retriever.device)
-            states_TD = features["token_embeddings"].flatten(0, 1)[places].to(**like)
+            states_TD = features["token_embeddings"].flatten(0, 1)[places].to(sum_D)
             tokens += len(states_TD)
             sum_D += states_TD.sum(dim=0)
             outer_DD += states_TD.T @ states_TD
@@ -275,6 +274,5 @@ def _append_layers(model: SentenceTransformer, fitted: dict[str, Tensor]) -> Non
 
 
 def _linear(weight_WW: Tensor, bias_W: Tensor | None) -> modules.Dense:
-    given: dict[str, Any] = dict(init_weight=weight_WW, init_bias=bias_W, bias=bias_W is not None)
-    width = len(weight_WW)
-    return modules.Dense(width, width, activation_function=nn.Identity(), **given)
+    width, has_bias = len(weight_WW), bias_W is not None
+    return modules.Dense(width, width, has_bias, nn.Identity(), weight_WW, bias_W)

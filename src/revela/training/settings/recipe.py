@@ -96,10 +96,9 @@ class Recipe:
                 recipe = dataclasses.replace(recipe, **{section: new})
         except ValidationError as error:
             first = error.errors()[0]
-            flag = str(first["loc"][0]).replace("_", "-")
-            raise RevelaError(
-                f"--{flag} {first['input']}: it {first['msg'].removeprefix('Input ')}"
-            ) from error
+            flag, fault = str(first["loc"][0]).replace("_", "-"), first["msg"]
+            fault = fault.removeprefix("Input ")
+            raise RevelaError(f"--{flag} {first['input']}: it {fault}") from error
         if objective.reads != "queries":
             read = OF_GENERATED_QUERIES if recipe.training.check_questions else set()
             unread |= changes.get("queries", {}).keys() - read
