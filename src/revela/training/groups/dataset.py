@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,10 @@ from revela.training.groups.store import GroupFolder, is_group_folder
 from revela.training.groups.strategies import (
     QUERIES_PER_DOCUMENT,
     Groups,
-    epoch_groups,
+    document_groups,
+    groups_along,
+    random_groups,
+    spread_groups,
     with_queries,
 )
 from revela.training.queries.from_text import (
@@ -298,8 +301,13 @@ class TrainingSet:
         """
         recipe, rows, settings = self.recipe, self.grouped_rows, self.recipe.groups
         size, seed, reads = settings.group_size, recipe.training.seed, recipe.objective.reads
-        weighting, vectors_ND, order_R = recipe.fit.token_weighting, None, None
-        if settings.groups == "cluster":
+        weighting = recipe.fit.token_weighting
+        groups: Groups
+        if settings.groups == "random":
+            groups = partial(random_groups, len(rows), size, seed)
+        elif settings.groups == "iterative":  # until there is a retriever in training
+            groups = groups_along(np.arange(len(rows)), rows, size, seed, reads)
+        elif settings.groups == "cluster":
 
             def order() -> NDArray[np.int64]:
                 precision = recipe.training.precision
@@ -307,13 +315,16 @@ class TrainingSet:
                 return similar_order(rows, encoders, size, seed, reads)
 
             order_R = order() if folder is None else load_or_make(folder / ORDER, order)
-        if settings.groups == "document":
-            vectors_ND = vectors_of_beginnings(self.documents, model(), weighting)
-        shares_queries = reads == "queries" and recipe.queries.queries in QUERIES_PER_DOCUMENT
-        spread, late = reads == "windows" or shares_queries or bool(recipe.pairs), self.lazy_queries
-        return epoch_groups(
-            settings.groups, rows, size, seed, reads, spread, vectors_ND, order_R, late
-        )
+            groups = groups_along(order_R, rows, size, seed, reads)
+        else:
+            vectors_ND = None
+            if settings.groups == "document":
+                vectors_ND = vectors_of_beginnings(self.documents, model(), weighting)
+            shares_queries = reads == "queries" and recipe.queries.queries in QUERIES_PER_DOCUMENT
+            spread = reads == "windows" or shares_queries or recipe.pairs
+            build = spread_groups if spread else document_groups
+            groups = partial(build, rows.column("document"), size, seed, vectors_ND=vectors_ND)
+        return groups if self.lazy_queries else with_queries(rows, groups, reads)
 
     def _stored_groups(self, folder: GroupFolder) -> tuple[Groups, int]:
         """Epoch -> groups of a folder, ordered by the recipe's seed; and their number."""
