@@ -197,18 +197,10 @@ def train(
         read, ahead = partial(read_rows, data, collate), reads_ahead(data)
         across_groups = recipe.objective.across_groups
         can_join = ahead and not across_groups and not recipe.context.context
-        groups_per_batch = partial(fitting_groups, settings, groups, read, objective, can_join)
-        reader = BatchReader(
-            groups,
-            read,
-            budget,
-            groups_per_step=settings.groups_per_step,
-            groups_per_batch=recorded(out, "groups_per_batch", groups_per_batch),
-            across_groups=across_groups,
-            ahead=ahead,
-            step=step,
-        )
-        budget.take_count()  # of what was read to find groups_per_batch
+        find = partial(fitting_groups, settings, groups, read, objective, can_join)
+        per_step, per_batch = settings.groups_per_step, recorded(out, "groups_per_batch", find)
+        budget.take_count()  # of what was read to find it
+        reader = BatchReader(groups, read, budget, per_step, per_batch, across_groups, ahead, step)
         stopped, logged, sums = 0, step, torch.zeros(2, device=device)
         with (
             frozen_in_bf16(model, encoder.retriever.bf16),
