@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from research.size import code_lines
 from revela.encoders.embedded import MINILM, is_installed
 from tests.collection_folder import write_lines
 
+WORD = re.compile(r"\w+").findall
 SOURCE = Path(__file__).parents[1] / "src" / "revela"
 # Runs a command line; prints the files that it passed (those with a function that ran, apart from
 # what imports ran) until the end of each training step, and then to its own end; and the modules
@@ -123,24 +125,17 @@ def test_no_file_is_long():
 
 def test_functions_take_what_they_read():
     """The recipe, or another object of more than 20 fields, is taken or held in 15 places."""
-    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in SOURCE.rglob("*.py")}
-    nodes = [(file, node) for file, tree in trees.items() for node in ast.walk(tree)]
-    classes = [node for _, node in nodes if isinstance(node, ast.ClassDef)]
-    fields = {c.name: [a for a in c.body if isinstance(a, ast.AnnAssign)] for c in classes}
-    large = {"Recipe", *(name for name, own in fields.items() if len(own) > 20)}
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in SOURCE.rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    large = {c.name for c in classes if sum(isinstance(a, ast.AnnAssign) for a in c.body) > 20}
 
-    def holds(annotation: ast.expr | None) -> bool:
-        parts = ast.walk(annotation) if annotation else ()
-        return any(getattr(part, "id", getattr(part, "value", "")) in large for part in parts)
+    def words(node: ast.FunctionDef | ast.ClassDef) -> set[str]:
+        """The words of the annotations of its parameters or attributes."""
+        parts = node.body if isinstance(node, ast.ClassDef) else ast.walk(node.args)
+        annotated = [part for part in parts if isinstance(part, ast.AnnAssign | ast.arg)]
+        return {word for a in annotated if a.annotation for word in WORD(ast.unparse(a.annotation))}
 
-    places = []
-    for file, node in nodes:
-        annotations: list[ast.expr | None] = []
-        if isinstance(node, ast.FunctionDef):
-            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            annotations = [argument.annotation for argument in arguments]
-        elif isinstance(node, ast.ClassDef):
-            annotations = [field.annotation for field in fields[node.name]]
-        if any(map(holds, annotations)):
-            places.append(f"{file.stem}.{node.name}")
-    assert "train.train" in places and len(places) <= 15, places
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    takers = [n.name for n in (*functions, *classes) if words(n) & {"Recipe", *large}]
+    assert "check_recipe" in takers and len(takers) <= 15, takers

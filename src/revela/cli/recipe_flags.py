@@ -6,7 +6,7 @@ Only the verbs of training import it, when they run or print their help.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,32 +46,30 @@ def show_settings(verb: Any, tokens: Sequence[str]) -> None:
     verb.__annotations__["given"] = Annotated[flags | None, Flat]
 
 
-def settings_flags(shown: type[Objective]) -> type:
-    """A dataclass with a field per flag, None where it is not given."""
+def settings_flags(shown: type[Objective], names: Collection[str] = ()) -> type:
+    """A dataclass with a field per flag, None where it is not given; of these settings alone, if
+    there are ``names``.
+    """
     sections = sorted(SECTIONS, key=lambda section: section != "objective")
     groups = {
         section: Group(TITLES.get(section) or section.capitalize(), sort_key=place)
         for place, section in enumerate(sections, 10)
     }
-    names = f"What is learned from: {', '.join(OBJECTIVES)}."
-    flags: dict[str, Any] = {"objective": _flag(str, names, groups["objective"], True)}
+    text = f"What is learned from: {', '.join(OBJECTIVES)}."
+    about = Parameter(help=text, group=groups["objective"])
+    flags: dict[str, Any] = {"objective": ("objective", Annotated[str | None, about], None)}
     for objective in (shown, *OBJECTIVES.values()):
         for name, (section, item) in settings_of(objective).items():
-            default = "" if item.default == () else item.default
-            text = f"{item.description or ''} [default: {default}]".replace(" [default: ]", "")
-            is_shown = objective is shown and RARE not in item.metadata
-            flags.setdefault(name, _flag(item.annotation, text, groups[section], is_shown))
-    made = dataclasses.make_dataclass(
-        "Settings", [(name, kind, None) for name, kind in flags.items()], frozen=True
-    )
+            default = "" if item.default in ("", ()) else f" [default: {item.default}]"
+            text = " ".join((item.description or "").split()) + default
+            show = objective is shown and (name in names or RARE not in item.metadata)
+            kind: Any = item.annotation
+            about = Parameter(help=text, show=show, group=groups[section], negative_iterable=())
+            flags.setdefault(name, (name, Annotated[kind | None, about], None))
+    fields = [flags[name] for name in names or flags]
+    made = dataclasses.make_dataclass("Settings", fields, frozen=True)
     made.__module__ = __name__  # cyclopts takes classes of the module types for no dataclasses
     return made
-
-
-def _flag(kind: Any, text: str, group: Group, is_shown: bool) -> Any:
-    """The annotation of a field that is a flag."""
-    about = Parameter(help=" ".join(text.split()), show=is_shown, group=group, negative_iterable=())
-    return Annotated[kind | None, about]
 
 
 def given_settings(given: Any) -> dict[str, Any]:
@@ -103,8 +101,7 @@ def recipes_of(names: Sequence[str], recipe_file: Path | None, given: Any) -> di
     recipes, made = dict[str, Recipe](), list[tuple[str, set[str]]]()
     for preset in names:
         for variant, changes in (variants or {"": {}}).items():
-            over = changes | given_settings(given)
-            recipe, unread = merge_settings(preset, settings | over)
+            recipe, unread = merge_settings(preset, settings | changes | given_settings(given))
             parts = (preset if len(names) > 1 or not variant else "", variant)
             name = "-".join(part for part in parts if part)
             if same := next((other for other, known in recipes.items() if known == recipe), None):

@@ -40,7 +40,7 @@ def train(
         Folder for the retriever: a Sentence-Transformers model, with run.json and metrics.jsonl.
     preset:
         Settings to start from: gated (default), paper (Revela as published), gains, dream,
-        attention, replug, infonce, pairs (for code), crop, spans (an encoder from nothing), cde or
+        replug, infonce, pairs (for code), crop, spans (an encoder from nothing), cde or
         cde-revela (with a context); --objective implies its own.
     recipe_file:
         A TOML file of settings, over those of the preset and below flags.

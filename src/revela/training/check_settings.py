@@ -44,7 +44,8 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
     if getattr(recipe.objective, "kernel", "") == "varlen":
         _check_varlen(training.precision)
     _check_trained_weights(recipe.retriever, recipe.context)
-    if training.groups_per_step % training.fixed_groups_per_batch:
+    per_batch = training.groups_per_batch
+    if per_batch != "auto" and training.groups_per_step % per_batch:
         raise RevelaError(
             f"--groups-per-step {training.groups_per_step} is no multiple of "
             f"--groups-per-batch {training.groups_per_batch}"

@@ -294,6 +294,16 @@ def run_tensors(objective: nn.Module) -> Iterator[Tensor]:
     return (tensor for tensor in tensors if id(tensor) not in frozen)
 
 
+def check_same_weights(module: nn.Module, step: int) -> None:
+    """Raise RevelaError if the processes' weights differ in any bit after this step."""
+    if distributed.world_size() > 1:
+        distributed.check_same(
+            distributed.digest(run_tensors(module)),
+            f"the processes have different weights after {step} steps: train by one process, and "
+            "report this with your command and versions",
+        )
+
+
 def trainable_state(module: nn.Module) -> dict[str, Tensor]:
     """A CPU copy of ``trainable_parameters``."""
     return {name: _copy(p) for name, p in trainable_parameters(module).items()}

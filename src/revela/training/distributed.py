@@ -265,13 +265,3 @@ def digest(tensors: Iterable[Tensor]) -> str:
     for tensor in tensors:
         found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
-
-
-def check_same_weights(tensors: Iterable[Tensor], step: int) -> None:
-    """Raise RevelaError if tensors of the processes differ in any bit after this step."""
-    if world_size() > 1:
-        check_same(
-            digest(tensors),
-            f"the processes have different weights after {step} steps: train by one process, and "
-            "report this with your command and versions",
-        )

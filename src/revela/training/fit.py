@@ -28,7 +28,7 @@ from revela.files import atomic_write
 from revela.quiet_libraries import silence_libraries
 from revela.text.analyzer import check_language
 from revela.text.chunk import PASSAGE_WORDS
-from revela.text.load import read_corpus
+from revela.text.load import Reading, read_corpus
 from revela.text.spool import LazyTexts
 from revela.training.device import compute_device
 from revela.training.distributed import check_single_process
@@ -146,9 +146,8 @@ def bake_context(
     """
     given = [name for name, value in vars(options).items() if value != getattr(FIT_OPTIONS, name)]
     unread = (*LAYER_SETTINGS, "language")
-    _refuse_unread(
-        recipe.to_dict(), unread, given, "--context, which fills the slots of a retriever"
-    )
+    reason = "--context, which fills the slots of a retriever"
+    _refuse_unread(recipe.to_dict(), unread, given, reason)
     _check_free(out)
     model, settings, seed = recipe.retriever.model, recipe.corpus, recipe.training.seed
     folder = resolve(model)
@@ -158,12 +157,9 @@ def bake_context(
             f"{model} has no first stage (context/), which --context needs: give a retriever that "
             "revela train --context N has made"
         )
+    reading = Reading(settings.text_field, settings.title_field, settings.join_titles)
     documents, report = read_corpus(
-        corpus,
-        settings.reading,
-        distinct=False,
-        min_words=1,
-        max_bad_share=settings.max_bad_share,
+        corpus, reading, distinct=False, min_words=1, max_bad_share=settings.max_bad_share
     )
     for line in report.lines():
         log.info(line)
@@ -227,13 +223,9 @@ def _fit_table(
     """
     recipe, scores = data.recipe, dict[str, dict[str, float]]()
     start = time.monotonic()
+    language, seed = recipe.corpus.language, recipe.training.seed
     fitted, trained = tables(
-        folder,
-        data.documents,
-        data.held_out,
-        language=recipe.corpus.language,
-        seed=recipe.training.seed,
-        steps=options.steps,
+        folder, data.documents, data.held_out, language=language, seed=seed, steps=options.steps
     )
     minutes = (time.monotonic() - start) / 60
     made, kept = {"fitted": fitted}, "fitted"

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from revela.errors import RevelaError
 from revela.files import atomic_write
-from revela.training.groups.dataset import TrainingSet, training_chunks, training_rows
+from revela.training.groups.dataset import TrainingSet
 from revela.training.queries.generated import generate_answers
 from revela.types import Chunk, Document
 
@@ -30,8 +30,8 @@ def make_test_set(data: TrainingSet, out: Path) -> list[tuple[str, str]]:
         (query, its first passage) of each query.
     """
     recipe, documents = data.recipe, [*data.documents, *data.held_out]
-    chunk_words, threads = recipe.corpus.chunk_words, recipe.training.threads
-    passages = training_chunks(documents, chunk_words, threads)
+    data = TrainingSet(recipe, documents, queries_file=data.queries_file, lazy_queries=False)
+    passages = data.chunks
     relevant: Relevant = {}
     count, seed = recipe.queries.max_queries, recipe.training.seed
     if recipe.queries.queries == "lm":
@@ -40,9 +40,7 @@ def make_test_set(data: TrainingSet, out: Path) -> list[tuple[str, str]]:
         answers = generate_answers(data.query_lm(), texts)
         relevant = {a.query: [i] for i, a in zip(places, answers, strict=True) if a.query}
     else:
-        passages = training_rows(
-            recipe.objective, recipe.queries.queries, documents, passages, recipe.lm.lm_tokens
-        )
+        passages = data.rows
         for number, row in enumerate(passages):
             relevant.setdefault(row.query, []).append(number)
         relevant.pop("", None)

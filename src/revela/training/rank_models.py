@@ -149,7 +149,7 @@ def encoder_of(candidate: Candidate, data: Sample) -> Encoder:
     with extra("train", str(candidate)):
         from revela.encoders.torch_model import uses_bf16
         from revela.training.device import compute_device
-        from revela.training.groups.dataset import training_chunks
+        from revela.training.groups.dataset import TrainingSet
         from revela.training.retriever.build import untrained_retriever
         from revela.training.retriever.encode import RetrieverEncoder
         from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
@@ -164,8 +164,7 @@ def encoder_of(candidate: Candidate, data: Sample) -> Encoder:
     model = untrained_retriever(recipe.retriever, folder, data.documents).to(compute_device())
     encoder = RetrieverEncoder(model, uses_bf16(recipe.training.precision, model.device))
     trainer = row_trainer(model, data.documents, seed=seed)
-    chunks = training_chunks(data.documents, recipe.corpus.chunk_words, recipe.training.threads)
-    texts = LazyTexts(chunks, lambda chunk: chunk.text)
+    texts = LazyTexts(TrainingSet(recipe, data.documents).chunks, lambda chunk: chunk.text)
     fit_to_corpus(encoder.retriever, texts, recipe.fit, seed=seed, train_rows=trainer)
     encoder.words_to_vectors = WORDS_TO_VECTORS
     return encoder

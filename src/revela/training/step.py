@@ -124,7 +124,6 @@ class BatchReader:
         groups: Groups,
         read: Callable[[Rows], Tensors],
         budget: Budget,
-        *,
         groups_per_step: int,
         groups_per_batch: int,
         across_groups: bool,

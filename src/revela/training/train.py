@@ -25,6 +25,7 @@ from revela.training import distributed as distributed
 from revela.training.check_settings import check_recipe
 from revela.training.checkpoint import (
     CHECKPOINTS,
+    check_same_weights,
     checkpoint_to_resume,
     load_checkpoint,
     load_fit,
@@ -199,7 +200,7 @@ def train(
         objective.to(device)
         optimizer = make_optimizer(objective, settings.learning_rate)
         distributed.copy_first(run_tensors(objective))
-        distributed.check_same_weights(run_tensors(objective), step)
+        check_same_weights(objective, step)
 
         # Check before the first step.
         checks = best = None
@@ -228,17 +229,10 @@ def train(
                 return 1
             return fitting_groups(settings.groups_per_step, groups, read, objective)
 
-        reader = BatchReader(
-            groups,
-            read,
-            budget,
-            groups_per_step=settings.groups_per_step,
-            groups_per_batch=recorded(out, "groups_per_batch", groups_per_batch),
-            across_groups=across_groups,
-            ahead=ahead,
-            step=step,
-        )
-        budget.take_count()  # of what was read to find groups_per_batch
+        per_step = settings.groups_per_step
+        per_batch = recorded(out, "groups_per_batch", groups_per_batch)
+        budget.take_count()  # of what was read to find it
+        reader = BatchReader(groups, read, budget, per_step, per_batch, across_groups, ahead, step)
         stopped, logged, sums = 0, step, torch.zeros(2, device=device)
         with (
             frozen_in_bf16(model, encoder.retriever.bf16),
@@ -274,7 +268,7 @@ def train(
                 if saves and is_first:
                     with watch.stopped():
                         save_checkpoint(checkpoints, step, objective, optimizer, budget)
-        distributed.check_same_weights(run_tensors(objective), step)
+        check_same_weights(objective, step)
 
         # Check the last state, and save it or the best one.
         def finish() -> Outcome:

@@ -8,7 +8,7 @@ import pytest
 from revela.text.spool import arrow_list
 from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.store import GroupedCorpus, save_groups
-from revela.training.groups.strategies import epoch_groups
+from revela.training.groups.strategies import groups_along
 from revela.training.queries.generated import sample_chunks
 from revela.training.settings import Recipe
 from revela.types import Chunk, Document
@@ -22,7 +22,7 @@ def test_groups_of_similar_chunks_have_a_query_once(queries):
         Chunk, (Chunk(i // 5, f"text {i}", f"title {i // 5 if titled else i}") for i in range(100))
     )
     order = np.random.default_rng(0).permutation(100)
-    groups = epoch_groups("cluster", rows, 10, 0, reads="queries", order_R=order)
+    groups = groups_along(order, rows, 10, 0, "queries")
     for epoch in range(2):
         made = list(groups(epoch))
         assert len(made) == 10

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from revela.terminal import progress_bar
 from revela.text.chunk import chunk_all
 from revela.text.dedupe import near_duplicates
 from revela.text.judgements import pair_rows, queries_by_document
-from revela.text.load import read_corpus, split_held_out
+from revela.text.load import Reading, read_corpus, split_held_out
 from revela.text.readers.common import ReadReport
 from revela.text.spool import ArrowList, LazyTexts, arrow_list
 from revela.text.words import count_words
@@ -44,7 +44,10 @@ from revela.training.groups.store import GroupFolder, is_group_folder
 from revela.training.groups.strategies import (
     QUERIES_PER_DOCUMENT,
     Groups,
-    epoch_groups,
+    document_groups,
+    groups_along,
+    random_groups,
+    spread_groups,
     with_queries,
 )
 from revela.training.queries.from_text import (
@@ -63,7 +66,7 @@ from revela.training.queries.generated import (
     sample_chunks,
 )
 from revela.training.retriever.fit import lexical_vectors
-from revela.training.settings import Corpus, InfoNCE, Objective, Recipe
+from revela.training.settings import Corpus, InfoNCE, Recipe
 from revela.types import Chunk, Document, Encoder, hash64
 
 log = logging.getLogger(__name__)
@@ -169,13 +172,15 @@ class TrainingSet:
 
     @cached_property
     def chunks(self) -> ArrowList[Chunk]:
-        """All chunks, in the order of the corpus."""
+        """All chunks, in the order of the corpus; a title is the first line of its document."""
         if self.folder is not None:
             return self.folder.rows
-        settings = self.recipe
-        return training_chunks(
-            self.documents, settings.corpus.chunk_words, settings.training.threads
+        titled = (
+            dataclasses.replace(d, text=f"{d.title}\n\n{d.text}") if d.title else d
+            for d in progress_bar("chunking", "document", self.documents)
         )
+        words, threads = self.recipe.corpus.chunk_words, self.recipe.training.threads
+        return arrow_list(Chunk, chunk_all(titled, words, cores(threads)))
 
     @cached_property
     def rows(self) -> ArrowList[Chunk]:
@@ -184,25 +189,30 @@ class TrainingSet:
         """
         if self.folder is not None:
             return self.folder.rows
-        recipe, queries = self.recipe, self.recipe.queries
-        if recipe.objective.reads == "queries" and queries.queries == "lm" and not recipe.pairs:
-            sample = sample_chunks(self.chunks, queries.max_queries)
+        recipe, objective, chunks = self.recipe, self.recipe.objective, self.chunks
+        if isinstance(objective, InfoNCE) and objective.pairs:
+            folder, has_others = Path(objective.pairs), objective.negatives > 0
+            return pair_rows(self.documents, folder, others=has_others)
+        if objective.reads == "windows":
+            return arrow_list(Chunk, windows(chunks, objective.window_words(recipe.lm.lm_tokens)))
+        if objective.reads == "chunks":
+            return chunks
+        if recipe.queries.queries == "lm":
+            sample = sample_chunks(chunks, recipe.queries.max_queries)
             return sample if self.lazy_queries else generate_queries(self.query_lm(), sample)
-        return training_rows(
-            recipe.objective, queries.queries, self.documents, self.chunks, recipe.lm.lm_tokens
-        )
+        rows = {
+            "title": with_titles(chunks, self.documents),
+            "first-sentence": with_first_sentences(chunks),
+            "telling-sentence": with_telling_sentences(chunks),
+            "authors-words": with_authors_words(chunks, self.documents),
+        }
+        return arrow_list(Chunk, rows[recipe.queries.queries])
 
     def query_lm(self) -> QueryLM:
         """The language model that writes queries, with the file of its answers."""
-        recipe = self.recipe
-        return QueryLM(
-            recipe.queries.query_lm or recipe.lm.lm,
-            self.queries_file,
-            offline_model=recipe.retriever.offline_model,
-            lm_tokens=recipe.lm.lm_tokens,
-            threads=recipe.training.threads,
-            precision=recipe.training.precision,
-        )
+        recipe, offline_model = self.recipe, self.recipe.retriever.offline_model
+        name, lm_tokens = recipe.queries.query_lm or recipe.lm.lm, recipe.lm.lm_tokens
+        return QueryLM(name, self.queries_file, offline_model, lm_tokens, recipe.training)
 
     @cached_property
     def generated_queries(self) -> GeneratedQueries | None:
@@ -277,15 +287,8 @@ class TrainingSet:
         )
         if recipe.groups.groups == "iterative":
             n_groups = recipe.groups.refresh_every * recipe.training.groups_per_step
-            groups = IterativeGroups(
-                rows,
-                encoder,
-                folder,
-                size=size,
-                n_groups=n_groups,
-                seed=recipe.training.seed,
-                reads=recipe.objective.reads,
-            )
+            seed, reads = recipe.training.seed, recipe.objective.reads
+            groups = IterativeGroups(rows, encoder, folder, size, n_groups, seed, reads)
         elif (queries := self.generated_queries) is not None:
             if missing := queries.lm.missing(row.text for row in self.rows):
                 log.info(f"{queries.lm} as training comes to them: {missing:,} or fewer")
@@ -299,8 +302,13 @@ class TrainingSet:
         """
         recipe, rows, settings = self.recipe, self.grouped_rows, self.recipe.groups
         size, seed, reads = settings.group_size, recipe.training.seed, recipe.objective.reads
-        weighting, vectors_ND, order_R = recipe.fit.token_weighting, None, None
-        if settings.groups == "cluster":
+        weighting = recipe.fit.token_weighting
+        groups: Groups
+        if settings.groups == "random":
+            groups = partial(random_groups, len(rows), size, seed)
+        elif settings.groups == "iterative":  # until there is a retriever in training
+            groups = groups_along(np.arange(len(rows)), rows, size, seed, reads)
+        elif settings.groups == "cluster":
 
             def order() -> NDArray[np.int64]:
                 precision = recipe.training.precision
@@ -308,21 +316,17 @@ class TrainingSet:
                 return similar_order(rows, encoders, size, seed, reads)
 
             order_R = order() if folder is None else load_or_make(folder / ORDER, order)
-        if settings.groups == "document":
-            beginnings = LazyTexts(self.documents, lambda document: document.full_text[:BEGINNING])
-            vectors_ND = lexical_vectors(model(), beginnings, weighting)
-        shares_queries = reads == "queries" and recipe.queries.queries in QUERIES_PER_DOCUMENT
-        return epoch_groups(
-            settings.groups,
-            rows,
-            size,
-            seed,
-            reads=reads,
-            spread=reads == "windows" or shares_queries or bool(recipe.pairs),
-            vectors_ND=vectors_ND,
-            order_R=order_R,
-            without_queries=self.lazy_queries,
-        )
+            groups = groups_along(order_R, rows, size, seed, reads)
+        else:
+            vectors_ND = None
+            if settings.groups == "document":
+                texts = LazyTexts(self.documents, lambda document: document.full_text[:BEGINNING])
+                vectors_ND = lexical_vectors(model(), texts, weighting)
+            shares_queries = reads == "queries" and recipe.queries.queries in QUERIES_PER_DOCUMENT
+            spread = reads == "windows" or shares_queries or recipe.pairs
+            build = spread_groups if spread else document_groups
+            groups = partial(build, rows.column("document"), size, seed, vectors_ND=vectors_ND)
+        return groups if self.lazy_queries else with_queries(rows, groups, reads)
 
     def _stored_groups(self, folder: GroupFolder) -> tuple[Groups, int]:
         """Epoch -> groups of a folder, ordered by the recipe's seed; and their number."""
@@ -389,42 +393,6 @@ def default_queries_file(sources: Sequence[Path], queries_file: str) -> Path:
     return cache_folder() / "queries" / f"{first.name[:50]}-{digest}.jsonl"
 
 
-def training_chunks(
-    documents: Iterable[Document], chunk_words: int, threads: int
-) -> ArrowList[Chunk]:
-    """Chunks of documents; a title becomes the first line of its document."""
-    titled = (
-        dataclasses.replace(d, text=f"{d.title}\n\n{d.text}") if d.title else d
-        for d in progress_bar("chunking", "document", documents)
-    )
-    return arrow_list(Chunk, chunk_all(titled, chunk_words, cores(threads)))
-
-
-def training_rows(
-    objective: Objective,
-    source: str,
-    documents: Sequence[Document],
-    chunks: ArrowList[Chunk],
-    lm_tokens: int,
-) -> ArrowList[Chunk]:
-    """The rows of an objective (see the top of this file), with queries that are judged or that
-    ``source``, a ``--queries`` other than lm, takes from the text.
-    """
-    if isinstance(objective, InfoNCE) and objective.pairs:
-        return pair_rows(documents, Path(objective.pairs), others=objective.negatives > 0)
-    if objective.reads == "windows":
-        return arrow_list(Chunk, windows(chunks, objective.window_words(lm_tokens)))
-    if objective.reads == "chunks":
-        return chunks
-    rows = {
-        "title": with_titles(chunks, documents),
-        "first-sentence": with_first_sentences(chunks),
-        "telling-sentence": with_telling_sentences(chunks),
-        "authors-words": with_authors_words(chunks, documents),
-    }
-    return arrow_list(Chunk, rows[source])
-
-
 def windows(chunks: Iterable[Chunk], words: int) -> Iterator[Chunk]:
     """Join consecutive chunks of a document into windows of at most this many words."""
     document, parts, total = -1, list[str](), 0
@@ -447,7 +415,7 @@ def read_for(
     """
     return read_corpus(
         sources,
-        corpus.reading,
+        Reading(corpus.text_field, corpus.title_field, corpus.join_titles),
         near=corpus.near_duplicates,
         max_bad_share=corpus.max_bad_share,
         judged=queries_by_document(Path(pairs)) if pairs else (),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -64,31 +65,26 @@ def load_surrogate(name: str, precision: TorchPrecision) -> Encoder:
     return load_encoder(find_weights(name, ""), precision, Groups.surrogate_tokens)
 
 
+@dataclass(frozen=True)
 class IterativeGroups:
     """Round -> groups of similar rows, by the retriever in training, from a random sample.
 
     Groups are stored in ``folder``, so that a resumed run reads the same.
 
-    Args:
+    Attributes:
         encoder: the retriever in training.
         size: rows of a group.
         n_groups: groups of a round.
         reads: the kind of rows that the objective reads.
     """
 
-    def __init__(
-        self,
-        rows: ArrowList[Chunk],
-        encoder: Encoder,
-        folder: Path,
-        *,
-        size: int,
-        n_groups: int,
-        seed: int,
-        reads: Reads,
-    ) -> None:
-        self.rows, self.encoder, self.folder = rows, encoder, folder
-        self.size, self.n_groups, self.seed, self.reads = size, n_groups, seed, reads
+    rows: ArrowList[Chunk]
+    encoder: Encoder
+    folder: Path
+    size: int
+    n_groups: int
+    seed: int
+    reads: Reads
 
     def __call__(self, round_: int) -> Iterator[list[int]]:
         file = self.folder / f"groups-{round_}.npy"
@@ -100,12 +96,10 @@ class IterativeGroups:
         pool = min(len(self.rows), POOL * self.n_groups * self.size)
         sample = np.sort(rng.choice(len(self.rows), pool, replace=False))
         rows = self.rows.select(sample)
-        encoders = (
-            encode_on_all_ranks(self.encoder.encode_queries),
-            encode_on_all_ranks(self.encoder.encode_passages),
-        )
+        both = self.encoder.encode_queries, self.encoder.encode_passages
+        queries, passages = map(encode_on_all_ranks, both)
         seed = int(rng.integers(2**31))
-        order_R = similar_order(rows, encoders, self.size, seed, self.reads)
+        order_R = similar_order(rows, (queries, passages), self.size, seed, self.reads)
         groups = groups_along(order_R, rows, self.size, self.seed, self.reads)
         built = islice(with_queries(rows, groups, self.reads)(round_), self.n_groups)
         return np.array([sample[group] for group in built], dtype=np.int64)

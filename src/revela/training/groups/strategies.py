@@ -4,8 +4,8 @@ Random regrouping lowers Revela's BEIR mean from 33.6 to 3.9 (tables 8-9). By de
 contiguous chunks of one or two documents, shuffled. Short documents share a group with similar
 ones, because chunks of random documents teach nothing after the first steps.
 
-To add a strategy, write a function here, call it in ``epoch_groups``, and add its name to the
-setting ``groups``.
+To add a strategy, write a function here, call it in ``TrainingSet.corpus_groups``, and add
+its name to the setting ``groups``.
 
 Shapes: N documents, D width of a document's vector, R rows.
 """
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from revela.text.spool import ArrowList
 from revela.training.queries.from_text import query_hash
-from revela.training.settings import Reads, Strategy
+from revela.training.settings import Reads
 from revela.types import Chunk, Vectors
 
 BLOCK = 2**16  # vectors read at a time
@@ -32,42 +32,6 @@ QUERIES_PER_DOCUMENT = ("title", "authors-words")
 
 Groups = Callable[[int], Iterator[list[int]]]
 """Epoch -> groups, as indices of rows."""
-
-
-def epoch_groups(
-    strategy: Strategy,
-    rows: ArrowList[Chunk],
-    size: int,
-    seed: int,
-    *,
-    reads: Reads = "chunks",
-    spread: bool = False,
-    vectors_ND: Vectors | None = None,
-    order_R: NDArray[np.int64] | None = None,
-    without_queries: bool = False,
-) -> Groups:
-    """The groups of a strategy: epoch -> groups.
-
-    Args:
-        size: rows of a group.
-        reads: the kind of rows that the objective reads.
-        spread: let the rows of a document be in different groups, where the strategy is by
-            documents.
-        vectors_ND: a vector per document, to group short documents with similar ones.
-        order_R: an order of rows in which similar ones are neighbours; None: as they come.
-        without_queries: include groups without any query, for queries that are written later.
-    """
-    groups: Groups
-    if strategy == "random":
-        groups = functools.partial(random_groups, len(rows), size, seed)
-    elif strategy in ("cluster", "iterative"):
-        order_R = np.arange(len(rows)) if order_R is None else order_R
-        groups = groups_along(order_R, rows, size, seed, reads)
-    else:
-        build = spread_groups if spread else document_groups
-        owners = rows.column("document")
-        groups = functools.partial(build, owners, size, seed, vectors_ND=vectors_ND)
-    return groups if without_queries else with_queries(rows, groups, reads)
 
 
 def groups_along(

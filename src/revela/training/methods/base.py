@@ -69,6 +69,12 @@ class BuildContext:
     heads: Callable[[Callable[[], Heads]], Heads] = lambda find: find()
     "The LM's heads that the run uses: those that ``find`` gives, or a resumed run began with."
 
+    @property
+    def batching(self) -> dict[str, int]:
+        """``group_size`` and ``retriever_batch`` of RetrieverLoss."""
+        size, batch = self.recipe.groups.group_size, self.recipe.training.retriever_batch
+        return {"group_size": size, "retriever_batch": batch}
+
     def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
         """Tokenized queries and passages: query_input_ids, passage_input_ids and so on."""
         batch: Batch = {}

@@ -100,16 +100,8 @@ def build(settings: Dream, parts: BuildContext) -> tuple[nn.Module, Collate]:
     heads = parts.heads(best_heads)
     names = " ".join(f"{layer}-{head}" for layer, head in heads)
     log.info(f"{len(heads)} heads that look from questions to answers: {names}")
-    loss = DreamLoss(
-        parts.model,
-        lm,
-        heads,
-        tau=settings.tau,
-        gate=settings.gate,
-        kernel=settings.kernel,
-        group_size=size,
-        retriever_batch=recipe.training.retriever_batch,
-    )
+    tau, gate, kernel = settings.tau, settings.gate, settings.kernel
+    loss = DreamLoss(parts.model, lm, heads, tau=tau, gate=gate, kernel=kernel, **parts.batching)
     return loss, PromptBatches(parts, prompts)
 
 
@@ -193,7 +185,7 @@ class DreamLoss(RetrieverLoss):
         tau: initial temperature; its logarithm is trained, so it stays positive.
         gate: initial g; its logit is trained, so it stays in (0, 1).
         kernel: see document_attention.
-        group_size, retriever_batch: see RetrieverLoss.
+        batching: see RetrieverLoss.
     """
 
     def __init__(
@@ -205,10 +197,9 @@ class DreamLoss(RetrieverLoss):
         tau: float,
         gate: float,
         kernel: Kernel = "auto",
-        group_size: int = 0,
-        retriever_batch: int = 0,
+        **batching: int,
     ) -> None:
-        super().__init__(model, tau=tau, group_size=group_size, retriever_batch=retriever_batch)
+        super().__init__(model, tau=tau, **batching)
         self.lm, self.heads, self.kernel = lm, list(heads), kernel
         self.log_tau = nn.Parameter(torch.tensor(math.log(tau)))
         self.gate_logit = nn.Parameter(torch.tensor(math.log(gate / (1 - gate))))

@@ -30,6 +30,7 @@ import json
 import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,13 @@ from revela.text.words import joined, words
 from revela.training.device import compute_device, sent
 from revela.training.distributed import from_rank_zero, is_rank_zero
 from revela.training.groups.dataset import TrainingSet
-from revela.training.groups.strategies import QUERIES_PER_DOCUMENT, epoch_groups
+from revela.training.groups.strategies import (
+    QUERIES_PER_DOCUMENT,
+    Groups,
+    document_groups,
+    spread_groups,
+    with_queries,
+)
 from revela.training.lm.document_attention import InBatchAttention
 from revela.training.lm.language_model import LanguageModel, load_language_model
 from revela.training.lm.prompts import PromptMaker, Questions, read_candidates
@@ -181,12 +188,12 @@ def _groups_with_questions(
     """The chunks of each group, until they have enough questions."""
     # Stored groups are in another order.
     rows = rows.select(np.argsort(rows.column("document"), kind="stable"))
-    without = written is not None
-    groups = epoch_groups(
-        "document", rows, size, seed, reads="queries", spread=spread, without_queries=without
-    )
+    strategy = spread_groups if spread else document_groups
+    groups: Groups = partial(strategy, rows.column("document"), size, seed)
     row: Callable[[int], Chunk] = rows.__getitem__
-    if written is not None:  # a copy: training must not depend on the questions asked here
+    if written is None:
+        groups = with_queries(rows, groups, "queries")
+    else:  # a copy: training must not depend on the questions asked here
         probed = GeneratedQueries(written.lm, rows)
         groups, row = probed.groups(groups), probed.row
     n_questions = 0

@@ -48,15 +48,9 @@ def build(settings: Gains, parts: BuildContext) -> tuple[nn.Module, Collate]:
     """The loss of ``gains`` and its collator."""
     lm, tokenizer, folder = load_lm(parts)
     gates_LH = gates(settings, parts, lm, tokenizer, folder)
+    initial, tau, kernel = InitialRetriever.of(parts), settings.tau, settings.kernel
     loss = GainsLoss(
-        parts.model,
-        lm,
-        initial=InitialRetriever.of(parts),
-        gates_LH=gates_LH,
-        tau=settings.tau,
-        kernel=settings.kernel,
-        group_size=parts.recipe.groups.group_size,
-        retriever_batch=parts.recipe.training.retriever_batch,
+        parts.model, lm, initial, gates_LH=gates_LH, tau=tau, kernel=kernel, **parts.batching
     )
     return loss, ChunkBatches(parts, tokenizer, settings.query_side)
 
@@ -72,7 +66,7 @@ class GainsLoss(RevelaLoss):
     exact_logits = True  # gains are differences of likelihoods
 
     def __init__(
-        self, model: nn.Module, lm: LanguageModel, *, initial: InitialRetriever, **options: Any
+        self, model: nn.Module, lm: LanguageModel, initial: InitialRetriever, **options: Any
     ) -> None:
         super().__init__(model, lm, **options)
         self.initial = initial

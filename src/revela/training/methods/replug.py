@@ -42,15 +42,8 @@ def build(settings: Replug, parts: BuildContext) -> tuple[nn.Module, Collate]:
     """The loss of ``replug`` and its collator."""
     lm, tokenizer, _ = load_lm(parts)
     before, _ = special_tokens_of(tokenizer)
-    loss = ReplugLoss(
-        parts.model,
-        lm,
-        tau=settings.tau,
-        tau_lm=settings.tau_lm,
-        lead=len(before),
-        group_size=parts.recipe.groups.group_size,
-        retriever_batch=parts.recipe.training.retriever_batch,
-    )
+    tau, tau_lm, lead = settings.tau, settings.tau_lm, len(before)
+    loss = ReplugLoss(parts.model, lm, tau=tau, tau_lm=tau_lm, lead=lead, **parts.batching)
     return loss, ChunkBatches(parts, tokenizer, settings.query_side)
 
 
@@ -63,7 +56,7 @@ class ReplugLoss(RetrieverLoss):
         tau_lm: temperature of the log-likelihoods, in nats per token.
         lead: number of special tokens at the start of a chunk, which is read without them after
             another chunk.
-        tau, group_size, retriever_batch: see RetrieverLoss.
+        tau, batching: see RetrieverLoss.
     """
 
     def __init__(
@@ -74,10 +67,9 @@ class ReplugLoss(RetrieverLoss):
         tau: float,
         tau_lm: float,
         lead: int = 0,
-        group_size: int = 0,
-        retriever_batch: int = 0,
+        **batching: int,
     ) -> None:
-        super().__init__(model, tau=tau, group_size=group_size, retriever_batch=retriever_batch)
+        super().__init__(model, tau=tau, **batching)
         self.lm, self.tau_lm, self.lead = lm, tau_lm, lead
 
     def forward(self, features: Sequence[Side]) -> Tensor:

@@ -61,15 +61,8 @@ def build(settings: Revela, parts: BuildContext) -> tuple[nn.Module, Collate]:
     lm, tokenizer, folder = load_lm(parts, settings.lm_lora)
     gated = settings.mix == "gated"
     gates_LH = gates(settings, parts, lm, tokenizer, folder) if gated else None
-    loss = RevelaLoss(
-        parts.model,
-        lm,
-        gates_LH=gates_LH,
-        tau=settings.tau,
-        kernel=settings.kernel,
-        group_size=parts.recipe.groups.group_size,
-        retriever_batch=parts.recipe.training.retriever_batch,
-    )
+    tau, kernel = settings.tau, settings.kernel
+    loss = RevelaLoss(parts.model, lm, gates_LH=gates_LH, tau=tau, kernel=kernel, **parts.batching)
     return loss, ChunkBatches(parts, tokenizer, settings.query_side)
 
 
@@ -84,14 +77,8 @@ def gates(settings: InBatch, parts: BuildContext, lm: Any, tokenizer: Any, folde
         if settings.heads:
             ranking = heads_from_file(Path(settings.heads), "siblings", folder)
         elif settings.gate_heads:
-            ranking = sibling_heads(
-                lm,
-                tokenizer,
-                folder,
-                parts.documents,
-                parts.recipe.lm.lm_tokens,
-                parts.recipe.training.seed,
-            )
+            lm_tokens, seed = parts.recipe.lm.lm_tokens, parts.recipe.training.seed
+            ranking = sibling_heads(lm, tokenizer, folder, parts.documents, lm_tokens, seed)
         else:
             return []
         best = [(layer, head) for layer, head, _ in ranking if layer >= first]
@@ -121,7 +108,7 @@ class RevelaLoss(RetrieverLoss):
         gates_LH: gates of the gated form. None: the paper's sum, with V-normalised b and with Sim
             from bf16 cosines that are not standardised.
         kernel: see document_attention.
-        tau, group_size, retriever_batch: see RetrieverLoss.
+        tau, batching: see RetrieverLoss.
     """
 
     gates_LH: Tensor | None
@@ -135,10 +122,9 @@ class RevelaLoss(RetrieverLoss):
         gates_LH: Tensor | None,
         tau: float,
         kernel: Kernel = "auto",
-        group_size: int = 0,
-        retriever_batch: int = 0,
+        **batching: int,
     ) -> None:
-        super().__init__(model, tau=tau, group_size=group_size, retriever_batch=retriever_batch)
+        super().__init__(model, tau=tau, **batching)
         self.lm, self.kernel = lm, kernel
         self.register_buffer("gates_LH", gates_LH)
         self.heads = None if gates_LH is None else gated_heads(gates_LH)

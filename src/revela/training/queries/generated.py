@@ -35,7 +35,7 @@ from revela.training.lm import generate
 from revela.training.lm.generate import CLOSING, Prompting, Writer
 from revela.training.models import find_model
 from revela.training.queries.from_text import MAX_QUERY_WORDS, MIN_QUERY_WORDS
-from revela.training.settings import InfoNCE, Objective, Strategy, TorchPrecision
+from revela.training.settings import InfoNCE, Objective, Strategy, Training
 from revela.types import Chunk
 
 log = logging.getLogger(__name__)
@@ -253,15 +253,13 @@ class QueryLM:
         self,
         name: str,
         path: Path | None,
-        *,
         offline_model: str,
         lm_tokens: int,
-        threads: int,
-        precision: TorchPrecision,
+        training: Training,
     ) -> None:
         if path is None:
             raise RevelaError("written queries need a file to be kept in: give --queries-file")
-        self.lm_tokens, self.threads, self.precision = lm_tokens, threads, precision
+        self.lm_tokens, self.training = lm_tokens, training
         self.name, self.folder = find_model(name, offline_model)
         by = f"{fingerprint(self.folder)}, examples"
         self.file = QueryFile(path, by)
@@ -276,14 +274,14 @@ class QueryLM:
     def answers(self, texts: Sequence[str]) -> list[Answer]:
         """The answer to each text; missing ones are written."""
         if missing := self.missing(texts):
-            torch.set_num_threads(cores(self.threads))
+            torch.set_num_threads(cores(self.training.threads))
             with tqdm(total=missing, desc="writing queries", unit="query", leave=False) as bar:
                 write_queries(texts, self.file, self._writer, WRITING_BATCH, bar.update)
         return [self.file.get(text) or Answer() for text in texts]
 
     @cached_property
     def _writer(self) -> Writer:
-        return generate.writer(self.folder, EXAMPLES, self.lm_tokens, self.precision)
+        return generate.writer(self.folder, EXAMPLES, self.lm_tokens, self.training.precision)
 
     def unload(self) -> None:
         """Free the memory of the model."""

@@ -190,9 +190,9 @@ def _read_sample(retriever: RetrieverModule, texts: Sequence[str]) -> tuple[Tens
     model, width = retriever.model, retriever.model[0].get_embedding_dimension()
     prompt_ids = torch.tensor(_prompt_ids(model))
     where = "cpu" if retriever.device.type == "mps" else retriever.device  # which has no fp64
+    pooled, order, tokens = list[Tensor](), list[int](), 0
     sum_D = torch.zeros(width, dtype=torch.float64, device=where)
     outer_DD = torch.zeros(width, width, dtype=torch.float64, device=where)
-    pooled, order, tokens = list[Tensor](), list[int](), 0
     shown = progress_bar("fitting", "chunk", total=len(texts))
     with retriever.evaluating():
         for indices, features in retriever.batches(texts, "document"):

@@ -96,10 +96,9 @@ class Recipe:
                 recipe = dataclasses.replace(recipe, **{section: new})
         except ValidationError as error:
             first = error.errors()[0]
-            flag = str(first["loc"][0]).replace("_", "-")
-            raise RevelaError(
-                f"--{flag} {first['input']}: it {first['msg'].removeprefix('Input ')}"
-            ) from error
+            flag, fault = str(first["loc"][0]).replace("_", "-"), first["msg"]
+            fault = fault.removeprefix("Input ")
+            raise RevelaError(f"--{flag} {first['input']}: it {fault}") from error
         if objective.reads != "queries":
             read = OF_GENERATED_QUERIES if recipe.training.check_questions else set()
             unread |= changes.get("queries", {}).keys() - read
@@ -129,14 +128,15 @@ def settings_of(objective: type[Objective]) -> dict[str, tuple[str, FieldInfo]]:
 
 
 def objectives_with(setting: str) -> list[str]:
-    """The objectives that have a setting of this name."""
+    """The objectives that declare this setting; none for one of a section that all share."""
     return [name for name, kind in OBJECTIVES.items() if setting in vars(kind)[FIELDS]]
 
 
 @functools.cache
 def presets() -> dict[str, dict[str, Any]]:
     """Preset -> its settings by name."""
-    files = resources.files("revela.training").joinpath("presets").iterdir()
+    folder = resources.files("revela.training").joinpath("presets")
+    files = [file for file in folder.iterdir() if file.name.endswith(".toml")]
     texts = {file.name.removesuffix(".toml"): file.read_text(encoding="utf-8") for file in files}
     names = sorted(texts, key=lambda name: (name != "gated", name != "paper", name))
     return {name: _flattened(tomllib.loads(texts[name]), name) for name in names}
@@ -203,9 +203,8 @@ def check_unread(unread: Sequence[tuple[str, set[str]]]) -> None:
     """
     if unread and (names := set.intersection(*(names for _, names in unread))):
         name, ours = min(names), " and ".join(dict.fromkeys(objective for objective, _ in unread))
-        others = objectives_with(name) or [
-            objective for objective, kind in OBJECTIVES.items() if kind.reads == "queries"
-        ]
+        of_queries = [o for o, kind in OBJECTIVES.items() if kind.reads == "queries"]
+        others = objectives_with(name) or of_queries
         raise RevelaError(
             f"--{name.replace('_', '-')} has no effect on --objective {ours}: "
             f"leave it out, or train {' or '.join(others)}"

@@ -39,7 +39,8 @@ class Corpus:
     join_titles: bool = Reading.join_titles
     "Join neighbouring rows with the same title: a file of passages becomes articles again."
     language: Rare[str] = "auto"
-    "Language whose words BM25 stems in the label-free check, as for index."
+    """Language whose words are stemmed, as for index: by BM25 in the label-free check, and for the
+    rows of fit --static."""
     near_duplicates: Share = 0.8
     """Drop documents with this Jaccard similarity to an earlier one, over runs of five words. 0:
     keep all."""
@@ -52,10 +53,6 @@ class Corpus:
     held_out: Share = 0.05
     "Share of the documents held out for the label-free check; at most 300 documents."
     held_out_at_most: ClassVar[int] = 300
-
-    @property
-    def reading(self) -> Reading:
-        return Reading(self.text_field, self.title_field, self.join_titles)
 
 
 @dataclass(frozen=True, config=CHECKED)
