@@ -6,15 +6,14 @@ python -m research.reference_pages
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 from importlib import import_module, resources
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin
 
 from revela.cli import app
-from revela.training.settings import OBJECTIVES, SECTIONS, descriptions, flag_of, is_rare, presets
+from revela.training.settings import OBJECTIVES, RARE, SECTIONS, Objective, presets, settings_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 COMMANDS = """# Command line
@@ -32,7 +31,7 @@ A setting has one name everywhere: `--chunk-words 30` on the command line, `chun
 chunk_words = 30
 
 [groups]
-kind = "random"        # --groups random
+groups = "random"      # --groups random
 
 [objective]
 name = "dream"         # --objective dream
@@ -81,8 +80,9 @@ def settings() -> list[str]:
     for name, changed in presets().items():
         changes = ", ".join(f"`{key} = {value!r}`" for key, value in changed.items())
         parts.append(f"| {name} | {changes} |")
-    for section, kind in SECTIONS.items():
-        parts += ["", f"### {section}", "", *table(section, kind)]
+    for section in SECTIONS:
+        if section != "objective":
+            parts += ["", f"### {section}", "", *table(section)]
     links = " · ".join(f"[{name}](objectives.md#{name})" for name in OBJECTIVES)
     return [*parts, "", "### objective", "", f"Each has settings of its own: {links}"]
 
@@ -106,22 +106,20 @@ def objective(name: str) -> str:
     return "\n".join([*parts, *table("objective", kind)]) + "\n"
 
 
-def table(section: str, kind: Any) -> list[str]:
+def table(section: str, objective: type[Objective] = Objective) -> list[str]:
     """Rows of Markdown: flag, default, what it does."""
     rows = ["| flag | default | |", "|---|---|---|"]
-    texts, hints = descriptions(kind), get_type_hints(kind)
-    for item in dataclasses.fields(kind):
-        flag = flag_of(section, item.name).replace("_", "-")
-        key = f" (`{item.name}`)" if flag_of(section, item.name) != item.name else ""
-        mark = " ·" if is_rare(kind, item.name) else ""
-        value = getattr(kind, item.name)
-        default = " ".join(map(str, value)) if isinstance(value, tuple) else value
-        text = texts[item.name].replace("|", "\\|")
-        if get_origin(hints[item.name]) is Literal:
-            choices = (choice or "(empty)" for choice in get_args(hints[item.name]))
+    for name, (its_section, item) in settings_of(objective).items():
+        if its_section != section:
+            continue
+        mark = " ·" if RARE in item.metadata else ""
+        default = " ".join(map(str, item.default)) if name == "matryoshka" else item.default
+        text = " ".join((item.description or "").split()).replace("|", "\\|")
+        if get_origin(item.annotation) is Literal:
+            choices = (choice or "(empty)" for choice in get_args(item.annotation))
             text += f" One of {', '.join(choices)}."
         shown = f"`{default}`" if default != "" else ""
-        rows.append(f"| `--{flag}`{key}{mark} | {shown} | {text} |")
+        rows.append(f"| `--{name.replace('_', '-')}`{mark} | {shown} | {text} |")
     return rows
 
 

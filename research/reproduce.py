@@ -25,7 +25,8 @@ from pathlib import Path
 from statistics import fmean
 
 from research.benchmarks.options import OUT, RESEARCH, collections_in, parser_of
-from revela.training.results import Comparison, read_results
+from revela.training.record import Comparison
+from revela.training.report import read_results
 
 RECIPES = RESEARCH / "recipes"
 MODELS = {

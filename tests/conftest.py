@@ -271,13 +271,13 @@ def contextual(tmp_path_factory: pytest.TempPathFactory, tiny_lm_folder: Path) -
     """
     from revela.training.retriever.context import SavedContext, add_context
     from revela.training.retriever.save import save_retriever
-    from revela.training.settings import Recipe
+    from revela.training.settings import Context
 
     torch.manual_seed(5)
     folder = tmp_path_factory.mktemp("contextual") / "model"
     model = tiny_retriever(tiny_lm_folder, max_tokens=100)
     texts = [row["text"] for row in make_rows(40, sentences=2)[::5]]
-    first = add_context(Recipe.of(context=SLOTS), model, texts[0])
+    first = add_context(Context(SLOTS), model, texts[0], 0)
     assert first is not None
     for weight in (list(first.model)[-1].linear.weight, first.null_D):
         torch.nn.init.normal_(weight, std=0.3)

@@ -4,6 +4,7 @@ that loads nothing heavy.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import re
@@ -20,18 +21,17 @@ from conftest import make_rows, tiny_retriever
 from revela.errors import RevelaError
 from revela.evaluation.label_free import HeldOutCheck
 from revela.training.groups.dataset import TrainingSet, default_queries_file
-from revela.training.metrics import Progress
-from revela.training.results import read_results
+from revela.training.report import read_results
 from revela.training.settings import (
     OBJECTIVES,
+    SECTIONS,
     Recipe,
-    build_recipe,
-    fields_of,
-    flag_of,
-    objective_class,
+    merge_settings,
     presets,
     read_recipe,
+    settings_of,
 )
+from revela.training.step import Progress
 from revela.types import Document
 from tests.collection_folder import write_collection, write_lines
 
@@ -46,11 +46,13 @@ def recipes(monkeypatch, tiny_lm_folder):
     """The recipes that a corpus would be read for; no corpus and no large model is read."""
     seen = []
 
-    def stop(recipe, _corpus):
+    def stop(recipe, *_, **__):
         seen.append(recipe)
         raise RevelaError("stop")
 
-    monkeypatch.setattr("revela.training.groups.dataset.read_for", stop)
+    monkeypatch.setattr(TrainingSet, "read", stop)
+    monkeypatch.setattr("revela.training.groups.dataset.read_for", lambda *_: ([], None))
+    monkeypatch.setattr("revela.training.methods.find_heads.rank_heads", stop)
     monkeypatch.setattr("revela.encoders.model_files.embedded_folder", lambda _: tiny_lm_folder)
     return seen
 
@@ -167,11 +169,10 @@ def test_queries_are_kept_apart_from_the_corpus_and_found_where_they_were(monkey
     (tmp_path / "a").mkdir()
     monkeypatch.chdir(tmp_path / "a")
     sources = ("hub:owner/name:en", "b.jsonl", "../a/b.jsonl", ".")
-    kept = {source: default_queries_file([Path(source)], Recipe.of()) for source in sources}
+    kept = {source: default_queries_file([Path(source)], "") for source in sources}
     assert {file.parent for file in kept.values()} == {tmp_path / "cache" / "queries"}
     assert kept["b.jsonl"] == kept["../a/b.jsonl"] and len(set(kept.values())) == 3
-    mine = Recipe.of("infonce", queries_file="mine.jsonl")
-    assert default_queries_file([Path("b.jsonl")], mine) == Path("mine.jsonl")
+    assert default_queries_file([Path("b.jsonl")], "mine.jsonl") == Path("mine.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -308,7 +309,7 @@ def test_a_named_preset_wins_over_the_one_that_a_recipe_implies(recipes, refused
     (tmp_path / "r.toml").write_text('[objective]\nname = "infonce"\n')
     flags = f"--out {tmp_path / 'o'} --recipe {tmp_path / 'r.toml'} --preset pairs"
     refused("train", tmp_path, flags)
-    assert recipes[0] == Recipe.of("pairs") and recipes[0].queries.source == "authors-words"
+    assert recipes[0] == Recipe.of("pairs") and recipes[0].queries.queries == "authors-words"
 
 
 def test_several_widths_after_one_flag(recipes, refused, tmp_path):
@@ -321,14 +322,14 @@ def test_several_widths_after_one_flag(recipes, refused, tmp_path):
 
 def test_a_recipe_may_set_what_shares_its_name_with_a_verb(recipes, refused, tmp_path):
     (tmp_path / "r.toml").write_text(
-        '[objective]\nname = "dream"\nheads = "heads.json"\n[queries]\nsource = "title"\n'
+        '[objective]\nname = "dream"\nheads = "heads.json"\n[queries]\nqueries = "title"\n'
     )
     for flags in (
         ("train", tmp_path, f"--out {tmp_path / 'o'}"),
         ("compare", tmp_path, f"--out {tmp_path / 'o'} --on {tmp_path}"),
     ):
         refused(*flags, f"--recipe {tmp_path / 'r.toml'}")
-    assert [(recipe.queries.source, recipe.objective.heads) for recipe in recipes] == [
+    assert [(recipe.queries.queries, recipe.objective.heads) for recipe in recipes] == [
         ("title", "heads.json")
     ] * 2
     (tmp_path / "r.toml").write_text("tau = = 1\n")
@@ -413,9 +414,10 @@ def test_presets_set_what_their_objective_reads(preset):
 
 def test_a_setting_has_one_name():
     """So that flags and keyword arguments need no section."""
-    for name in OBJECTIVES:
-        flags = [flag_of(section, item.name) for section, item in fields_of(objective_class(name))]
-        assert len(set(flags)) == len(flags) and "objective" not in flags
+    for objective in OBJECTIVES.values():
+        sections = {**SECTIONS, "objective": objective}.values()
+        names = [item.name for section in sections for item in dataclasses.fields(section)]
+        assert sorted(names) == sorted(settings_of(objective)) and "objective" not in names
     for flag in ("groups", "lm", "lower_case"):  # as the error calls it, too
         with pytest.raises(RevelaError, match=f"^--{flag.replace('_', '-')} 3: it should be "):
             Recipe.of(**{flag: 3})
@@ -425,7 +427,7 @@ def test_written_queries_are_kept(succeeds, corpus_file, tiny_lm_folder):
     models = f"--model {tiny_lm_folder} --lm {tiny_lm_folder}"
     small = "--chunk-words 30 --precision fp32 --threads 1 --max-queries 20 --show 2"
     out = succeeds("queries", corpus_file, models, small)
-    kept = default_queries_file([corpus_file], Recipe.of())
+    kept = default_queries_file([corpus_file], "")
     assert "rejected" in out and f"queries are kept in {kept}" in out and kept.is_file()
 
 
@@ -623,7 +625,7 @@ def test_a_recipe_of_odd_values_is_refused(tmp_path, toml, message):
     file.write_text(toml)
     with pytest.raises(RevelaError, match=message):
         settings, _ = read_recipe(file)
-        build_recipe("", settings, {})
+        merge_settings("", settings)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")

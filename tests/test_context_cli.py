@@ -82,6 +82,9 @@ def test_what_cannot_be_given_a_context_is_refused(
         ((*baked, "--language", "de"), "--language has no effect with --context"),
     ):
         assert sentence in refused("fit", *arguments)
+    few = ("--group-size", 2, "--chunk-words", 20, "--max-steps", 1, "--objective", "crop")
+    err = refused("train", corpora[0], "--model", contextual, *out, *few)
+    assert f"{contextual} reads a context already: train the model that it was made of" in err
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
     assert "out exists: choose another --out" in refused("fit", *baked)

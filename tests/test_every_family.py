@@ -21,13 +21,15 @@ from revela import Document
 from revela.encoders.torch_model import positions_of
 from revela.errors import RevelaError
 from revela.training.check_settings import check_recipe
-from revela.training.lm.document_attention import reference_attention
-from revela.training.lm.document_weights import DocumentWeights
-from revela.training.lm.heads import AttentionMass
-from revela.training.lm.in_batch_attention import InBatchAttention
+from revela.training.lm.document_attention import (
+    DocumentWeights,
+    InBatchAttention,
+    reference_attention,
+)
 from revela.training.lm.language_model import LanguageModel
-from revela.training.lm.load import load_tokenizer
 from revela.training.lm.prompts import QUESTION, read_candidates
+from revela.training.methods.find_heads import AttentionMass
+from revela.training.models import load_tokenizer
 from revela.training.retriever.encode import RetrieverEncoder
 from revela.training.retriever.save import save_retriever
 from revela.training.settings import Recipe

@@ -25,8 +25,7 @@ def draw_curves(folder):
 
 
 def write_page(folder):
-    from revela.training.report import render
-    from revela.training.results import Results
+    from revela.training.report import Results, render
 
     render(Results(), [])
 

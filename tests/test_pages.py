@@ -135,7 +135,7 @@ def check_recipe(text: str) -> None:
     settings, variants = read_recipe(recipe)
     assert tomllib.loads(text)
     for changes in variants.values() or [{}]:
-        merge_settings("", {**settings, **changes}, {})
+        merge_settings("", {**settings, **changes})
 
 
 def absent_of(tree: ast.Module) -> set[str]:
@@ -290,9 +290,9 @@ def tiny(monkeypatch, tiny_embedder, taught_lm_folder) -> None:
     monkeypatch.setattr("revela.encoders.default_model.is_installed", lambda name: True)
     merge = revela.training.settings.merge_settings
 
-    def tiny_merge(preset, file, given):
-        recipe, unread = merge(preset, file, given)
-        changes = {k: v for k, v in TINY.items() if k not in {**file, **given}} | LIMITS
+    def tiny_merge(preset, given):
+        recipe, unread = merge(preset, given)
+        changes = {k: v for k, v in TINY.items() if k not in given} | LIMITS
         if recipe.objective.reads == "queries":
             changes["max_queries"] = 16
         if recipe.training.check_questions:

@@ -64,7 +64,7 @@ def test_methods_without_a_file_are_there_and_names_were_found():
     assert sum(path.startswith("tests/") for path, _ in NAMED) > 9
     assert sum(bool(name) for _, name in NAMED) > 50
     assert (
-        "training/lm/heads.py",
+        "training/methods/find_heads.py",
         "candidate_scores",
     ) in NAMED and "DreamLoss.answer_loss" in METHODS
     assert ("training/lm/language_model.py", "LanguageModel.logits") in NAMED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from revela import quiet_libraries, terminal
-from revela.training.lm.load import load_language_model
+from revela.training.lm.language_model import load_language_model
 
 
 def slowly(seconds: float) -> None:

@@ -19,8 +19,8 @@ import torch
 from conftest import make_rows
 from revela import Document, Retriever
 from revela.evaluation.evaluate import Collection, outcomes
-from revela.training.groups.dataset import training_chunks, training_rows
-from revela.training.groups.strategies import epoch_groups
+from revela.training.groups import dataset
+from revela.training.groups.dataset import TrainingSet
 from revela.training.settings import InBatch, Recipe, presets
 from revela.training.train import train
 
@@ -109,17 +109,19 @@ def test_runs(tiny_lm_folder, tmp_path, keep, name, monkeypatch):
     keep(name, record | _vectors(Retriever(tmp_path / "out", "fp32")))
 
 
-def test_groups_of_two_epochs(keep):
+def test_groups_of_two_epochs(keep, monkeypatch):
     """As an objective is given them, without a model: what is similar is made up."""
     rng = np.random.default_rng(0)
     vectors_ND = rng.normal(size=(len(DOCUMENTS), 4)).astype(np.float32)
     record: Record = {}
     for name, (settings, known) in GROUPS.items():
         recipe = Recipe.of(chunk_words=12, group_size=8, threads=1, **settings)
-        chunks = training_chunks(recipe, DOCUMENTS)
-        rows = training_rows(recipe, DOCUMENTS, chunks, None)
-        similar = (vectors_ND, rng.permutation(len(rows))) if known else ()
-        groups = epoch_groups(recipe, rows, *similar)
+        data = TrainingSet(recipe, DOCUMENTS)
+        order_R = np.arange(len(data.rows))
+        similar = (vectors_ND, rng.permutation(order_R)) if known else (None, order_R)
+        for what, made in zip(("vectors_of_beginnings", "similar_order"), similar, strict=True):
+            monkeypatch.setattr(dataset, what, lambda *_, made=made: made)
+        groups = data.corpus_groups(lambda: None)
         record[name] = [" ".join(map(str, group)) for epoch in range(2) for group in groups(epoch)]
     keep("groups", record)
 

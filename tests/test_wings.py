@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -15,20 +18,24 @@ from research.size import code_lines
 from revela.encoders.embedded import MINILM, is_installed
 from tests.collection_folder import write_lines
 
+WORD = re.compile(r"\w+").findall
 SOURCE = Path(__file__).parents[1] / "src" / "revela"
 # Runs a command line; prints the files that it passed (those with a function that ran, apart from
-# what imports ran), and the modules that it imported.
+# what imports ran) until the end of each training step, and then to its own end; and the modules
+# that it imported.
 TRACED = """
 import contextlib, inspect, io, json, sys, threading
 
-passed = set()
+passed = [set()]
 
 def trace(frame, event, arg):
     caller = frame
     while caller and caller.f_code.co_flags & inspect.CO_OPTIMIZED:  # neither module nor class
         caller = caller.f_back
     if caller is None or caller.f_globals.get("__name__") == "__main__":
-        passed.add(frame.f_code.co_filename)
+        passed[-1].add(frame.f_code.co_filename)
+        if frame.f_code.co_qualname == "Progress.advance":
+            passed.append(set())
 
 from revela.cli import main
 sys.argv = ["revela", *json.loads(sys.argv[1])]
@@ -37,26 +44,27 @@ sys.settrace(trace)
 with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
     main()
 sys.settrace(None)
-print(json.dumps([sorted(passed), sorted(sys.modules)]))
+print(json.dumps([list(map(sorted, passed)), sorted(sys.modules)]))
 """
 
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory, static_folder):  # the static one where MiniLM is not installed
-    """Runs a command line beside an index; gives its files of revela and all modules."""
+    """Runs a command line beside an index; gives its files of revela by step, and all modules."""
     home = tmp_path_factory.mktemp("wings")
     model = MINILM if is_installed(MINILM) else str(static_folder)
     write_lines(home / "corpus.jsonl", make_rows(40))
     environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
 
-    def run(*command: str) -> tuple[list[str], list[str]]:
+    def run(*command: str) -> tuple[list[set[str]], list[str]]:
         done = subprocess.run(
             [sys.executable, "-c", TRACED, json.dumps(command)],
             env=environment, cwd=home, capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         passed, modules = json.loads(done.stdout.splitlines()[-1])
-        return [file for file in passed if file.startswith(str(SOURCE))], modules
+        start = f"{SOURCE}{os.sep}"
+        return [{file for file in part if file.startswith(start)} for part in passed], modules
 
     run("index", "corpus.jsonl", "--model", model, "--out", "kept")
     assert (home / "kept").is_dir()
@@ -87,12 +95,47 @@ def test_help_of_training_reads_its_settings_alone(traced):
 
 def test_a_warm_search_passes_few_files(traced):
     traced("search", "kept", "ocean01")
-    passed, _ = traced("search", "kept", "ocean01")
+    (passed,), _ = traced("search", "kept", "ocean01")
     assert "index_search.py" in {Path(file).name for file in passed}
-    assert len(passed) <= 35, " ".join(Path(file).name for file in passed)
+    assert len(passed) <= 35, names(passed)
+
+
+def test_training_passes_few_files(traced, tiny_lm_folder):
+    """Two steps of the preset gated, and a steady step: from the end of one to that of the next."""
+    models = "--model", str(tiny_lm_folder), "--lm", str(tiny_lm_folder), "--layers", "2"
+    small = "--chunk-words", "12", "--group-size", "8", "--gate-heads", "4"
+    run = "--max-steps", "5", "--max-minutes", "0", "--warmup-steps", "0", "--near-duplicates", "0"
+    passed, _ = traced("train", "corpus.jsonl", "--out", "trained", *models, *small, *run)
+    assert len(passed) == 6
+    first, steady = passed[0] | passed[1], passed[2] | passed[3]
+    assert "document_attention.py" in {Path(file).name for file in steady}
+    assert len(first) <= 50, names(first)
+    assert len(steady) <= 12, names(steady)
+
+
+def names(files: Iterable[str]) -> str:
+    return "\n".join(sorted(str(Path(file).relative_to(SOURCE)) for file in files))
 
 
 def test_no_file_is_long():
     """At most 400 lines of code: blank lines, comments and docstrings aside."""
     lengths = {file: code_lines(file.read_text(encoding="utf-8")) for file in SOURCE.rglob("*.py")}
     assert len(lengths) > 100 and not {file: n for file, n in lengths.items() if n > 400}
+
+
+def test_functions_take_what_they_read():
+    """The recipe, or another object of more than 20 fields, is taken or held in 15 places."""
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in SOURCE.rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    large = {c.name for c in classes if sum(isinstance(a, ast.AnnAssign) for a in c.body) > 20}
+
+    def words(node: ast.FunctionDef | ast.ClassDef) -> set[str]:
+        """The words of the annotations of its parameters or attributes."""
+        parts = node.body if isinstance(node, ast.ClassDef) else ast.walk(node.args)
+        annotated = [part for part in parts if isinstance(part, ast.AnnAssign | ast.arg)]
+        return {word for a in annotated if a.annotation for word in WORD(ast.unparse(a.annotation))}
+
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    takers = [n.name for n in (*functions, *classes) if words(n) & {"Recipe", *large}]
+    assert "check_recipe" in takers and len(takers) <= 15, takers

@@ -65,7 +65,7 @@ def systems(data: TrainingSet) -> Iterator[tuple[str, Encoder]]:
         recipe = data.recipe.replace(layers=layers)
         fitted = encoder_of(Candidate(LM, "fit"), recipe, data.documents, data.held_out)
         yield f"{layers} layers", fitted
-    raw = untrained_retriever(data.recipe.replace(layers=2), resolve(LM), data.documents)
+    raw = untrained_retriever(data.recipe.replace(layers=2).retriever, resolve(LM), data.documents)
     yield "2 layers, raw", RetrieverEncoder(raw, True)
 
 

@@ -75,7 +75,7 @@ def write_groups(arguments: argparse.Namespace, out: Path) -> None:
     texts = [{"text": d.full_text} for d in corpus(arguments.data)[: arguments.documents]]
     text = out.with_name("corpus.jsonl")
     text.write_text("".join(json.dumps(row) + "\n" for row in texts))
-    build_groups(recipe_of(arguments), [text], out, [], None)
+    build_groups(recipe_of(arguments), [text], out, [])
 
 
 def measured(arguments: argparse.Namespace, number: int, groups: Path, run: Path) -> Row:

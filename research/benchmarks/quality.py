@@ -79,7 +79,7 @@ def save_untrained(
     from revela.encoders.torch_model import has_fast_bf16
     from revela.quiet_libraries import silence_libraries
     from revela.text.load import read_corpus
-    from revela.training.groups.dataset import training_chunks
+    from revela.training.groups.dataset import TrainingSet
     from revela.training.retriever.build import untrained_retriever
     from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
     from revela.training.retriever.module import RetrieverModule
@@ -91,9 +91,9 @@ def save_untrained(
     fit = settings.get("fit", False)
     recipe = Recipe.of(**{k: v for k, v in settings.items() if k != "fit"})
     documents, _ = read_corpus([corpus])
-    model = untrained_retriever(recipe, resolve(lm), documents)
+    model = untrained_retriever(recipe.retriever, resolve(lm), documents)
     if fit:
-        chunks = training_chunks(recipe, documents)
+        chunks = TrainingSet(recipe, documents).chunks
         retriever = RetrieverModule(model, has_fast_bf16(model.device), recipe.lm.lm_tokens)
         how = dict(train_rows=row_trainer(model, documents, steps=steps))
         texts = [chunk.text for chunk in chunks]

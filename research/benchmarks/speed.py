@@ -34,14 +34,13 @@ from revela.text.sentences import sentences
 from revela.text.spool import ArrowList, arrow_list
 from revela.training.device import autocast
 from revela.training.distributed import available_cores
-from revela.training.lm.load import load_tokenizer
 from revela.training.methods.base import BuildContext, ChunkBatches
-from revela.training.metrics import Budget
+from revela.training.models import load_tokenizer
 from revela.training.retriever.build import build_retriever
 from revela.training.retriever.encode import RetrieverEncoder
 from revela.training.retriever.module import RetrieverModule
 from revela.training.settings import Recipe, Retriever, presets
-from revela.training.step import BatchReader, Rows, make_optimizer, take_step
+from revela.training.step import BatchReader, Budget, Rows, make_optimizer, take_step
 from revela.types import Chunk, Document
 
 SMOL = "embedded:smollm2-135m"
@@ -134,7 +133,9 @@ def reading(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
 
         objective, ahead = Sleeping(step), form == "ours"
         optimizer = make_optimizer(objective, 0.0)
-        with BatchReader(recipe, lambda _: iter(groups), read, budget, ahead=ahead) as reader:
+        one = dict(groups_per_step=1, groups_per_batch=1, across_groups=False)
+        some = BatchReader(lambda _: iter(groups), read, budget, ahead=ahead, **one)
+        with some as reader:
             for _ in range(recipe.training.max_steps):
                 take_step(objective, optimizer, reader.next_step()[0], 0.0, 0)
                 ends.append(time.perf_counter())

@@ -44,8 +44,7 @@ from revela.quiet_libraries import silence_libraries
 from revela.training.lm.cross_entropy import linear_cross_entropy
 from revela.training.lm.language_model import LanguageModel
 from revela.training.methods.revela import RevelaLoss, gates_on_heads
-from revela.training.retriever.build import POOLING_MODES
-from revela.training.retriever.lora import add_lora
+from revela.training.retriever.build import POOLING_MODES, add_lora
 from revela.training.retriever.module import RetrieverModule
 from revela.training.settings import Recipe, presets
 

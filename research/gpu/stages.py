@@ -38,8 +38,7 @@ from revela.files import atomic_write
 from revela.quiet_libraries import silence_libraries
 from revela.ranking.exact import rankings_of, top_k
 from revela.training.checks import CheckPlan
-from revela.training.lm.document_attention import document_attention
-from revela.training.lm.document_weights import DocumentWeights
+from revela.training.lm.document_attention import DocumentWeights, document_attention
 from revela.training.settings import Recipe, presets
 from revela.training.train import train
 from revela.types import Encoder

@@ -77,8 +77,8 @@ class Retriever:
             >>> Retriever.train("docs/", "out", preset="pairs", max_minutes=5)  # doctest: +SKIP
         """
         with extra("train", "training"):
+            from revela.training.on_files import train_on_files
             from revela.training.settings import Recipe
-            from revela.training.train_on_files import train_on_files
         train_on_files(_paths(corpus), Path(out), Recipe.of(preset, **settings), resume=resume)
         return cls(out)
 

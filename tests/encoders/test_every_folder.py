@@ -24,6 +24,7 @@ from revela.training.methods.base import BuildContext
 from revela.training.retriever.build import untrained_retriever
 from revela.training.retriever.module import RetrieverModule
 from revela.training.settings import Recipe
+from revela.training.settings import Retriever as RetrieverSettings
 from tests.collection_folder import write_collection
 
 TEXTS = [
@@ -43,7 +44,7 @@ def test_what_is_damaged_is_refused_before_text_is_read(name, tiny_tokenizer, re
     make, message = DAMAGED[name]
     make(tmp_path / "model", tiny_tokenizer)
     reads = [lambda folder: load_encoder(folder, "fp32"), Retriever, open_model]
-    for read in [*reads, lambda folder: untrained_retriever(Recipe(), folder, [])]:
+    for read in [*reads, lambda folder: untrained_retriever(RetrieverSettings(), folder, [])]:
         with pytest.raises(RevelaError, match=message) as caught:
             read(tmp_path / "model")
         assert "\n" not in str(caught.value)
@@ -153,7 +154,7 @@ def test_training(folder, kind, expected):
 def trained(folder):
     """The vectors that training begins with."""
     recipe = Recipe()
-    model = untrained_retriever(recipe, folder, []).cpu().eval()
+    model = untrained_retriever(recipe.retriever, folder, []).cpu().eval()
     retriever, cpu = RetrieverModule(model), torch.device("cpu")
     batch = BuildContext(recipe, retriever, [], [], cpu, bf16=False).sides(TEXTS, TEXTS)
     made = []
@@ -234,9 +235,9 @@ def test_prompts_that_are_given(make, tiny_tokenizer, tmp_path):
     assert_same(of_encoder(load_encoder(tmp_path / "saved", "fp32")), given)
     assert_same(stock(tmp_path / "saved"), given)
     if make is pooled:
-        recipe = Recipe.of(query_prompt=GIVEN[0])
-        assert untrained_retriever(recipe, folder, []).prompts["query"] == "Find: "
-        assert untrained_retriever(recipe, folder, []).prompts["passage"] == "passage: "
+        settings = RetrieverSettings(query_prompt=GIVEN[0])
+        assert untrained_retriever(settings, folder, []).prompts["query"] == "Find: "
+        assert untrained_retriever(settings, folder, []).prompts["passage"] == "passage: "
 
 
 def test_an_index_keeps_its_prompts(tiny_tokenizer, tmp_path):

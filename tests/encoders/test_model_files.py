@@ -16,7 +16,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from conftest import make_rows
 from revela.encoders import embedded, model_files
 from revela.errors import RevelaError
-from revela.training.find_model import find_weights
+from revela.training.models import find_weights
 from revela.training.settings import Recipe, Retriever
 from revela.types import Document
 
@@ -182,7 +182,7 @@ def test_ids_without_an_owner(hub):
 def test_a_run_that_is_resumed_reads_the_commit_that_it_began_with(
     hub, monkeypatch, tiny_lm_folder, tmp_path
 ):
-    from revela.training.metrics import Progress
+    from revela.training.step import Progress
     from revela.training.train import train
 
     files = {file.name: file.read_bytes() for file in tiny_lm_folder.iterdir()}

@@ -8,8 +8,7 @@ import torch
 from conftest import tiny_config
 from research.benchmarks import steps
 from revela.training.lm import document_attention_varlen
-from revela.training.lm.document_attention import document_attention
-from revela.training.lm.document_weights import DocumentWeights
+from revela.training.lm.document_attention import DocumentWeights, document_attention
 from tests.naive import attention_by_sdpa
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from research import reproduce
 from revela.cli.main import prepare
 from revela.cli.recipe_flags import recipes_of
 from revela.evaluation.results import write_json
-from revela.training.results import Comparison, CurvePoint
+from revela.training.record import Comparison, CurvePoint
 from revela.training.settings import Recipe
 from tests.research.test_recipes import write_judged
 
@@ -65,7 +65,7 @@ def test_main_tables_are_trained_as_published():
     assert {recipe.objective.query_side for recipe in recipes["revela-2"].values()} == {"whole"}
     dream, infonce = recipes["dream-1"].values()
     assert dream.queries == infonce.queries and dream.retriever == infonce.retriever
-    cells = {name: (r.groups.kind, r.context.slots) for name, r in recipes["cde-1"].items()}
+    cells = {name: (r.groups.groups, r.context.context) for name, r in recipes["cde-1"].items()}
     assert cells == {
         "plain": ("document-random", 0), "batches": ("cluster", 0),
         "context": ("document-random", 16), "both": ("cluster", 16),

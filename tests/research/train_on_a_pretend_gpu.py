@@ -29,10 +29,9 @@ from revela.training import train as run
 from revela.training.checks import CheckPlan
 from revela.training.lm.encoder_decoder import EncoderDecoder
 from revela.training.methods import find_heads
-from revela.training.metrics import Progress
 from revela.training.settings import Recipe
 from revela.training.settings.objectives import InBatch
-from revela.training.step import BatchReader
+from revela.training.step import BatchReader, Progress
 from tests import test_records
 from tests.research.pretend_gpu import DEVICE, waits
 from tests.test_records import DOCUMENTS, MORE

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from revela.encoders import cpu
+from revela.training import device
 
 MEASURED = """
 import mmap
@@ -39,5 +39,5 @@ def test_another_c_library_is_left_alone(monkeypatch):
     def none(name: None) -> object:
         raise OSError
 
-    monkeypatch.setattr(cpu.ctypes, "CDLL", none)
-    cpu.keep_freed.__wrapped__()
+    monkeypatch.setattr(device.ctypes, "CDLL", none)
+    device._keep_freed.__wrapped__()

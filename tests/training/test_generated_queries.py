@@ -21,9 +21,9 @@ from revela.training.generated_queries import GeneratedQueries
 from revela.training.groups.dataset import TrainingSet
 from revela.training.lm import generate
 from revela.training.methods.find_heads import rank_heads
-from revela.training.metrics import Progress
 from revela.training.record import UNKNOWN
 from revela.training.settings import Recipe, presets
+from revela.training.step import Progress
 from revela.training.train import train
 from revela.types import Document
 
@@ -139,7 +139,7 @@ def test_resume_equals_unbroken(recipe, asked, train_into, tmp_path, monkeypatch
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Progress, "advance", ctrl_c_after(3 if stop < 9 else 99))
             outcome = train_into("broken", file.name, stop > 3, **some)
-        assert outcome.steps == stop and outcome.interrupted == (stop < 9)
+        assert outcome.steps == stop and bool(outcome.signal) == (stop < 9)
         if stop == 3:
             write_all(recipe, DOCUMENTS[:8], file)
         else:
@@ -159,9 +159,9 @@ def test_a_repeated_question_goes_when_both_of_its_chunks_are_known(
     groups = written.groups(lambda epoch: iter([[0, 1], [2, 3], [4, 5]]))
     first = groups(0)
     assert next(first) == [0, 1] and len(asked) == 2
-    assert [data.row(i).query[:12] for i in (0, 1)] == ["Which ocean1", "Which garden"]
+    assert [written.row(i).query[:12] for i in (0, 1)] == ["Which ocean1", "Which garden"]
     assert next(first, None) is None and len(asked) == 6  # 2 repeats 0, 3 has none, 4 and 5 are one
-    assert [data.row(i).query for i in (2, 3, 4, 5)] == [""] * 4
+    assert [written.row(i).query for i in (2, 3, 4, 5)] == [""] * 4
     assert list(groups(1)) == [[0, 1]] and len(asked) == 6
     assert [data.row(i).query[:12] for i in (0, 1)] == ["", "Which garden"]
     said = written.summary()
@@ -187,7 +187,7 @@ def test_only_what_can_wait_is_written_late(recipe, tmp_path, asked, changes, la
     assert isinstance(data.generated_queries, GeneratedQueries) == late
     has_queries = any(data.rows.column("query"))
     assert has_queries == (not late and data.recipe.objective.reads == "queries")
-    assert bool(asked) == (has_queries and data.recipe.queries.source == "lm")
+    assert bool(asked) == (has_queries and data.recipe.queries.queries == "lm")
 
 
 @pytest.mark.parametrize(("minutes", "late"), [(1.0, False), (0.0, True)])

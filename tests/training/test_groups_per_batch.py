@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from revela.errors import RevelaError
-from revela.training.groups_per_batch import fitting_groups, greatest_that_fits
+from revela.training.checkpoint import recorded
+from revela.training.groups_per_batch import greatest_that_fits
 from revela.training.methods.revela import RevelaLoss
-from revela.training.record import recorded
 from revela.training.settings import Recipe
 from revela.training.train import train
 from tests.test_records import DOCUMENTS, GATED, TINY
@@ -44,15 +44,6 @@ def test_a_pass_without_memory_ends_the_search():
     assert tried == [1, 2]
 
 
-def test_a_cpu_reads_one_group_and_a_number_is_taken_as_it_is():
-    recipe = Recipe.of(groups_per_step=8)
-    model = torch.nn.Linear(2, 2)
-    assert recipe.training.groups_per_batch == "auto"
-    inputs = lambda _: iter([[0]]), lambda _: {}, model, True
-    assert fitting_groups(recipe, *inputs) == 1
-    assert fitting_groups(recipe.replace(groups_per_batch=4), *inputs) == 4
-
-
 def test_the_number_is_found_once_per_run_and_read_by_the_loop(
     tiny_lm_folder, tmp_path, monkeypatch
 ):
@@ -61,7 +52,11 @@ def test_the_number_is_found_once_per_run_and_read_by_the_loop(
     recipe = Recipe.of(**models | TINY | GATED | dict(groups_per_step=4, max_steps=2))
     read: list[int] = []
     pass_over = RevelaLoss.forward
-    monkeypatch.setattr("revela.training.train.fitting_groups", lambda *_: 2)
+
+    def on_a_gpu(out, name, find):
+        return recorded(out, name, (lambda: 2) if name == "groups_per_batch" else find)
+
+    monkeypatch.setattr("revela.training.train.recorded", on_a_gpu)
     monkeypatch.setattr(
         RevelaLoss,
         "forward",
@@ -72,7 +67,6 @@ def test_the_number_is_found_once_per_run_and_read_by_the_loop(
     record = json.loads((out / "run.json").read_text())
     assert record["groups_per_batch"] == "auto" and record["about"]["groups_per_batch"] == 2
     assert recorded(out, "groups_per_batch", lambda: 4) == 2
-    assert recorded(out, "another", lambda: 4) == recorded(out, "another", lambda: 5) == 4
 
 
 def test_what_is_no_number_is_refused():

@@ -21,12 +21,10 @@ from revela.training.checks import CheckPlan
 from revela.training.groups.build import build_groups
 from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.store import GroupFolder
-from revela.training.groups.strategies import epoch_groups
 from revela.training.methods.contrastive import ContrastiveLoss, QueryBatches
-from revela.training.metrics import Progress
 from revela.training.negatives import Negatives
 from revela.training.settings import InfoNCE, Recipe, presets
-from revela.training.step import sides
+from revela.training.step import Progress, sides
 from revela.training.train import train
 from revela.types import Chunk, Document
 from tests.collection_folder import write_collection, write_lines
@@ -315,7 +313,7 @@ def test_training_on_judged_pairs(recipe, tmp_path, rounds):
     assert not any(c.query for c in chunks[17:])
     assert data.relevant[query_hash("what is said of q0 here")] == {0, 5}
     assert data.relevant[query_hash("what is said of q1 here")] == {1}
-    for group in epoch_groups(recipe, data.grouped_rows)(0):
+    for group in data.corpus_groups(None)(0):
         owners = [chunks[i].document for i in group]
         assert len(set(owners)) == 6 and max(group) < 17
 
@@ -453,6 +451,6 @@ def test_what_cannot_be_mined_or_read(recipe, tmp_path, monkeypatch, changes, se
 def test_stored_groups_have_no_judged_pairs_and_crops_need_none(recipe, corpus_file, tmp_path):
     with pytest.raises(RevelaError, match="--pairs has no effect on --objective crop: leave it"):
         Recipe.of("crop", pairs="x")
-    build_groups(recipe, [corpus_file], tmp_path / "groups", [], None)
+    build_groups(recipe, [corpus_file], tmp_path / "groups", [])
     with pytest.raises(RevelaError, match=r"--pairs needs whole documents, and .* holds groups of"):
         TrainingSet(recipe.replace(pairs="judged"), GroupFolder(tmp_path / "groups"))

@@ -76,7 +76,7 @@ def groups(tmp_path_factory, corpus_file):
     made["windows"] = dict(objective="crop", crop_window=40)
     for name, settings in made.items():
         some = {**settings, "group_size": 8, "threads": 1, "chunk_words": 30}
-        build_groups(Recipe.of(**some), [corpus_file], folder / name, [], None)
+        build_groups(Recipe.of(**some), [corpus_file], folder / name, [])
     return folder
 
 

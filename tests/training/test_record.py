@@ -12,16 +12,16 @@ from revela.encoders.model_files import fingerprint
 from revela.errors import RevelaError
 from revela.text.spool import arrow_list
 from revela.training.check_settings import check_recipe
-from revela.training.groups.dataset import TrainingSet
-from revela.training.groups.store import GroupedCorpus, save_groups
-from revela.training.record import (
+from revela.training.checkpoint import (
     IGNORED_WHEN_COMPARING_FINISHED_RUNS,
-    RUN_FILE,
     check_same_run,
     checkpoint_to_resume,
     remove_unstarted,
     write_record,
 )
+from revela.training.groups.dataset import TrainingSet
+from revela.training.groups.store import GroupedCorpus, save_groups
+from revela.training.record import RUN_FILE, About, Metrics, MetricsRow, RunFile
 from revela.training.settings import Recipe, presets
 from revela.training.train import train
 from revela.types import Chunk, Document
@@ -36,7 +36,7 @@ def begun(tmp_path):
     """A run that got as far as its first checkpoint."""
     out = tmp_path / "out"
     (out / "checkpoints" / "checkpoint-5").mkdir(parents=True)
-    write_record(settings(), {"corpus_digest": "one", "bm25": {}}, out)
+    write_record(RunFile(settings(), About(corpus_digest="one")), out)
     return out
 
 
@@ -95,29 +95,53 @@ def test_a_corpus_is_known_by_its_texts():
 
 
 def test_what_a_run_began_with_stays_and_a_record_is_whole_or_not_there(begun, monkeypatch):
-    write_record(settings(threads=3), {"corpus_digest": "one", "bm25": {"title": 0.5}}, begun)
+    later = About(corpus_digest="one", bm25={"title": 0.5})
+    write_record(RunFile(settings(threads=3), later), begun)
     written = json.loads((begun / RUN_FILE).read_text())
-    assert written["threads"] == 3 and written["about"] == {"corpus_digest": "one", "bm25": {}}
+    assert written["threads"] == 3 and written["about"]["corpus_digest"] == "one"
+    assert written["about"]["bm25"] == {} and "heads" not in written["about"]
     before = (begun / RUN_FILE).read_text()
     monkeypatch.setattr(json, "dumps", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        write_record({}, {}, begun)
+        write_record(RunFile({}, later), begun)
     assert (begun / RUN_FILE).read_text() == before and not list(begun.glob(".*"))
 
 
 def test_a_run_goes_on_with_the_weights_that_it_began_with(tmp_path):
-    def about(digest):
+    def record(digest):
         models = {"model": {"name": "embedded:smollm2-135m", "digest": digest}}
-        return {"corpus_digest": "one", "models": models}
+        return RunFile(settings(), About(corpus_digest="one", models=models))
 
-    write_record(settings(), about("1"), tmp_path)
-    write_record(settings(), about("1"), tmp_path)
+    write_record(record("1"), tmp_path)
+    write_record(record("1"), tmp_path)
     message = (
         r"other weights of --model \(of embedded:smollm2-135m\): give those, by HF_HUB_OFFLINE"
     )
     with pytest.raises(RevelaError, match=message):
-        write_record(settings(), about("2"), tmp_path)
-    assert json.loads((tmp_path / RUN_FILE).read_text())["about"] == about("1")
+        write_record(record("2"), tmp_path)
+    assert RunFile.read(tmp_path).about == record("1").about
+
+
+def test_a_resumed_run_drops_what_it_will_write_again_and_a_line_cut_short(tmp_path):
+    path = tmp_path / "m.jsonl"
+    metrics = Metrics(path)
+    for step in range(5):
+        metrics.write(MetricsRow(step, minutes=0.1 * step, loss=5.0 - step))
+    whole = path.read_text()
+    path.write_text(whole + whole.splitlines()[-1][:9])  # by a kill
+    assert [row.step for row in Metrics(path, keep_until=9).rows] == [0, 1, 2, 3, 4]
+    assert path.read_text() == whole and list(tmp_path.iterdir()) == [path]
+    again = Metrics(path, keep_until=2)
+    written = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+    assert written == [row.step for row in again.rows] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("bad", [b'{"step": 1, "lo', b"\xff", b"[1]", b"{}", b'{"step": null}'])
+def test_a_damaged_line_among_others_is_one_sentence(tmp_path, bad):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b'{"step": 0}\n' + bad + b'\n{"step": 2}\n')
+    with pytest.raises(RevelaError, match=r"m\.jsonl:2 is no line of a run's metrics: remove that"):
+        Metrics(path, keep_until=9)
 
 
 @pytest.fixture
@@ -147,7 +171,7 @@ def test_a_paper_is_not_reproduced_with_another_model(
 ):
     named = dict(model=str(tiny_lm_folder), lm=str(tiny_lm_folder))
     for missing in named:
-        recipe = Recipe.of(preset, **{**named, missing: Recipe().lm.model})
+        recipe = Recipe.of(preset, **{**named, missing: Recipe().lm.lm})
         with pytest.raises(RevelaError, match="take no other model in its place: connect, or"):
             train(recipe, [Document("d", "text")], tmp_path / "out")
         assert not (tmp_path / "out").exists()

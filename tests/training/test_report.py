@@ -12,8 +12,8 @@ import pytest
 
 from revela.errors import RevelaError
 from revela.training.plots import Plot, smooth
-from revela.training.report import report
-from revela.training.results import outcome_in_words, read_results
+from revela.training.record import outcome_in_words
+from revela.training.report import read_results, report
 from tests.collection_folder import write_lines
 
 HOSTILE = "<script>alert(1)</script>\"><img src=x onerror='alert(2)'>{{ 7 * 7 }} $x_$"

@@ -24,19 +24,23 @@ from revela.encoders.model_files import commits, resolve
 from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
 from revela.files import remove_whole, writing
-from revela.training.checkpoint import load_checkpoint, save_checkpoint, saved_checkpoints
+from revela.training.checkpoint import (
+    load_checkpoint,
+    output_folder,
+    save_checkpoint,
+    saved_checkpoints,
+)
 from revela.training.checks import NO_CHECKS, CheckPlan
-from revela.training.groups.dataset import training_chunks
+from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.order import IterativeGroups
-from revela.training.lm.heads import save_heads
 from revela.training.methods.base import ChunkBatches
+from revela.training.methods.find_heads import save_heads
 from revela.training.methods.revela import RevelaLoss
-from revela.training.metrics import Budget, Progress
-from revela.training.record import Provenance, output_folder
+from revela.training.record import Provenance
 from revela.training.retriever.card import Card, metadata_of
 from revela.training.settings import OBJECTIVES as NAMES
 from revela.training.settings import InBatch, Recipe, objective_class, presets
-from revela.training.step import BatchReader
+from revela.training.step import BatchReader, Budget, Progress
 from revela.training.train import train
 from revela.types import Document
 
@@ -79,7 +83,7 @@ def stop_and_resume(recipe, documents, out):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Progress, "advance", ctrl_c_after(3))
         outcome = train(recipe, documents, out)
-    assert outcome.interrupted and outcome.steps == 3
+    assert outcome.signal and outcome.steps == 3
     with pytest.MonkeyPatch.context() as patch:
         made = "train.fit_to_corpus", "groups.dataset.similar_order"
         for name in (*made, "methods.find_heads.cached_ranking"):
@@ -202,7 +206,9 @@ def test_batches_are_made_while_a_step_computes(ahead):
         return {}
 
     groups = [[0], [1]]
-    with BatchReader(TINY, lambda _: iter(groups), collate, Budget(3), ahead=ahead) as reader:
+    one = dict(groups_per_step=1, groups_per_batch=1, across_groups=False)
+    read_groups = BatchReader(lambda _: iter(groups), collate, Budget(3), ahead=ahead, **one)
+    with read_groups as reader:
         for step in (1, 2, 3):
             (batch,), _ = reader.next_step()
             reader.wait()
@@ -508,9 +514,9 @@ def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp
             counts = [[text.lower().count(topic) for topic in TOPICS] for text in texts]
             return np.array(counts, dtype=np.float32)
 
-    rows = training_chunks(recipe, documents)
-    recipe = recipe.replace(groups="iterative", refresh_every=10)
-    groups = IterativeGroups(recipe, rows, ByWord(), tmp_path)
+    rows = TrainingSet(recipe, documents).chunks
+    how = dict(size=8, n_groups=10, seed=0, reads="chunks")
+    groups = IterativeGroups(rows, ByWord(), tmp_path, **how)
     first, second = list(groups(0)), list(groups(1))
     assert len(first) == len(second) == 10 and first != second
     assert all(len(set(group)) == 8 for group in first)
@@ -518,7 +524,7 @@ def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp
     kinds = [{int(rows[i].document) % 12 for i in group} for group in first]
     assert sum(map(len, kinds)) / len(kinds) < 2.5  # of eight
     calls = ByWord.calls
-    again = IterativeGroups(recipe, rows, ByWord(), tmp_path)
+    again = IterativeGroups(rows, ByWord(), tmp_path, **how)
     assert list(again(0)) == first and list(again(1)) == second and ByWord.calls == calls
 
 
@@ -541,12 +547,12 @@ def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
     caplog.set_level("INFO", "revela")
     mine, other = tmp_path / "mine.json", tmp_path / "other.json"
     ranked = [(3, 1, 0.9), (0, 2, 0.5), (1, 1, 0.1), (1, 2, 0.0)]
-    save_heads(mine, "questions", "tiny", resolve(recipe.lm.model), ranked)
+    save_heads(mine, "questions", "tiny", resolve(recipe.lm.lm), ranked)
     train(recipe.replace(heads=str(mine)), documents, tmp_path / "out")
     assert "3 heads that look from questions to answers: 3-1 0-2 1-1" in caplog.messages
     save_heads(other, "questions", "another", resolve(str(taught_lm_folder)), [(0, 0, 1.0)])
     none, kind = tmp_path / "none.json", tmp_path / "kind.json"
-    save_heads(kind, "siblings", "tiny", resolve(recipe.lm.model), ranked)
+    save_heads(kind, "siblings", "tiny", resolve(recipe.lm.lm), ranked)
     refused = {
         other: "ranks the heads of another",
         none: "is not a ranking of heads",
@@ -560,7 +566,7 @@ def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
 
 def test_gates_on_the_heads_of_a_file(recipe, documents, tmp_path, caplog):
     caplog.set_level("INFO", "revela")
-    recipe, folder = recipe.replace(max_steps=1), resolve(recipe.lm.model)
+    recipe, folder = recipe.replace(max_steps=1), resolve(recipe.lm.lm)
     files = {
         "siblings": [(3, 1, 0.9), (0, 2, 0.5), (2, 1, 0.1), (3, 0, 0.0)],
         "low": [(0, 2, 0.5)],

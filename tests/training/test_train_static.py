@@ -86,7 +86,7 @@ def test_resume_equals_unbroken(recipe, documents, tmp_path):
 
 def test_rows_and_weights_have_learning_rates_of_their_own(recipe, documents, tmp_path):
     """Adam's first step moves all by the rate, which the warm-up halves."""
-    model = untrained_retriever(recipe, Path(recipe.retriever.model), documents)
+    model = untrained_retriever(recipe.retriever, Path(recipe.retriever.model), documents)
     loss = ContrastiveLoss(model, tau=0.1)
     loss.log_tau = torch.nn.Parameter(torch.zeros(()))  # as DREAM has
     groups = make_optimizer(loss, 1e-4).param_groups

@@ -22,7 +22,7 @@ RUN = """
 import json, sys
 from pathlib import Path
 from revela import Retriever, evaluate
-from revela.training.train_on_files import train_on_files
+from revela.training.on_files import train_on_files
 from revela.training.settings import Recipe
 
 lm, corpus, collection, out, settings = sys.argv[1:]

@@ -10,7 +10,7 @@ import random
 import shutil
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -293,16 +293,9 @@ def corpus(rng: random.Random, folder: Path, sound: Sound) -> list[str]:
 
 def recipe(rng: random.Random, folder: Path, sound: Sound) -> list[str]:
     """A TOML file of settings with values of any kind, and maybe damaged."""
-    import dataclasses
+    from revela.training.settings import OBJECTIVES, settings_of
 
-    from revela.training.settings import OBJECTIVES, SECTIONS, flag_of, objective_class
-
-    names = [
-        flag_of(section, item.name)
-        for section, kind in SECTIONS.items()
-        for item in dataclasses.fields(kind)
-    ]
-    names += [item.name for name in OBJECTIVES for item in fields(objective_class(name))]
+    names = [name for objective in OBJECTIVES.values() for name in settings_of(objective)]
     odd = ["-1", "0", "1", "2", "64", "1e9", "nan", "inf", "-0.5", "0.3", "true", "[]", "[1, 2]"]
     odd += ["9223372036854775807", "99999999999999999999", '""', '"x"', "{}", "1979-05-27"]
     odd += [f'"{rng.choice(list(OBJECTIVES))}"', f'"{rng.choice(TEXTS)}"', '"\\u0000"', '"../x"']

@@ -49,7 +49,7 @@ def compare(
     with extra("train", "revela compare"):
         from revela.training.compare import compare as run
         from revela.training.distributed import check_single_process
-        from revela.training.held_out import read_training_set
+        from revela.training.on_files import read_training_set
         from revela.training.record import Provenance
 
     check_single_process()

@@ -10,11 +10,16 @@ from cyclopts import Parameter
 
 from revela.cli.flags import Corpus, Flat, Out, Several
 from revela.cli.printing import command_line, print_scores
+from revela.cli.recipe_flags import Given, given_settings, settings_flags
 from revela.errors import RevelaError, extra
 from revela.terminal import counted, duration
-from revela.text.load import READING, Reading
-from revela.training.settings import Corpus as corpus_settings
-from revela.training.settings import Fit, Pooling, Recipe, Retriever, TorchPrecision, Training
+from revela.training.settings import Recipe, Revela
+
+SETTINGS = (
+    *("text_field", "title_field", "join_titles", "max_bad_share", "language", "layers", "pooling"),
+    *("max_tokens", "token_weighting", "whitening", "lexical", "seed", "precision"),
+)
+"The settings of training that are flags of a fit."
 
 
 def fit(
@@ -23,20 +28,10 @@ def fit(
     model: str,
     out: Out,
     context: Annotated[list[Path] | None, Several] = None,
-    layers: int = Retriever.layers,
-    pooling: Pooling = Retriever.pooling,
-    max_tokens: int = Retriever.max_tokens,
-    token_weighting: float = Fit.token_weighting,
-    whitening: float = Fit.whitening,
-    lexical: float = Fit.lexical,
     prune: Annotated[bool, Parameter(negative=())] = False,
     static: Annotated[bool, Parameter(negative=())] = False,
     steps: int | None = None,
-    reading: Annotated[Reading, Flat] = READING,
-    max_bad_share: float = corpus_settings.max_bad_share,
-    language: str = corpus_settings.language,
-    seed: int = Training.seed,
-    precision: TorchPrecision = Training.precision,
+    given: Given = None,
 ) -> None:
     """Make a retriever of a raw language model by fitting it to text: minutes, no labels. Or put
     documents of another corpus into the slots of a retriever that was trained with --context.
@@ -53,19 +48,6 @@ def fit(
         Folder for the retriever: a Sentence-Transformers model.
     context:
         In place of corpus: a corpus, of which N chunks are drawn for the slots of the retriever.
-    layers:
-        Lower layers of the model that are kept. 0: all.
-    pooling:
-        How token vectors become one vector.
-    max_tokens:
-        Longest text that the retriever reads, in tokens; the rest is truncated.
-    token_weighting:
-        Weight each token in the mean by a / (a + its share of the text's tokens), this being a. 0:
-        equal weights.
-    whitening:
-        Whiten pooled vectors by (covariance of token vectors) ** -whitening. 0: off, 0.5: fully.
-    lexical:
-        Append the mean of the tokens' own whitened embeddings at this weight. 0: off.
     prune:
         Remove the tokens that the corpus does not use, most of a multilingual model's. Other words
         are then read in smaller pieces.
@@ -75,15 +57,6 @@ def fit(
     steps:
         Training steps for the rows of words: all rows with --static, else the lexical half.
         Default: as many as the corpus needs. 0: none.
-    max_bad_share:
-        Share of unreadable rows and files above which the fit stops.
-    language:
-        Language whose words are stemmed, as for index: by BM25 in the label-free check, and for the
-        rows of --static.
-    seed:
-        Seed of the chunks that are drawn.
-    precision:
-        Arithmetic; auto is bf16 where the hardware has it.
     """
     with extra("train", "a fit"):
         from revela.training.fit import FitOptions, bake_context
@@ -94,20 +67,7 @@ def fit(
             "a fit reads one corpus: give it as revela fit CORPUS for a language model, or as "
             "--context CORPUS for a retriever that was trained with --context"
         )
-    recipe = Recipe.of(
-        model=model,
-        layers=layers,
-        pooling=pooling,
-        max_tokens=max_tokens,
-        language=language,
-        max_bad_share=max_bad_share,
-        seed=seed,
-        precision=precision,
-        token_weighting=token_weighting,
-        whitening=whitening,
-        lexical=lexical,
-        **vars(reading),
-    )
+    recipe = Recipe.of(model=model, **given_settings(given))
     options = FitOptions(prune, static, steps)
     text = shlex.join(map(str, corpus or context or []))
     go_on = f"go on with revela index {text} --model {shlex.quote(str(out))} --out INDEX"
@@ -122,3 +82,6 @@ def fit(
             print("training did not help on this text: the table is saved as it was fitted")
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 1e6
     print(f"fitted in {duration(result.minutes)}, {size:,.0f} MB in {out}: {go_on}")
+
+
+fit.__annotations__["given"] = Annotated[settings_flags(Revela, SETTINGS) | None, Flat]

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -15,9 +15,8 @@ from revela.errors import RevelaError
 from revela.files import check_free
 from revela.searching.on_ray import Cluster
 from revela.text.load import Reading
-
-if TYPE_CHECKING:
-    from revela.text.parts import DocumentReader
+from revela.text.parts import DocumentReader
+from revela.text.readers.rows import Fields
 
 Corpus = Annotated[list[Path], Parameter(negative=())]
 
@@ -97,9 +96,6 @@ def reader_of_parts(
             "--join-titles joins rows of neighbouring files, which --engine ray reads apart: join "
             "them before, or give --engine local"
         )
-    from revela.text.parts import DocumentReader
-    from revela.text.readers.rows import Fields
-
     fields = Fields(reading.text_field, reading.title_field, tuple(metadata))
     return DocumentReader(fields, 1, rename_repeated)
 

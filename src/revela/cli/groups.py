@@ -50,10 +50,8 @@ def groups(
     else:
         with extra("train", "grouping"):
             from revela.training.groups.build import build_groups
-            from revela.training.groups.dataset import default_queries_file
 
-        queries_file = default_queries_file(corpus, recipe)
-        folder = build_groups(recipe, corpus, out, weights, queries_file)
+        folder = build_groups(recipe, corpus, out, weights)
     print(f"{len(folder):,} groups of {folder.size} in {folder.folder}")
     for group in islice(folder.order(recipe.training.seed)(0), show):
         members = folder.members(sorted(group))

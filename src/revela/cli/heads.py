@@ -37,19 +37,19 @@ def heads(
     """
     with extra("train", "revela heads"):
         from revela.training.groups.dataset import default_queries_file
-        from revela.training.lm.heads import save_heads
-        from revela.training.methods.find_heads import kind_of, rank_heads
+        from revela.training.methods.find_heads import kind_of, rank_heads, save_heads
     from revela.quiet_libraries import silence_libraries
     from revela.training.groups.dataset import read_for
 
     silence_libraries()
     recipe = recipe_of(preset, recipe_file, given)
-    documents, _ = read_for(recipe, corpus)
-    folder, ranking = rank_heads(recipe, documents, default_queries_file(corpus, recipe))
+    documents, _ = read_for(recipe.corpus, corpus, recipe.pairs)
+    queries_file = default_queries_file(corpus, recipe.queries.queries_file)
+    folder, ranking = rank_heads(recipe, documents, queries_file)
     rows = [
         [rank, layer, head, f"{score:.5f}"]
         for rank, (layer, head, score) in enumerate(ranking[:top], 1)
     ]
-    print_table(f"heads of {recipe.lm.model}", ["rank", "layer", "head", "score"], rows)
+    print_table(f"heads of {recipe.lm.lm}", ["rank", "layer", "head", "score"], rows)
     if out is not None:
-        save_heads(out, kind_of(recipe), recipe.lm.model, folder, ranking)
+        save_heads(out, kind_of(recipe.objective), recipe.lm.lm, folder, ranking)

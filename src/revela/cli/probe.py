@@ -16,7 +16,8 @@ from revela.text.load import READING, Reading
 from revela.training.settings import TorchPrecision
 
 if TYPE_CHECKING:
-    from revela.training.results import Geometry, Interval, Profile
+    from revela.training.probes.geometry import Geometry
+    from revela.training.probes.places import Interval, Profile
 
 
 def probe(

@@ -40,7 +40,7 @@ def train(
         Folder for the retriever: a Sentence-Transformers model, with run.json and metrics.jsonl.
     preset:
         Settings to start from: gated (default), paper (Revela as published), gains, dream,
-        attention, replug, infonce, pairs (for code), crop, spans (an encoder from nothing), cde or
+        replug, infonce, pairs (for code), crop, spans (an encoder from nothing), cde or
         cde-revela (with a context); --objective implies its own.
     recipe_file:
         A TOML file of settings, over those of the preset and below flags.
@@ -52,17 +52,16 @@ def train(
         check_paths(corpus, None if resume else out)
     with extra("train", "training"):
         from revela.training.distributed import joined
-    from revela.training.results import outcome_in_words
-    from revela.training.train_on_files import train_on_files
+    from revela.training.on_files import train_on_files
+    from revela.training.record import outcome_in_words
 
     with joined():
         recipe = recipe_of(preset, recipe_file, given)
-        result = train_on_files(corpus, out, recipe, resume=resume, command=command_line())
-        outcome = result.outcome
+        outcome = train_on_files(corpus, out, recipe, resume=resume, command=command_line())
         print(outcome_in_words(outcome.before, outcome.after, outcome.kept))
-        if result.scores:
-            print_scores("label-free check, nDCG@10", outcome.after, result.scores)
-        more = ", continue with --resume" if outcome.interrupted else ""
+        if systems := outcome.systems():
+            print_scores("label-free check, nDCG@10", outcome.after, systems)
+        more = ", continue with --resume" if outcome.signal else ""
         print(f"{outcome.steps:,} steps in {duration(outcome.minutes)}; saved to {out}{more}")
-    if outcome.interrupted:
+    if outcome.signal:
         raise SystemExit(128 + outcome.signal)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import importlib.util
 import os
 import shutil
@@ -92,15 +90,3 @@ def has_openvino() -> bool:
 def has_torch() -> bool:
     """Whether torch is installed; it is not imported."""
     return importlib.util.find_spec("torch") is not None
-
-
-@cache
-def keep_freed() -> None:
-    """Have glibc keep freed blocks of up to 1 GB for the next batch. By default it returns them to
-    the kernel, which clears every page of the next batch: a quarter of the time that encoding on a
-    CPU takes.
-    """
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
-        libc = ctypes.CDLL(None)
-        libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
-        libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD

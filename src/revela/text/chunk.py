@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from revela.text.code import join_at, split_lines, units, warn_if_no_grammar
+from revela.text.endings import has_headings
 from revela.text.headings import Section, sections
 from revela.text.parallel import batches, ordered_map
 from revela.text.sentences import sentences
@@ -33,7 +34,8 @@ def chunk(document: Document, index: int, max_words: int) -> list[Chunk]:
     >>> [c.text for c in chunk(Document("bees", text), 0, max_words=8)]
     ['Bees dance. The angle gives the direction. ', 'It is exact.']
     """
-    warn_if_no_grammar(document)
+    if document.kind == "code":
+        warn_if_no_grammar(document.id)
     return list(_cut(document, index, _piece_lengths(document, max_words)))
 
 
@@ -44,7 +46,8 @@ def chunk_all(documents: Iterable[Document], max_words: int, workers: int = 1) -
     def numbered() -> Iterator[list[tuple[int, Document]]]:
         for batch in batches(enumerate(documents), lambda pair: len(pair[1].text), BATCH):
             for _, document in batch:
-                warn_if_no_grammar(document)
+                if document.kind == "code":
+                    warn_if_no_grammar(document.id)
             waiting.append(batch)
             yield batch
 
@@ -71,7 +74,8 @@ def _section_lengths(document: Document, max_words: int) -> Iterator[int]:
     them, so that the chunk's title is right.
     """
     length = total = above = 0
-    for section in sections(document):
+    whole = Section(0, 0, "", document.text)
+    for section in sections(document.text) if has_headings(document.id) else [whole]:
         pieces = list(_pack(_section(section, max_words), max_words))
         for number, (piece, size) in enumerate(pieces):
             fits = len(pieces) == 1 and total + size <= max_words

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from revela.errors import install_extra
 from revela.text.endings import suffix
 from revela.text.words import count_words
-from revela.types import Document
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -102,9 +101,9 @@ def units(text: str, name: str) -> list[str]:
     return join_at(lines, starts | (after_blank - inside))
 
 
-def warn_if_no_grammar(document: Document) -> None:
-    """Warn, once per process, that code is cut at blank lines because tree-sitter is missing."""
-    grammar = GRAMMARS.get(suffix(Path(document.id))) if document.kind == "code" else None
+def warn_if_no_grammar(name: str) -> None:
+    """Warn, once per process, if code is cut at blank lines, as its grammar is missing."""
+    grammar = GRAMMARS.get(suffix(Path(name)))
     if grammar and _parser(*grammar) is None:
         _warn_no_grammar()
 

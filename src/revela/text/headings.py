@@ -88,14 +88,14 @@ class Section(NamedTuple):
     text: str
 
 
-def sections(document: Document) -> Iterator[Section]:
-    """The sections of a document in order; the text before all headings is one, too.
+def sections(text: str) -> Iterator[Section]:
+    """The sections of Markdown in order; the text before all headings is one, too.
 
     A heading without text shares a section with the next heading, unless that is of a higher level.
     """
-    text, levels = document.text, [0]
+    levels = [0]
     start = end = above = 0
-    for heading in _headings(text) if has_headings(document.id) else ():
+    for heading in _headings(text):
         begins = heading.start > end or heading.level <= above
         if begins:
             yield Section(above, levels[-1], text[start:end], text[end : heading.start])

@@ -14,10 +14,18 @@ from revela.text.analyzer import check_language
 from revela.text.judgements import read_judgements
 from revela.training import distributed as distributed
 from revela.training.device import compute_device
-from revela.training.find_model import find_weights
 from revela.training.lm.document_attention import has_varlen
 from revela.training.lm.encoder_decoder import size_of
-from revela.training.settings import Recipe
+from revela.training.models import find_weights
+from revela.training.settings import (
+    Context,
+    InfoNCE,
+    Objective,
+    Recipe,
+    Retriever,
+    TorchPrecision,
+    Training,
+)
 
 
 def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
@@ -30,16 +38,25 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
     """
     training = recipe.training
     _check_tracker(training.track)
-    check_language(recipe.corpus.language)
-    recipe.objective.refuse(recipe)
-    _check_kernel(recipe)
-    _check_trained_weights(recipe)
-    if training.groups_per_step % training.fixed_groups_per_batch:
+    if recipe.corpus.language != "auto":
+        check_language(recipe.corpus.language)
+    recipe.objective.refuse(recipe.retriever, recipe.context)
+    if getattr(recipe.objective, "kernel", "") == "varlen":
+        _check_varlen(training.precision)
+    _check_trained_weights(recipe.retriever, recipe.context)
+    per_batch = training.groups_per_batch
+    if per_batch != "auto" and training.groups_per_step % per_batch:
         raise RevelaError(
             f"--groups-per-step {training.groups_per_step} is no multiple of "
             f"--groups-per-batch {training.groups_per_batch}"
         )
-    _check_processes(recipe)
+    if (processes := distributed.world_size()) > 1:
+        _check_processes(processes, recipe.objective, training, recipe.context)
+    elif recipe.lm.shard_lm:
+        raise RevelaError(
+            "--shard-lm shards the LM over several processes: start them by torchrun, or leave it "
+            "out"
+        )
     if not (training.max_steps or training.max_minutes or training.max_tokens_read):
         raise RevelaError(
             "a run without a limit has no end: give --max-steps, --max-minutes or --max-tokens-read"
@@ -50,21 +67,20 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
         read_judgements(Path(folder), "train")
     if not resume:  # a resumed run keeps its models
         check_free(out)
-        _check_models(recipe)
+        _check_models(recipe.retriever, recipe.lm.lm if recipe.objective.reads_lm else "")
 
 
-def _check_models(recipe: Recipe) -> None:
-    """Refuse unsupported families of models; reads no weights."""
+def _check_models(retriever: Retriever, lm: str) -> None:
+    """Refuse unsupported families of models; reads no weights. ``lm`` is empty if none is read."""
     from revela.quiet_libraries import silence_libraries
-    from revela.training.lm.load import check_language_model
+    from revela.training.lm.language_model import check_language_model
     from revela.training.retriever.build import check_model
 
     silence_libraries()
-    name, offline, lm = recipe.retriever.model, recipe.retriever.offline_model, recipe.lm.model
+    name, offline = retriever.model, retriever.offline_model
     if not name.startswith(NEW):
-        retriever = recipe.retriever
         check_model(find_weights(name, offline), retriever.layers, retriever.lora_rank)
-    if recipe.objective.reads_lm:
+    if lm:
         check_language_model(find_weights(lm, offline), lm)
 
 
@@ -75,12 +91,10 @@ def _check_tracker(track: str) -> None:
         raise RevelaError(f"--track {track} needs its package: install it by pip install {track}")
 
 
-def _check_kernel(recipe: Recipe) -> None:
+def _check_varlen(precision: TorchPrecision) -> None:
     """Refuse flash attention where it does not run."""
-    if getattr(recipe.objective, "kernel", "") != "varlen":
-        return
     device = compute_device()
-    is_half = uses_bf16(recipe.training.precision, device)
+    is_half = uses_bf16(precision, device)
     if not has_varlen(device, torch.bfloat16 if is_half else torch.float32):
         raise RevelaError(
             "--kernel varlen needs a GPU and bf16: leave it out, and document attention runs "
@@ -88,9 +102,9 @@ def _check_kernel(recipe: Recipe) -> None:
         )
 
 
-def _check_trained_weights(recipe: Recipe) -> None:
+def _check_trained_weights(retriever: Retriever, context: Context) -> None:
     """Refuse settings that conflict with a new model, or with training all weights."""
-    name, rank = recipe.retriever.model, recipe.retriever.lora_rank
+    name, rank = retriever.model, retriever.lora_rank
     if name.startswith(NEW):
         size_of(name)
         if rank:
@@ -98,33 +112,25 @@ def _check_trained_weights(recipe: Recipe) -> None:
                 f"--model {name} has untrained weights, which LoRA would not train: give "
                 "--lora-rank 0"
             )
-    if recipe.context.slots and not rank:
+    if context.context and not rank:
         raise RevelaError(
             "--context cannot train all weights, only LoRA and slots: give --lora-rank 1 or more"
         )
 
 
-def _check_processes(recipe: Recipe) -> None:
-    """Refuse a number of processes that would change the result."""
-    n, training = distributed.world_size(), recipe.training
-    if n == 1:
-        if recipe.lm.shard_lm:
-            raise RevelaError(
-                "--shard-lm shards the LM over several processes: start them by torchrun, or leave "
-                "it out"
-            )
-        return
-    if recipe.pairs:
+def _check_processes(n: int, objective: Objective, training: Training, context: Context) -> None:
+    """Refuse a number of processes, more than one, that would change the result."""
+    if isinstance(objective, InfoNCE) and objective.pairs:
         raise RevelaError("--pairs takes one process: start revela without torchrun")
-    if recipe.objective.across_groups:
+    if objective.across_groups:
         if training.fixed_groups_per_batch % n:
             raise RevelaError(
                 f"--groups-per-batch {training.fixed_groups_per_batch} cannot be divided among {n} "
                 f"processes, which compare the texts of a batch: give a multiple of {n}"
             )
-        if recipe.context.slots:
+        if context.context:
             raise RevelaError(
-                f"--context with --objective {recipe.objective.name} takes one process, for a "
+                f"--context with --objective {objective.name} takes one process, for a "
                 "batch has one context: leave it out, or start revela without torchrun"
             )
     elif training.groups_per_step % (whole := n * training.fixed_groups_per_batch):

@@ -14,12 +14,11 @@ from tqdm.auto import tqdm
 
 from revela.files import atomic_write
 from revela.training.checkpoint import load_trainable, trainable_state
-from revela.training.metrics import Budget, Metrics, Scores
+from revela.training.record import NOISE, Metrics, MetricsRow, Scores
+from revela.training.step import Budget
 from revela.types import Encoder
 
 log = logging.getLogger(__name__)
-
-MIN_GAIN = 0.005  # nDCG@10; checks of equally good states differ by this (research/notebook.md)
 
 Check = Callable[[Encoder], Scores]
 """Encoder -> scores by task."""
@@ -42,24 +41,11 @@ class CheckPlan:
     points: int = 0
 
     def score_untrained(self, encoder: Encoder) -> Scores:
-        """The scores before the fit; {} without a check."""
-        if self.check is None:
-            return {}
+        """The scores before the fit; with a check."""
+        assert self.check is not None
         scores = self.check(encoder)
         log.info(f"untrained: {format_scores(scores, {})}")
         return scores
-
-    def is_due(self, check_every: int, step: int, before: float, done: float) -> bool:
-        """Whether to check after a step.
-
-        Args:
-            check_every: steps between checks without ``points``. 0: no checks.
-            step: steps done.
-            before, done: fraction of the run done before and after the step.
-        """
-        if self.points:
-            return int(done * self.points) > int(before * self.points)
-        return bool(check_every) and step % check_every == 0
 
 
 NO_CHECKS = CheckPlan()
@@ -71,28 +57,37 @@ class Checks:
 
     Args:
         plan: a plan with a check.
+        check_every: steps between checks without the plan's ``points``. 0: none.
         encoder: the retriever in training.
         budget, metrics: those of the run.
-        offer: called with the step and scores of every check.
+        best: keeps the best state; None: none is kept.
     """
 
     plan: CheckPlan
+    check_every: int
     encoder: Encoder
     budget: Budget
     metrics: Metrics
-    offer: Callable[[int, Scores], None] | None
+    best: BestState | None
+
+    def is_due(self, step: int, before: float) -> bool:
+        """Whether to check after a step; ``before`` is the fraction of the run done before it."""
+        if points := self.plan.points:
+            return int(self.budget.done(step) * points) > int(before * points)
+        return bool(self.check_every) and step % self.check_every == 0
 
     def run(self, step: int) -> Scores:
         """Check, then record, print and offer the scores."""
         plan = self.plan
         assert plan.check is not None
         scores = plan.check(self.encoder)
-        judged = {"judged": plan.judge(self.encoder)} if plan.judge is not None else {}
+        judged = None if plan.judge is None else plan.judge(self.encoder)
         minutes, tokens = round(self.budget.minutes, 3), self.budget.tokens
-        self.metrics.write(step, minutes=minutes, tokens_read=tokens, check=scores, **judged)
+        row = MetricsRow(step, minutes, tokens_read=tokens, check=scores, judged=judged)
+        self.metrics.write(row)
         tqdm.write(f"step {step}: {format_scores(scores, plan.bm25)}")
-        if self.offer is not None:
-            self.offer(step, scores)
+        if self.best is not None:
+            self.best.offer(step, scores)
         return scores
 
 
@@ -106,7 +101,7 @@ class BestState:
     """Keeps the trainable state with the best mean score, so that a run ends no worse than it
     began.
 
-    A later state must be better by more than ``MIN_GAIN``, as the maximum of many noisy checks is
+    A later state must be better by more than ``NOISE``, as the maximum of many noisy checks is
     luck. Every state that was the best at its time stays in ``folder`` until the run ends: a killed
     run may resume from before the latest one.
 
@@ -140,7 +135,7 @@ class BestState:
         return self.step, self.scores
 
     def _is_better(self, scores: Scores) -> bool:
-        return self.step < 0 or fmean(scores.values()) > fmean(self.scores.values()) + MIN_GAIN
+        return self.step < 0 or fmean(scores.values()) > fmean(self.scores.values()) + NOISE
 
     def _file(self, step: int) -> Path:
         return self.folder / f"best-{step}.safetensors"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from revela.errors import RevelaError
 from revela.evaluation.collection import Collection, load_collection
@@ -15,15 +13,16 @@ from revela.evaluation.evaluate import mean_outcomes
 from revela.evaluation.label_free import HeldOutCheck
 from revela.evaluation.results import write_json
 from revela.text.chunk import PASSAGE_WORDS
-from revela.training.checks import CheckPlan
-from revela.training.groups.dataset import TrainingSet
-from revela.training.record import (
+from revela.training.checkpoint import (
+    CHECKPOINTS,
     IGNORED_WHEN_COMPARING_FINISHED_RUNS,
-    Provenance,
     check_same_run,
     remove_unstarted,
+    saved_checkpoints,
 )
-from revela.training.results import COMPARISON, LINES, Comparison, CurvePoint
+from revela.training.checks import CheckPlan
+from revela.training.groups.dataset import TrainingSet
+from revela.training.record import COMPARISON, Comparison, CurvePoint, Provenance, Run
 from revela.training.retriever.context import draw_documents
 from revela.training.retriever.encode import RetrieverEncoder
 from revela.training.settings import Corpus, Recipe
@@ -59,7 +58,15 @@ def compare(
         points: number of scores after the start.
         provenance: corpus and command, for the model cards.
     """
-    data_by_corpus = _read_each(recipes, read)
+    data_by_corpus: dict[Corpus, Data] = {}
+    for name, recipe in recipes.items():
+        if recipe.corpus not in data_by_corpus:
+            data_by_corpus[recipe.corpus] = read(recipe)
+        if not data_by_corpus[recipe.corpus][1].tasks:
+            raise RevelaError(
+                f"{name}: runs are compared beside the label-free check, and too few documents are "
+                "held out for one: raise --held-out, or add text"
+            )
     collections = [load_collection(folder) for folder in on]
 
     def judge(encoder: Encoder) -> dict[str, float]:
@@ -74,7 +81,7 @@ def compare(
     for seed, (name, recipe) in product(seeds, recipes.items()):
         folder = out / f"{name}-{seed}"
         recipe = recipe.replace(seed=seed)
-        has_checkpoint = any((folder / "checkpoints").glob("checkpoint-*"))
+        has_checkpoint = bool(saved_checkpoints(folder / CHECKPOINTS))
         data, check = data_by_corpus[recipe.corpus]
         # With a time limit, the first run would lose time to queries that later runs find written.
         own = data.replace(recipe, lazy_queries=not recipe.training.max_minutes)
@@ -87,9 +94,10 @@ def compare(
             if not has_checkpoint:
                 remove_unstarted(folder)
             plan = CheckPlan(check, check.bm25(), judge, points)
-            given: Any = dict(plan=plan, provenance=provenance, resume=has_checkpoint)
-            outcome = train(recipe, own, folder, **given)
-            if outcome.interrupted:
+            outcome = train(
+                recipe, own, folder, plan=plan, provenance=provenance, resume=has_checkpoint
+            )
+            if outcome.signal:
                 error = RevelaError(f"stopped in {folder}: run the same command again to resume")
                 error.exit_code = 128 + outcome.signal
                 raise error
@@ -108,22 +116,10 @@ def _in_context_of(collection: Collection, encoder: Encoder) -> Encoder:
     return encoder.with_context(lambda: rows_JD)
 
 
-def _read_each(recipes: Mapping[str, Recipe], read: Callable[[Recipe], Data]) -> dict[Corpus, Data]:
-    """Read the data of each distinct [corpus] section."""
-    data: dict[Corpus, Data] = {}
-    for name, recipe in recipes.items():
-        if recipe.corpus not in data:
-            data[recipe.corpus] = read(recipe)
-        if not data[recipe.corpus][1].tasks:
-            raise RevelaError(
-                f"{name}: runs are compared beside the label-free check, and too few documents are "
-                "held out for one: raise --held-out, or add text"
-            )
-    return data
-
-
 def _curve(folder: Path) -> list[CurvePoint]:
-    """Read the judged scores in a run's metrics.jsonl."""
-    rows = [json.loads(line) for line in (folder / LINES).read_text().splitlines()]
-    judged = [row for row in rows if "judged" in row]
-    return [CurvePoint(row["minutes"], row["tokens_read"], row["judged"]) for row in judged]
+    """The judged scores of a run."""
+    return [
+        CurvePoint(row.minutes, row.tokens_read or 0, row.judged)
+        for row in Run.read(folder).metrics
+        if row.judged is not None
+    ]

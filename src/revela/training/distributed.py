@@ -1,4 +1,4 @@
-"""Train one retriever in several processes, each on its own GPU or cores.
+"""Train one retriever in several processes, each on its own GPU or cores; check that they agree.
 
 torchrun (or ``accelerate launch``) starts the processes, and ends them all when one fails. They add
 their gradients and exchange values by torch.distributed: gloo for CPU tensors, nccl for GPU
@@ -116,8 +116,7 @@ def joined() -> Iterator[None]:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = PrefixStore(f"revela-{attempt}-{next(JOINED)}", store)
         backend = "cpu:gloo,cuda:nccl" if has_gpu else "gloo"
-        given: Any = dict(store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-        dist.init_process_group(backend, **given)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     except (ValueError, RuntimeError) as error:
         raise RevelaError(
             f"{started()} processes were started (WORLD_SIZE) and cannot reach each other "
@@ -149,6 +148,19 @@ def _take_own_gpu() -> None:
             "them there (torchrun --nproc-per-node), or hide the GPUs by CUDA_VISIBLE_DEVICES="
         )
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0))
+
+
+def log_unused_devices() -> None:
+    """Log if one process trains where several were requested, or where there are more GPUs."""
+    if world_size() > 1:
+        return
+    if LAUNCHED & os.environ.keys():
+        log.info("1 process")  # accelerate launch starts only one without a GPU
+    if (gpus := torch.cuda.device_count()) > 1:
+        log.info(
+            f"there are {gpus} GPUs, and a run uses the first: name another by "
+            "CUDA_VISIBLE_DEVICES, or use all by torchrun (docs/scale.md)"
+        )
 
 
 def from_rank_zero(make: Callable[[], Value]) -> Value:
@@ -188,6 +200,26 @@ def check_same(value: Any, sentence: str) -> None:
     """Raise RevelaError(sentence) in all processes unless all have the same value."""
     if any(other != value for other in all_gather(value)):
         raise RevelaError(sentence)
+
+
+def check_same_start(digest: str, settings: Any, out: Path) -> None:
+    """Raise RevelaError if the processes have different data or settings.
+
+    Args:
+        digest: a hash of the data.
+        settings: any value to compare, too.
+        out: the output folder, for the error.
+    """
+    check_same(
+        digest,
+        "the processes read different groups: give a folder that all machines see, or the same "
+        "copy of it",
+    )
+    check_same(
+        settings,
+        f"the processes were given different settings, or do not see the same {out}: "
+        "start all by the same command, with an --out that all machines see",
+    )
 
 
 def all_reduce_sum(number: Tensor) -> Tensor:

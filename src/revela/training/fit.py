@@ -33,7 +33,7 @@ from revela.text.spool import LazyTexts
 from revela.training.device import compute_device
 from revela.training.distributed import check_single_process
 from revela.training.groups.dataset import TrainingSet
-from revela.training.held_out import check_by
+from revela.training.on_files import check_by
 from revela.training.retriever.build import check_model, untrained_retriever
 from revela.training.retriever.card import Card, metadata_of, without_folders
 from revela.training.retriever.context import SavedContext, draw_documents, load_context_encoder
@@ -100,8 +100,14 @@ def fit(
 
     ``command`` is the command line, for the model card.
     """
-    _check_options(recipe, options)
-    static = options.static
+    static, steps, settings = options.static, options.steps, recipe.to_dict()
+    if steps and not static and not recipe.fit.lexical:
+        raise RevelaError("--steps trains the lexical half: leave --lexical 0 out, or --steps")
+    if steps is not None and steps < 0:
+        raise RevelaError(f"--steps {steps}: give 0, which does not train, or more")
+    if static:
+        given, reason = ["prune"] if options.prune else [], "--static, which keeps no layers"
+        _refuse_unread(settings, LAYER_SETTINGS, given, reason)
     _check_free(out)
     check_single_process()
     check_language(recipe.corpus.language)
@@ -110,16 +116,23 @@ def fit(
     data = TrainingSet.read(recipe, corpus)
     if not static and len(data.chunks) < 2:  # a table reads longer windows
         raise RevelaError("a fit takes two chunks of text or more: give more text")
-    check = check_by(data.held_out, recipe)
+    check = check_by(data.held_out, recipe.corpus, recipe.training)
     tasks = check.describe() or "too few for a task, so the fit is not checked"
     log.info(f"held out {len(data.held_out):,} documents for the label-free check ({tasks})")
     run = _fit_table if static else _fit_layers
     model, result = run(folder, data, check, options)
-    origin: dict[str, Any] = dict(
-        name=out.name, corpus=", ".join(map(str, corpus)), command=command
+    unread = LAYER_SETTINGS if static else ()
+    card = Card(
+        name=out.name,
+        learned_from=_learned_from(result.kept, options, recipe.fit.lexical),
+        corpus=", ".join(map(str, corpus)),
+        documents=data.n_documents,
+        command=command,
+        settings={name: settings[name] for name in ("model", *FITTED_BY) if name not in unread},
+        scores=result.scores,
+        minutes=result.minutes,
+        metadata=metadata_of(recipe.retriever.model, folder),
     )
-    origin["metadata"] = metadata_of(recipe.retriever.model, folder)
-    card = _card(data, result, options, origin)
     with atomic_write(out) as temporary:
         save_retriever(model, temporary, card.text(), words_to_vectors=WORDS_TO_VECTORS)
     return result
@@ -133,7 +146,8 @@ def bake_context(
     """
     given = [name for name, value in vars(options).items() if value != getattr(FIT_OPTIONS, name)]
     unread = (*LAYER_SETTINGS, "language")
-    _refuse_unread(recipe, unread, given, "--context, which fills the slots of a retriever")
+    reason = "--context, which fills the slots of a retriever"
+    _refuse_unread(recipe.to_dict(), unread, given, reason)
     _check_free(out)
     model, settings, seed = recipe.retriever.model, recipe.corpus, recipe.training.seed
     folder = resolve(model)
@@ -144,8 +158,9 @@ def bake_context(
             "revela train --context N has made"
         )
     reading = Reading(settings.text_field, settings.title_field, settings.join_titles)
-    how: Any = dict(distinct=False, min_words=1, max_bad_share=settings.max_bad_share)
-    documents, report = read_corpus(corpus, reading, **how)
+    documents, report = read_corpus(
+        corpus, reading, distinct=False, min_words=1, max_bad_share=settings.max_bad_share
+    )
     for line in report.lines():
         log.info(line)
     texts = draw_documents(documents, first.slots, seed, PASSAGE_WORDS)
@@ -164,28 +179,17 @@ def bake_context(
     return len(texts)
 
 
-def _card(
-    data: TrainingSet, result: FitResult, options: FitOptions, origin: Mapping[str, Any]
-) -> Card:
-    """The model card of a fit; ``origin`` has name, corpus and command."""
-    unread = LAYER_SETTINGS if options.static else ()
-    settings = data.recipe.to_dict()
+def _learned_from(kept: str, options: FitOptions, lexical: float) -> str:
+    """The sentence of the model card that says what was fitted."""
     trained = ", trained so that titles, docstrings and runs of words find their text"
     if options.static:
         about = "a row for each word, begun as the mean of the input embeddings of its pieces"
-        about += trained * (result.kept == "trained")
+        about += trained * (kept == "trained")
     else:
         about = "the weights of tokens, whitening"
-        if data.recipe.fit.lexical:
+        if lexical:
             about += f", and a half of the vector for words{trained * (options.steps != 0)}"
-    return Card(
-        learned_from=f"{{model}} was fitted to text: {about}.",
-        documents=data.n_documents,
-        settings={name: settings[name] for name in ("model", *FITTED_BY) if name not in unread},
-        scores=result.scores,
-        minutes=result.minutes,
-        **origin,
-    )
+    return f"{{model}} was fitted to text: {about}."
 
 
 def _fit_layers(
@@ -193,7 +197,7 @@ def _fit_layers(
 ) -> tuple[SentenceTransformer, FitResult]:
     """Fit the lower layers of a language model to the chunks, and train the lexical half."""
     recipe, scores = data.recipe, dict[str, dict[str, float]]()
-    model = untrained_retriever(recipe, folder, data.documents).to(compute_device())
+    model = untrained_retriever(recipe.retriever, folder, data.documents).to(compute_device())
     encoder = RetrieverEncoder(model, uses_bf16(recipe.training.precision, model.device))
     if check.tasks:
         scores = {"BM25": check.bm25(), "untrained": check(encoder)}
@@ -219,8 +223,10 @@ def _fit_table(
     """
     recipe, scores = data.recipe, dict[str, dict[str, float]]()
     start = time.monotonic()
-    how: Any = dict(language=recipe.corpus.language, seed=recipe.training.seed)
-    fitted, trained = tables(folder, data.documents, data.held_out, steps=options.steps, **how)
+    language, seed = recipe.corpus.language, recipe.training.seed
+    fitted, trained = tables(
+        folder, data.documents, data.held_out, language=language, seed=seed, steps=options.steps
+    )
     minutes = (time.monotonic() - start) / 60
     made, kept = {"fitted": fitted}, "fitted"
     if trained is not fitted:
@@ -234,23 +240,11 @@ def _fit_table(
     return made[kept].model(), FitResult(scores, minutes, kept)
 
 
-def _check_options(recipe: Recipe, options: FitOptions) -> None:
-    """Refuse settings that the requested kind of retriever does not read."""
-    steps = options.steps
-    if steps and not options.static and not recipe.fit.lexical:
-        raise RevelaError("--steps trains the lexical half: leave --lexical 0 out, or --steps")
-    if steps is not None and steps < 0:
-        raise RevelaError(f"--steps {steps}: give 0, which does not train, or more")
-    if options.static:
-        unread = ["prune"] if options.prune else []
-        _refuse_unread(recipe, LAYER_SETTINGS, unread, "--static, which keeps no layers")
-
-
 def _refuse_unread(
-    recipe: Recipe, names: Sequence[str], options: Sequence[str], reason: str
+    settings: Mapping[str, Any], names: Sequence[str], options: Sequence[str], reason: str
 ) -> None:
     """Refuse options, and settings of these names, that would have no effect."""
-    settings, default = recipe.to_dict(), Recipe().to_dict()
+    default = Recipe().to_dict()
     changed = [*options, *(name for name in names if settings[name] != default[name])]
     if changed:
         flag = changed[0].replace("_", "-")

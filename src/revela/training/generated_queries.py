@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,10 +30,10 @@ from revela.ranking.queries import MAX_QUERY_WORDS, MIN_QUERY_WORDS
 from revela.text.spool import ArrowList, arrow_list
 from revela.text.words import count_terms, runs, terms
 from revela.training.distributed import cores
-from revela.training.find_model import find_model
 from revela.training.lm import generate
 from revela.training.lm.generate import CLOSING, Prompting, Writer
-from revela.training.settings import Recipe
+from revela.training.models import find_model
+from revela.training.settings import InfoNCE, Objective, Strategy, Training
 from revela.types import Chunk
 
 log = logging.getLogger(__name__)
@@ -181,24 +180,22 @@ def without_repeats(answers: Sequence[Answer]) -> list[Answer]:
     return [REPEATED if a.query and counts[a.query.lower()] > 1 else a for a in answers]
 
 
-def can_write_lazily(recipe: Recipe) -> bool:
-    """Whether a language model can write queries during training. Groups by similarity and mined
-    negatives need all queries first.
+def can_write_lazily(objective: Objective, strategy: Strategy) -> bool:
+    """Whether a language model can write the queries of an objective during training. Groups by
+    similarity and mined negatives need all queries first.
     """
-    objective: Any = recipe.objective
-    if objective.reads != "queries" or recipe.queries.source != "lm" or recipe.pairs:
+    if isinstance(objective, InfoNCE) and (objective.pairs or objective.negatives):
         return False
-    mines = bool(getattr(objective, "negatives", False))
-    return not mines and recipe.groups.kind not in ("cluster", "iterative")
+    return strategy not in ("cluster", "iterative")
 
 
-def sample_chunks(recipe: Recipe, chunks: ArrowList[Chunk]) -> ArrowList[Chunk]:
+def sample_chunks(chunks: ArrowList[Chunk], max_queries: int) -> ArrowList[Chunk]:
     """The chunks to write queries for: all of some random documents, at most ``max_queries`` in
     all, but of at least one document.
 
     The sample is the same in every run, so that queries are written once.
     """
-    owners, max_queries = chunks.column("document"), recipe.queries.max_queries
+    owners = chunks.column("document")
     documents, counts = np.unique(owners, return_counts=True)
     order = list(range(len(documents)))
     random.Random(0).shuffle(order)
@@ -207,25 +204,18 @@ def sample_chunks(recipe: Recipe, chunks: ArrowList[Chunk]) -> ArrowList[Chunk]:
     return chunks.select(np.flatnonzero(np.isin(owners, sample)))
 
 
-def generate_queries(
-    recipe: Recipe, chunks: ArrowList[Chunk], path: Path | None
-) -> ArrowList[Chunk]:
-    """``sample_chunks`` with queries from a language model; ``path`` stores them."""
-    sample = sample_chunks(recipe, chunks)
-    pairs = zip(sample, write_queries(recipe, [c.text for c in sample], path), strict=True)
+def generate_queries(lm: QueryLM, chunks: ArrowList[Chunk]) -> ArrowList[Chunk]:
+    """Chunks with queries from a language model."""
+    pairs = zip(chunks, write_queries(lm, [chunk.text for chunk in chunks]), strict=True)
     return arrow_list(Chunk, (replace(chunk, query=query) for chunk, query in pairs))
 
 
-def write_queries(
-    recipe: Recipe, texts: Sequence[str], path: Path | None, unit: str = "chunks"
-) -> list[str]:
+def write_queries(lm: QueryLM, texts: Sequence[str], unit: str = "chunks") -> list[str]:
     """A language model's query about each text, or ""; the log calls the texts ``unit``."""
-    lm = QueryLM(recipe, path)
     if missing := lm.missing(texts):
         log.info(f"{lm}: {len(missing):,}")
     answers = without_repeats(lm.answers(texts))
-    del lm
-    gc.collect()  # models of transformers have reference cycles
+    lm.unload()
     log.info(_summary(answers, unit))
     return [answer.query for answer in answers]
 
@@ -247,11 +237,18 @@ class QueryLM:
         RevelaError: the model cannot be found, or the file cannot be used.
     """
 
-    def __init__(self, recipe: Recipe, path: Path | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        path: Path | None,
+        offline_model: str,
+        lm_tokens: int,
+        training: Training,
+    ) -> None:
         if path is None:
             raise RevelaError("written queries need a file to be kept in: give --queries-file")
-        self.recipe, name = recipe, recipe.queries.query_lm or recipe.lm.model
-        self.name, self.folder = find_model(name, recipe.retriever.offline_model)
+        self.lm_tokens, self.training = lm_tokens, training
+        self.name, self.folder = find_model(name, offline_model)
         by = f"{fingerprint(self.folder)}, examples"
         self.file = QueryFile(path, by)
 
@@ -265,7 +262,7 @@ class QueryLM:
     def answers(self, texts: Sequence[str]) -> list[Answer]:
         """The answer to each text; missing ones are written, those of the longest texts first."""
         if missing := sorted(self.missing(texts), key=lambda text: (-len(text), text)):
-            torch.set_num_threads(cores(self.recipe.training.threads))
+            torch.set_num_threads(cores(self.training.threads))
             with tqdm(total=len(missing), desc="writing queries", unit="query", leave=False) as bar:
                 for start in range(0, len(missing), WRITING_BATCH):
                     batch = missing[start : start + WRITING_BATCH]
@@ -276,8 +273,12 @@ class QueryLM:
 
     @cached_property
     def _writer(self) -> Writer:
-        tokens, precision = self.recipe.lm.lm_tokens, self.recipe.training.precision
-        return generate.writer(self.folder, EXAMPLES, tokens, precision)
+        return generate.writer(self.folder, EXAMPLES, self.lm_tokens, self.training.precision)
+
+    def unload(self) -> None:
+        """Free the memory of the model."""
+        self.__dict__.pop("_writer", None)
+        gc.collect()  # models of transformers have reference cycles
 
 
 class GeneratedQueries:
@@ -308,7 +309,7 @@ class GeneratedQueries:
                         is_empty = False
                         yield group
             if is_empty:
-                raise RevelaError(NO_QUERY.format(self.lm.recipe.queries.source))
+                raise RevelaError(NO_QUERY.format("lm"))
 
         return epoch_groups
 

@@ -12,7 +12,6 @@ from torch import nn
 from revela.training import distributed as distributed
 from revela.training.device import sent
 from revela.training.groups.strategies import Groups
-from revela.training.settings import Recipe
 from revela.training.step import Rows, Tensors, sides
 
 log = logging.getLogger(__name__)
@@ -22,31 +21,26 @@ OPTIMIZER_BYTES = 8  # two fp32 numbers of AdamW per trained weight
 
 
 def fitting_groups(
-    recipe: Recipe,
+    groups_per_step: int,
     groups: Groups,
     read: Callable[[Rows], Tensors],
     objective: nn.Module,
-    readable: bool,
 ) -> int:
     """The greatest number of groups whose forward and backward pass fits into the memory, of those
     that divide this process's groups of a step.
 
-    1 on a CPU, where larger batches gain nothing, and where the groups of a batch change what is
-    learned: losses that compare texts across groups, and contextual retrievers.
+    Only for groups that can be read twice, as reading them uses no model, and where the groups of a
+    batch do not change what is learned, as they do for losses that compare texts across groups and
+    for contextual retrievers.
 
     Args:
-        recipe, groups, read: as for ``BatchReader``.
-        objective: runs forward and backward; its gradients are dropped.
-        readable: whether groups can be read twice, as reading them uses no model.
+        groups_per_step, groups, read: as for ``BatchReader``.
+        objective: runs forward and backward on a GPU; its gradients are dropped.
     """
-    training = recipe.training
-    if training.groups_per_batch != "auto":
-        return training.groups_per_batch
-    own = training.groups_per_step // distributed.world_size()
+    own = groups_per_step // distributed.world_size()
     trained = [p for p in objective.parameters() if p.requires_grad]
     device = trained[0].device
-    is_changed = recipe.objective.across_groups or recipe.context.slots
-    if device.type != "cuda" or own == 1 or is_changed or not readable:
+    if own == 1:
         return 1
 
     def run(count: int) -> int:
@@ -61,7 +55,7 @@ def fitting_groups(
 
     fits = greatest_that_fits(own, run, _room(device, trained))
     fits = min(distributed.all_gather(fits))
-    log.info(f"{fits} of {training.groups_per_step} groups of a step are read at once")
+    log.info(f"{fits} of {groups_per_step} groups of a step are read at once")
     return fits
 
 

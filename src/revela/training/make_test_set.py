@@ -13,8 +13,7 @@ from revela.errors import RevelaError
 from revela.evaluation.collection import Collection, save_collection
 from revela.files import atomic_write
 from revela.training.generated_queries import write_queries
-from revela.training.groups.dataset import TrainingSet, training_chunks, training_rows
-from revela.training.settings import Recipe
+from revela.training.groups.dataset import TrainingSet
 
 T = TypeVar("T")
 
@@ -29,20 +28,20 @@ def make_test_set(data: TrainingSet, out: Path) -> list[tuple[str, str]]:
         (query, its first passage) of each query.
     """
     recipe, documents = data.recipe, [*data.documents, *data.held_out]
-    passages = training_chunks(recipe, documents)
+    data = TrainingSet(recipe, documents, queries_file=data.queries_file, lazy_queries=False)
+    passages, max_queries, seed = data.chunks, recipe.queries.max_queries, recipe.training.seed
     answers_of = defaultdict[str, list[int]](list)  # query -> the passages that answer it
-    if recipe.queries.source == "lm":
-        drawn = _sample(range(len(passages)), recipe)
-        asked = [passages[i].text for i in drawn]
-        written = write_queries(recipe, asked, data.queries_file)
+    if recipe.queries.queries == "lm":
+        drawn = _sample(range(len(passages)), max_queries, seed)
+        written = write_queries(data.query_lm(), [passages[i].text for i in drawn])
         pairs: Iterable[tuple[int, str]] = zip(drawn, written, strict=True)
     else:
-        passages = training_rows(recipe, documents, passages, None)
+        passages = data.rows
         pairs = enumerate(passages.column("query"))
     for i, query in pairs:
         answers_of[query].append(i)
     answers_of.pop("", None)
-    answered = _sample(list(answers_of.items()), recipe)
+    answered = _sample(list(answers_of.items()), max_queries, seed)
     if not answered:
         raise RevelaError("no passage has a query: give more text, or another --queries")
     count, ids, sources = Counter[str](), list[str](), list[str]()
@@ -58,8 +57,8 @@ def make_test_set(data: TrainingSet, out: Path) -> list[tuple[str, str]]:
     return [(query, passages[rows[0]].text) for query, rows in answered]
 
 
-def _sample(items: Sequence[T], recipe: Recipe) -> list[T]:
-    """``max_queries`` random items, in their order."""
-    count = min(recipe.queries.max_queries or len(items), len(items))
-    indices = random.Random(recipe.training.seed).sample(range(len(items)), count)
+def _sample(items: Sequence[T], count: int, seed: int) -> list[T]:
+    """``count`` random items, in their order."""
+    count = min(count or len(items), len(items))
+    indices = random.Random(seed).sample(range(len(items)), count)
     return [items[i] for i in sorted(indices)]

@@ -37,22 +37,20 @@ from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.order import encode_on_all_ranks, load_or_make
 from revela.training.groups.strategies import Groups
 from revela.training.methods.base import Row
-from revela.training.settings import InfoNCE, Recipe
+from revela.training.settings import InfoNCE
 from revela.types import Encoder
 
 
 def mined_negatives(
-    recipe: Recipe, data: TrainingSet, groups: Groups, encoder: Encoder, folder: Path
-) -> Negatives | None:
-    """The miner of a run, None if the recipe has no ``negatives``; arguments as for ``Negatives``.
+    objective: InfoNCE, data: TrainingSet, groups: Groups, encoder: Encoder, folder: Path
+) -> Negatives:
+    """The miner of a run; arguments as for ``Negatives``.
 
     Raises:
         RevelaError: there are too few passages, or groups are iterative.
     """
-    objective = recipe.objective
-    if not (isinstance(objective, InfoNCE) and objective.negatives):
-        return None
-    if recipe.groups.kind == "iterative":
+    recipe = data.recipe
+    if recipe.groups.groups == "iterative":
         raise RevelaError(
             "--negatives cannot be mined for --groups iterative, which are not known before: give "
             "another --groups, such as cluster"

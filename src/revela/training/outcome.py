@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from revela.training.groups.dataset import TrainingSet
-from revela.training.metrics import Scores
-from revela.training.record import Provenance
+from revela.training.record import Provenance, Scores
 from revela.training.retriever.card import Card, metadata_of, without_folders
 from revela.training.retriever.context import SavedContext
 from revela.training.retriever.encode import RetrieverEncoder
@@ -20,26 +19,39 @@ class Outcome:
     """Result of a run.
 
     Attributes:
+        bm25: label-free scores of BM25.
         untrained: label-free scores before the fit.
         before: scores before the first step.
         after: scores of the saved state.
         steps: optimiser steps done.
         kept: step of the saved state.
         minutes: training time.
-        interrupted: whether a signal ended the run.
         last: scores after the last step.
-        signal: number of that signal (Ctrl-C, SIGTERM); 0: none.
+        signal: number of the signal (Ctrl-C, SIGTERM) that ended the run; 0: none.
     """
 
+    bm25: Scores
     untrained: Scores
     before: Scores
     after: Scores
     steps: int
     kept: int
     minutes: float
-    interrupted: bool
     last: Scores
     signal: int
+
+    def systems(self) -> dict[str, Scores]:
+        """System -> scores by task, for a table; {} without a check."""
+        if not self.after:
+            return {}
+        systems = {
+            "BM25": self.bm25,
+            "untrained": self.untrained,
+            "before training": self.before,
+            "trained": self.last,
+        }
+        saved = {f"saved (step {self.kept})": self.after} if self.kept != self.steps else {}
+        return systems | saved
 
 
 def save_outcome(
@@ -47,7 +59,6 @@ def save_outcome(
     encoder: RetrieverEncoder,
     context_texts: Sequence[str],
     outcome: Outcome,
-    bm25: Scores,
     provenance: Provenance,
     models: Mapping[str, str],
     folder: Path,
@@ -57,7 +68,6 @@ def save_outcome(
 
     Args:
         context_texts: the documents that a contextual retriever is saved with.
-        bm25: scores of the label-free check.
         models: flag -> name of each model that the run read, for the card.
         folder: of the model that was trained.
     """
@@ -65,7 +75,7 @@ def save_outcome(
     retriever, settings = recipe.retriever, {**recipe.to_dict(), **models}
     of_steps = "" if outcome.kept == steps else f"{outcome.kept} of "
     scores = {
-        "BM25": bm25,
+        "BM25": outcome.bm25,
         "untrained": outcome.untrained,
         "before training": outcome.before,
         f"after {of_steps}{steps} steps": outcome.after,
@@ -84,7 +94,7 @@ def save_outcome(
         minutes=outcome.minutes,
         steps=steps,
         matryoshka=retriever.matryoshka,
-        slots=recipe.context.slots,
+        slots=recipe.context.context,
         supervised=bool(pairs),
         metadata=metadata_of(models["model"], folder),
         is_unchanged=outcome.kept == 0,

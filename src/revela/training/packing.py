@@ -208,8 +208,9 @@ def _attention(
 ) -> tuple[Tensor, None]:
     causal = given.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
-    settings: Any = dict(scale=given.get("scaling"), dropout=given.get("dropout", 0.0))
-    out_THD = attention(query[0], key[0], value[0], layout, causal=causal, **settings)
+    scale, dropout = given.get("scaling"), given.get("dropout", 0.0)
+    rows = query[0], key[0], value[0]
+    out_THD = attention(*rows, layout, causal=causal, scale=scale, dropout=dropout)
     return out_THD[None].contiguous(), None  # some models take a view of it
 
 

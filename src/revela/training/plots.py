@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from revela.errors import extra
-from revela.training.results import Comparison, Run
+from revela.training.record import Comparison, Run
 
 Point = tuple[float, float]
 
@@ -96,7 +96,7 @@ def comparison_plots(comparison: Comparison) -> list[Plot]:
 
 
 def kind_of(label: str) -> str:
-    """The name of a compared run without its seed."""
+    """The name of a run without its seed; runs of one kind share a colour."""
     return label.rpartition(", seed ")[0] or label
 
 
@@ -106,9 +106,9 @@ def check_plots(runs: Mapping[str, Run]) -> list[Plot]:
     plots = []
     for task in check_tasks(runs):
         lines = []
-        for run in runs.values():
+        for name, run in runs.items():
             points = [(row.minutes, check[task]) for row, check in run.checks() if task in check]
-            lines.append((kinds.index(run.kind), points))
+            lines.append((kinds.index(kind_of(name)), points))
         levels = {run.about.bm25.get(task) for run in runs.values()}
         plots.append(Plot(task, "nDCG@10", lines, levels.pop() if len(levels) == 1 else None))
     return plots
@@ -118,16 +118,16 @@ def loss_plots(runs: Mapping[str, Run]) -> list[Plot]:
     """A plot per objective, as losses of different objectives cannot be compared."""
     kinds = kinds_of(runs)
     lines: dict[str, list[tuple[int, Sequence[Point]]]] = {}
-    for run in runs.values():
+    for name, run in runs.items():
         if losses := run.losses():
-            line = kinds.index(run.kind), smooth(losses)
+            line = kinds.index(kind_of(name)), smooth(losses)
             lines.setdefault(str(run.settings.get("objective", "")), []).append(line)
     return [Plot(f"Loss, objective {name}", "loss", own) for name, own in lines.items()]
 
 
 def kinds_of(runs: Mapping[str, Run]) -> list[str]:
     """The kinds of runs, in the order of their series."""
-    return list(dict.fromkeys(run.kind for run in runs.values()))
+    return list(dict.fromkeys(map(kind_of, runs)))
 
 
 def check_tasks(runs: Mapping[str, Run]) -> list[str]:

@@ -134,14 +134,14 @@ def encoder_of(
     """
     from revela.encoders.load import load_encoder
 
-    folder, training = resolve(candidate.model), recipe.training
+    folder, seed = resolve(candidate.model), recipe.training.seed
     if candidate.kind == "embedder":
         prompts = prompts_set(recipe.retriever.query_prompt, recipe.retriever.passage_prompt)
-        return load_encoder(folder, training.precision, prompts=prompts)
+        return load_encoder(folder, recipe.training.precision, prompts=prompts)
     with extra("train", str(candidate)):
         from revela.encoders.torch_model import uses_bf16
         from revela.training.device import compute_device
-        from revela.training.groups.dataset import training_chunks
+        from revela.training.groups.dataset import TrainingSet
         from revela.training.retriever.build import untrained_retriever
         from revela.training.retriever.encode import RetrieverEncoder
         from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
@@ -151,12 +151,12 @@ def encoder_of(
     silence_libraries()
     if candidate.kind == "table":
         language = recipe.corpus.language
-        _, table = tables(folder, documents, held_out, language=language, seed=training.seed)
+        _, table = tables(folder, documents, held_out, language=language, seed=seed)
         return table.encoder()
-    model = untrained_retriever(recipe, folder, documents).to(compute_device())
-    encoder = RetrieverEncoder(model, uses_bf16(training.precision, model.device))
-    trainer = row_trainer(model, documents, seed=training.seed)
-    texts = LazyTexts(training_chunks(recipe, documents), lambda chunk: chunk.text)
-    fit_to_corpus(encoder.retriever, texts, recipe.fit, seed=training.seed, train_rows=trainer)
+    model = untrained_retriever(recipe.retriever, folder, documents).to(compute_device())
+    encoder = RetrieverEncoder(model, uses_bf16(recipe.training.precision, model.device))
+    trainer = row_trainer(model, documents, seed=seed)
+    texts = LazyTexts(TrainingSet(recipe, documents).chunks, lambda chunk: chunk.text)
+    fit_to_corpus(encoder.retriever, texts, recipe.fit, seed=seed, train_rows=trainer)
     encoder.words_to_vectors = WORDS_TO_VECTORS
     return encoder

@@ -1,6 +1,6 @@
-"""The output folder of a run, and its run.json: settings, corpus and environment.
+"""The record of a run: run.json, metrics.jsonl and, of compared runs, compare.json.
 
-A run is resumed, or counts as finished, only with the same settings and corpus.
+Every file is written from the dataclasses that read it. A field without a value (None) is left out.
 """
 
 from __future__ import annotations
@@ -8,43 +8,66 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from threading import Event
-from typing import Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
+from pydantic import TypeAdapter, ValidationError
 
 from revela import __version__
-from revela.encoders.model_files import NEW, commits, fingerprint
 from revela.errors import RevelaError
-from revela.files import LOCK, atomic_write, check_free, hidden_prefix, remove_unfinished, writing
-from revela.training import distributed
-from revela.training.checkpoint import saved_checkpoints
-from revela.training.find_model import find_model
-from revela.training.generated_queries import QueryLM
-from revela.training.metrics import TRACKER_FOLDER
-from revela.training.settings import Recipe
+from revela.files import atomic_write, disk_errors
 
-RUN_FILE, METRICS, CHECKPOINTS = "run.json", "metrics.jsonl", "checkpoints"
-# Everything that a run may write before its first checkpoint.
-BEFORE_CHECKPOINT = frozenset({LOCK, RUN_FILE, METRICS, CHECKPOINTS, TRACKER_FOLDER})
-# Settings that may differ when a finished run is kept, and when a run is resumed. The models
-# themselves are compared by digest.
-IGNORED_WHEN_COMPARING_FINISHED_RUNS = frozenset(
-    {"save_every", "log_every", "track", "offline_model"}
-)
-CHANGEABLE_ON_RESUME = IGNORED_WHEN_COMPARING_FINISHED_RUNS | {
-    *("max_steps", "max_minutes", "max_tokens_read", "check_every", "threads", "shard_lm")
-}
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+RUN_FILE, METRICS, COMPARISON = "run.json", "metrics.jsonl", "compare.json"
+TRACKER_FOLDER = "tracker"
+NOISE = 0.005  # nDCG@10; label-free checks of equally good states differ by this
 LIBRARIES = (
     *("torch", "transformers", "sentence-transformers"),
     *("peft", "accelerate", "datasets", "numpy"),
 )
+T = TypeVar("T")
+
+Scores = dict[str, float]
+"""Task -> nDCG@10."""
+
+
+@dataclass(frozen=True)
+class About:
+    """The entry "about" of run.json: what a run read, and where it ran.
+
+    Attributes:
+        documents, chunks, rows, groups: their numbers; ``groups`` of the first epoch.
+        bm25, untrained: label-free scores.
+        models: flag -> "name" and "digest" of each model that the run reads.
+        revisions: commits of hub models, which a resumed run reads again.
+        finished: whether the retriever is saved. (Older runs do not have the entry.)
+        heads: (layer, head) pairs of the LM that the run uses.
+        groups_per_batch: groups that a forward pass reads.
+    """
+
+    corpus: str = ""
+    command: str = ""
+    bm25: Scores = field(default_factory=dict)
+    untrained: Scores = field(default_factory=dict)
+    finished: bool = True
+    documents: int | None = None
+    chunks: int | None = None
+    rows: int | None = None
+    groups: int | None = None
+    corpus_digest: str | None = None
+    models: dict[str, dict[str, str]] = field(default_factory=dict)
+    revisions: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, Any] = field(default_factory=dict)
+    hardware: dict[str, Any] = field(default_factory=dict)
+    heads: list[tuple[int, int]] | None = None
+    groups_per_batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -56,213 +79,286 @@ class Provenance:
 
 
 UNKNOWN = Provenance()
-Head = tuple[int, int]
 
 
-@contextmanager
-def output_folder(out: Path, resume: bool) -> Iterator[Event]:
-    """Hold the lock of the output folder, in the first process.
+@dataclass(frozen=True)
+class RunFile:
+    """run.json: all settings of a run, and "about"."""
 
-    A run that is refused before its first step leaves nothing behind. Neither does one that fails
-    before its first checkpoint by another error (of an own objective, say), unless the event that
-    is yielded is set. Of several processes, torchrun may start such a run again.
+    settings: dict[str, Any]
+    about: About
 
-    Raises:
-        RevelaError: the folder exists, or another process writes to it.
+    @classmethod
+    def read(cls, folder: Path) -> RunFile:
+        """Read a run's file.
+
+        Raises:
+            OSError: there is none.
+            RevelaError: it is damaged.
+        """
+        path = folder / RUN_FILE
+        settings = parse(TypeAdapter(dict[str, Any]), path.read_bytes(), str(path))
+        about = {"about": settings.pop("about", {})}
+        return cls(settings, parse(TypeAdapter(dict[str, About]), about, str(path))["about"])
+
+    def write(self, folder: Path) -> None:
+        """Write the file; a reader sees the former one or this one."""
+        content = {**self.settings, "about": known(self.about)}
+        with atomic_write(folder / RUN_FILE) as temporary:
+            temporary.write_text(json.dumps(content, indent=1))
+
+
+@dataclass(frozen=True)
+class MetricsRow:
+    """A line of metrics.jsonl: the loss or a check at a step; the last line has the saved step.
+
+    Attributes:
+        minutes: training time.
+        loss: nats, mean since the last line with one.
+        tokens_per_second: that the retriever read since then.
+        kept: the step of the saved state.
+        check: label-free scores.
+        judged: scores on judged queries, of compared runs.
     """
-    between_steps = Event()
-    if not distributed.is_rank_zero():
-        yield between_steps
-        return
-    if resume:
-        _read_record(out)
-    else:
-        check_free(out)
-    with writing(out):
-        try:
-            if not resume:
-                check_free(out)  # another run may have taken it
-            remove_unfinished(out, [*BEFORE_CHECKPOINT, "model"])
-            names = "checkpoint", "best", "fit", "groups", "negatives"
-            remove_unfinished(out / CHECKPOINTS, names)
-            try:
-                yield between_steps
-            except Exception as error:
-                is_kept = between_steps.is_set() or distributed.world_size() > 1
-                if isinstance(error, RevelaError):
-                    is_kept = _has_losses(out)
-                if not (resume or is_kept or saved_checkpoints(out / CHECKPOINTS)):
-                    shutil.rmtree(out)
-                raise
-        finally:
-            (out / LOCK).unlink(missing_ok=True)
-            with suppress(OSError):
-                out.rmdir()  # if it is empty
+
+    step: int
+    minutes: float = 0.0
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    kept: int | None = None
+    tokens_read: int | None = None
+    check: Scores | None = None
+    judged: Scores | None = None
 
 
-def _has_losses(out: Path) -> bool:
-    metrics = out / METRICS
-    return metrics.is_file() and '"loss"' in metrics.read_text()
+ROW = TypeAdapter(MetricsRow)
 
 
-def write_record(settings: dict[str, Any], about: dict[str, Any], out: Path) -> None:
-    """Write run.json: all settings, and ``about``, of which a resumed run keeps the first version.
+@dataclass(frozen=True)
+class Run(RunFile):
+    """A training run: run.json and metrics.jsonl. ``finished``: whether its retriever is saved."""
 
-    Raises:
-        RevelaError: a resumed run would read other weights than it began with.
-    """
-    path = out / RUN_FILE
-    if path.is_file():
-        begun = json.loads(path.read_text()).get("about", about)
-        models = begun.get("models", {})
-        for flag, model in about.get("models", {}).items():
-            if models.get(flag, model)["digest"] != model["digest"]:
-                name, flag = models[flag]["name"], flag.replace("_", "-")
-                raise RevelaError(
-                    f"{out} was begun with other weights of --{flag} (of {name}): "
-                    "give those, by HF_HUB_OFFLINE=1 if they replaced a model of the hub, or "
-                    "another --out"
-                )
-        about = begun
-    with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps({**settings, "about": about}, indent=1))
+    metrics: list[MetricsRow]
+    finished: bool
 
+    @classmethod
+    def read(cls, folder: Path) -> Run:
+        file, path = RunFile.read(folder), folder / METRICS
+        lines = path.read_bytes().splitlines() if path.is_file() else []
+        metrics = [parse(ROW, line, f"{path}:{i}") for i, line in enumerate(lines, 1)]
+        finished = (folder / "modules.json").is_file() and file.about.finished
+        return cls(file.settings, file.about, metrics, finished)
 
-def update_record(out: Path, **about: Any) -> dict[str, Any]:
-    """Set entries of "about" in run.json, and return them."""
-    record = _read_record(out)
-    record["about"] |= about
-    with atomic_write(out / RUN_FILE) as temporary:
-        temporary.write_text(json.dumps(record, indent=1))
-    return about
+    def checks(self) -> list[tuple[MetricsRow, Scores]]:
+        """(row, scores by task) of each label-free check."""
+        return [(row, row.check) for row in self.metrics if row.check is not None]
 
+    def losses(self) -> list[tuple[float, float]]:
+        """(minutes of training, loss) of each logged step."""
+        return [(row.minutes, row.loss) for row in self.metrics if row.loss is not None]
 
-def check_same_run(settings: dict[str, Any], digest: str, out: Path, free: Collection[str]) -> None:
-    """Check that the run in ``out`` has these settings, except ``free`` ones, and this corpus.
+    def start(self) -> Scores:
+        """Label-free scores before the first step; {} without a check."""
+        return next((check for row, check in self.checks() if row.step == 0), {})
 
-    Raises:
-        RevelaError: they differ, or there is no run.
-    """
-    record = _read_record(out)
-    if record["about"]["corpus_digest"] != digest:
-        raise RevelaError(
-            f"{out} was begun on another corpus: give that one, as it was, or another --out"
-        )
-    changed = sorted(k for k in settings if k not in free and record.get(k) != settings[k])
-    if changed:
-        raise RevelaError(
-            f"{out} was begun with other settings ({', '.join(changed)}): give the same, or "
-            "another --out"
-        )
+    def saved(self) -> Scores:
+        """Label-free scores of the saved state; of the last check while the run is not finished."""
+        checks = self.checks()
+        kept = [check for row, check in checks if row.step == self.metrics[-1].kept]
+        return (kept or [check for _, check in checks] or [{}])[-1]
+
+    def in_words(self) -> str:
+        """The outcome of the run, in a sentence."""
+        if not self.finished or not self.metrics or self.metrics[-1].kept is None:
+            return "the run is not finished"
+        return outcome_in_words(self.start(), self.saved(), self.metrics[-1].kept)
 
 
-def models_of(recipe: Recipe, folder: Path, query_lm: QueryLM | None) -> dict[str, dict[str, str]]:
-    """{flag: {"name": ..., "digest": ...}} of the models that a run reads. An offline model has its
-    own name.
+@dataclass(frozen=True)
+class CurvePoint:
+    """One point of training; ``judged``: collection -> nDCG@10 of judged queries."""
+
+    minutes: float
+    tokens_read: int
+    judged: Scores
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """compare.json: collection -> nDCG@10 of BM25; run ("PRESET, seed N") -> curve."""
+
+    bm25: Scores
+    curves: dict[str, list[CurvePoint]]
+
+    def __post_init__(self) -> None:
+        for label, curve in self.curves.items():
+            if any(not self.bm25.keys() <= point.judged.keys() for point in curve):
+                raise ValueError(f"{label} has a point without a score on every collection")
+
+    @classmethod
+    def read(cls, folder: Path) -> Comparison:
+        path = folder / COMPARISON
+        return parse(TypeAdapter(cls), path.read_bytes(), str(path))
+
+
+class Metrics:
+    """Writes metrics.jsonl: one row per line, in order of step.
 
     Args:
-        folder: folder of the trained model.
-        query_lm: the LM that writes queries during training, if any.
-    """
-    offline = recipe.retriever.offline_model
-    found = {"model": (recipe.retriever.model, folder)}
-    if not recipe.retriever.model.startswith(NEW):
-        found["model"] = find_model(recipe.retriever.model, offline)
-    if recipe.objective.reads_lm:
-        found["lm"] = find_model(recipe.lm.model, offline)
-    if query_lm is not None:
-        found["query_lm"] = query_lm.name, query_lm.folder
-    return {flag: {"name": n, "digest": fingerprint(place)} for flag, (n, place) in found.items()}
-
-
-def heads_of_run(out: Path, find: Callable[[], list[Head]]) -> list[Head]:
-    """The LM's (layer, head) pairs of the run, found if they are not in its record."""
-    return [(int(layer), int(head)) for layer, head in recorded(out, "heads", find)]
-
-
-def recorded(out: Path, name: str, find: Callable[[], Any]) -> Any:
-    """An entry of run.json; if there is none, the result of ``find``, which is then added. All
-    processes must call it.
-    """
-    value = distributed.from_rank_zero(lambda: _read_record(out)["about"].get(name))
-    if value is not None:
-        return value
-    found = find()  # in all processes: they may share the LM
-    return distributed.from_rank_zero(lambda: update_record(out, **{name: found})[name])
-
-
-def checkpoint_to_resume(settings: dict[str, Any], digest: str, out: Path) -> Path | None:
-    """The last checkpoint of the run in ``out``; None if it was stopped before the first.
-
-    Hub models are pinned to the revisions of the first part of the run.
+        path: the file.
+        keep_until: the checkpoint's step in a resumed run; later lines and an incomplete last line
+            are dropped. None: keep the file as it is.
+        tracker: every line is also sent to it.
 
     Raises:
-        RevelaError: the run is finished, or has other settings or another corpus.
+        RevelaError: a line cannot be read.
     """
-    check_same_run(settings, digest, out, CHANGEABLE_ON_RESUME)
-    commits.update(_read_record(out)["about"].get("revisions", {}))
-    checkpoints = saved_checkpoints(out / CHECKPOINTS)
-    if not checkpoints and (out / "modules.json").exists():
-        remove_unfinished(out, [CHECKPOINTS])
-        raise RevelaError(
-            f"{out} has no checkpoint to resume from, for its run is finished: start again with "
-            "another --out"
-        )
-    return checkpoints[-1] if checkpoints else None
+
+    def __init__(
+        self, path: Path, keep_until: int | None = None, tracker: Accelerator | None = None
+    ) -> None:
+        self.path, self.tracker = path, tracker
+        self.rows: list[MetricsRow] = []
+        if keep_until is not None and path.exists():
+            self.rows = [row for row in self._written() if row.step <= keep_until]
+            with atomic_write(path) as temporary:
+                temporary.write_text("".join(map(_line, self.rows)))
+
+    def _written(self) -> Iterator[MetricsRow]:
+        for number, line in enumerate(self.path.read_bytes().split(b"\n")[:-1], 1):
+            try:
+                yield parse(ROW, line, "")
+            except RevelaError as error:
+                raise RevelaError(
+                    f"{self.path}:{number} is no line of a run's metrics: remove that line"
+                ) from error
+
+    def write(self, row: MetricsRow) -> None:
+        """Append a line."""
+        self.rows.append(row)
+        with disk_errors(self.path), self.path.open("a") as handle:
+            handle.write(_line(row))
+        if self.tracker is not None:
+            self.tracker.log(dict(_named_numbers(row)), row.step)
+
+    def close(self) -> None:
+        """Finish the tracker."""
+        for tracker in self.tracker.trackers if self.tracker else ():
+            tracker.finish()
+
+    def checks(self) -> list[tuple[int, Scores]]:
+        """(step, scores by task) of every check."""
+        return [(row.step, row.check) for row in self.rows if row.check is not None]
 
 
-def remove_unstarted(out: Path) -> None:
-    """Remove a run that was stopped before its first checkpoint.
+def start_tracker(track: str, settings: Mapping[str, Any], out: Path) -> Accelerator:
+    """Start the tracker of this name through accelerate, with the settings of the run."""
+    from accelerate import Accelerator
+    from accelerate.utils import ProjectConfiguration
+
+    from revela.training.device import compute_device
+
+    folders = ProjectConfiguration(project_dir=str(out), logging_dir=str(out / TRACKER_FOLDER))
+    on_cpu = compute_device().type == "cpu"
+    tracker = Accelerator(cpu=on_cpu, log_with=track, project_config=folders)
+    plain = (str, int, float, bool)
+    config = {k: v if isinstance(v, plain) else str(v) for k, v in settings.items()}
+    names = {"wandb": {"name": out.name}, "trackio": {"name": out.name}}
+    tracker.init_trackers("revela", config, names)
+    return tracker
+
+
+def known(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass that have a value."""
+    return {name: entry for name, entry in asdict(value).items() if entry is not None}
+
+
+def _line(row: MetricsRow) -> str:
+    return json.dumps(known(row)) + "\n"
+
+
+def _named_numbers(row: MetricsRow) -> Iterator[tuple[str, float]]:
+    """Numbers by a tracker's names: "loss", "check/TASK"."""
+    for name, value in known(row).items():
+        if isinstance(value, dict):
+            yield from ((f"{name}/{inside}", number) for inside, number in value.items())
+        elif name != "step":
+            yield name, value
+
+
+def parse(kind: TypeAdapter[T], content: bytes | Mapping[str, Any], source: str) -> T:
+    """A value of this kind from JSON, or from what was read from it.
 
     Raises:
-        RevelaError: ``out`` holds something else.
+        RevelaError: it is something else; names the ``source``.
     """
-    inside = [path.name for path in out.iterdir()] if out.is_dir() else []
-    if not inside:
-        return
-    _read_record(out)
-    temporary = tuple(map(hidden_prefix, BEFORE_CHECKPOINT))
-    others = {name for name in inside if not name.startswith(temporary)} - BEFORE_CHECKPOINT
-    if others:
+    try:
+        if isinstance(content, bytes):
+            return kind.validate_json(content)
+        return kind.validate_python(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
         raise RevelaError(
-            f"{out} has a {min(others)} that no run wrote: move it away, or give another --out"
-        )
-    shutil.rmtree(out)
+            f"{source} is damaged ({reason}): make it again, or leave it out"
+        ) from error
 
 
-def environment() -> dict[str, Any]:
-    """{"versions": {name: version}, "hardware": {...}} of this process."""
-    versions = {"python": platform.python_version(), "revela": __version__}
+def outcome_in_words(start: Scores, saved: Scores, kept: int) -> str:
+    """A sentence on whether training helped, by the label-free scores.
+
+    Args:
+        start: scores before the first step.
+        saved: scores of the saved state.
+        kept: the saved step.
+
+    >>> outcome_in_words({"title": 0.5}, {"title": 0.5}, 0)
+    'training did not help by the label-free check: the start was saved'
+    """
+    if not start or start.keys() != saved.keys():
+        return "there was no label-free check at start and end: the last state was saved unchecked"
+    if kept == 0:
+        return "training did not help by the label-free check: the start was saved"
+    first, last = fmean(start.values()), fmean(saved.values())
+    change = f"nDCG@10 {first:.3f} at the start, {last:.3f} after {kept:,} steps, which was saved"
+    if last > first + NOISE:
+        return f"training helped by the label-free check: {change}"
+    if last < first - NOISE:
+        return f"training made it worse by the label-free check: {change}"
+    return f"training changed no more than chance does by the label-free check: {change}"
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python, revela and the libraries that train."""
+    found = {"python": platform.python_version(), "revela": __version__}
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):  # datasets is only needed to read from the hub
-            versions[name] = version(name)
-    system = f"{platform.system()} {platform.machine()}"
-    hardware: dict[str, Any] = {"system": system, "cpu": _cpu()}
-    hardware["threads"] = torch.get_num_threads()
-    hardware["processes"] = distributed.world_size()
-    if hasattr(os, "sysconf"):
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        hardware["memory"] = f"{memory / 2**30:.0f} GiB"
-    if torch.cuda.is_available():
-        gpus = range(torch.cuda.device_count())
-        hardware["gpu"] = ", ".join(torch.cuda.get_device_name(i) for i in gpus)
-    return {"versions": versions, "hardware": hardware}
+            found[name] = version(name)
+    return found
 
 
-def _read_record(out: Path) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = json.loads((out / RUN_FILE).read_text())
-        if "objective" in record and "corpus_digest" in record["about"]:
-            return record
-    except (OSError, ValueError, TypeError, KeyError):
-        pass
-    raise RevelaError(f"{out} holds no run of revela (no {RUN_FILE}): give another --out")
+def hardware() -> dict[str, Any]:
+    """The machine, and how much of it this process uses."""
+    import torch
 
+    from revela.training.distributed import available_cores, world_size
 
-def _cpu() -> str:
-    """Model name (from /proc/cpuinfo on Linux) and number of available cores."""
     table = Path("/proc/cpuinfo")
     lines = table.read_text(errors="replace").splitlines() if table.is_file() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    name = next(names, platform.processor() or "unknown")
-    return f"{name}, {distributed.available_cores()} cores"
+    cpu = next(names, platform.processor() or "unknown")
+    found: dict[str, Any] = {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": f"{cpu}, {available_cores()} cores",
+        "threads": torch.get_num_threads(),
+        "processes": world_size(),
+    }
+    if hasattr(os, "sysconf"):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        found["memory"] = f"{memory / 2**30:.0f} GiB"
+    if torch.cuda.is_available():
+        gpus = range(torch.cuda.device_count())
+        found["gpu"] = ", ".join(torch.cuda.get_device_name(i) for i in gpus)
+    return found

@@ -7,7 +7,7 @@ escapes all text, such as names of corpora, files and models.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,10 +16,29 @@ from revela.errors import RevelaError, extra
 from revela.files import atomic_write
 from revela.terminal import duration
 from revela.training import plots
-from revela.training.results import NOISE, Comparison, CurvePoint, Results, Run, read_results
+from revela.training.record import COMPARISON, NOISE, RUN_FILE, Comparison, CurvePoint, Run
 from revela.training.settings import OBJECTIVES, Recipe
 
 Runs = Mapping[str, Run]
+
+
+@dataclass
+class Results:
+    """All results of a report: name -> result, in the order given."""
+
+    runs: dict[str, Run] = field(default_factory=dict)
+    comparisons: dict[str, Comparison] = field(default_factory=dict)
+
+    def add_comparison(self, folder: Path, prefix: str) -> None:
+        """Read a comparison and its runs; the prefix is put before their names."""
+        comparison = Comparison.read(folder)
+        self.comparisons[prefix or folder.resolve().name] = comparison
+        prefix = f"{prefix}: " if prefix else ""
+        for label in comparison.curves:
+            kind, _, seed = label.rpartition(", seed ")
+            run = folder / Path(f"{kind}-{seed}").name  # an untrusted label must stay inside
+            if (run / RUN_FILE).is_file():
+                self.runs[prefix + label] = Run.read(run)
 
 
 @dataclass
@@ -38,6 +57,32 @@ class Table:
     caption: str
     header: list[str]
     rows: list[tuple[str, list[Cell]]]
+
+
+def read_results(paths: Sequence[Path]) -> Results:
+    """Read folders of runs and comparisons."""
+    results = Results()
+    for name, path in _named(paths).items():
+        if (path / COMPARISON).is_file():
+            results.add_comparison(path, name if len(paths) > 1 else "")
+        elif (path / RUN_FILE).is_file():
+            results.runs[name] = Run.read(path)
+        else:
+            raise RevelaError(
+                f"{path} {'is no run' if path.exists() else 'does not exist'}: give folders of "
+                "revela train or compare"
+            )
+    return results
+
+
+def _named(paths: Sequence[Path]) -> dict[str, Path]:
+    """Name -> path. The name is the last part, or the whole path if several share the last part."""
+    resolved = [path.resolve() for path in paths]
+    if twice := next((path for path in resolved if resolved.count(path) > 1), None):
+        raise RevelaError(f"{twice} is named twice: name it once")
+    last = [path.name for path in resolved]
+    names = [name if last.count(name) == 1 else str(p) for name, p in zip(last, paths, strict=True)]
+    return dict(zip(names, paths, strict=True))
 
 
 def report(paths: Sequence[Path], out: Path) -> Results:
@@ -98,7 +143,7 @@ def check_tables(runs: Runs) -> list[Table]:
     systems: dict[str, Callable[[Run], Mapping[str, float]]] = {
         "BM25": lambda run: run.about.bm25,
         "untrained": lambda run: run.about.untrained,
-        "before the first step": lambda run: next((c for r, c in run.checks() if r.step == 0), {}),
+        "before the first step": Run.start,
         "saved": Run.saved,
     }
     tables = []

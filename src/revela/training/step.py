@@ -1,4 +1,5 @@
-"""Parts of the training loop: the batches of a step, the step, and signals that end the run.
+"""Parts of the training loop: the budget of a run, the batches of a step, the step, its progress,
+and signals that end the run.
 
 A step reads one or more batches in turn, sums their gradients, clips them by their joint norm, and
 updates all trained parameters by AdamW.
@@ -27,20 +28,67 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from revela.errors import RevelaError
+from revela.terminal import duration
 from revela.training import distributed as distributed
 from revela.training.device import sent, work_so_far
 from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.strategies import Groups
 from revela.training.methods.base import Collate
-from revela.training.metrics import Budget
+from revela.training.record import Metrics, MetricsRow
 from revela.training.retriever.static_trainable import LexicalAndDense
-from revela.training.settings import Crop, InfoNCE, Recipe
+from revela.training.settings import Crop, InfoNCE
+from revela.types import Chunk
 
 MAX_GRAD_NORM = 1.0
 
 Tensors = dict[str, Tensor]
 Rows = Sequence[tuple[int, int]]
 """(epoch, row) of each row of a batch."""
+
+
+class Budget:
+    """Seconds trained (without checks and saves) and tokens read, over all processes and all parts
+    of a resumed run.
+
+    Args:
+        max_steps, max_minutes, max_million_tokens: limits of the run. 0: no limit.
+    """
+
+    def __init__(
+        self, max_steps: int, max_minutes: float = 0.0, max_million_tokens: float = 0.0
+    ) -> None:
+        self.max_steps, self.max_seconds = max_steps, 60 * max_minutes
+        self.max_tokens = 1e6 * max_million_tokens
+        self.seconds, self.tokens, self._counted = 0.0, 0, 0
+
+    def count(self, tokens: int) -> None:
+        """Count tokens that the retriever reads."""
+        self._counted += tokens
+
+    def take_count(self) -> int:
+        """Tokens counted since the last call."""
+        tokens, self._counted = self._counted, 0
+        return tokens
+
+    def spend(self, seconds: Sequence[float], tokens: Sequence[int]) -> None:
+        """Add a step, given the seconds and tokens of each process."""
+        self.seconds += max(seconds)
+        self.tokens += sum(tokens)
+
+    @property
+    def minutes(self) -> float:
+        return self.seconds / 60
+
+    def done(self, step: int) -> float:
+        """Fraction of the run that is done; 1 when a limit is reached."""
+        by_step = step / self.max_steps if self.max_steps else 0.0
+        by_time = self.seconds / self.max_seconds if self.max_seconds else 0.0
+        by_tokens = self.tokens / self.max_tokens if self.max_tokens else 0.0
+        return min(1.0, max(by_step, by_time, by_tokens))
+
+    def learning_rate_factor(self, step: int, warmup_steps: int) -> float:
+        """Factor of linear warm-up over steps times linear decay to 0 over the run."""
+        return min(1.0, (step + 1) / max(1, warmup_steps)) * (1.0 - self.done(step))
 
 
 class Batch(NamedTuple):
@@ -61,10 +109,11 @@ class BatchReader:
     """Makes the batches of every step, in order.
 
     Args:
-        recipe: gives groups per step and per batch.
         groups: epoch -> groups of row indices.
         read: (epoch, row) pairs -> tensors of a batch.
         budget: counts the tokens that the retriever reads.
+        groups_per_step, groups_per_batch: as in the settings; the second divides the first.
+        across_groups: whether processes share each batch, as the objective compares all its texts.
         ahead: prefetch the batches of a step in a thread during the previous step. Only if groups
             and batches use neither a model nor torch's random numbers.
         step: steps already done; their batches are skipped.
@@ -72,18 +121,19 @@ class BatchReader:
 
     def __init__(
         self,
-        recipe: Recipe,
         groups: Groups,
         read: Callable[[Rows], Tensors],
         budget: Budget,
-        *,
+        groups_per_step: int,
+        groups_per_batch: int,
+        across_groups: bool,
         ahead: bool,
         step: int = 0,
     ) -> None:
         self.read, self.budget, self.ahead, self.step = read, budget, ahead, step
-        self.across_groups = recipe.objective.across_groups
-        groups_per_batch = recipe.training.fixed_groups_per_batch
-        self.batches_per_step = recipe.training.groups_per_step // groups_per_batch
+        self.across_groups = across_groups
+        self.rank, self.processes = distributed.rank(), distributed.world_size()
+        self.batches_per_step = groups_per_step // groups_per_batch
         self._batches = row_batches(groups, groups_per_batch)
         for _ in range(step * self.batches_per_step):
             next(self._batches)
@@ -115,14 +165,14 @@ class BatchReader:
 
     def my_rows(self, step: int) -> Iterator[tuple[int, Rows, int]]:
         """(batch number, rows, divisor) of this process in a step."""
-        first, world_size = step * self.batches_per_step, distributed.world_size()
+        first = step * self.batches_per_step
         numbered = list(enumerate(islice(self._batches, self.batches_per_step), first))
         if self.across_groups:
             for number, rows in numbered:
                 mine = rows[distributed.my_share(len(rows))]
-                yield number, mine, self.batches_per_step * world_size
+                yield number, mine, self.batches_per_step * self.processes
         else:
-            for number, rows in numbered[distributed.rank() :: world_size]:
+            for number, rows in numbered[self.rank :: self.processes]:
                 yield number, rows, self.batches_per_step
 
 
@@ -141,21 +191,21 @@ def row_batches(groups: Groups, groups_per_batch: int) -> Iterator[list[tuple[in
         yield [(epoch, row) for epoch, group in batch for row in group]
 
 
-def read_rows(data: TrainingSet, collate: Collate, batch: Rows) -> Tensors:
+def read_rows(row_of: Callable[[int], Chunk], collate: Collate, batch: Rows) -> Tensors:
     """The tensors that an objective's collator makes of a batch."""
     rows: list[Mapping[str, Any]] = []
     for epoch, index in batch:
-        c = data.row(index)
+        c = row_of(index)
         rows.append(dict(document=c.document, text=c.text, query=c.query, row=index, epoch=epoch))
     return collate(rows)
 
 
-def reads_ahead(recipe: Recipe, data: TrainingSet) -> bool:
+def reads_ahead(data: TrainingSet) -> bool:
     """Whether batches need no model: not the retriever, no LM to write queries, no surrogate."""
-    objective = recipe.objective
+    recipe, objective = data.recipe, data.recipe.objective
     mines = isinstance(objective, InfoNCE) and objective.negatives
     has_surrogate = isinstance(objective, InfoNCE | Crop) and recipe.groups.surrogate
-    is_iterative = recipe.groups.kind == "iterative"
+    is_iterative = recipe.groups.groups == "iterative"
     return not (mines or has_surrogate or is_iterative) and data.generated_queries is None
 
 
@@ -192,6 +242,7 @@ def take_step(
     batches: Sequence[Batch],
     learning_rate: float,
     seed: int,
+    processes: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Update the weights; returns this process's part of the loss, and the norm of the gradient."""
     for group in optimizer.param_groups:
@@ -205,7 +256,8 @@ def take_step(
         loss = objective(sides(on_device)) / batch.divisor
         loss.backward()
         total += loss.detach()
-    distributed.add_gradients(parameters)
+    if processes > 1:
+        distributed.add_gradients(parameters)
     grad_norm = torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)
     optimizer.step()
     optimizer.zero_grad()
@@ -244,11 +296,12 @@ class Stopwatch:
         self.began += time.monotonic() - stopped
 
 
-def agree(budget: Budget, seconds: float, tokens: int, stop: int) -> int:
+def agree(budget: Budget, seconds: float, tokens: int, stop: int, processes: int) -> int:
     """Add a step's cost in all processes to the budget; returns the number of a signal that any
     process received, or 0.
     """
-    gathered = distributed.all_gather((seconds, tokens, stop))
+    own = seconds, tokens, stop
+    gathered = distributed.all_gather(own) if processes > 1 else [own]
     all_seconds, all_tokens, all_stops = zip(*gathered, strict=True)
     budget.spend(all_seconds, all_tokens)
     return int(max(all_stops))
@@ -272,6 +325,53 @@ def check_finite(step: int, sums: Tensor, grad_norm: Tensor) -> tuple[float, flo
             "give a lower --learning-rate or --precision fp32, and another --out; or --resume"
         )
     return numbers[0], numbers[2]
+
+
+class Progress:
+    """Shows the progress bar, and writes losses to the metrics, in the first process only."""
+
+    def __init__(self, budget: Budget, metrics: Metrics) -> None:
+        self.budget, self.metrics = budget, metrics
+        self._bar: Any = None
+        self._last = (0.0, 0)  # seconds and tokens at the last line
+
+    @contextmanager
+    def bar(self, step: int) -> Iterator[None]:
+        """Show the bar, beginning at this step."""
+        total = self.budget.max_steps or None
+        shape = "{desc} {n_fmt}" + ("/{total_fmt} |{bar}|" if total else "") + "{postfix}"
+        self._last = (self.budget.seconds, self.budget.tokens)
+        off = not distributed.is_rank_zero()
+        with tqdm(
+            total=total, initial=step, desc="step", bar_format=shape, disable=off
+        ) as self._bar:
+            yield
+
+    def advance(self) -> None:
+        """Count one step."""
+        self._bar.update(1)
+
+    def log(self, step: int, loss: float, grad_norm: float, learning_rate: float) -> None:
+        """Write and show the mean loss since the last line, and the last step's numbers."""
+        if not distributed.is_rank_zero():
+            return
+        budget = self.budget
+        seconds, tokens = budget.seconds - self._last[0], budget.tokens - self._last[1]
+        self._last = (budget.seconds, budget.tokens)
+        rate = tokens / seconds if seconds > 0 else 0.0
+        self.metrics.write(
+            MetricsRow(
+                step,
+                round(budget.minutes, 3),
+                loss=loss,
+                tokens_per_second=round(rate, 1),
+                grad_norm=round(grad_norm, 8),
+                learning_rate=round(learning_rate, 8),
+            )
+        )
+        done = budget.done(step)
+        left = budget.minutes * (1 - done) / done if done > 0 else 0.0
+        self._bar.set_postfix_str(f"loss {loss:.3f}, {rate:,.0f} tokens/s, {duration(left)} left")
 
 
 class Stop:

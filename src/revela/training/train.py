@@ -11,66 +11,68 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
 
-from revela.encoders.model_files import NEW, commits, words_to_vectors_of
-from revela.encoders.torch_model import uses_bf16
+from revela.encoders.model_files import NEW, commits, fingerprint, words_to_vectors_of
+from revela.encoders.torch_model import slot_ids, uses_bf16
+from revela.errors import RevelaError
 from revela.files import remove_whole
 from revela.quiet_libraries import silence_libraries
 from revela.text.spool import LazyTexts
 from revela.training import distributed as distributed
 from revela.training.check_settings import check_recipe
 from revela.training.checkpoint import (
+    CHECKPOINTS,
+    check_same_weights,
+    checkpoint_to_resume,
     load_checkpoint,
     load_fit,
+    output_folder,
+    recorded,
+    run_tensors,
     save_checkpoint,
     save_fit,
     step_of,
+    update_record,
+    write_record,
 )
 from revela.training.checks import NO_CHECKS, BestState, CheckPlan, Checks
 from revela.training.device import compute_device
-from revela.training.find_model import find_weights
+from revela.training.generated_queries import QueryLM
 from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.store import GroupFolder
 from revela.training.groups_per_batch import fitting_groups
 from revela.training.lm.encoder_decoder import new_encoder_decoder
 from revela.training.methods.base import BuildContext, Heads
-from revela.training.methods.build import build_objective
-from revela.training.metrics import Budget, Metrics, Progress, Scores, start_tracker
+from revela.training.methods.build import build_wrapped
+from revela.training.models import find_model, find_weights
 from revela.training.negatives import Negatives, mined_negatives
 from revela.training.outcome import Outcome, save_outcome
-from revela.training.processes import (
-    check_same_start,
-    check_same_weights,
-    log_unused_devices,
-    run_tensors,
-)
 from revela.training.record import (
-    CHECKPOINTS,
     METRICS,
     UNKNOWN,
+    About,
+    Metrics,
+    MetricsRow,
     Provenance,
-    checkpoint_to_resume,
-    environment,
-    heads_of_run,
-    models_of,
-    output_folder,
-    recorded,
-    update_record,
-    write_record,
+    RunFile,
+    Scores,
+    hardware,
+    start_tracker,
+    versions,
 )
-from revela.training.retriever.build import untrained_retriever
+from revela.training.retriever.build import add_lora, frozen_in_bf16, untrained_retriever
 from revela.training.retriever.context import ContextEncoder, add_context, train_context_encoder
 from revela.training.retriever.encode import RetrieverEncoder
 from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, insert_fit
-from revela.training.retriever.lora import add_lora, frozen_in_bf16
 from revela.training.retriever.static_trainable import TrainableTable
-from revela.training.settings import Recipe
+from revela.training.settings import Fit, InfoNCE, Recipe, Retriever
 from revela.training.step import (
     BatchReader,
+    Budget,
+    Progress,
     Stop,
     Stopwatch,
     agree,
@@ -116,9 +118,9 @@ def train(
         torch.manual_seed(settings.seed)
         device = compute_device()
         bf16 = uses_bf16(settings.precision, device)
-        is_first = distributed.is_rank_zero()
+        is_first, processes = distributed.is_rank_zero(), distributed.world_size()
         plan = plan if is_first else NO_CHECKS
-        log_unused_devices()
+        distributed.log_unused_devices()
         _warn_of_warmup(settings.warmup_steps, settings.max_steps)
 
         # Data: a corpus or stored groups, the same in all processes.
@@ -127,13 +129,20 @@ def train(
         digest, record = data.fingerprint, recipe.to_dict()
         checkpoint = checkpoint_to_resume(record, digest, out) if resume else None
         step = step_of(checkpoint) if checkpoint else 0
-        check_same_start(digest, (record, step), out)
+        distributed.check_same_start(digest, (record, step), out)
 
         # Retriever before the fit, and an encoder of its current state.
-        folder = _model_folder(recipe, data, checkpoints)
-        model = untrained_retriever(recipe, folder, data.documents).to(device)
-        context_texts = _context_texts(recipe, data)
-        context_encoder = add_context(recipe, model, next(iter(context_texts), "."))
+        folder = _model_folder(data, checkpoints)
+        model = untrained_retriever(recipe.retriever, folder, data.documents).to(device)
+        if slot_ids(model):
+            raise RevelaError(
+                f"{recipe.retriever.model} reads a context already: train the model that it was "
+                "made of"
+            )
+        context_texts, context_encoder = list[str](), None
+        if recipe.context.context:
+            context_texts = _context_texts(data)
+            context_encoder = add_context(recipe.context, model, context_texts[0], settings.seed)
         encoder = RetrieverEncoder(model, bf16, context_encoder=context_encoder)
         encoder.words_to_vectors = words_to_vectors_of(folder)
         if context_encoder is not None:
@@ -142,47 +151,63 @@ def train(
 
         # Groups: rows that are read together, and mined negatives if requested.
         groups, n_groups = data.groups(model, encoder, checkpoints)
-        negatives = mined_negatives(recipe, data, groups, encoder, checkpoints)
-        groups = negatives.groups if negatives else groups
+        negatives = None
+        if isinstance(recipe.objective, InfoNCE) and recipe.objective.negatives:
+            negatives = mined_negatives(recipe.objective, data, groups, encoder, checkpoints)
+            groups = negatives.groups
 
         # Record: run.json, metrics.jsonl, and a tracker if requested.
-        untrained = plan.score_untrained(encoder)
+        untrained = plan.score_untrained(encoder) if plan.check else {}
         models = dict[str, dict[str, str]]()
         if is_first:
             queries = data.generated_queries
-            models = models_of(recipe, folder, queries.lm if queries else None)
-            about = {
-                "corpus": provenance.corpus,
-                "command": provenance.command,
-                "bm25": plan.bm25,
-                "untrained": untrained,
-                "finished": False,
-                **_data_and_models(recipe, data, n_groups, models),
-                **environment(),
-            }
-            write_record(record, about, out)
-        tracker = start_tracker(recipe, out)
+            lm = recipe.lm.lm if recipe.objective.reads_lm else ""
+            models = _models(recipe.retriever, lm, folder, queries.lm if queries else None)
+            about = About(
+                corpus=provenance.corpus,
+                command=provenance.command,
+                bm25=plan.bm25,
+                untrained=untrained,
+                finished=False,
+                documents=data.n_documents,
+                chunks=len(data.chunks),
+                rows=len(data.rows),
+                groups=n_groups,
+                corpus_digest=data.fingerprint,
+                models=models,
+                revisions={k: v for k, v in commits.items() if k in record.values()},
+                versions=versions(),
+                hardware=hardware(),
+            )
+            write_record(RunFile(record, about), out)
+        tracker = None
+        if is_first and settings.track:
+            tracker = start_tracker(settings.track, record, out)
         # A run without a checkpoint starts over and keeps no line.
         metrics = Metrics(out / METRICS, (step or -1) if is_first else None, tracker)
 
         # Fit to the corpus, then LoRA.
-        if _is_fitted(recipe, folder):
-            _fit(recipe, data, encoder, checkpoints)
-        _add_lora(recipe, model, context_encoder)
+        if _is_fitted(recipe.fit, folder):
+            _fit(data, encoder, checkpoints)
+        _add_lora(recipe.retriever, model, context_encoder)
 
         # Objective and optimiser.
         budget = Budget(settings.max_steps, settings.max_minutes, settings.max_tokens_read)
-        objective, collate = build_objective(
-            _build_context(data, encoder, budget, negatives, folder, partial(heads_of_run, out))
-        )
+        heads = partial(recorded, out, "heads")
+        parts = _build_context(data, encoder, budget, negatives, folder, heads)
+        is_wrapped = recipe.retriever.matryoshka or context_encoder is not None
+        objective, collate = (build_wrapped if is_wrapped else recipe.objective.build)(parts)
+        objective.to(device)
         optimizer = make_optimizer(objective, settings.learning_rate)
         distributed.copy_first(run_tensors(objective))
         check_same_weights(objective, step)
 
         # Check before the first step.
-        best = BestState(objective, checkpoints, metrics.checks())
-        offer = best.offer if settings.keep == "best" else None
-        checks = Checks(plan, encoder, budget, metrics, offer) if plan.check else None
+        checks = best = None
+        if plan.check:
+            if settings.keep == "best":
+                best = BestState(objective, checkpoints, metrics.checks())
+            checks = Checks(plan, settings.check_every, encoder, budget, metrics, best)
         before: Scores = dict(metrics.checks()).get(0, {})
         if checks and not before:
             before = checks.run(0)
@@ -192,11 +217,22 @@ def train(
             load_checkpoint(checkpoint, objective, optimizer, budget)
         objective.train()  # a check may have left eval mode
         progress = Progress(budget, metrics)
-        read, ahead = partial(read_rows, data, collate), reads_ahead(recipe, data)
-        groups_per_batch = partial(fitting_groups, recipe, groups, read, objective, ahead)
-        fixed = recipe.replace(groups_per_batch=recorded(out, "groups_per_batch", groups_per_batch))
+        written, ahead = data.generated_queries, reads_ahead(data)
+        read = partial(read_rows, written.row if written else data.rows.__getitem__, collate)
+        across_groups = recipe.objective.across_groups
+
+        def groups_per_batch() -> int:
+            """On a CPU one, where larger batches gain nothing."""
+            if settings.groups_per_batch != "auto":
+                return settings.groups_per_batch
+            if device.type == "cpu" or not ahead or across_groups or recipe.context.context:
+                return 1
+            return fitting_groups(settings.groups_per_step, groups, read, objective)
+
+        per_step = settings.groups_per_step
+        per_batch = recorded(out, "groups_per_batch", groups_per_batch)
         budget.take_count()  # of what was read to find it
-        reader = BatchReader(fixed, groups, read, budget, ahead=ahead, step=step)
+        reader = BatchReader(groups, read, budget, per_step, per_batch, across_groups, ahead, step)
         stopped, logged, sums = 0, step, torch.zeros(2, device=device)
         with (
             frozen_in_bf16(model, encoder.retriever.bf16),
@@ -210,11 +246,13 @@ def train(
                 batches, tokens = reader.next_step()
                 factor = budget.learning_rate_factor(step, settings.warmup_steps)
                 rate = settings.learning_rate * factor
-                loss, grad_norm = take_step(objective, optimizer, batches, rate, settings.seed)
+                loss, grad_norm = take_step(
+                    objective, optimizer, batches, rate, settings.seed, processes
+                )
                 step, sums = step + 1, sums + torch.stack([loss, grad_norm])
                 between_steps.set()
                 progress.advance()
-                stopped = agree(budget, watch.lap(), tokens, stop.requested)
+                stopped = agree(budget, watch.lap(), tokens, stop.requested, processes)
                 ends = budget.done(step) >= 1.0
                 logs = step % settings.log_every == 0
                 saves = ends or stopped or step % settings.save_every == 0
@@ -223,8 +261,7 @@ def train(
                 if logs:
                     progress.log(step, summed / (step - logged), norm, rate)
                     logged, sums = step, torch.zeros_like(sums)
-                is_due = plan.is_due(settings.check_every, step, done, budget.done(step))
-                if checks and not ends and is_due:
+                if checks and not ends and checks.is_due(step, done):
                     reader.wait()
                     with watch.stopped():
                         checks.run(step)
@@ -237,19 +274,18 @@ def train(
         def finish() -> Outcome:
             last = checks.run(step) if checks else {}
             kept, after = step, last
-            if checks and offer and best.step != step:
+            if best and best.step != step:
                 kept, after = best.restore()
-            if data.generated_queries is not None:
-                log.info(data.generated_queries.summary())
+            if written is not None:
+                log.info(written.summary())
             minutes, encoder.retriever.max_tokens = budget.minutes, None
-            metrics.write(step, minutes=round(minutes, 3), kept=kept, tokens_read=budget.tokens)
+            row = MetricsRow(step, round(minutes, 3), kept=kept, tokens_read=budget.tokens)
+            metrics.write(row)
             outcome = Outcome(
-                untrained, before, after, step, kept, minutes, bool(stopped), last, stopped
+                plan.bm25, untrained, before, after, step, kept, minutes, last, stopped
             )
             used = {f: model["name"] for f, model in models.items() if f in ("model", "lm")}
-            save_outcome(
-                data, encoder, context_texts, outcome, plan.bm25, provenance, used, folder, out
-            )
+            save_outcome(data, encoder, context_texts, outcome, provenance, used, folder, out)
             recipe.objective.save(objective, out)
             metrics.close()
             if not stopped:
@@ -267,9 +303,9 @@ def _warn_of_warmup(warmup: int, steps: int) -> None:
         log.warning(f"the run of {steps} steps ends in its warm-up: lower --warmup-steps {warmup}")
 
 
-def _model_folder(recipe: Recipe, data: TrainingSet, checkpoints: Path) -> Path:
+def _model_folder(data: TrainingSet, checkpoints: Path) -> Path:
     """The folder of the model to train; the first process makes it if it is a new model."""
-    name = recipe.retriever.model
+    name, recipe = data.recipe.retriever.model, data.recipe
     if not name.startswith(NEW):
         return find_weights(name, recipe.retriever.offline_model)
     folder = checkpoints / name.replace(":", "-")  # kept until the run ends
@@ -284,57 +320,61 @@ def _model_folder(recipe: Recipe, data: TrainingSet, checkpoints: Path) -> Path:
     return folder
 
 
-def _context_texts(recipe: Recipe, data: TrainingSet) -> list[str]:
+def _context_texts(data: TrainingSet) -> list[str]:
     """The texts of a contextual retriever's context, for checks and for the saved model."""
-    slots, rng = recipe.context.slots, random.Random(recipe.training.seed)
+    slots, rng = data.recipe.context.context, random.Random(data.recipe.training.seed)
     if not slots:
         return []
     drawn = rng.sample(range(len(data.rows)), min(len(data.rows), slots))
     return [data.rows[i].text for i in drawn]
 
 
-def _data_and_models(
-    recipe: Recipe, data: TrainingSet, n_groups: int, models: dict[str, dict[str, str]]
-) -> dict[str, Any]:
-    """The entries of run.json about data and models."""
-    return {
-        "documents": data.n_documents,
-        "chunks": len(data.chunks),
-        "rows": len(data.rows),
-        "groups": n_groups,
-        "corpus_digest": data.fingerprint,
-        "models": models,
-        "revisions": {k: v for k, v in commits.items() if k in recipe.to_dict().values()},
-    }
+def _models(
+    retriever: Retriever, lm: str, folder: Path, query_lm: QueryLM | None
+) -> dict[str, dict[str, str]]:
+    """Flag -> name and digest of each model that a run reads. An offline model has its own name.
+
+    Args:
+        lm: the LM of the objective; "": none.
+        folder: folder of the trained model.
+        query_lm: the LM that writes queries during training, if any.
+    """
+    offline = retriever.offline_model
+    found = {"model": (retriever.model, folder)}
+    if not retriever.model.startswith(NEW):
+        found["model"] = find_model(retriever.model, offline)
+    if lm:
+        found["lm"] = find_model(lm, offline)
+    if query_lm is not None:
+        found["query_lm"] = query_lm.name, query_lm.folder
+    return {flag: {"name": n, "digest": fingerprint(place)} for flag, (n, place) in found.items()}
 
 
-def _is_fitted(recipe: Recipe, folder: Path) -> bool:
+def _is_fitted(fit: Fit, folder: Path) -> bool:
     """Whether to fit the model. Sentence-Transformers models are not fitted."""
-    fit = recipe.fit
     requested = fit.token_weighting or fit.whitening or fit.lexical
     return bool(requested) and not (folder / "modules.json").is_file()
 
 
-def _fit(recipe: Recipe, data: TrainingSet, encoder: RetrieverEncoder, checkpoints: Path) -> None:
+def _fit(data: TrainingSet, encoder: RetrieverEncoder, checkpoints: Path) -> None:
     """Fit a language model to the corpus, or insert the fit of a resumed run."""
     encoder.words_to_vectors = WORDS_TO_VECTORS
     if saved := load_fit(checkpoints):
         insert_fit(encoder.model, saved)
         return
-    texts, seed = LazyTexts(data.chunks, lambda chunk: chunk.text), recipe.training.seed
-    fitted = fit_to_corpus(encoder.retriever, texts, recipe.fit, seed=seed)
+    texts, seed = LazyTexts(data.chunks, lambda chunk: chunk.text), data.recipe.training.seed
+    fitted = fit_to_corpus(encoder.retriever, texts, data.recipe.fit, seed=seed)
     if fitted and distributed.is_rank_zero():
         save_fit(checkpoints, fitted)
 
 
 def _add_lora(
-    recipe: Recipe, model: SentenceTransformer, context_encoder: ContextEncoder | None
+    settings: Retriever, model: SentenceTransformer, context_encoder: ContextEncoder | None
 ) -> None:
     """Add LoRA to the retriever and its context encoder; a static table has none."""
     if isinstance(model[0], TrainableTable):
         return
-    retriever = recipe.retriever
-    lora = retriever.lora_rank, retriever.lora_alpha, retriever.lora_dropout
+    lora = settings.lora_rank, settings.lora_alpha, settings.lora_dropout
     add_lora(model, *lora)
     if context_encoder is not None:
         train_context_encoder(context_encoder, *lora)

@@ -9,7 +9,7 @@ from revela.text.spool import arrow_list
 from revela.training.generated_queries import sample_chunks
 from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.store import GroupedCorpus, save_groups
-from revela.training.groups.strategies import epoch_groups
+from revela.training.groups.strategies import groups_along
 from revela.training.settings import Recipe
 from revela.types import Chunk, Document
 
@@ -21,9 +21,8 @@ def test_groups_of_similar_chunks_have_a_query_once(queries):
     rows = arrow_list(
         Chunk, (Chunk(i // 5, f"text {i}", f"title {i // 5 if titled else i}") for i in range(100))
     )
-    recipe = Recipe.of("infonce", queries=queries, groups="cluster", group_size=10)
     order = np.random.default_rng(0).permutation(100)
-    groups = epoch_groups(recipe, rows, order_R=order)
+    groups = groups_along(order, rows, 10, 0, "queries")
     for epoch in range(2):
         made = list(groups(epoch))
         assert len(made) == 10
@@ -35,7 +34,7 @@ def test_documents_are_drawn_until_there_are_enough_chunks_to_ask():
     owners = [0] * 3 + [1] * 4 + [2] * 3 + [3] * 9
     chunks = arrow_list(Chunk, (Chunk(owner, f"chunk {i}") for i, owner in enumerate(owners)))
     for most in (0, 1, 7, 12):
-        asked = list(sample_chunks(Recipe.of("infonce", max_queries=most), chunks))
+        asked = list(sample_chunks(chunks, most))
         drawn = {chunk.document for chunk in asked}
         assert asked == [chunk for chunk in chunks if chunk.document in drawn]
         assert len(drawn) == 4 if most == 0 else len(drawn) == 1 or len(asked) <= most

@@ -79,7 +79,7 @@ def test_a_dataset_of_the_hub_is_streamed_once(tmp_path, monkeypatch):
     rows = [{"src": f"posts {i}", "text": row} for i, row in enumerate(texts)]
     source = hub_folder(tmp_path / "owner" / "name", rows)
     recipe = Recipe.of("paper", group_size=4, held_out=0.1, chunk_words=8)
-    folder = build_groups(recipe, [source], tmp_path / "groups", [], None)
+    folder = build_groups(recipe, [source], tmp_path / "groups", [])
     assert len(asked) == 2  # its first row, and all
     assert len(folder.held_out) == 2 and folder.settings["documents"] == 18
     left = {document.text for document in folder.held_out}

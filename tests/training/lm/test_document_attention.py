@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from revela.training.lm import document_attention_varlen
 from revela.training.lm.document_attention import (
     EPSILON,
+    DocumentWeights,
     document_attention,
     select_heads,
 )
-from revela.training.lm.document_weights import DocumentWeights
 from tests.naive import attention_by_sdpa
 
 LENGTHS = [3, 1, 5, 2]

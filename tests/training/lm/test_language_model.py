@@ -14,9 +14,12 @@ import naive
 from conftest import SHARED, Embed, tiny_config
 from revela.errors import RevelaError
 from revela.training.lm import language_model
-from revela.training.lm.document_attention import V_NORM_EPS, reference_attention
-from revela.training.lm.document_weights import DocumentWeights
-from revela.training.lm.in_batch_attention import InBatchAttention
+from revela.training.lm.document_attention import (
+    V_NORM_EPS,
+    DocumentWeights,
+    InBatchAttention,
+    reference_attention,
+)
 from revela.training.lm.language_model import LanguageModel
 from revela.training.methods.revela import RevelaLoss
 
@@ -362,7 +365,7 @@ def test_a_loss_over_some_tokens_is_the_whole_one_without_the_others(kind):
 def test_a_language_model_without_its_head_is_refused(
     tiny_lm_folder, refused, corpus_file, tmp_path
 ):
-    from revela.training.lm.load import check_language_model, load_language_model
+    from revela.training.lm.language_model import check_language_model, load_language_model
 
     tied, none = tmp_path / "tied", tmp_path / "none"
     model = AutoModelForCausalLM.from_pretrained(tiny_lm_folder)

@@ -20,7 +20,7 @@ from revela.training.methods.contrastive import ContrastiveLoss
 from revela.training.methods.matryoshka import Matryoshka
 from revela.training.retriever.context import add_context
 from revela.training.retriever.module import RetrieverModule
-from revela.training.settings import Recipe
+from revela.training.settings import Context, Recipe
 from revela.types import Chunk
 
 TEXTS = [row["text"] for row in make_rows(12, sentences=1)]
@@ -31,7 +31,7 @@ def parts_of(folder, double=True, dropout=0.0, **changes):
     """A contextual retriever and its first stage, in training mode, all of it trained."""
     torch.manual_seed(0)
     model = tiny_retriever(folder, max_tokens=48)
-    first = add_context(Recipe.of(context=SLOTS, **changes), model, TEXTS[0])
+    first = add_context(Context(SLOTS, **changes), model, TEXTS[0], 0)
     with torch.no_grad():
         first.model[4].linear.weight.normal_(std=0.3)
         first.null_D.normal_(std=0.1)

@@ -8,10 +8,10 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, LlamaForCausalLM
 
 from conftest import Embed, tiny_config, train_by_sgd
-from revela.training.lm.heads import score_query_heads
 from revela.training.lm.language_model import LanguageModel
 from revela.training.lm.prompts import ANSWER, QUESTION
 from revela.training.methods.dream import DreamLoss
+from revela.training.methods.find_heads import score_query_heads
 
 DOCUMENTS = [-1, 0, 0, 0, -1, 1, 1, -1, 2, 2, 2, 2, -1]  # of the candidates' text
 

@@ -35,7 +35,7 @@ def test_heads_are_probed_on_the_device_that_there_is(tiny_lm_folder, corpus_fil
     """The device holds no numbers, so nothing is computed: the model has to get there."""
     found = []
 
-    def probing(_recipe, lm, *_):
+    def probing(lm, *_):
         found.append({parameter.device.type for parameter in lm.parameters()})
         return [(0, 0, 1.0)]
 

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from conftest import Embed, moved_since_it_began, tiny_config, train_by_sgd
-from revela.training.lm.in_batch_attention import InBatchAttention
+from revela.training.lm.document_attention import InBatchAttention
 from revela.training.lm.language_model import LanguageModel
 from revela.training.methods.distillation import InitialRetriever
 from revela.training.methods.gains import GainsLoss

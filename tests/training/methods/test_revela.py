@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 from conftest import tiny_config
-from revela.training.lm.heads import BASE_GATE, probe_heads, ranked_heads
-from revela.training.lm.in_batch_attention import InBatchAttention
+from revela.training.lm.document_attention import InBatchAttention
 from revela.training.lm.language_model import LanguageModel
+from revela.training.methods.find_heads import BASE_GATE, probe_heads, ranked_heads
 from revela.training.methods.revela import (
     gated_heads,
     gates_in_upper_layers,

@@ -18,7 +18,7 @@ from revela.errors import RevelaError
 from revela.training.lm.encoder_decoder import new_encoder_decoder
 from revela.training.methods.base import BuildContext
 from revela.training.methods.spans import IGNORED, corrupt, num_noise_spans, random_parts
-from revela.training.retriever.lora import add_lora
+from revela.training.retriever.build import add_lora
 from revela.training.retriever.module import RetrieverModule
 from revela.training.settings import Recipe
 from revela.training.step import sides
@@ -152,6 +152,6 @@ def test_the_loss_is_that_of_the_stock_model(folder):
 def test_settings_that_do_not_suit(folder, change, message):
     recipe = Recipe.of("spans", **change)
     with pytest.raises(RevelaError, match=message):
-        recipe.objective.refuse(recipe)
+        recipe.objective.refuse(recipe.retriever, recipe.context)
     with pytest.raises(RevelaError, match="--lm-tokens 4096 makes 205 spans and the tokenizer has"):
         built(folder, lm_tokens=4096)

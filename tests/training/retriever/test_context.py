@@ -26,7 +26,7 @@ from revela.training.retriever.context import (
 )
 from revela.training.retriever.encode import RetrieverEncoder
 from revela.training.retriever.save import save_retriever
-from revela.training.settings import Recipe
+from revela.training.settings import Context
 from revela.types import Document
 
 TEXTS = [row["text"] for row in make_rows(9, sentences=2)]
@@ -43,8 +43,7 @@ def plain(request, tiny_bert_folder, tiny_lm_folder):
 def contextual(plain, **changes):
     """A copy with slots, and a first stage whose head and null row are not 0."""
     model = copy.deepcopy(plain)
-    recipe = Recipe.of(context=SLOTS, **changes)
-    first = add_context(recipe, model, TEXTS[0])
+    first = add_context(Context(SLOTS, **changes), model, TEXTS[0], 0)
     with torch.no_grad():
         generator = torch.Generator().manual_seed(5)
         for tensor in (first.model[4].linear.weight, first.null_D):
@@ -189,18 +188,12 @@ def test_anchors(plain):
 
 
 def test_who_is_refused(plain, tiny_lm_folder):
-    model, _ = contextual(plain)
-    with pytest.raises(RevelaError, match="reads a context already"):
-        add_context(Recipe.of(context=2), model, "a")
-    with pytest.raises(RevelaError, match="reads a context already"):
-        add_context(Recipe.of(), model, "a")
-    assert add_context(Recipe.of(), copy.deepcopy(plain), "a") is None
     with pytest.raises(RevelaError, match="of which --max-tokens 2040 leaves 8"):
-        add_context(Recipe.of(context=9), build(tiny_lm_folder, max_tokens=2040), "a")
+        add_context(Context(9), build(tiny_lm_folder, max_tokens=2040), "a", 0)
     table = modules.StaticEmbedding(plain.tokenizer, embedding_dim=8)
     static = SentenceTransformer(modules=[table])
     with pytest.raises(RevelaError, match="needs a transformer"):
-        add_context(Recipe.of(context=2), static, "a")
+        add_context(Context(2), static, "a", 0)
 
 
 def test_documents_are_drawn_one_of_each_while_there_are_enough():

@@ -12,7 +12,6 @@ from small import build, fit
 import revela
 from conftest import make_rows
 from revela.training.retriever import fit as corpus_fit
-from revela.training.retriever import lexical as words
 from revela.training.retriever.encode import RetrieverEncoder
 
 
@@ -57,7 +56,7 @@ def test_the_lexical_half_is_the_weighted_mean_of_whitened_unit_embeddings(tiny_
     rows = model.tokenizer(texts, add_special_tokens=False)["input_ids"]
     occurrences = [i for row in rows for i in row]
     values, vectors = torch.linalg.eigh(torch.cov(unit[occurrences].T, correction=0))
-    values = values.clamp(min=0) + words.RIDGE * values.clamp(min=0).mean()
+    values = values.clamp(min=0) + corpus_fit.RIDGE * values.clamp(min=0).mean()
     expected = torch.zeros(unit.shape[1]).double()
     for i in model.tokenizer("ocean1 garden5", add_special_tokens=False)["input_ids"]:
         vector = (unit[i] - unit[occurrences].mean(0)) @ vectors @ torch.diag(values**-0.5)

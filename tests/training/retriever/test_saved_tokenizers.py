@@ -16,7 +16,7 @@ from revela.errors import RevelaError
 from revela.training.retriever import save
 from revela.training.retriever.context import SavedContext, add_context, load_context_encoder
 from revela.training.retriever.save import save_retriever
-from revela.training.settings import Recipe
+from revela.training.settings import Context
 
 # Classes that build themselves anew when they are opened, and a kind of model that has them.
 CLASSES = {
@@ -92,7 +92,7 @@ def test_what_the_class_adds_to_a_text_is_kept(lm, tmp_path, adds):
 
 def test_the_first_stage_of_a_context_reads_as_before(lm, tmp_path):
     model = build(lm, lower_case="yes")
-    first = add_context(Recipe.of(context=2), model, TEXTS[0])
+    first = add_context(Context(2), model, TEXTS[0], 0)
     before = ids(first.model)
     assert before[0] == before[1]
     rows = first.of_texts(TEXTS)

@@ -18,7 +18,7 @@ from conftest import make_rows
 from revela.encoders.load import load_encoder
 from revela.errors import RevelaError
 from revela.text.analyzer import Analyzer
-from revela.training.retriever.lexical import RIDGE
+from revela.training.retriever.fit import RIDGE
 from revela.training.retriever.static_from_words import build_word_table
 
 TEXTS = [row["text"] for row in make_rows(40, sentences=3)] + [

@@ -24,6 +24,7 @@ from revela.text.readers.common import (
     is_of_file,
     squeeze,
     unreadable_because,
+    without_data,
 )
 from revela.text.readers.folders import holds_text, walk_files
 from revela.text.readers.guarded import Reader, guard
@@ -44,7 +45,7 @@ from revela.text.readers.rows import Fields
 from revela.text.readers.rtf import read_rtf
 from revela.text.readers.stackexchange import read_posts
 from revela.text.readers.tables import read_arrow, read_csv, read_parquet
-from revela.text.readers.text import read_subtitles, read_text, without_data
+from revela.text.readers.text import read_subtitles, read_text
 from revela.types import Document
 
 VERSION = 8  # raise it when readers or chunking change the text of the same file
@@ -141,8 +142,8 @@ def read_file(
     reader = reader or READERS.get(suffix(path), read_text)
     with check_unchanged(path):
         try:
-            for document in map(without_data, reader(path, name, fields, report)):
-                yield replace(document, text=squeeze(document.text))
+            for document in reader(path, name, fields, report):
+                yield replace(document, text=squeeze(without_data(document.text)))
         except UnsupportedFile as error:
             if file.given_by_name:
                 raise RevelaError(f"{path}: {error}") from error

@@ -22,6 +22,15 @@ from revela.text.readers.encodings import HEAD, decode, is_binary
 
 MAX_BYTES = 64 * 2**20  # per line, text or page; anything longer is data, not a document
 BLANK = 2**16  # characters of white space
+# Embedded data: a URI with its type or encoding, of which any sign may be written as %2C, and then
+# SVG, or what has no spaces, in base64 also on several lines.
+_DATA = re.compile(
+    r"(\bdata(?::|%3A)(?=[^\s,]{0,99}?(?:[/;]|%2F|%3B))[\w.+/;=%-]{1,200}?(?:,|%2C))"
+    r"(?:(?:<|%3C)svg\b(?:[^<%]|<(?!/?svg)|%(?!3C(?:/|%2F)?svg))*+(?:<|%3C)(?:/|%2F)svg(?:>|%3E)"
+    r"|[^\s\"'()<>`]{16,}(?:\r?\n[ \t]*"
+    r"(?:(?=[A-Z+/]*[\d=])[A-Z\d+/]{16,}=*|[A-Z\d+/]+=+)(?=[\s\"')>`]|\Z))*)",
+    re.I,
+)
 _BLANK = re.compile(rf"(\s{{256}})\s{{{BLANK - 256},}}")
 # These limit the report to one screen.
 MAX_EXAMPLES = 5  # per reason
@@ -282,6 +291,11 @@ def decoded(raw: bytes, name: str, report: ReadReport) -> str:
         report.note(f"read as {encoding}", name)
     # Logs of killed programs have runs of zeros.
     return text.replace("\0", " ").removeprefix("\ufeff")
+
+
+def without_data(text: str) -> str:
+    """A text without embedded data, such as pictures; its lines keep their numbers."""
+    return _DATA.sub(lambda data: data[1] + "\n" * data[0].count("\n"), text)
 
 
 def squeeze(text: str) -> str:

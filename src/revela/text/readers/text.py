@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from revela.text.endings import CODE, MARKDOWN, suffix
@@ -17,15 +16,6 @@ from revela.types import Document, Value
 
 MINIFIED = 1000  # mean characters per line of source code; with more it is made by programs
 TITLE = 200  # maximum characters
-# Embedded data: a URI with its type or encoding, of which any sign may be written as %2C, and then
-# SVG, or what has no spaces, in base64 also on several lines.
-_DATA = re.compile(
-    r"(\bdata(?::|%3A)(?=[^\s,]{0,99}?(?:[/;]|%2F|%3B))[\w.+/;=%-]{1,200}?(?:,|%2C))"
-    r"(?:(?:<|%3C)svg\b(?:[^<%]|<(?!/?svg)|%(?!3C(?:/|%2F)?svg))*+(?:<|%3C)(?:/|%2F)svg(?:>|%3E)"
-    r"|[^\s\"'()<>`]{16,}(?:\r?\n[ \t]*"
-    r"(?:(?=[A-Z+/]*[\d=])[A-Z\d+/]{16,}=*|[A-Z\d+/]+=+)(?=[\s\"')>`]|\Z))*)",
-    re.I,
-)
 # Of YAML, or of TOML between +++.
 _FRONT_MATTER = re.compile(
     r"\s*(?:---|(\+\+\+))[ \t]*\n(.*?\n)(?(1)\+\+\+|(?:---|\.\.\.))[ \t]*(?:\n|\Z)", re.S
@@ -112,12 +102,6 @@ def _value(given: str) -> object:
     with suppress(ValueError, RecursionError):
         return json.loads(text)
     return text.lstrip("|> ").strip("'\"")
-
-
-def without_data(document: Document) -> Document:
-    """A document without embedded data, such as pictures; its lines keep their numbers."""
-    text = _DATA.sub(lambda data: data[1] + "\n" * data[0].count("\n"), document.text)
-    return document if text == document.text else replace(document, text=text)
 
 
 def read_subtitles(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:

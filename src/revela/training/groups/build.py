@@ -15,13 +15,13 @@ from revela.errors import RevelaError
 from revela.quiet_libraries import silence_libraries
 from revela.text.load import split_held_out
 from revela.text.spool import ArrowList, arrow_list
-from revela.training.find_model import find_weights
-from revela.training.groups.dataset import TrainingSet
+from revela.training.groups.dataset import TrainingSet, default_queries_file
 from revela.training.groups.prebuilt import group_members, holds_groups
 from revela.training.groups.store import GroupedCorpus, GroupFolder, Member, check_out, save_groups
 from revela.training.groups.strategies import mixed_groups
+from revela.training.models import find_weights
 from revela.training.retriever.build import untrained_retriever
-from revela.training.settings import Recipe
+from revela.training.settings import Corpus, Recipe
 from revela.types import Chunk, Document
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,6 @@ def build_groups(
     sources: Sequence[Path],
     out: Path,
     weights: Sequence[float],
-    queries_file: Path | None,
 ) -> GroupFolder:
     """Read corpora, group their chunks by the recipe, and store the groups.
 
@@ -40,9 +39,8 @@ def build_groups(
         sources: corpora, or files of prebuilt groups.
         out: a new folder.
         weights: sampling weight of each source; empty: use all groups.
-        queries_file: stores the queries that a language model writes.
     """
-    check_out(recipe, out)
+    check_out(out, recipe.groups.groups, recipe.pairs)
     if weights and (len(weights) != len(sources) or min(weights) <= 0):
         raise RevelaError(
             f"--weights gives {len(weights)} numbers for {len(sources)} corpora: give each one "
@@ -50,34 +48,36 @@ def build_groups(
         )
     silence_libraries()
     prebuilt = [source for source in sources if holds_groups(source)]
-    seed = recipe.training.seed
-    if weights or prebuilt or recipe.groups.kind == "cluster":  # no group spans two corpora
+    seed, size = recipe.training.seed, recipe.groups.group_size
+    queries_file = default_queries_file(sources, recipe.queries.queries_file)
+
+    def grouped(read: Sequence[Path]) -> GroupedCorpus:
+        return _grouped(TrainingSet.read(recipe, read, queries_file, lazy_queries=False), read)
+
+    if weights or prebuilt or recipe.groups.groups == "cluster":  # no group spans two corpora
         parts = [
-            _prebuilt(recipe, source)
-            if source in prebuilt
-            else _grouped(recipe, [source], queries_file)
+            _prebuilt(source, size, recipe.corpus) if source in prebuilt else grouped([source])
             for source in sources
         ]
     else:
-        parts = [_grouped(recipe, sources, queries_file)]
+        parts = [grouped(sources)]
     corpus = _joined(parts, weights, seed)
     settings = {
         "sources": [str(source) for source in sources],
         "shares": list(weights),
         "documents": len(corpus.documents),
         "corpora": list(accumulate(len(part.documents) for part in parts[:-1])),
-        "groups": ["ready" if source in prebuilt else recipe.groups.kind for source in sources],
+        "groups": ["ready" if source in prebuilt else recipe.groups.groups for source in sources],
         "objective": recipe.objective.name,
         "chunk_words": recipe.corpus.chunk_words,
         "surrogate": recipe.groups.surrogate,
         "seed": seed,
     }
-    return save_groups(out, corpus, recipe.groups.group_size, settings)
+    return save_groups(out, corpus, size, settings)
 
 
-def _grouped(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None) -> GroupedCorpus:
-    """Read documents, and group their chunks."""
-    data = TrainingSet.read(recipe, sources, queries_file, lazy_queries=False)
+def _grouped(data: TrainingSet, sources: Sequence[Path]) -> GroupedCorpus:
+    """Group the chunks of the corpus that was read from ``sources``."""
     documents, rows, held_out = data.documents, data.rows, data.held_out
     assert isinstance(documents, ArrowList)
     log.info(
@@ -87,30 +87,29 @@ def _grouped(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None)
 
     @functools.cache
     def model() -> SentenceTransformer:
-        return untrained_retriever(
-            recipe, find_weights(recipe.retriever.model, recipe.retriever.offline_model), documents
-        )
+        settings = data.recipe.retriever
+        folder = find_weights(settings.model, settings.offline_model)
+        return untrained_retriever(settings, folder, documents)
 
     groups = iter(data.corpus_groups(model)(0))
     first = next(groups, None)
     if first is None:
         names = ", ".join(map(str, sources))
         raise RevelaError(
-            f"{names}: {len(rows):,} chunks give no group of {recipe.groups.group_size}: add "
+            f"{names}: {len(rows):,} chunks give no group of {data.recipe.groups.group_size}: add "
             "text, or lower --chunk-words or --group-size"
         )
     return GroupedCorpus(documents, held_out, rows, chain([first], groups))
 
 
-def _prebuilt(recipe: Recipe, source: Path) -> GroupedCorpus:
+def _prebuilt(source: Path, size: int, corpus: Corpus) -> GroupedCorpus:
     """Read prebuilt groups, each as one document."""
-    size = recipe.groups.group_size
     members = arrow_list(Member, group_members(source, size))
     groups = zip(*[iter(members)] * size, strict=True)
     documents, held_out = split_held_out(
         arrow_list(Document, (Document(g[0].name, "\n\n".join(m.text for m in g)) for g in groups)),
-        recipe.corpus.held_out,
-        recipe.corpus.held_out_at_most,
+        corpus.held_out,
+        corpus.held_out_at_most,
     )
     held_out_ids = {document.id for document in held_out}
     texts = (member.text for member in members if member.name not in held_out_ids)

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from revela.text.dedupe import near_duplicates
 from revela.text.judgements import pair_rows, queries_by_document
 from revela.text.load import Reading, read_corpus, split_held_out
 from revela.text.readers.common import ReadReport
-from revela.text.spool import ArrowList, arrow_list
+from revela.text.spool import ArrowList, LazyTexts, arrow_list
 from revela.text.words import count_words
 from revela.training.distributed import cores, world_size
 from revela.training.generated_queries import (
@@ -50,17 +50,28 @@ from revela.training.groups.order import (
     ORDER,
     IterativeGroups,
     Model,
+    encoders_by,
     load_or_make,
     similar_order,
-    vectors_of_beginnings,
 )
 from revela.training.groups.prebuilt import holds_groups
 from revela.training.groups.store import GroupFolder, is_group_folder
-from revela.training.groups.strategies import Groups, epoch_groups, with_queries
-from revela.training.settings import Recipe
+from revela.training.groups.strategies import (
+    QUERIES_PER_DOCUMENT,
+    Groups,
+    document_groups,
+    groups_along,
+    random_groups,
+    spread_groups,
+    with_queries,
+)
+from revela.training.retriever.fit import lexical_vectors
+from revela.training.settings import Corpus, InfoNCE, Recipe
 from revela.types import Chunk, Document, Encoder, hash64
 
 log = logging.getLogger(__name__)
+
+BEGINNING = 2000  # characters of a document that its vector is computed from
 
 
 class TrainingSet:
@@ -102,7 +113,13 @@ class TrainingSet:
             _check_one_process()
             self.folder = None
             self.documents, self.held_out, self.n_documents = source, held_out, len(source)
-        self.lazy_queries = lazy_queries and self.folder is None and can_write_lazily(recipe)
+        reads_queries = recipe.objective.reads == "queries" and recipe.queries.queries == "lm"
+        self.lazy_queries = (
+            lazy_queries
+            and self.folder is None
+            and reads_queries
+            and can_write_lazily(recipe.objective, recipe.groups.groups)
+        )
 
     @classmethod
     def read(
@@ -113,8 +130,8 @@ class TrainingSet:
         lazy_queries: bool = True,
     ) -> TrainingSet:
         """Read the training set of a corpus, or of one folder of groups."""
-        queries_file = queries_file or default_queries_file(sources, recipe)
-        if len(sources) == 1 and is_group_folder(sources[0]):
+        queries_file = queries_file or default_queries_file(sources, recipe.queries.queries_file)
+        if len(sources) == 1 and sources[0].is_dir() and is_group_folder(sources[0]):
             return cls(recipe, GroupFolder(sources[0]), queries_file=queries_file)
         _check_one_process()
         if prebuilt := next((source for source in sources if holds_groups(source)), None):
@@ -122,10 +139,10 @@ class TrainingSet:
                 f"{prebuilt} holds groups: store them by revela groups {prebuilt} --out DIR, "
                 "and give that folder"
             )
-        documents, report = read_for(recipe, sources)
+        corpus = recipe.corpus
+        documents, report = read_for(corpus, sources, recipe.pairs)
         for line in report.lines():
             log.info(line)
-        corpus = recipe.corpus
         rest, held_out = split_held_out(documents, corpus.held_out, corpus.held_out_at_most)
         return cls(recipe, rest, held_out, queries_file, lazy_queries)
 
@@ -155,10 +172,15 @@ class TrainingSet:
 
     @cached_property
     def chunks(self) -> ArrowList[Chunk]:
-        """All chunks, in the order of the corpus."""
+        """All chunks, in the order of the corpus; a title is the first line of its document."""
         if self.folder is not None:
             return self.folder.rows
-        return training_chunks(self.recipe, self.documents)
+        titled = (
+            dataclasses.replace(d, text=f"{d.title}\n\n{d.text}") if d.title else d
+            for d in progress_bar("chunking", "document", self.documents)
+        )
+        words, threads = self.recipe.corpus.chunk_words, self.recipe.training.threads
+        return arrow_list(Chunk, chunk_all(titled, words, cores(threads)))
 
     @cached_property
     def rows(self) -> ArrowList[Chunk]:
@@ -167,22 +189,37 @@ class TrainingSet:
         """
         if self.folder is not None:
             return self.folder.rows
-        if self.lazy_queries:
-            return sample_chunks(self.recipe, self.chunks)
-        return training_rows(self.recipe, self.documents, self.chunks, self.queries_file)
+        recipe, objective, chunks = self.recipe, self.recipe.objective, self.chunks
+        if isinstance(objective, InfoNCE) and objective.pairs:
+            folder, has_others = Path(objective.pairs), objective.negatives > 0
+            return pair_rows(self.documents, folder, others=has_others)
+        if objective.reads == "windows":
+            return arrow_list(Chunk, windows(chunks, objective.window_words(recipe.lm.lm_tokens)))
+        if objective.reads == "chunks":
+            return chunks
+        if recipe.queries.queries == "lm":
+            sample = sample_chunks(chunks, recipe.queries.max_queries)
+            return sample if self.lazy_queries else generate_queries(self.query_lm(), sample)
+        rows = {
+            "title": with_titles(chunks, self.documents),
+            "first-sentence": with_first_sentences(chunks),
+            "telling-sentence": with_telling_sentences(chunks),
+            "authors-words": with_authors_words(chunks, self.documents),
+        }
+        return arrow_list(Chunk, rows[recipe.queries.queries])
+
+    def query_lm(self) -> QueryLM:
+        """The language model that writes queries, with the file of its answers."""
+        recipe, offline_model = self.recipe, self.recipe.retriever.offline_model
+        name, lm_tokens = recipe.queries.query_lm or recipe.lm.lm, recipe.lm.lm_tokens
+        return QueryLM(name, self.queries_file, offline_model, lm_tokens, recipe.training)
 
     @cached_property
     def generated_queries(self) -> GeneratedQueries | None:
         """The queries of ``rows``, if a language model writes them during training."""
         if not self.lazy_queries:
             return None
-        return GeneratedQueries(QueryLM(self.recipe, self.queries_file), self.rows)
-
-    def row(self, index: int) -> Chunk:
-        """One of ``rows`` with its query; a lazy query exists once its group has been read."""
-        if self.generated_queries is not None:
-            return self.generated_queries.row(index)
-        return self.rows[index]
+        return GeneratedQueries(self.query_lm(), self.rows)
 
     @cached_property
     def grouped_rows(self) -> ArrowList[Chunk]:
@@ -237,7 +274,7 @@ class TrainingSet:
         if len(rows) < size:
             raise RevelaError(self._no_group())
         if self.folder is not None:
-            groups, number = _stored_groups(recipe, self.folder)
+            groups, number = self._stored_groups(self.folder)
         else:
             built = self.corpus_groups(lambda: model, folder)
             groups, number = _with_first_epoch(built, size)
@@ -248,8 +285,10 @@ class TrainingSet:
             f"{self.n_documents:,} documents -> {len(self.chunks):,} chunks{made} "
             f"-> {number:,} groups of {size} per epoch"
         )
-        if recipe.groups.kind == "iterative":
-            groups = IterativeGroups(recipe, rows, encoder, folder)
+        if recipe.groups.groups == "iterative":
+            n_groups = recipe.groups.refresh_every * recipe.training.groups_per_step
+            seed, reads = recipe.training.seed, recipe.objective.reads
+            groups = IterativeGroups(rows, encoder, folder, size, n_groups, seed, reads)
         elif (queries := self.generated_queries) is not None:
             if missing := queries.lm.missing(row.text for row in self.rows):
                 log.info(f"{queries.lm} as training comes to them: {len(missing):,} or fewer")
@@ -261,17 +300,46 @@ class TrainingSet:
 
         On a GPU, k-means gives different clusters in each call: ``folder`` keeps the first.
         """
-        recipe, rows = self.recipe, self.grouped_rows
-        vectors_ND = order_R = None
-        if recipe.groups.kind == "cluster":
+        recipe, rows, settings = self.recipe, self.grouped_rows, self.recipe.groups
+        size, seed, reads = settings.group_size, recipe.training.seed, recipe.objective.reads
+        weighting = recipe.fit.token_weighting
+        groups: Groups
+        if settings.groups == "random":
+            groups = partial(random_groups, len(rows), size, seed)
+        elif settings.groups == "iterative":  # until there is a retriever in training
+            groups = groups_along(np.arange(len(rows)), rows, size, seed, reads)
+        elif settings.groups == "cluster":
 
             def order() -> NDArray[np.int64]:
-                return similar_order(recipe, rows, model)
+                precision = recipe.training.precision
+                encoders = encoders_by(settings.surrogate, precision, model, weighting)
+                return similar_order(rows, encoders, size, seed, reads)
 
             order_R = order() if folder is None else load_or_make(folder / ORDER, order)
-        if recipe.groups.kind == "document":
-            vectors_ND = vectors_of_beginnings(recipe, self.documents, model)
-        return epoch_groups(recipe, rows, vectors_ND, order_R, self.lazy_queries)
+            groups = groups_along(order_R, rows, size, seed, reads)
+        else:
+            vectors_ND = None
+            if settings.groups == "document":
+                texts = LazyTexts(self.documents, lambda document: document.full_text[:BEGINNING])
+                vectors_ND = lexical_vectors(model(), texts, weighting)
+            shares_queries = reads == "queries" and recipe.queries.queries in QUERIES_PER_DOCUMENT
+            spread = reads == "windows" or shares_queries or recipe.pairs
+            build = spread_groups if spread else document_groups
+            groups = partial(build, rows.column("document"), size, seed, vectors_ND=vectors_ND)
+        return groups if self.lazy_queries else with_queries(rows, groups, reads)
+
+    def _stored_groups(self, folder: GroupFolder) -> tuple[Groups, int]:
+        """Epoch -> groups of a folder, ordered by the recipe's seed; and their number."""
+        training, reads = self.recipe.training, self.recipe.objective.reads
+        if folder.size != self.recipe.groups.group_size:
+            raise RevelaError(
+                f"{folder.folder} holds groups of {folder.size}: give --group-size {folder.size}"
+            )
+        groups = folder.order(training.seed, training.fixed_groups_per_batch)
+        if reads != "queries":
+            return groups, len(folder)
+        has_query = folder.rows.column("query").reshape(len(folder), folder.size) != ""
+        return with_queries(folder.rows, groups, reads), int(has_query.any(axis=1).sum())
 
     def _no_group(self) -> str:
         size, queries = self.recipe.groups.group_size, self.recipe.queries
@@ -283,26 +351,13 @@ class TrainingSet:
             if self.folder is not None:
                 return (
                     "these groups were stored without queries: store them again by revela groups "
-                    f"... --objective {self.recipe.objective.name} --queries {queries.source}"
+                    f"... --objective {self.recipe.objective.name} --queries {queries.queries}"
                 )
-            return NO_QUERY.format(queries.source)
+            return NO_QUERY.format(queries.queries)
         return (
             f"{len(self.rows)} chunks are fewer than a group of {size}: "
             "add text, or lower --chunk-words or --group-size"
         )
-
-
-def _stored_groups(recipe: Recipe, folder: GroupFolder) -> tuple[Groups, int]:
-    """Epoch -> groups of a folder, ordered by the recipe's seed; and their number."""
-    if folder.size != recipe.groups.group_size:
-        raise RevelaError(
-            f"{folder.folder} holds groups of {folder.size}: give --group-size {folder.size}"
-        )
-    groups = folder.order(recipe.training.seed, recipe.training.fixed_groups_per_batch)
-    if recipe.objective.reads != "queries":
-        return groups, len(folder)
-    has_query = folder.rows.column("query").reshape(len(folder), folder.size) != ""
-    return with_queries(recipe, folder.rows, groups), int(has_query.any(axis=1).sum())
 
 
 def _with_first_epoch(build: Groups, size: int) -> tuple[Groups, int]:
@@ -310,7 +365,7 @@ def _with_first_epoch(build: Groups, size: int) -> tuple[Groups, int]:
     first = np.fromiter(chain.from_iterable(build(0)), np.int64).reshape(-1, size)
 
     def groups(epoch: int) -> Iterator[list[int]]:
-        return (group.tolist() for group in first) if epoch == 0 else build(epoch)
+        return map(np.ndarray.tolist, first) if epoch == 0 else build(epoch)
 
     return groups, len(first)
 
@@ -323,12 +378,12 @@ def _check_one_process() -> None:
         )
 
 
-def default_queries_file(sources: Sequence[Path], recipe: Recipe) -> Path:
-    """The file of a corpus's queries: the recipe's, or one in the cache, named by the path of the
-    first source.
+def default_queries_file(sources: Sequence[Path], queries_file: str) -> Path:
+    """The file of a corpus's queries: the one that is set, or one in the cache, named by the path
+    of the first source.
     """
-    if recipe.queries.queries_file:
-        return Path(recipe.queries.queries_file)
+    if queries_file:
+        return Path(queries_file)
     source = str(sources[0])
     name = source.removeprefix("hub:").replace("/", "-").replace(":", "-")
     # Path.resolve raises on a link to itself, which cannot be read anyway.
@@ -336,41 +391,6 @@ def default_queries_file(sources: Sequence[Path], recipe: Recipe) -> Path:
     place = source if source.startswith("hub:") else str(first)
     digest = hashlib.blake2b(os.fsencode(place), digest_size=8).hexdigest()
     return cache_folder() / "queries" / f"{first.name[:50]}-{digest}.jsonl"
-
-
-def training_chunks(recipe: Recipe, documents: Iterable[Document]) -> ArrowList[Chunk]:
-    """Chunks of documents; a title becomes the first line of its document."""
-    titled = (
-        dataclasses.replace(d, text=f"{d.title}\n\n{d.text}") if d.title else d
-        for d in progress_bar("chunking", "document", documents)
-    )
-    workers = cores(recipe.training.threads)
-    return arrow_list(Chunk, chunk_all(titled, recipe.corpus.chunk_words, workers))
-
-
-def training_rows(
-    recipe: Recipe,
-    documents: Sequence[Document],
-    chunks: ArrowList[Chunk],
-    queries_file: Path | None,
-) -> ArrowList[Chunk]:
-    """The rows of the recipe's objective (see the top of this file)."""
-    objective: Any = recipe.objective
-    if folder := recipe.pairs:
-        return pair_rows(documents, Path(folder), others=objective.negatives > 0)
-    if objective.reads == "windows":
-        return arrow_list(Chunk, windows(chunks, objective.window_words(recipe)))
-    if objective.reads == "chunks":
-        return chunks
-    if recipe.queries.source == "lm":
-        return generate_queries(recipe, chunks, queries_file)
-    rows = {
-        "title": with_titles(chunks, documents),
-        "first-sentence": with_first_sentences(chunks),
-        "telling-sentence": with_telling_sentences(chunks),
-        "authors-words": with_authors_words(chunks, documents),
-    }
-    return arrow_list(Chunk, rows[recipe.queries.source])
 
 
 def windows(chunks: Iterable[Chunk], words: int) -> Iterator[Chunk]:
@@ -388,13 +408,15 @@ def windows(chunks: Iterable[Chunk], words: int) -> Iterator[Chunk]:
 
 
 def read_for(
-    recipe: Recipe, sources: Sequence[Path | str]
+    corpus: Corpus, sources: Sequence[Path | str], pairs: str = ""
 ) -> tuple[ArrowList[Document], ReadReport]:
-    """``read_corpus`` with a recipe's settings."""
-    corpus = recipe.corpus
-    names = (field.name for field in dataclasses.fields(Reading))
-    reading = Reading(**{name: getattr(corpus, name) for name in names})
-    how: Any = dict(near=corpus.near_duplicates, max_bad_share=corpus.max_bad_share)
-    if folder := recipe.pairs:
-        how["judged"] = queries_by_document(Path(folder))
-    return read_corpus(sources, reading, **how)
+    """``read_corpus`` with the settings of a recipe; ``pairs`` is a folder of judged queries, whose
+    documents are kept.
+    """
+    return read_corpus(
+        sources,
+        Reading(corpus.text_field, corpus.title_field, corpus.join_titles),
+        near=corpus.near_duplicates,
+        max_bad_share=corpus.max_bad_share,
+        judged=queries_by_document(Path(pairs)) if pairs else (),
+    )

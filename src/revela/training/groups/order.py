@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -18,59 +19,72 @@ from revela.files import atomic_write
 from revela.terminal import progress_bar
 from revela.text.spool import ArrowList, LazyTexts, vectors_on_disk
 from revela.training.distributed import from_rank_zero, gathered, is_rank_zero, my_share, world_size
-from revela.training.find_model import find_weights
 from revela.training.groups.similarity import order_by_similarity, paired
 from revela.training.groups.strategies import groups_along, with_queries
-from revela.training.retriever.lexical import lexical_vectors
-from revela.training.settings import Recipe
-from revela.types import Chunk, Document, Encoder, Vectors
+from revela.training.models import find_weights
+from revela.training.retriever.fit import lexical_vectors
+from revela.training.settings import Groups, Reads, TorchPrecision
+from revela.types import Chunk, Encoder, Vectors
 
 ENCODING_BATCH = 2**14  # texts per write to disk
 POOL = 8  # rows sampled for a round of iterative groups, per row that the round needs
 ORDER = "groups-order.npy"  # file of a run
-BEGINNING = 2000  # characters of a document that its vector is computed from
 
 Model = Callable[[], SentenceTransformer]
 Encode = Callable[[Sequence[str]], Vectors]
 
 
-def vectors_of_beginnings(recipe: Recipe, documents: Sequence[Document], model: Model) -> Vectors:
-    """A vector per document, from its first words."""
-    beginnings = LazyTexts(documents, lambda document: document.full_text[:BEGINNING])
-    return lexical_vectors(model(), beginnings, recipe.fit.token_weighting)
+def similar_order(
+    rows: ArrowList[Chunk], encoders: tuple[Encode, Encode], size: int, seed: int, reads: Reads
+) -> NDArray[np.int64]:
+    """The order of rows by these encoders of queries and passages, for groups of ``size``: of
+    chunks, or of pairs for objectives that read queries.
+    """
+    encode_queries, encode_passages = encoders
+    vectors_RD = encode_passages(LazyTexts(rows, lambda row: row.text))
+    second_RD = None
+    if reads == "queries":
+        queries_RD = encode_queries(LazyTexts(rows, lambda row: row.query or row.text))
+        vectors_RD, second_RD = paired(queries_RD, vectors_RD)
+    return from_rank_zero(lambda: order_by_similarity(vectors_RD, second_RD, size, seed))
 
 
-def similar_order(recipe: Recipe, rows: ArrowList[Chunk], model: Model) -> NDArray[np.int64]:
-    """The order of rows by the surrogate, or by words if there is none."""
-    vectors = _vectors(recipe, rows, *_surrogate(recipe, model))
-    return order_by_similarity(*vectors, recipe.groups.group_size, recipe.training.seed)
-
-
-def _surrogate(recipe: Recipe, model: Model) -> tuple[Encode, Encode]:
+def encoders_by(
+    surrogate: str, precision: TorchPrecision, model: Model, token_weighting: float
+) -> tuple[Encode, Encode]:
     """Encoders of queries and passages: the surrogate, or the word vectors of ``model``."""
-    if not recipe.groups.surrogate:
-        by_words = functools.partial(
-            lexical_vectors, model(), token_weighting=recipe.fit.token_weighting
-        )
+    if not surrogate:
+        by_words = functools.partial(lexical_vectors, model(), token_weighting=token_weighting)
         return by_words, by_words
-    encoder = load_encoder(
-        find_weights(recipe.groups.surrogate, ""),
-        recipe.training.precision,
-        recipe.groups.surrogate_tokens,
-    )
+    encoder = load_surrogate(surrogate, precision)
     return encode_in_batches(encoder.encode_queries), encode_in_batches(encoder.encode_passages)
 
 
+def load_surrogate(name: str, precision: TorchPrecision) -> Encoder:
+    """The encoder that ``--surrogate`` names."""
+    return load_encoder(find_weights(name, ""), precision, Groups.surrogate_tokens)
+
+
+@dataclass(frozen=True)
 class IterativeGroups:
     """Round -> groups of similar rows, by the retriever in training, from a random sample.
 
     Groups are stored in ``folder``, so that a resumed run reads the same.
+
+    Attributes:
+        encoder: the retriever in training.
+        size: rows of a group.
+        n_groups: groups of a round.
+        reads: the kind of rows that the objective reads.
     """
 
-    def __init__(
-        self, recipe: Recipe, rows: ArrowList[Chunk], encoder: Encoder, folder: Path
-    ) -> None:
-        self.recipe, self.rows, self.encoder, self.folder = recipe, rows, encoder, folder
+    rows: ArrowList[Chunk]
+    encoder: Encoder
+    folder: Path
+    size: int
+    n_groups: int
+    seed: int
+    reads: Reads
 
     def __call__(self, round_: int) -> Iterator[list[int]]:
         file = self.folder / f"groups-{round_}.npy"
@@ -78,29 +92,17 @@ class IterativeGroups:
         yield from load_or_make(file, build).tolist()
 
     def _build(self, round_: int) -> NDArray[np.int64]:
-        recipe, size = self.recipe, self.recipe.groups.group_size
-        n_groups = recipe.groups.refresh_every * recipe.training.groups_per_step
-        rng = np.random.default_rng([recipe.training.seed, round_])
-        pool = min(len(self.rows), POOL * n_groups * size)
+        rng = np.random.default_rng([self.seed, round_])
+        pool = min(len(self.rows), POOL * self.n_groups * self.size)
         sample = np.sort(rng.choice(len(self.rows), pool, replace=False))
         rows = self.rows.select(sample)
-        encoders = self.encoder.encode_queries, self.encoder.encode_passages
-        vectors = _vectors(recipe, rows, *map(encode_on_all_ranks, encoders))
+        both = self.encoder.encode_queries, self.encoder.encode_passages
+        queries, passages = map(encode_on_all_ranks, both)
         seed = int(rng.integers(2**31))
-        order = from_rank_zero(lambda: order_by_similarity(*vectors, size, seed))
-        groups = with_queries(recipe, rows, groups_along(recipe, rows, order))(round_)
-        built = [sample[group] for group in islice(groups, n_groups)]
-        return np.array(built, dtype=np.int64)
-
-
-def _vectors(
-    recipe: Recipe, rows: ArrowList[Chunk], encode_queries: Encode, encode_passages: Encode
-) -> tuple[Vectors, Vectors | None]:
-    """The vectors to order by: chunks', or pairs' for objectives that read queries."""
-    passages_RD = encode_passages(LazyTexts(rows, lambda row: row.text))
-    if recipe.objective.reads != "queries":
-        return passages_RD, None
-    return paired(encode_queries(LazyTexts(rows, lambda row: row.query or row.text)), passages_RD)
+        order_R = similar_order(rows, (queries, passages), self.size, seed, self.reads)
+        groups = groups_along(order_R, rows, self.size, self.seed, self.reads)
+        built = islice(with_queries(rows, groups, self.reads)(round_), self.n_groups)
+        return np.array([sample[group] for group in built], dtype=np.int64)
 
 
 def load_or_make(file: Path, make: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:

@@ -4,8 +4,8 @@ Random regrouping lowers Revela's BEIR mean from 33.6 to 3.9 (tables 8-9). By de
 contiguous chunks of one or two documents, shuffled. Short documents share a group with similar
 ones, because chunks of random documents teach nothing after the first steps.
 
-To add a strategy, write a function here, call it in ``epoch_groups``, and add its name to the
-setting ``groups.kind``.
+To add a strategy, write a function here, call it in ``TrainingSet.corpus_groups``, and add
+its name to the setting ``groups``.
 
 Shapes: N documents, D width of a document's vector, R rows.
 """
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from revela.ranking.queries import query_hash
 from revela.text.spool import ArrowList
-from revela.training.settings import Recipe
+from revela.training.settings import Reads
 from revela.types import Chunk, Vectors
 
 BLOCK = 2**16  # vectors read at a time
@@ -34,40 +34,11 @@ Groups = Callable[[int], Iterator[list[int]]]
 """Epoch -> groups, as indices of rows."""
 
 
-def epoch_groups(
-    recipe: Recipe,
-    rows: ArrowList[Chunk],
-    vectors_ND: Vectors | None = None,
-    order_R: NDArray[np.int64] | None = None,
-    without_queries: bool = False,
+def groups_along(
+    order_R: NDArray[np.int64], rows: ArrowList[Chunk], size: int, seed: int, reads: Reads
 ) -> Groups:
-    """The strategy of a recipe: epoch -> groups.
-
-    Args:
-        vectors_ND: a vector per document, to group short documents with similar ones.
-        order_R: an order of rows in which similar ones are neighbours; None: as they come.
-        without_queries: include groups without any query, for queries that are written later.
-    """
-    size, seed = recipe.groups.group_size, recipe.training.seed
-    groups: Groups
-    if recipe.groups.kind == "random":
-        groups = functools.partial(random_groups, len(rows), size, seed)
-    elif recipe.groups.kind in ("cluster", "iterative"):
-        groups = groups_along(recipe, rows, np.arange(len(rows)) if order_R is None else order_R)
-    else:
-        reads = recipe.objective.reads
-        shares_queries = reads == "queries" and recipe.queries.source in QUERIES_PER_DOCUMENT
-        spread = reads == "windows" or shares_queries or recipe.pairs
-        build = spread_groups if spread else document_groups
-        owners = rows.column("document")
-        groups = functools.partial(build, owners, size, seed, vectors_ND=vectors_ND)
-    return groups if without_queries else with_queries(recipe, rows, groups)
-
-
-def groups_along(recipe: Recipe, rows: ArrowList[Chunk], order_R: NDArray[np.int64]) -> Groups:
     """Epoch -> groups of neighbours in this order; no two rows of a group share a query."""
-    size, seed = recipe.groups.group_size, recipe.training.seed
-    if recipe.objective.reads != "queries":
+    if reads != "queries":
         return functools.partial(ordered_groups, [order_R], size, seed)
     query_of = np.array([query_hash(query) for query in rows.column("query")], np.int64)
     return lambda epoch: ordered_groups(
@@ -75,9 +46,9 @@ def groups_along(recipe: Recipe, rows: ArrowList[Chunk], order_R: NDArray[np.int
     )
 
 
-def with_queries(recipe: Recipe, rows: ArrowList[Any], groups: Groups) -> Groups:
+def with_queries(rows: ArrowList[Any], groups: Groups, reads: Reads) -> Groups:
     """Drop groups without any query, if the objective reads queries."""
-    if recipe.objective.reads != "queries":
+    if reads != "queries":
         return groups
     has_query = rows.column("query") != ""
     return lambda epoch: (group for group in groups(epoch) if has_query[group].any())

@@ -12,58 +12,130 @@ authors' code):
 A run is a sequence of rows with the same weights: in Revela a chunk, with w_j = Sim; in DREAM a
 question about the candidates.
 
+In-batch attention (Revela, eqs. 7 and 8) mixes b over the other chunks of a group into the output s
+of a head's own attention:
+
+    h = s + b                  paper: every head of every layer, b with V-norm
+    h = (1 - g) s + g b        gated (ours): a gate g per head; a gate of 0 costs nothing
+
 ``reference_attention`` computes the equation line by line; the tests compare the others with it:
-- document_attention_recomputed.py, the default on a CPU and in fp32: one document at a time, with
-  only the rows that give it a weight. The backward pass computes the attention again, so memory
-  grows with the tokens and not with the (row, document) pairs;
+- ``recomputed_document_attention``, the default on a CPU and in fp32: one document at a time, with
+  only the rows that give it a weight, without padding. Scores and outputs of a (row, document) pair
+  exist only while the loop is at its document, and the backward pass computes them again, so memory
+  grows with the tokens and not with the pairs;
 - document_attention_varlen.py, the default on a GPU in bf16: flash attention over all
   (run, document) pairs at once.
 
+The backward pass, with p = softmax(Q K^T) of one document, a = p V, n = p |V| + eps and o = a / n:
+
+    d a = d o / n        d n = -(d o . o) / n        d s = p (d p - sum p d p)
+
 Shapes: A runs of rows, T rows in all; B documents packed into S tokens, L of a document (Revela: A
-= B, T = S); H query heads, G key-value heads, K selected heads, D head width.
+= B, T = S), and R rows that attend to it; H query heads, G key-value heads, K selected heads, D
+head width; Revela: L layers in L x H gates.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from revela.training.lm.document_weights import DocumentWeights
+from revela.training.device import fetched, on_cpu, sent
+from revela.training.lm.document_attention_varlen import (
+    Pairs,
+    pairs_of,
+    varlen_document_attention,
+)
 
 Kernel = Literal["auto", "reference", "torch", "varlen"]
 V_NORM_EPS = 1e-6  # as in the authors' code
 EPSILON = 1e-4  # objectives skip pairs with at most this weight
+DENSE = 0.8  # share of the runs; a document that more of them attend to is computed for all rows
 
 
-def reference_attention(
-    query_HTD: Tensor,
-    key_GSD: Tensor,
-    value_GSD: Tensor,
-    documents: DocumentWeights,
-    scale: float,
-    norm_eps: float | None,
-) -> Tensor:
-    """b as the equation reads, (H, T, D); arguments as for ``document_attention``, ``norm_eps``
-    None for no V-norm.
+@dataclass(frozen=True)
+class AttendingRows:
+    """A document's index and tokens, and the R rows that attend to it.
+
+    ``rows_R`` None: all T rows. Rows that are not kept have a weight of 0.
     """
-    is_kept_AB = documents.weights_AB > documents.epsilon
-    weights_TB = (documents.weights_AB * is_kept_AB)[documents.run_T]
-    shared = len(query_HTD) // len(key_GSD)
-    key_HSD, value_HSD = (x_GSD.repeat_interleave(shared, dim=0) for x_GSD in (key_GSD, value_GSD))
-    keys, values = (
-        torch.split(x_HSD, list(documents.lengths), 1) for x_HSD in (key_HSD, value_HSD)
-    )
-    b_HTD = query_HTD.new_zeros(*query_HTD.shape[:2], value_GSD.shape[-1])
-    for key_HLD, value_HLD, weight_T in zip(keys, values, weights_TB.unbind(dim=1), strict=True):
-        attention_HTL = (query_HTD @ key_HLD.transpose(1, 2) * scale).softmax(dim=-1)
-        output_HTD = attention_HTL @ value_HLD
-        if norm_eps is not None:
-            norm_HT1 = attention_HTL @ value_HLD.norm(dim=-1, keepdim=True)
-            output_HTD = output_HTD / (norm_HT1 + norm_eps)
-        b_HTD = b_HTD + weight_T[:, None] * output_HTD
-    return b_HTD
+
+    index: int
+    tokens: slice
+    rows_R: Tensor | None
+    run_R: Tensor
+    is_kept_R: Tensor
+    weight_R1: Tensor
+
+
+class DocumentWeights:
+    """The weight of each document for each run of rows, made once for all layers of a step.
+
+    Args:
+        weights_AB: w_j for every row of run i. Carries the gradient to the retriever.
+        lengths: tokens per document, B numbers that sum to S.
+        rows: rows per run, A numbers that sum to T. None: the runs are the documents.
+        epsilon: skip pairs with a weight <= epsilon; they get no gradient. 0 skips exact zeros.
+    """
+
+    def __init__(
+        self,
+        weights_AB: Tensor,
+        lengths: Sequence[int],
+        rows: Sequence[int] | None = None,
+        epsilon: float = 0.0,
+    ) -> None:
+        self.weights_AB, self.epsilon = weights_AB, epsilon
+        self.lengths, self.rows = tuple(lengths), tuple(lengths if rows is None else rows)
+        # On its way to the host while the GPU computes what comes before the first mixed layer.
+        self._is_kept_on_host = fetched(weights_AB.detach() > epsilon)
+
+    @cached_property
+    def run_T(self) -> Tensor:
+        """The run of each row."""
+        return sent(torch.repeat_interleave(torch.tensor(self.rows)), self.weights_AB.device)
+
+    @cached_property
+    def kept_AB(self) -> Tensor:
+        """The weights above ``epsilon``, without a gradient, and 0 for the others."""
+        weights_AB = self.weights_AB.detach()
+        return (weights_AB * (weights_AB > self.epsilon)).contiguous()
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """The pairs that have weight. Synchronises with a GPU."""
+        device = self.weights_AB.device
+        return pairs_of(self._is_kept_on_host(), self.rows, self.lengths, device)
+
+    @cached_property
+    def attending(self) -> list[AttendingRows]:
+        """The documents that some run keeps, and their rows. Synchronises with a GPU."""
+        is_kept_AB, on_host_AB = self.kept_AB > 0, self._is_kept_on_host()
+        runs_B = on_host_AB.sum(dim=0).tolist()
+        sparse = [j for j, runs in enumerate(runs_B) if 0 < runs < DENSE * len(self.rows)]
+        selected_rows = dict[int, Tensor]()
+        if sparse:
+            rows = [on_host_AB[on_cpu(self.run_T), j].nonzero().squeeze(1) for j in sparse]
+            flat = sent(torch.cat(rows), self.kept_AB.device)
+            parts = torch.split(flat, [len(rows_R) for rows_R in rows])
+            selected_rows = dict(zip(sparse, parts, strict=True))
+        attending, end = [], 0
+        for j, length in enumerate(self.lengths):
+            start, end = end, end + length
+            if runs_B[j]:
+                rows_R = selected_rows.get(j)
+                run_R = self.run_T if rows_R is None else self.run_T[rows_R]
+                kept_R, weight_R1 = is_kept_AB[:, j][run_R], self.kept_AB[:, j][run_R][:, None]
+                attending.append(
+                    AttendingRows(j, slice(start, end), rows_R, run_R, kept_R, weight_R1)
+                )
+        return attending
 
 
 def document_attention(
@@ -96,15 +168,14 @@ def document_attention(
     scale = query_HTD.shape[-1] ** -0.5 if scale is None else scale
     if kernel == "auto":
         kernel = "varlen" if has_varlen(query_HTD.device, query_HTD.dtype) else "torch"
+    norm_eps = V_NORM_EPS if v_norm else None
     if kernel == "varlen":
-        from revela.training.lm.document_attention_varlen import varlen_document_attention as attend
-    elif kernel == "torch":
-        from revela.training.lm.document_attention_recomputed import (
-            recomputed_document_attention as attend,
+        weights_AB, pairs = documents.weights_AB, documents.pairs
+        return varlen_document_attention(
+            query_HTD, key_GSD, value_GSD, weights_AB, pairs, scale, norm_eps
         )
-    else:
-        attend = reference_attention
-    return attend(query_HTD, key_GSD, value_GSD, documents, scale, V_NORM_EPS if v_norm else None)
+    attend = recomputed_document_attention if kernel == "torch" else reference_attention
+    return attend(query_HTD, key_GSD, value_GSD, documents, scale, norm_eps)
 
 
 def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
@@ -118,3 +189,244 @@ def select_heads(
     """The queries of these heads, and the keys and values of each, (K, ...)."""
     group_K = heads_K // (len(query_HTD) // len(key_GSD))
     return query_HTD[heads_K], key_GSD[group_K], value_GSD[group_K]
+
+
+def by_layer(heads: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    """The heads of each layer, from (layer, head) pairs."""
+    layers: dict[int, list[int]] = {}
+    for layer, head in heads:
+        layers.setdefault(layer, []).append(head)
+    return layers
+
+
+class InBatchAttention:
+    """The ``Mix`` of Revela, for one group and step.
+
+    Args:
+        weights_BB: Sim.
+        lengths: tokens per chunk.
+        gates_LH: g. None: the paper's sum.
+        heads: the heads to compute in each layer, as the other gates are 0. None: all.
+        v_norm: V-normalise b.
+        epsilon: skip pairs with a weight of at most this.
+        kernel: see document_attention.
+    """
+
+    def __init__(
+        self,
+        weights_BB: Tensor,
+        lengths: Sequence[int],
+        gates_LH: Tensor | None,
+        heads: Mapping[int, Sequence[int]] | None = None,
+        *,
+        v_norm: bool,
+        epsilon: float = 0.0,
+        kernel: Kernel = "auto",
+    ) -> None:
+        self.documents = DocumentWeights(weights_BB, lengths, epsilon=epsilon)
+        self.gates_LH, self.v_norm, self.kernel = gates_LH, v_norm, kernel
+        self.heads = {
+            layer: sent(torch.tensor(gated), weights_BB.device)
+            for layer, gated in (heads or {}).items()
+            if gates_LH is not None and len(gated) < gates_LH.shape[1]
+        }
+
+    def __call__(
+        self,
+        layer: int,
+        own_HTD: Tensor,
+        query_HTD: Tensor,
+        key_GTD: Tensor,
+        value_GTD: Tensor,
+        scale: float | None,
+    ) -> Tensor:
+        heads = self.heads.get(layer)
+        if heads is not None:
+            query_HTD, key_GTD, value_GTD = select_heads(heads, query_HTD, key_GTD, value_GTD)
+        cross_HTD = document_attention(
+            query_HTD,
+            key_GTD,
+            value_GTD,
+            self.documents,
+            scale=scale,
+            v_norm=self.v_norm,
+            kernel=self.kernel,
+        )
+        if self.gates_LH is None:
+            return own_HTD + cross_HTD
+        gate_H11 = self.gates_LH[layer][:, None, None].to(own_HTD.dtype)
+        if heads is None:
+            return own_HTD + gate_H11 * (cross_HTD - own_HTD).to(own_HTD.dtype)
+        change_HTD = gate_H11[heads] * (cross_HTD - own_HTD[heads]).to(own_HTD.dtype)
+        return own_HTD.index_add(0, heads, change_HTD)
+
+
+def reference_attention(
+    query_HTD: Tensor,
+    key_GSD: Tensor,
+    value_GSD: Tensor,
+    documents: DocumentWeights,
+    scale: float,
+    norm_eps: float | None,
+) -> Tensor:
+    """b as the equation reads, (H, T, D); arguments as for ``document_attention``, ``norm_eps``
+    None for no V-norm.
+    """
+    is_kept_AB = documents.weights_AB > documents.epsilon
+    weights_TB = (documents.weights_AB * is_kept_AB)[documents.run_T]
+    shared = len(query_HTD) // len(key_GSD)
+    key_HSD, value_HSD = (x_GSD.repeat_interleave(shared, dim=0) for x_GSD in (key_GSD, value_GSD))
+    keys, values = (
+        torch.split(x_HSD, list(documents.lengths), 1) for x_HSD in (key_HSD, value_HSD)
+    )
+    b_HTD = query_HTD.new_zeros(*query_HTD.shape[:2], value_GSD.shape[-1])
+    for key_HLD, value_HLD, weight_T in zip(keys, values, weights_TB.unbind(dim=1), strict=True):
+        attention_HTL = (query_HTD @ key_HLD.transpose(1, 2) * scale).softmax(dim=-1)
+        output_HTD = attention_HTL @ value_HLD
+        if norm_eps is not None:
+            norm_HT1 = attention_HTL @ value_HLD.norm(dim=-1, keepdim=True)
+            output_HTD = output_HTD / (norm_HT1 + norm_eps)
+        b_HTD = b_HTD + weight_T[:, None] * output_HTD
+    return b_HTD
+
+
+def recomputed_document_attention(
+    query_HTD: Tensor,
+    key_GSD: Tensor,
+    value_GSD: Tensor,
+    documents: DocumentWeights,
+    scale: float,
+    norm_eps: float | None,
+) -> Tensor:
+    """(H, T, D); arguments as in ``document_attention``, ``norm_eps`` None for no V-norm."""
+    if norm_eps is not None:
+        # CUDA's autocast computes norms in fp32.
+        norm_GS1 = value_GSD.norm(dim=-1, keepdim=True).to(value_GSD.dtype)
+        value_GSD = torch.cat([value_GSD, norm_GS1], dim=-1)
+    output_HTD: Tensor = _Recomputed.apply(  # type: ignore[no-untyped-call]
+        query_HTD, key_GSD, value_GSD, documents.weights_AB, documents.attending, scale, norm_eps
+    )
+    return output_HTD
+
+
+class _Recomputed(torch.autograd.Function):
+    """With ``norm_eps`` the last column of the values is their norm."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query_HTD: Tensor,
+        key_GSD: Tensor,
+        value_GSD: Tensor,
+        weights_AB: Tensor,
+        attending: Sequence[AttendingRows],
+        scale: float,
+        norm_eps: float | None,
+    ) -> Tensor:
+        ctx.save_for_backward(query_HTD, key_GSD, value_GSD, weights_AB)
+        ctx.attending, ctx.scale, ctx.norm_eps = attending, scale, norm_eps
+        width = value_GSD.shape[-1] - (norm_eps is not None)
+        exact = torch.promote_types(query_HTD.dtype, torch.float32)
+        total_HTD = query_HTD.new_zeros(*query_HTD.shape[:2], width, dtype=exact)
+        for document in _attended_documents(query_HTD, key_GSD, attending, scale):
+            output_GRD = document.attention_GRL @ value_GSD[:, document.attending.tokens]
+            output_HRD = document.by_head(_v_normed(output_GRD, norm_eps))
+            document.add(total_HTD, output_HRD * document.weight_R1)
+        return total_HTD.to(query_HTD.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        query_HTD, key_GSD, value_GSD, _ = ctx.saved_tensors
+        exact = torch.promote_types(query_HTD.dtype, torch.float32)
+        grad_query, grad_key, grad_value, grad_weights = (
+            torch.zeros_like(t, dtype=exact) if needed else None
+            for t, needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+        )
+        for document in _attended_documents(query_HTD, key_GSD, ctx.attending, ctx.scale):
+            attending, tokens = document.attending, document.attending.tokens
+            attention_GRL = document.attention_GRL
+            output_GRD = attention_GRL @ value_GSD[:, tokens]
+            normed_GRD = _v_normed(output_GRD, ctx.norm_eps)
+            grad_HRD = document.take(grad_outputs[0])
+            grad_GRD = document.by_key(grad_HRD * document.weight_R1)
+            if ctx.norm_eps is not None:
+                grad_norm_GR1 = -(grad_GRD * normed_GRD).sum(-1, keepdim=True)
+                grad_GRD = torch.cat([grad_GRD, grad_norm_GR1], dim=-1)
+                grad_GRD = grad_GRD / (output_GRD[..., -1:] + ctx.norm_eps)
+            if grad_weights is not None:
+                slope_HRD = grad_HRD * document.by_head(normed_GRD)
+                slope_R = slope_HRD.sum(dim=(0, 2), dtype=exact) * attending.is_kept_R
+                grad_weights[:, attending.index].index_add_(0, attending.run_R, slope_R)
+            if grad_value is not None:
+                grad_value[:, tokens] = (attention_GRL.transpose(1, 2) @ grad_GRD).to(exact)
+            if grad_query is None and grad_key is None:
+                continue
+            # sum p d p is the output times its gradient.
+            grad_scores_GRL = grad_GRD @ value_GSD[:, tokens].transpose(1, 2)
+            grad_scores_GRL -= (grad_GRD * output_GRD).sum(-1, keepdim=True)
+            grad_scores_GRL *= attention_GRL
+            if grad_query is not None:
+                document.add(grad_query, document.by_head(grad_scores_GRL @ key_GSD[:, tokens]))
+            if grad_key is not None:
+                grad_key_GLD = grad_scores_GRL.transpose(1, 2) @ document.query_GRD
+                grad_key[:, tokens] = grad_key_GLD.to(exact)
+        if grad_query is not None:
+            grad_query *= ctx.scale
+        gradients = grad_query, grad_key, grad_value, grad_weights
+        pairs = zip(gradients, ctx.saved_tensors, strict=True)
+        return *(g if g is None else g.to(t.dtype) for g, t in pairs), None, None, None
+
+
+def _v_normed(output_GRD: Tensor, norm_eps: float | None) -> Tensor:
+    if norm_eps is None:
+        return output_GRD
+    return output_GRD[..., :-1] / (output_GRD[..., -1:] + norm_eps)
+
+
+@dataclass(frozen=True)
+class _AttendedDocument:
+    """One document, and the attention of its rows over its tokens.
+
+    Rows of heads that share keys are consecutive: (G, H / G * R, ...).
+    """
+
+    attending: AttendingRows
+    weight_R1: Tensor
+    query_GRD: Tensor
+    attention_GRL: Tensor
+    heads: int
+
+    def by_head(self, rows_GRX: Tensor) -> Tensor:
+        return rows_GRX.reshape(self.heads, len(self.weight_R1), rows_GRX.shape[-1])
+
+    def by_key(self, rows_HRX: Tensor) -> Tensor:
+        return rows_HRX.reshape(len(self.query_GRD), -1, rows_HRX.shape[-1])
+
+    def take(self, all_HTX: Tensor) -> Tensor:
+        rows_R = self.attending.rows_R
+        return all_HTX if rows_R is None else all_HTX.index_select(1, rows_R)
+
+    def add(self, total_HTX: Tensor, rows_HRX: Tensor) -> None:
+        if self.attending.rows_R is None:
+            total_HTX += rows_HRX
+        else:
+            total_HTX.index_add_(1, self.attending.rows_R, rows_HRX.to(total_HTX.dtype))
+
+
+def _attended_documents(
+    query_HTD: Tensor, key_GSD: Tensor, documents: Sequence[AttendingRows], scale: float
+) -> Iterator[_AttendedDocument]:
+    query_HTD = query_HTD * scale
+    for attending in documents:
+        rows_R = attending.rows_R
+        query_HRD = query_HTD if rows_R is None else query_HTD.index_select(1, rows_R)
+        query_GRD = query_HRD.reshape(len(key_GSD), -1, query_HTD.shape[-1])
+        key_GLD = key_GSD[:, attending.tokens]
+        yield _AttendedDocument(
+            attending,
+            weight_R1=attending.weight_R1.to(query_HTD.dtype),
+            query_GRD=query_GRD,
+            attention_GRL=(query_GRD @ key_GLD.transpose(1, 2)).softmax(dim=-1),
+            heads=len(query_HTD),
+        )

@@ -13,30 +13,86 @@ pairs; H query heads, G key-value heads, D head width, W a multiple of 8.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-if TYPE_CHECKING:
-    from revela.training.lm.document_weights import DocumentWeights, Pairs
+from revela.training.device import sent
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The (run, document) pairs that have weight, one after another, for variable-length attention.
+
+    row_R, cell_R: the row of each query, and its weight's index among the A x B; token_K: the token
+    of each key. The bounds say where each pair starts among the R and the K, and where the last one
+    ends; ``most_rows`` and ``most_tokens`` are the lengths of the longest.
+    """
+
+    row_R: Tensor
+    cell_R: Tensor
+    token_K: Tensor
+    row_bounds: Tensor
+    token_bounds: Tensor
+    most_rows: int
+    most_tokens: int
+
+
+def pairs_of(
+    is_kept_AB: Tensor, rows: Sequence[int], lengths: Sequence[int], device: torch.device
+) -> Pairs:
+    """The pairs that have weight.
+
+    Args:
+        is_kept_AB: whether a pair has weight, on the CPU.
+        rows: rows per run, A numbers that sum to T.
+        lengths: tokens per document, B numbers that sum to S.
+        device: of the result.
+    """
+    run_P, document_P = is_kept_AB.nonzero().unbind(1)
+    rows_A, tokens_B = torch.tensor(rows), torch.tensor(lengths)
+    row_R, row_bounds = _ranges(rows_A, run_P)
+    token_K, token_bounds = _ranges(tokens_B, document_P)
+    cell_R = (run_P * len(lengths) + document_P).repeat_interleave(rows_A[run_P])
+    return Pairs(
+        *(sent(row_R, device), sent(cell_R, device), sent(token_K, device)),
+        *(sent(row_bounds.int(), device), sent(token_bounds.int(), device)),
+        *(max(rows), max(lengths)),
+    )
+
+
+def _ranges(lengths: Tensor, chosen_P: Tensor) -> tuple[Tensor, Tensor]:
+    """The indices of these sequences, one sequence after another, and the bounds of each (P + 1,).
+
+    >>> _ranges(torch.tensor([2, 3, 1]), torch.tensor([2, 1, 2]))
+    (tensor([5, 2, 3, 4, 5]), tensor([0, 1, 4, 5]))
+    """
+    starts_P = (lengths.cumsum(0) - lengths)[chosen_P]
+    bounds = F.pad(lengths[chosen_P].cumsum(0), (1, 0))
+    offsets = (starts_P - bounds[:-1]).repeat_interleave(lengths[chosen_P])
+    return torch.arange(int(bounds[-1])) + offsets, bounds
 
 
 def varlen_document_attention(
     query_HTD: Tensor,
     key_GSD: Tensor,
     value_GSD: Tensor,
-    documents: DocumentWeights,
+    weights_AB: Tensor,
+    pairs: Pairs,
     scale: float,
     norm_eps: float | None,
 ) -> Tensor:
-    """(H, T, D); arguments as in ``document_attention``, ``norm_eps`` None for no V-norm."""
-    inputs = query_HTD, key_GSD, value_GSD, documents.weights_AB
-    settings: Any = dict(use_reentrant=False, preserve_rng_state=False)
+    """(H, T, D); ``weights_AB`` of ``pairs``, the other arguments as in ``document_attention``;
+    ``norm_eps`` None for no V-norm.
+    """
+    inputs = query_HTD, key_GSD, value_GSD, weights_AB, pairs, scale, norm_eps
     output_HTD: Tensor = checkpoint(
-        _weighted_sum, *inputs, documents.pairs, scale, norm_eps, **settings
+        _weighted_sum, *inputs, use_reentrant=False, preserve_rng_state=False
     )
     return output_HTD
 

@@ -30,7 +30,7 @@ from revela.encoders.token_counter import special_tokens_of
 from revela.errors import RevelaError
 from revela.files import atomic_write, remove_whole
 from revela.training.device import autocast
-from revela.training.lm.load import load_tokenizer, opened_model
+from revela.training.models import load_tokenizer, opened_model
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ import torch
 
 from revela.encoders.torch_model import uses_bf16
 from revela.training.device import compute_device
-from revela.training.lm.load import load_tokenizer, open_causal_lm
 from revela.training.lm.prompts import plain_ids, start_ids
+from revela.training.models import load_tokenizer, open_causal_lm
 from revela.types import Precision
 
 NEW_TOKENS = 40  # maximum length of the output

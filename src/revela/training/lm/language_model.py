@@ -2,7 +2,7 @@
 
 The LM runs over a group of chunks twice. Stream e (``prefill``) is the plain LM over each chunk.
 Stream h (``logits``, ``loss``) is the same LM over the same chunks, whose attention also reads e's
-keys and values of the *other* chunks. The objective's ``Mix`` (in_batch_attention.py) says how.
+keys and values of the *other* chunks. The objective's ``Mix`` says how.
 
 The attention is registered with transformers' ``AttentionInterface``, so no model code is copied.
 What saves time with equal results:
@@ -12,16 +12,17 @@ What saves time with equal results:
 - the e stream of a frozen LM records no graph;
 - the loss holds the logits of one block of rows at a time (cross_entropy.py).
 
-Shapes: B chunks of up to L tokens, T tokens in all, R rows that are scored, S tokens that can be
-scored, H query heads, G key-value heads, D head width, V vocabulary.
+Shapes: B chunks of up to L tokens, T tokens in all, P tokens of a prefix, R rows that are scored, S
+tokens that can be scored, H query heads, G key-value heads, D head width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,14 +30,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from revela.errors import RevelaError
+from revela.errors import RevelaError, first_line
 from revela.training.device import autocast, sent
 from revela.training.lm.cross_entropy import linear_cross_entropy
-from revela.training.lm.in_batch_attention import KVCache, Mix, StopForward, Stream
+from revela.training.models import open_causal_lm, opened, opened_model
 from revela.training.packing import Layout, attention, attention_with_prefix, layout_of
 
 ATTENTION = "revela"
 USE = "use a Llama, Qwen2/3, Gemma 3, Mistral or GPT-NeoX model as --lm"
+
+
+Mix = Callable[[int, Tensor, Tensor, Tensor, Tensor, float | None], Tensor]
+"""(layer, own_HTD, query_HTD, key_GTD, value_GTD, scale) -> stream h's attention output (H, T, D).
+
+``own_HTD`` is the plain LM's attention output. With a memory of stream e the mix is called in the
+memory's layers, with e's keys and values; without one in every layer, with the chunks' own.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,80 @@ class Packed:
     def lengths(self) -> tuple[int, ...]:
         """Tokens per chunk."""
         return self.layout.lengths
+
+
+@dataclass
+class KVCache:
+    """Keys and values (G, T, D) by layer, and the output of the layer below the first one."""
+
+    keys: dict[int, Tensor] = field(default_factory=dict)
+    values: dict[int, Tensor] = field(default_factory=dict)
+    below: Any = None
+
+    @property
+    def length(self) -> int:
+        """The number of tokens."""
+        return int(next(iter(self.keys.values())).shape[1])
+
+    def part(self, start: int, end: int) -> KVCache:
+        """Keys and values of these tokens only."""
+        keys, values = (
+            {layer: t[:, start:end] for layer, t in side.items()}
+            for side in (self.keys, self.values)
+        )
+        return KVCache(keys, values)
+
+
+class StopForward(Exception):
+    """Raised in a layer's attention, as no layer above it is needed."""
+
+
+@dataclass
+class Stream:
+    """State of a forward pass, shared by the attention of all layers.
+
+    Attributes:
+        layout: the chunks.
+        keep: layers whose keys and values go into ``kept``.
+        mix: changes the attention output; None: the plain LM.
+        memory: of stream e over the same chunks, for ``mix``.
+        prefix: keys and values of a text that each chunk continues.
+        last: the pass ends with the attention of this layer; without a ``mix``, before it.
+        layers_run: how often the attention of each layer has run.
+    """
+
+    layout: Layout
+    keep: Collection[int] = ()
+    mix: Mix | None = None
+    memory: KVCache | None = None
+    prefix: KVCache | None = None
+    last: int | None = None
+    kept: KVCache = field(default_factory=KVCache)
+    layers_run: Counter[int] = field(default_factory=Counter)
+
+    def begin(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Take a layer's keys and values (G, T, D) before its attention, and return those of the
+        prefix (G, P, D), if there is one.
+        """
+        self.layers_run[layer] += 1
+        if layer in self.keep:
+            self.kept.keys[layer], self.kept.values[layer] = key, value
+        if layer == self.last and self.mix is None:
+            raise StopForward
+        return None if self.prefix is None else (self.prefix.keys[layer], self.prefix.values[layer])
+
+    def end(self, layer: int, own: Tensor, *inputs: Any) -> Tensor:
+        """Return the layer's attention output; arguments as for ``Mix``."""
+        if self.mix is not None:
+            if self.memory is None:
+                own = self.mix(layer, own, *inputs)
+            elif layer in self.memory.keys:
+                query, _, _, scale = inputs
+                keys, values = self.memory.keys[layer], self.memory.values[layer]
+                own = self.mix(layer, own, query, keys, values, scale)
+        if layer == self.last:
+            raise StopForward
+        return own
 
 
 class NoStream(RevelaError):
@@ -414,3 +497,49 @@ def _replaced_forward(layers: Any, forward: Callable[..., Any]) -> Iterator[None
         for layer, (before, after) in zip(layers, hooks, strict=True):
             del layer.forward
             layer._forward_pre_hooks, layer._forward_hooks = before, after
+
+
+def load_language_model(
+    folder: Path, *, bf16: bool, lora: Mapping[str, Any] | None = None, name: str = ""
+) -> LanguageModel:
+    """Load a causal LM for the two streams, frozen or with LoRA.
+
+    Args:
+        bf16: bf16 weights (frozen), or fp32 weights under bf16 autocast (LoRA); else fp32.
+        lora: rank, alpha and dropout of LoRA on every linear layer of the blocks; None: frozen.
+        name: its name in messages.
+    """
+    model = open_causal_lm(folder, torch.bfloat16 if bf16 and lora is None else torch.float32)
+    if lora is None:
+        return LanguageModel(model, name or str(folder))
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=lora["rank"],
+        lora_alpha=lora["alpha"],
+        lora_dropout=lora["dropout"],
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+    return LanguageModel(get_peft_model(model, config), name or str(folder), bf16=bf16)
+
+
+def check_language_model(folder: Path, name: str) -> None:
+    """Refuse a model that cannot be the LM of a run, without reading its weights.
+
+    Raises:
+        RevelaError: as ``LanguageModel`` does, transformers has no such causal LM, or its files
+            lack weights.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = opened(AutoConfig, folder)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # of a family's own code
+        reason = first_line(error)
+        raise RevelaError(f"{folder} cannot be opened as a causal LM: {reason}") from error
+    with suppress(NotImplementedError):  # what depends on values, such as routing to experts
+        LanguageModel(model.eval(), name)
+    opened_model(AutoModelForCausalLM, folder, device_map="meta")

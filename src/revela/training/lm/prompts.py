@@ -19,7 +19,7 @@ Batches are padded on the right:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +28,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from revela.training.device import on_cpu, sent
-from revela.training.lm.in_batch_attention import KVCache
-from revela.training.lm.language_model import LanguageModel, Packed
+from revela.training.lm.language_model import KVCache, LanguageModel, Packed
 from revela.types import Chunk
 
 INTRODUCTION = "Here are some passages.\n\n"
@@ -157,14 +156,6 @@ def of_group(prompt: Batch, tail: Batch, group: int) -> tuple[Batch, Batch]:
     mine_Q = on_cpu(tail["group"]) == group
     tails = {k: on_cpu(v)[mine_Q] for k, v in tail.items() if k != "group"}
     return {k: on_cpu(v)[group : group + 1] for k, v in prompt.items()}, tails
-
-
-def by_layer(heads: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
-    """The heads of each layer, from (layer, head) pairs."""
-    layers: dict[int, list[int]] = {}
-    for layer, head in heads:
-        layers.setdefault(layer, []).append(head)
-    return layers
 
 
 def plain_ids(tokenizer: Any, text: str) -> list[int]:

@@ -70,10 +70,9 @@ class BuildContext:
     "The LM's heads that the run uses: those that ``find`` gives, or a resumed run began with."
 
     @property
-    def batching(self) -> dict[str, Any]:
-        """``group_size`` and ``retriever_batch`` for RetrieverLoss."""
-        recipe = self.recipe
-        size, batch = recipe.groups.group_size, recipe.training.retriever_batch
+    def batching(self) -> dict[str, int]:
+        """``group_size`` and ``retriever_batch`` of RetrieverLoss."""
+        size, batch = self.recipe.groups.group_size, self.recipe.training.retriever_batch
         return {"group_size": size, "retriever_batch": batch}
 
     def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
@@ -203,17 +202,17 @@ def load_lm(parts: BuildContext, trained: bool = False) -> tuple[Any, Any, Path]
 
     The LM is frozen, or has LoRA of the retriever's rank if ``trained``.
     """
-    from revela.training.find_model import find_weights
-    from revela.training.lm.load import load_language_model, load_tokenizer
-    from revela.training.retriever.lexical import COUNTED, token_ids
+    from revela.training.lm.language_model import load_language_model
+    from revela.training.models import find_weights, load_tokenizer
+    from revela.training.retriever.fit import COUNTED, token_ids
 
     recipe, retriever = parts.recipe, parts.recipe.retriever
     if recipe.lm.shard_lm and trained:
         raise RevelaError("--shard-lm is for a frozen LM: leave it, or --lm-lora, out")
-    folder = find_weights(recipe.lm.model, retriever.offline_model)
+    folder = find_weights(recipe.lm.lm, retriever.offline_model)
     rank, alpha, dropout = retriever.lora_rank, retriever.lora_alpha, retriever.lora_dropout
     lora = dict(rank=rank, alpha=alpha, dropout=dropout) if trained else None
-    lm = load_language_model(folder, bf16=parts.bf16, lora=lora, name=recipe.lm.model)
+    lm = load_language_model(folder, bf16=parts.bf16, lora=lora, name=recipe.lm.lm)
     if recipe.lm.shard_lm:
         lm.shard()
     lm, tokenizer = lm.to(parts.device), load_tokenizer(folder)
@@ -258,7 +257,7 @@ class ChunkBatches:
         }
 
     def _queries(self, rows: Sequence[Row], texts: Sequence[str]) -> Sequence[str]:
-        from revela.training.retriever.tokens import split_in_half
+        from revela.training.retriever.module import split_in_half
 
         if self.query_side == "whole":
             return texts

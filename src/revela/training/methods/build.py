@@ -1,4 +1,4 @@
-"""Build the objective of a recipe: its loss, wrapped for contexts and matryoshka widths."""
+"""Wrap the loss of an objective for contexts and matryoshka widths."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from revela.training.methods.matryoshka import Matryoshka
 from revela.training.retriever.static_trainable import TrainableTable
 
 
-def build_objective(parts: BuildContext) -> tuple[nn.Module, Collate]:
-    """The loss of the recipe's objective, and its collator.
+def build_wrapped(parts: BuildContext) -> tuple[nn.Module, Collate]:
+    """The loss of the recipe's objective for matryoshka widths, a context or both; its collator.
 
     Raises:
         RevelaError: a model cannot be loaded, or a setting does not suit it.
@@ -23,7 +23,6 @@ def build_objective(parts: BuildContext) -> tuple[nn.Module, Collate]:
     widths, width = recipe.retriever.matryoshka, retriever.dimension
     _check_widths(widths, width, isinstance(retriever.model[0], TrainableTable))
     loss, collate = recipe.objective.build(parts)
-    loss.to(parts.device)
     loss = Matryoshka(loss, retriever, [*widths, width]) if widths else loss
     if context_encoder is None:
         return loss, collate

@@ -15,8 +15,8 @@ reaches M1, so two stages need no cache of their own. Context documents are embe
 its corpus, or none. Without documents (constant) the anchors alone are learned, as a control for
 the effect of more tokens.
 
-Objectives that compare with the retriever before training (gains, attention) turn off its LoRA; it
-then reads the context of the batch too.
+An objective that compares with the retriever before training (gains) turns off its LoRA; it then
+reads the context of the batch too.
 
 Cost: J more tokens per text, and J documents per batch for the first stage.
 

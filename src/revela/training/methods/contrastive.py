@@ -57,23 +57,14 @@ MIN_WORDS = 3  # of a crop
 
 def build(settings: InfoNCE | Crop, parts: BuildContext) -> tuple[nn.Module, Collate]:
     """The loss of ``infonce`` or ``crop`` and its collator."""
-    batch = parts.recipe.training.retriever_batch
-    loss = ContrastiveLoss(parts.model, tau=settings.tau, retriever_batch=batch)
+    from revela.training.groups.order import load_surrogate
+
+    training, name = parts.recipe.training, parts.recipe.groups.surrogate
+    loss = ContrastiveLoss(parts.model, tau=settings.tau, retriever_batch=training.retriever_batch)
+    surrogate = load_surrogate(name, training.precision) if name else None
     if isinstance(settings, Crop):
-        return loss, CropBatches(parts, surrogate(parts), settings)
-    return loss, QueryBatches(parts, surrogate(parts))
-
-
-def surrogate(parts: BuildContext) -> Encoder | None:
-    """The model that finds false negatives, if the recipe names one."""
-    from revela.encoders.load import load_encoder
-    from revela.training.find_model import find_weights
-
-    groups = parts.recipe.groups
-    if not groups.surrogate:
-        return None
-    folder = find_weights(groups.surrogate, "")
-    return load_encoder(folder, parts.recipe.training.precision, groups.surrogate_tokens)
+        return loss, CropBatches(parts, surrogate, settings)
+    return loss, QueryBatches(parts, surrogate)
 
 
 @dataclass(frozen=True)

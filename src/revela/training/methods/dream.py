@@ -8,7 +8,7 @@
 
 - q, d_i: the retriever's vectors of the question and of candidate chunk D_i.
 - A: the LM's attention in the rows of the question and in the query-focused heads, those that look
-  from a question to its answer (training/lm/heads.py). A' replaces it.
+  from a question to its answer (training/methods/find_heads.py). A' replaces it.
 - g, tau: the gate and the temperature, both trained.
 
 A frozen LM reads the candidates, then a question, then the chunk that answers it. A retriever that
@@ -34,7 +34,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,18 +42,18 @@ from revela.errors import RevelaError
 from revela.training.device import on_cpu, sent
 from revela.training.lm.document_attention import (
     EPSILON,
+    DocumentWeights,
     Kernel,
+    by_layer,
     document_attention,
     select_heads,
 )
-from revela.training.lm.document_weights import DocumentWeights
 from revela.training.lm.language_model import LanguageModel
 from revela.training.lm.prompts import (
     ANSWER,
     QUESTION_TOKENS,
     PromptMaker,
     Questions,
-    by_layer,
     of_group,
     read_candidates,
 )
@@ -76,8 +75,7 @@ log = logging.getLogger(__name__)
 
 def build(settings: Dream, parts: BuildContext) -> tuple[nn.Module, Collate]:
     """The loss of ``dream`` and its collator."""
-    from revela.training.lm.heads import heads_from_file
-    from revela.training.methods.find_heads import query_heads
+    from revela.training.methods.find_heads import heads_from_file, query_heads
 
     lm, tokenizer, folder = load_lm(parts)
     recipe, size = parts.recipe, parts.recipe.groups.group_size
@@ -86,22 +84,25 @@ def build(settings: Dream, parts: BuildContext) -> tuple[nn.Module, Collate]:
     if lm.max_tokens is not None and max_length > lm.max_tokens:
         raise RevelaError(
             f"{size} candidates of {tokens} tokens may take {max_length:,} tokens, more than the "
-            f"{lm.max_tokens:,} that {recipe.lm.model} reads: lower --lm-tokens or --group-size"
+            f"{lm.max_tokens:,} that {recipe.lm.lm} reads: lower --lm-tokens or --group-size"
         )
+
+    prompts = PromptMaker(tokenizer, tokens, size)
 
     def best_heads() -> Heads:
         if settings.heads:
             ranking = heads_from_file(Path(settings.heads), "questions", folder)
         else:
-            ranking = query_heads(recipe, lm, tokenizer, folder, parts.rows, parts.written)
+            seed, source = recipe.training.seed, recipe.queries.queries
+            ranking = query_heads(lm, prompts, folder, parts.rows, parts.written, seed, source)
         return [(layer, head) for layer, head, _ in ranking[: settings.query_heads]]
 
     heads = parts.heads(best_heads)
     names = " ".join(f"{layer}-{head}" for layer, head in heads)
     log.info(f"{len(heads)} heads that look from questions to answers: {names}")
-    options: dict[str, Any] = dict(tau=settings.tau, kernel=settings.kernel, **parts.batching)
-    loss = DreamLoss(parts.model, lm, heads, gate=settings.gate, **options)
-    return loss, PromptBatches(parts, PromptMaker(tokenizer, tokens, size))
+    tau, gate, kernel = settings.tau, settings.gate, settings.kernel
+    loss = DreamLoss(parts.model, lm, heads, tau=tau, gate=gate, kernel=kernel, **parts.batching)
+    return loss, PromptBatches(parts, prompts)
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class PromptBatches:
 
 
 class Injection:
-    """The ``Mix`` (in_batch_attention.py) of DREAM: A' in the question rows of the selected heads.
+    """The ``Mix`` (lm/language_model.py) of DREAM: A' in the question rows of the selected heads.
 
     Args:
         weights_QB: w.
@@ -184,7 +185,7 @@ class DreamLoss(RetrieverLoss):
         tau: initial temperature; its logarithm is trained, so it stays positive.
         gate: initial g; its logit is trained, so it stays in (0, 1).
         kernel: see document_attention.
-        shared: see RetrieverLoss.
+        batching: see RetrieverLoss.
     """
 
     def __init__(
@@ -196,9 +197,9 @@ class DreamLoss(RetrieverLoss):
         tau: float,
         gate: float,
         kernel: Kernel = "auto",
-        **shared: Any,
+        **batching: int,
     ) -> None:
-        super().__init__(model, tau=tau, **shared)
+        super().__init__(model, tau=tau, **batching)
         self.lm, self.heads, self.kernel = lm, list(heads), kernel
         self.log_tau = nn.Parameter(torch.tensor(math.log(tau)))
         self.gate_logit = nn.Parameter(torch.tensor(math.log(gate / (1 - gate))))

@@ -48,9 +48,10 @@ def build(settings: Gains, parts: BuildContext) -> tuple[nn.Module, Collate]:
     """The loss of ``gains`` and its collator."""
     lm, tokenizer, folder = load_lm(parts)
     gates_LH = gates(settings, parts, lm, tokenizer, folder)
-    options: dict[str, Any] = dict(tau=settings.tau, kernel=settings.kernel, **parts.batching)
-    initial = InitialRetriever.of(parts)
-    loss = GainsLoss(parts.model, lm, initial=initial, gates_LH=gates_LH, **options)
+    initial, tau, kernel = InitialRetriever.of(parts), settings.tau, settings.kernel
+    loss = GainsLoss(
+        parts.model, lm, initial, gates_LH=gates_LH, tau=tau, kernel=kernel, **parts.batching
+    )
     return loss, ChunkBatches(parts, tokenizer, settings.query_side)
 
 
@@ -65,7 +66,7 @@ class GainsLoss(RevelaLoss):
     exact_logits = True  # gains are differences of likelihoods
 
     def __init__(
-        self, model: nn.Module, lm: LanguageModel, *, initial: InitialRetriever, **options: Any
+        self, model: nn.Module, lm: LanguageModel, initial: InitialRetriever, **options: Any
     ) -> None:
         super().__init__(model, lm, **options)
         self.initial = initial

@@ -18,7 +18,6 @@ Shapes: B chunks of a group, T tokens in all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,8 +42,8 @@ def build(settings: Replug, parts: BuildContext) -> tuple[nn.Module, Collate]:
     """The loss of ``replug`` and its collator."""
     lm, tokenizer, _ = load_lm(parts)
     before, _ = special_tokens_of(tokenizer)
-    options: dict[str, Any] = dict(tau=settings.tau, tau_lm=settings.tau_lm, **parts.batching)
-    loss = ReplugLoss(parts.model, lm, lead=len(before), **options)
+    tau, tau_lm, lead = settings.tau, settings.tau_lm, len(before)
+    loss = ReplugLoss(parts.model, lm, tau=tau, tau_lm=tau_lm, lead=lead, **parts.batching)
     return loss, ChunkBatches(parts, tokenizer, settings.query_side)
 
 
@@ -57,7 +56,7 @@ class ReplugLoss(RetrieverLoss):
         tau_lm: temperature of the log-likelihoods, in nats per token.
         lead: number of special tokens at the start of a chunk, which is read without them after
             another chunk.
-        shared: see RetrieverLoss.
+        tau, batching: see RetrieverLoss.
     """
 
     def __init__(
@@ -65,11 +64,12 @@ class ReplugLoss(RetrieverLoss):
         model: nn.Module,
         lm: LanguageModel,
         *,
+        tau: float,
         tau_lm: float,
         lead: int = 0,
-        **shared: Any,
+        **batching: int,
     ) -> None:
-        super().__init__(model, **shared)
+        super().__init__(model, tau=tau, **batching)
         self.lm, self.tau_lm, self.lead = lm, tau_lm, lead
 
     def forward(self, features: Sequence[Side]) -> Tensor:

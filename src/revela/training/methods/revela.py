@@ -35,10 +35,8 @@ import torch
 from torch import Tensor, nn
 
 from revela.errors import RevelaError
-from revela.training.lm.document_attention import EPSILON, Kernel
-from revela.training.lm.in_batch_attention import InBatchAttention
+from revela.training.lm.document_attention import EPSILON, InBatchAttention, Kernel, by_layer
 from revela.training.lm.language_model import LanguageModel, Packed
-from revela.training.lm.prompts import by_layer
 from revela.training.methods.base import (
     BuildContext,
     ChunkBatches,
@@ -63,15 +61,14 @@ def build(settings: Revela, parts: BuildContext) -> tuple[nn.Module, Collate]:
     lm, tokenizer, folder = load_lm(parts, settings.lm_lora)
     gated = settings.mix == "gated"
     gates_LH = gates(settings, parts, lm, tokenizer, folder) if gated else None
-    options: dict[str, Any] = dict(tau=settings.tau, kernel=settings.kernel, **parts.batching)
-    loss = RevelaLoss(parts.model, lm, gates_LH=gates_LH, **options)
+    tau, kernel = settings.tau, settings.kernel
+    loss = RevelaLoss(parts.model, lm, gates_LH=gates_LH, tau=tau, kernel=kernel, **parts.batching)
     return loss, ChunkBatches(parts, tokenizer, settings.query_side)
 
 
 def gates(settings: InBatch, parts: BuildContext, lm: Any, tokenizer: Any, folder: Path) -> Tensor:
     """(L, H) gates; 0 for heads that are not gated."""
-    from revela.training.lm.heads import heads_from_file
-    from revela.training.methods.find_heads import sibling_heads
+    from revela.training.methods.find_heads import heads_from_file, sibling_heads
 
     gate, first = settings.gate, int(settings.gate_first_layer * lm.n_layers)
 
@@ -80,7 +77,8 @@ def gates(settings: InBatch, parts: BuildContext, lm: Any, tokenizer: Any, folde
         if settings.heads:
             ranking = heads_from_file(Path(settings.heads), "siblings", folder)
         elif settings.gate_heads:
-            ranking = sibling_heads(parts.recipe, lm, tokenizer, folder, parts.documents)
+            lm_tokens, seed = parts.recipe.lm.lm_tokens, parts.recipe.training.seed
+            ranking = sibling_heads(lm, tokenizer, folder, parts.documents, lm_tokens, seed)
         else:
             return []
         best = [(layer, head) for layer, head, _ in ranking if layer >= first]
@@ -110,7 +108,7 @@ class RevelaLoss(RetrieverLoss):
         gates_LH: gates of the gated form. None: the paper's sum, with V-normalised b and with Sim
             from bf16 cosines that are not standardised.
         kernel: see document_attention.
-        shared: see RetrieverLoss.
+        tau, batching: see RetrieverLoss.
     """
 
     gates_LH: Tensor | None
@@ -122,10 +120,11 @@ class RevelaLoss(RetrieverLoss):
         lm: LanguageModel,
         *,
         gates_LH: Tensor | None,
+        tau: float,
         kernel: Kernel = "auto",
-        **shared: Any,
+        **batching: int,
     ) -> None:
-        super().__init__(model, **shared)
+        super().__init__(model, tau=tau, **batching)
         self.lm, self.kernel = lm, kernel
         self.register_buffer("gates_LH", gates_LH)
         self.heads = None if gates_LH is None else gated_heads(gates_LH)

@@ -13,8 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from revela.errors import RevelaError
-from revela.training.probes.places import PLACES, SEGMENT_TENTHS, profile
-from revela.training.results import Profile
+from revela.training.probes.places import PLACES, SEGMENT_TENTHS, Profile, profile
 from revela.types import Vectors
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from itertools import chain
 import numpy as np
 
 from revela.text.words import split_evenly
-from revela.training.probes.places import PLACES, SEGMENT_TENTHS, Scores, profile
-from revela.training.results import Profile
+from revela.training.probes.places import PLACES, SEGMENT_TENTHS, Profile, Scores, profile
 from revela.types import Encoder
 
 

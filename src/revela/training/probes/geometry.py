@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,12 +21,23 @@ from revela.errors import RevelaError
 from revela.evaluation.collection import Collection
 from revela.text.chunk import chunk
 from revela.text.words import joined, words
-from revela.training.results import Geometry
 from revela.types import Document, Encoder, Vectors
 
 MIN_WORDS, MAX_WORDS = 40, 120  # per chunk; its halves are a pair
 
 Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The measures, on ``pairs`` pairs of vectors of width ``width``."""
+
+    alignment: float
+    uniformity: float
+    anisotropy: float
+    effective_rank: float
+    pairs: int
+    width: int
 
 
 def pairs_of_collection(collection: Collection, count: int, seed: int) -> list[Pair]:

@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 from revela.errors import RevelaError
 from revela.evaluation.collection import load_collection
 from revela.text.load import read_corpus
-from revela.training.probes.places import PLACES, SPARE, Scores, between_words, profile
-from revela.training.results import Profile
+from revela.training.probes.places import PLACES, SPARE, Profile, Scores, between_words, profile
 from revela.types import Encoder, Vectors
 
 if TYPE_CHECKING:

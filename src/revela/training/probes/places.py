@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,6 @@ from numpy.typing import NDArray
 
 from revela.errors import RevelaError
 from revela.text.words import count_words, words
-from revela.training.results import Interval, Profile
 from revela.types import Document
 
 if TYPE_CHECKING:
@@ -38,6 +38,39 @@ MIN_DOCUMENTS = 30  # for means by place and their intervals
 BATCH = 64  # documents per call of the tokenizer
 
 Scores = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value, and the bounds of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Mean scores at ten places of a text.
+
+    Attributes:
+        tenths: the places, in tenths of the text.
+        places: the mean score at each place.
+        slope: least-squares change of the score per tenth; negative favours the beginning.
+        drop: score at the first place minus the score at the last.
+        first_wins: share of rows that score higher at the first place than at the last (a tie
+            counts half).
+        rows: number of queries, or of documents if these are scored.
+        documents: number of documents.
+    """
+
+    tenths: list[float]
+    places: list[Interval]
+    slope: Interval
+    drop: Interval
+    first_wins: Interval
+    rows: int = 0
+    documents: int = 0
 
 
 def long_texts(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from revela.encoders.torch_model import open_model, uses_bf16
@@ -17,10 +17,9 @@ from revela.training.lm.encoder_decoder import FOLDER as DECODER_FOLDER
 from revela.training.lm.encoder_decoder import EncoderDecoder, load_encoder_decoder
 from revela.training.probes.decoder import DecoderPooling, spans_by_place
 from revela.training.probes.exact_match import exact_match
-from revela.training.probes.geometry import geometry, pairs_of_collection, pairs_of_text
+from revela.training.probes.geometry import Geometry, geometry, pairs_of_collection, pairs_of_text
 from revela.training.probes.moved_passage import load_answers, move_all, moved_passage, untouched
-from revela.training.probes.places import SPARE, long_texts
-from revela.training.results import ProbeResult, Profile
+from revela.training.probes.places import SPARE, Profile, long_texts
 from revela.training.retriever.encode import RetrieverEncoder
 from revela.training.retriever.tokens import TokenWindow, token_window
 from revela.types import Document, Precision
@@ -45,6 +44,25 @@ class ProbeOptions:
     precision: Precision = "auto"
     move: Path | None = None
     pairs: Path | None = None
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """probe.json.
+
+    Attributes:
+        profiles: test -> profile.
+        tokens: tokens per text.
+        geometry: of a retriever.
+        context: number of documents in a contextual retriever's context.
+    """
+
+    profiles: dict[str, Profile]
+    model: str = ""
+    corpus: list[str] = field(default_factory=list)
+    tokens: int = 0
+    geometry: Geometry | None = None
+    context: int = 0
 
 
 def probe_retriever(

@@ -39,10 +39,9 @@ from revela.encoders.model_files import CONTEXT
 from revela.encoders.torch_model import SLOT, open_model, prompt_of, slot_ids
 from revela.errors import RevelaError, first_line
 from revela.text.chunk import chunk
-from revela.training.retriever.build import keep_lower_layers, set_parts
-from revela.training.retriever.lora import add_lora, merged
+from revela.training.retriever.build import add_lora, keep_lower_layers, merged, set_parts
 from revela.training.retriever.module import Features, RetrieverModule
-from revela.training.settings import Recipe
+from revela.training.settings import Context
 from revela.types import Document
 
 ROWS, ABOUT = "rows.safetensors", "context.json"
@@ -104,30 +103,24 @@ class ContextEncoder(nn.Module):
         return self.stage.pool(self.stage.states(documents))
 
 
-def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> ContextEncoder | None:
-    """Add the recipe's slots to a retriever, in place, and build its first stage; None without
-    ``--context``. A decoder's anchors start as the first tokens of ``example``.
+def add_context(
+    settings: Context, model: SentenceTransformer, example: str, seed: int
+) -> ContextEncoder:
+    """Add slots to a retriever, in place, and build its first stage. A decoder's anchors start as
+    the first tokens of ``example``.
     """
-    settings = recipe.context
-    if slot_ids(model):
-        raise RevelaError(
-            f"{recipe.retriever.model} reads a context already: train the model that it was made of"
-        )
-    if not settings.slots:
-        return None
-    _check_slots(model, settings.slots)
+    _check_slots(model, settings.context)
     constant = settings.context_from == "constant"
     table_VD = model[0].model.get_input_embeddings().weight.detach().float().cpu()
     if position_table(model[0].model) is None:
         ids = model.tokenizer(example, add_special_tokens=False)["input_ids"]
-        anchors_AD = table_VD[(ids * settings.slots)[: settings.slots]]
+        anchors_AD = table_VD[(ids * settings.context)[: settings.context]]
     else:
         mask = model.tokenizer.mask_token_id
-        seed = recipe.training.seed if constant else None
-        anchors_AD = _anchors_of_mask(table_VD, mask, settings.slots, seed)
+        anchors_AD = _anchors_of_mask(table_VD, mask, settings.context, seed if constant else None)
     reader = _documents_reader(model, settings.context_tokens)
-    first = ContextEncoder(reader, anchors_AD, settings.slots, constant).to(model.device)
-    add_slots(model, settings.slots)
+    first = ContextEncoder(reader, anchors_AD, settings.context, constant).to(model.device)
+    add_slots(model, settings.context)
     write_context(model, first.null_JD)
     return first
 

@@ -9,6 +9,7 @@ token's, V vocabulary.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -240,3 +241,23 @@ class RetrieverModule(nn.Module):
             rows = torch.where(is_null[..., None], null_JD[slot], rows)
         rows = (rows * getattr(table, "embed_scale", 1.0)).to(out.dtype)
         return torch.where(is_slot[..., None], rows, out)
+
+
+def split_in_half(
+    texts: Sequence[str],
+    tokenizer: Any,
+    max_tokens: int,
+    draws: Sequence[random.Random] | None = None,
+) -> list[str]:
+    """The first half of each text's tokens, after truncation to ``max_tokens``; with ``draws``, a
+    random span of that length.
+    """
+    read = tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
+    found = []
+    for i, (text, spans) in enumerate(zip(texts, read["offset_mapping"], strict=True)):
+        tokens = min(len(spans), max_tokens)
+        length = tokens // 2
+        start = draws[i].randint(0, tokens - length) if draws and length else 0
+        begin = spans[start][0] if draws and length else 0
+        found.append(text[begin : spans[start + length - 1][1]] if length else text)
+    return found

@@ -21,7 +21,7 @@ from sentence_transformers import SentenceTransformer
 
 from revela.encoders.torch_model import prompt_of
 from revela.errors import RevelaError
-from revela.training.retriever.lexical import TEXTS, token_ids
+from revela.training.retriever.fit import TEXTS, token_ids
 
 
 def prune(model: SentenceTransformer, texts: Iterable[str]) -> None:

@@ -3,7 +3,7 @@
     row(stem) = sqrt(idf(stem)) * whiten(mean over its words of mean over their pieces of E(piece))
 
 E are the LM's input embeddings. The words of the corpus become the tokens of a new tokenizer; words
-of one stem share a row. Whitening over the corpus (lexical.py) makes unlike words nearly
+of one stem share a row. Whitening over the corpus (fit.py) makes unlike words nearly
 orthogonal, so that a word that query and passage share adds its idf to their dot product, as in
 BM25. Where words are not spaced, and in Hangul, the LM's pieces are the words; they also stand in
 for words that the corpus does not have. training/word_table.py trains the rows.
@@ -28,8 +28,7 @@ from torch import Tensor
 
 from revela.encoders.static_encoder import StaticEncoder, token_ids
 from revela.errors import RevelaError
-from revela.training.retriever.fit import WORDS_TO_VECTORS
-from revela.training.retriever.lexical import whitening_of
+from revela.training.retriever.fit import WORDS_TO_VECTORS, whitening_of
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

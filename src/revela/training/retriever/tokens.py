@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,22 +36,3 @@ def token_window(retriever: RetrieverModule, name: str) -> TokenWindow:
         )
     prompts = retriever.prompt("query"), retriever.prompt("document")
     return TokenWindow(tokenizer, limit - max(len(tokenizer(p)["input_ids"]) for p in prompts))
-
-
-def split_in_half(
-    texts: Sequence[str],
-    tokenizer: Any,
-    max_tokens: int,
-    draws: Sequence[random.Random] | None = None,
-) -> list[str]:
-    """The first half of each text's tokens, after truncation to ``max_tokens``; with ``draws``, a
-    random span of that length.
-    """
-    found = []
-    for i, spans in enumerate(TokenWindow(tokenizer, max_tokens).spans(texts)):
-        text, tokens = texts[i], min(len(spans), max_tokens)
-        length = tokens // 2
-        start = draws[i].randint(0, tokens - length) if draws and length else 0
-        begin = spans[start][0] if draws and length else 0
-        found.append(text[begin : spans[start + length - 1][1]] if length else text)
-    return found

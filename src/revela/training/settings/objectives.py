@@ -15,10 +15,9 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from revela.errors import RevelaError
-from revela.training.settings.sections import CHECKED, PositiveFloat, Rare
+from revela.training.settings.sections import CHECKED, Context, PositiveFloat, Rare, Retriever
 
 Reads = Literal["chunks", "queries", "windows"]
-QuerySide = Literal["first-half", "random-span", "whole"]
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -54,19 +53,16 @@ class Objective:
         """
         if not self.module:
             raise NotImplementedError(f"{type(self).__name__} has no build(): write it")
-        made: tuple[Any, Any] = self._code.build(self, parts)
+        code = import_module(f"revela.training.methods.{self.module}")
+        made: tuple[Any, Any] = code.build(self, parts)
         return made
 
-    @property
-    def _code(self) -> Any:
-        return import_module(f"revela.training.methods.{self.module}")
-
-    def refuse(self, recipe: Any) -> None:
+    def refuse(self, retriever: Retriever, context: Context) -> None:
         """Raise RevelaError for a setting that the objective cannot use; called before a corpus is
         read.
         """
 
-    def window_words(self, recipe: Any) -> int:
+    def window_words(self, lm_tokens: int) -> int:
         """Maximum words of a row, for an objective that reads windows."""
         raise NotImplementedError(f"{type(self).__name__} has no window_words(): write it")
 
@@ -80,10 +76,30 @@ class Objective:
 
 
 @dataclass(frozen=True, config=CHECKED)
-class InBatch(Objective):
-    """Settings of in-batch attention, for the objectives that use it."""
+class DocumentAttention(Objective):
+    """Settings of attention to other texts in some heads of an LM."""
 
-    reads_lm: ClassVar[bool] = True
+    reads_lm = True
+
+    heads: Rare[str] = ""
+    """JSON file of the heads to use, from revela heads --out with the same --objective. Empty: find
+    them."""
+    kernel: Rare[Literal["auto", "torch", "varlen"]] = "auto"
+    """What computes document attention: torch anywhere; varlen (flash attention) on a GPU in bf16.
+    auto: varlen where it runs, else torch."""
+
+
+@dataclass(frozen=True, config=CHECKED)
+class ChunkQueries(Objective):
+    """Settings of queries that are made of the chunks themselves."""
+
+    query_side: Rare[Literal["first-half", "random-span", "whole"]] = "first-half"
+    "Part of a chunk that is its query; random-span: half of its tokens, from a random place on."
+
+
+@dataclass(frozen=True, config=CHECKED)
+class InBatch(DocumentAttention, ChunkQueries):
+    """Settings of in-batch attention, for the objectives that use it."""
 
     tau: PositiveFloat = 1.0
     "Softmax temperature: of z-scored cosines with --mix gated, of raw cosines with --mix sum."
@@ -93,22 +109,14 @@ class InBatch(Objective):
     "Gate this many heads, the best of the label-free probe. 0: all."
     gate_first_layer: ClassVar[float] = 0.6
     "Lowest layer with a gate, as a share of the LM's depth; below it the LM runs once."
-    kernel: Rare[Literal["auto", "torch", "varlen"]] = "auto"
-    """What computes document attention: torch anywhere; varlen (flash attention) on a GPU in bf16.
-    auto: varlen where it runs, else torch."""
-    heads: Rare[str] = ""
-    "JSON file of heads to gate, from revela heads --out. Empty: find them."
-    query_side: Rare[QuerySide] = "first-half"
-    "Part of a chunk that is its query; random-span: half of its tokens, from a random place on."
 
 
 @dataclass(frozen=True, config=CHECKED)
 class Revela(InBatch):
     """Learn from an LM's next-token loss with in-batch attention."""
 
-    name: ClassVar[str] = "revela"
-    module: ClassVar[str] = "revela"
-    learned_from: ClassVar[str] = (
+    name = module = "revela"
+    learned_from = (
         "The next-token prediction of {lm} told {model} which text helps to predict which."
     )
 
@@ -118,8 +126,8 @@ class Revela(InBatch):
     lm_lora: Rare[bool] = False
     "Train the LM too, by LoRA of the retriever's rank; otherwise it is frozen."
 
-    def refuse(self, recipe: Any) -> None:
-        if self.lm_lora and not recipe.retriever.lora_rank:
+    def refuse(self, retriever: Retriever, context: Context) -> None:
+        if self.lm_lora and not retriever.lora_rank:
             raise RevelaError(
                 "--lm-lora puts LoRA of the retriever's rank on the LM: give --lora-rank 1 or more"
             )
@@ -129,17 +137,14 @@ class Revela(InBatch):
 class Gains(InBatch):
     """Learn the ranking of chunks by how much they help an LM, at equal weights."""
 
-    name: ClassVar[str] = "gains"
-    module: ClassVar[str] = "gains"
-    learned_from: ClassVar[str] = (
-        "{model} learned to rank texts by how much each helps {lm} to predict another."
-    )
+    name = module = "gains"
+    learned_from = "{model} learned to rank texts by how much each helps {lm} to predict another."
 
     tau: PositiveFloat = 0.05
     "Temperature of the cosines."
 
-    def refuse(self, recipe: Any) -> None:
-        if not recipe.retriever.lora_rank:
+    def refuse(self, retriever: Retriever, context: Context) -> None:
+        if not retriever.lora_rank:
             raise RevelaError(
                 "--objective gains compares with the retriever before training, which "
                 "--lora-rank 0 does not keep: give a rank of 1 or more"
@@ -147,16 +152,12 @@ class Gains(InBatch):
 
 
 @dataclass(frozen=True, config=CHECKED)
-class Dream(Objective):
+class Dream(DocumentAttention):
     """Learn from an LM's loss on answers, with scores injected into query-focused heads."""
 
-    name: ClassVar[str] = "dream"
-    module: ClassVar[str] = "dream"
-    reads_lm: ClassVar[bool] = True
-    reads: ClassVar[Reads] = "queries"
-    learned_from: ClassVar[str] = (
-        "{lm}, which answers questions by what {model} finds, told it what to find."
-    )
+    name = module = "dream"
+    reads = "queries"
+    learned_from = "{lm}, which answers questions by what {model} finds, told it what to find."
 
     tau: PositiveFloat = 0.2
     "Initial temperature of the cosines; it is trained."
@@ -164,46 +165,43 @@ class Dream(Objective):
     "Initial gate g: share of the retriever in the attention of the heads; it is trained."
     query_heads: PositiveInt = 16
     "Use this many heads: the best that look from a question to its answer."
-    heads: Rare[str] = ""
-    "JSON file of such heads, from revela heads --objective dream --out. Empty: find them."
-    kernel: Rare[Literal["auto", "torch", "varlen"]] = "auto"
-    """What computes document attention: torch anywhere; varlen (flash attention) on a GPU in bf16.
-    auto: varlen where it runs, else torch."""
 
 
 @dataclass(frozen=True, config=CHECKED)
-class Replug(Objective):
+class Replug(ChunkQueries):
     """Learn the ranking of chunks by the likelihood of another chunk after each."""
 
-    name: ClassVar[str] = "replug"
-    module: ClassVar[str] = "replug"
-    reads_lm: ClassVar[bool] = True
-    learned_from: ClassVar[str] = (
-        "{model} learned to rank texts by how likely {lm} finds another text after each."
-    )
+    name = module = "replug"
+    reads_lm = True
+    learned_from = "{model} learned to rank texts by how likely {lm} finds another text after each."
 
     tau: PositiveFloat = 1e-3
     "Temperature of the cosines."
     tau_lm: ClassVar[float] = 1e-3
     "Temperature of the LM's mean log-likelihoods."
-    query_side: Rare[QuerySide] = "first-half"
-    "Part of a chunk that is its query; random-span: half of its tokens, from a random place on."
 
 
 @dataclass(frozen=True, config=CHECKED)
-class InfoNCE(Objective):
+class Contrastive(Objective):
+    """Settings of the objectives that tell a text from others."""
+
+    module = "contrastive"
+
+    tau: PositiveFloat = 0.05
+    "Temperature of the cosines."
+
+
+@dataclass(frozen=True, config=CHECKED)
+class InfoNCE(Contrastive):
     """Learn to find the chunk that a query was made for."""
 
-    name: ClassVar[str] = "infonce"
-    module: ClassVar[str] = "contrastive"
-    reads: ClassVar[Reads] = "queries"
-    learned_from: ClassVar[str] = (
+    name = "infonce"
+    reads = "queries"
+    learned_from = (
         "{model} learned to tell the text that a query was made for from others"
         " (queries: {queries})."
     )
 
-    tau: PositiveFloat = 0.05
-    "Temperature of the cosines."
     pairs: str = ""
     """Folder in BEIR layout (queries.jsonl, qrels/train.tsv) whose judged queries are learned from,
     each beside a whole document that answers it. Empty: --queries."""
@@ -214,19 +212,14 @@ class InfoNCE(Objective):
 
 
 @dataclass(frozen=True, config=CHECKED)
-class Crop(Objective):
+class Crop(Contrastive):
     """Learn to find another crop of the same text."""
 
-    name: ClassVar[str] = "crop"
-    module: ClassVar[str] = "contrastive"
-    reads: ClassVar[Reads] = "windows"
-    across_groups: ClassVar[bool] = True
-    learned_from: ClassVar[str] = (
-        "{model} learned to tell another crop of the same text from crops of others."
-    )
+    name = "crop"
+    reads = "windows"
+    across_groups = True
+    learned_from = "{model} learned to tell another crop of the same text from crops of others."
 
-    tau: PositiveFloat = 0.05
-    "Temperature of the cosines."
     crop_window: int = Field(default=240, ge=2)
     "Maximum words of a document that two crops, of a tenth to a half of them, are taken from."
 
@@ -234,7 +227,7 @@ class Crop(Objective):
     "Shortest and longest crop, as a share of the text's words."
     crop_deletion: ClassVar[float] = 0.0  # probability of each word
 
-    def window_words(self, recipe: Any) -> int:
+    def window_words(self, lm_tokens: int) -> int:
         return self.crop_window
 
 
@@ -242,34 +235,31 @@ class Crop(Objective):
 class Spans(Objective):
     """Learn to write the spans that are hidden from an encoder-decoder (T5)."""
 
-    name: ClassVar[str] = "spans"
-    module: ClassVar[str] = "spans"
-    reads: ClassVar[Reads] = "windows"
-    learned_from: ClassVar[str] = (
+    name = module = "spans"
+    reads = "windows"
+    learned_from = (
         "{model}, the encoder of an encoder-decoder, learned to say what is hidden in a text."
     )
     span_share: ClassVar[float] = 0.15  # of the tokens
     span_length: ClassVar[float] = 3.0  # mean tokens of a span
 
-    def refuse(self, recipe: Any) -> None:
-        if recipe.retriever.lora_rank:
+    def refuse(self, retriever: Retriever, context: Context) -> None:
+        if retriever.lora_rank:
             raise RevelaError("--objective spans trains all weights: give --lora-rank 0")
-        for flag, given in (
-            ("--context", recipe.context.slots),
-            ("--matryoshka", recipe.retriever.matryoshka),
-        ):
+        compared = {"--context": context.context, "--matryoshka": retriever.matryoshka}
+        for flag, given in compared.items():
             if given:
                 raise RevelaError(
                     f"{flag} has no effect on --objective spans, which compares no vectors: "
                     "leave it out, and give it to the stage after"
                 )
 
-    def window_words(self, recipe: Any) -> int:
+    def window_words(self, lm_tokens: int) -> int:
         # A word has at least one token, so a row has enough for SpanBatches to take a run of them.
-        return int(recipe.lm.lm_tokens)
+        return lm_tokens
 
     def save(self, loss: Any, folder: Path) -> None:
-        self._code.save(loss, folder)
+        import_module("revela.training.methods.spans").save(loss, folder)
 
 
 OBJECTIVES: dict[str, type[Objective]] = {

@@ -5,7 +5,7 @@ Does not import torch, so that ``revela train --help`` and refusals are fast.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
@@ -14,6 +14,7 @@ from revela.encoders.embedded import SMOLLM2
 from revela.text.load import Reading
 
 Pooling = Literal["eos", "mean", "weighted-mean"]
+Strategy = Literal["document", "document-random", "random", "cluster", "iterative"]
 TorchPrecision = Literal["auto", "fp32", "bf16"]
 T = TypeVar("T")
 
@@ -22,7 +23,6 @@ Rare = Annotated[T, RARE]
 "A setting that ``--help`` omits; docs/command-line.md lists all."
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
-Widths = Annotated[tuple[PositiveInt, ...], Field(strict=False)]
 CHECKED = ConfigDict(
     extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
 )
@@ -39,7 +39,8 @@ class Corpus:
     join_titles: bool = Reading.join_titles
     "Join neighbouring rows with the same title: a file of passages becomes articles again."
     language: Rare[str] = "auto"
-    "Language whose words BM25 stems in the label-free check, as for index."
+    """Language whose words are stemmed, as for index: by BM25 in the label-free check, and for the
+    rows of fit --static."""
     near_duplicates: Share = 0.8
     """Drop documents with this Jaccard similarity to an earlier one, over runs of five words. 0:
     keep all."""
@@ -58,7 +59,7 @@ class Corpus:
 class Groups:
     """Which chunks are compared with one another."""
 
-    kind: Literal["document", "document-random", "random", "cluster", "iterative"] = "document"
+    groups: Strategy = "document"
     """Which chunks share a group: those of a document (short documents join similar ones, or with
     document-random any), any (random), or similar ones, as --surrogate (cluster) or the retriever
     in training (iterative) finds them."""
@@ -79,7 +80,7 @@ class Queries:
     --check-questions.
     """
 
-    source: Literal["lm", "authors-words", "title", "first-sentence", "telling-sentence"] = "lm"
+    queries: Literal["lm", "authors-words", "title", "first-sentence", "telling-sentence"] = "lm"
     """Written by a language model (lm), or taken from the text (authors-words: docstrings, titles,
     else a sentence)."""
     query_lm: Rare[str] = ""
@@ -122,7 +123,7 @@ class Retriever:
     "The scale of LoRA is alpha / rank."
     lora_dropout: Rare[Share] = 0.0
     "Dropout inside LoRA."
-    matryoshka: Widths = ()
+    matryoshka: Annotated[tuple[PositiveInt, ...], Field(strict=False)] = ()
     """Train vectors that may be truncated to these widths, for example 64 128 256; one width per
     batch."""
 
@@ -131,7 +132,7 @@ class Retriever:
 class Context:
     """Documents that the retriever reads before every text (CDE)."""
 
-    slots: NonNegativeInt = 0
+    context: NonNegativeInt = 0
     """Read this many documents of the corpus before every text, as a vector each (CDE). 0: none."""
     context_from: Rare[Literal["batch", "corpus", "constant"]] = "batch"
     """Documents read in training: texts of the batch, any of its corpus, or none (constant: learned
@@ -161,7 +162,7 @@ class Fit:
 class LM:
     """The language model that gives the signal."""
 
-    model: str = "HuggingFaceTB/SmolLM2-135M"
+    lm: str = "HuggingFaceTB/SmolLM2-135M"
     """Language model that gives the signal: a hub id, a local folder or embedded:smollm2-135m (the
     instruct model in 4 bits)."""
     lm_tokens: Annotated[int, Field(ge=2)] = 156
@@ -223,19 +224,3 @@ class Training:
     def fixed_groups_per_batch(self) -> int:
         """``groups_per_batch``, or 1 while it is not known."""
         return 1 if self.groups_per_batch == "auto" else self.groups_per_batch
-
-
-def descriptions(kind: Any) -> dict[str, str]:
-    """Field -> description, for a section or an objective, including its base classes."""
-    texts: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        for name, field in vars(base).get("__pydantic_fields__", {}).items():
-            if field.description:
-                texts[name] = " ".join(field.description.split())
-    return texts
-
-
-def is_rare(kind: Any, name: str) -> bool:
-    """Whether ``--help`` omits a field of a section or an objective."""
-    fields = getattr(kind, "__pydantic_fields__", {})
-    return name in fields and RARE in fields[name].metadata

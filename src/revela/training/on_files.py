@@ -1,0 +1,75 @@
+"""A run on files: read a corpus, hold documents out for the label-free check, train on the rest."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from revela.evaluation.label_free import MIN_QUERIES, Ask, HeldOutCheck, tasks
+from revela.quiet_libraries import silence_libraries
+from revela.training.check_settings import check_recipe
+from revela.training.checks import NO_CHECKS, CheckPlan
+from revela.training.distributed import is_rank_zero, joined
+from revela.training.generated_queries import write_queries
+from revela.training.groups.dataset import TrainingSet
+from revela.training.outcome import Outcome
+from revela.training.record import Provenance
+from revela.training.settings import Corpus, Recipe, Training
+from revela.training.train import train
+from revela.types import Document
+
+log = logging.getLogger(__name__)
+
+
+def check_by(
+    held: Sequence[Document], corpus: Corpus, training: Training, ask: Ask | None = None
+) -> HeldOutCheck:
+    """Make a recipe's check of held-out documents; ``ask`` writes the questions."""
+    limits = training.check_queries, training.check_passages, training.seed
+    made = tasks(held, corpus.chunk_words, *limits, training.check_questions, ask)
+    return HeldOutCheck(made, corpus.language)
+
+
+def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingSet, HeldOutCheck]:
+    """Read the training set, and make the label-free check of its held-out documents."""
+    silence_libraries()
+    data = TrainingSet.read(recipe, corpus)
+
+    def write_questions(texts: Sequence[str]) -> list[str]:
+        return write_queries(data.query_lm(), texts, unit="held-out chunks")
+
+    questions = recipe.training.check_questions
+    check = check_by(data.held_out, recipe.corpus, recipe.training, write_questions)
+    if questions and all(task.name != "question" for task in check.tasks):
+        log.info(
+            f"fewer than {MIN_QUERIES} questions about held-out chunks were kept: "
+            "the label-free check asks none"
+        )
+    about = "no documents held out, so no label-free check: the last state is saved"
+    if data.held_out or recipe.corpus.held_out:
+        made = check.describe() or "too few for a task, so the last state is saved unchecked"
+        if not check.tasks and not questions:
+            made += ": --check-questions 100 has a language model write questions about them"
+        about = f"held out {len(data.held_out):,} documents for the label-free check ({made})"
+    log.info(about)
+    return data, check
+
+
+def train_on_files(
+    corpus: Sequence[Path], out: Path, recipe: Recipe, *, resume: bool = False, command: str = ""
+) -> Outcome:
+    """Read a corpus, hold documents out, train on the others, and save a retriever.
+
+    ``command`` is the command line, for the model card.
+    """
+    with joined():
+        check_recipe(recipe, out, resume)  # first, as writing questions takes long
+        plan = NO_CHECKS
+        if is_rank_zero():
+            data, check = read_training_set(recipe, corpus)
+            plan = CheckPlan(check if check.tasks else None, check.bm25())
+        else:
+            data = TrainingSet.read(recipe, corpus)
+        provenance = Provenance(", ".join(map(str, corpus)), command)
+        return train(recipe, data, out, plan=plan, provenance=provenance, resume=resume)
