@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from conftest import MadeUpEncoder
 from revela.ranking.bm25 import BM25
 from revela.ranking.exact import top_k
 from revela.ranking.fusion import DEPTH, FusionRule, chance_of, fuse_scores
@@ -24,7 +25,7 @@ from revela.types import Document, QueryTokens
 WORDS = 3
 
 
-class Letters:
+class Letters(MadeUpEncoder):
     """``seen`` are the passages that it was asked for."""
 
     def __init__(self):

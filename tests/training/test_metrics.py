@@ -11,7 +11,7 @@ import torch
 import revela.training.step as steps
 from revela.errors import RevelaError
 from revela.training.metrics import Budget, Metrics
-from revela.training.retriever.tokens import split_in_half
+from revela.training.retriever.module import split_in_half
 from revela.training.step import row_batches, sides
 
 

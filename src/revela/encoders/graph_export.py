@@ -25,11 +25,11 @@ from revela.encoders.bert import MASK, STATES
 from revela.encoders.graph_encoder import IDS, GraphEncoder
 from revela.encoders.graphs import CONFIG, EXPORT, TOKENIZER, export_folder, open_export
 from revela.encoders.model_files import fingerprint
+from revela.encoders.prompts import Prompts
 from revela.encoders.torch_encoder import TorchEncoder
 from revela.encoders.torch_model import (
     has_routes,
     open_model,
-    prompt_of,
     slot_ids,
     transformers_of,
     unit_states,
@@ -171,7 +171,7 @@ def _write_graph(model: SentenceTransformer, file: Path, tokens: bool) -> None:
 
 def _write_config(model: SentenceTransformer, file: Path) -> None:
     config = {
-        "prompts": {"query": prompt_of(model, "query"), "passage": prompt_of(model, "document")},
+        "prompts": Prompts.named(model.prompts)._asdict(),
         "max_tokens": model.max_seq_length,
         "dimension": model.get_embedding_dimension(),
         "similarity": "cosine",
@@ -199,13 +199,13 @@ def difference(encoder: GraphEncoder, model: SentenceTransformer, tokens: bool =
     as queries and as passages.
     """
     pairs = list[tuple[Vectors, Vectors]]()
-    how: dict[str, Any] = dict(normalize_embeddings=True, show_progress_bar=False)
     for ours, stock in (
         (encoder.encode_queries, model.encode_query),
         (encoder.encode_passages, model.encode_document),
     ):
         for texts in (SAMPLE, SAMPLE[:1]):
-            pairs.append((ours(texts), stock(list(texts), **how)))
+            expected = stock(list(texts), normalize_embeddings=True, show_progress_bar=False)
+            pairs.append((ours(texts), expected))
     if tokens:
         reference = TorchEncoder(model)
         queries = zip(encoder.query_tokens(SAMPLE), reference.query_tokens(SAMPLE), strict=True)

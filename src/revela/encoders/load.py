@@ -12,7 +12,12 @@ from revela.encoders.base import TextEncoder
 from revela.encoders.cpu import has_gpu, has_openvino, has_torch
 from revela.encoders.graph_encoder import GraphEncoder
 from revela.encoders.graphs import VERSION, export_folder, open_graph
-from revela.encoders.model_files import check_retriever, embedded_name, fingerprint
+from revela.encoders.model_files import (
+    check_retriever,
+    embedded_name,
+    fingerprint,
+    words_to_vectors_of,
+)
 from revela.encoders.prompts import OWN, Given, prompts_of
 from revela.encoders.static_encoder import StaticEncoder, is_static
 from revela.errors import RevelaError, extra, first_line
@@ -42,6 +47,14 @@ def load_encoder(
         RevelaError: the folder is not one, is damaged, or needs torch, which is not installed.
     """
     check_retriever(folder)
+    encoder = _open(folder, precision, max_tokens, prompts)
+    encoder.words_to_vectors = words_to_vectors_of(folder)
+    return encoder
+
+
+def _open(
+    folder: Path, precision: Precision, max_tokens: int | None, prompts: Given
+) -> TextEncoder:
     if is_static(folder):
         return StaticEncoder.load(folder, max_tokens, prompts)
     if precision == "int8" or (not has_gpu() and has_openvino()):

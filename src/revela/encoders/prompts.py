@@ -6,11 +6,13 @@ if it has none, from ``KNOWN``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from revela.encoders.model_files import name_of, read_config
 from revela.errors import RevelaError
+from revela.types import Role
 
 
 class Prompts(NamedTuple):
@@ -18,6 +20,16 @@ class Prompts(NamedTuple):
 
     query: str = ""
     passage: str = ""
+
+    @classmethod
+    def named(cls, prompts: Mapping[str, str | None]) -> Prompts:
+        """The prompts in a model's own names for them, as sentence-transformers looks them up."""
+        passages = (prompts.get(name) for name in ("document", "passage", "corpus"))
+        return cls(prompts.get("query") or "", next(filter(None, passages), ""))
+
+    def of(self, role: Role) -> str:
+        """The prompt of a role."""
+        return self.query if role == "query" else self.passage
 
     def describe(self) -> str:
         """A line for the user."""
@@ -96,11 +108,8 @@ def named_prompts(folder: Path) -> Prompts:
     ``default_prompt_name`` is ignored, as in ``encode_query`` and ``encode_document`` of
     sentence-transformers.
     """
-    prompts = read_config(folder).get("prompts") or {}
-    if not isinstance(prompts, dict):
-        return Prompts()
-    passages = (prompts.get(name) for name in ("document", "passage", "corpus"))
-    return Prompts(prompts.get("query") or "", next(filter(None, passages), ""))
+    prompts = read_config(folder).get("prompts")
+    return Prompts.named(prompts if isinstance(prompts, dict) else {})
 
 
 def check_prompts(made: Prompts, given: Given, what: Path) -> None:

@@ -7,10 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from revela.encoders.prompts import Prompts
 from revela.text.words import split_evenly
-
-Spans = list[tuple[int, int]]
-"""Start and end of each token of a text, in characters."""
 
 
 def special_tokens_of(tokenizer: Any) -> tuple[list[int], list[int]]:
@@ -29,38 +27,36 @@ class TokenCounter:
 
     Args:
         limit: maximum tokens of a text for the model.
+        special_tokens: whether it reads special tokens around a text.
         as_text: applied to texts first.
     """
 
     def __init__(
         self,
         tokenizer: Any,
-        query_prompt: str = "",
-        passage_prompt: str = "",
-        limit: int | None = None,
-        special_tokens: bool = True,
-        as_text: Callable[[Sequence[str]], Sequence[str]] = list,
+        prompts: Prompts,
+        limit: int | None,
+        special_tokens: bool,
+        as_text: Callable[[Sequence[str]], Sequence[str]],
     ) -> None:
         self._tokenizer = copy.deepcopy(tokenizer)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._query_prompt, self._passage_prompt, self.limit = query_prompt, passage_prompt, limit
+        self._prompts, self.limit = prompts, limit
         self._special_tokens, self._as_text = special_tokens, as_text
 
     def count_queries(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each query, with prompt and special tokens, before truncation."""
-        return self._count(self._query_prompt, texts)
+        return self._count(self._prompts.query, texts)
 
     def count_passages(self, texts: Sequence[str]) -> list[int]:
         """``count_queries``, but for passages."""
-        return self._count(self._passage_prompt, texts)
+        return self._count(self._prompts.passage, texts)
 
     def fitted(
-        self, heads: Sequence[str], texts: Sequence[str], limit: int | None, part: int = 1
+        self, heads: Sequence[str], texts: Sequence[str], limit: int, part: int = 1
     ) -> list[list[str]]:
-        """``LimitedEncoder.fitted``, for an encoder that reads ``limit`` tokens; None: all."""
-        if limit is None:
-            return [[text] for text in texts]
+        """``TextEncoder.fitted``, for an encoder that reads ``limit`` tokens."""
         empty = self.count_passages([""])[0]
         spare = (limit - empty) // part
         limit = empty + spare

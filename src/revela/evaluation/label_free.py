@@ -19,6 +19,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
+from revela.encoders.base import TextEncoder
 from revela.evaluation.metrics import per_query
 from revela.ranking.bm25 import BM25
 from revela.ranking.exact import top_k
@@ -27,7 +28,7 @@ from revela.ranking.steps import MemoryStore, fuse
 from revela.text.chunk import chunk
 from revela.text.code import documented_functions
 from revela.text.words import count_words, joined, words
-from revela.types import Document, Encoder, Vectors
+from revela.types import Document, Vectors
 
 DEPTH = 110  # enough for nDCG@10 and recall@100 without the excluded chunk
 MIN_QUERY_WORDS = 3
@@ -96,11 +97,11 @@ class HeldOutCheck:
             for _, pool in groupby(self.tasks, key=lambda task: id(task.passages))
         ]
 
-    def __call__(self, encoder: Encoder) -> dict[str, float]:
+    def __call__(self, encoder: TextEncoder) -> dict[str, float]:
         """nDCG@10 of each task, alone and with BM25 (named by ``with_bm25``)."""
         return _means(self.queries(encoder))
 
-    def queries(self, encoder: Encoder) -> dict[str, Scores]:
+    def queries(self, encoder: TextEncoder) -> dict[str, Scores]:
         """nDCG@10 of each query, (Q,), by task, alone and with BM25."""
         return {name: scores_Q for pool in self._pools for name, scores_Q in pool.scores(encoder)}
 
@@ -130,7 +131,7 @@ class _Pool:
         self.test = SentenceTest(self.passages, language, SENTENCES, documents=documents)
         self.tasks = [(task, _lexical(task, self.bm25)) for task in tasks]
 
-    def scores(self, encoder: Encoder) -> Iterator[tuple[str, Scores]]:
+    def scores(self, encoder: TextEncoder) -> Iterator[tuple[str, Scores]]:
         """nDCG@10 of each query by task, alone and with BM25; passages are encoded once."""
         passages = encoder.encode_passages(self.passages, True)
         rule = self.test(encoder, passages).rule

@@ -12,16 +12,16 @@ from safetensors.torch import save_file
 from torch import nn
 from tqdm.auto import tqdm
 
+from revela.encoders.base import TextEncoder
 from revela.files import atomic_write
 from revela.training.checkpoint import load_trainable, trainable_state
 from revela.training.metrics import Budget, Metrics, Scores
-from revela.types import Encoder
 
 log = logging.getLogger(__name__)
 
 MIN_GAIN = 0.005  # nDCG@10; checks of equally good states differ by this (research/notebook.md)
 
-Check = Callable[[Encoder], Scores]
+Check = Callable[[TextEncoder], Scores]
 """Encoder -> scores by task."""
 
 
@@ -41,7 +41,7 @@ class CheckPlan:
     judge: Check | None = None
     points: int = 0
 
-    def score_untrained(self, encoder: Encoder) -> Scores:
+    def score_untrained(self, encoder: TextEncoder) -> Scores:
         """The scores before the fit; {} without a check."""
         if self.check is None:
             return {}
@@ -77,7 +77,7 @@ class Checks:
     """
 
     plan: CheckPlan
-    encoder: Encoder
+    encoder: TextEncoder
     budget: Budget
     metrics: Metrics
     offer: Callable[[int, Scores], None] | None

@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
 from revela.evaluation.collection import Collection, load_collection
 from revela.evaluation.evaluate import mean_outcomes
@@ -28,7 +29,7 @@ from revela.training.retriever.context import draw_documents
 from revela.training.retriever.encode import RetrieverEncoder
 from revela.training.settings import Corpus, Recipe
 from revela.training.train import train
-from revela.types import Document, Encoder
+from revela.types import Document
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def compare(
     data_by_corpus = _read_each(recipes, read)
     collections = [load_collection(folder) for folder in on]
 
-    def judge(encoder: Encoder) -> dict[str, float]:
+    def judge(encoder: TextEncoder) -> dict[str, float]:
         scores = {}
         for collection in collections:
             reader = _in_context_of(collection, encoder)
@@ -98,7 +99,7 @@ def compare(
     return comparison
 
 
-def _in_context_of(collection: Collection, encoder: Encoder) -> Encoder:
+def _in_context_of(collection: Collection, encoder: TextEncoder) -> TextEncoder:
     """The encoder; one with slots reads documents of the collection, as in the paper (CDE)."""
     if not isinstance(encoder, RetrieverEncoder) or encoder.context_encoder is None:
         return encoder

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
+from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25
 from revela.ranking.exact import top_k
@@ -38,11 +39,11 @@ from revela.training.groups.strategies import Groups
 from revela.training.methods.base import Row
 from revela.training.queries.from_text import query_hash
 from revela.training.settings import InfoNCE, Recipe
-from revela.types import Encoder, Vectors
+from revela.types import Vectors
 
 
 def mined_negatives(
-    recipe: Recipe, data: TrainingSet, groups: Groups, encoder: Encoder, folder: Path
+    recipe: Recipe, data: TrainingSet, groups: Groups, encoder: TextEncoder, folder: Path
 ) -> Negatives | None:
     """The miner of a run, None if the recipe has no ``negatives``; arguments as for ``Negatives``.
 
@@ -84,7 +85,7 @@ class Negatives:
         seed: int,
         data: TrainingSet,
         rounds: Iterator[list[list[int]]],
-        encoder: Encoder,
+        encoder: TextEncoder,
         folder: Path,
     ) -> None:
         self.settings, self.seed, self.encoder, self.folder = settings, seed, encoder, folder

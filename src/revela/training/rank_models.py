@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from revela.encoders.base import TextEncoder
 from revela.encoders.model_files import resolve
 from revela.encoders.prompts import prompts_set
 from revela.errors import RevelaError, extra
@@ -25,7 +26,7 @@ from revela.text.chunk import PASSAGE_WORDS
 from revela.text.load import split_held_out
 from revela.text.spool import ArrowList, LazyTexts, arrow_list
 from revela.training.settings import Recipe
-from revela.types import Document, Encoder, evenly_spaced
+from revela.types import Document, evenly_spaced
 
 if TYPE_CHECKING:
     from revela.evaluation.results import SystemScores
@@ -143,7 +144,7 @@ def _candidates(names: Sequence[str]) -> list[Candidate]:
     return [Candidate(name, kind) for name, known in is_embedder.items() for kind in kinds[known]]
 
 
-def encoder_of(candidate: Candidate, data: Sample) -> Encoder:
+def encoder_of(candidate: Candidate, data: Sample) -> TextEncoder:
     """Load a candidate, or fit it to the documents that are not held out, as the CLI does."""
     from revela.encoders.load import load_encoder
 

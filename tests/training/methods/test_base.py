@@ -11,8 +11,7 @@ from conftest import Embed, tiny_retriever
 from revela.training.methods import distillation
 from revela.training.methods.base import BuildContext, ChunkBatches, RetrieverLoss
 from revela.training.methods.distillation import InitialRetriever
-from revela.training.retriever.module import RetrieverModule
-from revela.training.retriever.tokens import split_in_half
+from revela.training.retriever.module import RetrieverModule, split_in_half
 from revela.training.settings import Recipe
 
 TEXTS = [

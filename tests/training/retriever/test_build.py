@@ -20,7 +20,6 @@ from revela.encoders.torch_encoder import TorchEncoder
 from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
 from revela.training.checkpoint import trainable_state
-from revela.training.retriever import module
 from revela.training.retriever.encode import RetrieverEncoder
 from revela.training.retriever.lora import add_lora, frozen_in_bf16, merged
 from revela.training.retriever.module import RetrieverModule
@@ -126,13 +125,11 @@ def test_not_a_model_is_one_sentence(tmp_path, make):
 
 
 def test_encoding_by_token_budget_gives_the_vectors_of_sentence_transformers(
-    tiny_lm_folder, monkeypatch
+    tiny_lm_folder,
 ):
     """Mixed lengths, an empty text, batches cut by tokens, windows shorter than the texts: same
     vectors, same order.
     """
-    monkeypatch.setattr(module, "tokens_per_batch", lambda device: 40)
-    monkeypatch.setattr(module, "READ_AHEAD", 7)
     model = build(tiny_lm_folder)
     fit(model, TEXTS, token_weighting=1e-3, whitening=0.25, lexical=1.0)
     texts = [
@@ -142,7 +139,9 @@ def test_encoding_by_token_budget_gives_the_vectors_of_sentence_transformers(
     shapes = []
     transformer = model[0]
     transformer.register_forward_pre_hook(lambda _, x: shapes.append(x[0]["input_ids"].shape))
-    got = RetrieverEncoder(model, bf16=False).encode_passages(texts)
+    encoder = RetrieverEncoder(model, bf16=False)
+    encoder.batch_tokens, encoder.read_ahead = 40, 7
+    got = encoder.encode_passages(texts)
     assert max(rows * columns for rows, columns in shapes) <= 40 and len(shapes) > 4
     want = model.encode([t or "." for t in texts], prompt=model.prompts["document"])
     np.testing.assert_allclose(got, want, atol=1e-5)
@@ -167,7 +166,7 @@ def test_frozen_weights_are_half_as_large_while_it_is_open(tiny_lm_folder):
     linear = model[0].model.layers[0].mlp.up_proj.base_layer
     whole = linear.weight.clone()
     retriever = RetrieverModule(model, bf16=True)
-    features = retriever.tokenize(TEXTS, "document")
+    features = retriever.tokenize(TEXTS, "passage")
     cast = retriever(features)
     with frozen_in_bf16(model, True):
         assert linear.weight.dtype == torch.bfloat16
@@ -187,7 +186,7 @@ def test_frozen_weights_are_read_without_padding(tiny_lm_folder):
     up = model[0].model.layers[0].mlp.up_proj
     with frozen_in_bf16(model, True):
         up.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[:-1].numel()))
-        features = retriever.tokenize(TEXTS, "document")
+        features = retriever.tokenize(TEXTS, "passage")
         retriever(features)
     tokens = int(features["attention_mask"].sum())
     assert seen == [tokens] and tokens < features["input_ids"].numel()

@@ -138,7 +138,7 @@ def test_a_row_of_0_stays_so():
 def test_before_training_is_what_the_cosines_were():
     model = trainable()
     retriever = RetrieverModule(model)
-    features = retriever.tokenize(TEXTS[:2], "document")
+    features = retriever.tokenize(TEXTS[:2], "passage")
     first = F.cosine_similarity(*retriever(features), dim=0)
     moved(model)
     with retriever.evaluating(adapters=False):

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from revela.encoders.base import TextEncoder
 from revela.errors import QueryError, RevelaError
 from revela.searching.server import Limits
-from revela.searching.server.batching import Batcher, Role
+from revela.searching.server.batching import Batcher
 from revela.searching.server.concurrency import in_thread
 from revela.searching.server.errors import APIError, check_count
-from revela.types import TokenEncoder
+from revela.types import Role
 
 if TYPE_CHECKING:
     from revela.encoders.token_counter import TokenCounter
@@ -33,7 +34,7 @@ class ServedModel:
     """
 
     name: str
-    encoder: TokenEncoder
+    encoder: TextEncoder
     counter: TokenCounter
     dimensions: Sequence[int] = ()
 

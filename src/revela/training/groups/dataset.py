@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
 from revela.files import cache_folder
 from revela.terminal import progress_bar
@@ -58,7 +59,7 @@ from revela.training.queries.generated import (
     sample_chunks,
 )
 from revela.training.settings import Recipe
-from revela.types import Chunk, Document, Encoder, hash64
+from revela.types import Chunk, Document, hash64
 
 log = logging.getLogger(__name__)
 
@@ -219,7 +220,7 @@ class TrainingSet:
         return relevant
 
     def groups(
-        self, model: SentenceTransformer, encoder: Encoder, folder: Path
+        self, model: SentenceTransformer, encoder: TextEncoder, folder: Path
     ) -> tuple[Groups, int]:
         """Group the rows.
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from revela.encoders.base import TextEncoder
 from revela.encoders.load import load_encoder
 from revela.files import atomic_write
 from revela.terminal import progress_bar
@@ -23,7 +24,7 @@ from revela.training.groups.similarity import order_by_similarity, paired
 from revela.training.groups.strategies import groups_along, with_queries
 from revela.training.retriever.lexical import lexical_vectors
 from revela.training.settings import Recipe
-from revela.types import Chunk, Document, Encoder, Vectors
+from revela.types import Chunk, Document, Vectors
 
 ENCODING_BATCH = 2**14  # texts per write to disk
 POOL = 8  # rows sampled for a round of iterative groups, per row that the round needs
@@ -68,7 +69,7 @@ class IterativeGroups:
     """
 
     def __init__(
-        self, recipe: Recipe, rows: ArrowList[Chunk], encoder: Encoder, folder: Path
+        self, recipe: Recipe, rows: ArrowList[Chunk], encoder: TextEncoder, folder: Path
     ) -> None:
         self.recipe, self.rows, self.encoder, self.folder = recipe, rows, encoder, folder
 

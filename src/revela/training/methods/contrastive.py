@@ -38,6 +38,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from revela.encoders.base import TextEncoder
 from revela.text.words import joined, words
 from revela.training.methods.base import (
     Batch,
@@ -50,7 +51,6 @@ from revela.training.methods.base import (
 )
 from revela.training.queries.from_text import query_hash
 from revela.training.settings import Crop, InfoNCE
-from revela.types import Encoder
 
 MIN_WORDS = 3  # of a crop
 
@@ -64,7 +64,7 @@ def build(settings: InfoNCE | Crop, parts: BuildContext) -> tuple[nn.Module, Col
     return loss, QueryBatches(parts, surrogate(parts))
 
 
-def surrogate(parts: BuildContext) -> Encoder | None:
+def surrogate(parts: BuildContext) -> TextEncoder | None:
     """The model that finds false negatives, if the recipe names one."""
     from revela.encoders.load import load_encoder
     from revela.training.find_model import find_weights
@@ -81,7 +81,7 @@ class PairBatches:
     """Tokenized pairs, with vectors by the ``surrogate`` if there is one."""
 
     parts: BuildContext
-    surrogate: Encoder | None
+    surrogate: TextEncoder | None
 
     def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
         batch = self.parts.sides(queries, passages)

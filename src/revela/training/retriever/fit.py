@@ -26,6 +26,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
+from revela.encoders.base import batches
 from revela.encoders.model_files import resolve
-from revela.encoders.torch_model import add_missing_rows
+from revela.encoders.torch_model import add_missing_rows, tokens_per_batch
 from revela.errors import RevelaError
 from revela.terminal import progress_bar
 from revela.training.device import on_cpu, sent
@@ -189,7 +191,8 @@ def _read_sample(retriever: RetrieverModule, texts: Sequence[str]) -> tuple[Tens
     sum_D, outer_DD = torch.zeros(width, **like), torch.zeros(width, width, **like)
     shown = progress_bar("fitting", "chunk", total=len(texts))
     with retriever.evaluating():
-        for indices, features in retriever.batches(texts, "document"):
+        read = partial(retriever.tokenize, role="passage")
+        for indices, features in batches(texts, read, tokens_per_batch(retriever.device)):
             features = retriever.states(features)
             in_prompt_NT = torch.isin(on_cpu(features["input_ids"]), prompt_ids)
             kept_NT = on_cpu(features["attention_mask"]).bool() & ~in_prompt_NT
