@@ -192,9 +192,9 @@ def test_service_and_evaluation(name, tiny_tokenizer, tmp_path):
     queries, passages = stock(folder)
     retriever = Retriever(folder, precision="fp32")
     index = retriever.index(TEXTS[:1], tmp_path / "index")
-    model = ServedModel("m", retriever.encoder, retriever.encoder.counter)
-    limit = retriever.encoder.counter.limit or 10**9  # longer texts are refused
-    counts = retriever.encoder.counter.count_passages(TEXTS)
+    model = ServedModel("m", retriever.encoder)
+    limit = retriever.encoder.limit or 10**9  # longer texts are refused
+    counts = retriever.encoder.count_tokens(TEXTS, "passage")
     short = [i for i, count in enumerate(counts) if count <= limit]
     assert len(short) > 3
     with TestClient(Service(index, model, Limits(), Access()).app()) as client:

@@ -132,9 +132,8 @@ def _service(
 
     if isinstance(index, Words):
         return SearchService(index, name or site.name, limits, access, site)
-    folder, encoder = index.model_folder, index.encoder
-    dimensions = trained_dimensions(folder)
-    model = ServedModel(name or name_of(folder), encoder, encoder.counter, dimensions)
+    folder = index.model_folder
+    model = ServedModel(name or name_of(folder), index.encoder, trained_dimensions(folder))
     return Service(index, model, limits, access, site)
 
 

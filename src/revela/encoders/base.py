@@ -8,7 +8,9 @@ text without prompt and special tokens, W width of a token's vector.
 
 from __future__ import annotations
 
+import copy
 import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,9 +22,9 @@ from tqdm import tqdm
 
 from revela.encoders.model_files import name_of
 from revela.encoders.prompts import Prompts
-from revela.encoders.token_counter import TokenCounter
 from revela.errors import QueryError, RevelaError
 from revela.terminal import SHOWN_AFTER
+from revela.text.words import split_evenly
 from revela.types import QueryTokens, Role, Vectors, items_of
 
 Features = dict[str, Any]
@@ -127,14 +129,45 @@ class TextEncoder(ABC):
         """
         if self.limit is None:
             return [[text] for text in texts]
-        return self.counter.fitted(heads, texts, self.limit, part)
+        (empty,) = self.count_tokens([""], "passage")
+        spare = (self.limit - empty) // part
+        # A token has at least one byte, so short texts need not be tokenized.
+        both = [head + text for head, text in zip(heads, texts, strict=True)]
+        unsure = [i for i, text in enumerate(both) if len(text.encode()) > spare]
+        pieces = [[text] for text in texts]
+        counts = self.count_tokens([both[i] for i in unsure], "passage")
+        for i, tokens in zip(unsure, counts, strict=True):
+            if tokens > empty + spare:
+                pieces[i] = self._cut(heads[i], texts[i], tokens, empty + spare)
+        return pieces
+
+    def _cut(self, head: str, text: str, tokens: int, limit: int) -> list[str]:
+        """Cut a text into pieces that fit; ``tokens`` counts the text with its head."""
+        (of_head,) = self.count_tokens([head], "passage")
+        parts = math.ceil((tokens - of_head) / max(1, limit - of_head))
+        cut = [piece for piece in split_evenly(text, max(2, parts)) if piece]
+        if len(cut) < 2:  # one character
+            return [text]
+        counts = self.count_tokens([head + piece for piece in cut], "passage")
+        return [
+            fitting
+            for piece, count in zip(cut, counts, strict=True)
+            for fitting in (self._cut(head, piece, count, limit) if count > limit else [piece])
+        ]
+
+    def count_tokens(self, texts: Sequence[str], role: Role) -> list[int]:
+        """Tokens of each text, with prompt and special tokens, before truncation."""
+        read = [self.prompts.of(role) + text for text in self.as_text(texts)]
+        counted = self._counting.encode_batch_fast(read, add_special_tokens=self.special_tokens)
+        return [len(encoding) for encoding in counted]
 
     @functools.cached_property
-    def counter(self) -> TokenCounter:
-        """Counts tokens as this encoder reads them."""
-        return TokenCounter(
-            self.tokenizer, self.prompts, self.limit, self.special_tokens, self.as_text
-        )
+    def _counting(self) -> Any:
+        """A copy of the tokenizer that does not truncate."""
+        tokenizer = copy.deepcopy(self.tokenizer)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
 
     def as_text(self, texts: Sequence[str]) -> Sequence[str]:
         """The texts; for a model with slots, names of slots in them are broken up."""
@@ -161,14 +194,15 @@ class TextEncoder(ABC):
             return self._encode(["."], role, False)[:0]
         vectors_ND: Vectors | None = None
         found: dict[int, Vectors] = {}
-        read = functools.partial(self.tokenize, role=role)
+
+        def read(texts: Sequence[str]) -> Features:
+            return self.tokenize(self._readable(texts), role)
+
         shown = tqdm(
             total=len(texts), unit="text", disable=not progress, delay=SHOWN_AFTER, leave=False
         )
         with shown:
-            for rows, features in batches(
-                self._readable(texts), read, self.batch_tokens, self.read_ahead
-            ):
+            for rows, features in batches(texts, read, self.batch_tokens, self.read_ahead):
                 vectors_BD, tokens_BLW = self.encode_batch(features, role, tokens is not None)
                 if vectors_ND is None:
                     vectors_ND = np.empty((len(texts), vectors_BD.shape[1]), np.float32)

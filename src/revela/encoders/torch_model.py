@@ -186,6 +186,14 @@ def add_missing_rows(transformer: Transformer) -> None:
     model.get_input_embeddings().weight.data[rows:] = 0
 
 
+def special_tokens_of(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The ids that a transformers tokenizer puts before and after a text."""
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    ids = tokenizer("a")["input_ids"]
+    first = ids.index(plain[0])
+    return ids[:first], ids[first + len(plain) :]
+
+
 def has_routes(model: SentenceTransformer) -> bool:
     """Whether a model reads queries and passages by modules of their own (``Router``)."""
     from sentence_transformers.sentence_transformer.modules import Router

@@ -28,7 +28,6 @@ from served import (
     slow,
 )
 
-from revela.encoders.token_counter import TokenCounter
 from revela.errors import QueryError, RevelaError
 from revela.searching.server import Access, Limits, Site, lifecycle, middleware
 from revela.searching.server.app import THREADS, Service

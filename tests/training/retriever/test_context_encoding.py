@@ -59,19 +59,18 @@ def test_text_that_looks_like_a_slot_is_text(encoder):
     assert int(sum(torch.isin(x, torch.tensor(ids)).sum() for x in seen)) == SLOTS == len(ids)
     raw = encoder.model.encode([text], prompt=encoder.model.prompts["document"])
     assert np.abs(vector - raw).max() > 1e-4  # sentence-transformers itself reads slots there
-    (count,) = encoder.counter.count_passages([text])
+    (count,) = encoder.count_tokens([text], "passage")
     assert count == max(x.numel() for x in seen)
 
 
 def test_slots_count_as_tokens_of_the_prompt(encoder, saved_retriever):
     model, text = encoder.model, "ocean1 engine2"
-    counter = encoder.counter
     bare = model.tokenizer(text, add_special_tokens=False).input_ids
-    for count, role in ((counter.count_queries, "query"), (counter.count_passages, "document")):
+    for role in ("query", "passage"):
         prompt = model.prompts[role]
-        assert count([text]) == [len(model.tokenizer(prompt + text).input_ids)]
-        assert count([text])[0] > SLOTS + len(bare)
-    assert counter.limit == model.max_seq_length == 100 + SLOTS
+        (count,) = encoder.count_tokens([text], role)
+        assert count == len(model.tokenizer(prompt + text).input_ids) > SLOTS + len(bare)
+    assert encoder.limit == model.max_seq_length == 100 + SLOTS
     # Texts of 40 tokens besides: with slots as without.
     retrievers = RetrieverModule(open_model(saved_retriever)), RetrieverModule(model)
     for retriever in retrievers:

@@ -88,8 +88,8 @@ def test_so_are_those_of_a_folder_of_model2vec(tmp_path, dtype, mapping):
 
 
 def test_tokens_are_counted_as_they_are_read(tmp_path):
-    counter = load_encoder(save(tmp_path / "model", prompts=PROMPTS), "auto").counter
-    assert counter.count_queries(TEXTS[:5]) == [5, 2, 2, 4, 5] and counter.limit is None
+    encoder = load_encoder(save(tmp_path / "model", prompts=PROMPTS), "auto")
+    assert encoder.count_tokens(TEXTS[:5], "query") == [5, 2, 2, 4, 5] and encoder.limit is None
 
 
 def test_texts_are_truncated_where_asked_and_chunks_cut_there(tmp_path):

@@ -20,7 +20,6 @@ from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
 from revela.encoders.prompts import DECODER, prompts_set
-from revela.encoders.token_counter import special_tokens_of
 from revela.encoders.torch_model import (
     add_missing_rows,
     add_pad_token,
@@ -28,6 +27,7 @@ from revela.encoders.torch_model import (
     has_routes,
     limit_tokens,
     open_model,
+    special_tokens_of,
 )
 from revela.errors import RevelaError, first_line
 from revela.terminal import loading_bar
