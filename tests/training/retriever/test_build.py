@@ -261,23 +261,6 @@ def test_a_model_without_a_transformer_has_no_token_vectors(tiny_tokenizer):
         TorchEncoder(static, bf16=False).encode_with_tokens(["a"])
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("modules.json", b"{}"),
-        ("modules.json", b"["),
-        ("config_sentence_transformers.json", b"[]"),
-        ("tokenizer.json", b'{"a": "\xff\xfe"}'),
-        ("model.safetensors", b"no weights"),
-    ],
-)
-def test_a_damaged_folder_is_one_sentence(tiny_lm_folder, tmp_path, name, content):
-    build(tiny_lm_folder, "mean").save_pretrained(str(tmp_path), create_model_card=False)
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(RevelaError, match="cannot be opened as a Sentence-Transformers model"):
-        open_model(tmp_path)
-
-
 def test_a_card_may_name_a_path_that_is_not_utf8(tiny_lm_folder, tmp_path):
     """It is written when training is over."""
     save_retriever(build(tiny_lm_folder, "mean"), tmp_path, "revela train caf\udce9/ --out 模型")

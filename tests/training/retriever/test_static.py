@@ -138,13 +138,6 @@ def test_weights_that_do_not_fit_are_named(tmp_path):
     save_file({"embedding.weight": rows.astype(np.int8)}, folder / "model.safetensors")
     with pytest.raises(RevelaError, match="is I8, not fp16"):
         load_encoder(folder, "auto")
-    rows[WORDS.index("word2")] = np.inf
-    save_file({"embedding.weight": rows}, folder / "model.safetensors")
-    encoder = load_encoder(folder, "auto")
-    said = "model gives vectors that are not finite for 1 of 3 texts: its weights are broken"
-    for encode in (encoder.encode_queries, encoder.encode_passages):
-        with pytest.raises(RevelaError, match=said):
-            encode(["word1", "word2", "word3"])
 
 
 def test_there_are_no_token_vectors(tmp_path):
@@ -152,7 +145,7 @@ def test_there_are_no_token_vectors(tmp_path):
     index = Index.create(tmp_path / "index", folder)
     index.add([Document("a", "word1 word2")])
     kept = Index.create(tmp_path / "kept", folder, settings=Indexing(keep_tokens=True))
-    said = "no transformer, and so no token vectors: search without --rerank and --keep-tokens"
+    said = "^model has no transformer, and so no token vectors: search without --rerank and --k"
     for refused in (
         lambda: index.search("word1", rerank="late-interaction"),
         lambda: kept.add([Document("a", "word1 word2")]),
