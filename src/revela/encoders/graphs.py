@@ -82,10 +82,9 @@ def open_graph(
         if (export / EXPORT).is_file():
             encoder = open_export(export, folder, max_tokens, prompts)
         elif graph := _graph(folder, config, modules):
-            tokenizer, limit = _tokenizer(inside, config), _token_limit(inside, config)
+            tokenizer, limit = _tokenizer(inside, config), max_tokens or _limit(inside, config)
             padding = config.get("pad_token_id") or 0
-            about = max_tokens or limit, padding, str(folder)
-            encoder = GraphEncoder(graph, tokenizer, prompts, *about)
+            encoder = GraphEncoder(graph, tokenizer, prompts, limit, padding, str(folder))
     if encoder is None:
         return None
     if precision == "auto":
@@ -165,7 +164,7 @@ def _is_unusual(inside: Path) -> bool:
     return bool(rest) or output != STATES
 
 
-def _token_limit(inside: Path, config: dict[str, Any]) -> int | None:
+def _limit(inside: Path, config: dict[str, Any]) -> int | None:
     """Maximum tokens of a text by a transformer's configuration, at most the number of positions;
     None: no limit.
     """

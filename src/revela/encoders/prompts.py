@@ -31,6 +31,17 @@ class Prompts(NamedTuple):
         """The prompt of a role."""
         return self.query if role == "query" else self.passage
 
+    def replaced(self, given: Given) -> Prompts:
+        """The given prompts; these in place of None."""
+        query, passage = given
+        return Prompts(
+            self.query if query is None else query, self.passage if passage is None else passage
+        )
+
+    def by_name(self) -> dict[str, str]:
+        """As sentence-transformers stores them; both names of passages are in use."""
+        return {"query": self.query, "document": self.passage, "passage": self.passage}
+
     def describe(self) -> str:
         """A line for the user."""
         return f"prompts: {self.query!r} before queries, {self.passage!r} before passages"
@@ -96,10 +107,7 @@ def prompts_of(folder: Path, given: Given = OWN) -> Prompts:
     if not any(named):
         name = name_of(folder)
         named = KNOWN.get(name) or _BY_FOLDER.get(name) or named
-    query, passage = given
-    return Prompts(
-        named.query if query is None else query, named.passage if passage is None else passage
-    )
+    return named.replaced(given)
 
 
 def named_prompts(folder: Path) -> Prompts:
@@ -114,7 +122,7 @@ def named_prompts(folder: Path) -> Prompts:
 
 def check_prompts(made: Prompts, given: Given, what: Path) -> None:
     """Raise RevelaError if the given prompts differ from those that ``what`` was made with."""
-    if any(new not in (None, old) for new, old in zip(given, made, strict=True)):
+    if made.replaced(given) != made:
         raise RevelaError(
             f"{what} was made with the prompts {made.query!r} and {made.passage!r}: leave "
             "--query-prompt and --passage-prompt out, or make a new one"

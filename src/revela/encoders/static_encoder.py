@@ -94,16 +94,20 @@ class StaticEncoder(TextEncoder):
             table_VD = _table(inside)[:, : about.get("truncate_dim")]
             if tokenizer.get_vocab_size() > len(table_VD):
                 raise ValueError(f"tokenizer.json has more tokens than {WEIGHTS} has rows")
-            given = prompts_of(folder, prompts), max_tokens, str(folder)
-            return cls(table_VD, tokenizer, *given)
+            return cls(table_VD, tokenizer, prompts_of(folder, prompts), max_tokens, str(folder))
 
-    def _encode(self, texts: Iterable[str], *how: Any) -> Vectors:
-        many = not isinstance(texts, Sequence) or len(texts) >= READ_AHEAD
-        if many and self._table_VD.dtype != np.float32:
-            whole = copy.copy(self)  # convert rows once, not at every use
-            whole._table_VD = fp32(self._table_VD)
-            return whole._encode(texts, *how)
-        return super()._encode(texts, *how)
+    def _encode(
+        self,
+        texts: Iterable[str],
+        role: Role,
+        progress: bool,
+        tokens: list[Vectors] | None = None,
+    ) -> Vectors:
+        encoder = self
+        if not isinstance(texts, Sequence) or len(texts) >= READ_AHEAD:
+            encoder = copy.copy(self)  # convert rows once, not at every use
+            encoder._table_VD = fp32(self._table_VD)
+        return super(StaticEncoder, encoder)._encode(texts, role, progress, tokens)
 
     def encode_batch(self, features: Features, role: Role, with_tokens: bool) -> Encoded:
         """Add up the rows of each text's tokens; 0 for a text without tokens."""

@@ -77,20 +77,9 @@ class TorchEncoder(TextEncoder):
     def encode_batch(self, features: Features, role: Role, with_tokens: bool) -> Encoded:
         """Run the modules of a role, one batch at a time."""
         import torch
-        from torch.nn.functional import normalize
 
-        device, (first, *rest) = self.model.device, self.parts[role]
+        device, parts = self.model.device, self.parts[role]
         with self._lock, torch.inference_mode():
             read = {k: v.to(device) if hasattr(v, "to") else v for k, v in features.items()}
-            with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
-                read = dict(first(read))
-            half = torch.bfloat16
-            read = {k: v.float() if getattr(v, "dtype", 0) is half else v for k, v in read.items()}
-            states_BLW: Any = read.get("token_embeddings")  # before other modules replace them
-            for part in rest:
-                read = part(read)
-            vectors_BD = read["sentence_embedding"][:, : self.model.truncate_dim].float()
-            encoded = [normalize(vectors_BD, dim=-1)]
-            if with_tokens:
-                encoded.append(torch_model.unit_states(self.model, states_BLW))
-            return Encoded(*(tensor.cpu().numpy() for tensor in encoded))
+            found = torch_model.unit_vectors(self.model, parts, read, with_tokens, self.bf16)
+            return Encoded(*(tensor.cpu().numpy() for tensor in found))

@@ -10,11 +10,11 @@ import itertools
 import logging
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revela.encoders.base import SLOT, check_max_tokens, truncate
+from revela.encoders.base import SLOT, Features, check_max_tokens, truncate
 from revela.encoders.bert import max_positions
 from revela.encoders.model_files import (
     adapter_base,
@@ -84,8 +84,7 @@ def open_model(
             f"{folder} begins with a {type(model[0]).__name__}, and a transformer, a table of "
             "tokens (StaticEmbedding) or a Router of those can be read: give another model"
         )
-    query, passage = prompts_of(Path(folder), prompts)
-    model.prompts.update(query=query, document=passage, passage=passage)  # both names are in use
+    model.prompts.update(prompts_of(Path(folder), prompts).by_name())
     for part in model.modules():
         if isinstance(part, modules.Transformer) and part.tokenizer is not None:
             add_pad_token(part)
@@ -266,18 +265,43 @@ def slot_ids(model: Any) -> range:
     return range(first, first + count)
 
 
-def unit_states(model: SentenceTransformer, states: Tensor) -> Tensor:
-    """A transformer's states (..., W) as late interaction compares them, in fp32: of length one,
-    after the linear layer that follows the pooling where the model has one.
+def unit_vectors(
+    model: SentenceTransformer,
+    parts: Iterable[nn.Module],
+    features: Features,
+    with_tokens: bool,
+    bf16: bool = False,
+) -> list[Tensor]:
+    """Run a model's modules on tokenized texts: the texts' vectors (B, D) and, if requested, the
+    tokens' (B, L, W), in fp32 and of length one.
+
+    Tokens' vectors are the transformer's states as late interaction compares them: after the linear
+    layer that follows the pooling where the model has one.
+
+    Args:
+        bf16: run the transformer under autocast. The modules after it stay in fp32: they cost
+            little, and bf16 would lose much.
     """
+    import torch
     from sentence_transformers.sentence_transformer import modules
     from torch.nn.functional import normalize
 
-    after = itertools.dropwhile(lambda part: not isinstance(part, modules.Pooling), parts_of(model))
-    linear = next((part.linear for part in after if isinstance(part, modules.Dense)), None)
-    if linear is not None and linear.in_features == states.shape[-1]:
-        states = linear(states)
-    return normalize(states.float(), dim=-1)
+    first, *rest = parts
+    with torch.autocast(model.device.type, torch.bfloat16) if bf16 else nullcontext():
+        features = dict(first(features))
+    half = torch.bfloat16
+    features = {k: v.float() if getattr(v, "dtype", 0) is half else v for k, v in features.items()}
+    states: Any = features.get("token_embeddings")  # before other modules replace them
+    for part in rest:
+        features = part(features)
+    found = [features["sentence_embedding"][:, : model.truncate_dim]]
+    if with_tokens:
+        after = itertools.dropwhile(lambda part: not isinstance(part, modules.Pooling), rest)
+        linear = next((part.linear for part in after if isinstance(part, modules.Dense)), None)
+        if linear is not None and linear.in_features == states.shape[-1]:
+            states = linear(states)
+        found.append(states)
+    return [normalize(vectors.float(), dim=-1) for vectors in found]
 
 
 def has_fast_bf16(device: torch.device) -> bool:

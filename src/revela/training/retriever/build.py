@@ -94,10 +94,7 @@ def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
         modules.Pooling(width, pooling_mode=POOLING_MODES[settings.pooling]),
         modules.Normalize(),
     ]
-    query, passage = (
-        own if prompt is None else prompt for prompt, own in zip(given, DECODER, strict=True)
-    )
-    prompts = {"query": query, "document": passage, "passage": passage}
+    prompts = DECODER.replaced(given).by_name()
     return SentenceTransformer(modules=parts, prompts=prompts, similarity_fn_name="cosine")
 
 
