@@ -64,12 +64,14 @@ class RetrieverEncoder(TextEncoder):
         return other
 
     def tokenize(self, texts: Sequence[str], role: Role) -> Features:
+        context = self._rows and (self._rows(),) * 2  # of many batches
         with self._lock:  # tokenizers are not thread-safe
-            return self.retriever.tokenize(texts, role)
+            return {**self.retriever.tokenize(texts, role), "context": context}
 
     def encode_batch(self, features: Features, role: Role, with_tokens: bool) -> Encoded:
         """Run the model as it is now, without dropout."""
-        retriever, context = self.retriever, self._rows and (self._rows(),) * 2
+        retriever, read = self.retriever, dict(features)
+        context = read.pop("context")
         with self._lock, torch.inference_mode(), retriever.evaluating():
             retriever.width, retriever.context = None, context  # not a training batch's
-            return Encoded(retriever(features, role).cpu().numpy())
+            return Encoded(retriever(read, role).cpu().numpy())
