@@ -19,7 +19,7 @@ from revela.encoders.model_files import (
     words_to_vectors_of,
 )
 from revela.encoders.prompts import OWN, Given, prompts_of
-from revela.encoders.static_encoder import StaticEncoder, is_static
+from revela.encoders.static_encoder import StaticEncoder, table_folder
 from revela.errors import RevelaError, extra, first_line
 from revela.files import atomic_write, cache_folder
 from revela.types import Precision
@@ -55,7 +55,7 @@ def load_encoder(
 def _open(
     folder: Path, precision: Precision, max_tokens: int | None, prompts: Given
 ) -> TextEncoder:
-    if is_static(folder):
+    if table_folder(folder):
         return StaticEncoder.load(folder, max_tokens, prompts)
     if precision == "int8" or (not has_gpu() and has_openvino()):
         how = precision, max_tokens, prompts
@@ -118,7 +118,7 @@ def keep_graph(folder: Path, even_with_gpu: bool = False) -> None:
     """
     if (has_gpu() and not even_with_gpu) or not has_openvino():
         return
-    if is_static(folder) or export_folder(fingerprint(folder)).exists():
+    if table_folder(folder) or export_folder(fingerprint(folder)).exists():
         return
     if not has_torch() or _open_graph(folder, "fp32") is not None:
         return

@@ -34,13 +34,10 @@ READ_AHEAD = 1024  # texts that are tokenized at once
 WEIGHTS = "model.safetensors"
 
 
-def is_static(folder: Path) -> bool:
-    """Whether a folder holds a static retriever with its table in safetensors."""
-    return _table_folder(folder) is not None
-
-
-def _table_folder(folder: Path) -> Path | None:
-    """The folder of a static retriever's table and tokenizer; None for other models."""
+def table_folder(folder: Path) -> Path | None:
+    """The folder of a static retriever's table, in safetensors, and tokenizer; None for other
+    models.
+    """
     modules = modules_of(folder)
     if [kind for kind, _ in modules] not in (["StaticEmbedding"], ["StaticEmbedding", "Normalize"]):
         return None
@@ -86,7 +83,7 @@ class StaticEncoder(TextEncoder):
         """Open a static retriever's folder; raises RevelaError if it is damaged."""
         from tokenizers import Tokenizer
 
-        inside, settings = _table_folder(folder), folder / CONFIG
+        inside, settings = table_folder(folder), folder / CONFIG
         assert inside is not None
         with opening(folder):
             about = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}

@@ -12,7 +12,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from small import build, fit
 
@@ -251,14 +250,6 @@ def test_vectors_that_are_not_finite_are_refused_wherever_they_are_made(tiny_lm_
     for encode_texts in methods:
         with pytest.raises(RevelaError, match=said):
             encode_texts(["garden5", "a ocean1", "planet0"])
-
-
-def test_a_model_without_a_transformer_has_no_token_vectors(tiny_tokenizer):
-    static = SentenceTransformer(
-        modules=[modules.StaticEmbedding(tiny_tokenizer.backend_tokenizer, embedding_dim=8)]
-    )
-    with pytest.raises(RevelaError, match="no transformer, and so no token vectors"):
-        TorchEncoder(static, bf16=False).encode_with_tokens(["a"])
 
 
 def test_a_card_may_name_a_path_that_is_not_utf8(tiny_lm_folder, tmp_path):

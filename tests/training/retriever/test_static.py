@@ -102,17 +102,6 @@ def test_texts_are_truncated_where_asked_and_chunks_cut_there(tmp_path):
     assert short.fitted([""], ["word1 word2 word3"]) == [["word1 word2 ", "word3"]]
 
 
-def test_other_modules_are_left_to_sentence_transformers(tmp_path):
-    folder = save(tmp_path / "dense", parts=[modules.Dense(16, 4)])
-    encoder = load_encoder(folder, "fp32")
-    assert isinstance(encoder, TorchEncoder)
-    # of length one all the same, as dot products are taken for cosines
-    np.testing.assert_allclose(np.linalg.norm(encoder.encode_queries(["word1"])), 1, atol=1e-5)
-    cut = load_encoder(folder, "fp32", 2).encode_queries(["word1 word2 word3"])
-    np.testing.assert_allclose(cut, encoder.encode_queries(["word1 word2"]), atol=1e-6)
-    assert abs(cut - encoder.encode_queries(["word1 word2 word3"])).max() > 0.01
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -149,6 +138,7 @@ def test_there_are_no_token_vectors(tmp_path):
     for refused in (
         lambda: index.search("word1", rerank="late-interaction"),
         lambda: kept.add([Document("a", "word1 word2")]),
+        lambda: TorchEncoder.load(folder, "fp32").encode_with_tokens(["word1"]),
     ):
         with pytest.raises(RevelaError, match=said):
             refused()
