@@ -31,7 +31,7 @@ from revela.types import ROLES, Role
 
 class RetrieverModule(nn.Module):
     """A Sentence-Transformers model: ``tokenize`` gives the features of texts, and ``forward``
-    their unit vectors, by ``states``, ``pool`` and ``unit``.
+    their unit vectors, by ``states`` and ``pool``.
 
     The model's own modules may be replaced at any time (by a fit), its prompts and slots may not.
     A model with a ``Router`` reads each role by modules of its own; tokens are then counted as
@@ -143,14 +143,12 @@ class RetrieverModule(nn.Module):
         vectors_BD: Tensor = features["sentence_embedding"]
         return vectors_BD
 
-    def unit(self, vectors: Tensor) -> Tensor:
-        """(..., D) cut to ``width``, and of length one; in fp32 or better."""
-        vectors = vectors[..., : self.width or self.model.truncate_dim]
-        return F.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=-1)
-
     def forward(self, features: Features, role: Role = "passage") -> Tensor:
-        """(B, D) unit vectors of tokenized texts."""
-        return self.unit(self.pool(self.states(features, role), role))
+        """(B, D) unit vectors of tokenized texts, cut to ``width``; in fp32 or better."""
+        vectors_BD = self.pool(self.states(features, role), role)
+        vectors_BD = vectors_BD[:, : self.width or self.model.truncate_dim]
+        dtype = torch.promote_types(vectors_BD.dtype, torch.float32)
+        return F.normalize(vectors_BD.to(dtype), dim=-1)
 
     @contextmanager
     def evaluating(self, adapters: bool = True) -> Iterator[None]:
