@@ -64,7 +64,8 @@ class TorchEncoder(TextEncoder):
     def tokenizer(self) -> Any:
         """A copy, as sentence-transformers changes its own at every call."""
         tokenizer: Any = self.parts["passage"][0].tokenizer
-        tokenizer = copy.deepcopy(getattr(tokenizer, "backend_tokenizer", tokenizer))
+        with self._lock:
+            tokenizer = copy.deepcopy(getattr(tokenizer, "backend_tokenizer", tokenizer))
         tokenizer.no_padding()
         return tokenizer
 
