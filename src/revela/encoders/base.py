@@ -31,6 +31,7 @@ Features = dict[str, Any]
 """What a model reads of a batch, by name. Tokenized texts are arrays or tensors, ``input_ids`` and
 ``attention_mask`` (B, L); else ``texts``."""
 READ_AHEAD = 4096  # texts that are tokenized, and sorted by length, at once
+TOKENS_AHEAD = 512 * READ_AHEAD  # their tokens, padding included
 SLOT = "<|context-{}|>"
 "The token of a context's slot (CDE); its row in the embedding table is a document's vector."
 STEM = SLOT.partition("{}")[0]
@@ -202,7 +203,9 @@ class TextEncoder(ABC):
             total=len(texts), unit="text", disable=not progress, delay=SHOWN_AFTER, leave=False
         )
         with shown:
-            for rows, features in batches(texts, read, self.batch_tokens, self.read_ahead):
+            for rows, features in batches(
+                texts, read, self.batch_tokens, self.limit, self.read_ahead
+            ):
                 vectors_BD, tokens_BLW = self.encode_batch(features, role, tokens is not None)
                 if vectors_ND is None:
                     vectors_ND = np.empty((len(texts), vectors_BD.shape[1]), np.float32)
@@ -250,6 +253,7 @@ def batches(
     texts: Sequence[str],
     read: Callable[[Sequence[str]], Features],
     batch_tokens: int,
+    limit: int | None,
     read_ahead: int = READ_AHEAD,
 ) -> Iterator[tuple[list[int], Features]]:
     """Batches of texts of similar length, longest first: their places and features.
@@ -257,10 +261,16 @@ def batches(
     Args:
         read: tokenizes texts, padded. If it gives no mask, they are one batch.
         batch_tokens: the tokens of a batch, padding included; a longer text is a batch of its own.
+        limit: texts are truncated to this number of tokens; None: not at all.
+        read_ahead: texts that are tokenized at once; fewer if they are long.
     """
     by_length = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-    for start in range(0, len(texts), read_ahead):
-        window = by_length[start : start + read_ahead]
+    start = 0
+    while start < len(texts):
+        longest = len(texts[by_length[start]])  # a token has about a character at least
+        size = TOKENS_AHEAD // max(1, min(longest, limit or longest))
+        window = by_length[start : start + max(1, min(size, read_ahead))]
+        start += len(window)
         features = read([texts[i] for i in window])
         if "attention_mask" not in features:
             yield window, features

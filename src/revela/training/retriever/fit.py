@@ -192,7 +192,9 @@ def _read_sample(retriever: RetrieverModule, texts: Sequence[str]) -> tuple[Tens
     shown = progress_bar("fitting", "chunk", total=len(texts))
     with retriever.evaluating():
         read = partial(retriever.tokenize, role="passage")
-        for indices, features in batches(texts, read, tokens_per_batch(retriever.device)):
+        for indices, features in batches(
+            texts, read, tokens_per_batch(retriever.device), retriever.limit
+        ):
             features = retriever.states(features)
             in_prompt_NT = torch.isin(on_cpu(features["input_ids"]), prompt_ids)
             kept_NT = on_cpu(features["attention_mask"]).bool() & ~in_prompt_NT
