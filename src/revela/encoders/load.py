@@ -55,6 +55,7 @@ def load_encoder(
 def _open(
     folder: Path, precision: Precision, max_tokens: int | None, prompts: Given
 ) -> TextEncoder:
+    """By the first that reads the folder: a table, a graph, torch."""
     if table_folder(folder):
         return StaticEncoder.load(folder, max_tokens, prompts)
     if precision == "int8" or (not has_gpu() and has_openvino()):
