@@ -20,6 +20,7 @@ from mteb.models.hybrid_wrappers import HybridSearch
 from mteb.types import PromptType
 from torch.utils.data import DataLoader
 
+from revela.encoders.base import Encoded, TextEncoder
 from revela.evaluation.collection import Collection
 from revela.evaluation.evaluate import store_of
 from revela.evaluation.mteb import MtebEncoder
@@ -28,7 +29,7 @@ from revela.ranking.fusion import DEPTH
 from revela.ranking.steps import fuse
 
 
-class Hybrid:
+class Hybrid(TextEncoder):
     """BM25 and an encoder's cosines, fused as in ``revela eval``."""
 
     def __init__(self, encoder):
@@ -63,11 +64,9 @@ class Hybrid:
         how = {"task_metadata": self.settings["task_metadata"], "prompt_type": prompt_type}
         return list(create_dataloader(rows, **how).dataset["text"])
 
-    def encode_queries(self, texts, progress=False):
-        return self.encode(texts, PromptType.query)
-
-    def encode_passages(self, texts, progress=False):
-        return self.encode(texts, PromptType.document)
+    def encode_batch(self, features, role, with_tokens):
+        kind = PromptType.query if role == "query" else PromptType.document
+        return Encoded(self.encode(features["texts"], kind))
 
     def encode(self, texts, prompt_type):
         inputs = DataLoader(Dataset.from_dict({"text": list(texts)}), batch_size=32)

@@ -17,6 +17,7 @@ import torch
 from hypothesis import settings
 
 from revela.encoders import load
+from revela.encoders.base import TextEncoder
 from tests.collection_folder import write_lines
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -145,6 +146,13 @@ def tiny_config(kind: str, vocabulary: int = 400):
         ),
         "gpt_neox": lambda: t.GPTNeoXConfig(**common, **ids),
     }[kind]()
+
+
+class MadeUpEncoder(TextEncoder):
+    """An encoder without a model; a test gives it ``encode_queries`` and ``encode_passages``."""
+
+    def encode_batch(self, features, role, with_tokens):
+        raise NotImplementedError
 
 
 class Embed(torch.nn.Module):

@@ -31,6 +31,7 @@ from research.benchmarks.options import (
     part_of,
     print_header,
 )
+from revela.encoders.base import TextEncoder
 from revela.encoders.model_files import resolve
 from revela.evaluation.evaluate import load_collection, outcomes
 from revela.evaluation.label_free import HeldOutCheck, tasks, with_bm25
@@ -43,7 +44,7 @@ from revela.training.retriever.build import untrained_retriever
 from revela.training.retriever.encode import RetrieverEncoder
 from revela.training.settings import Recipe
 from revela.training.word_table import tables
-from revela.types import Document, Encoder, evenly_spaced
+from revela.types import Document, evenly_spaced
 
 LM, MINILM = "embedded:smollm2-135m", "embedded:minilm-l6"
 SAMPLE, HELD_OUT, PASSAGES, ASKED = 400, 0.4, 250, 200  # of the test
@@ -54,7 +55,7 @@ BM25 = "BM25"
 Row = dict[str, Any]
 
 
-def systems(data: TrainingSet) -> Iterator[tuple[str, Encoder]]:
+def systems(data: TrainingSet) -> Iterator[tuple[str, TextEncoder]]:
     """Each retriever, made of the documents that are not held out."""
     yield "MiniLM", encoder_of(Candidate(MINILM, "embedder"), data)
     language = data.recipe.corpus.language

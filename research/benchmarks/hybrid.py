@@ -26,6 +26,7 @@ from research.benchmarks.options import (
     print_header,
 )
 from research.benchmarks.quality import SMOL
+from revela.encoders.base import Encoded, Features, TextEncoder
 from revela.encoders.load import load_encoder
 from revela.encoders.model_files import resolve
 from revela.evaluation.evaluate import (
@@ -37,12 +38,12 @@ from revela.ranking.late_interaction import encode_packed
 from revela.training.fit import FitOptions, fit
 from revela.training.retriever.encode import RetrieverEncoder
 from revela.training.settings import Recipe
-from revela.types import QueryTokens, Vectors
+from revela.types import QueryTokens, Role, Vectors
 
 MAX_TOKENS = 256
 
 
-class Kept:
+class Kept(TextEncoder):
     """An encoder that keeps the vectors of a collection in a file."""
 
     def __init__(
@@ -76,6 +77,9 @@ class Kept:
         )
         self.given, self.collection_queries = 0, queries
         self.words_to_vectors = encoder.words_to_vectors
+
+    def encode_batch(self, features: Features, role: Role, with_tokens: bool) -> Encoded:
+        return self.encoder.encode_batch(features, role, with_tokens)
 
     def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
         is_whole = texts is self.collection_queries

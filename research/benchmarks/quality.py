@@ -94,7 +94,8 @@ def save_untrained(
     model = untrained_retriever(recipe.retriever, resolve(lm), documents)
     if fit:
         chunks = TrainingSet(recipe, documents).chunks
-        retriever = RetrieverModule(model, has_fast_bf16(model.device), recipe.lm.lm_tokens)
+        retriever = RetrieverModule(model, has_fast_bf16(model.device))
+        retriever.max_tokens = recipe.lm.lm_tokens
         how = dict(train_rows=row_trainer(model, documents, steps=steps))
         texts = [chunk.text for chunk in chunks]
         fit_to_corpus(retriever, texts, recipe.fit, seed=recipe.training.seed, **how)

@@ -28,6 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from research.benchmarks.options import RESEARCH, parser_of
+from revela.encoders.base import Encoded, Features, TextEncoder
 from revela.evaluation.evaluate import load_collection
 from revela.ranking.bm25 import BM25
 from revela.ranking.exact import top_k
@@ -38,7 +39,7 @@ from revela.searching.manifest import Indexing, Info
 from revela.text.chunk import chunk
 from revela.text.load import read_corpus
 from revela.text.spool import arrow_list
-from revela.types import Document, Vectors
+from revela.types import Document, Role, Vectors
 
 MODEL, CHUNK_WORDS, QUERIES = "embedded:minilm-l6", 48, 300
 
@@ -57,16 +58,14 @@ def encoder(max_tokens: int):
     return load_encoder(resolve(MODEL), "auto", max_tokens)
 
 
-class Known:
+class Known(TextEncoder):
     """An encoder of precomputed vectors, by text."""
 
     def __init__(self, texts: Sequence[str], vectors: Vectors) -> None:
         self.vectors = dict(zip(texts, vectors, strict=True)) | {".": vectors[0]}
 
-    def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        return np.stack([self.vectors[text] for text in texts])
-
-    encode_queries = encode_passages
+    def encode_batch(self, features: Features, role: Role, with_tokens: bool) -> Encoded:
+        return Encoded(np.stack([self.vectors[text] for text in features["texts"]]))
 
 
 def build(
@@ -131,14 +130,14 @@ def real_chunks(arguments: argparse.Namespace) -> list[str]:
     return texts[: arguments.base]
 
 
-class Made:
+class Made(TextEncoder):
     """Vectors without an encoder; ``seconds`` is the CPU time that making them took."""
 
     def __init__(self, base: Vectors) -> None:
         self.base, self.rng, self.seconds = base, np.random.default_rng(0), 0.0
 
-    def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        began = time.process_time()
+    def encode_batch(self, features: Features, role: Role, with_tokens: bool) -> Encoded:
+        began, texts = time.process_time(), features["texts"]
         one, two, three = (
             self.base[self.rng.integers(len(self.base), size=len(texts))] for _ in range(3)
         )
@@ -147,9 +146,7 @@ class Made:
         made = one + self.rng.uniform(0.3, 0.7, size=(len(texts), 1)).astype(np.float32) * towards
         made /= np.linalg.norm(made, axis=1, keepdims=True)
         self.seconds += time.process_time() - began
-        return made
-
-    encode_queries = encode_passages
+        return Encoded(made)
 
 
 def at_least(documents: Sequence[Document], chunks: int) -> Iterator[Document]:

@@ -34,12 +34,13 @@ from pathlib import Path
 import torch
 
 from research.benchmarks.options import parser_of, write_out
+from revela.encoders.base import TextEncoder
 from revela.encoders.load import load_encoder
 from revela.encoders.model_files import resolve
 from revela.searching.index import Index
 from revela.text.load import read_corpus
 from revela.training.distributed import available_cores
-from revela.types import Document, Encoder
+from revela.types import Document
 
 NAME = "model"
 
@@ -123,7 +124,7 @@ def encoded(port: int) -> float:
     return float(re.search(r'revela_batch_texts_sum\{role="passage"\} (\S+)', metrics)[1])
 
 
-def direct(encoder: Encoder, texts: list[str], seconds: float) -> tuple[float, float]:
+def direct(encoder: TextEncoder, texts: list[str], seconds: float) -> tuple[float, float]:
     """Texts per second and per processor second, the encoder given all at once, repeatedly."""
     encoder.encode_passages(texts[:64])
     done, wall, processor = 0, time.monotonic(), time.process_time()
@@ -148,7 +149,7 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def index_of(texts: Sequence[str], folder: Path, encoder: Encoder, index: Path) -> None:
+def index_of(texts: Sequence[str], folder: Path, encoder: TextEncoder, index: Path) -> None:
     """A small index, for `revela serve` to open."""
     few = [Document(str(i), text) for i, text in enumerate(texts[:8])]
     Index.create(index, folder, encoder=encoder).add(few)

@@ -31,6 +31,7 @@ from research.benchmarks.hardening import made
 from research.benchmarks.options import parser_of
 from research.gpu.parts import TEXT, TEXTS
 from revela import Document, Retriever
+from revela.encoders.base import TextEncoder
 from revela.encoders.embedded import SMOLLM2
 from revela.evaluation.collection import DEPTH, Collection, load_collection
 from revela.evaluation.metrics import mean_scores
@@ -41,7 +42,6 @@ from revela.training.checks import CheckPlan
 from revela.training.lm.document_attention import DocumentWeights, document_attention
 from revela.training.settings import Recipe, presets
 from revela.training.train import train
-from revela.types import Encoder
 
 Row = dict[str, Any]
 GROUP, TOKENS = 16, 128  # chunks of a group, tokens of a chunk
@@ -446,7 +446,7 @@ def curve_rows(
     yield row
 
 
-def ndcg(collection: Collection, encoder: Encoder) -> dict[str, float]:
+def ndcg(collection: Collection, encoder: TextEncoder) -> dict[str, float]:
     """nDCG@10 by vectors alone, of texts of up to 512 tokens as for a saved retriever."""
     if (retriever := getattr(encoder, "retriever", None)) is not None:
         read_in_training, retriever.max_tokens = retriever.max_tokens, MAX_TOKENS
@@ -457,7 +457,7 @@ def ndcg(collection: Collection, encoder: Encoder) -> dict[str, float]:
     return _ndcg(collection, encoder)
 
 
-def _ndcg(collection: Collection, encoder: Encoder) -> dict[str, float]:
+def _ndcg(collection: Collection, encoder: TextEncoder) -> dict[str, float]:
     passages = encoder.encode_passages(collection.documents)
     found = rankings_of(*top_k(encoder.encode_queries(collection.queries), passages, DEPTH))
     run = {

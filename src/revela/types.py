@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from html import escape
-from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from revela.errors import QueryError, RevelaError
 Kind = Literal["prose", "code"]
 Precision = Literal["auto", "fp32", "bf16", "int8"]
 """Arithmetic of a model; "auto" is the fastest on this hardware."""
+Role = Literal["query", "passage"]
+ROLES: tuple[Role, ...] = ("query", "passage")
 Vectors = NDArray[np.float32]
 T = TypeVar("T")
 Value = str | int | float | bool
@@ -39,23 +41,17 @@ def evenly_spaced(count: int, most: int = 1000) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, count - 1, min(most, count)).astype(np.int64))
 
 
-def check_vectors_finite(vectors_ND: Vectors, name: str) -> None:
-    """Raise RevelaError if any vector has NaN or infinity; ``name`` is the model's."""
-    finite_N = np.isfinite(vectors_ND).all(axis=1)
-    if not finite_N.all():
-        raise RevelaError(
-            f"{name} gives vectors that are not finite for {(~finite_N).sum():,} of "
-            f"{len(vectors_ND):,} texts: its weights are broken"
-        )
+def unit(vectors_ND: Vectors) -> Vectors:
+    """Vectors of length one; 0 stays 0."""
+    lengths_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
+    return np.asarray(vectors_ND / np.maximum(lengths_N1, 1e-12), np.float32)  # as torch does
 
 
 def shortened(vectors_ND: Vectors, width: int) -> Vectors:
     """The first ``width`` dimensions, normalised again, (N, W); all of them for 0."""
     if not 0 < width < vectors_ND.shape[1]:
         return vectors_ND
-    cut_NW = vectors_ND[:, :width]
-    lengths_N1 = np.linalg.norm(cut_NW, axis=1, keepdims=True)
-    return np.asarray(cut_NW / np.maximum(lengths_N1, 1e-12), np.float32)
+    return unit(vectors_ND[:, :width])
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +128,6 @@ def items_of(given: Iterable[T], name: str, kinds: type | tuple[type, ...] = str
             yield item
 
     return checked()
-
-
-def sequence_of(texts: Iterable[str]) -> Sequence[str]:
-    """Texts that can be read by their places: what has other labels (a column of a data frame) or
-    no places (a generator) becomes a list.
-    """
-    return texts if isinstance(texts, Sequence) else list(items_of(texts, "texts"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,14 +222,6 @@ class Hits(list[Hit]):
         return f"<table><tr><th>score</th><th>document</th><th>passage</th></tr>{rows}</table>"
 
 
-class Encoder(Protocol):
-    """Encodes texts as unit vectors, (len(texts), D) float32."""
-
-    def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors: ...
-
-    def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors: ...
-
-
 class QueryTokens(NamedTuple):
     """An encoded query.
 
@@ -253,27 +234,3 @@ class QueryTokens(NamedTuple):
     vector: Vectors
     tokens: Vectors
     spans: Sequence[tuple[int, int]]
-
-
-@runtime_checkable
-class TokenEncoder(Encoder, Protocol):
-    """An encoder that also gives a unit vector per token, (T, W) float32, for late interaction."""
-
-    def encode_with_tokens(
-        self, texts: Sequence[str], progress: bool = False
-    ) -> tuple[Vectors, list[Vectors]]: ...
-
-    def query_tokens(self, queries: Sequence[str]) -> list[QueryTokens]: ...
-
-
-@runtime_checkable
-class LimitedEncoder(Encoder, Protocol):
-    """An encoder with a limited number of tokens per passage.
-
-    ``fitted`` cuts each text into pieces that fit, with the head (a title), into 1 / ``part`` of
-    that number.
-    """
-
-    def fitted(
-        self, heads: Sequence[str], texts: Sequence[str], part: int = 1
-    ) -> list[list[str]]: ...

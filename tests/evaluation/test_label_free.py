@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-from conftest import make_rows
+from conftest import MadeUpEncoder, make_rows
 from revela.evaluation.collection import Collection, load_collection, save_collection
 from revela.evaluation.label_free import SENTENCES, HeldOutCheck, docstring_task, tasks
 from revela.ranking.bm25 import BM25
@@ -98,7 +98,7 @@ def test_docstrings_are_cut_out_of_their_functions():
 def test_check_scores_an_oracle_at_one_and_bm25_below():
     built = tasks(DOCUMENTS, 12, 20, 500, 0)
 
-    class Topics:
+    class Topics(MadeUpEncoder):
         """Knows a text's topic by its first topic word."""
 
         def encode_passages(self, texts, progress=False):
@@ -119,7 +119,7 @@ def test_check_scores_an_oracle_at_one_and_bm25_below():
 def test_the_fused_score_of_a_task_is_that_of_the_fusion_without_what_is_excluded():
     """Against a loop over all passages, each scored by itself."""
 
-    class Noise:
+    class Noise(MadeUpEncoder):
         def encode_passages(self, texts, progress=False):
             drawn = (np.random.default_rng(zlib.crc32(text.encode())) for text in texts)
             vectors = np.stack([rng.normal(size=16) for rng in drawn]).astype(np.float32)

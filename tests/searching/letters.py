@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from revela.encoders.base import TextEncoder
 from revela.ranking.bm25 import BM25
 from revela.ranking.exact import top_k
 from revela.ranking.fusion import DEPTH, FusionRule, chance_of, fuse_scores
@@ -24,7 +25,7 @@ from revela.types import Document, QueryTokens
 WORDS = 3
 
 
-class Letters:
+class Letters(TextEncoder):
     """``seen`` are the passages that it was asked for."""
 
     def __init__(self):
@@ -38,6 +39,9 @@ class Letters:
         return counts / np.linalg.norm(counts, axis=1, keepdims=True)
 
     encode_queries = encode_passages
+
+    def encode_batch(self, features, role, with_tokens):
+        raise NotImplementedError
 
     def encode_with_tokens(self, texts, progress=False):
         """A token is a word, in the letters that it has."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 from test_train import ctrl_c_after, losses
 
-from conftest import Embed, make_rows
+from conftest import Embed, MadeUpEncoder, make_rows
 from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25
@@ -37,7 +37,7 @@ TINY = dict(
 )  # fmt: skip
 
 
-class Hashed:
+class Hashed(MadeUpEncoder):
     """Unit vectors that depend on the text, and on the seed."""
 
     def __init__(self, seed=0):
@@ -318,7 +318,7 @@ def test_training_on_judged_pairs(recipe, tmp_path, rounds):
         assert len(set(owners)) == 6 and max(group) < 17
 
     def check(encoder):
-        assert encoder.retriever.limit() == 40
+        assert encoder.retriever.limit == 40
         return {"task": 0.0}
 
     train(recipe, DOCUMENTS, tmp_path / "out", plan=CheckPlan(check))

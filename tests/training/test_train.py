@@ -19,7 +19,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from conftest import TOPICS, make_rows, tiny_retriever
+from conftest import TOPICS, MadeUpEncoder, make_rows, tiny_retriever
 from revela.encoders.model_files import commits, resolve
 from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
@@ -504,7 +504,7 @@ def test_every_objective_says_what_it_learns_from():
 
 
 def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp_path):
-    class ByWord:
+    class ByWord(MadeUpEncoder):
         """Chunks are alike that share this many of their words' beginnings."""
 
         calls, encode_queries = 0, None

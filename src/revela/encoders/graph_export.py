@@ -15,24 +15,24 @@ import json
 import logging
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from revela.encoders.after_transformer import TOKENS, VECTOR
 from revela.encoders.base import truncate
-from revela.encoders.bert import MASK, STATES
+from revela.encoders.bert import MASK
 from revela.encoders.graph_encoder import IDS, GraphEncoder
 from revela.encoders.graphs import CONFIG, EXPORT, TOKENIZER, export_folder, open_export
 from revela.encoders.model_files import fingerprint
+from revela.encoders.prompts import Prompts
 from revela.encoders.torch_encoder import TorchEncoder
 from revela.encoders.torch_model import (
     has_routes,
     open_model,
-    prompt_of,
     slot_ids,
     transformers_of,
-    unit_states,
+    unit_vectors,
 )
 from revela.errors import RevelaError, first_line, install_extra
 from revela.files import atomic_write
@@ -115,7 +115,6 @@ def export_to_cache(folder: Path) -> None:
 def _as_graph(model: SentenceTransformer, tokens: bool) -> nn.Module:
     """A retriever as the exporter needs it: tensors in, tensors out."""
     from torch import nn
-    from torch.nn.functional import normalize
 
     class Graph(nn.Module):
         def __init__(self) -> None:
@@ -123,12 +122,8 @@ def _as_graph(model: SentenceTransformer, tokens: bool) -> nn.Module:
             self.model = model
 
         def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
-            features: dict[str, Any] = self.model[0]({IDS: input_ids, MASK: attention_mask})
-            states_BLW = features[STATES]  # before other modules replace them
-            for part in list(self.model)[1:]:
-                features = part(features)
-            vectors_BD = normalize(features["sentence_embedding"][:, : model.truncate_dim], dim=-1)
-            return (vectors_BD, unit_states(model, states_BLW)) if tokens else (vectors_BD,)
+            features = {IDS: input_ids, MASK: attention_mask}
+            return tuple(unit_vectors(self.model, self.model, features, tokens))
 
     return Graph().eval()
 
@@ -171,7 +166,7 @@ def _write_graph(model: SentenceTransformer, file: Path, tokens: bool) -> None:
 
 def _write_config(model: SentenceTransformer, file: Path) -> None:
     config = {
-        "prompts": {"query": prompt_of(model, "query"), "passage": prompt_of(model, "document")},
+        "prompts": Prompts.named(model.prompts)._asdict(),
         "max_tokens": model.max_seq_length,
         "dimension": model.get_embedding_dimension(),
         "similarity": "cosine",
@@ -199,13 +194,13 @@ def difference(encoder: GraphEncoder, model: SentenceTransformer, tokens: bool =
     as queries and as passages.
     """
     pairs = list[tuple[Vectors, Vectors]]()
-    how: dict[str, Any] = dict(normalize_embeddings=True, show_progress_bar=False)
     for ours, stock in (
         (encoder.encode_queries, model.encode_query),
         (encoder.encode_passages, model.encode_document),
     ):
         for texts in (SAMPLE, SAMPLE[:1]):
-            pairs.append((ours(texts), stock(list(texts), **how)))
+            expected = stock(list(texts), normalize_embeddings=True, show_progress_bar=False)
+            pairs.append((ours(texts), expected))
     if tokens:
         reference = TorchEncoder(model)
         queries = zip(encoder.query_tokens(SAMPLE), reference.query_tokens(SAMPLE), strict=True)

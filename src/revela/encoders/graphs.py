@@ -22,14 +22,7 @@ from revela.encoders.bert import MASK, STATES, bert, is_bert, max_positions
 from revela.encoders.cpu import fastest, openvino_core
 from revela.encoders.graph_encoder import Graph, GraphEncoder
 from revela.encoders.int8 import quantised
-from revela.encoders.model_files import (
-    Weights,
-    fingerprint,
-    modules_of,
-    read_config,
-    words_to_vectors_of,
-)
-from revela.errors import RevelaError, first_line
+from revela.encoders.model_files import Weights, fingerprint, modules_of, opening, read_config
 from revela.files import atomic_write, cache_folder
 from revela.types import Precision
 
@@ -80,29 +73,20 @@ def open_graph(
     inside = modules[0][1]
     if not (inside / TOKENIZER).is_file() or (inside / "adapter_config.json").is_file():
         return None  # adapters are merged by torch
-    try:
+    encoder: GraphEncoder | None = None
+    with opening(folder), suppress(Unsupported):
         config = _read(inside / "config.json")
         if max_tokens is not None:
             check_max_tokens(max_tokens, max_positions(config), str(folder))
         export = export_folder(fingerprint(folder))
         if (export / EXPORT).is_file():
             encoder = open_export(export, folder, max_tokens, prompts)
-        else:
-            graph = _graph(folder, config, modules)
-            if graph is None:
-                return None
-            tokenizer, limit = _tokenizer(inside, config), _token_limit(inside, config)
-            padding, least = config.get("pad_token_id") or 0, words_to_vectors_of(folder)
-            about = max_tokens or limit, padding, str(folder), least
-            encoder = GraphEncoder(graph, tokenizer, prompts, *about)
-    except Unsupported:
+        elif graph := _graph(folder, config, modules):
+            tokenizer, limit = _tokenizer(inside, config), max_tokens or _limit(inside, config)
+            padding = config.get("pad_token_id") or 0
+            encoder = GraphEncoder(graph, tokenizer, prompts, limit, padding, str(folder))
+    if encoder is None:
         return None
-    except RevelaError:
-        raise
-    except Exception as error:  # OpenVINO and tokenizers raise no other for a damaged file
-        raise RevelaError(
-            f"{folder} cannot be opened as a Sentence-Transformers model: {first_line(error)}"
-        ) from error
     if precision == "auto":
         # A decoder has channels so large that random tokens do not show what int8 loses: a fitted
         # SmolLM2 passes the test below, but has a cosine of .94 on its own text.
@@ -129,8 +113,7 @@ def open_export(
     prompts = prompts or (about["prompts"]["query"], about["prompts"]["passage"])
     limit, place = max_tokens or about["max_tokens"], folder or export
     graph = Graph(openvino_core().read_model(export / EXPORT), "fp32")
-    least = words_to_vectors_of(place)
-    return GraphEncoder(graph, tokenizer, prompts, limit, padding, str(place), least)
+    return GraphEncoder(graph, tokenizer, prompts, limit, padding, str(place))
 
 
 def _graph(folder: Path, config: dict[str, Any], modules: list[tuple[str, Path]]) -> Graph | None:
@@ -181,7 +164,7 @@ def _is_unusual(inside: Path) -> bool:
     return bool(rest) or output != STATES
 
 
-def _token_limit(inside: Path, config: dict[str, Any]) -> int | None:
+def _limit(inside: Path, config: dict[str, Any]) -> int | None:
     """Maximum tokens of a text by a transformer's configuration, at most the number of positions;
     None: no limit.
     """

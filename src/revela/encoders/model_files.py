@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,30 @@ def modules_of(folder: Path) -> list[tuple[str, Path]]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
     return [(kind.rpartition(".")[2], place) for kind, place in found]
+
+
+def gives_tokens(folder: Path) -> bool:
+    """Whether a retriever has token vectors for comparing queries and passages."""
+    kinds = [kind for kind, _ in modules_of(folder)]
+    return kinds[:1] == ["Transformer"] and not {"Router", "Asym"} & {*kinds}
+
+
+@contextmanager
+def opening(folder: Path) -> Iterator[None]:
+    """While open, any error is a RevelaError that names a damaged folder: for a damaged file,
+    libraries raise Exception itself.
+    """
+    try:
+        yield
+    except RevelaError:
+        raise
+    except Exception as error:
+        reason = first_line(error)
+        if "pytorch_model.bin" in reason:  # neither is there: the hub's is not downloaded
+            reason = f"a module has no weights in safetensors, and {SAVE_AGAIN}"
+        raise RevelaError(
+            f"{folder} cannot be opened as a Sentence-Transformers model: {reason}"
+        ) from error
 
 
 def check_retriever(folder: Path) -> None:

@@ -6,11 +6,13 @@ if it has none, from ``KNOWN``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from revela.encoders.model_files import name_of, read_config
 from revela.errors import RevelaError
+from revela.types import Role
 
 
 class Prompts(NamedTuple):
@@ -18,6 +20,27 @@ class Prompts(NamedTuple):
 
     query: str = ""
     passage: str = ""
+
+    @classmethod
+    def named(cls, prompts: Mapping[str, str | None]) -> Prompts:
+        """The prompts in a model's own names for them, as sentence-transformers looks them up."""
+        passages = (prompts.get(name) for name in ("document", "passage", "corpus"))
+        return cls(prompts.get("query") or "", next(filter(None, passages), ""))
+
+    def of(self, role: Role) -> str:
+        """The prompt of a role."""
+        return self.query if role == "query" else self.passage
+
+    def replaced(self, given: Given) -> Prompts:
+        """The given prompts; these in place of None."""
+        query, passage = given
+        return Prompts(
+            self.query if query is None else query, self.passage if passage is None else passage
+        )
+
+    def by_name(self) -> dict[str, str]:
+        """As sentence-transformers stores them; both names of passages are in use."""
+        return {"query": self.query, "document": self.passage, "passage": self.passage}
 
     def describe(self) -> str:
         """A line for the user."""
@@ -84,10 +107,7 @@ def prompts_of(folder: Path, given: Given = OWN) -> Prompts:
     if not any(named):
         name = name_of(folder)
         named = KNOWN.get(name) or _BY_FOLDER.get(name) or named
-    query, passage = given
-    return Prompts(
-        named.query if query is None else query, named.passage if passage is None else passage
-    )
+    return named.replaced(given)
 
 
 def named_prompts(folder: Path) -> Prompts:
@@ -96,16 +116,13 @@ def named_prompts(folder: Path) -> Prompts:
     ``default_prompt_name`` is ignored, as in ``encode_query`` and ``encode_document`` of
     sentence-transformers.
     """
-    prompts = read_config(folder).get("prompts") or {}
-    if not isinstance(prompts, dict):
-        return Prompts()
-    passages = (prompts.get(name) for name in ("document", "passage", "corpus"))
-    return Prompts(prompts.get("query") or "", next(filter(None, passages), ""))
+    prompts = read_config(folder).get("prompts")
+    return Prompts.named(prompts if isinstance(prompts, dict) else {})
 
 
 def check_prompts(made: Prompts, given: Given, what: Path) -> None:
     """Raise RevelaError if the given prompts differ from those that ``what`` was made with."""
-    if any(new not in (None, old) for new, old in zip(given, made, strict=True)):
+    if made.replaced(given) != made:
         raise RevelaError(
             f"{what} was made with the prompts {made.query!r} and {made.passage!r}: leave "
             "--query-prompt and --passage-prompt out, or make a new one"

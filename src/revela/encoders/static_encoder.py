@@ -9,38 +9,35 @@ Shapes: N texts, T tokens of a text, V tokens of the vocabulary, D width of a ro
 
 from __future__ import annotations
 
-import functools
+import copy
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.encoders.base import Encoded, Role, TextEncoder, check_max_tokens, truncate
-from revela.encoders.model_files import Weights, fp32, modules_of, words_to_vectors_of
+from revela.encoders.base import (
+    Encoded,
+    Features,
+    TextEncoder,
+    check_max_tokens,
+    no_transformer,
+    truncate,
+)
+from revela.encoders.model_files import CONFIG, Weights, fp32, modules_of, opening
 from revela.encoders.prompts import OWN, Given, Prompts, prompts_of
-from revela.encoders.token_counter import TokenCounter
-from revela.errors import QueryError, RevelaError, first_line
+from revela.types import Role, Vectors, unit
 
 READ_AHEAD = 1024  # texts that are tokenized at once
 WEIGHTS = "model.safetensors"
 
 
-def is_static(folder: Path) -> bool:
-    """Whether a folder holds a static retriever with its table in safetensors."""
-    return _table_folder(folder) is not None
-
-
-def gives_tokens(folder: Path) -> bool:
-    """Whether a retriever has token vectors for comparing queries and passages."""
-    kinds = [kind for kind, _ in modules_of(folder)]
-    return kinds[:1] == ["Transformer"] and not {"Router", "Asym"} & {*kinds}
-
-
-def _table_folder(folder: Path) -> Path | None:
-    """The folder of a static retriever's table and tokenizer; None for other models."""
+def table_folder(folder: Path) -> Path | None:
+    """The folder of a static retriever's table, in safetensors, and tokenizer; None for other
+    models.
+    """
     modules = modules_of(folder)
     if [kind for kind, _ in modules] not in (["StaticEmbedding"], ["StaticEmbedding", "Normalize"]):
         return None
@@ -58,7 +55,9 @@ class StaticEncoder(TextEncoder):
     """
 
     tokenizer: Any = None
-    dimension = 0
+    blank = None
+    special_tokens = False
+    read_ahead = READ_AHEAD
 
     def __init__(
         self,
@@ -67,10 +66,9 @@ class StaticEncoder(TextEncoder):
         prompts: tuple[str, str] = ("", ""),
         max_tokens: int | None = None,
         name: str = "the model",
-        words_to_vectors: float = 1.0,
     ) -> None:
-        self._table_VD, self.tokenizer, self.dimension = table_VD, tokenizer, table_VD.shape[1]
-        self.prompts, self.name, self.words_to_vectors = Prompts(*prompts), name, words_to_vectors
+        self._table_VD, self.tokenizer = table_VD, tokenizer
+        self.prompts, self.name, self.lacks_tokens = Prompts(*prompts), name, no_transformer(name)
         tokenizer.no_padding()
         self.limit = (tokenizer.truncation or {}).get("max_length")
         if max_tokens is not None:
@@ -85,50 +83,36 @@ class StaticEncoder(TextEncoder):
         """Open a static retriever's folder; raises RevelaError if it is damaged."""
         from tokenizers import Tokenizer
 
-        inside, settings = _table_folder(folder), folder / "config_sentence_transformers.json"
+        inside, settings = table_folder(folder), folder / CONFIG
         assert inside is not None
-        try:
+        with opening(folder):
             about = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
-            width = about.get("truncate_dim")
             tokenizer = Tokenizer.from_file(str(inside / "tokenizer.json"))
-            table_VD = _table(inside)[:, :width]
+            table_VD = _table(inside)[:, : about.get("truncate_dim")]
             if tokenizer.get_vocab_size() > len(table_VD):
                 raise ValueError(f"tokenizer.json has more tokens than {WEIGHTS} has rows")
-            return cls(
-                table_VD,
-                tokenizer,
-                prompts_of(folder, prompts),
-                max_tokens,
-                str(folder),
-                words_to_vectors_of(folder),
-            )
-        except RevelaError:
-            raise
-        except Exception as error:  # tokenizers raise no other for a damaged file
-            raise RevelaError(
-                f"{folder} cannot be opened as a Sentence-Transformers model: {first_line(error)}"
-            ) from error
+            return cls(table_VD, tokenizer, prompts_of(folder, prompts), max_tokens, str(folder))
 
-    @functools.cached_property
-    def counter(self) -> TokenCounter:
-        """Counts tokens as this encoder reads them."""
-        return TokenCounter(self.tokenizer, *self.prompts, self.limit, special_tokens=False)
+    def _encode(
+        self,
+        texts: Iterable[str],
+        role: Role,
+        progress: bool,
+        tokens: list[Vectors] | None = None,
+    ) -> Vectors:
+        encoder = self
+        if not isinstance(texts, Sequence) or len(texts) >= READ_AHEAD:
+            encoder = copy.copy(self)  # convert rows once, not at every use
+            encoder._table_VD = fp32(self._table_VD)
+        return super(StaticEncoder, encoder)._encode(texts, role, progress, tokens)
 
-    def batches(self, texts: Sequence[str], role: Role, with_tokens: bool) -> Iterator[Encoded]:
+    def encode_batch(self, features: Features, role: Role, with_tokens: bool) -> Encoded:
         """Add up the rows of each text's tokens; 0 for a text without tokens."""
-        if with_tokens:
-            check_tokens()
-        table_VD, prompt = self._table_VD, getattr(self.prompts, role)
-        if len(texts) >= READ_AHEAD:  # convert rows once, not at every use
-            table_VD = fp32(table_VD)
-        for start in range(0, len(texts), READ_AHEAD):
-            rows = range(start, min(start + READ_AHEAD, len(texts)))
-            vectors_BD = np.zeros((len(rows), self.dimension), np.float32)
-            for i, ids in enumerate(token_ids(self.tokenizer, [texts[j] for j in rows], prompt)):
-                if ids:  # the sum, as vectors are normalised anyway
-                    np.add.reduce(fp32(table_VD.take(ids, axis=0)), out=vectors_BD[i])
-            norms_B1 = np.linalg.norm(vectors_BD, axis=1, keepdims=True)
-            yield Encoded(rows, vectors_BD / np.maximum(norms_B1, 1e-12))  # as torch does
+        sums_BD = np.zeros((len(features["texts"]), self._table_VD.shape[1]), np.float32)
+        for i, ids in enumerate(token_ids(self.tokenizer, features["texts"])):
+            if ids:  # the sum, as vectors are normalised anyway
+                np.add.reduce(fp32(self._table_VD.take(ids, axis=0)), out=sums_BD[i])
+        return Encoded(unit(sums_BD))
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str], prompt: str = "") -> Iterator[list[int]]:
@@ -137,14 +121,6 @@ def token_ids(tokenizer: Any, texts: Sequence[str], prompt: str = "") -> Iterato
         part = [prompt + text for text in texts[start : start + READ_AHEAD]]
         for read in tokenizer.encode_batch_fast(part, add_special_tokens=False):
             yield read.ids
-
-
-def check_tokens() -> NoReturn:
-    """Raise QueryError, as there are no token vectors."""
-    raise QueryError(
-        "this model has no transformer, and so no token vectors: "
-        "search without --rerank and --keep-tokens"
-    )
 
 
 def _table(folder: Path) -> NDArray[Any]:

@@ -6,30 +6,28 @@ torch, and only inside functions.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from revela.encoders.base import check_max_tokens, truncate
+from revela.encoders.base import SLOT, Features, check_max_tokens, truncate
 from revela.encoders.bert import max_positions
 from revela.encoders.model_files import (
-    SAVE_AGAIN,
     adapter_base,
     check_retriever,
     modules_of,
+    opening,
     refuse_missing,
 )
 from revela.encoders.prompts import OWN, Given, prompts_of
-from revela.encoders.static_encoder import check_tokens
-from revela.errors import QueryError, RevelaError, first_line
+from revela.errors import RevelaError, first_line
 from revela.quiet_libraries import silence_libraries
 from revela.terminal import loading_bar
-from revela.types import Precision, Vectors
+from revela.types import ROLES, Precision, Role
 
 if TYPE_CHECKING:
     import torch
@@ -46,13 +44,13 @@ FIXED_POSITIONS = {
     "codegen": "max_position_embeddings",
     "mpt": "max_seq_len",
 }
-SLOT = "<|context-{}|>"
-"The token of a context's slot (CDE); its row in the embedding table is a document's vector."
-STEM = SLOT.partition("{}")[0]
-KEPT = "states"  # of a transformer, among the features; later modules may replace token_embeddings
-TorchRole = Literal["query", "document"]
+TASKS: dict[Role, str] = {"query": "query", "passage": "document"}
 """The roles of a text, as sentence-transformers calls them."""
-ROLES: tuple[TorchRole, ...] = ("query", "document")
+
+ROUTES_DIFFER = (
+    "this model reads queries and passages by different modules, whose token vectors cannot be "
+    "compared: search without --rerank and --keep-tokens"
+)
 
 
 def tokens_per_batch(device: torch.device) -> int:
@@ -77,25 +75,16 @@ def open_model(
     silence_libraries()
     check_retriever(Path(folder))
     check_weights(Path(folder))
-    try:
-        with loading_bar(Path(folder)):
-            model = SentenceTransformer(str(folder), device=device, local_files_only=True).float()
-            if any((place / ADAPTERS).is_file() for _, place in modules_of(Path(folder))):
-                merge_adapters(model)
-    except Exception as error:  # tokenizers raise no other for a damaged file
-        reason = first_line(error)
-        if "pytorch_model.bin" in reason:  # neither is there: the hub's is not downloaded
-            reason = f"a module has no weights in safetensors, and {SAVE_AGAIN}"
-        raise RevelaError(
-            f"{folder} cannot be opened as a Sentence-Transformers model: {reason}"
-        ) from error
+    with opening(Path(folder)), loading_bar(Path(folder)):
+        model = SentenceTransformer(str(folder), device=device, local_files_only=True).float()
+        if any((place / ADAPTERS).is_file() for _, place in modules_of(Path(folder))):
+            merge_adapters(model)
     if not isinstance(model[0], modules.Transformer | modules.StaticEmbedding | modules.Router):
         raise RevelaError(
             f"{folder} begins with a {type(model[0]).__name__}, and a transformer, a table of "
             "tokens (StaticEmbedding) or a Router of those can be read: give another model"
         )
-    query, passage = prompts_of(Path(folder), prompts)
-    model.prompts.update(query=query, document=passage, passage=passage)  # both names are in use
+    model.prompts.update(prompts_of(Path(folder), prompts).by_name())
     for part in model.modules():
         if isinstance(part, modules.Transformer) and part.tokenizer is not None:
             add_pad_token(part)
@@ -119,9 +108,10 @@ def check_weights(folder: Path) -> None:
         report: dict[str, Any] = {}
         with suppress(Exception):
             about = stock._load_config(name, "torch", how)
-            only: Any = dict(how, device_map="meta", output_loading_info=True)
             opened = name, "feature-extraction", about[0], "torch", about[1]
-            _, report = stock._load_model(*opened, **only)
+            _, report = stock._load_model(
+                *opened, **how, device_map="meta", output_loading_info=True
+            )
         refuse_missing(Path(name), report.get("missing_keys", ()))
 
 
@@ -195,10 +185,12 @@ def add_missing_rows(transformer: Transformer) -> None:
     model.get_input_embeddings().weight.data[rows:] = 0
 
 
-def prompt_of(model: SentenceTransformer, role: TorchRole) -> str:
-    """A model's prompt for a role; "" if it has none. Passages have either of two names."""
-    prompts = model.prompts
-    return prompts.get(role) or (role == "document" and prompts.get("passage")) or ""
+def special_tokens_of(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The ids that a transformers tokenizer puts before and after a text."""
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    ids = tokenizer("a")["input_ids"]
+    first = ids.index(plain[0])
+    return ids[:first], ids[first + len(plain) :]
 
 
 def has_routes(model: SentenceTransformer) -> bool:
@@ -208,7 +200,7 @@ def has_routes(model: SentenceTransformer) -> bool:
     return any(isinstance(part, Router) for part in model)
 
 
-def parts_of(model: SentenceTransformer, role: TorchRole = "document") -> list[nn.Module]:
+def parts_of(model: SentenceTransformer, role: Role = "passage") -> list[nn.Module]:
     """The modules that read texts of this role, in order.
 
     Raises:
@@ -218,16 +210,16 @@ def parts_of(model: SentenceTransformer, role: TorchRole = "document") -> list[n
         return list(_without_routes(model, role))
     except ValueError as error:
         raise RevelaError(
-            f"this model has no route for a {role} ({first_line(error)}): give another model"
+            f"this model has no route for a {TASKS[role]} ({first_line(error)}): give another model"
         ) from error
 
 
-def _without_routes(parts: Iterable[nn.Module], role: TorchRole) -> Iterator[nn.Module]:
+def _without_routes(parts: Iterable[nn.Module], role: Role) -> Iterator[nn.Module]:
     from sentence_transformers.sentence_transformer.modules import Router
 
     for part in parts:
         if isinstance(part, Router):
-            route = part._resolve_route(task=role, modality="text")  # nothing public says it
+            route = part._resolve_route(task=TASKS[role], modality="text")  # nothing public says it
             yield from _without_routes(part.sub_modules[route], role)
         else:
             yield part
@@ -256,31 +248,9 @@ def truncate_at(model: SentenceTransformer, max_tokens: int, name: str) -> None:
         truncate(parts_of(model)[0].tokenizer, max_tokens + slots)
 
 
-def keep_states(model: SentenceTransformer) -> None:
-    """Keep the states of a model's transformers among the features, as ``KEPT``, from now on."""
-    for part in transformers_of(model):
-        part.register_forward_hook(lambda *call: {**call[-1], KEPT: call[-1]["token_embeddings"]})
-
-
-def run_in_bf16(model: SentenceTransformer) -> None:
-    """Run a model's transformers under bf16 autocast from now on. The modules after them stay in
-    fp32: they cost little, and bf16 would lose much.
-    """
-    import torch
-
-    def in_bf16(own: Any, features: Any, **how: Any) -> Any:
-        with torch.autocast(model.device.type, torch.bfloat16):
-            read = own(features, **how)
-        half = torch.bfloat16
-        return {k: v.float() if getattr(v, "dtype", 0) is half else v for k, v in read.items()}
-
-    for part in transformers_of(model):
-        part.forward = functools.partial(in_bf16, part.forward)
-
-
-def own_limit(model: SentenceTransformer, role: TorchRole = "document") -> int | None:
+def own_limit(model: SentenceTransformer) -> int | None:
     """Maximum tokens of a text, prompt and special tokens included; None: no limit."""
-    first: Any = parts_of(model, role)[0]
+    first: Any = parts_of(model)[0]
     if hasattr(first, "max_seq_length") and first in transformers_of(model):
         limit: int | None = first.max_seq_length
         return limit
@@ -295,54 +265,43 @@ def slot_ids(model: Any) -> range:
     return range(first, first + count)
 
 
-def read_as_text(model: Any, texts: Sequence[str]) -> Sequence[str]:
-    """The texts; for a model with slots, names of slots in them are broken up."""
-    if not slot_ids(model):
-        return texts
-    return [text.replace(STEM, STEM[:2] + " " + STEM[2:]) for text in texts]
+def unit_vectors(
+    model: SentenceTransformer,
+    parts: Iterable[nn.Module],
+    features: Features,
+    with_tokens: bool,
+    bf16: bool = False,
+) -> list[Tensor]:
+    """Run a model's modules on tokenized texts: the texts' vectors (B, D) and, if requested, the
+    tokens' (B, L, W), in fp32 and of length one.
 
+    Tokens' vectors are the transformer's states as late interaction compares them: after the linear
+    layer that follows the pooling where the model has one.
 
-def check_gives_tokens(model: SentenceTransformer) -> None:
-    """Raise QueryError if a model has no token vectors, or reads queries by another module."""
-    if has_routes(model):
-        raise QueryError(
-            "this model reads queries and passages by different modules, whose token vectors "
-            "cannot be compared: search without --rerank and --keep-tokens"
-        )
-    if not transformers_of(model):
-        check_tokens()
-
-
-def unit_states(model: SentenceTransformer, states: Tensor) -> Tensor:
-    """A transformer's states (..., W) as late interaction compares them, in fp32: of length one,
-    after the linear layer that follows the pooling where the model has one.
+    Args:
+        bf16: run the transformer under autocast. The modules after it stay in fp32: they cost
+            little, and bf16 would lose much.
     """
+    import torch
     from sentence_transformers.sentence_transformer import modules
     from torch.nn.functional import normalize
 
-    after = itertools.dropwhile(lambda part: not isinstance(part, modules.Pooling), parts_of(model))
-    linear = next((part.linear for part in after if isinstance(part, modules.Dense)), None)
-    if linear is not None and linear.in_features == states.shape[-1]:
-        states = linear(states)
-    return normalize(states.float(), dim=-1)
-
-
-def token_vectors(model: SentenceTransformer, states: Tensor) -> Vectors:
-    """``unit_states`` without gradients, on the CPU."""
-    import torch
-
-    with torch.inference_mode():
-        return unit_states(model, states).cpu().numpy()
-
-
-def unit_vectors(features: Sequence[dict[str, Tensor]]) -> Vectors:
-    """The vectors (B, D) of encoded texts, of length one."""
-    import torch
-    from torch.nn.functional import normalize
-
-    with torch.inference_mode():
-        vectors_BD = torch.stack([text["sentence_embedding"] for text in features]).float()
-        return normalize(vectors_BD, dim=-1).cpu().numpy()
+    first, *rest = parts
+    with torch.autocast(model.device.type, torch.bfloat16) if bf16 else nullcontext():
+        features = dict(first(features))
+    half = torch.bfloat16
+    features = {k: v.float() if getattr(v, "dtype", 0) is half else v for k, v in features.items()}
+    states: Any = features.get("token_embeddings")  # before other modules replace them
+    for part in rest:
+        features = part(features)
+    found = [features["sentence_embedding"][:, : model.truncate_dim]]
+    if with_tokens:
+        after = itertools.dropwhile(lambda part: not isinstance(part, modules.Pooling), rest)
+        linear = next((part.linear for part in after if isinstance(part, modules.Dense)), None)
+        if linear is not None and linear.in_features == states.shape[-1]:
+            states = linear(states)
+        found.append(states)
+    return [normalize(vectors.float(), dim=-1) for vectors in found]
 
 
 def has_fast_bf16(device: torch.device) -> bool:

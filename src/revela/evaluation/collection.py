@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
+from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25
 from revela.ranking.calibration import Calibration
@@ -19,7 +20,7 @@ from revela.ranking.exact import rankings_of
 from revela.ranking.sentence_test import SentenceTest
 from revela.ranking.steps import Scores
 from revela.text.judgements import check_unknown, read_judgements, read_rows
-from revela.types import Encoder, Vectors, evenly_spaced
+from revela.types import Vectors, evenly_spaced
 
 DEPTH = 1000  # documents per ranking, as MAP is usually computed at 1000
 
@@ -113,7 +114,7 @@ class Collection:
 
     def calibrate(
         self,
-        encoder: Encoder,
+        encoder: TextEncoder,
         vectors_ND: Vectors,
         *,
         by_tokens: bool = False,

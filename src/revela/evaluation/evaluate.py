@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 
+from revela.encoders.base import TextEncoder
 from revela.encoders.prompts import OWN, Given
 from revela.evaluation.collection import DEPTH, Collection, load_collection
 from revela.evaluation.metrics import Outcome, Run, per_query
@@ -33,7 +34,7 @@ from revela.ranking.late_interaction import encode_packed
 from revela.ranking.steps import MemoryStore, Rerank, Scores, fuse
 from revela.ranking.steps import rerank as rerank_scores
 from revela.text.analyzer import check_language
-from revela.types import Encoder, Precision, TokenEncoder, Vectors
+from revela.types import Precision, Vectors
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def short_names(names: Sequence[str | Path]) -> dict[str, str]:
 
 
 def mean_outcomes(
-    collection: Collection, encoders: Mapping[str, Encoder]
+    collection: Collection, encoders: Mapping[str, TextEncoder]
 ) -> dict[str, dict[str, float]]:
     """The mean metrics of ``outcomes``: {system: {metric: score}}."""
     return {name: outcome.means() for name, outcome in outcomes(collection, encoders).items()}
@@ -145,7 +146,7 @@ def mean_outcomes(
 
 def outcomes(
     collection: Collection,
-    encoders: Mapping[str, Encoder],
+    encoders: Mapping[str, TextEncoder],
     *,
     rerank: Rerank | None = None,
     progress: bool = False,
@@ -160,7 +161,7 @@ def outcomes(
 
 def rankings(
     collection: Collection,
-    encoders: Mapping[str, Encoder],
+    encoders: Mapping[str, TextEncoder],
     rerank: Rerank | None = None,
     progress: bool = False,
     weight: float | None = None,
@@ -172,7 +173,7 @@ def rankings(
     """
     yield "BM25", by_id(collection, collection.lexical)
     for name, encoder in encoders.items():
-        by_tokens = rerank == "late-interaction" and isinstance(encoder, TokenEncoder)
+        by_tokens = rerank == "late-interaction"
         store = store_of(collection, encoder, by_tokens, progress)
         queries = encoder.encode_queries(collection.queries)
         dense = rankings_of(*top_k(queries, store.vectors_ND, DEPTH))
@@ -184,7 +185,7 @@ def rankings(
             for near, lexical in zip(dense, collection.lexical, strict=True)
         ]
         yield f"{name} + BM25 (RRF)", by_id(collection, by_rank)
-        if isinstance(encoder, TokenEncoder) and by_tokens:
+        if by_tokens:
             reranked = [
                 rerank_scores(store, query, scores, encoder.query_tokens([query])[0], weight)
                 for query, scores in zip(collection.queries, fused, strict=True)
@@ -193,11 +194,11 @@ def rankings(
 
 
 def store_of(
-    collection: Collection, encoder: Encoder, by_tokens: bool = False, progress: bool = False
+    collection: Collection, encoder: TextEncoder, by_tokens: bool = False, progress: bool = False
 ) -> MemoryStore:
     """Encode a collection, with token vectors if ``by_tokens``, and join it with its BM25."""
     packed: list[bytes] = []
-    if by_tokens and isinstance(encoder, TokenEncoder):
+    if by_tokens:
         vectors_ND, packed = encode_packed(encoder, collection.documents)
     else:
         vectors_ND = encoder.encode_passages(collection.documents, progress=progress)

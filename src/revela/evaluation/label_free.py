@@ -18,6 +18,7 @@ from itertools import chain, groupby, islice
 import numpy as np
 from numpy.typing import NDArray
 
+from revela.encoders.base import TextEncoder
 from revela.evaluation.collection import Asked, Collection
 from revela.evaluation.evaluate import by_id, without_themselves
 from revela.evaluation.metrics import per_query
@@ -30,7 +31,7 @@ from revela.ranking.steps import MemoryStore, fuse
 from revela.ranking.steps import Scores as Ranking
 from revela.text.chunk import chunk
 from revela.text.words import count_words, joined, words
-from revela.types import Chunk, Document, Encoder
+from revela.types import Chunk, Document
 
 DEPTH = 110  # enough for nDCG@10 and recall@100 without the passage that the query is of
 MIN_QUERY_WORDS = 3
@@ -55,13 +56,13 @@ class HeldOutCheck:
         by_passages = groupby(self.tasks, key=lambda task: task.documents)
         self._pools = [_Pool(list(pool), language) for _, pool in by_passages]
 
-    def __call__(self, encoder: Encoder) -> dict[str, float]:
+    def __call__(self, encoder: TextEncoder) -> dict[str, float]:
         """nDCG@10 of each task, alone and with BM25 (named by ``with_bm25``)."""
         alone, fused = self.queries(encoder, "").values()
         pairs = ({task: alone[task], with_bm25(task): fused[task]} for task in alone)
         return _means({name: scores_Q for pair in pairs for name, scores_Q in pair.items()})
 
-    def queries(self, encoder: Encoder, name: str) -> dict[str, dict[str, Scores]]:
+    def queries(self, encoder: TextEncoder, name: str) -> dict[str, dict[str, Scores]]:
         """System -> task -> nDCG@10 of each query, (Q,). Systems are the encoder ``name`` and its
         fusion with BM25. Passages are encoded once.
         """

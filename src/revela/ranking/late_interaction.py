@@ -24,9 +24,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from revela.encoders.base import TextEncoder
 from revela.ranking.fusion import above_chance
 from revela.text.analyzer import Analyzer
-from revela.types import QueryTokens, TokenEncoder, Vectors
+from revela.types import QueryTokens, Vectors
 
 Item = TypeVar("Item")
 Weight = tuple[int, int, float]
@@ -41,7 +42,7 @@ def packed_signs(tokens_JW: Vectors) -> bytes:
     return np.packbits(tokens_JW > 0, axis=1).tobytes()
 
 
-def encode_packed(encoder: TokenEncoder, texts: Sequence[str]) -> tuple[Vectors, list[bytes]]:
+def encode_packed(encoder: TextEncoder, texts: Sequence[str]) -> tuple[Vectors, list[bytes]]:
     """The vectors (N, D) of passages, and ``packed_signs`` of each one's token vectors."""
     vectors, packed = [], list[bytes]()
     for start in range(0, len(texts), PART):

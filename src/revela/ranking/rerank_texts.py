@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from revela.encoders.base import TextEncoder
 from revela.encoders.embedded import MINILM
 from revela.ranking.late_interaction import Weight, encode_packed, rerank_by_tokens
 from revela.ranking.steps import check_query
-from revela.types import QueryTokens, TokenEncoder, Vectors, items_of
-
-if TYPE_CHECKING:
-    from revela.encoders.base import TextEncoder
+from revela.types import QueryTokens, Vectors, items_of
 
 
 def rerank(
     query: str,
     documents: Iterable[str],
-    model: str | Path | TokenEncoder = MINILM,
+    model: str | Path | TextEncoder = MINILM,
 ) -> list[tuple[int, float]]:
     """Rank documents by token vectors (late interaction) and text vectors: (index, score), best
     first.

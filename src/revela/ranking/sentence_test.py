@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.errors import QueryError
+from revela.encoders.base import TextEncoder
 from revela.ranking.bm25 import BM25
 from revela.ranking.calibration import Calibration, confidence_from
 from revela.ranking.exact import rankings_of, top_k
@@ -36,7 +35,7 @@ from revela.ranking.steps import (
     runner_up,
     scores_of,
 )
-from revela.types import Encoder, QueryTokens, TokenEncoder, Vectors, evenly_spaced, shortened
+from revela.types import QueryTokens, Vectors, evenly_spaced, shortened
 
 QUERIES, FEW = 400, 100  # maximum; of sentences, if there are fewer, parts of passages are added
 FEW_TOKENS = 50  # queries and passages that the chance of token vectors is measured on
@@ -103,7 +102,7 @@ class SentenceTest:
 
     def __call__(
         self,
-        encoder: Encoder,
+        encoder: TextEncoder,
         vectors_ND: Vectors,
         *,
         by_tokens: bool = False,
@@ -118,14 +117,14 @@ class SentenceTest:
                 passages score higher than questions do).
             packed: signs of the passages' tokens, to measure the confidence after re-ranking, too.
         """
-        fitted = getattr(encoder, "words_to_vectors", 1.0)
+        fitted = encoder.words_to_vectors
         least = fitted if fitted > 1 else self._least
         measured = Calibration(passages=self._size, least=least)
         if not self._queries:
             return replace(measured, chance=chance_of(vectors_ND))
         vectors_ND, signs, tokens = vectors_ND.copy(), list(packed), list[QueryTokens]()
         width, changed = vectors_ND.shape[1], self._places[: len(self._rests)]
-        if packed and isinstance(encoder, TokenEncoder):
+        if packed:
             tokens = encoder.query_tokens(self._queries)
             queries_QD = np.array([query.vector for query in tokens])
             if self._rests:
@@ -149,9 +148,8 @@ class SentenceTest:
             vectors=right,
             chance=as_chance(float(wrong_cosines.mean(dtype=np.float64))),
         )
-        if by_tokens and isinstance(encoder, TokenEncoder):
-            with suppress(QueryError):  # a static model has none
-                measured = replace(measured, tokens=self._chance_of_tokens(encoder, tokens, signs))
+        if by_tokens and not encoder.lacks_tokens:
+            measured = replace(measured, tokens=self._chance_of_tokens(encoder, tokens, signs))
         if not scored:
             return measured
         store = MemoryStore(self._bm25, vectors_ND, measured.rule, signs)
@@ -173,7 +171,7 @@ class SentenceTest:
         return next(iter(scores.values())), runner_up(scores, self._terms.__getitem__)
 
     def _chance_of_tokens(
-        self, encoder: TokenEncoder, tokens: Sequence[QueryTokens], signs: Sequence[bytes]
+        self, encoder: TextEncoder, tokens: Sequence[QueryTokens], signs: Sequence[bytes]
     ) -> float:
         """The mean m (late_interaction.py) of a few queries and passages that are not related."""
         rows, queries = evenly_spaced(len(self._texts), FEW_TOKENS), self._queries[:FEW_TOKENS]

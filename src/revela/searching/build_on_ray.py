@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from revela.encoders.base import TextEncoder
 from revela.encoders.model_files import fingerprint
 from revela.errors import RevelaError
 from revela.ranking.bm25 import TermCounts
@@ -44,7 +45,7 @@ from revela.text.load import check_report
 from revela.text.parallel import batches
 from revela.text.parts import DocumentReader, Owners, Part, parts_of
 from revela.text.readers.common import ReadReport
-from revela.types import Precision, TokenEncoder, evenly_spaced, hash64
+from revela.types import Precision, evenly_spaced, hash64
 
 WAVE = 10**6  # chunks per commit
 FRAGMENTS = 20  # in a wave
@@ -172,7 +173,7 @@ class Job:
         analyze = self.info.analyzer() if self.finds_terms else None
         return functools.partial(self._encode, self.encoder(), analyze)
 
-    def encoder(self) -> TokenEncoder:
+    def encoder(self) -> TextEncoder:
         """The retriever."""
         from revela.encoders.load import load_encoder
 
@@ -185,7 +186,7 @@ class Job:
         return load_encoder(model, precision, prompts=prompts)
 
     def _encode(
-        self, encoder: TokenEncoder, analyze: Analyzer | None, batches: list[on_ray.Row]
+        self, encoder: TextEncoder, analyze: Analyzer | None, batches: list[on_ray.Row]
     ) -> on_ray.Row:
         (batch,) = batches
         if not (rows := batch.pop("rows"))["id"]:

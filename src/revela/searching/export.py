@@ -10,6 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.searching import on_ray
@@ -18,7 +19,7 @@ from revela.searching.ingest import BATCH, encode_rows, table_rows
 from revela.searching.manifest import Info
 from revela.searching.on_ray import Cluster
 from revela.text.parallel import batches
-from revela.types import Document, Precision, TokenEncoder
+from revela.types import Document, Precision
 
 TOGETHER = 64  # batches in a file that a cluster writes
 
@@ -35,7 +36,7 @@ def encode(
     out: Path,
     documents: Iterable[Document],
     info: Info,
-    encoder: TokenEncoder,
+    encoder: TextEncoder,
     total: int | None = None,
 ) -> int:
     """Write the chunks of documents and their vectors to a new file; returns how many there are.

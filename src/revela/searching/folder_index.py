@@ -25,9 +25,8 @@ from typing import Any
 
 from revela.encoders import load
 from revela.encoders.default_model import installed_model, suited_model
-from revela.encoders.model_files import fingerprint, name_of, resolve
+from revela.encoders.model_files import fingerprint, gives_tokens, name_of, resolve
 from revela.encoders.prompts import OWN, Given, Prompts, named_prompts, prompts_of
-from revela.encoders.static_encoder import gives_tokens
 from revela.errors import RevelaError, first_line
 from revela.files import atomic_write, cache_folder, remove_whole, writing
 from revela.ranking.fusion import check_weight

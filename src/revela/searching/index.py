@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from revela.encoders.base import TextEncoder
 from revela.encoders.model_files import check_dimensions, fingerprint, resolve
 from revela.encoders.prompts import OWN, Given, Prompts, check_prompts
 from revela.errors import QueryError, RevelaError
@@ -40,7 +41,6 @@ from revela.types import (
     Hits,
     Precision,
     QueryTokens,
-    TokenEncoder,
     Vectors,
     check_unicode,
     is_missing,
@@ -82,7 +82,7 @@ class Index:
     def __init__(
         self,
         folder: Path,
-        encoder: TokenEncoder | None = None,
+        encoder: TextEncoder | None = None,
         model: str | Path | None = None,
         precision: Precision = "auto",
         weight: float | None = None,
@@ -127,7 +127,7 @@ class Index:
         metadata: Mapping[str, str] | None = None,
         settings: Indexing = Indexing(),  # noqa: B008  (frozen)
         *,
-        encoder: TokenEncoder | None = None,
+        encoder: TextEncoder | None = None,
         prompts: Given = OWN,
     ) -> Index:
         """Make an empty index; or open what a killed run left of one with the same settings.
@@ -156,7 +156,7 @@ class Index:
         )
 
     @classmethod
-    def begin(cls, folder: Path, info: Info, encoder: TokenEncoder) -> Index:
+    def begin(cls, folder: Path, info: Info, encoder: TextEncoder) -> Index:
         """``create``, with a manifest."""
         from revela.searching.writer import Changes
 
@@ -178,7 +178,7 @@ class Index:
         folder: str | Path,
         model: str | Path | None = None,
         *,
-        encoder: TokenEncoder | None = None,
+        encoder: TextEncoder | None = None,
         precision: Precision = "auto",
         weight: float | None = None,
         default_rerank: Rerank | None = None,
@@ -228,7 +228,7 @@ class Index:
         return self.info.prompts
 
     @property
-    def encoder(self) -> TokenEncoder:
+    def encoder(self) -> TextEncoder:
         """The index's retriever; loaded when first needed."""
         if self._encoder is None:
             from revela.encoders.load import load_encoder

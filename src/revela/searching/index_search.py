@@ -11,6 +11,7 @@ from itertools import islice
 from math import inf, isnan
 from typing import Any, Literal, get_args
 
+from revela.encoders.base import TextEncoder
 from revela.errors import QueryError
 from revela.ranking.fusion import (
     DEPTH,
@@ -36,7 +37,7 @@ from revela.ranking.steps import Rerank, Scores, both_sides, rerank, scores_of
 from revela.searching.rows import name_of, spaced
 from revela.searching.state import State
 from revela.searching.table import Table, id_filter
-from revela.types import Explanation, QueryTokens, TokenEncoder, Vectors, check_unicode
+from revela.types import Explanation, QueryTokens, Vectors, check_unicode
 
 Mode = Literal["dense", "lexical", "hybrid"]
 
@@ -114,7 +115,7 @@ class IndexSearch:
     table: Table
     state: State
     rule: FusionRule
-    encoder: TokenEncoder | None  # to re-rank by tokens that the index does not keep
+    encoder: TextEncoder | None  # to re-rank by tokens that the index does not keep
     query: str
     vector: Vectors | None
     options: SearchOptions

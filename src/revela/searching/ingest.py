@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from revela.encoders.base import TextEncoder
 from revela.encoders.model_files import fingerprint
 from revela.encoders.prompts import OWN, Given, prompts_of
 from revela.errors import RevelaError
@@ -33,15 +34,7 @@ from revela.terminal import counted
 from revela.text.analyzer import Analyzer
 from revela.text.chunk import chunk
 from revela.text.headings import titles
-from revela.types import (
-    Document,
-    Encoder,
-    LimitedEncoder,
-    TokenEncoder,
-    Value,
-    check_unicode,
-    is_missing,
-)
+from revela.types import Document, Value, check_unicode, is_missing
 
 BATCH = 2**19  # characters of the first commits: some hundred chunks, so that a kill costs seconds
 GROWTH, MAX_BATCH = 256, 2**25  # later commits hold 1/256 of the text before, at most MAX_BATCH
@@ -83,7 +76,7 @@ class Added:
 
 def new_info(
     model: Path,
-    encoder: TokenEncoder,
+    encoder: TextEncoder,
     settings: Indexing,
     metadata: Mapping[str, str],
     prompts: Given = OWN,
@@ -92,10 +85,8 @@ def new_info(
     check_columns(metadata)
     width = encoder.encode_passages(["."]).shape[1]
     width = min(width, settings.dimensions or width)
-    precision = str(getattr(encoder, "precision", ""))
-    known: Any = dict(prompts=prompts_of(model, prompts), precision=precision)
     made = str(model.resolve()), fingerprint(model), width, settings, metadata
-    return Info(*made, **known)
+    return Info(*made, prompts=prompts_of(model, prompts), precision=encoder.precision)
 
 
 def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -142,7 +133,7 @@ class Encoded:
 def encode_rows(
     rows: Rows,
     info: Info,
-    encoder: TokenEncoder,
+    encoder: TextEncoder,
     folder: Path,
     analyze: Analyzer | None,
     known: Mapping[str, Stored] | None = None,
@@ -207,13 +198,11 @@ def passages_of(document: Document, chunk_words: int) -> Iterator[tuple[str, str
     return zip(titles(document, pieces), pieces, starts(document, pieces), strict=True)
 
 
-def cut_to_fit(rows: Rows, encoder: Encoder) -> tuple[Rows, int]:
+def cut_to_fit(rows: Rows, encoder: TextEncoder) -> tuple[Rows, int]:
     """Cut chunks that exceed the encoder's window; returns the rows, and the number of chunks cut.
 
     A title may fill half of the window; the rest of it is put before the document's text.
     """
-    if not isinstance(encoder, LimitedEncoder):
-        return rows, 0
     titles = [str(title) for title in dict.fromkeys(rows["title"])]
     cut_titles = dict(zip(titles, encoder.fitted([""] * len(titles), titles, 2), strict=True))
     heads, texts = [], []

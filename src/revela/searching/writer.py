@@ -16,6 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
 from revela.ranking.bm25 import TermCounts
 from revela.ranking.calibration import Calibration
@@ -34,7 +35,7 @@ from revela.searching.table import Table
 from revela.text.analyzer import detect
 from revela.text.spool import ArrowList, LazyTexts, arrow_list
 from revela.text.words import count_words
-from revela.types import Document, Encoder, TokenEncoder
+from revela.types import Document
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ class Changes:
         encoder: gives its retriever, when that is first needed.
     """
 
-    def __init__(self, folder: Path, encoder: Callable[[], TokenEncoder]) -> None:
+    def __init__(self, folder: Path, encoder: Callable[[], TextEncoder]) -> None:
         self.folder, self._encoder = folder, encoder
         self.state = State(folder)
         self.info = self.state.info
@@ -248,7 +249,7 @@ class Changes:
         self.info, self.table = info, self.table.of(info)
 
 
-def calibrate(table: Table, encoder: Encoder) -> Calibration:
+def calibrate(table: Table, encoder: TextEncoder) -> Calibration:
     """Measure words and vectors on a sample of an index's rows."""
     tokens = ["tokens"] if table.info.settings.keep_tokens else []
     names = "passage", "title", "id", "chunks"

@@ -12,15 +12,15 @@ from safetensors.torch import save_file
 from torch import nn
 from tqdm.auto import tqdm
 
+from revela.encoders.base import TextEncoder
 from revela.files import atomic_write
 from revela.training.checkpoint import load_trainable, trainable_state
 from revela.training.record import NOISE, Metrics, MetricsRow, Scores
 from revela.training.step import Budget
-from revela.types import Encoder
 
 log = logging.getLogger(__name__)
 
-Check = Callable[[Encoder], Scores]
+Check = Callable[[TextEncoder], Scores]
 """Encoder -> scores by task."""
 
 
@@ -40,7 +40,7 @@ class CheckPlan:
     judge: Check | None = None
     points: int = 0
 
-    def score_untrained(self, encoder: Encoder) -> Scores:
+    def score_untrained(self, encoder: TextEncoder) -> Scores:
         """The scores before the fit; with a check."""
         assert self.check is not None
         scores = self.check(encoder)
@@ -65,7 +65,7 @@ class Checks:
 
     plan: CheckPlan
     check_every: int
-    encoder: Encoder
+    encoder: TextEncoder
     budget: Budget
     metrics: Metrics
     best: BestState | None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
+from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
 from revela.evaluation.collection import Collection, load_collection
 from revela.evaluation.evaluate import mean_outcomes
@@ -27,7 +28,7 @@ from revela.training.retriever.context import draw_documents
 from revela.training.retriever.encode import RetrieverEncoder
 from revela.training.settings import Corpus, Recipe
 from revela.training.train import train
-from revela.types import Document, Encoder
+from revela.types import Document
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ def compare(
             )
     collections = [load_collection(folder) for folder in on]
 
-    def judge(encoder: Encoder) -> dict[str, float]:
+    def judge(encoder: TextEncoder) -> dict[str, float]:
         scores = {}
         for collection in collections:
             reader = _in_context_of(collection, encoder)
@@ -106,7 +107,7 @@ def compare(
     return comparison
 
 
-def _in_context_of(collection: Collection, encoder: Encoder) -> Encoder:
+def _in_context_of(collection: Collection, encoder: TextEncoder) -> TextEncoder:
     """The encoder; one with slots reads documents of the collection, as in the paper (CDE)."""
     if not isinstance(encoder, RetrieverEncoder) or encoder.context_encoder is None:
         return encoder

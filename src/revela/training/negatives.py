@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
+from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25
 from revela.ranking.exact import top_k
@@ -38,11 +39,10 @@ from revela.training.groups.order import encode_on_all_ranks, load_or_make
 from revela.training.groups.strategies import Groups
 from revela.training.methods.base import Row
 from revela.training.settings import InfoNCE
-from revela.types import Encoder
 
 
 def mined_negatives(
-    objective: InfoNCE, data: TrainingSet, groups: Groups, encoder: Encoder, folder: Path
+    objective: InfoNCE, data: TrainingSet, groups: Groups, encoder: TextEncoder, folder: Path
 ) -> Negatives:
     """The miner of a run; arguments as for ``Negatives``.
 
@@ -84,7 +84,7 @@ class Negatives:
         seed: int,
         data: TrainingSet,
         rounds: Iterator[list[list[int]]],
-        encoder: Encoder,
+        encoder: TextEncoder,
         folder: Path,
     ) -> None:
         self.settings, self.seed, self.encoder, self.folder = settings, seed, encoder, folder

@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from revela.encoders.base import TextEncoder
 from revela.encoders.model_files import resolve
 from revela.encoders.prompts import prompts_set
 from revela.errors import RevelaError, extra
@@ -26,7 +27,7 @@ from revela.text.chunk import PASSAGE_WORDS
 from revela.text.load import split_held_out
 from revela.text.spool import LazyTexts, arrow_list
 from revela.training.settings import Recipe
-from revela.types import Document, Encoder, evenly_spaced
+from revela.types import Document, evenly_spaced
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ def encoder_of(
     recipe: Recipe,
     documents: Sequence[Document],
     held_out: Sequence[Document],
-) -> Encoder:
+) -> TextEncoder:
     """Load a candidate, or fit it to documents, as the CLI does; a table also gets the words of the
     held-out ones.
     """

@@ -90,11 +90,9 @@ def index(encoder, tmp_path_factory) -> Index:
 
 @pytest.fixture(scope="session")
 def make_service(encoder, index):
-    counter = encoder.counter
-
     def make(encoder=encoder, token=None, local_only=False, dimensions=(), **limits):
         changed = dataclasses.replace(Limits(), **limits)
-        model = ServedModel("tiny", encoder, counter, dimensions)
+        model = ServedModel("tiny", encoder, dimensions)
         return Service(index, model, changed, Access(token, local_only))
 
     return make
@@ -129,6 +127,7 @@ class Slow(Gate):
     def __init__(self, encoder: TorchEncoder) -> None:
         super().__init__()
         self.model, self.encoder = encoder.model, encoder
+        self.limit, self.count_tokens = encoder.limit, encoder.count_tokens
         self.batches: list[tuple[str, list[str]]] = []
 
     def _encode(self, role, texts):

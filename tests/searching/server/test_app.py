@@ -28,7 +28,6 @@ from served import (
     slow,
 )
 
-from revela.encoders.token_counter import TokenCounter
 from revela.errors import QueryError, RevelaError
 from revela.searching.server import Access, Limits, Site, lifecycle, middleware
 from revela.searching.server.app import THREADS, Service
@@ -423,8 +422,8 @@ def test_clients_that_have_left_keep_their_threads(make_service, index, monkeypa
     held.stop()
     monkeypatch.setattr(type(index), "search", lambda *_, **__: held.wait() or Hits())
     with running(make_service()) as server:
-        count = server.service.encoding.count
-        monkeypatch.setitem(count, "passage", lambda texts: held.wait() or [1] * len(texts))
+        encoder = server.service.encoding.encoder
+        monkeypatch.setattr(encoder, "count_tokens", lambda t, role: held.wait() or [1] * len(t))
         for _ in range(THREADS + 2):
             leave(server, path, asked, after=0.1)
         time.sleep(0.2)
@@ -441,7 +440,7 @@ def test_shutdown_finishes_accepted_requests(make_service, slow):
         answers = [pool.submit(post, server, EMBEDDINGS, texts[0])]
         assert slow.begun.wait(60)
         encoding = server.service.encoding
-        one, waiting = sum(encoding.count["passage"](["1"])), encoding.batcher
+        one, waiting = sum(slow.count_tokens(["1"], "passage")), encoding.batcher
         answers += [pool.submit(post, server, EMBEDDINGS, text) for text in texts[1:]]
         wait_for(lambda: waiting.waiting_tokens["passage"] == 2 * one)
         server.server.should_exit = True
@@ -527,7 +526,7 @@ def test_reranking_by_tokens_encodes_its_query_once_in_the_queue_of_all(
         pool.submit(post, server, EMBEDDINGS, embedding())
         assert slow.begun.wait(60)
         answers = [pool.submit(post, server, SEARCH, a) for a in asked]
-        both = sum(server.service.encoding.count["query"]([a["query"] for a in asked]))
+        both = sum(slow.count_tokens([a["query"] for a in asked], "query"))
         wait_for(lambda: server.service.encoding.batcher.waiting_tokens["query"] >= both)
         slow.open.set()
         for answer, hits in zip(answers, wanted, strict=True):

@@ -74,7 +74,7 @@ def test_what_is_refused_is_not_encoded(make_service, slow):
 
 
 def test_a_query_longer_than_the_model_reads_is_cut_everywhere(server, index, encoder):
-    assert sum(encoder.counter.count_queries([LONG])) > encoder.counter.limit
+    assert sum(encoder.count_tokens([LONG], "query")) > encoder.limit
     found = post(server, SEARCH, {"query": LONG, "k": 3}).json()["data"]
     hits = index.search(LONG, 3)
     assert [hit["id"] for hit in found] == [hit.id for hit in hits]
@@ -95,7 +95,7 @@ def test_texts_whose_query_finds_no_room_leave_the_queue(make_service, slow):
             slow.stop()
             held = [pool.submit(post, up, EMBEDDINGS, embedding(input="a", input_type=role))]
             assert slow.begun.wait(60)
-            empty = sum(up.service.encoding.count[role]([""]))
+            empty = sum(slow.count_tokens([""], role))
             full = embedding(input="?" * (195 - empty), input_type=role)  # a token each
             held.append(pool.submit(post, up, EMBEDDINGS, full))
             wait_for(lambda role=role: waiting[role] > 190)

@@ -53,7 +53,7 @@ def sides_of(model, first, texts=6, documents=SLOTS):
 
     query = {**read("query", TEXTS[:texts]), "target": torch.arange(texts)}
     passage = read("document", [f"{text} more" for text in TEXTS[:texts]])
-    read = first.stage.tokenize(TEXTS[-documents:], "document")
+    read = first.stage.tokenize(TEXTS[-documents:], "passage")
     return [query, passage, {k: v for k, v in read.items() if isinstance(v, torch.Tensor)}]
 
 

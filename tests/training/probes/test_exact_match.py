@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from conftest import MadeUpEncoder
 from revela.errors import RevelaError
 from revela.text.words import split_evenly
 from revela.training.probes.exact_match import both_orders, exact_match
@@ -16,7 +17,7 @@ SHORT = Document("short", "ocean1 " * 3)
 LONG_ENOUGH = "documents are long enough for 10 parts of 52 tokens in all"
 
 
-class Words:
+class Words(MadeUpEncoder):
     """A bag of words, weighted by place in the text from 1 (first) to 1 + tilt (last)."""
 
     def __init__(self, tilt):

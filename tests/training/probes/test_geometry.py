@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 
+from conftest import MadeUpEncoder
 from revela.errors import RevelaError
 from revela.evaluation.evaluate import Collection
 from revela.training.probes import geometry as g
@@ -44,7 +45,7 @@ def test_effective_rank_counts_directions():
     assert g.effective_rank(np.tile(X[:1], (9, 1))) == pytest.approx(1, abs=1e-4)
 
 
-class Table:
+class Table(MadeUpEncoder):
     def encode_queries(self, texts, progress=False):
         return X[: len(texts)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from conftest import MadeUpEncoder
 from revela.errors import RevelaError
 from revela.training.probes.moved_passage import (
     Answer,
@@ -104,7 +105,7 @@ def test_ranks_are_a_loop():
             assert ranks[q, p] == sorted(rivals, reverse=True).index(rivals[own[q]]) + 1
 
 
-class Beginning:
+class Beginning(MadeUpEncoder):
     """Reads the first word only."""
 
     def encode_queries(self, texts, progress=False):

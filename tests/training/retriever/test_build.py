@@ -12,7 +12,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from small import build, fit
 
@@ -20,7 +19,6 @@ from revela.encoders.torch_encoder import TorchEncoder
 from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
 from revela.training.checkpoint import trainable_state
-from revela.training.retriever import module
 from revela.training.retriever.build import add_lora, frozen_in_bf16, merged
 from revela.training.retriever.encode import RetrieverEncoder
 from revela.training.retriever.module import RetrieverModule
@@ -126,13 +124,11 @@ def test_not_a_model_is_one_sentence(tmp_path, make):
 
 
 def test_encoding_by_token_budget_gives_the_vectors_of_sentence_transformers(
-    tiny_lm_folder, monkeypatch
+    tiny_lm_folder,
 ):
     """Mixed lengths, an empty text, batches cut by tokens, windows shorter than the texts: same
     vectors, same order.
     """
-    monkeypatch.setattr(module, "tokens_per_batch", lambda device: 40)
-    monkeypatch.setattr(module, "READ_AHEAD", 7)
     model = build(tiny_lm_folder)
     fit(model, TEXTS, token_weighting=1e-3, whitening=0.25, lexical=1.0)
     texts = [
@@ -142,7 +138,9 @@ def test_encoding_by_token_budget_gives_the_vectors_of_sentence_transformers(
     shapes = []
     transformer = model[0]
     transformer.register_forward_pre_hook(lambda _, x: shapes.append(x[0]["input_ids"].shape))
-    got = RetrieverEncoder(model, bf16=False).encode_passages(texts)
+    encoder = RetrieverEncoder(model, bf16=False)
+    encoder.batch_tokens, encoder.read_ahead = 40, 7
+    got = encoder.encode_passages(texts)
     assert max(rows * columns for rows, columns in shapes) <= 40 and len(shapes) > 4
     want = model.encode([t or "." for t in texts], prompt=model.prompts["document"])
     np.testing.assert_allclose(got, want, atol=1e-5)
@@ -167,7 +165,7 @@ def test_frozen_weights_are_half_as_large_while_it_is_open(tiny_lm_folder):
     linear = model[0].model.layers[0].mlp.up_proj.base_layer
     whole = linear.weight.clone()
     retriever = RetrieverModule(model, bf16=True)
-    features = retriever.tokenize(TEXTS, "document")
+    features = retriever.tokenize(TEXTS, "passage")
     cast = retriever(features)
     with frozen_in_bf16(model, True):
         assert linear.weight.dtype == torch.bfloat16
@@ -187,7 +185,7 @@ def test_frozen_weights_are_read_without_padding(tiny_lm_folder):
     up = model[0].model.layers[0].mlp.up_proj
     with frozen_in_bf16(model, True):
         up.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[:-1].numel()))
-        features = retriever.tokenize(TEXTS, "document")
+        features = retriever.tokenize(TEXTS, "passage")
         retriever(features)
     tokens = int(features["attention_mask"].sum())
     assert seen == [tokens] and tokens < features["input_ids"].numel()
@@ -252,31 +250,6 @@ def test_vectors_that_are_not_finite_are_refused_wherever_they_are_made(tiny_lm_
     for encode_texts in methods:
         with pytest.raises(RevelaError, match=said):
             encode_texts(["garden5", "a ocean1", "planet0"])
-
-
-def test_a_model_without_a_transformer_has_no_token_vectors(tiny_tokenizer):
-    static = SentenceTransformer(
-        modules=[modules.StaticEmbedding(tiny_tokenizer.backend_tokenizer, embedding_dim=8)]
-    )
-    with pytest.raises(RevelaError, match="no transformer, and so no token vectors"):
-        TorchEncoder(static, bf16=False).encode_with_tokens(["a"])
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("modules.json", b"{}"),
-        ("modules.json", b"["),
-        ("config_sentence_transformers.json", b"[]"),
-        ("tokenizer.json", b'{"a": "\xff\xfe"}'),
-        ("model.safetensors", b"no weights"),
-    ],
-)
-def test_a_damaged_folder_is_one_sentence(tiny_lm_folder, tmp_path, name, content):
-    build(tiny_lm_folder, "mean").save_pretrained(str(tmp_path), create_model_card=False)
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(RevelaError, match="cannot be opened as a Sentence-Transformers model"):
-        open_model(tmp_path)
 
 
 def test_a_card_may_name_a_path_that_is_not_utf8(tiny_lm_folder, tmp_path):

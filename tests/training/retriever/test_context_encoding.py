@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import SLOTS, in_context, live, make_rows
+from revela.encoders.base import without_slots
 from revela.encoders.graph_export import export_onnx
 from revela.encoders.graphs import open_export
-from revela.encoders.torch_model import open_model, read_as_text
+from revela.encoders.torch_model import open_model
 from revela.training.retriever.module import RetrieverModule
 from revela.training.retriever.tokens import token_window
 
@@ -58,23 +59,23 @@ def test_text_that_looks_like_a_slot_is_text(encoder):
     assert int(sum(torch.isin(x, torch.tensor(ids)).sum() for x in seen)) == SLOTS == len(ids)
     raw = encoder.model.encode([text], prompt=encoder.model.prompts["document"])
     assert np.abs(vector - raw).max() > 1e-4  # sentence-transformers itself reads slots there
-    (count,) = encoder.counter.count_passages([text])
+    (count,) = encoder.count_tokens([text], "passage")
     assert count == max(x.numel() for x in seen)
 
 
 def test_slots_count_as_tokens_of_the_prompt(encoder, saved_retriever):
     model, text = encoder.model, "ocean1 engine2"
-    counter = encoder.counter
     bare = model.tokenizer(text, add_special_tokens=False).input_ids
-    for count, role in ((counter.count_queries, "query"), (counter.count_passages, "document")):
+    for role in ("query", "passage"):
         prompt = model.prompts[role]
-        assert count([text]) == [len(model.tokenizer(prompt + text).input_ids)]
-        assert count([text])[0] > SLOTS + len(bare)
-    assert counter.limit == model.max_seq_length == 100 + SLOTS
+        (count,) = encoder.count_tokens([text], role)
+        assert count == len(model.tokenizer(prompt + text).input_ids) > SLOTS + len(bare)
+    assert encoder.limit == model.max_seq_length == 100 + SLOTS
     # Texts of 40 tokens besides: with slots as without.
-    plain = RetrieverModule(open_model(saved_retriever), max_tokens=40)
-    ours = RetrieverModule(model, max_tokens=40)
-    sizes = [token_window(retriever, "m").size for retriever in (ours, plain)]
+    retrievers = RetrieverModule(open_model(saved_retriever)), RetrieverModule(model)
+    for retriever in retrievers:
+        retriever.lower_limit(40)
+    sizes = [token_window(retriever, "m").size for retriever in retrievers]
     assert sizes[0] == pytest.approx(sizes[1], abs=1)
 
 
@@ -83,9 +84,7 @@ def test_onnx_says_what_torch_says(contextual, encoder, tmp_path):
     assert export_onnx(open_model(contextual), tmp_path / "onnx") < 1e-5
     exported, texts = open_export(tmp_path / "onnx"), [*TEXTS, "a <|context-3|> b"]
     for encode in ("encode_queries", "encode_passages"):
-        found = getattr(exported, encode)(
-            read_as_text(encoder.model, texts)
-        )  # the caller sees to slots in texts
+        found = getattr(exported, encode)(without_slots(texts))  # as the caller has to
         expected = getattr(encoder, encode)(texts)
         np.testing.assert_allclose(found, expected, atol=1e-5)
 

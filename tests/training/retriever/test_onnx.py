@@ -23,8 +23,7 @@ pytest.importorskip("onnxruntime")
 from revela.cli.export import export
 from revela.encoders import graph_export as onnx_form
 from revela.encoders.graph_export import export_onnx
-from revela.encoders.graphs import CONFIG, EXPORT, TOKENIZER, open_export
-from revela.encoders.load import load_encoder
+from revela.encoders.graphs import CONFIG, EXPORT, TOKENIZER
 from revela.errors import RevelaError
 
 TEXTS = [row["text"] for row in make_rows(30)]
@@ -54,17 +53,6 @@ def test_mistakes_are_one_sentence(
     places = {"model": saved_retriever, "lm": tiny_lm_folder, "new": tmp_path / "new"}
     assert sentence in refused("export", *arguments.format(**places).split())
     assert not (tmp_path / "new").exists()
-
-
-def test_vectors_are_those_of_the_saved_folder(exported, saved_retriever):
-    texts = [*TEXTS[:7], "Ocean", "ÖFFENTLICH", "", TEXTS[0] * 9]
-    ours, torchs = open_export(exported), load_encoder(saved_retriever, "fp32")
-    queries, passages = ours.encode_queries(texts), ours.encode_passages(texts)
-    np.testing.assert_allclose(queries, torchs.encode_queries(texts), atol=1e-5)
-    np.testing.assert_allclose(passages, torchs.encode_passages(texts), atol=1e-5)
-    alone = np.vstack([ours.encode_passages([t]) for t in texts])
-    np.testing.assert_allclose(passages, alone, atol=1e-5)
-    assert np.abs(queries - passages).max() > 0.01  # the prompts are put before
 
 
 def test_a_folder_needs_nothing_of_ours(exported):

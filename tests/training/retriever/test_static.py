@@ -88,8 +88,8 @@ def test_so_are_those_of_a_folder_of_model2vec(tmp_path, dtype, mapping):
 
 
 def test_tokens_are_counted_as_they_are_read(tmp_path):
-    counter = load_encoder(save(tmp_path / "model", prompts=PROMPTS), "auto").counter
-    assert counter.count_queries(TEXTS[:5]) == [5, 2, 2, 4, 5] and counter.limit is None
+    encoder = load_encoder(save(tmp_path / "model", prompts=PROMPTS), "auto")
+    assert encoder.count_tokens(TEXTS[:5], "query") == [5, 2, 2, 4, 5] and encoder.limit is None
 
 
 def test_texts_are_truncated_where_asked_and_chunks_cut_there(tmp_path):
@@ -100,17 +100,6 @@ def test_texts_are_truncated_where_asked_and_chunks_cut_there(tmp_path):
     )
     assert whole.fitted([""], ["word1 word2 word3"]) == [["word1 word2 word3"]]
     assert short.fitted([""], ["word1 word2 word3"]) == [["word1 word2 ", "word3"]]
-
-
-def test_other_modules_are_left_to_sentence_transformers(tmp_path):
-    folder = save(tmp_path / "dense", parts=[modules.Dense(16, 4)])
-    encoder = load_encoder(folder, "fp32")
-    assert isinstance(encoder, TorchEncoder)
-    # of length one all the same, as dot products are taken for cosines
-    np.testing.assert_allclose(np.linalg.norm(encoder.encode_queries(["word1"])), 1, atol=1e-5)
-    cut = load_encoder(folder, "fp32", 2).encode_queries(["word1 word2 word3"])
-    np.testing.assert_allclose(cut, encoder.encode_queries(["word1 word2"]), atol=1e-6)
-    assert abs(cut - encoder.encode_queries(["word1 word2 word3"])).max() > 0.01
 
 
 @pytest.mark.parametrize(
@@ -138,13 +127,6 @@ def test_weights_that_do_not_fit_are_named(tmp_path):
     save_file({"embedding.weight": rows.astype(np.int8)}, folder / "model.safetensors")
     with pytest.raises(RevelaError, match="is I8, not fp16"):
         load_encoder(folder, "auto")
-    rows[WORDS.index("word2")] = np.inf
-    save_file({"embedding.weight": rows}, folder / "model.safetensors")
-    encoder = load_encoder(folder, "auto")
-    said = "model gives vectors that are not finite for 1 of 3 texts: its weights are broken"
-    for encode in (encoder.encode_queries, encoder.encode_passages):
-        with pytest.raises(RevelaError, match=said):
-            encode(["word1", "word2", "word3"])
 
 
 def test_there_are_no_token_vectors(tmp_path):
@@ -152,10 +134,11 @@ def test_there_are_no_token_vectors(tmp_path):
     index = Index.create(tmp_path / "index", folder)
     index.add([Document("a", "word1 word2")])
     kept = Index.create(tmp_path / "kept", folder, settings=Indexing(keep_tokens=True))
-    said = "no transformer, and so no token vectors: search without --rerank and --keep-tokens"
+    said = "^model has no transformer, and so no token vectors: search without --rerank and --k"
     for refused in (
         lambda: index.search("word1", rerank="late-interaction"),
         lambda: kept.add([Document("a", "word1 word2")]),
+        lambda: TorchEncoder.load(folder, "fp32").encode_with_tokens(["word1"]),
     ):
         with pytest.raises(RevelaError, match=said):
             refused()

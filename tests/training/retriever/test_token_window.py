@@ -31,14 +31,15 @@ def test_a_text_that_fills_the_window_is_read_to_its_end(tiny_lm_folder, pooling
     ids = model.preprocess([text], prompt=model.prompts["query"])["input_ids"][0].tolist()
     last = model.tokenizer(text, add_special_tokens=False)["input_ids"][-1]
     assert ids[-2 if pooling == "eos" else -1] == last and 20 < window.size < len(ids) <= 40
-    assert token_window(RetrieverModule(model, max_tokens=30), "m").size == window.size - 10
+    retriever.lower_limit(30)
+    assert token_window(retriever, "m").size == window.size - 10
 
 
 def test_a_model_without_offsets_is_refused():
     words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     static = SentenceTransformer(modules=[StaticEmbedding(words, embedding_dim=4)])
     with pytest.raises(RevelaError, match="static has no fast tokenizer"):
-        token_window(RetrieverModule(static, max_tokens=64), "static")
+        token_window(RetrieverModule(static), "static")
 
 
 LONG = [TEXT * 3, "ocean1", "", "QUJD" * 60, "蜜蜂通过舞蹈告诉同伴花的位置。" * 9]

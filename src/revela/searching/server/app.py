@@ -27,13 +27,13 @@ from pydantic_core import to_json
 from starlette.middleware import Middleware
 
 from revela import __version__
+from revela.encoders.base import TextEncoder
 from revela.errors import QueryError
 from revela.ranking.rerank_texts import by_tokens
 from revela.ranking.steps import check_query
 from revela.searching.filters import OWN_COLUMNS
 from revela.searching.index import Index
 from revela.searching.server import Access, Limits, Site, schemas
-from revela.searching.server.batching import ROLES, Role
 from revela.searching.server.concurrency import (
     BODY_ERRORS,
     ConcurrencyLimit,
@@ -48,7 +48,7 @@ from revela.searching.server.middleware import BodyLimit, Guard, HeadAsGet
 from revela.searching.server.schemas import EmbeddingRequest, RerankRequest, SearchRequest
 from revela.searching.snippets import Snippet, distinct, heading_of
 from revela.searching.word_search import Words
-from revela.types import Hits, TokenEncoder, Vectors, shortened
+from revela.types import ROLES, Hits, Role, Vectors, shortened
 
 THREADS = 4  # for searches
 RETRY_SECONDS = 10  # while an index is being made
@@ -340,7 +340,7 @@ def _marked(shown: Snippet) -> schemas.Marked:
     return schemas.Marked(text=shown.text, marks=[list(mark) for mark in shown.marks])
 
 
-def warm(encoder: TokenEncoder) -> int:
+def warm(encoder: TextEncoder) -> int:
     """Warm up an encoder, so that no request waits for its preparation; returns the width of its
     vectors.
     """

@@ -16,14 +16,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
+from revela.encoders.base import TextEncoder
 from revela.ranking.late_interaction import encode_packed
 from revela.searching.server.errors import queue_full
-from revela.types import QueryTokens, TokenEncoder, Vectors
+from revela.types import ROLES, QueryTokens, Role, Vectors
 
-Role = Literal["query", "passage"]
-ROLES: tuple[Role, ...] = ("query", "passage")
 BATCHES_AHEAD = 4  # batches formed at once
 
 
@@ -71,7 +70,7 @@ class Batcher:
         max_tokens: maximum number of waiting tokens, separately for queries and passages.
     """
 
-    def __init__(self, encoder: TokenEncoder, batch_tokens: int, max_tokens: int) -> None:
+    def __init__(self, encoder: TextEncoder, batch_tokens: int, max_tokens: int) -> None:
         self._encoder = encoder
         self._batch_tokens, self._max_tokens = batch_tokens, max_tokens
         self._jobs: dict[Role, deque[_Job]] = {role: deque() for role in ROLES}

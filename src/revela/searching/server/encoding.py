@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from revela.encoders.base import TextEncoder
 from revela.errors import QueryError, RevelaError
 from revela.searching.server import Limits
-from revela.searching.server.batching import Batcher, Role
+from revela.searching.server.batching import Batcher
 from revela.searching.server.concurrency import in_thread
 from revela.searching.server.errors import APIError, check_count
-from revela.types import TokenEncoder
-
-if TYPE_CHECKING:
-    from revela.encoders.token_counter import TokenCounter
+from revela.types import Role
 
 THREADS = 4
 
@@ -27,14 +25,12 @@ class ServedModel:
 
     Args:
         name: for clients.
-        encoder: used by the batcher's thread only.
-        counter: its token counter.
+        encoder: encodes in the batcher's thread only.
         dimensions: shorter widths that it was trained for.
     """
 
     name: str
-    encoder: TokenEncoder
-    counter: TokenCounter
+    encoder: TextEncoder
     dimensions: Sequence[int] = ()
 
 
@@ -42,11 +38,7 @@ class Encoding:
     """Encodes the texts of many requests; refuses texts above the limits."""
 
     def __init__(self, model: ServedModel, limits: Limits) -> None:
-        self.limits, self.longest = limits, model.counter.limit
-        self.count: dict[Role, Callable[[Sequence[str]], list[int]]] = {
-            "query": model.counter.count_queries,
-            "passage": model.counter.count_passages,
-        }
+        self.limits, self.encoder = limits, model.encoder
         self.batcher = Batcher(model.encoder, limits.batch_tokens, limits.max_tokens)
         # Work of a client that has left keeps its thread to the end, which bounds the threads.
         self.threads = ThreadPoolExecutor(THREADS, "texts")
@@ -64,8 +56,8 @@ class Encoding:
             if len(text) > (most := self.limits.max_characters):
                 message = f"text {i} has {len(text):,} characters: send at most {most:,}"
                 raise APIError(400, message, param)
-        tokens = await in_thread(self.threads, partial(self.count[role], texts))
-        longest = self.longest or max(tokens)
+        tokens = await in_thread(self.threads, partial(self.encoder.count_tokens, texts, role))
+        longest = self.encoder.limit or max(tokens)
         for i, count in enumerate(tokens):
             if count > longest and not truncate:
                 message = (

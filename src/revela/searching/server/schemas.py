@@ -20,9 +20,8 @@ from pydantic_core import PydanticKnownError
 
 from revela.ranking.steps import Rerank
 from revela.searching.filters import EXAMPLE
-from revela.searching.server.batching import Role
 from revela.searching.server.errors import APIError
-from revela.types import Answer, Explanation
+from revela.types import Answer, Explanation, Role
 
 # Other APIs' names of our fields, if the spelling is not similar.
 ALIASES = {

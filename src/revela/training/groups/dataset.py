@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
 from revela.files import cache_folder
 from revela.ranking.queries import (
@@ -67,7 +68,7 @@ from revela.training.groups.strategies import (
 )
 from revela.training.retriever.fit import lexical_vectors
 from revela.training.settings import Corpus, InfoNCE, Recipe
-from revela.types import Chunk, Document, Encoder, hash64
+from revela.types import Chunk, Document, hash64
 
 log = logging.getLogger(__name__)
 
@@ -256,7 +257,7 @@ class TrainingSet:
         return relevant
 
     def groups(
-        self, model: SentenceTransformer, encoder: Encoder, folder: Path
+        self, model: SentenceTransformer, encoder: TextEncoder, folder: Path
     ) -> tuple[Groups, int]:
         """Group the rows.
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from revela.encoders.base import TextEncoder
 from revela.encoders.load import load_encoder
 from revela.files import atomic_write
 from revela.terminal import progress_bar
@@ -24,7 +25,7 @@ from revela.training.groups.strategies import groups_along, with_queries
 from revela.training.models import find_weights
 from revela.training.retriever.fit import lexical_vectors
 from revela.training.settings import Groups, Reads, TorchPrecision
-from revela.types import Chunk, Encoder, Vectors
+from revela.types import Chunk, Vectors
 
 ENCODING_BATCH = 2**14  # texts per write to disk
 POOL = 8  # rows sampled for a round of iterative groups, per row that the round needs
@@ -60,7 +61,7 @@ def encoders_by(
     return encode_in_batches(encoder.encode_queries), encode_in_batches(encoder.encode_passages)
 
 
-def load_surrogate(name: str, precision: TorchPrecision) -> Encoder:
+def load_surrogate(name: str, precision: TorchPrecision) -> TextEncoder:
     """The encoder that ``--surrogate`` names."""
     return load_encoder(find_weights(name, ""), precision, Groups.surrogate_tokens)
 
@@ -79,7 +80,7 @@ class IterativeGroups:
     """
 
     rows: ArrowList[Chunk]
-    encoder: Encoder
+    encoder: TextEncoder
     folder: Path
     size: int
     n_groups: int

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from revela.encoders.model_files import NEW
-from revela.encoders.token_counter import special_tokens_of
+from revela.encoders.torch_model import special_tokens_of
 from revela.errors import RevelaError
 from revela.files import atomic_write, remove_whole
 from revela.training.device import autocast

@@ -78,12 +78,12 @@ class BuildContext:
     def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
         """Tokenized queries and passages: query_input_ids, passage_input_ids and so on."""
         batch: Batch = {}
-        for name, texts, role in (("query", queries, "query"), ("passage", passages, "document")):
+        for role, texts in (("query", queries), ("passage", passages)):
             features = self.model.tokenize(texts, role)
             if "prompt_length" in features:  # for a pooling that leaves the prompt out
                 features["prompt_length"] = torch.full((len(texts),), features["prompt_length"])
             tensors = {k: v for k, v in features.items() if isinstance(v, Tensor)}
-            batch.update({f"{name}_{k}": v for k, v in tensors.items()})
+            batch.update({f"{role}_{k}": v for k, v in tensors.items()})
             self.count(int(features["attention_mask"].sum()))
         return batch
 

@@ -102,7 +102,7 @@ class ContextBatches:
     def __call__(self, rows: Sequence[Row]) -> Batch:
         batch = self.collate(rows)
         texts = [self.parts.rows[i].text for i in self.choose(rows)]
-        features = self.context_encoder.stage.tokenize(texts, "document")
+        features = self.context_encoder.stage.tokenize(texts, "passage")
         self.parts.count(int(features["attention_mask"].sum()))
         tensors = {k: v for k, v in features.items() if isinstance(v, Tensor)}
         return {**batch, **{f"context_{name}": tensor for name, tensor in tensors.items()}}

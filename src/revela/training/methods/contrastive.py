@@ -38,6 +38,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from revela.encoders.base import TextEncoder
 from revela.ranking.queries import query_hash
 from revela.text.words import joined, words
 from revela.training.methods.base import (
@@ -50,7 +51,6 @@ from revela.training.methods.base import (
     row_random,
 )
 from revela.training.settings import Crop, InfoNCE
-from revela.types import Encoder
 
 MIN_WORDS = 3  # of a crop
 
@@ -72,7 +72,7 @@ class PairBatches:
     """Tokenized pairs, with vectors by the ``surrogate`` if there is one."""
 
     parts: BuildContext
-    surrogate: Encoder | None
+    surrogate: TextEncoder | None
 
     def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
         batch = self.parts.sides(queries, passages)

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from revela.encoders.token_counter import special_tokens_of
+from revela.encoders.torch_model import special_tokens_of
 from revela.training.device import on_cpu, sent
 from revela.training.lm.language_model import LanguageModel
 from revela.training.methods.base import (

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm import tqdm
 
+from revela.encoders.base import Encoded, Features, TextEncoder
 from revela.errors import RevelaError
+from revela.training.methods.base import tokenize
 from revela.training.probes.places import PLACES, SEGMENT_TENTHS, Profile, profile
-from revela.types import Vectors
+from revela.types import Role
 
 if TYPE_CHECKING:
     from revela.training.lm.encoder_decoder import EncoderDecoder
@@ -55,26 +57,14 @@ def spans_by_place(texts: Sequence[str], lm: EncoderDecoder, seed: int = 0) -> d
     return {"spans by place": profile(right_NP.astype(np.float64), SEGMENT_TENTHS)}
 
 
-class DecoderPooling:
-    """An ``Encoder`` whose vectors are the decoder's first state."""
+class DecoderPooling(TextEncoder):
+    """An encoder whose vectors are the decoder's first state."""
 
     def __init__(self, lm: EncoderDecoder, max_tokens: int) -> None:
         self.lm, self.max_tokens = lm, max_tokens
 
-    def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        return self.encode_passages(texts, progress)
+    def tokenize(self, texts: Sequence[str], role: Role) -> Features:
+        return dict(tokenize(self.lm.tokenizer, texts, self.max_tokens))
 
-    def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        by_length, vectors = sorted(range(len(texts)), key=lambda i: len(texts[i])), []
-        for start in range(0, len(texts), BATCH):
-            batch = self.lm.tokenizer(
-                [texts[i] for i in by_length[start : start + BATCH]],
-                truncation=True,
-                max_length=self.max_tokens,
-                padding=True,
-                padding_side="right",
-                return_tensors="pt",
-            )
-            vectors.append(self.lm.pooled(batch["input_ids"], batch["attention_mask"]).numpy())
-        vectors_ND: Vectors = np.concatenate(vectors)[np.argsort(by_length)]
-        return vectors_ND
+    def encode_batch(self, features: Features, role: Role, with_tokens: bool) -> Encoded:
+        return Encoded(self.lm.pooled(features["input_ids"], features["attention_mask"]).numpy())

@@ -15,12 +15,12 @@ from itertools import chain
 
 import numpy as np
 
+from revela.encoders.base import TextEncoder
 from revela.text.words import split_evenly
 from revela.training.probes.places import PLACES, SEGMENT_TENTHS, Profile, Scores, profile
-from revela.types import Encoder
 
 
-def exact_match(texts: Sequence[str], encoder: Encoder) -> dict[str, Profile]:
+def exact_match(texts: Sequence[str], encoder: TextEncoder) -> dict[str, Profile]:
     """Cosine of each text with its ten parts: in the order of the text, and averaged over both
     orders. The encoder must give unit vectors and truncate nothing.
     """

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
 from revela.evaluation.collection import Collection
 from revela.text.chunk import chunk
 from revela.text.words import joined, words
-from revela.types import Document, Encoder, Vectors
+from revela.types import Document, Vectors
 
 MIN_WORDS, MAX_WORDS = 40, 120  # per chunk; its halves are a pair
 
@@ -74,7 +75,7 @@ def _sampled(pairs: Sequence[Pair], count: int, seed: int, size: str) -> list[Pa
     return random.Random(seed).sample(pairs, min(count, len(pairs)))
 
 
-def geometry(pairs: Sequence[Pair], encoder: Encoder) -> Geometry:
+def geometry(pairs: Sequence[Pair], encoder: TextEncoder) -> Geometry:
     """Measure an encoder of unit vectors; queries are used for alignment only."""
     queries_ND = encoder.encode_queries([query for query, _ in pairs], progress=True)
     passages_ND = encoder.encode_passages([passage for _, passage in pairs], progress=True)

@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
 from revela.evaluation.collection import load_collection
 from revela.text.load import read_corpus
 from revela.training.probes.places import PLACES, SPARE, Profile, Scores, between_words, profile
-from revela.types import Encoder, Vectors
+from revela.types import Vectors
 
 if TYPE_CHECKING:
     from revela.training.retriever.tokens import TokenWindow
@@ -158,7 +159,7 @@ def untouched(answered: Answered, moved: Sequence[Moved], window: TokenWindow) -
 
 
 def moved_passage(
-    moved: Sequence[Moved], others: Sequence[str], encoder: Encoder
+    moved: Sequence[Moved], others: Sequence[str], encoder: TextEncoder
 ) -> dict[str, Profile]:
     """Profiles of the reciprocal rank and the cosine of each query's document, by the place of its
     answer. The encoder must give unit vectors.

@@ -21,8 +21,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
-from revela.encoders.prompts import AUTO, DECODER, prompts_set
-from revela.encoders.token_counter import special_tokens_of
+from revela.encoders.prompts import DECODER, prompts_set
 from revela.encoders.torch_model import (
     add_missing_rows,
     add_pad_token,
@@ -31,6 +30,7 @@ from revela.encoders.torch_model import (
     limit_tokens,
     merge_adapters,
     open_model,
+    special_tokens_of,
 )
 from revela.errors import RevelaError, first_line
 from revela.terminal import loading_bar
@@ -97,10 +97,7 @@ def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
         modules.Pooling(width, pooling_mode=POOLING_MODES[settings.pooling]),
         modules.Normalize(),
     ]
-    query, passage = (
-        own if prompt == AUTO else prompt for prompt, own in zip(given, DECODER, strict=True)
-    )
-    prompts = {"query": query, "document": passage, "passage": passage}
+    prompts = DECODER.replaced(prompts_set(*given)).by_name()
     return SentenceTransformer(modules=parts, prompts=prompts, similarity_fn_name="cosine")
 
 

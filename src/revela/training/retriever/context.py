@@ -35,12 +35,14 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
+from revela.encoders.base import SLOT, Features
 from revela.encoders.model_files import CONTEXT
-from revela.encoders.torch_model import SLOT, open_model, prompt_of, slot_ids
+from revela.encoders.prompts import Prompts
+from revela.encoders.torch_model import open_model, slot_ids
 from revela.errors import RevelaError, first_line
 from revela.text.chunk import chunk
 from revela.training.retriever.build import add_lora, keep_lower_layers, merged, set_parts
-from revela.training.retriever.module import Features, RetrieverModule
+from revela.training.retriever.module import RetrieverModule
 from revela.training.settings import Context
 from revela.types import Document
 
@@ -94,7 +96,7 @@ class ContextEncoder(nn.Module):
         vectors_ND = self.anchors_AD.new_zeros(0, self.anchors_AD.shape[1])
         if batch := texts[: self.slots]:
             with self.stage.evaluating():
-                vectors_ND = self.vectors(self.stage.tokenize(batch, "document"))
+                vectors_ND = self.vectors(self.stage.tokenize(batch, "passage"))
         return self.of_vectors(vectors_ND.float())
 
     def vectors(self, documents: Features, bf16: bool = False) -> Tensor:
@@ -155,7 +157,7 @@ def _documents_reader(model: SentenceTransformer, tokens: int) -> SentenceTransf
         modules.Dense(width, width, activation_function=nn.GELU()),
         last,
     ]
-    prompts = {"query": "", "document": prompt_of(model, "document")}
+    prompts = {"query": "", "document": Prompts.named(model.prompts).passage}
     reader = SentenceTransformer(modules=parts, prompts=prompts, device=str(model.device))
     reader.max_seq_length = tokens
     return reader

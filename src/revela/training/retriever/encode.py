@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from revela.encoders.base import Encoded, Role, TextEncoder
-from revela.encoders.prompts import Prompts
-from revela.encoders.torch_model import TorchRole
-from revela.errors import QueryError
+from revela.encoders.base import Encoded, Features, TextEncoder
+from revela.encoders.torch_model import tokens_per_batch
 from revela.training.retriever.context import ContextEncoder
 from revela.training.retriever.module import RetrieverModule
+from revela.types import Role
 
 
 class RetrieverEncoder(TextEncoder):
-    """Runs a ``RetrieverModule``, as it is at that moment. Threads take turns.
+    """Runs a ``RetrieverModule``, as it is at that moment, without token vectors. Threads take
+    turns.
 
     Args:
         model, bf16: as for ``RetrieverModule``.
@@ -32,8 +32,9 @@ class RetrieverEncoder(TextEncoder):
 
     Attributes:
         retriever: runs the model.
-        slots: documents that the model reads as its context; 0: none.
     """
+
+    lacks_tokens = "a model in training gives no token vectors: save it first"
 
     def __init__(
         self,
@@ -44,9 +45,8 @@ class RetrieverEncoder(TextEncoder):
     ) -> None:
         self.model, self.retriever, self.name = model, RetrieverModule(model, bf16), name
         self.precision, self.context_encoder = "bf16" if bf16 else "fp32", context_encoder
-        prompts = self.retriever.prompt("query"), self.retriever.prompt("document")
-        self.prompts, self.limit = Prompts(*prompts), self.retriever.own_limit()
-        self.slots = len(self.retriever.slots)
+        self.prompts, self.limit = self.retriever.prompts, self.retriever.limit
+        self.slots, self.batch_tokens = len(self.retriever.slots), tokens_per_batch(model.device)
         self._rows: Callable[[], Tensor] | None = None
         self._lock = threading.Lock()  # a batch changes the model while it lasts
 
@@ -54,11 +54,6 @@ class RetrieverEncoder(TextEncoder):
     def tokenizer(self) -> Any:
         tokenizer = self.retriever.tokenizer
         return getattr(tokenizer, "backend_tokenizer", tokenizer)
-
-    @property
-    def dimension(self) -> int:
-        """D; a fit changes it."""
-        return self.retriever.dimension
 
     def with_context(self, rows: Callable[[], Tensor]) -> RetrieverEncoder:
         """The same encoder with another context in its slots: ``rows`` gives it (J, D) whenever
@@ -68,22 +63,15 @@ class RetrieverEncoder(TextEncoder):
         other._rows = rows
         return other
 
-    def as_text(self, texts: Sequence[str]) -> Sequence[str]:
-        return self.retriever.as_text(texts)
+    def tokenize(self, texts: Sequence[str], role: Role) -> Features:
+        context = self._rows and (self._rows(),) * 2  # of many batches
+        with self._lock:  # tokenizers are not thread-safe
+            return {**self.retriever.tokenize(texts, role), "context": context}
 
-    def batches(self, texts: Sequence[str], role: Role, with_tokens: bool) -> Iterator[Encoded]:
-        """Encode texts of similar length together, longest first."""
-        if with_tokens:
-            raise QueryError("a model in training gives no token vectors: save it first")
-        retriever = self.retriever
-        as_read: TorchRole = "query" if role == "query" else "document"
-        context = self._rows and (self._rows(),) * 2
-        batches = retriever.batches(texts, as_read)
-        while True:
-            with self._lock, torch.inference_mode(), retriever.evaluating():
-                retriever.width, retriever.context = None, context  # not a training batch's
-                if not (batch := next(batches, None)):
-                    return
-                rows, features = batch[0], retriever.states(batch[1], as_read)
-                vectors_BD = retriever.unit(retriever.pool(features, as_read)).cpu().numpy()
-            yield Encoded(rows, vectors_BD)
+    def encode_batch(self, features: Features, role: Role, with_tokens: bool) -> Encoded:
+        """Run the model as it is now, without dropout."""
+        retriever, read = self.retriever, dict(features)
+        context = read.pop("context")
+        with self._lock, torch.inference_mode(), retriever.evaluating():
+            retriever.width, retriever.context = None, context  # not a training batch's
+            return Encoded(retriever(read, role).cpu().numpy())

@@ -31,6 +31,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,8 +41,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
+from revela.encoders.base import batches
 from revela.encoders.model_files import resolve
-from revela.encoders.torch_model import add_missing_rows
+from revela.encoders.torch_model import add_missing_rows, tokens_per_batch
 from revela.errors import RevelaError
 from revela.terminal import progress_bar
 from revela.text.spool import vectors_on_disk
@@ -195,7 +197,10 @@ def _read_sample(retriever: RetrieverModule, texts: Sequence[str]) -> tuple[Tens
     outer_DD = torch.zeros(width, width, dtype=torch.float64, device=where)
     shown = progress_bar("fitting", "chunk", total=len(texts))
     with retriever.evaluating():
-        for indices, features in retriever.batches(texts, "document"):
+        read = partial(retriever.tokenize, role="passage")
+        for indices, features in batches(
+            texts, read, tokens_per_batch(retriever.device), retriever.limit
+        ):
             features = retriever.states(features)
             in_prompt_NT = torch.isin(on_cpu(features["input_ids"]), prompt_ids)
             kept_NT = on_cpu(features["attention_mask"]).bool() & ~in_prompt_NT

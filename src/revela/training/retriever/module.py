@@ -20,38 +20,33 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
-from revela.encoders.torch_model import (
-    TorchRole,
-    own_limit,
-    parts_of,
-    prompt_of,
-    read_as_text,
-    slot_ids,
-    tokens_per_batch,
-)
+from revela.encoders.base import Features, without_slots
+from revela.encoders.prompts import Prompts
+from revela.encoders.torch_model import TASKS, has_routes, own_limit, parts_of, slot_ids
 from revela.training.device import autocast, sent
 from revela.training.packing import packed
 from revela.training.retriever.static_trainable import TrainableTable
-
-READ_AHEAD = 4096  # texts that are tokenized, and sorted by length, at once
-
-Features = dict[str, Any]
+from revela.types import ROLES, Role
 
 
 class RetrieverModule(nn.Module):
     """A Sentence-Transformers model: ``tokenize`` gives the features of texts, and ``forward``
-    their unit vectors, by ``states``, ``pool`` and ``unit``.
+    their unit vectors, by ``states`` and ``pool``.
 
-    The model's own modules may be replaced at any time (by a fit). A model with a ``Router`` reads
-    each role by modules of its own; tokens are then counted as documents are read.
+    The model's own modules may be replaced at any time (by a fit), its prompts and slots may not.
+    A model with a ``Router`` reads each role by modules of its own; tokens are then counted as
+    passages are read.
 
     Args:
         model: stays as it is, except while ``evaluating``.
         bf16: run the transformer, if there is one, under bf16 autocast. The modules after it stay
             in fp32: they cost little, and bf16 would lose much.
-        max_tokens: truncate texts here instead of at the model's own limit; slots do not count.
 
     Attributes:
+        prompts: prefixes of queries and of passages.
+        slots: token ids of the slots, in order.
+        max_tokens: texts are truncated here instead of at the model's own limit; slots do not
+            count.
         width: numbers that are kept of each vector; None: the model's ``truncate_dim``, or all.
         context: (rows, null rows) of the slots, (J, D) each, which may need a gradient. In training
             a slot has its null row with probability ``slot_dropout``, drawn by text and slot. None:
@@ -59,25 +54,23 @@ class RetrieverModule(nn.Module):
         packs: compute no padding where the transformer allows it.
     """
 
-    def __init__(
-        self, model: SentenceTransformer, bf16: bool = False, max_tokens: int | None = None
-    ) -> None:
+    def __init__(self, model: SentenceTransformer, bf16: bool = False) -> None:
         super().__init__()
-        self.model, self.max_tokens, self.training = model, max_tokens, model.training
-        first = [self.parts(role)[0] for role in ("query", "document")]
+        self.model, self.training, self.has_routes = model, model.training, has_routes(model)
+        first = [self.parts(role)[0] for role in ROLES]
         self.bf16 = bf16 and any(isinstance(part, modules.Transformer) for part in first)
-        self.slots = slot_ids(self)
+        self.prompts, self.slots = Prompts.named(model.prompts), slot_ids(self)
+        self._asked: dict[Role, dict[str, Any]] = {  # of sentence-transformers, for each role
+            role: {"task": TASKS[role], "prompt": self.prompts.of(role) or None} for role in ROLES
+        }
+        self.max_tokens: int | None = None
         self.width: int | None = None
         self.context: tuple[Tensor, Tensor] | None = None
         self.slot_dropout, self.packs = 0.0, True
 
-    def parts(self, role: TorchRole = "document") -> list[nn.Module]:
-        """The modules that read texts of this role, in order.
-
-        Raises:
-            RevelaError: the role has no route.
-        """
-        return parts_of(self.model, role)
+    def parts(self, role: Role = "passage") -> list[nn.Module]:
+        """The modules that read texts of this role, in order."""
+        return parts_of(self.model, role) if self.has_routes else list(self.model)
 
     @property
     def tokenizer(self) -> Any:
@@ -94,76 +87,28 @@ class RetrieverModule(nn.Module):
         """D, of whole vectors."""
         return int(self.model.get_embedding_dimension() or 0)
 
-    def prompt(self, role: TorchRole) -> str:
-        """The prefix of texts of this role."""
-        return prompt_of(self.model, role)
-
-    def own_limit(self, role: TorchRole = "document") -> int | None:
-        """Maximum tokens per text, prompt and special tokens included; None: no limit."""
-        is_table = isinstance(self.parts(role)[0], TrainableTable)
-        return None if is_table else own_limit(self.model, role)
-
-    def limit(self, role: TorchRole = "document") -> int | None:
-        """``max_tokens`` and the slots; or ``own_limit``."""
-        if self.max_tokens is None:
-            return self.own_limit(role)
-        return self.max_tokens + len(self.slots)
+    @property
+    def limit(self) -> int | None:
+        """Maximum tokens per text, prompt, slots and special tokens included; None: no limit."""
+        if self.max_tokens is not None:
+            return self.max_tokens + len(self.slots)
+        return own_limit(self.model)
 
     def lower_limit(self, tokens: int) -> None:
         """Set ``max_tokens`` to a number of tokens, at most the model's own limit."""
-        own = self.own_limit()
-        self.max_tokens = min(tokens, own - len(self.slots)) if own else tokens
+        self.max_tokens = None
+        self.max_tokens = min(tokens, self.limit - len(self.slots)) if self.limit else tokens
 
-    def tokenize(self, texts: Sequence[str], role: TorchRole) -> Features:
+    def tokenize(self, texts: Sequence[str], role: Role) -> Features:
         """The features of texts with the prompt of their role, padded."""
-        # An empty text has no token to pool.
-        read = [text if text.strip() else "." for text in self.as_text(texts)]
-        how: dict[str, Any] = {"task": role, "prompt": self.prompt(role) or None}
-        limit = self.max_tokens and self.limit(role)
-        if limit and isinstance(self.parts(role)[0], modules.Transformer):
-            how["processing_kwargs"] = {"text": {"max_length": limit}}
-        features = dict(self.model.preprocess(read, **how))
-        if limit and "offsets" in features:  # of a table of tokens: one text after another
-            ids = features["input_ids"].tensor_split(features["offsets"][1:])
-            rows = [row[:limit] for row in ids]
-            features["input_ids"] = torch.cat(rows)
-            features["offsets"] = torch.tensor([0, *map(len, rows[:-1])]).cumsum(0)
-        return features
+        texts = without_slots(texts) if self.slots else texts
+        read = [text if text.strip() else "." for text in texts]  # else it has no token to pool
+        limit = {"max_length": self.limit} if self.max_tokens else {}
+        return dict(
+            self.model.preprocess(read, **self._asked[role], processing_kwargs={"text": limit})
+        )
 
-    def as_text(self, texts: Sequence[str]) -> Sequence[str]:
-        """The texts; for a model with slots, names of slots in them are broken up."""
-        return read_as_text(self.model, texts)
-
-    def batches(
-        self, texts: Sequence[str], role: TorchRole
-    ) -> Iterator[tuple[list[int], Features]]:
-        """(indices of texts, their features) of texts of like length, longest first."""
-        max_tokens = tokens_per_batch(self.device)
-        by_length = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-        for start in range(0, len(by_length), READ_AHEAD):
-            window = by_length[start : start + READ_AHEAD]
-            features = self.tokenize([texts[i] for i in window], role)
-            mask_NL = features.get("attention_mask")
-            if mask_NL is None:
-                yield window, features
-                continue
-            tokens = mask_NL.sum(dim=1)
-            order = tokens.argsort(descending=True, stable=True).tolist()
-            padded_right = bool(mask_NL[:, 0].all())
-            while order:
-                longest = max(1, int(tokens[order[0]]))
-                size = max(1, max_tokens // longest)
-                rows, order = order[:size], order[size:]
-                columns = slice(0, longest) if padded_right else slice(-longest, None)
-                batch = {
-                    name: value[rows][:, columns]
-                    if isinstance(value, Tensor) and value.shape == mask_NL.shape
-                    else value
-                    for name, value in features.items()
-                }
-                yield [window[i] for i in rows], batch
-
-    def states(self, features: Features, role: TorchRole = "document") -> Features:
+    def states(self, features: Features, role: Role = "passage") -> Features:
         """The features, and the states of the transformer's last layer (``token_embeddings``, B, T,
         W) in fp32; on the model's device.
         """
@@ -190,7 +135,7 @@ class RetrieverModule(nn.Module):
         half = torch.bfloat16
         return {k: v.float() if getattr(v, "dtype", None) == half else v for k, v in read.items()}
 
-    def pool(self, features: Features, role: TorchRole = "document") -> Tensor:
+    def pool(self, features: Features, role: Role = "passage") -> Tensor:
         """(B, D) vectors of any norm, of features with states."""
         features = dict(features)  # modules write into it
         for part in self.parts(role)[1:]:
@@ -198,14 +143,12 @@ class RetrieverModule(nn.Module):
         vectors_BD: Tensor = features["sentence_embedding"]
         return vectors_BD
 
-    def unit(self, vectors: Tensor) -> Tensor:
-        """(..., D) cut to ``width``, and of length one; in fp32 or better."""
-        vectors = vectors[..., : self.width or self.model.truncate_dim]
-        return F.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=-1)
-
-    def forward(self, features: Features, role: TorchRole = "document") -> Tensor:
-        """(B, D) unit vectors of tokenized texts."""
-        return self.unit(self.pool(self.states(features, role), role))
+    def forward(self, features: Features, role: Role = "passage") -> Tensor:
+        """(B, D) unit vectors of tokenized texts, cut to ``width``; in fp32 or better."""
+        vectors_BD = self.pool(self.states(features, role), role)
+        vectors_BD = vectors_BD[:, : self.width or self.model.truncate_dim]
+        dtype = torch.promote_types(vectors_BD.dtype, torch.float32)
+        return F.normalize(vectors_BD.to(dtype), dim=-1)
 
     @contextmanager
     def evaluating(self, adapters: bool = True) -> Iterator[None]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
-from revela.encoders.torch_model import prompt_of
+from revela.encoders.prompts import Prompts
 from revela.errors import RevelaError
 from revela.training.retriever.fit import TEXTS, token_ids
 
@@ -29,7 +29,8 @@ def prune(model: SentenceTransformer, texts: Iterable[str]) -> None:
     from skeletoken import TokenizerModel
     from skeletoken.external.transformers import reshape_embeddings
 
-    transformer, tokenizer, prompt = model[0].model, model.tokenizer, prompt_of(model, "document")
+    transformer, tokenizer = model[0].model, model.tokenizer
+    prompt = Prompts.named(model.prompts).passage
     table = transformer.get_input_embeddings().weight
     if any(p.shape[:1] == table.shape[:1] and p is not table for p in transformer.parameters()):
         raise RevelaError("--prune cuts one table of tokens, and this model has more: leave it out")

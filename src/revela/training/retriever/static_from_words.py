@@ -67,7 +67,9 @@ class WordTable:
     def encoder(self) -> StaticEncoder:
         """The retriever for encoding."""
         rows = self.rows_VD().numpy()
-        return StaticEncoder(rows, self.tokenizer, words_to_vectors=WORDS_TO_VECTORS)
+        encoder = StaticEncoder(rows, self.tokenizer)
+        encoder.words_to_vectors = WORDS_TO_VECTORS
+        return encoder
 
     def model(self) -> SentenceTransformer:
         """The retriever for saving."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from revela.encoders.token_counter import Spans
 from revela.errors import RevelaError
 from revela.training.retriever.module import RetrieverModule
 
@@ -18,9 +17,9 @@ class TokenWindow:
     tokenizer: Any
     size: int
 
-    def spans(self, texts: Sequence[str]) -> list[Spans]:
+    def spans(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
         """Start and end of each token of each text, in characters."""
-        found: list[Spans] = self.tokenizer(
+        found: list[list[tuple[int, int]]] = self.tokenizer(
             list(texts), add_special_tokens=False, return_offsets_mapping=True
         )["offset_mapping"]
         return found
@@ -28,11 +27,11 @@ class TokenWindow:
 
 def token_window(retriever: RetrieverModule, name: str) -> TokenWindow:
     """The window of a retriever: its limit less the longest prompt."""
-    tokenizer, limit = retriever.tokenizer, retriever.limit()
+    tokenizer, limit = retriever.tokenizer, retriever.limit
     if not getattr(tokenizer, "is_fast", False) or limit is None:
         raise RevelaError(
             f"{name} has no fast tokenizer of transformers, so tokens have no character offsets: "
             "probe another model"
         )
-    prompts = retriever.prompt("query"), retriever.prompt("document")
-    return TokenWindow(tokenizer, limit - max(len(tokenizer(p)["input_ids"]) for p in prompts))
+    prompts = (len(tokenizer(prompt)["input_ids"]) for prompt in retriever.prompts)
+    return TokenWindow(tokenizer, limit - max(prompts))
