@@ -14,17 +14,15 @@ import pytest
 
 import revela
 import revela.__main__ as entry
-from revela.cli.main import main
+from revela.cli.main import main, print_log, printable
 from revela.cli.printing import (
     print_answer,
     print_group,
     print_hits,
     print_json,
-    print_log,
     print_report,
     print_scores,
     print_table,
-    printable,
 )
 from revela.ranking.bm25 import BM25
 from revela.searching.highlight import HighlightTerms

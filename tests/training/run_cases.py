@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 import revela.training.train as training
-from revela.cli.printing import print_log
+from revela.cli.main import print_log
 from revela.errors import RevelaError
 from revela.training import distributed as distributed
 from revela.training.checkpoint import trainable_state

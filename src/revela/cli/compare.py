@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 from revela.cli.flags import Corpus, Out, Several
-from revela.cli.printing import command_line, print_scores
+from revela.cli.main import command_line
+from revela.cli.printing import print_scores
 from revela.cli.recipe_flags import Given, RecipeFile, recipes_of
 from revela.errors import extra
 

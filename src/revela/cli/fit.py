@@ -9,7 +9,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from revela.cli.flags import Corpus, Flat, Out, Several
-from revela.cli.printing import command_line, print_scores
+from revela.cli.main import command_line
+from revela.cli.printing import print_scores
 from revela.cli.recipe_flags import Given, given_settings, settings_flags
 from revela.errors import RevelaError, extra
 from revela.terminal import counted, duration

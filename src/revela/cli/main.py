@@ -1,19 +1,21 @@
-"""The entry of the command line. An error is one sentence, with exit code 2."""
+"""The entry of the command line, and its log. An error is one sentence, with exit code 2."""
 
 from __future__ import annotations
 
 import atexit
 import gc
 import io
+import logging
 import os
 import re
+import shlex
 import signal
 import sys
+from typing import Literal
 
 from cyclopts import App, CycloptsError, Group
 
 import revela
-from revela.cli.printing import print_log, printable
 from revela.errors import RevelaError
 from revela.files import disk_error
 
@@ -52,6 +54,10 @@ VERBS = {
         "export": "Export a retriever to ONNX.",
     },
 }
+# What a terminal obeys or cannot show, with what changes the order of text, and ends of lines.
+CONTROL = "\x7f-\x9f\u2028-\u202e\u2066-\u206f"
+_UNPRINTABLE = re.compile(f"[\x00-\x1f{CONTROL}\ud800-\udfff]")
+MARKS = re.compile("[\u061c\u200e\u200f]")  # of the order of neighbours, in many texts
 TRAINING_VERBS = ("train", "queries", "groups", "compare", "heads")
 
 
@@ -127,3 +133,34 @@ def prepare(tokens: list[str]) -> None:
         from revela.cli.recipe_flags import show_settings
 
         show_settings(verb.default_command, tokens)
+
+
+class LogLines(logging.Handler):
+    """Prints revela's log, a line per message."""
+
+    stream: Literal["stdout", "stderr"] = "stdout"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(printable(record.getMessage()), file=getattr(sys, self.stream), flush=True)
+
+
+LOG_LINES = LogLines()
+
+
+def print_log(stream: Literal["stdout", "stderr"]) -> None:
+    """Print the package's log to one of the two streams from now on."""
+    LOG_LINES.stream = stream
+    log = logging.getLogger("revela")
+    log.setLevel(logging.INFO)
+    if LOG_LINES not in log.handlers:
+        log.addHandler(LOG_LINES)
+
+
+def printable(text: str) -> str:
+    """Untrusted text without characters that control the terminal."""
+    return _UNPRINTABLE.sub("\ufffd", MARKS.sub("", text))
+
+
+def command_line() -> str:
+    """The command of this process, to run it again."""
+    return "revela " + shlex.join(sys.argv[1:])

@@ -1,16 +1,15 @@
-"""Output for people: log lines, tables of numbers, hits of a search, groups."""
+"""Output for people: tables of numbers, hits of a search, groups."""
 
 from __future__ import annotations
 
 import json
-import logging
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from revela.cli.main import CONTROL, MARKS, printable
 from revela.terminal import counted
 
 if TYPE_CHECKING:
@@ -19,48 +18,13 @@ if TYPE_CHECKING:
     from revela.types import Chunk, Explanation, Hit, Hits
 
 SNIPPET = 240  # characters
-# What a terminal obeys or cannot show, with what changes the order of text, and ends of lines.
-_CONTROL = "\x7f-\x9f\u2028-\u202e\u2066-\u206f"
-CONTROL = re.compile(f"[\x00-\x1f{_CONTROL}\ud800-\udfff]")
-MARKS = re.compile("[\u061c\u200e\u200f]")  # of the order of neighbours, in many texts
 FILE_WIDTH = 160  # columns of a table in a file or a pipe
-
-
-class LogLines(logging.Handler):
-    """Prints revela's log, a line per message."""
-
-    stream: Literal["stdout", "stderr"] = "stdout"
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(printable(record.getMessage()), file=getattr(sys, self.stream), flush=True)
-
-
-LOG_LINES = LogLines()
-
-
-def print_log(stream: Literal["stdout", "stderr"]) -> None:
-    """Print the package's log to one of the two streams from now on."""
-    LOG_LINES.stream = stream
-    log = logging.getLogger("revela")
-    log.setLevel(logging.INFO)
-    if LOG_LINES not in log.handlers:
-        log.addHandler(LOG_LINES)
-
-
-def command_line() -> str:
-    """The command of this process, to run it again."""
-    return "revela " + shlex.join(sys.argv[1:])
-
-
-def printable(text: str) -> str:
-    """Untrusted text without characters that control the terminal."""
-    return CONTROL.sub("\ufffd", MARKS.sub("", text))
 
 
 def print_json(value: object, indent: int | None = 1) -> None:
     """JSON in UTF-8, with escapes for characters that control a terminal."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
-    escaped = f"[{_CONTROL}]|{MARKS.pattern}"
+    escaped = f"[{CONTROL}]|{MARKS.pattern}"
     print(re.sub(escaped, lambda found: f"\\u{ord(found[0]):04x}", text))
 
 

@@ -8,7 +8,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from revela.cli.flags import Corpus, Out, check_paths
-from revela.cli.printing import command_line, print_scores
+from revela.cli.main import command_line
+from revela.cli.printing import print_scores
 from revela.cli.recipe_flags import Given, Preset, RecipeFile, recipe_of
 from revela.errors import extra
 from revela.terminal import duration
