@@ -12,9 +12,14 @@ from revela.encoders.base import TextEncoder
 from revela.encoders.cpu import has_gpu, has_openvino, has_torch
 from revela.encoders.graph_encoder import GraphEncoder
 from revela.encoders.graphs import VERSION, export_folder, open_graph
-from revela.encoders.model_files import check_retriever, embedded_name, fingerprint
+from revela.encoders.model_files import (
+    check_retriever,
+    embedded_name,
+    fingerprint,
+    table_folder,
+)
 from revela.encoders.prompts import OWN, Given, prompts_of
-from revela.encoders.static_encoder import StaticEncoder, is_static
+from revela.encoders.static_encoder import StaticEncoder
 from revela.errors import RevelaError, extra, first_line
 from revela.files import atomic_write, cache_folder
 from revela.types import Precision
@@ -42,7 +47,7 @@ def load_encoder(
         RevelaError: the folder is not one, is damaged, or needs torch, which is not installed.
     """
     check_retriever(folder)
-    if is_static(folder):
+    if table_folder(folder) is not None:
         return StaticEncoder.load(folder, max_tokens, prompts)
     if precision == "int8" or (not has_gpu() and has_openvino()):
         how = precision, max_tokens, prompts
@@ -80,8 +85,10 @@ def _open_graph(
             agrees = _agrees_with_torch(folder)
             with suppress(RevelaError, OSError), atomic_write(kept) as temporary:
                 temporary.write_text(json.dumps(agrees), encoding="utf-8")
-    how = precision, max_tokens, prompts_of(folder, prompts)
-    return open_graph(folder, *how) if agrees else None
+    query, passage = prompts
+    if query is None or passage is None:
+        query, passage = prompts_of(folder, prompts)
+    return open_graph(folder, precision, max_tokens, (query, passage)) if agrees else None
 
 
 def _agrees_with_torch(folder: Path) -> bool:
@@ -105,7 +112,7 @@ def keep_graph(folder: Path, even_with_gpu: bool = False) -> None:
     """
     if (has_gpu() and not even_with_gpu) or not has_openvino():
         return
-    if is_static(folder) or export_folder(fingerprint(folder)).exists():
+    if table_folder(folder) or export_folder(fingerprint(folder)).exists():
         return
     if not has_torch() or _open_graph(folder, "fp32") is not None:
         return

@@ -19,7 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.encoders.base import Encoded, Role, TextEncoder, check_max_tokens, truncate
-from revela.encoders.model_files import Weights, fp32, modules_of, words_to_vectors_of
+from revela.encoders.model_files import (
+    Weights,
+    fp32,
+    modules_of,
+    table_folder,
+    words_to_vectors_of,
+)
 from revela.encoders.prompts import OWN, Given, Prompts, prompts_of
 from revela.encoders.token_counter import TokenCounter
 from revela.errors import QueryError, RevelaError, first_line
@@ -28,24 +34,10 @@ READ_AHEAD = 1024  # texts that are tokenized at once
 WEIGHTS = "model.safetensors"
 
 
-def is_static(folder: Path) -> bool:
-    """Whether a folder holds a static retriever with its table in safetensors."""
-    return _table_folder(folder) is not None
-
-
 def gives_tokens(folder: Path) -> bool:
     """Whether a retriever has token vectors for comparing queries and passages."""
     kinds = [kind for kind, _ in modules_of(folder)]
     return kinds[:1] == ["Transformer"] and not {"Router", "Asym"} & {*kinds}
-
-
-def _table_folder(folder: Path) -> Path | None:
-    """The folder of a static retriever's table and tokenizer; None for other models."""
-    modules = modules_of(folder)
-    if [kind for kind, _ in modules] not in (["StaticEmbedding"], ["StaticEmbedding", "Normalize"]):
-        return None
-    inside = modules[0][1]
-    return inside if (inside / WEIGHTS).is_file() else None
 
 
 class StaticEncoder(TextEncoder):
@@ -85,7 +77,7 @@ class StaticEncoder(TextEncoder):
         """Open a static retriever's folder; raises RevelaError if it is damaged."""
         from tokenizers import Tokenizer
 
-        inside, settings = _table_folder(folder), folder / "config_sentence_transformers.json"
+        inside, settings = table_folder(folder), folder / "config_sentence_transformers.json"
         assert inside is not None
         try:
             about = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}

@@ -23,7 +23,7 @@ from revela.evaluation.metrics import per_query
 from revela.ranking.bm25 import BM25
 from revela.ranking.exact import top_k
 from revela.ranking.sentence_test import SentenceTest
-from revela.ranking.steps import MemoryStore, fuse
+from revela.ranking.steps import MemoryStore
 from revela.text.chunk import chunk
 from revela.text.code import documented_functions
 from revela.text.words import count_words, joined, words
@@ -139,8 +139,8 @@ class _Pool:
             queries = encoder.encode_queries(task.queries)
             dense = _rankings(task, *top_k(queries, passages, DEPTH))
             yield task.name, _score(task, dense)
-            pairs = zip(task.queries, queries, dense, lexical, strict=True)
-            yield with_bm25(task.name), _score(task, [fuse(store, *pair) for pair in pairs])
+            fused = store.rankings(task.queries, queries, dense, lexical)
+            yield with_bm25(task.name), _score(task, fused)
 
 
 def _means(scores: Mapping[str, Scores]) -> dict[str, float]:
