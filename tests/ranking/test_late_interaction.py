@@ -10,7 +10,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25, term_weights
 from revela.ranking.fusion import Owner, length_factor
 from revela.ranking.late_interaction import (
@@ -142,10 +141,3 @@ def test_tokens_come_and_go_with_their_documents(tmp_path):
     rows = made.table.lance.search().limit(100).to_list()
     assert ("d3", 1) not in {(row["id"], row["chunk"]) for row in rows}
     assert all(row["tokens"] == packed_signs(Letters._tokens(row["passage"])) for row in rows)
-
-
-def test_what_does_not_go_together_is_one_sentence(tmp_path):
-    made = build(tmp_path / "index", DOCS[:5])
-    for settings in ({"mode": "lexical"}, {"fusion": "rank"}):
-        with pytest.raises(RevelaError, match="re-rank dense search, or hybrid search by score"):
-            made.search("abba", rerank="late-interaction", **settings)

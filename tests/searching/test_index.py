@@ -260,7 +260,7 @@ def test_of_equal_passages_that_of_the_longer_document_scores_a_little_less(tmp_
 
 def test_fewer_documents_than_asked_for_are_not_read_again_and_again(tmp_path, monkeypatch):
     """Books of many chunks: they are asked for again without those that were found."""
-    monkeypatch.setattr("revela.searching.index_search.DEPTH", 20)
+    monkeypatch.setattr("revela.ranking.steps.DEPTH", 20)
     rng, read, ranked = np.random.default_rng(0), [], table.Table._ranking
     books = [
         Document(f"b'{i}", " ".join(f"title {''.join(words)}." for words in chunks))
