@@ -125,6 +125,7 @@ def test_bm25_finds_words_and_survives_nothing():
     index = BM25(["the cat sat", "a dog ran", "the the the"])
     indices, scores = index.top_k(["cat", "unseen", ""], 3)
     assert indices[0][0] == 0 and scores[0][0] > 0 and scores[1].max() == 0 and scores[2].max() == 0
+    assert [list(ranking) for ranking in index.rankings(["cat", "unseen", ""], 3)] == [[0], [], []]
     assert BM25(["the", "a"]).top_k(["cat"], 5)[0].shape == (1, 2)
 
 

@@ -134,13 +134,6 @@ def short_names(names: Sequence[str | Path]) -> dict[str, str]:
     }
 
 
-def mean_outcomes(
-    collection: Collection, encoders: Mapping[str, Encoder]
-) -> dict[str, dict[str, float]]:
-    """The mean metrics of ``outcomes``: {system: {metric: score}}."""
-    return {name: outcome.means() for name, outcome in outcomes(collection, encoders).items()}
-
-
 def outcomes(
     collection: Collection,
     encoders: Mapping[str, Encoder],
