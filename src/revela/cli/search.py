@@ -93,15 +93,17 @@ def search(
     from revela.searching.snippets import SPARE
     from revela.text.judgements import read_queries
 
-    asked = read_queries(queries) if queries else {"": str(query).strip()}
-    prints_now = not (queries or as_json or where or mode == "dense" or min_score is not None)
+    asked = read_queries(queries) if queries else {"": (query or "").strip()}
+    on_partial_index = None
+    if query is not None and not (as_json or where or mode == "dense" or min_score is not None):
+        on_partial_index = partial(_print_first_answer, query, top)
     opened = open_any(
         index_folder,
         model,
         cached=not no_cache,
         progress=True,
         prompts=(prompts.query_prompt, prompts.passage_prompt),
-        on_partial_index=partial(_print_first_answer, str(query), top) if prints_now else None,
+        on_partial_index=on_partial_index,
         weight=weight,
     )
     found = opened.search_many(
