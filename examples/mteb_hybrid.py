@@ -26,7 +26,6 @@ from revela.evaluation.evaluate import store_of
 from revela.evaluation.mteb import MtebEncoder
 from revela.ranking import exact
 from revela.ranking.fusion import DEPTH
-from revela.ranking.steps import fuse
 
 
 class Hybrid(TextEncoder):
@@ -53,9 +52,8 @@ class Hybrid(TextEncoder):
         run = {}
         for query, text, vector in zip(queries["id"], texts, vectors, strict=True):
             (near,) = exact.rankings_of(*exact.top_k(vector[None], self.store.vectors_ND, DEPTH))
-            (words,) = exact.rankings_of(*self.store.bm25.top_k([text], DEPTH))
-            matching = {row: score for row, score in words.items() if score > 0}
-            scores = fuse(self.store, text, vector, near, matching)
+            words = self.store.bm25.rankings([text], DEPTH)
+            (scores,) = self.store.rankings([text], [vector], [near], words)
             run[query] = {self.ids[row]: score for row, score in islice(scores.items(), top_k)}
         return run
 

@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from conftest import SLOTS, in_context, live, make_rows
 from revela.encoders.load import load_encoder
 from revela.errors import RevelaError
-from revela.evaluation.evaluate import load_collection, mean_outcomes
+from revela.evaluation.evaluate import load_collection, outcomes
 from revela.text.load import read_corpus
 from revela.training import compare as comparison
 from revela.training.record import UNKNOWN
@@ -111,7 +111,7 @@ def test_compare_judges_in_the_context_of_each_collection(contextual, tmp_path, 
     collection = load_collection(folder)
     documents = [Document(str(i), text) for i, text in enumerate(collection.documents)]
     reader = in_context(encoder, draw_documents(documents, SLOTS, 0, 120))
-    wanted, other = (mean_outcomes(collection, {"m": e})["m"] for e in (reader, encoder))
+    wanted, other = (outcomes(collection, {"m": e})["m"].means() for e in (reader, encoder))
     assert judged == [{"one": pytest.approx(wanted["ndcg@10"])}] and wanted != other
 
 

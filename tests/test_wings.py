@@ -20,9 +20,9 @@ from tests.collection_folder import write_lines
 
 WORD = re.compile(r"\w+").findall
 SOURCE = Path(__file__).parents[1] / "src" / "revela"
-# Runs a command line; prints the files that it passed (those with a function that ran, apart from
-# what imports ran) until the end of each training step, and then to its own end; and the modules
-# that it imported.
+# Runs a command line, or the same search of an index for the third time; prints the files that it
+# passed (those with a function that ran, apart from what imports ran) until the end of each step of
+# training, and then to its own end; and the modules that it imported.
 TRACED = """
 import contextlib, inspect, io, json, sys, threading
 
@@ -39,6 +39,12 @@ def trace(frame, event, arg):
 
 from revela.cli import main
 sys.argv = ["revela", *json.loads(sys.argv[1])]
+if sys.argv[1] == "Index.search":
+    from revela import Index
+    index = Index.open(sys.argv[2])
+    for query in ("ocean02", sys.argv[3]):
+        index.search(query)
+    main = lambda: index.search(sys.argv[3])
 threading.settrace(trace)
 sys.settrace(trace)
 with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
@@ -95,9 +101,10 @@ def test_help_of_training_reads_its_settings_alone(traced):
 
 def test_a_warm_search_passes_few_files(traced):
     traced("search", "kept", "ocean01")
-    (passed,), _ = traced("search", "kept", "ocean01")
-    assert "index_search.py" in {Path(file).name for file in passed}
-    assert len(passed) <= 35, names(passed)
+    for command, most in (("search", 30), ("Index.search", 12)):
+        (passed,), _ = traced(command, "kept", "ocean01")
+        assert {"steps.py", "index_search.py"} <= {Path(file).name for file in passed}
+        assert len(passed) <= most, names(passed)
 
 
 def test_training_passes_few_files(traced, tiny_lm_folder):

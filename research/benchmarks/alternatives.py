@@ -33,7 +33,7 @@ from research.benchmarks.options import (
 from revela import Retriever
 from revela.encoders.default_model import suited_model
 from revela.evaluation.evaluate import load_collection
-from revela.evaluation.metrics import mean_scores
+from revela.evaluation.metrics import Outcome
 from revela.searching.manifest import Indexing
 from revela.text.chunk import chunk
 from revela.text.load import read_corpus
@@ -103,7 +103,7 @@ def scores_of(folder: Path, queries: int) -> dict[str, float]:
             ids = [i for i in ids if i != query or query not in collection.among_documents]
             run[query] = {document: -float(place) for place, document in enumerate(ids[:10])}
         qrels = {query: collection.qrels[query] for query in run}
-        scores[name] = mean_scores(qrels, run)["ndcg@10"]
+        scores[name] = Outcome.of(qrels, run).means()["ndcg@10"]
     return scores
 
 

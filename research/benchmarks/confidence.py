@@ -59,7 +59,7 @@ def index_of(folder: Path, part: Collection, model: str | None, out: Path, token
 def first_hits(index: Index, part: Collection) -> tuple[list[Hits], list[bool], list[Hits]]:
     """The first hit of each question and whether it is right, and those where nothing answers."""
     found, right, without = list[Hits](), list[bool](), list[Hits]()
-    by_tokens = index.reranking("hybrid", "score") == "late-interaction"
+    by_tokens = index.options().rerank == "late-interaction"
     encode = index.encoder.query_tokens if by_tokens else index.encoder.encode_queries
     for name, query, read in zip(part.query_ids, part.queries, encode(part.queries), strict=True):
         relevant = [document for document, grade in part.qrels[name].items() if grade > 0]

@@ -34,10 +34,11 @@ from research.benchmarks.options import (
     print_header,
 )
 from revela.evaluation.evaluate import Collection, load_collection
-from revela.ranking.bm25 import K1, B
+from revela.ranking.bm25 import K1, B, max_score
 from revela.ranking.calibration import Calibration
 from revela.ranking.exact import top_k
 from revela.ranking.fusion import DEPTH, RRF_K, WORDS, above_chance
+from revela.ranking.steps import confidence
 from revela.types import evenly_spaced
 
 MODELS = {
@@ -203,12 +204,6 @@ FUSIONS: dict[str, Fusion] = {
 }
 
 
-def confidence(score: float, measured: Calibration) -> float:
-    found = measured.confidence(score, "hybrid")
-    assert found is not None
-    return found
-
-
 def side_of(collection: Collection, kept: Kept, at_most: int) -> Side:
     """What is found on a collection, by words and by vectors."""
     from bayesian_bm25.scorer import BayesianBM25Scorer
@@ -220,7 +215,8 @@ def side_of(collection: Collection, kept: Kept, at_most: int) -> Side:
     texts = [collection.queries[i] for i in chosen]
     near_QK, _ = top_k(kept.queries[list(chosen)], kept.passages, DEPTH)
     rows_QK, scores_QK = collection.bm25.top_k(texts, DEPTH)
-    maxima = collection.bm25.max_scores(texts)
+    places = [terms.query_places(text) for text in texts]
+    maxima = [max_score(collection.bm25.idf([term for *_, term in own])) for own in places]
     number = {name: i for i, name in enumerate(collection.document_ids)}
     queries = []
     for q, i in enumerate(chosen):
@@ -232,7 +228,7 @@ def side_of(collection: Collection, kept: Kept, at_most: int) -> Side:
         grades = collection.qrels[collection.query_ids[i]]
         relevant = {number[name]: grade for name, grade in grades.items() if grade > 0}
         best = sorted(relevant.values(), reverse=True)[:10]
-        known = [term for term in terms(texts[q]) if collection.bm25.frequencies([term])[0]]
+        known = collection.bm25.known(terms(texts[q]))
         probabilities = scorer.get_probabilities(known) if known else None
         queries.append(
             Query(
@@ -240,7 +236,7 @@ def side_of(collection: Collection, kept: Kept, at_most: int) -> Side:
                 np.array([words.get(d, 0.0) for d in candidates]),
                 np.isin(candidates, near),
                 np.zeros(len(candidates)) if probabilities is None else probabilities[candidates],
-                float(maxima[q]),
+                maxima[q],
                 np.array([relevant.get(d, 0) for d in candidates], float),
                 float((np.array(best) / np.log2(np.arange(len(best)) + 2)).sum()),
             )
@@ -263,7 +259,10 @@ def print_scores(sides: Mapping[str, Side]) -> None:
     print_cells("least, to the better side", [*over.min(axis=0), "", ""])
     print_cells(f"more than {HARM} below it", [*(over < -HARM).sum(axis=0), "", ""])
     scored = [side for side in sides.values() if side.measured.scores]
-    ways = {"ours": (ours, confidence), "log-odds": (log_odds, lambda score, _: score)}
+    ways = {
+        "ours": (ours, lambda score, found: confidence(found.scores["hybrid"], score, 0.0)),
+        "log-odds": (log_odds, lambda score, _: score),
+    }
     for name, (fusion, probability) in ways.items():
         errors = [side.calibration_error(fusion, probability) for side in scored]
         print(f"calibration error, {name}: {np.mean(errors):.3f}, at most {max(errors):.3f}")

@@ -34,7 +34,7 @@ from revela import Document, Retriever
 from revela.encoders.base import TextEncoder
 from revela.encoders.embedded import SMOLLM2
 from revela.evaluation.collection import DEPTH, Collection, load_collection
-from revela.evaluation.metrics import mean_scores
+from revela.evaluation.metrics import Outcome
 from revela.files import atomic_write
 from revela.quiet_libraries import silence_libraries
 from revela.ranking.exact import rankings_of, top_k
@@ -464,7 +464,7 @@ def _ndcg(collection: Collection, encoder: TextEncoder) -> dict[str, float]:
         name: {collection.document_ids[i]: score for i, score in ranking.items()}
         for name, ranking in zip(collection.query_ids, found, strict=True)
     }
-    return {collection.name: mean_scores(collection.qrels, run)["ndcg@10"]}
+    return {collection.name: Outcome.of(collection.qrels, run).means()["ndcg@10"]}
 
 
 # What stages share

@@ -17,7 +17,7 @@ from conftest import make_rows, tiny_retriever
 from revela.encoders.load import load_encoder
 from revela.encoders.torch_encoder import TorchEncoder
 from revela.errors import RevelaError
-from revela.evaluation.evaluate import load_collection, mean_outcomes
+from revela.evaluation.evaluate import load_collection, outcomes
 from tests.collection_folder import write_collection
 
 pytest.importorskip("mteb")
@@ -62,7 +62,7 @@ def run(tasks, encoder, out, max_tokens=None):
 
 
 def ours(folder, encoder):
-    means = mean_outcomes(load_collection(folder), {"m": encoder})["m"]
+    means = outcomes(load_collection(folder), {"m": encoder})["m"].means()
     return pytest.approx({**means, "main": means["ndcg@10"]}, abs=1e-4)
 
 

@@ -10,16 +10,17 @@ import pytest
 
 from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25
-from revela.ranking.calibration import OTHER, PRIOR, Calibration, confidence_from
+from revela.ranking.calibration import PRIOR, Calibration, confidence_from
 from revela.ranking.fusion import FusionRule, chance_of, fuse_scores
 from revela.ranking.queries import sentence_queries
 from revela.ranking.sentence_test import FEW, QUERIES, SentenceTest
+from revela.ranking.steps import OTHER, confidence
 from revela.searching.index import Index
 from revela.searching.manifest import Indexing, Info
 from revela.text.spool import arrow_list
 from revela.text.words import count_words
 from revela.types import PERHAPS, SURE, Document, Hit, Hits
-from tests.searching.letters import Letters
+from tests.searching.letters import Letters, max_bm25
 
 
 class Blind(Letters):
@@ -140,7 +141,7 @@ def test_search_uses_it_or_a_weight_by_hand(tmp_path):
     cosines = {f"d{i}": float(v @ vector) for i, v in enumerate(Blind().encode_passages(texts))}
     bm25 = BM25(texts, "none")
     (places,), (scores,) = bm25.top_k([query], 50)
-    best = bm25.max_scores([query])[0]
+    best = max_bm25(bm25, query)
     shares = {f"d{i}": float(s / best) for i, s in zip(places, scores, strict=True) if s > 0}
     wanted = fuse_scores(cosines, shares, index.info.calibration.rule)
     assert {hit.id: hit.score for hit in hits} == pytest.approx(wanted, rel=1e-4, abs=1e-6)
@@ -180,13 +181,11 @@ def test_confidence_is_half_where_97_of_100_hits_score_less_if_nothing_answers()
     assert half == pytest.approx(0.3 + 0.1 * 1.8808, abs=0.005)
     assert slope == pytest.approx(10, rel=0.02)
     assert cut == pytest.approx(half + 0.2)
-    measured = Calibration(scores={"hybrid": (half, slope, cut)})
-    assert measured.confidence(half, 0, "hybrid") == 0.5
-    assert measured.confidence(half + 0.1, 0.2, "hybrid") == 0.5
-    sure = 1 / (1 + np.exp(-1))
-    assert measured.confidence(half + 0.1, 0, "hybrid") == pytest.approx(sure, abs=0.01)
-    assert measured.confidence(-1e9, 0, "hybrid") == pytest.approx(0)
-    assert measured.confidence(half, 0, "late-interaction") is None
+    measured = half, slope, cut
+    assert confidence(measured, half, 0) == 0.5
+    assert confidence(measured, half + 0.1, 0.2) == 0.5
+    assert confidence(measured, half + 0.1, 0) == pytest.approx(1 / (1 + np.exp(-1)), abs=0.01)
+    assert confidence(measured, -1e9, 0) == pytest.approx(0)
 
 
 def test_what_has_nothing_of_a_question_does_not_answer_it_though_nothing_was_measured(tmp_path):
@@ -332,7 +331,7 @@ def test_the_score_to_cut_at_is_of_what_does_not_answer():
         cosines = vectors @ encoder.encode_queries([query])[0]
         (indices,), (scores,) = bm25.top_k([query], len(texts))
         found = dict(zip(indices.tolist(), scores.tolist(), strict=True))
-        shares = {r: found[r] / bm25.max_scores([query])[0] for r in others if found.get(r)}
+        shares = {r: found[r] / max_bm25(bm25, query) for r in others if found.get(r)}
         fused = fuse_scores({row: float(cosines[row]) for row in others}, shares, measured.rule)
         best = dict[str, float]()
         for row, score in fused.items():

@@ -10,15 +10,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from revela.errors import RevelaError
-from revela.ranking.bm25 import BM25
+from revela.ranking.bm25 import BM25, term_weights
 from revela.ranking.fusion import Owner, length_factor
 from revela.ranking.late_interaction import (
     TOKENS_WEIGHT,
     late_interaction,
+    match_by_tokens,
     packed_signs,
     rerank_by_tokens,
-    term_weights,
     token_weights,
 )
 from revela.text.analyzer import Analyzer
@@ -71,7 +70,8 @@ def test_scores_are_added_and_those_that_were_not_read_again_count_as_unmet():
     (query,) = Letters().query_tokens(["abab cdcd"])
     packed = [packed_signs(Letters._tokens(text)) for text in ("abab", "cdcd abab")]
     matched = late_interaction(query.tokens, np.ones(2), packed)
-    again = rerank_by_tokens(query, {"a": 0.5, "b": 0.4, "c": 0.3}, packed, [(0, 9, 1.0)])
+    found = dict(zip("ab", match_by_tokens(query, packed, [(0, 9, 1.0)]), strict=True))
+    again = rerank_by_tokens({"a": 0.5, "b": 0.4, "c": 0.3}, found)
     assert matched[1] > matched[0] and list(again.values()) == sorted(again.values())[::-1]
     wanted = [0.5 + TOKENS_WEIGHT * matched[0], 0.4 + TOKENS_WEIGHT * matched[1], 0.3]
     assert [again[name] for name in "abc"] == pytest.approx([score / 1.75 for score in wanted])
@@ -141,10 +141,3 @@ def test_tokens_come_and_go_with_their_documents(tmp_path):
     rows = made.table.lance.search().limit(100).to_list()
     assert ("d3", 1) not in {(row["id"], row["chunk"]) for row in rows}
     assert all(row["tokens"] == packed_signs(Letters._tokens(row["passage"])) for row in rows)
-
-
-def test_what_does_not_go_together_is_one_sentence(tmp_path):
-    made = build(tmp_path / "index", DOCS[:5])
-    for settings in ({"mode": "lexical"}, {"fusion": "rank"}):
-        with pytest.raises(RevelaError, match="re-rank dense search, or hybrid search by score"):
-            made.search("abba", rerank="late-interaction", **settings)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from revela.encoders.base import TextEncoder
-from revela.ranking.bm25 import BM25
+from revela.ranking.bm25 import BM25, max_score
 from revela.ranking.exact import top_k
 from revela.ranking.fusion import DEPTH, FusionRule, chance_of, fuse_scores
 from revela.searching.index import Index
@@ -112,6 +112,11 @@ def counts_of(state: State) -> dict[int, int]:
     return dict(state._database.execute("select hash, n from terms").fetchall())
 
 
+def max_bm25(bm25: BM25, query: str) -> float:
+    """The maximum BM25 score for a query."""
+    return max_score(bm25.idf([term for *_, term in bm25.terms.query_places(query)]))
+
+
 def oracle(
     docs: list[Document], query: str, mode: str, k: int, rule: FusionRule | None = None
 ) -> list[tuple[str, str, float]]:
@@ -127,7 +132,7 @@ def oracle(
         indices, scores = bm25.top_k([query], DEPTH)
         lexical = {int(i): float(s) for i, s in zip(indices[0], scores[0], strict=True) if s > 0}
         cosines = {row: float(vectors[row] @ vector[0]) for row in {*ranking, *lexical}}
-        shares = {row: score / bm25.max_scores([query])[0] for row, score in lexical.items()}
+        shares = {row: score / max_bm25(bm25, query) for row, score in lexical.items()}
         # Sentences of three words are too short to measure the weight of words by.
         rule = rule or FusionRule(chance=chance_of(vectors))
         ranking = lexical if mode == "lexical" else fuse_scores(cosines, shares, rule)

@@ -23,10 +23,10 @@ from revela.searching import state
 from revela.searching.folder_index import _keep_in_step
 from revela.searching.index import Index
 from revela.searching.manifest import Indexing, Info
-from revela.searching.rows import searched
 from revela.searching.state import State, is_finished, is_index
 from revela.searching.sync import HALF
 from revela.searching.table import lance_errors
+from revela.text.analyzer import searched
 from revela.types import Document
 from tests.text.test_language import HOMES, NOTE
 

@@ -8,12 +8,12 @@ import random
 import pytest
 from letters import Letters, build
 
-from revela.ranking.calibration import Calibration
 from revela.searching.index import Index
+from revela.searching.index_search import IndexStore
 from revela.searching.ingest import has_words
 from revela.searching.manifest import Indexing, Info
-from revela.searching.rows import name_of, searched
 from revela.searching.word_search import Words
+from revela.text.analyzer import name_of, searched
 from revela.types import Document
 
 NAMES = ["holiday plan.txt", "holidayPlan.md", "holiday_plan.pdf", "2024/holiday-plan.docx"]
@@ -73,7 +73,7 @@ def test_a_name_with_a_date_is_found_by_that_day_only(tmp_path):
 def test_a_hit_without_the_string_of_the_query_is_never_sure(
     tmp_path, monkeypatch, query, text, answer
 ):
-    monkeypatch.setattr(Calibration, "confidence", lambda *_: 0.97)
+    monkeypatch.setattr(IndexStore, "measured", {"hybrid": (-9.0, 1.0, 0.0)})
     index = build(tmp_path / "index", [Document("d1", text), *OTHERS], language="en")
     hits = index.search(query)
     assert hits[0].id == "d1" and hits.answer == answer

@@ -87,9 +87,10 @@ def test_fusion_by_rank_is_that_of_both_lists_of_documents(index, query):
 
 
 def counts_are_those_of(index, texts, query="hhhh gggg title") -> bool:
-    """Whether its counts of terms give the best BM25 score that these passages give."""
-    best = index.state.max_bm25(index.table.query_terms(query))
-    assert best == pytest.approx(BM25(texts, index.info.language).max_scores([query])[0])
+    """Whether its counts of terms give the idf that these passages give."""
+    terms = index.table.query_terms(query)
+    found, wanted = index.state.idf(terms), BM25(texts, index.info.language).idf(terms)
+    assert found.tolist() == pytest.approx(wanted.tolist())
     return index.state.snapshot().chunks == len(texts)
 
 
@@ -219,10 +220,10 @@ def test_terms_are_counted_while_others_search(tmp_path):
     made, terms = build(tmp_path / "index", DOCS[:2]), [f"w{i}" for i in range(50)]
     before = made.state.snapshot().chunks
     with ThreadPoolExecutor(2) as pool:
-        searches = [pool.submit(made.state.max_bm25, terms) for _ in range(500)]
+        searches = [pool.submit(made.state.idf, terms) for _ in range(500)]
         for _ in range(100):
             made.state.commit(made.state.snapshot().version, [TermCounts.of([terms])])
-    assert all(search.result() >= 0 for search in searches)
+    assert all((search.result() >= 0).all() for search in searches)
     wanted = idf(np.array([100]), before + 100)[0]
     assert made.state.idf(terms).tolist() == [wanted] * 50
 
@@ -259,7 +260,7 @@ def test_of_equal_passages_that_of_the_longer_document_scores_a_little_less(tmp_
 
 def test_fewer_documents_than_asked_for_are_not_read_again_and_again(tmp_path, monkeypatch):
     """Books of many chunks: they are asked for again without those that were found."""
-    monkeypatch.setattr("revela.searching.index_search.DEPTH", 20)
+    monkeypatch.setattr("revela.ranking.steps.DEPTH", 20)
     rng, read, ranked = np.random.default_rng(0), [], table.Table._ranking
     books = [
         Document(f"b'{i}", " ".join(f"title {''.join(words)}." for words in chunks))
@@ -564,9 +565,9 @@ def test_many_documents_are_replaced_at_once(tmp_path, monkeypatch):
     changed = [Document(d.id, f"{d.text} hhhh", d.title) for d in DOCS[:25]]
     assert extend(made, changed).replaced == 25
     assert rows_of(made) == wanted_rows([*changed, *DOCS[25:]])
-    words = [made.state.max_bm25(word) for word in ("hhhh", "title")]
     fresh = build(tmp_path / "fresh", [*changed, *DOCS[25:]])
-    assert words == [fresh.state.max_bm25(word) for word in ("hhhh", "title")]
+    found, wanted = (index.state.idf(["hhhh", "title"]).tolist() for index in (made, fresh))
+    assert found == wanted
 
 
 def test_what_a_kill_left_before_the_state_is_no_index(tmp_path):

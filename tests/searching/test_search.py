@@ -17,6 +17,7 @@ from revela.ranking.fusion import (
     fuse_scores,
     reciprocal_rank_fusion,
 )
+from tests.searching.letters import max_bm25
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 10), st.sampled_from([1, 90, 2**26]))
@@ -110,7 +111,7 @@ def test_words_count_where_all_that_hold_them_tie(holders):
 def test_best_bm25_score_is_what_a_text_of_nothing_else_comes_near_to():
     texts = ["heat flow", "flow of a gas", "a wing"]
     index = BM25([*texts, "heat gas " * 10_000], "en")
-    best = index.max_scores(["heat gas", "heat heat", "unseen", "the", ""])
+    best = [max_bm25(index, query) for query in ("heat gas", "heat heat", "unseen", "the", "")]
     reached = index.top_k(["heat gas"], 1)[1][0, 0]
     # Of four texts two hold each word; idf = log(1 + 2.5 / 2.5), k1 + 1 = 2.2; a word that none
     # holds: log(1 + 4.5 / .5).
@@ -124,6 +125,7 @@ def test_bm25_finds_words_and_survives_nothing():
     index = BM25(["the cat sat", "a dog ran", "the the the"])
     indices, scores = index.top_k(["cat", "unseen", ""], 3)
     assert indices[0][0] == 0 and scores[0][0] > 0 and scores[1].max() == 0 and scores[2].max() == 0
+    assert [list(ranking) for ranking in index.rankings(["cat", "unseen", ""], 3)] == [[0], [], []]
     assert BM25(["the", "a"]).top_k(["cat"], 5)[0].shape == (1, 2)
 
 

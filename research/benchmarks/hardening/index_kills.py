@@ -37,9 +37,9 @@ from research.benchmarks.hardening.made import (
     tiny_retriever,
 )
 from revela.cli import main
+from revela.ranking.steps import Mode
 from revela.searching import ingest
 from revela.searching.index import Index
-from revela.searching.index_search import Mode
 from revela.text.load import read_corpus
 
 QUERIES = ["ocean3 engine4", "дом у реки", "中文文本", "violin1 violin2 violin3 garden5"]

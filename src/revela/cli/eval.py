@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -187,8 +187,9 @@ def _rank_on_text(
     documents, report = read_corpus(list(text), distinct=False, min_words=1, rename_repeated=True)
     print_report(report)
     query, passage = (AUTO if prompt is None else prompt for prompt in prompts)
-    given: Any = dict(query_prompt=query, passage_prompt=passage)
-    recipe = Recipe().replace(language=language, precision=precision, **given)
+    recipe = Recipe().replace(
+        language=language, precision=precision, query_prompt=query, passage_prompt=passage
+    )
     scores = rank_models(documents, models, recipe)
     best, *others = scores
     tasks = [name for name in scores[best].means if name != MEASURE]

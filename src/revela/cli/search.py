@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -93,19 +93,33 @@ def search(
     from revela.searching.snippets import SPARE
     from revela.text.judgements import read_queries
 
-    asked = read_queries(queries) if queries else {}
-    given: Any = dict(prompts=prompts.given, weight=weight)
+    asked = read_queries(queries) if queries else {"": (query or "").strip()}
+    on_partial_index = None
     if query is not None and not (as_json or where or mode == "dense" or min_score is not None):
-        given["on_partial_index"] = partial(_print_first_answer, query, top)
-    opened = open_any(index_folder, model, cached=not no_cache, progress=True, **given)
-    k = top if query is None or as_json else SPARE * top  # printed are those that differ
-    how: Any = dict(k=k, mode=mode, where=where, fusion=fusion, rerank=rerank)
-    how |= dict(min_score=min_score, explain=explain)
+        on_partial_index = partial(_print_first_answer, query, top)
+    opened = open_any(
+        index_folder,
+        model,
+        cached=not no_cache,
+        progress=True,
+        prompts=(prompts.query_prompt, prompts.passage_prompt),
+        on_partial_index=on_partial_index,
+        weight=weight,
+    )
+    found = opened.search_many(
+        asked.values(),
+        k=top if queries or as_json else SPARE * top,  # printed are those that differ
+        mode=mode,
+        where=where,
+        fusion=fusion,
+        rerank=rerank,
+        min_score=min_score,
+        explain=explain,
+    )
     if query is None:
-        found = zip(asked, opened.search_many(list(asked.values()), **how), strict=True)
-        _tell(found, asked, run, index_folder.name)
+        _tell(zip(asked, found, strict=True), asked, run, index_folder.name)
         return
-    hits = opened.search(query.strip(), **how)
+    (hits,) = found
     if as_json:
         print_json([{**asdict(hit), "answer": hits.answer} for hit in hits])
     else:

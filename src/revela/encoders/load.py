@@ -16,10 +16,11 @@ from revela.encoders.model_files import (
     check_retriever,
     embedded_name,
     fingerprint,
+    table_folder,
     words_to_vectors_of,
 )
 from revela.encoders.prompts import OWN, Given, prompts_of
-from revela.encoders.static_encoder import StaticEncoder, table_folder
+from revela.encoders.static_encoder import StaticEncoder
 from revela.errors import RevelaError, extra, first_line
 from revela.files import atomic_write, cache_folder
 from revela.types import Precision
@@ -94,8 +95,10 @@ def _open_graph(
             agrees = _agrees_with_torch(folder)
             with suppress(RevelaError, OSError), atomic_write(kept) as temporary:
                 temporary.write_text(json.dumps(agrees), encoding="utf-8")
-    how = precision, max_tokens, prompts_of(folder, prompts)
-    return open_graph(folder, *how) if agrees else None
+    query, passage = prompts
+    if query is None or passage is None:
+        query, passage = prompts_of(folder, prompts)
+    return open_graph(folder, precision, max_tokens, (query, passage)) if agrees else None
 
 
 def _agrees_with_torch(folder: Path) -> bool:

@@ -129,6 +129,17 @@ def opening(folder: Path) -> Iterator[None]:
         ) from error
 
 
+def table_folder(folder: Path) -> Path | None:
+    """The folder of a static retriever's tokenizer and its table in safetensors; None for other
+    models.
+    """
+    modules = modules_of(folder)
+    if [kind for kind, _ in modules] not in (["StaticEmbedding"], ["StaticEmbedding", "Normalize"]):
+        return None
+    inside = modules[0][1]
+    return inside if (inside / "model.safetensors").is_file() else None
+
+
 def check_retriever(folder: Path) -> None:
     """Raise RevelaError unless a folder is a Sentence-Transformers model in safetensors."""
     if not (folder / "modules.json").is_file():

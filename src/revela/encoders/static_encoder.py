@@ -26,23 +26,12 @@ from revela.encoders.base import (
     no_transformer,
     truncate,
 )
-from revela.encoders.model_files import CONFIG, Weights, fp32, modules_of, opening
+from revela.encoders.model_files import CONFIG, Weights, fp32, opening, table_folder
 from revela.encoders.prompts import OWN, Given, Prompts, prompts_of
 from revela.types import Role, Vectors, unit
 
 READ_AHEAD = 1024  # texts that are tokenized at once
 WEIGHTS = "model.safetensors"
-
-
-def table_folder(folder: Path) -> Path | None:
-    """The folder of a static retriever's table, in safetensors, and tokenizer; None for other
-    models.
-    """
-    modules = modules_of(folder)
-    if [kind for kind, _ in modules] not in (["StaticEmbedding"], ["StaticEmbedding", "Normalize"]):
-        return None
-    inside = modules[0][1]
-    return inside if (inside / WEIGHTS).is_file() else None
 
 
 class StaticEncoder(TextEncoder):

@@ -16,9 +16,8 @@ from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25
 from revela.ranking.calibration import Calibration
-from revela.ranking.exact import rankings_of
+from revela.ranking.fusion import Scores
 from revela.ranking.sentence_test import SentenceTest
-from revela.ranking.steps import Scores
 from revela.text.judgements import check_unknown, read_judgements, read_rows
 from revela.types import Vectors, evenly_spaced
 
@@ -96,8 +95,7 @@ class Collection:
     @cached_property
     def lexical(self) -> list[Scores]:
         """BM25's ranking per query: at most 1000 documents, each with a word of the query."""
-        rankings = rankings_of(*self.bm25.top_k(self.queries, DEPTH))
-        return [{d: score for d, score in ranking.items() if score > 0} for ranking in rankings]
+        return self.bm25.rankings(self.queries, DEPTH)
 
     @cached_property
     def among_documents(self) -> frozenset[str]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 from revela.encoders.base import TextEncoder
 from revela.encoders.prompts import OWN, Given
 from revela.evaluation.collection import DEPTH, Collection, load_collection
-from revela.evaluation.metrics import Outcome, Run, per_query
+from revela.evaluation.metrics import Outcome, Run
 from revela.evaluation.results import SystemScores
 from revela.evaluation.runs import (
     SearchableIndex,
@@ -28,13 +28,11 @@ from revela.evaluation.runs import (
 )
 from revela.evaluation.significance import standings
 from revela.ranking.exact import rankings_of, top_k
-from revela.ranking.fusion import DEPTH as FUSED
-from revela.ranking.fusion import check_weight, reciprocal_rank_fusion
+from revela.ranking.fusion import Scores, check_weight
 from revela.ranking.late_interaction import encode_packed
-from revela.ranking.steps import MemoryStore, Rerank, Scores, fuse
-from revela.ranking.steps import rerank as rerank_scores
+from revela.ranking.steps import MemoryStore, Rerank, SearchOptions
 from revela.text.analyzer import check_language
-from revela.types import Precision, Vectors
+from revela.types import Precision
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ def evaluations(
         outcome_of = {}
         for system, run in chain(own, searches, runs.items()):
             filtered = without_themselves(collection, run)
-            outcome_of[system] = _outcome(collection, filtered)
+            outcome_of[system] = Outcome.of(collection.qrels, filtered)
             if options.runs is not None:
                 path = options.runs / file_name(name) / f"{file_name(system)}.trec"
                 write_run(path, filtered, system)
@@ -137,13 +135,6 @@ def short_names(names: Sequence[str | Path]) -> dict[str, str]:
     }
 
 
-def mean_outcomes(
-    collection: Collection, encoders: Mapping[str, TextEncoder]
-) -> dict[str, dict[str, float]]:
-    """The mean metrics of ``outcomes``: {system: {metric: score}}."""
-    return {name: outcome.means() for name, outcome in outcomes(collection, encoders).items()}
-
-
 def outcomes(
     collection: Collection,
     encoders: Mapping[str, TextEncoder],
@@ -154,7 +145,7 @@ def outcomes(
 ) -> dict[str, Outcome]:
     """{system: outcome} of ``rankings``."""
     return {
-        system: _outcome(collection, without_themselves(collection, run))
+        system: Outcome.of(collection.qrels, without_themselves(collection, run))
         for system, run in rankings(collection, encoders, rerank, progress, weight)
     }
 
@@ -175,22 +166,19 @@ def rankings(
     for name, encoder in encoders.items():
         by_tokens = rerank == "late-interaction"
         store = store_of(collection, encoder, by_tokens, progress)
-        queries = encoder.encode_queries(collection.queries)
-        dense = rankings_of(*top_k(queries, store.vectors_ND, DEPTH))
-        fused = hybrid(collection, store, queries, dense, weight)
+        vectors = encoder.encode_queries(collection.queries)
+        dense = rankings_of(*top_k(vectors, store.vectors_ND, DEPTH))
         yield name, by_id(collection, dense)
-        yield f"{name} + BM25", by_id(collection, fused)
-        by_rank = [
-            reciprocal_rank_fusion([list(_first(near)), list(_first(lexical))])
-            for near, lexical in zip(dense, collection.lexical, strict=True)
-        ]
-        yield f"{name} + BM25 (RRF)", by_id(collection, by_rank)
+        asked = collection.queries, vectors, dense, collection.lexical
+        by_score = SearchOptions(weight=weight)
+        yield f"{name} + BM25", by_id(collection, store.rankings(*asked, by_score))
+        by_rank = SearchOptions(fusion="rank")
+        yield f"{name} + BM25 (RRF)", by_id(collection, store.rankings(*asked, by_rank))
         if by_tokens:
-            reranked = [
-                rerank_scores(store, query, scores, encoder.query_tokens([query])[0], weight)
-                for query, scores in zip(collection.queries, fused, strict=True)
-            ]
-            yield f"{name} + BM25 + late interaction", by_id(collection, reranked)
+            tokens = (encoder.query_tokens([query])[0] for query in collection.queries)
+            options = SearchOptions(weight=weight, rerank="late-interaction")
+            found = store.rankings(*asked, options, tokens)
+            yield f"{name} + BM25 + late interaction", by_id(collection, found)
 
 
 def store_of(
@@ -203,27 +191,7 @@ def store_of(
     else:
         vectors_ND = encoder.encode_passages(collection.documents, progress=progress)
     rule = collection.calibrate(encoder, vectors_ND, by_tokens=by_tokens).rule
-    return MemoryStore(collection.bm25, vectors_ND, rule, packed)
-
-
-def hybrid(
-    collection: Collection,
-    store: MemoryStore,
-    queries_QD: Vectors,
-    dense: Sequence[Scores],
-    weight: float | None = None,
-) -> list[Scores]:
-    """Fuse by score, for each query, the first ``FUSED`` results of vectors and of BM25."""
-    return [
-        fuse(store, query, vector, _first(near), _first(lexical), weight)
-        for query, vector, near, lexical in zip(
-            collection.queries, queries_QD, dense, collection.lexical, strict=True
-        )
-    ]
-
-
-def _first(ranking: Scores) -> Scores:
-    return dict(islice(ranking.items(), FUSED))
+    return MemoryStore(collection.bm25, vectors_ND, rule, packed, collection.document_ids)
 
 
 def by_id(collection: Collection, rankings: Sequence[Scores]) -> Run:
@@ -243,8 +211,3 @@ def without_themselves(collection: Collection, run: Run) -> Run:
         query: {d: s for d, s in run.get(query, {}).items() if d != query or query not in documents}
         for query in collection.query_ids
     }
-
-
-def _outcome(collection: Collection, run: Run) -> Outcome:
-    first = {query: next(iter(ranking)) for query, ranking in run.items() if ranking}
-    return Outcome(per_query(collection.qrels, run), first)

@@ -25,10 +25,10 @@ from revela.evaluation.metrics import per_query
 from revela.evaluation.significance import MEASURE
 from revela.ranking.bm25 import BM25
 from revela.ranking.exact import rankings_of, top_k
+from revela.ranking.fusion import Scores as Ranking
 from revela.ranking.queries import with_docstrings
 from revela.ranking.sentence_test import SentenceTest
-from revela.ranking.steps import MemoryStore, fuse
-from revela.ranking.steps import Scores as Ranking
+from revela.ranking.steps import MemoryStore
 from revela.text.chunk import chunk
 from revela.text.words import count_words, joined, words
 from revela.types import Chunk, Document
@@ -74,8 +74,8 @@ class HeldOutCheck:
                 queries_QD = encoder.encode_queries(task.queries)
                 dense = rankings_of(*top_k(queries_QD, vectors_ND, DEPTH))
                 alone[task.name] = _score(task, dense)
-                pairs = zip(task.queries, queries_QD, dense, lexical, strict=True)
-                fused[task.name] = _score(task, [fuse(store, *pair) for pair in pairs])
+                found = store.rankings(task.queries, queries_QD, dense, lexical)
+                fused[task.name] = _score(task, found)
         return {name: alone, with_bm25(name): fused}
 
     def bm25(self) -> dict[str, float]:
@@ -102,13 +102,7 @@ class _Pool:
         self.bm25 = BM25(self.passages, language)
         language = self.bm25.terms.language
         self.test = SentenceTest(self.passages, language, SENTENCES, documents=documents)
-        self.tasks = [(task, _lexical(task, self.bm25)) for task in tasks]
-
-
-def _lexical(task: Collection, bm25: BM25) -> list[Ranking]:
-    """BM25's ranking per query, of passages that share a word with the query."""
-    rankings = rankings_of(*bm25.top_k(task.queries, DEPTH))
-    return [{row: score for row, score in ranking.items() if score > 0} for ranking in rankings]
+        self.tasks = [(task, self.bm25.rankings(task.queries, DEPTH)) for task in tasks]
 
 
 def _means(scores: Mapping[str, Scores]) -> dict[str, float]:

@@ -47,17 +47,6 @@ def _dcg(gains: list[int]) -> float:
     return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains, 1))
 
 
-def mean_scores(qrels: Qrels, run: Run) -> dict[str, float]:
-    """Metrics, averaged over the judged queries."""
-    return means(per_query(qrels, run))
-
-
-def means(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Averages over the queries; 0 without queries."""
-    names = next(iter(scores.values()), METRICS)
-    return {name: sum(s[name] for s in scores.values()) / max(1, len(scores)) for name in names}
-
-
 @dataclass(frozen=True)
 class Outcome:
     """Results of one system: judged query -> metrics, and query -> id of its first document."""
@@ -65,5 +54,12 @@ class Outcome:
     scores: dict[str, dict[str, float]]
     first: dict[str, str]
 
+    @classmethod
+    def of(cls, qrels: Qrels, run: Run) -> Outcome:
+        first = {query: next(iter(ranking)) for query, ranking in run.items() if ranking}
+        return cls(per_query(qrels, run), first)
+
     def means(self) -> dict[str, float]:
-        return means(self.scores)
+        """Averages over the judged queries; 0 without queries."""
+        names, count = next(iter(self.scores.values()), METRICS), max(1, len(self.scores))
+        return {name: sum(s[name] for s in self.scores.values()) / count for name in names}

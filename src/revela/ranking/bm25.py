@@ -1,41 +1,68 @@
-"""BM25 over the terms of text/analyzer.py, with Lucene's defaults (k1 1.2, b 0.75): of texts in
-memory, by bm25s; and what the fusion needs and LanceDB does not give, by counts of terms
-(searching/state.py).
+"""BM25 over the terms of text/analyzer.py, with Lucene's idf and defaults (k1 1.2, b 0.75):
 
-nDCG@10 on SciFact is .695; .679 to .687 are published. research/notebook.md has other settings and
-languages.
+    BM25(q, d) = sum_t idf(t) (k1 + 1) tf / (tf + k1 (1 - b + b |d| / mean |d|))
+
+There are two stores of terms: texts in memory (``BM25``, by bm25s) and the table of an index (by
+LanceDB; its state keeps the counts of terms, which give what LanceDB does not).
+
+nDCG@10 on SciFact is 0.695; 0.679 to 0.687 are published. research/notebook.md has other settings
+and languages.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from revela.ranking.exact import rankings_of
 from revela.terminal import progress_bar
 from revela.text.analyzer import CORPUS_WORDS, Analyzer, detect
 from revela.types import Vectors, hash64
 
 K1, B = 1.2, 0.75
+Weight = tuple[int, int, float]
+"""Begin and end of a term in the query, and its idf."""
 
 cached_hash = lru_cache(CORPUS_WORDS)(hash64)
 
 
-def idf(frequencies_T: NDArray[np.int64], passages: int) -> NDArray[np.float64]:
+def idf(
+    frequencies_T: NDArray[np.int64] | NDArray[np.float64], passages: int
+) -> NDArray[np.float64]:
     """Lucene's idf of terms in N passages, (T,): log(1 + (N - df + 0.5) / (df + 0.5))."""
     odds_T = (passages - frequencies_T + 0.5) / (frequencies_T + 0.5)
     return np.asarray(np.log1p(odds_T), np.float64)
 
 
-def max_score(frequencies_T: NDArray[np.int64], passages: int) -> float:
-    """The maximum BM25 score for a query: sum of idf (k1 + 1), the limit as term frequency grows
-    (Bruch, Gai & Ingber, TOIS 2023, section 3).
+def max_score(idf_T: Sequence[float] | NDArray[np.float64]) -> float:
+    """The maximum BM25 score for a query of terms with these idf: sum of idf (k1 + 1), the limit as
+    term frequency grows (Bruch, Gai & Ingber, TOIS 2023, section 3).
     """
-    return float((K1 + 1) * idf(frequencies_T, passages).sum())
+    return float((K1 + 1) * np.sum(idf_T))
+
+
+def term_weights(
+    query: str, terms: Analyzer, idf: Callable[[Sequence[str]], NDArray[np.float64]]
+) -> list[Weight]:
+    """Begin, end and idf of each term of a query."""
+    places = list(terms.query_places(query))
+    weights = idf([term for _, _, term in places]).tolist()
+    return [(begin, end, weight) for (begin, end, _), weight in zip(places, weights, strict=True)]
+
+
+def bm25_scores(
+    counts_TN: NDArray[np.int64], lengths_N: NDArray[np.int64], idf_T: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """BM25 of N texts with so many of each term of a query, and so many terms in all, (N,)."""
+    mean = lengths_N.mean() if lengths_N.any() else 1.0
+    norms_N = K1 * (1 - B + B * lengths_N / mean)
+    scores_TN = (K1 + 1) * counts_TN / (counts_TN + norms_N) * idf_T[:, None]
+    return np.asarray(scores_TN.sum(axis=0), np.float64)
 
 
 @dataclass(frozen=True)
@@ -62,7 +89,12 @@ class TermCounts:
 
 
 class BM25:
-    """A BM25 index over passages, in memory; ``language`` as for ``Analyzer``, or "auto".
+    """A BM25 index over texts in memory.
+
+    Args:
+        texts: the texts.
+        language: as for ``Analyzer``, or "auto".
+        terms: the terms of each text in this language, if they are known already.
 
     Example:
         >>> indices, scores = BM25(["the cat sat", "a dog ran"], "en").top_k(["dogs"], k=1)
@@ -70,19 +102,25 @@ class BM25:
         [[1]]
     """
 
-    def __init__(self, passages: Sequence[str], language: str = "auto") -> None:
+    def __init__(
+        self,
+        texts: Sequence[str],
+        language: str = "auto",
+        terms: Iterable[Sequence[str]] | None = None,
+    ) -> None:
         import bm25s
         from bm25s.tokenization import Tokenized
 
-        self.terms = Analyzer(detect(passages) if language == "auto" else language)
-        self.size = len(passages)
+        self.terms, self.size = (
+            Analyzer(detect(texts) if language == "auto" else language),
+            len(texts),
+        )
+        if terms is None:
+            terms = map(self.terms, progress_bar("words for BM25", "text", texts))
         self._vocabulary: dict[str, int] = {}
         number = self._vocabulary.setdefault
-        ids = [
-            [number(term, len(self._vocabulary)) for term in self.terms(passage)]
-            for passage in progress_bar("words for BM25", "text", passages)
-        ]
-        held = [token for passage in ids for token in set(passage)]
+        ids = [[number(term, len(self._vocabulary)) for term in text] for text in terms]
+        held = [token for text in ids for token in set(text)]
         self._frequencies = np.bincount(np.array(held, np.int64), minlength=len(self._vocabulary))
         # "atire" with Lucene's idf: Lucene's score times k1 + 1, as in LanceDB.
         self._index = bm25s.BM25(k1=K1, b=B, method="atire", idf_method="lucene")
@@ -90,15 +128,13 @@ class BM25:
             self._index.index(Tokenized(ids=ids, vocab=self._vocabulary), show_progress=False)
 
     def top_k(self, queries: Sequence[str], k: int) -> tuple[NDArray[np.int64], Vectors]:
-        """The k best passages of each query, best first: indices (Q, min(k, N)) and BM25 scores. A
+        """The k best texts of each query, best first: indices (Q, min(k, N)) and BM25 scores. A
         score of 0 is no match.
         """
         k = min(k, self.size)
         indices = np.tile(np.arange(k), (len(queries), 1))
         scores = np.zeros((len(queries), k), np.float32)
-        known = [
-            [t for t in self.terms.of_query(query) if t in self._vocabulary] for query in queries
-        ]
+        known = [self.known(self.terms.of_query(query)) for query in queries]
         if matching := [i for i, terms in enumerate(known) if terms]:
             found = self._index.retrieve(
                 [known[i] for i in matching], k=k, show_progress=False, n_threads=1
@@ -106,17 +142,17 @@ class BM25:
             indices[matching], scores[matching] = found
         return indices, scores
 
-    def max_scores(self, queries: Sequence[str]) -> Vectors:
-        """``max_score`` of each query, (Q,); 0 if it has stop words only."""
-        asked = ([term for *_, term in self.terms.query_places(query)] for query in queries)
-        best = [max_score(self.frequencies(terms), self.size) for terms in asked]
-        return np.array(best, np.float32)
+    def rankings(self, queries: Sequence[str], k: int) -> list[dict[int, float]]:
+        """{text: score} of each query, best first, of the k best texts with a word of it."""
+        found = rankings_of(*self.top_k(queries, k))
+        return [{text: score for text, score in one.items() if score > 0} for one in found]
+
+    def known(self, terms: Iterable[str]) -> list[str]:
+        """Those of these terms that a text has."""
+        return [term for term in terms if term in self._vocabulary]
 
     def idf(self, terms: Sequence[str]) -> NDArray[np.float64]:
         """The idf of each of these terms, (T,)."""
-        return idf(self.frequencies(terms), self.size)
-
-    def frequencies(self, terms: Sequence[str]) -> NDArray[np.int64]:
-        """The number of passages with each of these terms, (T,)."""
         known, counts = self._vocabulary, self._frequencies
-        return np.array([counts[known[term]] if term in known else 0 for term in terms], np.int64)
+        held = [counts[known[term]] if term in known else 0 for term in terms]
+        return idf(np.array(held, np.int64), self.size)

@@ -4,26 +4,19 @@ sure its hits are.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from revela.ranking.fusion import FusionRule
+from revela.ranking.steps import margin
 
 MEASURED = 4  # version of how calibration is measured
-OTHER = 0.5  # how much of the best other document's score counts against a hit
 PRIOR = 5  # queries added to both sides' counts, so that few queries say little
 WRONG_QUANTILE = 0.97  # of hits where nothing answers
-
-
-def margin(score: float, other: float) -> float:
-    """How far a hit stands out from the best other document. For a question without an answer, many
-    passages score alike.
-    """
-    return score - OTHER * other
 
 
 @dataclass(frozen=True)
@@ -47,25 +40,8 @@ class Calibration:
     scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """(half, slope, cut) by search: "hybrid", and re-ranked by "late-interaction". ``cut`` is the
     score below which most first hits lie where nothing answers; the others are those of
-    ``confidence``. None are measured where the text has few sentences, as in code.
+    ``confidence`` (steps.py). None are measured where the text has few sentences, as in code.
     """
-
-    def confidence(self, score: float, other: float, search: str) -> float | None:
-        """Probability that a first hit is right, if the text answers half of all questions; None if
-        that was not measured. A hit that scores 0 has confidence 0: it has no word of the question,
-        and its vector is no nearer than any passage's.
-
-        Args:
-            score: the hit's score.
-            other: the best score of another document.
-            search: a key of ``scores``, measured or not; "" for other searches.
-        """
-        if search and score <= 0:
-            return 0.0
-        if search not in self.scores:
-            return None
-        half, slope, _ = self.scores[search]
-        return 1 / (1 + math.exp(-max(-700.0, slope * (margin(score, other) - half))))
 
     def is_outdated(self, passages: int) -> bool:
         """Whether to measure again, as the text has doubled or the method has changed."""
@@ -82,7 +58,7 @@ class Calibration:
         """W / V as the fusion uses it: at least ``least``."""
         return max(self.least, self.lexical_to_dense_ratio)
 
-    @property
+    @cached_property
     def rule(self) -> FusionRule:
         """The rule of the fusion by score."""
         return FusionRule(self.ratio**2, self.chance, self.tokens)

@@ -35,7 +35,7 @@ over rankings of 1 / (k + rank), for comparison.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -46,18 +46,19 @@ from revela.types import Vectors
 
 Fusion = Literal["score", "rank"]
 Item = TypeVar("Item", bound=Hashable)
-Found = TypeVar("Found")
+Scores = dict[int, float]
+"""A ranking: the rows of texts and their scores, best first."""
 
 
 class Owner(NamedTuple):
-    """The document that a row of an index is of: its id and its number of rows."""
+    """The document that a row is of: its id and its number of rows."""
 
     id: str
-    chunks: int
+    chunks: int = 1
 
 
-Ranking = Mapping[int, tuple[Owner, float]]
-"""A row of an index -> its document and its score, best first."""
+OwnerOf = Callable[[int], Owner]
+"""Gives the document of a row."""
 
 WORDS = 0.75  # weight of words that find a passage as often as vectors do
 DIGITS = 6  # of a chance, so that the order of its sum does not show
@@ -100,6 +101,11 @@ def above_chance(scores: ArrayLike, chance: float) -> NDArray[np.float64]:
     return np.maximum(0.0, (np.asarray(scores, np.float64) - chance) / (1 - chance))
 
 
+def similarities(scores: Mapping[Item, float], chance: float) -> dict[Item, float]:
+    """``above_chance`` of each item."""
+    return dict(zip(scores, above_chance([*scores.values()], chance).tolist(), strict=True))
+
+
 def as_chance(mean: float) -> float:
     """The mean score of unrelated texts as a chance: 0 to ``MOST_ALIKE``, rounded."""
     return round(min(MOST_ALIKE, max(0.0, mean)), DIGITS)
@@ -139,24 +145,28 @@ def fuse_scores(
         {'b': 0.53, 'a': 0.2, 'c': 0.03}
     """
     own = rule.weight if weight is None else weight
-    similarities = above_chance([*cosines.values()], rule.chance).tolist()
-    scores = {
-        item: own * similarity + (1 - own) * shares.get(item, 0.0)
-        for item, similarity in zip(cosines, similarities, strict=True)
-    }
+    return best_first(
+        {
+            item: own * similarity + (1 - own) * shares.get(item, 0.0)
+            for item, similarity in similarities(cosines, rule.chance).items()
+        }
+    )
+
+
+def best_first(scores: Mapping[Item, float]) -> dict[Item, float]:
+    """Sort by score; ties stay in their order."""
     return dict(sorted(scores.items(), key=lambda pair: -pair[1]))
 
 
-def by_length(ranking: Ranking) -> Ranking:
+def by_length(scores: Scores, owner_of: OwnerOf) -> Scores:
     """Lower the scores of documents by their lengths.
 
     Example:
-        >>> by_length({7: (Owner("manual", 300), 0.42), 8: (Owner("note", 1), 0.40)})
-        {8: (Owner(id='note', chunks=1), 0.4), 7: (Owner(id='manual', chunks=300), 0.31...)}
+        >>> owners = {7: Owner("manual", 300), 8: Owner("note", 1)}
+        >>> by_length({7: 0.42, 8: 0.40}, owners.__getitem__)
+        {8: 0.4, 7: 0.31...}
     """
-    found = ((row, owner, score) for row, (owner, score) in ranking.items())
-    lowered = {row: (owner, score * length_factor(owner)) for row, owner, score in found}
-    return dict(sorted(lowered.items(), key=lambda row: -row[1][1]))
+    return best_first({row: score * length_factor(owner_of(row)) for row, score in scores.items()})
 
 
 def length_factor(owner: Owner) -> float:
@@ -164,7 +174,17 @@ def length_factor(owner: Owner) -> float:
     return float(((SHORT + 1) / (SHORT + owner.chunks)) ** LENGTH)
 
 
-def reciprocal_rank_fusion(rankings: Sequence[Sequence[Item]], k: int = RRF_K) -> dict[Item, float]:
+def best_chunks(scores: Scores, owner_of: OwnerOf) -> Scores:
+    """The first row of each document in a ranking of rows."""
+    best = dict[str, int]()
+    for row in scores:
+        best.setdefault(owner_of(row).id, row)
+    return {row: scores[row] for row in best.values()}
+
+
+def reciprocal_rank_fusion(
+    rankings: Sequence[Collection[Item]], k: int = RRF_K
+) -> dict[Item, float]:
     """Fuse rankings of items by rank: the score of every item, best first.
 
     Example:
@@ -175,36 +195,16 @@ def reciprocal_rank_fusion(rankings: Sequence[Sequence[Item]], k: int = RRF_K) -
     for ranking in rankings:
         for rank, item in enumerate(ranking, start=1):
             scores[item] = scores.get(item, 0.0) + 1.0 / (k + rank)
-    return dict(sorted(scores.items(), key=lambda pair: -pair[1]))
+    return best_first(scores)
 
 
-def joined(first: Ranking, second: Ranking) -> Ranking:
-    """Merge two rankings of different rows by the same kind of score."""
-    return dict(sorted([*first.items(), *second.items()], key=lambda row: -row[1][1]))
+def fuse_ranks(rankings: Sequence[Scores], owner_of: OwnerOf) -> Scores:
+    """Fuse rankings of rows by rank: the best row of each document, with the document's score.
 
-
-def best_chunks(ranking: Ranking) -> Ranking:
-    """The best row of each document of a ranking of chunks."""
-    best = _first((document, row) for row, (document, _) in ranking.items())
-    return {row: ranking[row] for row in best.values()}
-
-
-def fuse_ranks(rankings: Sequence[Ranking]) -> Ranking:
-    """Fuse rankings of chunks by rank: the best row of each document, with the document's score.
-
-    A document's rank in a ranking is that of its first chunk. Its best row is its first one in the
-    fusion of the rankings of chunks.
+    A document's rank in a ranking is that of its first row. Its best row is its first one in the
+    fusion of the rankings of rows.
     """
-    document_of = {row: document for ranking in rankings for row, (document, _) in ranking.items()}
-    rows = reciprocal_rank_fusion([list(ranking) for ranking in rankings])
-    best = _first((document_of[row], row) for row in rows)
-    scores = reciprocal_rank_fusion([list(_first(ranking.values())) for ranking in rankings])
-    return {best[document]: (document, score) for document, score in scores.items()}
-
-
-def _first(pairs: Iterable[tuple[Item, Found]]) -> dict[Item, Found]:
-    """A dict that keeps the first value of each key."""
-    found: dict[Item, Found] = {}
-    for key, value in pairs:
-        found.setdefault(key, value)
-    return found
+    best = best_chunks(reciprocal_rank_fusion(rankings), owner_of)
+    row_of = {owner_of(row).id: row for row in best}
+    documents = [dict.fromkeys(owner_of(row).id for row in ranking) for ranking in rankings]
+    return {row_of[name]: score for name, score in reciprocal_rank_fusion(documents).items()}

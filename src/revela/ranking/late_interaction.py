@@ -18,20 +18,18 @@ token's vector, X bytes of its signs; B passages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from revela.encoders.base import TextEncoder
-from revela.ranking.fusion import above_chance
-from revela.text.analyzer import Analyzer
+from revela.ranking.bm25 import Weight
+from revela.ranking.fusion import best_first
 from revela.types import QueryTokens, Vectors
 
 Item = TypeVar("Item")
-Weight = tuple[int, int, float]
-"""Begin and end of a term in the query, and its idf."""
 TOKENS_WEIGHT = 0.75  # of n, where the vectors' is 1
 TOKENS_DEPTH = 50  # results of a search that are re-ranked
 PART = 1024  # passages whose token vectors are in memory at once
@@ -53,33 +51,22 @@ def encode_packed(encoder: TextEncoder, texts: Sequence[str]) -> tuple[Vectors, 
 
 
 def rerank_by_tokens(
-    query: QueryTokens,
-    scores: Mapping[Item, float],
-    signs: Sequence[bytes],
-    weights: Sequence[Weight],
-    vectors: float = 1.0,
-    chance: float = 0.0,
+    scores: Mapping[Item, float], similarity_of: Mapping[Item, float], vectors: float = 1.0
 ) -> dict[Item, float]:
     """score(q, d) of each result, best first.
 
     Args:
-        scores: c or the fused scores, best first.
-        signs: signs of the first results, in the same order; n is 0 for the others.
+        scores: c or the fused scores.
+        similarity_of: n of the results whose tokens are compared; it is 0 for the others.
         vectors: weight of the vectors in the scores, 1 / (1 + w).
     """
-    weight, found = TOKENS_WEIGHT * vectors, similarities(query, signs, weights, chance)
-    found += [0.0] * (len(scores) - len(found))
-    pairs = zip(scores.items(), found, strict=True)
-    again = {item: (score + weight * n) / (1 + weight) for (item, score), n in pairs}
-    return dict(sorted(again.items(), key=lambda pair: -pair[1]))
-
-
-def similarities(
-    query: QueryTokens, signs: Sequence[bytes], weights: Sequence[Weight], chance: float
-) -> list[float]:
-    """n(q, d) of each passage, 0 to 1."""
-    found: list[float] = above_chance(match_by_tokens(query, signs, weights), chance).tolist()
-    return found
+    weight = TOKENS_WEIGHT * vectors
+    return best_first(
+        {
+            item: (score + weight * similarity_of.get(item, 0.0)) / (1 + weight)
+            for item, score in scores.items()
+        }
+    )
 
 
 def match_by_tokens(
@@ -103,15 +90,6 @@ def late_interaction(
             signs_JW = np.unpackbits(bits_JX, axis=1, count=width) * np.float32(2) - 1
             scores_B[i] = weight_T @ (query_TW @ signs_JW.T).max(axis=1) / total / np.sqrt(width)
     return scores_B
-
-
-def term_weights(
-    query: str, terms: Analyzer, idf: Callable[[Sequence[str]], NDArray[np.float64]]
-) -> list[Weight]:
-    """Begin, end and BM25 idf of each term of a query."""
-    places = list(terms.query_places(query))
-    weights = idf([term for _, _, term in places]).tolist()
-    return [(begin, end, weight) for (begin, end, _), weight in zip(places, weights, strict=True)]
 
 
 def token_weights(

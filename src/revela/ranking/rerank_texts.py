@@ -8,7 +8,13 @@ from pathlib import Path
 
 from revela.encoders.base import TextEncoder
 from revela.encoders.embedded import MINILM
-from revela.ranking.late_interaction import Weight, encode_packed, rerank_by_tokens
+from revela.ranking.bm25 import Weight
+from revela.ranking.fusion import similarities
+from revela.ranking.late_interaction import (
+    encode_packed,
+    match_by_tokens,
+    rerank_by_tokens,
+)
 from revela.ranking.steps import check_query
 from revela.types import QueryTokens, Vectors, items_of
 
@@ -62,7 +68,8 @@ def by_tokens(
         weights: of the parts of the query.
     """
     cosines = {i: float(vector @ query.vector) for i, (vector, _) in enumerate(passages)}
-    return rerank_by_tokens(query, cosines, [signs for _, signs in passages], weights)
+    matches = match_by_tokens(query, [signs for _, signs in passages], weights)
+    return rerank_by_tokens(cosines, similarities(dict(enumerate(matches.tolist())), 0.0))
 
 
 @lru_cache(1)

@@ -13,28 +13,33 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
-from typing import Any
+from itertools import chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from revela.encoders.base import TextEncoder
-from revela.ranking.bm25 import BM25
+from revela.ranking.bm25 import BM25, term_weights
 from revela.ranking.calibration import Calibration, confidence_from
 from revela.ranking.exact import rankings_of, top_k
-from revela.ranking.fusion import DEPTH, Owner, as_chance, best_chunks, by_length, chance_of
-from revela.ranking.late_interaction import encode_packed, match_by_tokens, term_weights
+from revela.ranking.fusion import (
+    DEPTH,
+    Owner,
+    Scores,
+    as_chance,
+    best_chunks,
+    by_length,
+    chance_of,
+)
+from revela.ranking.late_interaction import encode_packed, match_by_tokens
 from revela.ranking.queries import part_queries, sentence_queries
 from revela.ranking.steps import (
     ALIKE,
     MemoryStore,
-    Scores,
-    fuse,
-    rerank,
+    SearchOptions,
     runner_up,
-    scores_of,
 )
+from revela.text.analyzer import Analyzer, detect
 from revela.types import QueryTokens, Vectors, evenly_spaced, shortened
 
 QUERIES, FEW = 400, 100  # maximum; of sentences, if there are fewer, parts of passages are added
@@ -82,11 +87,16 @@ class SentenceTest:
         self._texts = list(passages)
         for place, rest in zip(drawn, rests, strict=True):
             self._texts[place] = rest
-        self._bm25 = BM25(self._texts, language)
+        analyze = Analyzer(detect(self._texts) if language == "auto" else language)
+        terms = [analyze(text) for text in self._texts]
+        self._bm25 = BM25(self._texts, analyze.language, terms)
         places_Q = np.array([*drawn], np.int64)
         right_QN = _same_documents(places_Q, documents)
         self._owners = [*map(Owner, map(str, documents), lengths or [1] * len(passages))]
-        self._terms = [frozenset(self._bm25.terms(passage)) for passage in passages]
+        self._terms = [
+            frozenset(analyze(passage) if i in drawn else terms[i])
+            for i, passage in enumerate(passages)
+        ]
         right_QN |= _alike(places_Q, self._terms)
         can_fail = np.flatnonzero(~right_QN.all(axis=1))
         self._places, self._right_QN = places_Q[can_fail], right_QN[can_fail]
@@ -153,11 +163,11 @@ class SentenceTest:
         if not scored:
             return measured
         store = MemoryStore(self._bm25, vectors_ND, measured.rule, signs)
-        unanswered = self._unanswered(store, queries_QD, nearest)[: len(self._rests)]
-        wrong = {"hybrid": unanswered}
+        asked = self._queries, queries_QD, *self._unanswered(nearest)
+        wrong = {"hybrid": store.rankings(*asked)}
         if tokens:
-            results = zip(self._queries, unanswered, tokens, strict=False)
-            wrong["late-interaction"] = [rerank(store, *result) for result in results]
+            by_tokens_too = SearchOptions(rerank="late-interaction")
+            wrong["late-interaction"] = store.rankings(*asked, by_tokens_too, tokens)
         firsts = {how: [self._first_two(f) for f in found if f] for how, found in wrong.items()}
         scores = {
             how: confidence_from(np.array(f)) for how, f in firsts.items() if len(f) >= MIN_WRONG
@@ -166,8 +176,8 @@ class SentenceTest:
 
     def _first_two(self, found: Scores) -> tuple[float, float]:
         """The scores of the first document and of the best other one."""
-        ranking = {row: (self._owners[row], score) for row, score in found.items()}
-        scores = scores_of(by_length(best_chunks(ranking)))
+        owner_of = self._owners.__getitem__
+        scores = by_length(best_chunks(found, owner_of), owner_of)
         return next(iter(scores.values())), runner_up(scores, self._terms.__getitem__)
 
     def _chance_of_tokens(
@@ -186,16 +196,20 @@ class SentenceTest:
         return as_chance(float(np.mean(found)))
 
     def _unanswered(
-        self, store: MemoryStore, queries_QD: Vectors, nearest: tuple[Any, Vectors]
-    ) -> list[Scores]:
-        """The scores, best first, of each query's wrong hits by vectors and words. Passages with
+        self, nearest: tuple[NDArray[np.int64], Vectors]
+    ) -> tuple[list[Scores], list[Scores]]:
+        """The wrong hits by vectors and by words of each query that is a sentence. Passages with
         most words of the query are left out: they may be the same text in another form.
         """
-        dense, lexical = rankings_of(*nearest), rankings_of(*self._matching)
-        found = []
-        for query, vector, right_N, *sides in zip(
-            self._queries, queries_QD, self._right_QN, dense, lexical, strict=True
-        ):
+        found = list[Scores](), list[Scores]()
+        asked = zip(
+            self._queries,
+            self._right_QN,
+            rankings_of(*nearest),
+            rankings_of(*self._matching),
+            strict=True,
+        )
+        for query, right_N, *sides in islice(asked, len(self._rests)):
             sought = {*self._bm25.terms(query)}
             wrong = {
                 row
@@ -203,8 +217,8 @@ class SentenceTest:
                 if not right_N[row] and len(sought & self._terms[row]) < HELD * len(sought)
             }
             near, match = ({r: s for r, s in side.items() if r in wrong} for side in sides)
-            match = {row: score for row, score in match.items() if score > 0}
-            found.append(fuse(store, query, vector, near, match) if near else {})
+            found[0].append(near)
+            found[1].append({row: score for row, score in match.items() if near and score > 0})
         return found
 
 

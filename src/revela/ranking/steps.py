@@ -1,98 +1,251 @@
-"""The steps of a search: candidates by vectors and by words -> fusion -> re-ranking.
+"""The steps of a search: candidates by vectors and by words -> fusion -> re-ranking -> lengths ->
+confidence.
 
-Used by ``Index.search`` (by chunk), and by ``evaluate`` and the label-free check
-(``MemoryStore``, by document).
+``search`` ranks the documents of a store: an index (searching/index_search.py), or texts in memory
+(``MemoryStore``), as ``evaluate``, the label-free check and the calibration do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, repeat
+from typing import Literal, NamedTuple, Protocol, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from revela.errors import QueryError
+from revela.ranking.bm25 import BM25, Weight, max_score, term_weights
 from revela.ranking.fusion import (
+    DEPTH,
+    Fusion,
     FusionRule,
-    Ranking,
+    Owner,
+    Scores,
+    best_chunks,
+    by_length,
+    fuse_ranks,
     fuse_scores,
+    length_factor,
+    similarities,
 )
 from revela.ranking.late_interaction import (
     TOKENS_DEPTH,
-    Weight,
+    match_by_tokens,
     rerank_by_tokens,
-    term_weights,
 )
-from revela.types import QueryTokens, Vectors, check_unicode
+from revela.text.analyzer import Analyzer
+from revela.types import SURE, Explanation, QueryTokens, Vectors, check_unicode
 
-if TYPE_CHECKING:
-    from revela.ranking.bm25 import BM25
-
+Mode = Literal["dense", "lexical", "hybrid"]
 Rerank = Literal["late-interaction", "none"]
 QUERY_CHARACTERS = 10_000  # maximum length of a query
 ALIKE = 0.8  # minimum Jaccard similarity of the terms of two passages that are one
 COPIES = 10  # results that may be copies of the first, itself included
-Scores = dict[int, float]
-"""Rows and their scores, best first."""
+OTHER = 0.5  # how much of the best other document's score counts against a hit
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Options of a search, as for ``Index.search``. ``where`` is SQL, "" for no filter; ``tokens``
+    are the query's, for re-ranking.
+
+    Raises:
+        QueryError: an option has no such value, or two exclude each other.
+    """
+
+    k: int = 10
+    mode: Mode = "hybrid"
+    where: str = ""
+    fusion: Fusion = "score"
+    weight: float | None = None
+    rerank: Rerank = "none"
+    min_score: float | None = None
+    explain: bool = False
+    tokens: QueryTokens | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.k, int) or self.k < 1:
+            raise QueryError(f"k is {self.k!r}, no number of documents: give 1 or more", "k")
+        for name, values in (("mode", Mode), ("fusion", Fusion), ("rerank", Rerank)):
+            if (value := getattr(self, name)) not in get_args(values):
+                known = ", ".join(get_args(values))
+                raise QueryError(f"there is no {name} {value!r}: give one of {known}", name)
+        check_unicode(self.where, "the filter", "where")
+        if self.min_score is not None and math.isnan(self.min_score):
+            message = "the minimum score is not a number: give one, such as 0.3"
+            raise QueryError(message, "min_score")
+        by_rank = self.mode == "hybrid" and self.fusion == "rank"
+        if self.rerank == "late-interaction" and (self.mode == "lexical" or by_rank):
+            raise QueryError(
+                "tokens are added to cosines and their sum with BM25: "
+                "re-rank dense search, or hybrid search by score",
+                "rerank",
+            )
+
+    @property
+    def calibrated_as(self) -> str:
+        """The key of this kind of search in ``Calibration.scores``; "" if it has none."""
+        if self.mode != "hybrid" or self.fusion == "rank" or self.weight is not None:
+            return ""
+        return "hybrid" if self.rerank == "none" else "late-interaction"
+
+    @property
+    def depth(self) -> int:
+        """Number of candidates to request from each side."""
+        if self.mode == "hybrid":
+            return max(self.k, DEPTH)
+        return max(2 * self.k, TOKENS_DEPTH if self.rerank == "late-interaction" else 0)
 
 
 class Store(Protocol):
     """The data of texts that a search reads, by row number.
 
-    ``rule`` is the rule of the fusion (``Calibration.rule``), ``max_bm25`` the maximum score for a
-    query (0 without terms), ``signs`` are ``packed_signs``.
+    Attributes:
+        rule: of the fusion (``Calibration.rule``).
+        measured: what gives the confidence in hits (``Calibration.scores``).
+        terms: the analyzer of queries.
     """
 
     @property
     def rule(self) -> FusionRule: ...
+    @property
+    def measured(self) -> Mapping[str, Sequence[float]]: ...
+    @property
+    def terms(self) -> Analyzer: ...
+    def candidates(
+        self, query: str, vector: Vectors | None, options: SearchOptions
+    ) -> tuple[Scores, Scores]:
+        """The rows nearest to the vector, by cosine, and the best ones with a word, by BM25."""
+
+    def owner(self, row: int) -> Owner: ...
     def cosines(self, rows: Sequence[int], vector: Vectors) -> Scores: ...
-    def max_bm25(self, query: str) -> float: ...
-    def term_weights(self, query: str) -> list[Weight]: ...
-    def signs(self, rows: Sequence[int]) -> list[bytes]: ...
+    def idf(self, terms: Sequence[str]) -> NDArray[np.float64]: ...
+    def signs(self, rows: Sequence[int]) -> list[bytes]:
+        """``packed_signs`` of the tokens of each row."""
+
+    def named(self, query: str, rows: Iterable[int]) -> list[int]:
+        """Those of these rows whose file has the query as its name."""
+
+    def passages(self, rows: Sequence[int]) -> Mapping[int, tuple[str, str]]:
+        """The passage of each row, and what is searched by words: also the name of its file."""
 
 
-def fuse(
-    store: Store,
-    query: str,
-    vector: Vectors,
-    nearest: Mapping[int, float],
-    matching: Mapping[int, float],
-    weight: float | None = None,
-) -> Scores:
-    """Fuse by score the rows ``nearest`` to a query's vector (cosines) and those ``matching`` its
-    words (BM25 scores).
+class Found(NamedTuple):
+    """The outcome of a search.
+
+    Attributes:
+        scores: the best row of each document, best first; at least k, if there are so many.
+        confidences: of the rows that are returned, best first; None where it was not measured.
+        explanations: of these rows, if they are to be explained.
     """
-    cosines, shares = both_sides(store, query, vector, nearest, matching)
-    return fuse_scores(cosines, shares, store.rule, weight)
+
+    scores: Scores
+    confidences: dict[int, float | None]
+    explanations: dict[int, Explanation]
 
 
-def both_sides(
-    store: Store,
-    query: str,
-    vector: Vectors,
-    nearest: Mapping[int, float],
-    matching: Mapping[int, float],
-) -> tuple[Scores, Scores]:
-    """The cosines of all candidates, and BM25 of the matching ones as a share of its maximum."""
-    cosines = {**nearest}
-    if others := [row for row in matching if row not in nearest]:
-        cosines |= store.cosines(others, vector)
-    maximum = store.max_bm25(query)
-    return cosines, {row: score / maximum for row, score in matching.items()} if maximum else {}
+def search(store: Store, query: str, vector: Vectors | None, options: SearchOptions) -> Found:
+    """Rank documents by their best passages; by words only if the query has no vector."""
+    rule, owner = store.rule, store.owner
+    weight = rule.weight if options.weight is None else options.weight
+    is_hybrid = vector is not None and options.mode == "hybrid"
+    is_fused = is_hybrid and options.fusion == "score"
+
+    # Candidates: cosines of rows, and BM25, which is a share of its maximum where they are fused.
+    nearest, matching = store.candidates(query, vector, options)
+    cosines, words, idf, maximum = nearest, matching, list[Weight](), 0.0
+    if is_hybrid or vector is None or options.tokens is not None:
+        idf = term_weights(query, store.terms, store.idf)
+        maximum = max_score([weight for *_, weight in idf])
+    if vector is not None and is_hybrid and (is_fused or options.explain):
+        if others := [row for row in matching if row not in nearest]:
+            cosines = nearest | store.cosines(others, vector)
+        words = {row: score / maximum for row, score in matching.items()} if maximum else {}
+
+    # Fusion of both; of each document the best row.
+    if is_fused:
+        scores = best_chunks(fuse_scores(cosines, words, rule, weight), owner)
+    elif is_hybrid:
+        scores = fuse_ranks([nearest, matching], owner)
+    else:
+        scores = best_chunks(matching if vector is None else nearest, owner)
+
+    # Re-ranking of the first documents by tokens.
+    tokens: Scores = {}
+    if options.tokens is not None:
+        if not is_fused:
+            scores, weight = similarities(scores, rule.chance), 1.0
+        first = [*scores][:TOKENS_DEPTH]
+        matches = match_by_tokens(options.tokens, store.signs(first), idf).tolist()
+        tokens = similarities(dict(zip(first, matches, strict=True)), rule.tokens)
+        scores = rerank_by_tokens(scores, tokens, weight)
+
+    # Lengths of documents. Those whose file has the query as its name come first.
+    if is_fused:
+        scores = by_length(scores, owner)
+    if is_fused or vector is None:
+        named = store.named(query, (row for row in scores if row in matching))
+        best = dict.fromkeys(named, 1.0 if is_fused else maximum)
+        scores = best | {row: score for row, score in scores.items() if row not in best}
+
+    # Confidence in the hits that are returned: how far they stand out from others.
+    least = -math.inf if options.min_score is None else options.min_score
+    shown = dict(islice(((row, s) for row, s in scores.items() if s >= least), options.k))
+    confidences = _confidences(store, query, scores, shown, options.calibrated_as)
+
+    explanations = dict[int, Explanation]()
+    if options.explain:
+        vectors = similarities(cosines, rule.chance) if is_fused else cosines
+        share = weight if is_fused else options.weight if is_hybrid else None
+        lengths = {row: length_factor(owner(row)) for row in shown if is_fused}
+        parts = vectors, words, dict.fromkeys(shown, share), tokens, lengths
+        explanations = {row: Explanation(*(part.get(row) for part in parts)) for row in shown}
+    return Found(scores, confidences, explanations)
 
 
-def rerank(
-    store: Store,
-    query: str,
-    scores: Mapping[int, float],
-    tokens: QueryTokens,
-    weight: float | None = None,
-) -> Scores:
-    """Re-rank rows by the query's tokens. ``weight`` is the weight of the vectors in ``scores``;
-    None: the rule's.
+def _confidences(
+    store: Store, query: str, scores: Scores, shown: Scores, kind: str
+) -> dict[int, float | None]:
+    """The confidence in each row that is shown. What scores 0 has none: it has no word of the
+    query, and its vector is no nearer than any passage's. What lacks a string of the query, such as
+    a date, is not sure.
     """
-    signs, weights = store.signs(list(scores)[:TOKENS_DEPTH]), store.term_weights(query)
-    own = store.rule.weight if weight is None else weight
-    return rerank_by_tokens(tokens, scores, signs, weights, own, store.rule.tokens)
+    if kind not in store.measured:
+        return {row: 0.0 if kind and score <= 0 else None for row, score in shown.items()}
+    first = dict(islice(scores.items(), COPIES))
+    passages = store.passages([*(shown | first)])
+    second = runner_up(first, lambda row: {*store.terms(passages[row][0])})
+    greatest, required = max(first.values(), default=0.0), store.terms.required(query)
+    found = dict[int, float | None]()
+    for row, score in shown.items():
+        other = second if score > second else greatest
+        value = 0.0 if score <= 0 else confidence(store.measured[kind], score, other)
+        if value and required and not required <= {*store.terms(passages[row][1])}:
+            value = min(value, SURE)
+        found[row] = value
+    return found
+
+
+def confidence(measured: Sequence[float], score: float, other: float) -> float:
+    """Probability that a first hit is right, if the text answers half of all questions.
+
+    Args:
+        measured: (half, slope, cut) of ``Calibration.scores``.
+        score: the hit's score.
+        other: the best score of another document.
+    """
+    half, slope, _ = measured
+    return 1 / (1 + math.exp(-max(-700.0, slope * (margin(score, other) - half))))
+
+
+def margin(score: float, other: float) -> float:
+    """How far a hit stands out from the best other document. For a question without an answer, many
+    passages score alike.
+    """
+    return score - OTHER * other
 
 
 def are_alike(first: Collection[str], second: Collection[str]) -> bool:
@@ -117,28 +270,69 @@ def runner_up(scores: Scores, terms_of: Callable[[int], Collection[str]]) -> flo
 
 @dataclass(frozen=True)
 class MemoryStore:
-    """Texts in memory, with their vectors (N, D)."""
+    """Texts in memory, and the candidates of a query.
+
+    Attributes:
+        vectors_ND: their vectors.
+        signs_N: ``packed_signs`` of the tokens of each, to re-rank by.
+        ids: the document of each; by default each is one. Lengths of documents do not count.
+    """
 
     bm25: BM25
     vectors_ND: Vectors
     rule: FusionRule
-    packed: Sequence[bytes] = field(default=())  # signs of all texts, to re-rank by tokens
+    signs_N: Sequence[bytes] = ()
+    ids: Sequence[str] = ()
+    nearest: Scores = field(default_factory=dict)
+    matching: Scores = field(default_factory=dict)
+    measured: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    def rankings(
+        self,
+        queries: Iterable[str],
+        vectors_QD: Iterable[Vectors],
+        nearest: Iterable[Scores],
+        matching: Iterable[Scores],
+        options: SearchOptions = SearchOptions(),
+        tokens: Iterable[QueryTokens | None] = repeat(None),
+    ) -> list[Scores]:
+        """``search`` for each query with its candidates by vectors and by words."""
+        found = list[Scores]()
+        each = zip(queries, vectors_QD, nearest, matching, tokens, strict=False)
+        for query, vector, near, match, read in each:
+            store = replace(self, nearest=near, matching=match)
+            found.append(search(store, query, vector, replace(options, tokens=read)).scores)
+        return found
+
+    @property
+    def terms(self) -> Analyzer:
+        return self.bm25.terms
+
+    def candidates(
+        self, query: str, vector: Vectors | None, options: SearchOptions
+    ) -> tuple[Scores, Scores]:
+        first = (
+            dict(islice(side.items(), options.depth)) for side in (self.nearest, self.matching)
+        )
+        return next(first), next(first)
+
+    def owner(self, row: int) -> Owner:
+        return Owner(self.ids[row] if self.ids else str(row))
 
     def cosines(self, rows: Sequence[int], vector: Vectors) -> Scores:
         return dict(zip(rows, (self.vectors_ND[rows] @ vector).tolist(), strict=True))
 
-    def max_bm25(self, query: str) -> float:
-        return float(self.bm25.max_scores([query])[0])
-
-    def term_weights(self, query: str) -> list[Weight]:
-        return term_weights(query, self.bm25.terms, self.bm25.idf)
+    def idf(self, terms: Sequence[str]) -> NDArray[np.float64]:
+        return self.bm25.idf(terms)
 
     def signs(self, rows: Sequence[int]) -> list[bytes]:
-        return [self.packed[row] for row in rows]
+        return [self.signs_N[row] for row in rows]
 
+    def named(self, query: str, rows: Iterable[int]) -> list[int]:
+        return []
 
-def scores_of(ranking: Ranking) -> Scores:
-    return {row: score for row, (_, score) in ranking.items()}
+    def passages(self, rows: Sequence[int]) -> Mapping[int, tuple[str, str]]:
+        return {}
 
 
 def check_query(query: str) -> None:

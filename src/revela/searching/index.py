@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,29 +20,26 @@ from revela.encoders.model_files import check_dimensions, fingerprint, resolve
 from revela.encoders.prompts import OWN, Given, Prompts, check_prompts
 from revela.errors import QueryError, RevelaError
 from revela.files import writing
+from revela.ranking.bm25 import Weight, term_weights
 from revela.ranking.calibration import Calibration
 from revela.ranking.fusion import Fusion, check_weight
-from revela.ranking.late_interaction import Weight, term_weights
-from revela.ranking.steps import COPIES, Rerank, check_query, runner_up, scores_of
+from revela.ranking.steps import Mode, Rerank, SearchOptions, check_query
 from revela.searching.filters import where_sql
-from revela.searching.index_search import IndexSearch, Mode, SearchOptions
+from revela.searching.index_search import IndexStore, hit_of, hits_of
 from revela.searching.manifest import Indexing, Info
-from revela.searching.rows import HIT_COLUMNS, as_stored, searched
+from revela.searching.rows import HIT_COLUMNS
 from revela.searching.state import STATE, Snapshot, StaleSnapshot, State, unfinished_in
-from revela.searching.table import Table
+from revela.searching.table import Table, as_stored
 from revela.text.analyzer import check_language
 from revela.text.spool import ArrowList
 from revela.types import (
-    SURE,
     Document,
-    Explanation,
     Hit,
     Hits,
     Precision,
     QueryTokens,
     Vectors,
     check_unicode,
-    is_missing,
     items_of,
 )
 
@@ -271,7 +267,7 @@ class Index:
 
         columns = [*HIT_COLUMNS, *self.info.columns]
         rows = self._retried(lambda: self.table.sample(*columns)).to_pylist()
-        return examples_of([self._hit(row, 0.0) for row in rows])
+        return examples_of([hit_of(row, self.info.columns) for row in rows])
 
     def sample(self) -> list[str]:
         """At most a thousand passages, evenly spaced."""
@@ -320,16 +316,30 @@ class Index:
         """
         options = self.options(k, mode, where, fusion, rerank, min_score, explain)
         check_query(query)
+        return self._search(query, options, encoded)
+
+    def _search(
+        self, query: str, options: SearchOptions, encoded: Vectors | QueryTokens | None
+    ) -> Hits:
         if options.rerank == "late-interaction":
             if not isinstance(encoded, QueryTokens):
                 (encoded,) = self.encoder.query_tokens([query])
             options = replace(options, tokens=encoded)
         # Stop words are in no row's terms, but in a folder of several languages they may be.
-        by_words = mode == "lexical" and (
+        by_words = options.mode == "lexical" and (
             self.table.query_terms(query) or self._retried(lambda: self.table.matching(query, 1))
         )
-        vector = None if by_words else self._vector(query, encoded)
-        return self._retried(lambda: self._search(query, vector, options))
+        vector: Vectors | None = None
+        if not by_words:
+            known = encoded.vector if isinstance(encoded, QueryTokens) else encoded
+            vectors = self.encoder.encode_queries([query]) if known is None else known[None]
+            vector = as_stored(vectors, self.info, self.folder)[0]
+
+        def read() -> Hits:
+            store = IndexStore(self.table, self.state, lambda: self.encoder)
+            return hits_of(store, query, vector, options)
+
+        return self._retried(read)
 
     def _retried(self, read: Callable[[], T]) -> T:
         """Call ``read``, and again if another process has changed or packed the table meanwhile."""
@@ -366,39 +376,10 @@ class Index:
     ) -> SearchOptions:
         """The options of a search, checked before anything is computed; QueryError as there."""
         sql = where_sql(where, self.info.columns) if where else ""
-        rerank = self.reranking(mode, fusion) if rerank is None else rerank
+        if rerank is None:
+            by_score = mode == "dense" or (mode == "hybrid" and fusion == "score")
+            rerank = (self._default_rerank if by_score else None) or "none"
         return SearchOptions(k, mode, sql, fusion, self.weight, rerank, min_score, explain)
-
-    def _search(self, query: str, vector: Vectors | None, options: SearchOptions) -> Hits:
-        """Search the table as it is; StaleSnapshot if it has changed meanwhile."""
-        table = self.table
-        calibration = table.info.calibration
-        makes_tokens = options.tokens is not None and not table.info.settings.keep_tokens
-        encoder = self.encoder if makes_tokens else None
-        search = IndexSearch(table, self.state, calibration.rule, encoder, query, vector, options)
-        ranking = search.ranking()
-        shown, first = options.shown(ranking), dict(islice(scores_of(ranking).items(), COPIES))
-        rows = table.rows([*{**shown, **first}])
-        best = max(first.values(), default=0.0)
-        second = runner_up(first, lambda row: {*table.query_terms(rows[row]["passage"])})
-        required = table.query_terms.required(query)
-        reasons = search.explain(list(shown)) if options.explain else {}
-        hits = Hits()
-        for row, (owner, score) in shown.items():
-            other = second if score > second else best
-            confidence = calibration.confidence(score, other, options.calibrated_as)
-            text = searched(owner.id, rows[row]["passage"])
-            if confidence and not required <= {*table.query_terms(text)}:
-                confidence = min(confidence, SURE)
-            hits.append(self._hit(rows[row], score, confidence, reasons.get(row)))
-            if hits[-1].id != owner.id:
-                raise KeyError(owner.id)
-        return hits
-
-    def reranking(self, mode: Mode, fusion: Fusion) -> Rerank:
-        """The re-ranker of a search that names none."""
-        by_score = mode == "dense" or (mode == "hybrid" and fusion == "score")
-        return (self._default_rerank if by_score else None) or "none"
 
     def search_many(self, queries: Iterable[str], **options: Any) -> Iterator[Hits]:
         """``search`` for each query, with the same options; queries are encoded in batches."""
@@ -414,13 +395,7 @@ class Index:
             elif given.mode != "lexical":
                 encoded = self.encoder.encode_queries(batch)
             for query, read in zip(batch, encoded, strict=True):
-                yield self.search(query, encoded=read, **options)
-
-    def _vector(self, query: str, encoded: Vectors | QueryTokens | None) -> Vectors:
-        vector = encoded.vector if isinstance(encoded, QueryTokens) else encoded
-        vectors = self.encoder.encode_queries([query]) if vector is None else vector[None]
-        stored: Vectors = as_stored(vectors, self.info, self.folder)[0]
-        return stored
+                yield self._search(query, given, read)
 
     def term_weights(self, query: str) -> list[Weight]:
         """Begin, end and BM25 idf of each term of a query."""
@@ -432,20 +407,7 @@ class Index:
         """
         check_unicode(document, "the id")
         rows = self._retried(lambda: self.table.document(document))
-        return [self._hit(row, 0.0) for row in rows]
-
-    def _hit(
-        self,
-        row: Mapping[str, Any],
-        score: float,
-        confidence: float | None = None,
-        explanation: Explanation | None = None,
-    ) -> Hit:
-        title, passage = row["title"], row["passage"]
-        text = passage[len(title) + 1 :] if title else passage
-        metadata = {name: row[name] for name in self.info.columns if not is_missing(row[name])}
-        about = metadata, confidence, explanation, row["first_line"], row["first_page"]
-        return Hit(row["id"], score, title, text, row["chunk"], *about)
+        return [hit_of(row, self.info.columns) for row in rows]
 
     def snippets(
         self, query: str, hits: Sequence[Hit], characters: int | None = None

@@ -28,10 +28,10 @@ from revela.errors import RevelaError
 from revela.ranking.late_interaction import encode_packed
 from revela.searching.locations import Start, starts
 from revela.searching.manifest import Indexing, Info
-from revela.searching.rows import HIT_COLUMNS, RESERVED, Stored, arrow_rows, as_stored, searched
-from revela.searching.table import Table
+from revela.searching.rows import HIT_COLUMNS, RESERVED, Stored, arrow_rows
+from revela.searching.table import Table, as_stored
 from revela.terminal import counted
-from revela.text.analyzer import Analyzer
+from revela.text.analyzer import Analyzer, searched
 from revela.text.chunk import chunk
 from revela.text.headings import titles
 from revela.types import Document, Value, check_unicode, is_missing

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from revela.text.endings import CODE, has_headings, suffix
+from revela.text.endings import CODE, MARKDOWN, suffix
 
 _TAGS = (
     "a|abbr|b|blockquote|br|center|code|dd|details|div|dl|dt|em|figure|font|h[1-6]|hr|i|img|kbd|li|"
@@ -86,13 +86,18 @@ def plain(text: str) -> str:
     return _INLINE.sub(bare, text)
 
 
+def ending_of(name: str) -> str:
+    """The ending of a document's name, which gives its format; "" if it has none."""
+    return suffix(Path(name)) if "." in name else ""
+
+
 def lines_of(text: str, name: str = "") -> list[Line]:
     """The lines of a passage as they are shown; the format is that of the document's ``name``."""
     raw = re.sub("[\r\f]", " ", text).split("\n")
-    ending = suffix(Path(name)) if "." in name else ""
-    if ending in CODE or (not has_headings(name) and _is_code(raw)):
+    ending = ending_of(name)
+    if ending in CODE or (ending not in MARKDOWN and _is_code(raw)):
         return [Line(line.expandtabs(4).rstrip(), "code", i) for i, line in enumerate(raw)]
-    is_markdown = has_headings(name) or "](" in text or "```" in text
+    is_markdown = ending in MARKDOWN or "](" in text or "```" in text
     fenced = _fenced(raw) if is_markdown else {}
     rest = "\n".join("" if i in fenced else line for i, line in enumerate(raw))
     found = [Line("", "prose", -1)]

@@ -5,46 +5,17 @@ Shapes: N rows, D width of the encoder's vectors, W width of the stored ones.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import regex
 
-from revela.errors import RevelaError
 from revela.searching.manifest import Info
-from revela.types import Value, Vectors, shortened
+from revela.types import Value, Vectors
 
 # Columns of a hit, before those of metadata.
 HIT_COLUMNS = ("id", "chunk", "title", "passage", "first_line", "first_page")
 RESERVED = (*HIT_COLUMNS, "chunks", "terms", "digest", "vector", "tokens")
-
-
-# A file's name, and no row's id (d12, table.csv:7): with an ending, or of more than small letters.
-_NAME = re.compile(r"(.*)\.([A-Za-z]\w{0,9})|(\D*[^\da-z]\D*)", re.S)
-_JOINTS = regex.compile(r"(?<=\p{Ll})(?=\p{Lu})|(?<!\d)[\W_]|[\W_](?!\d)")  # in names of files
-
-
-def name_of(document: str) -> tuple[str, str]:
-    """The words of the name of a document's file, and its ending; "" for a row's id.
-
-    >>> name_of("travel/holidayPlan_2024-05-06.txt"), name_of("table.csv:7")
-    (('holiday Plan 2024-05-06', 'txt'), ('', ''))
-    """
-    name = _NAME.fullmatch(document.rpartition("/")[2])
-    return (spaced(name[1] or name[3]), name[2] or "") if name else ("", "")
-
-
-def spaced(name: str) -> str:
-    """A name with spaces between its words."""
-    return str(_JOINTS.sub(" ", name))
-
-
-def searched(document: str, passage: str) -> str:
-    """What is searched by words for a passage: its text, and the name of its file."""
-    return "\n".join([passage, " ".join(name_of(document))]).rstrip()
 
 
 class Stored(NamedTuple):
@@ -92,14 +63,3 @@ def arrow_rows(
     numbers = pa.array(np.concatenate([passage.vector for passage in stored]))
     arrays["vector"] = pa.FixedSizeListArray.from_arrays(numbers, info.width)
     return pa.table(arrays, schema=schema)
-
-
-def as_stored(vectors_ND: Vectors, info: Info, folder: Path) -> Vectors:
-    """Vectors as an index stores them, (N, W): truncated to its width."""
-    vectors_NW = shortened(np.ascontiguousarray(vectors_ND, np.float32), info.settings.dimensions)
-    if vectors_NW.shape[1] != info.width:
-        raise RevelaError(
-            f"the model gives {vectors_NW.shape[1]} dimensions and {folder} holds "
-            f"{info.width}: index again"
-        )
-    return vectors_NW

@@ -15,8 +15,8 @@ from unicodedata import east_asian_width
 import regex
 
 from revela.searching.highlight import HighlightTerms, Match
-from revela.searching.plain_lines import Line, lines_of, plain
-from revela.text.endings import has_headings
+from revela.searching.plain_lines import Line, ending_of, lines_of, plain
+from revela.text.endings import MARKDOWN
 from revela.text.sentences import sentences
 from revela.types import Hit
 
@@ -43,7 +43,7 @@ class Snippet(NamedTuple):
 def heading_of(hit: Hit) -> str:
     """A hit's heading: its title, and the headings that its text begins with; else its id."""
     own = (line.text for line in _headings(lines_of(hit.text, hit.id)))
-    title = (plain(hit.title) if has_headings(hit.id) else hit.title).strip()
+    title = (plain(hit.title) if ending_of(hit.id) in MARKDOWN else hit.title).strip()
     parts = [*filter(None, title.split(" > ")), *own]
     # A file's first heading is its title too.
     return " > ".join(name for name, _ in groupby(parts)) or hit.id

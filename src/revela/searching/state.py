@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from revela.errors import RevelaError
 from revela.files import LOCK, atomic_write, hidden_prefix
-from revela.ranking.bm25 import TermCounts, idf, max_score
+from revela.ranking.bm25 import TermCounts, idf
 from revela.searching.manifest import Info
 from revela.types import hash64
 
@@ -176,23 +176,14 @@ class State:
 
     def idf(self, terms: Sequence[str], version: int | None = None) -> NDArray[np.float64]:
         """The idf of terms, (T,); StaleSnapshot if the state's version is not ``version``."""
-        return idf(*self._frequencies(terms, version))
-
-    def max_bm25(self, terms: Sequence[str], version: int | None = None) -> float:
-        """The maximum BM25 score for a query of these terms."""
-        return max_score(*self._frequencies(terms, version))
-
-    def _frequencies(
-        self, terms: Sequence[str], version: int | None
-    ) -> tuple[NDArray[np.int64], int]:
-        """The number of chunks that hold each of these terms, and of all chunks."""
         hashes = _signed(np.array([hash64(term) for term in terms], np.uint64))
         with self._transaction("deferred"):
             now = self.snapshot()
             if version not in (None, now.version):
                 raise StaleSnapshot(version)
             found = [self._read("select n from terms where hash = ?", term) for term in hashes]
-        return np.array([rows[0][0] if rows else 0 for rows in found], np.int64), now.chunks
+        counts = np.array([rows[0][0] if rows else 0 for rows in found], np.int64)
+        return idf(counts, now.chunks)
 
     # Change
 

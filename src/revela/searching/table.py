@@ -17,16 +17,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from revela.encoders.cpu import check_processor
 from revela.errors import QueryError, RevelaError
 from revela.files import disk_error
 from revela.ranking.bm25 import TermCounts
-from revela.ranking.fusion import Owner, Ranking
+from revela.ranking.fusion import Owner
 from revela.searching.manifest import Info
-from revela.searching.rows import HIT_COLUMNS, Stored, schema_of, searched
+from revela.searching.rows import HIT_COLUMNS, Stored, schema_of
 from revela.terminal import progress_bar
-from revela.text.analyzer import QUERY_WORDS, Analyzer
-from revela.types import Vectors, evenly_spaced
+from revela.text.analyzer import QUERY_WORDS, Analyzer, searched
+from revela.types import Vectors, evenly_spaced, shortened
 
 TABLE = "chunks"
 EXACT_BELOW = 20_000  # chunks; vectors of a larger table are searched by an approximate index
@@ -52,6 +54,8 @@ TOKENIZER: dict[str, Any] = dict(
     ascii_folding=False,
     max_token_length=None,
 )
+Candidates = dict[int, tuple[Owner, float]]
+"""Row -> its document and its score, best first."""
 LANCE_ERRORS = (ValueError, RuntimeError, OSError)
 PANIC = "RustPanic"  # of damaged files; its module is made by Rust and cannot be imported
 _FILES = re.compile(r"\(IO\)|Not found:|panicked")  # are at fault, and not the filter
@@ -132,7 +136,7 @@ class Table:
 
     # Read
 
-    def nearest(self, vector: Vectors, depth: int, where: str = "") -> Ranking:
+    def nearest(self, vector: Vectors, depth: int, where: str = "") -> Candidates:
         """The ``depth`` rows nearest to a unit vector (W,), by cosine, without those that have no
         vector, as they have no words.
         """
@@ -144,7 +148,7 @@ class Table:
         found = self._ranking(query, depth, where, "_distance", lambda distance: 1.0 - distance)
         return {row: hit for row, hit in found.items() if hit[1]} or found
 
-    def matching(self, text: str, depth: int, where: str = "") -> Ranking:
+    def matching(self, text: str, depth: int, where: str = "") -> Candidates:
         """The ``depth`` best rows with terms of the text, by BM25."""
         from lancedb.query import MatchQuery
 
@@ -155,7 +159,7 @@ class Table:
 
     def _ranking(
         self, query: Any, depth: int, where: str, column: str, score: Callable[[float], float]
-    ) -> Ranking:
+    ) -> Candidates:
         query = query.limit(depth).select(["id", "chunks", column]).with_row_id(True)
         with lance_errors(self.folder, where, self.info.columns):
             result = (query.where(where) if where else query).to_arrow()
@@ -377,6 +381,17 @@ def _unchecked_calls() -> Iterator[None]:
 def table_uri(folder: Path) -> str:
     """The path of an index's table, for other programs that read Lance."""
     return str(folder / f"{TABLE}.lance")
+
+
+def as_stored(vectors_ND: Vectors, info: Info, folder: Path) -> Vectors:
+    """Vectors as an index stores them, (N, W): truncated to its width."""
+    vectors_NW = shortened(np.ascontiguousarray(vectors_ND, np.float32), info.settings.dimensions)
+    if vectors_NW.shape[1] != info.width:
+        raise RevelaError(
+            f"the model gives {vectors_NW.shape[1]} dimensions and {folder} holds "
+            f"{info.width}: index again"
+        )
+    return vectors_NW
 
 
 def id_filter(documents: Iterable[str]) -> str:

@@ -99,6 +99,9 @@ _ASCII_OR_SIGNED = re.compile(rf"{_SIGNED}|[A-Za-z0-9]+")
 _NOT_ASCII = r"[^\s\x80-\U0010ffff]*+[^\x00-\x7f]\S*"
 _NOT_ASCII_WORDS = re.compile(rf"(?<!\S)({_NOT_ASCII}(?:\s++{_NOT_ASCII})*)")
 _PART = regex.compile(r"\p{Lu}?[\p{Ll}\p{N}]+|\p{Lu}+(?!\p{Ll})")  # of getFileName, or HTTPServer
+# A file's name, and no row's id (d12, table.csv:7): with an ending, or of more than small letters.
+_NAME = re.compile(r"(.*)\.([A-Za-z]\w{0,9})|(\D*[^\da-z]\D*)", re.S)
+_JOINTS = regex.compile(r"(?<=\p{Ll})(?=\p{Lu})|(?<!\d)[\W_]|[\W_](?!\d)")  # in names of files
 Languages = Mapping[str, Sequence[str]]
 """Script -> codes of its languages."""
 Places = Iterator[tuple[int, int, str]]
@@ -378,3 +381,23 @@ def _joined(pieces: Iterable[tuple[str, float]], least: int) -> Iterator[tuple[s
             block, weight = "", 0.0
     if block:
         yield block, weight
+
+
+def name_of(document: str) -> tuple[str, str]:
+    """The words of the name of a document's file, and its ending; "" for a row's id.
+
+    >>> name_of("travel/holidayPlan_2024-05-06.txt"), name_of("table.csv:7")
+    (('holiday Plan 2024-05-06', 'txt'), ('', ''))
+    """
+    name = _NAME.fullmatch(document.rpartition("/")[2])
+    return (spaced(name[1] or name[3]), name[2] or "") if name else ("", "")
+
+
+def spaced(name: str) -> str:
+    """A name with spaces between its words."""
+    return str(_JOINTS.sub(" ", name))
+
+
+def searched(document: str, passage: str) -> str:
+    """What is searched by words for a passage: its text, and the name of its file."""
+    return "\n".join([passage, " ".join(name_of(document))]).rstrip()

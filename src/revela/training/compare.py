@@ -10,7 +10,7 @@ from pathlib import Path
 from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
 from revela.evaluation.collection import Collection, load_collection
-from revela.evaluation.evaluate import mean_outcomes
+from revela.evaluation.evaluate import outcomes
 from revela.evaluation.label_free import HeldOutCheck
 from revela.evaluation.results import write_json
 from revela.text.chunk import PASSAGE_WORDS
@@ -74,10 +74,10 @@ def compare(
         scores = {}
         for collection in collections:
             reader = _in_context_of(collection, encoder)
-            scores[collection.name] = mean_outcomes(collection, {"model": reader})["model"]
+            scores[collection.name] = outcomes(collection, {"model": reader})["model"].means()
         return {name: metrics["ndcg@10"] for name, metrics in scores.items()}
 
-    bm25 = {c.name: mean_outcomes(c, {})["BM25"]["ndcg@10"] for c in collections}
+    bm25 = {c.name: outcomes(c, {})["BM25"].means()["ndcg@10"] for c in collections}
     comparison = Comparison(bm25, {})
     for seed, (name, recipe) in product(seeds, recipes.items()):
         folder = out / f"{name}-{seed}"

@@ -313,7 +313,7 @@ class Service(SearchService):
             examples=index.examples(),
             columns={**OWN_COLUMNS, **index.info.columns},
             tokens=index.info.settings.keep_tokens,
-            rerank=index.reranking("hybrid", "score"),
+            rerank=index.options().rerank,
         )
 
     async def models(self) -> schemas.Models:

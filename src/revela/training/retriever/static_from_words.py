@@ -28,6 +28,7 @@ from torch import Tensor
 
 from revela.encoders.static_encoder import StaticEncoder, token_ids
 from revela.errors import RevelaError
+from revela.ranking.bm25 import idf
 from revela.training.retriever.fit import WORDS_TO_VECTORS, whitening_of
 
 if TYPE_CHECKING:
@@ -174,9 +175,8 @@ def stem_frequencies(
 
 
 def idf_weights(texts_S: NDArray[np.float64], total: int) -> Tensor:
-    """sqrt(idf), 1 in the mean; idf as in BM25 (ranking/bm25.py)."""
-    idf_S = np.log1p((total - texts_S + 0.5) / (texts_S + 0.5))
-    root_S = np.sqrt(np.maximum(idf_S, 0))
+    """sqrt(idf), 1 in the mean."""
+    root_S = np.sqrt(np.maximum(idf(texts_S, total), 0))
     return torch.from_numpy(root_S / root_S.mean()).float()
 
 
