@@ -67,7 +67,7 @@ GROUPS: dict[str, tuple[dict[str, Any], bool]] = {  # settings, and whether what
     "cluster": (dict(groups="cluster"), False),
     "cluster, similar": (dict(groups="cluster"), True),
     "spread": (CROPS, False),
-    "spread, similar": (CROPS, True),
+    "spread, similar": (CROPS | dict(groups="document"), True),
     "asking": (dict(objective="infonce", queries="first-sentence"), False),
 }
 
