@@ -98,10 +98,8 @@ def reader_of_parts(
             "them before, or give --engine local"
         )
     from revela.text.parts import DocumentReader
-    from revela.text.readers.rows import Fields
 
-    fields = Fields(reading.text_field, reading.title_field, tuple(metadata))
-    return DocumentReader(fields, 1, rename_repeated)
+    return DocumentReader(reading.fields(metadata), 1, rename_repeated)
 
 
 def check_paths(corpus: Sequence[Path], out: Path | None) -> None:

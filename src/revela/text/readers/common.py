@@ -289,15 +289,6 @@ def squeeze(text: str) -> str:
     return _BLANK.sub(r"\1", text) if len(text) > BLANK else text
 
 
-def is_unicode(text: str) -> bool:
-    """Whether a text has no surrogates. (JSON may have half of a pair, escaped.)"""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def without_surrogates(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
