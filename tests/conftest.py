@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import logging
 import os
 import random
@@ -56,19 +55,10 @@ def quiet_again():
 
 KEEP_GRAPH = load.keep_graph
 SHARED = Path(__file__).parents[2] / "shared"
+SENTENCE = "A sentence that has more than five words."
 TOPICS = [
-    "ocean",
-    "engine",
-    "garden",
-    "planet",
-    "market",
-    "violin",
-    "enzyme",
-    "castle",
-    "glacier",
-    "circuit",
-    "recipe",
-    "harbour",
+    *("ocean", "engine", "garden", "planet", "market", "violin", "enzyme", "castle", "glacier"),
+    *("circuit", "recipe", "harbour"),
 ]
 
 
@@ -97,26 +87,28 @@ def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
-def tiny_tokenizer(corpus_file: Path):
+def byte_tokenizer(texts: list[str], vocabulary: int = 400):
+    """A BPE tokenizer of bytes, trained on a few texts."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
     trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<pad>", "<s>", "</s>"],
+        vocab_size=vocabulary,
+        special_tokens=[*special.values()],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(
-        [json.loads(line)["text"] for line in corpus_file.read_text().splitlines()], trainer
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
-    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer():
+    return byte_tokenizer([row["text"] for row in make_rows(80)])
 
 
 def tiny_config(kind: str, vocabulary: int = 400):
@@ -321,6 +313,21 @@ def documents(corpus_file: Path):
     from revela.text.load import read_corpus
 
     return read_corpus([corpus_file])[0]
+
+
+@pytest.fixture
+def reads(tmp_path):
+    """Writes files, by name, and reads all of their folder; gives the documents and the report."""
+    from revela.text.load import read_corpus
+
+    def read(files, **how):
+        for name, content in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            raw = content if isinstance(content, bytes) else content.encode()
+            (tmp_path / name).write_bytes(raw)
+        return read_corpus([tmp_path], **how)
+
+    return read
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from zlib import crc32
 import pytest
 from markdown_it import MarkdownIt
 
-from conftest import make_rows
+from conftest import make_rows, tiny_retriever
 from research import docs_site
 from revela.cli import app
 from revela.cli.main import prepare
@@ -262,13 +262,8 @@ def give_task(monkeypatch) -> None:
 @pytest.fixture(scope="module")
 def tiny_embedder(tiny_lm_folder, tmp_path_factory) -> Path:
     """An embedder that reads as much as the real ones."""
-    from revela.training.retriever.build import build_retriever
-    from revela.training.settings import Retriever
-
     folder = tmp_path_factory.mktemp("minilm-l6", numbered=False)
-    prompts = dict(query_prompt="query: ", passage_prompt="passage: ")
-    settings = dict(layers=2, pooling="mean", max_tokens=256, lower_case="no")
-    build_retriever(tiny_lm_folder, Retriever(**settings, **prompts)).save_pretrained(str(folder))
+    tiny_retriever(tiny_lm_folder, max_tokens=256).save_pretrained(str(folder))
     return folder
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from conftest import SENTENCE
 from revela.text.load import read_corpus
 
-SENTENCE = "A sentence that has more than five words."
 POSIX = pytest.mark.skipif(os.name != "posix", reason="needs links, pipes and users of POSIX")
 
 
