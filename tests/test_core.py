@@ -197,10 +197,14 @@ def test_agents_are_served(environment, docs, model):
         arguments = ["-m", "revela", "mcp", str(docs), "--model", model]
         how = StdioServerParameters(command=sys.executable, args=arguments, env=environment)
         async with Client(how, mode="auto") as client:
+            none = await client.call_tool("fetch", {"id": "other.md"})
+            assert none.is_error and "not in the index" in none.content[0].text
             return await client.call_tool("search", {"query": "ocean01"})
 
-    results = asyncio.run(ask()).structured_content["results"]
-    assert any("ocean01" in result["text"] for result in results)
+    first, *_ = asyncio.run(ask()).structured_content["results"]
+    file = docs / first["id"]
+    assert "ocean01" in file.read_text() and "ocean01" in first["text"]
+    assert (first["path"], first["url"]) == (str(file), file.as_uri())
 
 
 def test_what_needs_an_extra_ends_with_one_sentence(

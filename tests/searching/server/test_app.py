@@ -16,17 +16,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from served import (
-    Gate,
-    build,
-    documents,
-    encoder,
-    index,
-    make_service,
-    running,
-    server,
-    slow,
-)
+from served import Gate, build, documents, encoder, index, make_service, running, server, slow
 
 from revela.encoders.token_counter import TokenCounter
 from revela.errors import QueryError, RevelaError
@@ -36,13 +26,8 @@ from revela.searching.server.encoding import ServedModel
 from revela.searching.server.lifecycle import listen
 from revela.types import Document, Hits
 
-TEXTS = [
-    "ocean1 ocean2",
-    "engine3",
-    "a longer text about the garden and the planet",
-    "ocean1 ocean2",
-]
-EMBEDDINGS, SEARCH = "/v1/embeddings", "/v1/search"
+TEXTS = ["ocean1 ocean2", "engine3", "a longer text on the garden and the planet", "ocean1 ocean2"]
+EMBEDDINGS, SEARCH, RERANK = "/v1/embeddings", "/v1/search", "/v1/rerank"
 
 
 def client_of(server, key="unused") -> openai.OpenAI:
@@ -106,12 +91,8 @@ def assert_hits(rows, hits):
 @pytest.mark.parametrize(
     "asked",
     [
-        *({"mode": "hybrid"}, {"mode": "dense"}, {"mode": "lexical"}),
-        *(
-            {"rerank": "late-interaction"},
-            {"fusion": "rank"},
-            {"mode": "dense", "rerank": "late-interaction"},
-        ),
+        *({"mode": "hybrid"}, {"mode": "dense"}, {"mode": "lexical"}, {"fusion": "rank"}),
+        *({"mode": how, "rerank": "late-interaction"} for how in ("hybrid", "dense")),
         *({"explain": True, "rerank": "late-interaction"}, {"explain": True, "min_score": 0.45}),
     ],
 )
@@ -235,7 +216,6 @@ BAD_SEARCHES = {
     "no query": (b"{}", "query"),
     "blank query": (b'{"query": " \\n"}', "query"),
     "surrogate query": (b'{"query": "\\udfff"}', "query"),
-    "long query by words": (query(query="word " * 2_001, mode="lexical"), "query"),
     "mode": (query(mode="best"), "mode"),
     "rerank": (query(rerank="heads"), "rerank"),
     "k": (query(k=0), "k"),
@@ -253,11 +233,21 @@ BAD_SEARCHES = {
     ),
     "filter of a wrong type": (where([{"year": 1}]), "where"),
 }  # fmt: skip
-BAD = [(EMBEDDINGS, *bad) for bad in BAD_EMBEDDINGS.values()]
-BAD += [(SEARCH, *bad) for bad in BAD_SEARCHES.values()]
+BAD_RERANKS = {
+    "no query of texts": ({"documents": ["a"]}, "query"),
+    "blank query of texts": ({"query": " ", "documents": ["a"]}, "query"),
+    "no texts": (query(documents=[]), "documents"),
+    "texts as objects": (query(documents=[{"text": "a"}]), "documents"),
+    "no results": (query(documents=["a"], top_n=0), "top_n"),
+    "truncate": (query(documents=["a"], truncate=True), "truncate"),
+}
+BAD = {EMBEDDINGS: BAD_EMBEDDINGS, SEARCH: BAD_SEARCHES, RERANK: BAD_RERANKS}
 
 
-@pytest.mark.parametrize(("path", "content", "param"), BAD, ids=[*BAD_EMBEDDINGS, *BAD_SEARCHES])
+@pytest.mark.parametrize(
+    ("path", "content", "param"),
+    [pytest.param(p, *bad, id=name) for p, some in BAD.items() for name, bad in some.items()],
+)
 def test_bad_input_is_a_400_in_openais_shape(server, path, content, param):
     answer = post(server, path, content)
     error = answer.json()["error"]
@@ -267,8 +257,11 @@ def test_bad_input_is_a_400_in_openais_shape(server, path, content, param):
     assert "secret" not in error["message"] and "Traceback" not in error["message"]
 
 
-def test_a_model_that_is_not_here_is_404(server):
-    answer = post(server, EMBEDDINGS, embedding(model="gpt"))
+@pytest.mark.parametrize(
+    ("path", "body"), [(EMBEDDINGS, embedding()), (RERANK, query(documents=["a"]))]
+)
+def test_a_model_that_is_not_here_is_404(server, path, body):
+    answer = post(server, path, {**body, "model": "gpt"})
     assert answer.status_code == 404 and answer.json()["error"]["param"] == "model"
 
 

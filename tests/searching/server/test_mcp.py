@@ -30,7 +30,7 @@ from revela.searching.index import Index
 from revela.searching.server.token_budget import count_tokens
 from revela.types import Document
 
-SOURCE = Path(__file__).parents[3] / "src"
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3] / "src")}
 LONG = " ".join(row["text"] for row in make_rows(80, sentences=6))
 GUIDE = "# Guide\nThe castle is old.\n\n## Garden\nThe garden opens at nine.\n\nIt closes at ten."
 
@@ -50,11 +50,10 @@ def served_index(static_folder, tmp_path_factory):
 
 
 @asynccontextmanager
-async def by_stdio(source, mode="auto", *flags, **variables):
+async def by_stdio(source, *flags):
     arguments = ["-m", "revela", "mcp", str(source), *flags]
-    environment = {"PYTHONPATH": str(SOURCE), **variables}
-    server = StdioServerParameters(command=sys.executable, args=arguments, env=environment)
-    async with Client(server, mode=mode) as client:
+    server = StdioServerParameters(command=sys.executable, args=arguments, env=ENVIRONMENT)
+    async with Client(server, mode="auto") as client:
         yield client
 
 
@@ -62,8 +61,8 @@ async def by_stdio(source, mode="auto", *flags, **variables):
 def waiting(index):
     """A server in a process that reads what the test writes to it."""
     command = [sys.executable, "-m", "revela", "mcp", str(index)]
-    env, pipe = os.environ | {"PYTHONPATH": str(SOURCE)}, subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=ENVIRONMENT) as process:
         yield process
 
 
@@ -75,7 +74,7 @@ class Http:
 
     def __init__(self, index, *flags, **variables):
         command = [sys.executable, "-m", "revela", "mcp", str(index), "--http", "0", *flags]
-        env = os.environ | {"PYTHONPATH": str(SOURCE), **variables}
+        env = ENVIRONMENT | variables
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
         self.url = re.search(r"http://\S+/mcp", self.process.stdout.readline())[0]
 
@@ -147,31 +146,11 @@ async def whole(client, document, max_tokens):
 def test_agents_search_and_read(served_index, http, transport, mode):
     async def run():
         stdio = transport == "stdio"
-        connected = by_stdio(served_index, mode, *BASE) if stdio else http.client(mode)
+        connected = by_stdio(served_index, *BASE) if stdio else http.client(mode)
         async with connected as client:
             return await ask(client)
 
     assert asyncio.run(run()) == (LONG, LONG)
-
-
-def test_a_folder_of_text_is_made_an_index(static_folder, tmp_path):
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "guide.md").write_text(GUIDE)
-    (tmp_path / "docs" / "engine.txt").write_text("An engine and a violin of wood.")
-    flags = ("--model", str(static_folder))
-    cache = str(tmp_path / "cache")
-
-    async def run():
-        async with by_stdio(tmp_path / "docs", "auto", *flags, REVELA_CACHE=cache) as client:
-            found = await client.call_tool("search", {"query": "garden", "k": 1})
-            none = await client.call_tool("fetch", {"id": "other.md"})
-            assert none.is_error and "not in the index" in none.content[0].text
-            return found.structured_content["results"]
-
-    (result,) = asyncio.run(run())
-    file = tmp_path / "docs" / "guide.md"
-    assert (result["id"], result["path"]) == ("guide.md", str(file))
-    assert result["url"] == file.as_uri()
 
 
 def test_an_index_is_opened_at_the_first_call_and_again_if_that_fails(served_index, monkeypatch):
@@ -273,14 +252,10 @@ def test_half_a_surrogate_pair_gets_an_answer(served_index):
 
 
 def test_stdout_is_the_protocols_and_the_end_of_stdin_stops_the_server(served_index):
-    command = [sys.executable, "-m", "revela", "mcp", str(served_index)]
-    env = os.environ | {"PYTHONPATH": str(SOURCE)}
-    run = subprocess.run(
-        command, input="nonsense\n" + json.dumps(CALL) + "\n", capture_output=True, text=True,
-        env=env, timeout=120,
-    )  # fmt: skip
-    assert run.returncode == 0
-    assert all(json.loads(line)["jsonrpc"] == "2.0" for line in run.stdout.splitlines())
+    with waiting(served_index) as process:
+        said, _ = process.communicate(f"nonsense\n{json.dumps(CALL)}\n", timeout=120)
+    assert process.returncode == 0
+    assert all(json.loads(line)["jsonrpc"] == "2.0" for line in said.splitlines())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

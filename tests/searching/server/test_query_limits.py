@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from mcp.server.mcpserver.exceptions import ToolError
 from served import encoder, index, make_service, running, server, slow
-from test_app import EMBEDDINGS, SEARCH, embedding, post, wait_for
+from test_app import EMBEDDINGS, RERANK, SEARCH, embedding, post, wait_for
 
 import revela
 from revela.cli.search import search
@@ -20,7 +20,6 @@ from revela.searching.server.mcp import Tools
 LONG = "ocean01 " * (QUERY_CHARACTERS // 8)
 TOO_LONG = LONG + "."
 SENTENCE = "the query has 10,001 characters: give at most 10,000"
-RERANK = "/v1/rerank"
 
 
 @pytest.fixture

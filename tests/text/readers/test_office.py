@@ -382,17 +382,9 @@ def test_rich_text(tmp_path):
 
 
 def test_titles_that_programs_give_are_none():
-    for title in (
-        "Untitled",
-        "(anonymous)",
-        "Microsoft Word - Document1.docx",
-        "Slide 1",
-        "a_b.dvi",
-    ):
+    for title in ("Untitled", "(anonymous)", "Microsoft Word - a1.docx", "Slide 1", "a_b.dvi"):
         assert plain_title(title) == "", title
-    assert (
-        plain_title(" On\nbees ") == "On bees" and plain_title("Untitled love") == "Untitled love"
-    )
+    assert plain_title("Untitled love\n") == "Untitled love"
 
 
 @pytest.mark.parametrize("cells", [("cells", "source"), ("worksheets", "input")])
