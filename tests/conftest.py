@@ -7,7 +7,11 @@ import copy
 import logging
 import os
 import random
+import re
+import subprocess
 import sys
+import time
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -34,7 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # waiting for another at the end.
 LONGEST = (
     *("training/test_processes.py", "searching/test_on_ray.py", "searching/test_every_write.py"),
-    *("training/test_train.py", "research/test_pretend_gpu.py", "test_pages.py", "test_cli.py"),
+    *("training/test_train.py", "research/test_gpu_kit.py", "research/test_pretend_gpu.py"),
+    *("test_pages.py", "test_cli.py"),
 )
 
 
@@ -199,6 +204,12 @@ def tiny_lm_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> 
 
 
 @pytest.fixture(scope="session")
+def models(tiny_lm_folder: Path) -> str:
+    """Flags of a training verb: the tiny model as retriever and as language model."""
+    return f"--model {tiny_lm_folder} --lm {tiny_lm_folder}"
+
+
+@pytest.fixture(scope="session")
 def tiny_bert_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> Path:
     """A Sentence-Transformers folder of a random BERT, with [CLS] and [SEP] around every text."""
     from sentence_transformers import SentenceTransformer
@@ -313,6 +324,28 @@ def documents(corpus_file: Path):
     from revela.text.load import read_corpus
 
     return read_corpus([corpus_file])[0]
+
+
+def wait_for(is_so) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def serving(*arguments: object, env: Mapping[str, str]):
+    """Run revela in a process that serves. Gives the process, the line that it prints when it
+    listens, and the address in it.
+    """
+    command, pipe = [sys.executable, "-m", "revela", *map(str, arguments)], subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env) as process:
+        try:
+            line = next(line for line in process.stdout if line.startswith("serving "))
+            yield process, line, re.findall(r"http://[^\s;]+", line)[0]
+        finally:
+            process.kill()
 
 
 @pytest.fixture

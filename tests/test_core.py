@@ -17,7 +17,7 @@ import httpx
 import pytest
 from mcp import Client, StdioServerParameters
 
-from conftest import make_rows
+from conftest import make_rows, serving
 from tests.collection_folder import write_collection, write_lines
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -175,11 +175,8 @@ def test_indexes_retrievers_and_texts_are_scored(succeed, model, tmp_path):
 
 
 def test_programs_are_served(environment, docs, model):
-    command = [sys.executable, "-m", "revela", "serve", str(docs), "--model", model, "--port", "0"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    try:
-        line = next(line for line in server.stdout if line.startswith("serving "))
-        url = re.findall(r"http://\S+/", line)[0]
+    how = ("serve", docs, "--model", model, "--port", "0")
+    with serving(*how, env=environment) as (server, line, url):
         asked = {"query": "ocean01", "mode": "lexical"}
         hits = httpx.post(f"{url}v1/search", json=asked, timeout=60).json()["data"]
         assert "ocean01" in hits[0]["text"]
@@ -188,8 +185,6 @@ def test_programs_are_served(environment, docs, model):
         assert sum(x * x for x in vector["embedding"]) == pytest.approx(1, abs=1e-3)
         server.send_signal(signal.SIGINT)
         assert server.wait(60) == 128 + signal.SIGINT
-    finally:
-        server.kill()
 
 
 def test_agents_are_served(environment, docs, model):

@@ -33,7 +33,7 @@ from conftest import make_rows, tiny_retriever
 from research import docs_site
 from revela.cli import app
 from revela.cli.main import prepare
-from tests.collection_folder import write_collection
+from tests.collection_folder import write_judged
 
 ROOT = docs_site.ROOT
 PAGES = docs_site.sources()
@@ -242,20 +242,13 @@ def write_text(folder: Path) -> None:
         (folder / f"{i}.md").write_text(f"# {row['title']}\n\n{row['text']}\n")
 
 
-def write_judged(folder: Path) -> None:
-    rows = make_rows(40)
-    queries = {f"q{i}": row["text"].split(".")[0] for i, row in enumerate(rows)}
-    judged = {(f"q{i}", row["_id"]): 1 for i, row in enumerate(rows)}
-    write_collection(folder, rows, queries, judged)
-
-
 def give_task(monkeypatch) -> None:
     """mteb's tasks are a folder, as there is no network."""
     import mteb
 
     from tests.mteb_folder import folder_task
 
-    write_judged(Path("judged"))
+    write_judged(Path("judged"), make_rows(40))
     monkeypatch.setattr(mteb, "get_task", lambda name: folder_task(Path("judged")))
 
 
@@ -339,12 +332,10 @@ def test_the_page_runs(reader, monkeypatch):
     if reader.page in ("index.md", "search.md", "serving.md", "measure.md", "train.md"):
         write_text(Path("docs"))
     if reader.page == "index.md":
-        write_judged(Path("beir", "scifact"))
+        write_judged(Path("beir", "scifact"), make_rows(40))
     if reader.page == "train.md":
-        write_judged(Path("judged"))
-        Path("judged/qrels/test.tsv").with_name("train.tsv").write_bytes(
-            Path("judged/qrels/test.tsv").read_bytes()
-        )
+        for split in ("test", "train"):
+            write_judged(Path("judged"), make_rows(40), split)
     if reader.page == "quickstart.md":
         shutil.copytree(ROOT / "research" / "recipes", "src")
         shutil.copy(ROOT / "examples" / "own_objective.py", "src")

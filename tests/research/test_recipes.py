@@ -18,7 +18,7 @@ from revela.training.groups.dataset import TrainingSet
 from revela.training.settings import Recipe, read_recipe
 from revela.types import Document
 from test_cli import TINY
-from tests.collection_folder import write_collection, write_lines
+from tests.collection_folder import write_judged, write_lines
 
 RECIPES = Path(__file__).parents[2] / "research" / "recipes"
 FILES = sorted(RECIPES.glob("*.toml"))
@@ -63,12 +63,6 @@ def test_variants_differ_in_what_the_file_says_and_nothing_else(file, preset):
     assert {name: recipe.to_dict() for name, recipe in recipes.items()} == {
         name: base | changes for name, changes in (variants or {preset: {}}).items()
     }
-
-
-def write_judged(folder: Path, rows: list[dict[str, str]]) -> Path:
-    """A collection whose queries are the beginnings of its documents."""
-    queries = {row["_id"]: row["text"][:60] for row in rows}
-    return write_collection(folder, rows, queries, {(name, name): 1 for name in queries})
 
 
 def test_one_runs_at_tiny_scale_and_its_table_is_written(
@@ -130,18 +124,12 @@ def test_a_training_set_is_not_that_of_another_reading():
 @pytest.mark.parametrize(
     ("recipe", "flags", "message"),
     [
-        (
-            "[variants.a.objective]\ntau = 1.0\n[variants.b.objective]\ntau = 2.0\n",
-            ("--tau", "3"),
-            "a and b are equal: leave out the flag",
-        ),
-        (
-            '[variants."a/b".objective]\ntau = 1.0\n',
-            (),
-            "a variant is called 'a/b', but names a folder",
-        ),
+        ("[variants.a.objective]\ntau = 1.0\n[variants.b.objective]\ntau = 2.0\n", ("--tau", "3"),
+         "a and b are equal: leave out the flag"),
+        ('[variants."a/b".objective]\ntau = 1.0\n', (),
+         "a variant is called 'a/b', but names a folder"),
     ],
-)
+)  # fmt: skip
 def test_variants_that_cannot_be_run_are_refused(
     refused, corpus_file, tmp_path, recipe, flags, message
 ):

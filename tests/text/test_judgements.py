@@ -10,6 +10,7 @@ import pytest
 from revela.errors import RevelaError
 from revela.text.judgements import pair_rows, read_judgements
 from revela.types import Chunk, Document
+from tests.collection_folder import write_collection
 
 DOCUMENTS = [Document(f"d{i}", f"text {i}", f"title {i}" * (i % 2)) for i in range(5)]
 HEAD = "query-id\tcorpus-id\tscore\n"
@@ -18,13 +19,10 @@ HEAD = "query-id\tcorpus-id\tscore\n"
 @pytest.fixture
 def folder(tmp_path):
     """q0 asks for d1 and d3, q1 for d3, q2 says the same as q1, q3 finds nothing."""
-    (tmp_path / "qrels").mkdir()
+    grades = {("q0", "d1"): 1, ("q0", "d3"): 2, ("q1", "d3"): 1, ("q2", "d3"): 1, ("q2", "d0"): 1}
+    grades |= {("q3", "d2"): 0, ("q1", "gone"): 1}
     texts = {"q0": "zero", "q1": "one", "q2": "one", "q3": "three"}
-    rows = [json.dumps({"_id": name, "text": text}) + "\n" for name, text in texts.items()]
-    (tmp_path / "queries.jsonl").write_text("".join(rows))
-    judged = "q0\td1\t1\nq0\td3\t2\nq1\td3\t1\nq2\td3\t1\nq2\td0\t1\nq3\td2\t0\nq1\tgone\t1\n"
-    (tmp_path / "qrels" / "train.tsv").write_text(HEAD + judged)
-    return tmp_path
+    return write_collection(tmp_path, [], texts, grades, "train")
 
 
 @pytest.mark.parametrize("others", [False, True])

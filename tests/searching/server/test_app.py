@@ -18,11 +18,10 @@ import openai
 import pytest
 from served import Gate, build, documents, encoder, index, make_service, running, server, slow
 
-from revela.encoders.token_counter import TokenCounter
+from conftest import wait_for
 from revela.errors import QueryError, RevelaError
-from revela.searching.server import Access, Limits, Site, lifecycle, middleware
-from revela.searching.server.app import THREADS, Service
-from revela.searching.server.encoding import ServedModel
+from revela.searching.server import Access, Site, lifecycle
+from revela.searching.server.app import THREADS
 from revela.searching.server.lifecycle import listen
 from revela.types import Document, Hits
 
@@ -338,13 +337,6 @@ def test_connections_are_limited(make_service, monkeypatch):
             connection.close()
         wait_for(lambda: not server.server.server_state.connections)
         assert httpx.get(server.url + "/healthz").status_code == 200
-
-
-def wait_for(condition) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_server_with_a_token_answers_to_it_only(make_service):

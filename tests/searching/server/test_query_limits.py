@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from mcp.server.mcpserver.exceptions import ToolError
 from served import encoder, index, make_service, running, server, slow
-from test_app import EMBEDDINGS, RERANK, SEARCH, embedding, post, wait_for
+from test_app import EMBEDDINGS, RERANK, SEARCH, embedding, post
 
 import revela
+from conftest import wait_for
 from revela.cli.search import search
 from revela.errors import QueryError
 from revela.evaluation.collection import Collection

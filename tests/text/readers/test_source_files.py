@@ -27,16 +27,6 @@ from revela.text.readers.rows import Fields
 FIELDS = Fields("text", "title")
 
 
-def test_folders_are_searched_in_order_and_without_caches(tmp_path):
-    names = ["b/2.txt", "a.txt", "b/10.txt", "b-c.txt", "node_modules/x.txt", ".hidden/x.txt"]
-    for name in [*names, "b/.x.txt", "__pycache__/x.py"]:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(f"{SENTENCE} {name}")
-    (tmp_path / "b" / "link").symlink_to(tmp_path)  # round and round, if it were followed
-    found = [d.id for d in read_sources([tmp_path], FIELDS, ReadReport())]
-    assert found == ["a.txt", "b/10.txt", "b/2.txt", "b-c.txt"]
-
-
 def zstd(raw: bytes) -> bytes:
     return pa.compress(raw, "zstd", asbytes=True)
 

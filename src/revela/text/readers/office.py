@@ -142,12 +142,9 @@ def _merged(page: bytes) -> list[Merged]:
 
 def _sheet(sheet: Any, merged: Sequence[Merged]) -> str:
     sheet.reset_dimensions()  # they may be wrong
-    text = "\n\n".join(sheet_tables(map(_shown_cells, sheet.iter_rows()), merged))
+    rows = (_cells(map(_shown, row)) for row in sheet.iter_rows())
+    text = "\n\n".join(sheet_tables(rows, merged))
     return f"# {sheet.title}\n\n{text}" if text else ""
-
-
-def _shown_cells(cells: Iterable[Any]) -> list[str]:
-    return _cells(_shown(cell) for cell in cells)
 
 
 def _shown(cell: Any) -> object:
