@@ -19,6 +19,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from research.benchmarks.hardening.made import byte_tokenizer
 from revela.encoders import load
 from tests.collection_folder import write_lines
 
@@ -90,25 +91,6 @@ def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
     write_lines(path, make_rows(80))
     return path
-
-
-def byte_tokenizer(texts: list[str], vocabulary: int = 400):
-    """A BPE tokenizer of bytes, trained on a few texts."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[*special.values()],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,8 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
-from conftest import byte_tokenizer, make_rows
+from conftest import make_rows
+from research.benchmarks.hardening.made import byte_tokenizer
 
 VOCABULARY = 400
 TEXTS = [row["text"] for row in make_rows(40)]

@@ -84,7 +84,7 @@ def test_refusals_load_no_torch():
         assert part.startswith(f"{command}\n") and message in part
 
 
-def test_from_text_to_search(succeeds, corpus_file, tiny_lm_folder, tmp_path, models):
+def test_from_text_to_search(succeeds, refused, corpus_file, tiny_lm_folder, tmp_path, models):
     model, index = tmp_path / "model", tmp_path / "index"
     out = succeeds("train", corpus_file, f"--out {model}", models, *TINY)
     assert "read 80 documents" in out and "BM25" in out and "held out 16 documents" in out
@@ -102,12 +102,15 @@ def test_from_text_to_search(succeeds, corpus_file, tiny_lm_folder, tmp_path, mo
     assert "(runs: 1)" in out
     assert f"--out {model}" in page and page.count("<svg") >= 2
     succeeds("index", corpus_file, f"--model {model} --out {index}")
-    assert json.loads(succeeds("search", index, "ocean01 ocean02", "--json"))[0]["id"] == "d0"
+    found = json.loads(succeeds("search", index, "ocean01 ocean02", "--json --top 3"))
+    assert len(found) == 3 and found[0]["id"] == "d0"
     assert "About the ocean0" in succeeds("search", index, "ocean01")
     out = succeeds("search", index, "ocean01", "--explain --min-score 0.01")
     assert re.search(r"\n   vectors 0\.\d\d, words 0\.\d\d, weight 0\.\d", out)
     out = succeeds("search", index, "ocean01", "--min-score 1.5")
     assert out.endswith("nothing found\n")
+    err = refused("search", index, "ocean01", f"--model {tiny_lm_folder}")
+    assert "is not the model that made" in err
     out = succeeds(
         "heads", corpus_file, f"--lm {tiny_lm_folder} --chunk-words 20 --precision fp32",
         f"--top 3 --out {tmp_path / 'heads.json'}",

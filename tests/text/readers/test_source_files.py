@@ -164,7 +164,14 @@ def test_what_git_ignores_and_programs_make_is_left_out(tmp_path):
             "ignored",
         ),
         **dict.fromkeys(
-            ["build/x.txt", "venv/lib/x.txt", "src/node_modules/x.txt", "my-env/x.txt"], "made"
+            [
+                "build/x.txt",
+                "venv/lib/x.txt",
+                "src/node_modules/x.txt",
+                "my-env/x.txt",
+                "src/__pycache__/x.py",
+            ],
+            "made",
         ),
         "my-env/pyvenv.cfg": "",
         **dict.fromkeys(["my-index/index.json", "my-index/passages.lance/x.txt"], "made"),
@@ -177,7 +184,7 @@ def test_what_git_ignores_and_programs_make_is_left_out(tmp_path):
         (tree / name).write_text(text if name.count("git") else f"{SENTENCE} {text} {name}.")
     documents, report = read_corpus([tree])
     assert sorted(d.id for d in documents) == sorted(n for n, t in files.items() if t == "read")
-    assert sum(report.unread.values()) == 11
+    assert sum(report.unread.values()) == 12
     assert report.lines()[1].startswith("not read: 4 .txt, 2 out/ (ignored by git); 1 ")
     # What is named itself is read, below a work tree as well; without one, nothing is ignored.
     inner = {d.id for d in read_corpus([tree / "src"])[0]}
