@@ -43,12 +43,7 @@ RUN = [
     *("index.md", "quickstart.md", "search.md", "serving.md", "measure.md", "train.md"),
     *(page for page in PAGES if page.startswith("examples/")),
 ]
-NOT_INSTALLED = {
-    "haystack": "not a dependency",
-    "haystack_integrations": "not a dependency",
-    "langchain_huggingface": "not a dependency",
-    "llama_index": "not a dependency",
-}
+NO_DEPENDENCIES = {"haystack", "haystack_integrations", "langchain_huggingface", "llama_index"}
 TINY = dict(
     chunk_words=20, group_size=8, lora_rank=4, precision="fp32", threads=1,
     held_out=0.2,
@@ -92,7 +87,7 @@ def check(page: str, block: Block) -> None:
     """Check a block without running it."""
     if block.language == "python":
         compile(block.text, f"{page}:{block.line}", "exec")
-        unknown = absent_of(ast.parse(block.text)) - NOT_INSTALLED.keys()
+        unknown = absent_of(ast.parse(block.text)) - NO_DEPENDENCIES
         assert not unknown, f"{page}:{block.line}"
     elif block.language == "toml":
         check_recipe(block.text)

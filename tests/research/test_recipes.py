@@ -65,14 +65,11 @@ def test_variants_differ_in_what_the_file_says_and_nothing_else(file, preset):
     }
 
 
-def test_one_runs_at_tiny_scale_and_its_table_is_written(
-    succeeds, corpus_file, tiny_lm_folder, tmp_path
-):
+def test_one_runs_at_tiny_scale_and_its_table_is_written(succeeds, corpus_file, models, tmp_path):
     judged, out = write_judged(tmp_path / "judged", make_rows(20, seed=5)), tmp_path / "runs"
-    models = ("--model", tiny_lm_folder, "--lm", tiny_lm_folder)
     small = ("--group-size", 4, "--groups-per-step", 1, "--warmup-steps", 0, "--points", 1)
     flags = ("--on", judged, "--recipe", RECIPES / "random-groups.toml", "--out", out)
-    trained = ("--presets", "paper", *models, *TINY, *small)
+    trained = ("--presets", "paper", models, *TINY, *small)
     succeeds("compare", corpus_file, *flags, *trained)
     names = ["document", "random"]
     for name in names:
@@ -89,9 +86,7 @@ def test_one_runs_at_tiny_scale_and_its_table_is_written(
     assert re.findall(r"<td[^>]*>([\d.]*)", row)[1:] == [f"{score:.3f}" for score in ends]
 
 
-def test_variants_of_the_reading_are_trained_on_what_they_read(
-    succeeds, refused, tiny_lm_folder, tmp_path
-):
+def test_variants_of_the_reading_are_trained_on_what_they_read(succeeds, refused, models, tmp_path):
     corpus, out = tmp_path / "corpus.jsonl", tmp_path / "out"
     (row,), others = make_rows(1), make_rows(30, seed=1)
     near = [{**row, "_id": f"n{i}", "text": f"{row['text']} And number {i}."} for i in range(20)]
@@ -99,14 +94,14 @@ def test_variants_of_the_reading_are_trained_on_what_they_read(
     judged = write_judged(tmp_path / "judged", [row])
     variants = "[variants.all.corpus]\nnear_duplicates = 0\n[variants.apart.corpus]\n"
     (tmp_path / "r.toml").write_text(variants + "near_duplicates = 0.8\n")
-    flags = ("--on", judged, "--recipe", tmp_path / "r.toml", "--out", out, "--points", 1)
-    models = ("--model", tiny_lm_folder, "--lm", tiny_lm_folder, "--presets", "gated")
+    flags = ("--on", judged, "--recipe", tmp_path / "r.toml", "--out", out)
+    flags += ("--points 1 --presets gated", models)
     small = (*TINY[:-2], "--group-size", 4, "--groups-per-step", 1, "--warmup-steps", 0)
-    err = refused("compare", corpus, *flags, *models, *small)
+    err = refused("compare", corpus, *flags, *small)
     assert "all: runs are compared beside the label-free check" in err
     small = (*small, "--held-out", 0.4)
     for _ in range(2):  # the second time, both runs are kept
-        succeeds("compare", corpus, *flags, *models, *small)
+        succeeds("compare", corpus, *flags, *small)
     about = {
         name: json.loads((out / f"{name}-0" / "run.json").read_text())["about"]
         for name in ("all", "apart")

@@ -10,7 +10,6 @@ import resource
 import signal
 import sys
 import time
-import zipfile
 import zlib
 
 import openpyxl
@@ -22,7 +21,7 @@ from revela.text.readers import guarded, table_lines
 from revela.text.readers.common import DamagedFile, UnsupportedFile
 from revela.text.readers.guarded import GROWN
 from revela.types import Document
-from tests.text.readers.test_office import docx
+from tests.text.readers.test_office import docx, odf
 from tests.text.readers.test_pdf import pdf
 
 IN_PART = "read in part: over 20 characters per byte of the file"
@@ -153,18 +152,6 @@ def test_a_pdf_that_unpacks_to_more_than_memory_is_one_sentence(tmp_path):
     assert report.bad == 1 and report.examples == {ENDS: ["a.pdf"]}
 
 
-def odf(path, body):
-    name = "urn:oasis:names:tc:opendocument:xmlns:"
-    spaces = " ".join(f'xmlns:{part}="{name}{part}:1.0"' for part in ("office", "table", "text"))
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as parts:
-        parts.writestr(
-            "content.xml",
-            f"<office:document-content {spaces}><office:body><office:spreadsheet>"
-            f'<table:table table:name="s">{body}</table:table>'
-            "</office:spreadsheet></office:body></office:document-content>",
-        )
-
-
 def words(seed, count=50):
     rng = random.Random(seed)
     return " ".join(
@@ -179,7 +166,8 @@ def write_ods(path):
         f"<{cell} table:number-columns-repeated='1000'><text:p>{words(number)}</text:p></{cell}>"
         for number in range(100)
     )
-    odf(path, f"<table:table-row>{row}</table:table-row>")
+    row = f"<table:table-row>{row}</table:table-row>"
+    odf(path, f'<table:table table:name="s">{row}</table:table>', "spreadsheet")
 
 
 def write_xlsx(path):
