@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import logging
 import os
 import random
+import re
+import subprocess
 import sys
+import time
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -16,6 +19,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from research.benchmarks.hardening.made import byte_tokenizer
 from revela.encoders import load
 from revela.encoders.base import TextEncoder
 from tests.collection_folder import write_lines
@@ -36,7 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # waiting for another at the end.
 LONGEST = (
     *("training/test_processes.py", "searching/test_on_ray.py", "searching/test_every_write.py"),
-    *("training/test_train.py", "research/test_pretend_gpu.py", "test_pages.py", "test_cli.py"),
+    *("training/test_train.py", "research/test_gpu_kit.py", "research/test_pretend_gpu.py"),
+    *("test_pages.py", "test_cli.py"),
 )
 
 
@@ -57,19 +62,10 @@ def quiet_again():
 
 KEEP_GRAPH = load.keep_graph
 SHARED = Path(__file__).parents[2] / "shared"
+SENTENCE = "A sentence that has more than five words."
 TOPICS = [
-    "ocean",
-    "engine",
-    "garden",
-    "planet",
-    "market",
-    "violin",
-    "enzyme",
-    "castle",
-    "glacier",
-    "circuit",
-    "recipe",
-    "harbour",
+    *("ocean", "engine", "garden", "planet", "market", "violin", "enzyme", "castle", "glacier"),
+    *("circuit", "recipe", "harbour"),
 ]
 
 
@@ -99,25 +95,8 @@ def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_tokenizer(corpus_file: Path):
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<pad>", "<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(
-        [json.loads(line)["text"] for line in corpus_file.read_text().splitlines()], trainer
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
-    )
+def tiny_tokenizer():
+    return byte_tokenizer([row["text"] for row in make_rows(80)])
 
 
 def tiny_config(kind: str, vocabulary: int = 400):
@@ -212,6 +191,12 @@ def tiny_lm_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> 
     LlamaForCausalLM(tiny_config("llama", len(tiny_tokenizer))).save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def models(tiny_lm_folder: Path) -> str:
+    """Flags of a training verb: the tiny model as retriever and as language model."""
+    return f"--model {tiny_lm_folder} --lm {tiny_lm_folder}"
 
 
 @pytest.fixture(scope="session")
@@ -329,6 +314,43 @@ def documents(corpus_file: Path):
     from revela.text.load import read_corpus
 
     return read_corpus([corpus_file])[0]
+
+
+def wait_for(is_so) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def serving(*arguments: object, env: Mapping[str, str]):
+    """Run revela in a process that serves. Gives the process, the line that it prints when it
+    listens, and the address in it.
+    """
+    command, pipe = [sys.executable, "-m", "revela", *map(str, arguments)], subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env) as process:
+        try:
+            line = next(line for line in process.stdout if line.startswith("serving "))
+            yield process, line, re.findall(r"http://[^\s;]+", line)[0]
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def reads(tmp_path):
+    """Writes files, by name, and reads all of their folder; gives the documents and the report."""
+    from revela.text.load import read_corpus
+
+    def read(files, **how):
+        for name, content in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            raw = content if isinstance(content, bytes) else content.encode()
+            (tmp_path / name).write_bytes(raw)
+        return read_corpus([tmp_path], **how)
+
+    return read
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from conftest import make_rows
+from research.benchmarks.hardening.made import byte_tokenizer
 
 VOCABULARY = 400
 TEXTS = [row["text"] for row in make_rows(40)]
@@ -73,16 +73,9 @@ OFTEN = {
     *("llama", "gpt2", "gemma3_text", "gpt_neox", "bloom", "mamba", "bert", "xlm-roberta"),
     *("modernbert", "t5", "gemma3", "fnet", "funnel", "nemotron", "diffllama"),
 }
-TINY_TEXT = dict(
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    vocab_size=400,
-    sliding_window=64,
-    query_pre_attn_scalar=8,
+TINY = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4)
+TINY_TEXT = TINY | dict(
+    num_key_value_heads=2, head_dim=8, vocab_size=400, sliding_window=64, query_pre_attn_scalar=8
 )
 MORE: dict[str, dict[str, Any]] = {
     "gpt_neo": dict(attention_types=[[["global", "local"], 2]], window_size=64),
@@ -94,14 +87,7 @@ MORE: dict[str, dict[str, Any]] = {
     "t5gemma": dict(encoder=TINY_TEXT, decoder=TINY_TEXT),
     "gemma3": dict(
         text_config=TINY_TEXT,
-        vision_config=dict(
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            image_size=28,
-            patch_size=14,
-        ),
+        vision_config=TINY | dict(image_size=28, patch_size=14),
         mm_tokens_per_image=4,
     ),
 }
@@ -140,24 +126,7 @@ def tokenizer_of(kind: str) -> Any:
     try:
         return getattr(transformers, str(named))().train_new_from_iterator(TEXTS, VOCABULARY)
     except (AttributeError, TypeError, ValueError, ImportError):
-        return plain_tokenizer()
-
-
-def plain_tokenizer() -> Any:
-    """A tokenizer of no family's class."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=[*special.values()],
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
-    made.train_from_iterator(TEXTS, trainer)
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **special)
+        return byte_tokenizer(TEXTS, VOCABULARY)
 
 
 def folder_of(kind: str, folder: Path, auto: Any = transformers.AutoModel) -> Path:

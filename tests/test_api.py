@@ -72,13 +72,6 @@ def test_documents_keep_their_ids_titles_and_metadata(retriever, tmp_path):
     assert {found.id for found in late} == {"note-10", "note-11"}
 
 
-def test_an_index_grows(retriever, tmp_path):
-    index = retriever.index(TEXTS[:3], tmp_path / "index")
-    index.add([Document("new", TEXTS[7]), Document("1", TEXTS[8])])
-    assert index.search(TEXTS[7], k=1)[0].id == "new" and index.search(TEXTS[8], k=1)[0].id == "1"
-    assert len(index.search(TEXTS[7], k=9, mode="dense")) == 4
-
-
 def test_mistakes_are_one_sentence(retriever, tmp_path, tiny_lm_folder):
     with pytest.raises(RevelaError, match="neither a folder nor a hub id"):
         Retriever(tmp_path / "none")

@@ -1,6 +1,6 @@
 """Without an extra, what needs it is an error that names the extra, or is skipped with a log line.
 
-The extra code is tested beside what it is for, train in test_core.py.
+The extra code is tested beside what it is for; train, hub and benchmarks in test_core.py.
 """
 
 from __future__ import annotations
@@ -49,18 +49,6 @@ def connect_to_ray(folder):
         pass
 
 
-def run_benchmark(folder):
-    from revela.cli.eval import eval as evaluate
-
-    evaluate(["model"], benchmark=["SciFact"])
-
-
-def read_dataset(folder):
-    from revela.text.readers.hub import hub_rows
-
-    next(hub_rows("hub:owner/name"))
-
-
 @pytest.mark.parametrize(
     ("name", "package", "use"),
     [
@@ -68,14 +56,11 @@ def read_dataset(folder):
         ("report", "jinja2", write_page),
         ("train", "onnxscript", export_to_onnx),
         ("train", "gguf", convert_gguf),
-        ("benchmarks", "mteb", run_benchmark),
-        ("hub", "datasets", read_dataset),
         ("ray", "ray", connect_to_ray),
     ],
 )
 def test_a_missing_extra_is_one_sentence(tmp_path, monkeypatch, name, package, use):
-    at_import = "revela.evaluation.mteb"
-    for module in [m for m in sys.modules if m.split(".")[0] == package or m == at_import]:
+    for module in [m for m in sys.modules if m.split(".")[0] == package]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
     install = re.escape(f"run pip install '.[{name}]' in a checkout of revela")

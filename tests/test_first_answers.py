@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
-from conftest import make_rows
+from conftest import make_rows, wait_for
 from revela.cli.mcp import IndexOpener
 from revela.cli.search import _print_first_answer
 from revela.encoders.prompts import OWN
@@ -196,13 +195,6 @@ def test_what_is_thrown_away_is_not_said_to_be_kept(doing, docs, static_folder, 
 def test_one_answer_is_printed_where_words_cannot_give_it(doing, docs, static_folder, more):
     code, out, err = doing("search", docs, "zebra", "--model", static_folder, more)
     assert code == 0 and "By words only" not in out, err
-
-
-def wait_for(is_so):
-    end = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 class Held:

@@ -29,11 +29,11 @@ from zlib import crc32
 import pytest
 from markdown_it import MarkdownIt
 
-from conftest import make_rows
+from conftest import make_rows, tiny_retriever
 from research import docs_site
 from revela.cli import app
 from revela.cli.main import prepare
-from tests.collection_folder import write_collection
+from tests.collection_folder import write_judged
 
 ROOT = docs_site.ROOT
 PAGES = docs_site.sources()
@@ -43,12 +43,7 @@ RUN = [
     *("index.md", "quickstart.md", "search.md", "serving.md", "measure.md", "train.md"),
     *(page for page in PAGES if page.startswith("examples/")),
 ]
-NOT_INSTALLED = {
-    "haystack": "not a dependency",
-    "haystack_integrations": "not a dependency",
-    "langchain_huggingface": "not a dependency",
-    "llama_index": "not a dependency",
-}
+NO_DEPENDENCIES = {"haystack", "haystack_integrations", "langchain_huggingface", "llama_index"}
 TINY = dict(
     chunk_words=20, group_size=8, lora_rank=4, precision="fp32", threads=1,
     held_out=0.2,
@@ -92,7 +87,7 @@ def check(page: str, block: Block) -> None:
     """Check a block without running it."""
     if block.language == "python":
         compile(block.text, f"{page}:{block.line}", "exec")
-        unknown = absent_of(ast.parse(block.text)) - NOT_INSTALLED.keys()
+        unknown = absent_of(ast.parse(block.text)) - NO_DEPENDENCIES
         assert not unknown, f"{page}:{block.line}"
     elif block.language == "toml":
         check_recipe(block.text)
@@ -242,33 +237,21 @@ def write_text(folder: Path) -> None:
         (folder / f"{i}.md").write_text(f"# {row['title']}\n\n{row['text']}\n")
 
 
-def write_judged(folder: Path) -> None:
-    rows = make_rows(40)
-    queries = {f"q{i}": row["text"].split(".")[0] for i, row in enumerate(rows)}
-    judged = {(f"q{i}", row["_id"]): 1 for i, row in enumerate(rows)}
-    write_collection(folder, rows, queries, judged)
-
-
 def give_task(monkeypatch) -> None:
     """mteb's tasks are a folder, as there is no network."""
     import mteb
 
     from tests.mteb_folder import folder_task
 
-    write_judged(Path("judged"))
+    write_judged(Path("judged"), make_rows(40))
     monkeypatch.setattr(mteb, "get_task", lambda name: folder_task(Path("judged")))
 
 
 @pytest.fixture(scope="module")
 def tiny_embedder(tiny_lm_folder, tmp_path_factory) -> Path:
     """An embedder that reads as much as the real ones."""
-    from revela.training.retriever.build import build_retriever
-    from revela.training.settings import Retriever
-
     folder = tmp_path_factory.mktemp("minilm-l6", numbered=False)
-    prompts = dict(query_prompt="query: ", passage_prompt="passage: ")
-    settings = dict(layers=2, pooling="mean", max_tokens=256, lower_case="no")
-    build_retriever(tiny_lm_folder, Retriever(**settings, **prompts)).save_pretrained(str(folder))
+    tiny_retriever(tiny_lm_folder, max_tokens=256).save_pretrained(str(folder))
     return folder
 
 
@@ -344,12 +327,10 @@ def test_the_page_runs(reader, monkeypatch):
     if reader.page in ("index.md", "search.md", "serving.md", "measure.md", "train.md"):
         write_text(Path("docs"))
     if reader.page == "index.md":
-        write_judged(Path("beir", "scifact"))
+        write_judged(Path("beir", "scifact"), make_rows(40))
     if reader.page == "train.md":
-        write_judged(Path("judged"))
-        Path("judged/qrels/test.tsv").with_name("train.tsv").write_bytes(
-            Path("judged/qrels/test.tsv").read_bytes()
-        )
+        for split in ("test", "train"):
+            write_judged(Path("judged"), make_rows(40), split)
     if reader.page == "quickstart.md":
         shutil.copytree(ROOT / "research" / "recipes", "src")
         shutil.copy(ROOT / "examples" / "own_objective.py", "src")

@@ -79,17 +79,23 @@ class Document:
         return f"{self.title} {self.text}".strip() if self.title else self.text
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text has no surrogates. (JSON may have half of a pair, escaped.)"""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def check_unicode(text: object, what: str, param: str = "") -> None:
     """Raise QueryError for what is not a string, or has half of a surrogate pair, which cannot be
     encoded.
     """
     if not isinstance(text, str):
         raise QueryError(f"{what} is {reprlib.repr(text)}, not a string: give a string", param)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        message = f"{what} is not Unicode (half of a surrogate pair): mend it"
-        raise QueryError(message, param) from None
+    if not is_unicode(text):
+        raise QueryError(f"{what} is not Unicode (half of a surrogate pair): mend it", param)
 
 
 def items_of(given: Iterable[T], name: str, kinds: type | tuple[type, ...] = str) -> Iterator[T]:

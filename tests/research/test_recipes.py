@@ -18,7 +18,7 @@ from revela.training.groups.dataset import TrainingSet
 from revela.training.settings import Recipe, read_recipe
 from revela.types import Document
 from test_cli import TINY
-from tests.collection_folder import write_collection, write_lines
+from tests.collection_folder import write_judged, write_lines
 
 RECIPES = Path(__file__).parents[2] / "research" / "recipes"
 FILES = sorted(RECIPES.glob("*.toml"))
@@ -65,20 +65,11 @@ def test_variants_differ_in_what_the_file_says_and_nothing_else(file, preset):
     }
 
 
-def write_judged(folder: Path, rows: list[dict[str, str]]) -> Path:
-    """A collection whose queries are the beginnings of its documents."""
-    queries = {row["_id"]: row["text"][:60] for row in rows}
-    return write_collection(folder, rows, queries, {(name, name): 1 for name in queries})
-
-
-def test_one_runs_at_tiny_scale_and_its_table_is_written(
-    succeeds, corpus_file, tiny_lm_folder, tmp_path
-):
+def test_one_runs_at_tiny_scale_and_its_table_is_written(succeeds, corpus_file, models, tmp_path):
     judged, out = write_judged(tmp_path / "judged", make_rows(20, seed=5)), tmp_path / "runs"
-    models = ("--model", tiny_lm_folder, "--lm", tiny_lm_folder)
     small = ("--group-size", 4, "--groups-per-step", 1, "--warmup-steps", 0, "--points", 1)
     flags = ("--on", judged, "--recipe", RECIPES / "random-groups.toml", "--out", out)
-    trained = ("--presets", "paper", *models, *TINY, *small)
+    trained = ("--presets", "paper", models, *TINY, *small)
     succeeds("compare", corpus_file, *flags, *trained)
     names = ["document", "random"]
     for name in names:
@@ -95,9 +86,7 @@ def test_one_runs_at_tiny_scale_and_its_table_is_written(
     assert re.findall(r"<td[^>]*>([\d.]*)", row)[1:] == [f"{score:.3f}" for score in ends]
 
 
-def test_variants_of_the_reading_are_trained_on_what_they_read(
-    succeeds, refused, tiny_lm_folder, tmp_path
-):
+def test_variants_of_the_reading_are_trained_on_what_they_read(succeeds, refused, models, tmp_path):
     corpus, out = tmp_path / "corpus.jsonl", tmp_path / "out"
     (row,), others = make_rows(1), make_rows(30, seed=1)
     near = [{**row, "_id": f"n{i}", "text": f"{row['text']} And number {i}."} for i in range(20)]
@@ -105,14 +94,14 @@ def test_variants_of_the_reading_are_trained_on_what_they_read(
     judged = write_judged(tmp_path / "judged", [row])
     variants = "[variants.all.corpus]\nnear_duplicates = 0\n[variants.apart.corpus]\n"
     (tmp_path / "r.toml").write_text(variants + "near_duplicates = 0.8\n")
-    flags = ("--on", judged, "--recipe", tmp_path / "r.toml", "--out", out, "--points", 1)
-    models = ("--model", tiny_lm_folder, "--lm", tiny_lm_folder, "--presets", "gated")
+    flags = ("--on", judged, "--recipe", tmp_path / "r.toml", "--out", out)
+    flags += ("--points 1 --presets gated", models)
     small = (*TINY[:-2], "--group-size", 4, "--groups-per-step", 1, "--warmup-steps", 0)
-    err = refused("compare", corpus, *flags, *models, *small)
+    err = refused("compare", corpus, *flags, *small)
     assert "all: runs are compared beside the label-free check" in err
     small = (*small, "--held-out", 0.4)
     for _ in range(2):  # the second time, both runs are kept
-        succeeds("compare", corpus, *flags, *models, *small)
+        succeeds("compare", corpus, *flags, *small)
     about = {
         name: json.loads((out / f"{name}-0" / "run.json").read_text())["about"]
         for name in ("all", "apart")
@@ -130,18 +119,12 @@ def test_a_training_set_is_not_that_of_another_reading():
 @pytest.mark.parametrize(
     ("recipe", "flags", "message"),
     [
-        (
-            "[variants.a.objective]\ntau = 1.0\n[variants.b.objective]\ntau = 2.0\n",
-            ("--tau", "3"),
-            "a and b are equal: leave out the flag",
-        ),
-        (
-            '[variants."a/b".objective]\ntau = 1.0\n',
-            (),
-            "a variant is called 'a/b', but names a folder",
-        ),
+        ("[variants.a.objective]\ntau = 1.0\n[variants.b.objective]\ntau = 2.0\n", ("--tau", "3"),
+         "a and b are equal: leave out the flag"),
+        ('[variants."a/b".objective]\ntau = 1.0\n', (),
+         "a variant is called 'a/b', but names a folder"),
     ],
-)
+)  # fmt: skip
 def test_variants_that_cannot_be_run_are_refused(
     refused, corpus_file, tmp_path, recipe, flags, message
 ):

@@ -16,7 +16,7 @@ from revela.cli.recipe_flags import recipes_of
 from revela.evaluation.results import write_json
 from revela.training.record import Comparison, CurvePoint
 from revela.training.settings import Recipe
-from tests.research.test_recipes import write_judged
+from tests.collection_folder import write_judged
 
 
 @pytest.mark.parametrize("name", reproduce.TABLES)

@@ -137,16 +137,13 @@ def test_without_the_extra_code_is_cut_at_blank_lines_and_one_line_says_so(
 
 def test_without_a_known_ending_python_is_tried_and_then_the_margin():
     assert units("".join(SOURCES["a.py"]), "row 7") == SOURCES["a.py"]
-    assert units("fun f() {\n  1\n}\n\nfun g() {\n\n  2\n}\n", "a.kt") == [
-        "fun f() {\n  1\n}\n\n",
-        "fun g() {\n\n  2\n}\n",
-    ]
+    kotlin = ["fun f() {\n  1\n}\n\n", "fun g() {\n\n  2\n}\n"]
+    assert units("".join(kotlin), "a.kt") == kotlin
 
 
 def test_what_no_parser_understands_is_cut_at_the_margin():
-    torn = "def f(:\n  1\n\ndef g(:\n\n  2\n"
-    assert units(torn, "a.py") == ["def f(:\n  1\n\n", "def g(:\n\n  2\n"]
-    assert units(torn, "a.go") == ["def f(:\n  1\n\n", "def g(:\n\n  2\n"]
+    torn = ["def f(:\n  1\n\n", "def g(:\n\n  2\n"]
+    assert units("".join(torn), "a.py") == units("".join(torn), "a.go") == torn
 
 
 def test_lines_are_counted_as_the_parsers_count_them():
@@ -164,33 +161,18 @@ def test_a_file_s_own_faults_are_not_printed(recwarn):
 def test_a_huge_file_is_not_parsed(monkeypatch):
     monkeypatch.setattr(code, "LONGEST", 10)
     monkeypatch.setattr(code.ast, "parse", lambda text: pytest.fail("parsed"))
-    assert units("def f(): pass\n\ndef g(): pass\n", "a.py") == [
-        "def f(): pass\n\n",
-        "def g(): pass\n",
-    ]
+    cut = ["def f(): pass\n\n", "def g(): pass\n"]
+    assert units("".join(cut), "a.py") == cut
 
 
-SNIPPETS = st.lists(
-    st.sampled_from(
-        [
-            *(
-                "def f():",
-                "class A {",
-                "fn g() {",
-                "}",
-                "  }",
-                "",
-                "  x = 1;",
-                "/* a",
-                "*/",
-                "// b",
-            ),
-            *("\x0c", "'", "@a", "func (", "end", "é ü", "template <", "#define X \\", "<?php"),
-            *("namespace a;", "\t", "if x:", "impl S {", "`${", "=begin"),
-        ]
-    ),
-    max_size=25,
-).flatmap(lambda lines: st.sampled_from(["\n", "\r\n", "\r"]).map(lambda end: end.join(lines)))
+LINES = [
+    *("def f():", "class A {", "fn g() {", "}", "  }", "", "  x = 1;", "/* a", "*/", "// b"),
+    *("\x0c", "'", "@a", "func (", "end", "é ü", "template <", "#define X \\", "<?php", "`${"),
+    *("namespace a;", "\t", "if x:", "impl S {", "=begin"),
+]
+SNIPPETS = st.lists(st.sampled_from(LINES), max_size=25).flatmap(
+    lambda lines: st.sampled_from(["\n", "\r\n", "\r"]).map(lambda end: end.join(lines))
+)
 
 
 @given(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 
 import pytest
@@ -13,6 +12,7 @@ from revela.text.dedupe import FOUND, SHORTEST, SKETCH, bands_of, near_duplicate
 from revela.text.load import read_corpus
 from revela.text.spool import ArrowList, arrow_list
 from revela.types import Document
+from tests.collection_folder import write_lines
 
 WORDS = [
     f"{a}{b}"
@@ -118,19 +118,16 @@ def test_bands_find_what_they_promise(similar):
     assert found[0] >= FOUND and (found[1] < FOUND or bands == 1)
 
 
-def test_read_corpus_counts_and_names_them(tmp_path):
+def test_read_corpus_counts_and_names_them(reads, tmp_path):
     rng = random.Random(10)
     one, two = text(rng, 100), text(rng, 100)
-    rows = [one, two, edited(one, 1, rng), two]
-    (tmp_path / "a.jsonl").write_text(
-        "".join(json.dumps({"id": f"d{i}", "text": t}) + "\n" for i, t in enumerate(rows))
-    )
-    documents, report = read_corpus([tmp_path], near=0.8)
-    assert (
-        [d.id for d in documents] == ["d0", "d1"] and report.documents == 2 and report.words == 200
-    )
+    texts = [one, two, edited(one, 1, rng), two]
+    write_lines(tmp_path / "a.jsonl", [{"id": f"d{i}", "text": t} for i, t in enumerate(texts)])
+    documents, report = reads({}, near=0.8)
+    assert [d.id for d in documents] == ["d0", "d1"]
+    assert report.documents == 2 and report.words == 200
     assert report.examples == {"duplicate text": ["d3"], "near-duplicate text": ["d2 like d0"]}
-    assert [d.id for d in read_corpus([tmp_path])[0]] == ["d0", "d1", "d2"]
+    assert [d.id for d in reads({})[0]] == ["d0", "d1", "d2"]
 
 
 @pytest.mark.parametrize("near", [-0.1, 80, float("nan")])

@@ -10,6 +10,7 @@ import pytest
 from revela.errors import RevelaError
 from revela.text.judgements import pair_rows, read_judgements
 from revela.types import Chunk, Document
+from tests.collection_folder import write_collection
 
 DOCUMENTS = [Document(f"d{i}", f"text {i}", f"title {i}" * (i % 2)) for i in range(5)]
 HEAD = "query-id\tcorpus-id\tscore\n"
@@ -18,13 +19,10 @@ HEAD = "query-id\tcorpus-id\tscore\n"
 @pytest.fixture
 def folder(tmp_path):
     """q0 asks for d1 and d3, q1 for d3, q2 says the same as q1, q3 finds nothing."""
-    (tmp_path / "qrels").mkdir()
+    grades = {("q0", "d1"): 1, ("q0", "d3"): 2, ("q1", "d3"): 1, ("q2", "d3"): 1, ("q2", "d0"): 1}
+    grades |= {("q3", "d2"): 0, ("q1", "gone"): 1}
     texts = {"q0": "zero", "q1": "one", "q2": "one", "q3": "three"}
-    rows = [json.dumps({"_id": name, "text": text}) + "\n" for name, text in texts.items()]
-    (tmp_path / "queries.jsonl").write_text("".join(rows))
-    judged = "q0\td1\t1\nq0\td3\t2\nq1\td3\t1\nq2\td3\t1\nq2\td0\t1\nq3\td2\t0\nq1\tgone\t1\n"
-    (tmp_path / "qrels" / "train.tsv").write_text(HEAD + judged)
-    return tmp_path
+    return write_collection(tmp_path, [], texts, grades, "train")
 
 
 @pytest.mark.parametrize("others", [False, True])
@@ -37,45 +35,6 @@ def test_a_row_for_each_pair_and_the_documents_of_a_row_together(folder, others,
     assert rows == pairs + (rest if others else [])
     (said,) = caplog.messages
     assert said.startswith(f"4 pairs of {folder}; 1 left out, whose documents are not in")
-
-
-def test_blank_lines_are_nothing(folder):
-    file = folder / "qrels" / "train.tsv"
-    expected = read_judgements(folder, "train")
-    file.write_text(file.read_text().replace("\n", "\r\n") + "\r\n")
-    assert read_judgements(folder, "train") == expected
-
-
-def test_two_texts_of_one_id_are_refused_and_one_text_twice_is_one(folder):
-    queries = folder / "queries.jsonl"
-    expected = read_judgements(folder, "train")
-    rows = queries.read_text()
-    queries.write_text(rows + rows)
-    assert read_judgements(folder, "train") == expected
-    queries.write_text(rows + '{"_id": "q0", "text": "nought"}\n')
-    with pytest.raises(RevelaError, match=r'queries\.jsonl has two texts of the _id "q0"'):
-        read_judgements(folder, "train")
-
-
-def test_a_score_may_be_written_as_a_float_but_be_no_fraction(folder):
-    file = folder / "qrels" / "train.tsv"
-    file.write_text(HEAD + "q0\td1\t2.0\n")
-    assert read_judgements(folder, "train")[1] == {"q0": {"d1": 2}}
-    file.write_text(HEAD + "q0\td1\t2.0\nq0\td3\t0.5\n")
-    with pytest.raises(RevelaError, match=r"train\.tsv:3: the score 0\.5 is no whole number"):
-        read_judgements(folder, "train")
-
-
-def test_contradictory_judgements_are_one_sentence_that_names_them(folder):
-    file = folder / "qrels" / "train.tsv"
-    file.write_text(HEAD + "q0\td1\t1\nq0\td3\t1\nq0\td1\t1\n")  # the same twice is fine
-    assert read_judgements(folder, "train")[1] == {"q0": {"d1": 1, "d3": 1}}
-    file.write_text(HEAD + "q0\td1\t1\nq0\td3\t1\nq0\td1\t0\n")
-    sentence = (
-        r"train\.tsv:4 gives d1 the score 0 for q0, and an earlier line the score 1: keep one"
-    )
-    with pytest.raises(RevelaError, match=sentence):
-        read_judgements(folder, "train")
 
 
 @pytest.mark.parametrize("head", ["", HEAD])
@@ -98,35 +57,55 @@ def test_an_id_may_have_any_character_that_ends_no_column(folder, space, between
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "sentence"),
+    ("name", "change"),
     [
-        ("qrels/train.tsv", None, r"train\.tsv does not exist: a BEIR-layout folder has its judge"),
-        ("queries.jsonl", None, r"is not a BEIR-layout folder: it has no queries\.jsonl"),
-        ("qrels/train.tsv", HEAD, r"qrels/train\.tsv is empty"),
-        ("qrels/train.tsv", HEAD + "q0\tgone\t1\n", r"no relevant document .* \(first: gone\)"),
-        ("qrels/train.tsv", HEAD + "nobody\td0\t1\n", r"names 1 query-ids that queries\.jsonl lac"),
+        ("qrels/train.tsv", lambda text: text.replace("\n", "\r\n") + "\r\n"),  # a blank line
+        ("qrels/train.tsv", lambda text: text + "q0\td1\t1.0\n"),  # again, as a float
+        ("queries.jsonl", lambda text: text + text),
     ],
 )
-def test_bad_judgements_are_one_sentence(folder, file, text, sentence):
-    if text is None:
-        (folder / file).unlink()
-    else:
-        (folder / file).write_text(text)
-    with pytest.raises(RevelaError, match=sentence):
-        pair_rows(DOCUMENTS, folder, False)
+def test_what_says_the_same_is_the_same(folder, name, change):
+    expected = read_judgements(folder, "train")
+    (folder / name).write_text(change((folder / name).read_text()))
+    assert read_judgements(folder, "train") == expected
+
+
+def appended(line):
+    return lambda text: text + line
+
+
+def replaced(old, new):
+    return lambda text: text.replace(old, new, 1)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "sentence"),
+    ("name", "change", "sentence"),
     [
-        ('"one"', r'"one \ud800"', r"queries\.jsonl: line 2 .* surrogates not allowed"),
-        ('"_id": "q1"', '"id": "q1"', r"queries\.jsonl: line 2 cannot be read \(KeyError"),
-        ('"zero"', '" "', r"1 judged queries .* are empty \(first: q0\)"),
-        ('"zero"', "null", r"1 judged queries .* are empty \(first: q0\)"),
+        ("qrels/train.tsv", None, r"train\.tsv does not exist: a BEIR-layout folder has its judge"),
+        ("queries.jsonl", None, r"is not a BEIR-layout folder: it has no queries\.jsonl"),
+        ("qrels/train.tsv", lambda _: HEAD, r"qrels/train\.tsv is empty"),
+        ("qrels/train.tsv", lambda _: HEAD + "q0\tgone\t1\n",
+         r"no relevant document .* \(first: gone\)"),
+        ("qrels/train.tsv", lambda _: HEAD + "nobody\td0\t1\n",
+         r"names 1 query-ids that queries\.jsonl lac"),
+        ("qrels/train.tsv", appended("q0\td2\t0.5\n"),
+         r"train\.tsv:9: the score 0\.5 is no whole number"),
+        ("qrels/train.tsv", appended("q0\td1\t0\n"),
+         r"train\.tsv:9 gives d1 the score 0 for q0, and an earlier line the score 1: keep one"),
+        ("queries.jsonl", appended('{"_id": "q0", "text": "nought"}\n'),
+         r'queries\.jsonl has two texts of the _id "q0"'),
+        ("queries.jsonl", replaced('"one"', r'"one \ud800"'),
+         r"queries\.jsonl: line 2 .* surrogates not allowed"),
+        ("queries.jsonl", replaced('"_id": "q1"', '"id": "q1"'),
+         r"queries\.jsonl: line 2 cannot be read \(KeyError"),
+        ("queries.jsonl", replaced('"zero"', '" "'), r"1 judged queries .* are empty .*: q0\)"),
+        ("queries.jsonl", replaced('"zero"', "null"), r"1 judged queries .* are empty .*: q0\)"),
     ],
-)
-def test_bad_queries_are_one_sentence(folder, old, new, sentence):
-    file = folder / "queries.jsonl"
-    file.write_text(file.read_text().replace(old, new, 1))
+)  # fmt: skip
+def test_bad_judgements_are_one_sentence(folder, name, change, sentence):
+    if change is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text(change((folder / name).read_text()))
     with pytest.raises(RevelaError, match=sentence):
         pair_rows(DOCUMENTS, folder, False)

@@ -7,8 +7,12 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 ROOT = Path(__file__).parents[3]
 TOPICS = ["ocean", "engine", "garden", "planet", "market", "violin", "enzyme", "castle"]
@@ -36,23 +40,28 @@ def write_corpus(path: Path, count: int = 80) -> Path:
     return path
 
 
-def tokenizer(folder: Path) -> None:
-    """Bytes, and a few words."""
+def byte_tokenizer(texts: Iterable[str], vocabulary: int = 400) -> PreTrainedTokenizerFast:
+    """A BPE tokenizer of bytes, and of what is frequent in a few texts."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
     trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<pad>", "<s>", "</s>"],
+        vocab_size=vocabulary,
+        special_tokens=[*special.values()],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator((str(row["text"]) for row in rows(60)), trainer)
-    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
-    PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(folder)
+    made.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=made, **special)
+
+
+def tokenizer(folder: Path) -> None:
+    """Write one of the made-up corpus."""
+    byte_tokenizer(str(row["text"]) for row in rows(60)).save_pretrained(folder)
 
 
 def tiny_lm(folder: Path) -> Path:

@@ -16,7 +16,6 @@ from revela.files import check_free
 from revela.searching.on_ray import Cluster
 from revela.text.load import Reading
 from revela.text.parts import DocumentReader
-from revela.text.readers.rows import Fields
 
 Corpus = Annotated[list[Path], Parameter(negative=())]
 
@@ -96,8 +95,7 @@ def reader_of_parts(
             "--join-titles joins rows of neighbouring files, which --engine ray reads apart: join "
             "them before, or give --engine local"
         )
-    fields = Fields(reading.text_field, reading.title_field, tuple(metadata))
-    return DocumentReader(fields, 1, rename_repeated)
+    return DocumentReader(reading.fields(metadata), 1, rename_repeated)
 
 
 def check_paths(corpus: Sequence[Path], out: Path | None) -> None:

@@ -141,8 +141,7 @@ class IndexOpener:
         self._asked = path, model, prompts
         self._change = threading.Condition()
         self._runs = False
-        self._found: Index | Words | None = None
-        self._error: Exception | None = None
+        self._found: Index | Words | Exception | None = None
 
     def index(self) -> Index | Words:
         """The index, or the words of the text once they are counted; RevelaError if neither could
@@ -150,17 +149,17 @@ class IndexOpener:
         """
         self.begin()
         with self._change:
-            self._change.wait_for(lambda: self._found is not None or self._error is not None)
-            if self._found is None:
-                assert self._error is not None
-                raise self._error
+            self._change.wait_for(lambda: self._found is not None)
+            assert self._found is not None
+            if isinstance(self._found, Exception):
+                raise self._found
             return self._found
 
     def begin(self) -> None:
         """Open the index unless that is done, or going on."""
         with self._change:
             if not self._runs:
-                self._runs, self._found, self._error = True, None, None
+                self._runs, self._found = True, None
                 threading.Thread(target=self._run, name="index", daemon=True).start()
 
     def _run(self) -> None:
@@ -171,17 +170,15 @@ class IndexOpener:
         try:
             index = open_any(path, model, prompts=prompts, on_partial_index=self._note)
         except Exception as error:
-            with self._change:
-                self._runs, self._found, self._error = False, None, error
-                self._change.notify_all()
+            self._note(error)
             return
         self._note(index)
         with sync_periodically(index, refused=ALL):
             threading.Event().wait()
 
-    def _note(self, found: Index | Words) -> None:
+    def _note(self, found: Index | Words | Exception) -> None:
         with self._change:
-            self._found = found
+            self._runs, self._found = not isinstance(found, Exception), found
             self._change.notify_all()
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from contextlib import ExitStack, nullcontext
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
 from revela.errors import RevelaError
 from revela.searching.server import Access, Limits, Site
+from revela.text.readers.common import open_text
 from revela.types import Precision
 
 if TYPE_CHECKING:
@@ -109,9 +109,16 @@ def serve(
             meanwhile.enter_context(in_background(app, limits, listening))
             print(f"serving {index_folder} at {url}. {found.notice}", flush=True)
 
-        how: Any = dict(precision=precision, weight=weight, prompts=prompts.given)
-        how |= dict(cached=not no_cache, progress=True, on_partial_index=answer_meanwhile)
-        index = open_any(index_folder, model, **how)
+        index = open_any(
+            index_folder,
+            model,
+            cached=not no_cache,
+            progress=True,
+            prompts=prompts.given,
+            on_partial_index=answer_meanwhile,
+            precision=precision,
+            weight=weight,
+        )
         whole = service(index)
         server = server_of(whole.app(), limits)
     refused = HALF
@@ -149,9 +156,8 @@ def token_of(variable: str | None, file: Path | None) -> str | None:
         return token
     if file is not None:
         try:
-            raw = file.read_bytes()
-            is_wide = raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
-            token = raw.decode("utf-16" if is_wide else "utf-8-sig").strip()
+            with open_text(file, "strict") as handle:
+                token = handle.read().strip()
         except (OSError, ValueError) as error:
             raise RevelaError(
                 f"{file} cannot be read ({type(error).__name__}): give a text file as --token-file"

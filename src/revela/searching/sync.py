@@ -30,7 +30,6 @@ from revela.text.load import READING, Reading, check_report, filter_documents, f
 from revela.text.readers import VERSION, File, files_of, read_file
 from revela.text.readers.common import FileChanged, ReadReport, display_path, size_and_time
 from revela.text.readers.hub import PREFIX, read_hub
-from revela.text.readers.rows import Fields
 from revela.text.spool import arrow_list
 from revela.types import Document
 
@@ -92,7 +91,7 @@ class Scan:
         self.reading, self.report = reading, ReadReport()
         self.read: list[ReadFile] = []  # new and changed files
         self.touched: list[ReadFile] = []  # files with another time of change and the same digest
-        self._fields = Fields(reading.text_field, reading.title_field, tuple(metadata))
+        self._fields = reading.fields(metadata)
         self.listed = dict(self._list())
         self._owner_of, self._is_first = owner_of, first_claim()
         self._unchanged: Set[str] = frozenset()

@@ -17,7 +17,7 @@ from revela.text.readers.common import ReadReport
 from revela.text.readers.rows import Fields
 from revela.text.spool import ArrowList, arrow_list
 from revela.text.words import count_words
-from revela.types import Document
+from revela.types import Document, hash64
 
 MIN_WORDS = 5  # per document; shorter ones hold no sentence
 
@@ -32,6 +32,10 @@ class Reading:
     "Field or column that holds the title."
     join_titles: bool = False
     "Join neighbouring rows of one title: a file of passages becomes articles again."
+
+    def fields(self, metadata: Sequence[str] = ()) -> Fields:
+        """The names of a row's fields."""
+        return Fields(self.text_field, self.title_field, tuple(metadata))
 
 
 READING = Reading()
@@ -77,8 +81,7 @@ def read_corpus(
     report = ReadReport(judged=judged)
     if rename_repeated:
         report.claim = first_claim()
-    fields = Fields(reading.text_field, reading.title_field, tuple(metadata))
-    read = read_sources(sources, fields, report)
+    read = read_sources(sources, reading.fields(metadata), report)
     if reading.join_titles:
         read = joined_by_title(read, report)
     bar = progress_bar("reading", "document", read)
@@ -97,13 +100,15 @@ def read_corpus(
     return documents, report
 
 
-def first_claim() -> Callable[[str], bool]:
-    """A function that tells whether an id is given to it for the first time."""
-    seen = set[int]()  # hashes
+def first_claim(taken: set[int] | None = None) -> Callable[[str], bool]:
+    """A function that tells whether an id is given to it for the first time; it adds the hash of
+    each to ``taken``.
+    """
+    seen = set[int]() if taken is None else taken
 
     def claim(name: str) -> bool:
         before = len(seen)
-        seen.add(hash(name))
+        seen.add(hash64(name))
         return len(seen) > before
 
     return claim

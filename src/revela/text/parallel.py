@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import chain, islice
 from typing import TypeVar
@@ -31,6 +31,22 @@ def batches(items: Iterable[Item], size: Callable[[Item], int], limit: int) -> I
             batch, total = [], 0
     if batch:
         yield batch
+
+
+def pack(lengths: Sequence[int], limit: int) -> Iterator[range]:
+    """Ranges of neighbours whose lengths sum to at most ``limit``; a longer one is alone.
+
+    >>> list(pack([1, 2, 4, 1], limit=3))
+    [range(0, 2), range(2, 3), range(3, 4)]
+    """
+    start = total = 0
+    for i, length in enumerate(lengths):
+        if i > start and total + length > limit:
+            yield range(start, i)
+            start, total = i, 0
+        total += length
+    if lengths:
+        yield range(start, len(lengths))
 
 
 def ordered_map(

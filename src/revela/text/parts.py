@@ -6,7 +6,7 @@ A document's id and its place in its part do not depend on the process that read
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from revela.errors import RevelaError
 from revela.text.endings import COMPRESSED, suffix
-from revela.text.load import filter_documents
+from revela.text.load import filter_documents, first_claim
+from revela.text.parallel import pack
 from revela.text.readers import File, files_of, read_file
 from revela.text.readers.common import FileChanged, ReadReport, size_and_time
 from revela.text.readers.hub import PREFIX
@@ -87,7 +88,10 @@ class DocumentReader:
         """
         if self.rename_repeated:
             report.names.update(piece.file.name for piece in part)
-            report.claim = self._claim(_hash_of(part), set() if taken is None else taken)
+            is_first, owners, number = first_claim(taken), self.owners, _hash_of(part)
+            report.claim = lambda name: (
+                is_first(name) and (owners is None or owners.own(number, hash64(name)))
+            )
         for piece in part:
             if size_and_time(piece.file.path) != piece.state:
                 raise FileChanged(piece.file.path)
@@ -97,23 +101,13 @@ class DocumentReader:
             documents = read_file(piece.file, self.fields, report, reader)
             yield from filter_documents(documents, False, self.min_words, report)
 
-    def _claim(self, part: int, taken: set[int]) -> Callable[[str], bool]:
-        """As ``load.first_claim``, for the rows of a part."""
-
-        def claim(name: str) -> bool:
-            before, key = len(taken), hash64(name)
-            taken.add(key)
-            return len(taken) > before and (not self.owners or self.owners.own(part, key))
-
-        return claim
-
 
 def parts_of(sources: Sequence[Path | str], report: ReadReport, size: int = PART) -> list[Part]:
     """Divide a corpus, in order, into parts of about ``size`` bytes. A larger file is a part of its
     own, unless it is Parquet.
     """
     pieces = list(_pieces(sources, report, size))
-    runs = _runs([length for _, length in pieces], size)
+    runs = pack([length for _, length in pieces], size)
     return [tuple(piece for piece, _ in pieces[run.start : run.stop]) for run in runs]
 
 
@@ -134,7 +128,7 @@ def _pieces(
             if len(lengths) < 2:
                 yield Piece(file, state), state[0]
             else:
-                for run in _runs(lengths, size):
+                for run in pack(lengths, size):
                     yield Piece(file, state, run), sum(lengths[run.start : run.stop])
 
 
@@ -151,15 +145,3 @@ def _row_group_lengths(path: Path) -> list[int]:
         return []
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     return [sum(g.column(i).total_compressed_size for i in range(g.num_columns)) for g in groups]
-
-
-def _runs(lengths: Sequence[int], size: int) -> Iterator[range]:
-    """Ranges of neighbours with lengths that sum to at most ``size``; a longer one is alone."""
-    start = total = 0
-    for i, length in enumerate(lengths):
-        if i > start and total + length > size:
-            yield range(start, i)
-            start, total = i, 0
-        total += length
-    if lengths:
-        yield range(start, len(lengths))

@@ -16,32 +16,17 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from served import (
-    Gate,
-    build,
-    documents,
-    encoder,
-    index,
-    make_service,
-    running,
-    server,
-    slow,
-)
+from served import Gate, build, documents, encoder, index, make_service, running, server, slow
 
+from conftest import wait_for
 from revela.errors import QueryError, RevelaError
-from revela.searching.server import Access, Limits, Site, lifecycle, middleware
-from revela.searching.server.app import THREADS, Service
-from revela.searching.server.encoding import ServedModel
+from revela.searching.server import Access, Site, lifecycle
+from revela.searching.server.app import THREADS
 from revela.searching.server.lifecycle import listen
 from revela.types import Document, Hits
 
-TEXTS = [
-    "ocean1 ocean2",
-    "engine3",
-    "a longer text about the garden and the planet",
-    "ocean1 ocean2",
-]
-EMBEDDINGS, SEARCH = "/v1/embeddings", "/v1/search"
+TEXTS = ["ocean1 ocean2", "engine3", "a longer text on the garden and the planet", "ocean1 ocean2"]
+EMBEDDINGS, SEARCH, RERANK = "/v1/embeddings", "/v1/search", "/v1/rerank"
 
 
 def client_of(server, key="unused") -> openai.OpenAI:
@@ -105,12 +90,8 @@ def assert_hits(rows, hits):
 @pytest.mark.parametrize(
     "asked",
     [
-        *({"mode": "hybrid"}, {"mode": "dense"}, {"mode": "lexical"}),
-        *(
-            {"rerank": "late-interaction"},
-            {"fusion": "rank"},
-            {"mode": "dense", "rerank": "late-interaction"},
-        ),
+        *({"mode": "hybrid"}, {"mode": "dense"}, {"mode": "lexical"}, {"fusion": "rank"}),
+        *({"mode": how, "rerank": "late-interaction"} for how in ("hybrid", "dense")),
         *({"explain": True, "rerank": "late-interaction"}, {"explain": True, "min_score": 0.45}),
     ],
 )
@@ -234,7 +215,6 @@ BAD_SEARCHES = {
     "no query": (b"{}", "query"),
     "blank query": (b'{"query": " \\n"}', "query"),
     "surrogate query": (b'{"query": "\\udfff"}', "query"),
-    "long query by words": (query(query="word " * 2_001, mode="lexical"), "query"),
     "mode": (query(mode="best"), "mode"),
     "rerank": (query(rerank="heads"), "rerank"),
     "k": (query(k=0), "k"),
@@ -252,11 +232,21 @@ BAD_SEARCHES = {
     ),
     "filter of a wrong type": (where([{"year": 1}]), "where"),
 }  # fmt: skip
-BAD = [(EMBEDDINGS, *bad) for bad in BAD_EMBEDDINGS.values()]
-BAD += [(SEARCH, *bad) for bad in BAD_SEARCHES.values()]
+BAD_RERANKS = {
+    "no query of texts": ({"documents": ["a"]}, "query"),
+    "blank query of texts": ({"query": " ", "documents": ["a"]}, "query"),
+    "no texts": (query(documents=[]), "documents"),
+    "texts as objects": (query(documents=[{"text": "a"}]), "documents"),
+    "no results": (query(documents=["a"], top_n=0), "top_n"),
+    "truncate": (query(documents=["a"], truncate=True), "truncate"),
+}
+BAD = {EMBEDDINGS: BAD_EMBEDDINGS, SEARCH: BAD_SEARCHES, RERANK: BAD_RERANKS}
 
 
-@pytest.mark.parametrize(("path", "content", "param"), BAD, ids=[*BAD_EMBEDDINGS, *BAD_SEARCHES])
+@pytest.mark.parametrize(
+    ("path", "content", "param"),
+    [pytest.param(p, *bad, id=name) for p, some in BAD.items() for name, bad in some.items()],
+)
 def test_bad_input_is_a_400_in_openais_shape(server, path, content, param):
     answer = post(server, path, content)
     error = answer.json()["error"]
@@ -266,8 +256,11 @@ def test_bad_input_is_a_400_in_openais_shape(server, path, content, param):
     assert "secret" not in error["message"] and "Traceback" not in error["message"]
 
 
-def test_a_model_that_is_not_here_is_404(server):
-    answer = post(server, EMBEDDINGS, embedding(model="gpt"))
+@pytest.mark.parametrize(
+    ("path", "body"), [(EMBEDDINGS, embedding()), (RERANK, query(documents=["a"]))]
+)
+def test_a_model_that_is_not_here_is_404(server, path, body):
+    answer = post(server, path, {**body, "model": "gpt"})
     assert answer.status_code == 404 and answer.json()["error"]["param"] == "model"
 
 
@@ -344,13 +337,6 @@ def test_connections_are_limited(make_service, monkeypatch):
             connection.close()
         wait_for(lambda: not server.server.server_state.connections)
         assert httpx.get(server.url + "/healthz").status_code == 200
-
-
-def wait_for(condition) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_server_with_a_token_answers_to_it_only(make_service):

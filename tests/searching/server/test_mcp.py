@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from served import build
 
-from conftest import make_rows
+from conftest import make_rows, serving
 from revela.cli.mcp import _tools, mcp
 from revela.encoders.load import load_encoder
 from revela.encoders.model_files import fingerprint
@@ -30,7 +29,7 @@ from revela.searching.index import Index
 from revela.searching.server.token_budget import count_tokens
 from revela.types import Document
 
-SOURCE = Path(__file__).parents[3] / "src"
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3] / "src")}
 LONG = " ".join(row["text"] for row in make_rows(80, sentences=6))
 GUIDE = "# Guide\nThe castle is old.\n\n## Garden\nThe garden opens at nine.\n\nIt closes at ten."
 
@@ -50,11 +49,10 @@ def served_index(static_folder, tmp_path_factory):
 
 
 @asynccontextmanager
-async def by_stdio(source, mode="auto", *flags, **variables):
+async def by_stdio(source, *flags):
     arguments = ["-m", "revela", "mcp", str(source), *flags]
-    environment = {"PYTHONPATH": str(SOURCE), **variables}
-    server = StdioServerParameters(command=sys.executable, args=arguments, env=environment)
-    async with Client(server, mode=mode) as client:
+    server = StdioServerParameters(command=sys.executable, args=arguments, env=ENVIRONMENT)
+    async with Client(server, mode="auto") as client:
         yield client
 
 
@@ -62,43 +60,31 @@ async def by_stdio(source, mode="auto", *flags, **variables):
 def waiting(index):
     """A server in a process that reads what the test writes to it."""
     command = [sys.executable, "-m", "revela", "mcp", str(index)]
-    env, pipe = os.environ | {"PYTHONPATH": str(SOURCE)}, subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=ENVIRONMENT) as process:
         yield process
 
 
 BASE = ("--base-url", "https://wiki.example/docs/")
 
 
-class Http:
-    """A server in a process; requests carry its token."""
-
-    def __init__(self, index, *flags, **variables):
-        command = [sys.executable, "-m", "revela", "mcp", str(index), "--http", "0", *flags]
-        env = os.environ | {"PYTHONPATH": str(SOURCE), **variables}
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
-        self.url = re.search(r"http://\S+/mcp", self.process.stdout.readline())[0]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.send_signal(signal.SIGTERM)
-        self.process.communicate(timeout=60)
-
-    @asynccontextmanager
-    async def client(self, mode):
-        headers = {"authorization": "Bearer sesame"}
-        async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
-            transport = streamable_http_client(self.url, http_client=http)
-            async with Client(transport, mode=mode) as client:
-                yield client
+@asynccontextmanager
+async def by_http(url, mode):
+    """A client that has the token."""
+    headers = {"authorization": "Bearer sesame"}
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=60) as http,
+        Client(streamable_http_client(url, http_client=http), mode=mode) as client,
+    ):
+        yield client
 
 
 @pytest.fixture(scope="module")
 def http(served_index):
-    with Http(served_index, *BASE, "--token-env", "TOKEN", TOKEN="sesame") as server:
-        yield server
+    """The address of a server with a token."""
+    flags, env = (*BASE, "--token-env", "TOKEN", "--http", "0"), ENVIRONMENT | {"TOKEN": "sesame"}
+    with serving("mcp", served_index, *flags, env=env) as (*_, url):
+        yield url
 
 
 async def ask(client):
@@ -147,31 +133,11 @@ async def whole(client, document, max_tokens):
 def test_agents_search_and_read(served_index, http, transport, mode):
     async def run():
         stdio = transport == "stdio"
-        connected = by_stdio(served_index, mode, *BASE) if stdio else http.client(mode)
+        connected = by_stdio(served_index, *BASE) if stdio else by_http(http, mode)
         async with connected as client:
             return await ask(client)
 
     assert asyncio.run(run()) == (LONG, LONG)
-
-
-def test_a_folder_of_text_is_made_an_index(static_folder, tmp_path):
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "guide.md").write_text(GUIDE)
-    (tmp_path / "docs" / "engine.txt").write_text("An engine and a violin of wood.")
-    flags = ("--model", str(static_folder))
-    cache = str(tmp_path / "cache")
-
-    async def run():
-        async with by_stdio(tmp_path / "docs", "auto", *flags, REVELA_CACHE=cache) as client:
-            found = await client.call_tool("search", {"query": "garden", "k": 1})
-            none = await client.call_tool("fetch", {"id": "other.md"})
-            assert none.is_error and "not in the index" in none.content[0].text
-            return found.structured_content["results"]
-
-    (result,) = asyncio.run(run())
-    file = tmp_path / "docs" / "guide.md"
-    assert (result["id"], result["path"]) == ("guide.md", str(file))
-    assert result["url"] == file.as_uri()
 
 
 def test_an_index_is_opened_at_the_first_call_and_again_if_that_fails(served_index, monkeypatch):
@@ -207,7 +173,7 @@ BAD = {
 
 def test_errors_are_one_sentence_of_the_tool(http):
     async def run():
-        async with http.client("auto") as client:
+        async with by_http(http, "auto") as client:
             return [await client.call_tool(tool, asked) for tool, asked, _ in BAD.values()]
 
     for answer, (_, _, message) in zip(asyncio.run(run()), BAD.values(), strict=True):
@@ -225,21 +191,21 @@ def asked(url, **headers):
 
 
 def test_http_is_for_those_with_the_token(http):
-    assert asked(http.url) == asked(http.url, authorization="Bearer other") == 401
-    assert asked(http.url, authorization="Bearer sesame", host="wiki.example") == 200
+    assert asked(http) == asked(http, authorization="Bearer other") == 401
+    assert asked(http, authorization="Bearer sesame", host="wiki.example") == 200
 
 
 def test_without_a_token_other_hosts_and_the_pages_of_others_are_refused(served_index):
-    with Http(served_index) as server:
-        assert asked(server.url) == asked(server.url, origin="http://localhost:3000") == 200
-        assert asked(server.url, host="evil.example") == 421
+    with serving("mcp", served_index, "--http", "0", env=ENVIRONMENT) as (*_, url):
+        assert asked(url) == asked(url, origin="http://localhost:3000") == 200
+        assert asked(url, host="evil.example") == 421
         for origin in ("http://evil.example", "http://localhost.evil.example:80", "null"):
-            assert asked(server.url, origin=origin) == 403
+            assert asked(url, origin=origin) == 403
         # Port 80, and a proxy, leave the port out.
         for host in ("localhost", "LOCALHOST", "127.0.0.1", "127.0.0.2:8080", "[::1]", "[::1]:80"):
-            assert asked(server.url, host=host) == 200
-            assert asked(server.url, host=host, origin=f"http://{host}") == 200
-        assert asked(server.url, host="localhost", origin="https://localhost") == 200
+            assert asked(url, host=host) == 200
+            assert asked(url, host=host, origin=f"http://{host}") == 200
+        assert asked(url, host="localhost", origin="https://localhost") == 200
 
 
 HALVES = {
@@ -273,14 +239,10 @@ def test_half_a_surrogate_pair_gets_an_answer(served_index):
 
 
 def test_stdout_is_the_protocols_and_the_end_of_stdin_stops_the_server(served_index):
-    command = [sys.executable, "-m", "revela", "mcp", str(served_index)]
-    env = os.environ | {"PYTHONPATH": str(SOURCE)}
-    run = subprocess.run(
-        command, input="nonsense\n" + json.dumps(CALL) + "\n", capture_output=True, text=True,
-        env=env, timeout=120,
-    )  # fmt: skip
-    assert run.returncode == 0
-    assert all(json.loads(line)["jsonrpc"] == "2.0" for line in run.stdout.splitlines())
+    with waiting(served_index) as process:
+        said, _ = process.communicate(f"nonsense\n{json.dumps(CALL)}\n", timeout=120)
+    assert process.returncode == 0
+    assert all(json.loads(line)["jsonrpc"] == "2.0" for line in said.splitlines())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from mcp.server.mcpserver.exceptions import ToolError
 from served import encoder, index, make_service, running, server, slow
-from test_app import EMBEDDINGS, SEARCH, embedding, post, wait_for
+from test_app import EMBEDDINGS, RERANK, SEARCH, embedding, post
 
 import revela
+from conftest import wait_for
 from revela.cli.search import search
 from revela.errors import QueryError
 from revela.evaluation.collection import Collection
@@ -20,7 +21,6 @@ from revela.searching.server.mcp import Tools
 LONG = "ocean01 " * (QUERY_CHARACTERS // 8)
 TOO_LONG = LONG + "."
 SENTENCE = "the query has 10,001 characters: give at most 10,000"
-RERANK = "/v1/rerank"
 
 
 @pytest.fixture

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +13,7 @@ import pytest
 from served import build
 from starlette.testclient import TestClient
 
+from conftest import serving
 from revela.cli.serve import serve, token_of
 from revela.encoders.load import load_encoder
 from revela.encoders.model_files import fingerprint, name_of
@@ -36,18 +33,17 @@ def home(static_folder, tmp_path):
     return tmp_path
 
 
-def test_the_verb_serves_until_it_is_told_to_stop(home, monkeypatch):
-    monkeypatch.setenv("REVELA_CACHE", str(home / "cache"))
-    monkeypatch.setenv("TOKEN", "sesame")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3] / "src"))
-    flags = ["--port", "0", "--token-env", "TOKEN", "--max-texts", "3"]
-    command = [sys.executable, "-m", "revela", "serve", home / "index", *flags]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(list(map(str, command)), stdout=pipe, stderr=pipe, text=True)
-    try:
-        line = process.stdout.readline()
-        url = re.search(r"http://127\.0\.0\.1:\d+/", line)[0]
-        assert "as my-model" in line
+def test_the_verb_serves_until_it_is_told_to_stop(home):
+    source = str(Path(__file__).parents[3] / "src")
+    env = {
+        **os.environ,
+        "PYTHONPATH": source,
+        "REVELA_CACHE": str(home / "cache"),
+        "TOKEN": "sesame",
+    }
+    flags = ("--port", "0", "--token-env", "TOKEN", "--max-texts", "3")
+    with serving("serve", home / "index", *flags, env=env) as (process, line, url):
+        assert url.startswith("http://127.0.0.1:") and "as my-model" in line
         client = httpx.Client(headers={"authorization": "Bearer sesame"}, timeout=60)
         found = client.post(url + "v1/search", json={"query": "violin", "mode": "lexical"}).json()
         assert [hit["id"] for hit in found["data"]] == ["2"] and found["model"] == "my-model"
@@ -67,8 +63,6 @@ def test_the_verb_serves_until_it_is_told_to_stop(home, monkeypatch):
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in errors
-    finally:
-        process.kill()
 
 
 def test_tokens_come_from_one_place_and_are_not_empty(monkeypatch, tmp_path):

@@ -82,81 +82,61 @@ Subject: Two
 The second swarm left at noon.
 >From the lake it flew north.
 """
-# What has to be found in a file's chunks, and what must not.
-EXPECTED: dict[str, tuple[list[str], list[str]]] = {
-    "manual.html": (
-        [
-            "Default: the hive of the current folder, if any",
-            "Type: null or a string that names one hive",
-            "Frames are listed from left to right • Empty ones come last of all.",
-        ],
-        ["Synopsis of all", "color"],
+# A file's name -> its text, what has to be found in its chunks, and what must not.
+FILES: dict[str, tuple[str, list[str], list[str]]] = {
+    "manual.html": (MANUAL, [
+        "Default: the hive of the current folder, if any",
+        "Type: null or a string that names one hive",
+        "Frames are listed from left to right • Empty ones come last of all.",
+    ], ["Synopsis of all", "color"]),
+    "texinfo.html": (TEXINFO, [
+        "A comb has two layers of cells.", "--width The width of a cell in millimetres.",
+        "Workers take five, and drones take seven.",
+        "--tilt Cells tilt upwards so that nothing runs out.",
+    ], ["Why six sides"]),
+    "pandoc.xhtml": (PANDOC, [
+        "A swarm leaves at noon.", "Scouts search for a hollow tree.", "The queen flies with them.",
+    ], ["When they leave the hive"]),
+    "javadoc.html": (JAVADOC, [
+        "Opens the lid without smoke.", "slowly - whether it takes a minute",
+        "StingException - if a guard is awake",
+    ], ["All classes"]),
+    "sphinx.htm": (SPHINX, [
+        "Feed them sugar in autumn.", "feed(n) Give n litres at once.",
+        "Changed in 1.0: it takes litres where it took gallons.",
+    ], ["Index of it", "¶"]),
+    "rest.rst": (
+        ".. toctree::\n\nHives\n  :caption: What stands where\n\nA stand keeps\nants away.\n",
+        ["Hives :caption: What stands where", "A stand keeps ants away."], [],
     ),
-    "texinfo.html": (
-        [
-            *("A comb has two layers of cells.", "--width The width of a cell in millimetres."),
-            "Workers take five, and drones take seven.",
-            "--tilt Cells tilt upwards so that nothing runs out.",
-        ],
-        ["Why six sides"],
-    ),
-    "pandoc.xhtml": (
-        [
-            *("A swarm leaves at noon.", "Scouts search for a hollow tree."),
-            "The queen flies with them.",
-        ],
-        ["When they leave the hive"],
-    ),
-    "javadoc.html": (
-        [
-            *("Opens the lid without smoke.", "slowly - whether it takes a minute"),
-            "StingException - if a guard is awake",
-        ],
-        ["All classes"],
-    ),
-    "sphinx.htm": (
-        [
-            *("Feed them sugar in autumn.", "feed(n) Give n litres at once."),
-            "Changed in 1.0: it takes litres where it took gallons.",
-        ],
-        ["Index of it", "¶"],
-    ),
-    "rest.rst": (["Hives :caption: What stands where", "A stand keeps ants away."], []),
-    "notes.org": (["Пчёлы зимуют в клубе."], []),
+    "notes.org": ("#+TITLE: Зима\n* Клуб\nПчёлы зимуют в клубе.", ["Пчёлы зимуют в клубе."], []),
     "mail.eml": (
+        MAIL.replace("\n", "\r\n"),
         ["From: Anna <a@example.org>", "Attachments: plan.pdf The new queen arrives on Monday."],
         ["<p>", "base64"],
     ),
-    "box.mbox": (["The second swarm left at noon.", "From the lake it flew north."], [">From"]),
-    "dots.txt": (["Crickets sing in the dark.", "And then it was dawn."], []),
-}
+    "box.mbox": (
+        BOX, ["The second swarm left at noon.", "From the lake it flew north."], [">From"],
+    ),
+    "dots.txt": (
+        f"Crickets sing in the dark. {'.' * 32_000}x And then it was dawn.",
+        ["Crickets sing in the dark.", "And then it was dawn."], [],
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def read(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ugly")
-    texts = {
-        "manual.html": MANUAL,
-        "texinfo.html": TEXINFO,
-        "pandoc.xhtml": PANDOC,
-        "javadoc.html": JAVADOC,
-        "sphinx.htm": SPHINX,
-        "rest.rst": ".. toctree::\n\nHives\n  :caption: What stands where\n\n"
-        "A stand keeps\nants away.\n",
-        "notes.org": "#+TITLE: Зима\n* Клуб\nПчёлы зимуют в клубе.",
-        "mail.eml": MAIL.replace("\n", "\r\n"),
-        "box.mbox": BOX,
-        "dots.txt": f"Crickets sing in the dark. {'.' * 32_000}x And then it was dawn.",
-    }
-    for name, text in texts.items():
+    for name, (text, *_) in FILES.items():
         (folder / name).write_bytes(text.encode())
     return read_corpus([folder], distinct=False, min_words=1)[0]
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", FILES)
 def test_sentences_are_found_in_the_chunks(read, name):
     documents = [d for d in read if d.id.split(":")[0] == name]
-    found, gone = EXPECTED[name]
+    _, found, gone = FILES[name]
     chunks = [" ".join(c.text.split()) for d in documents for c in chunk(d, 0, WORDS)]
     for sentence in found:
         assert any(sentence in text for text in chunks), sentence
@@ -171,11 +151,11 @@ def test_a_document_has_its_own_title(read):
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "cp1250"])
-def test_headers_of_mail_may_have_bytes_beyond_ascii(encoding, tmp_path):
+def test_headers_of_mail_may_have_bytes_beyond_ascii(encoding, reads):
     """As old programs write them: neither declared nor encoded."""
     named = {"Subject": "Eine Mühle für größere Körner, März", "From": "Jörg Müller <j@x.de>"}
     head = "".join(f"{key}: {value}\r\n" for key, value in named.items())
-    (tmp_path / "a.eml").write_bytes(f"{head}\r\nThe mill is loud.\r\n".encode(encoding))
-    (document,) = read_corpus([tmp_path])[0]
+    mail = f"{head}\r\nThe mill is loud.\r\n".encode(encoding)
+    ((document,), _) = reads({"a.eml": mail})
     assert document.title == named["Subject"]
     assert document.text == f"From: {named['From']}\n\nThe mill is loud."

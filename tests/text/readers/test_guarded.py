@@ -10,18 +10,18 @@ import resource
 import signal
 import sys
 import time
-import zipfile
 import zlib
 
 import openpyxl
 import pytest
 
+from conftest import SENTENCE
 from revela.text.load import read_corpus
 from revela.text.readers import guarded, table_lines
 from revela.text.readers.common import DamagedFile, UnsupportedFile
 from revela.text.readers.guarded import GROWN
 from revela.types import Document
-from tests.text.readers.test_office import SENTENCE, docx
+from tests.text.readers.test_office import docx, odf
 from tests.text.readers.test_pdf import pdf
 
 IN_PART = "read in part: over 20 characters per byte of the file"
@@ -152,18 +152,6 @@ def test_a_pdf_that_unpacks_to_more_than_memory_is_one_sentence(tmp_path):
     assert report.bad == 1 and report.examples == {ENDS: ["a.pdf"]}
 
 
-def odf(path, body):
-    name = "urn:oasis:names:tc:opendocument:xmlns:"
-    spaces = " ".join(f'xmlns:{part}="{name}{part}:1.0"' for part in ("office", "table", "text"))
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as parts:
-        parts.writestr(
-            "content.xml",
-            f"<office:document-content {spaces}><office:body><office:spreadsheet>"
-            f'<table:table table:name="s">{body}</table:table>'
-            "</office:spreadsheet></office:body></office:document-content>",
-        )
-
-
 def words(seed, count=50):
     rng = random.Random(seed)
     return " ".join(
@@ -178,7 +166,8 @@ def write_ods(path):
         f"<{cell} table:number-columns-repeated='1000'><text:p>{words(number)}</text:p></{cell}>"
         for number in range(100)
     )
-    odf(path, f"<table:table-row>{row}</table:table-row>")
+    row = f"<table:table-row>{row}</table:table-row>"
+    odf(path, f'<table:table table:name="s">{row}</table:table>', "spreadsheet")
 
 
 def write_xlsx(path):
@@ -225,12 +214,11 @@ def test_a_run_of_megabytes_in_a_word_file_is_named(tmp_path):
     ("name", "blank"),
     [("a.txt.gz", " "), ("a.rtf.gz", " "), ("a.md.gz", " \n"), ("a.csv.gz", " \n")],
 )
-def test_megabytes_of_white_space_are_squeezed(tmp_path, name, blank):
+def test_megabytes_of_white_space_are_squeezed(reads, name, blank):
     text = f"the lighthouse{blank * 2_000_000}keeper"
     text = {"a.rtf.gz": f"{{\\rtf1 {text}}}", "a.csv.gz": f'a,b\nc,"{text}"'}.get(name, text)
-    (tmp_path / name).write_bytes(gzip.compress(text.encode()))
     begin = time.process_time()
-    (document,), report = read_corpus([tmp_path], min_words=1)
+    (document,), report = reads({name: gzip.compress(text.encode())}, min_words=1)
     assert time.process_time() - begin < 5 and len(document.text) < 300 and not report.noted
     assert re.search(r"the lighthouse\s+keeper", document.text)
 

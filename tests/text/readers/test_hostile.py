@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from conftest import SENTENCE
 from revela.errors import RevelaError
 from revela.text import spool as arrow_list
 from revela.text.load import read_corpus
@@ -21,7 +22,6 @@ from revela.text.readers.common import ReadReport
 from revela.text.readers.rows import Fields
 from revela.types import Document
 
-SENTENCE = "A sentence that has more than five words."
 FIELDS = Fields("text", "title")
 
 

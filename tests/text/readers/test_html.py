@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from revela.text.load import read_corpus
 from revela.text.readers.html import extract_fragment, extract_page
 
 PAGE = """<!DOCTYPE html><html><head><title>Invoices &amp;
@@ -96,11 +95,10 @@ def test_a_list_of_changes_with_links_is_text():
 
 # The last two are encodings of Python that no page has.
 @pytest.mark.parametrize("charset", ["", "no-such-thing", "utf-8", "unicode_escape", "undefined"])
-def test_without_a_declaration_that_holds_the_encoding_is_found(tmp_path, charset):
+def test_without_a_declaration_that_holds_the_encoding_is_found(reads, charset):
     declared = f'<head><meta charset="{charset}">' if charset else "<head>"
     page = PAGE.format("über").replace("<head>", declared)
-    (tmp_path / "a.html").write_bytes(page.encode("latin-1"))
-    documents, report = read_corpus([tmp_path])
+    documents, report = reads({"a.html": page.encode("latin-1")})
     assert "archived über for" in documents[0].text
     assert report.examples == {"read as windows-1252": ["a.html"]}
 
@@ -124,18 +122,17 @@ def test_without_a_declaration_that_holds_the_encoding_is_found(tmp_path, charse
 @pytest.mark.parametrize(
     "declaration", ["<meta charset={}>", "<META http-equiv=x content='text/html; charset={}'>", ""]
 )
-def test_a_page_is_decoded_as_browsers_do(tmp_path, declared, codec, text, declaration):
+def test_a_page_is_decoded_as_browsers_do(reads, declared, codec, text, declaration):
     page = PAGE.format(text).replace("<head>", f"<head>{declaration.format(declared)}")
     start = "" if declaration else f"<?xml version='1.0' encoding='{declared}'?>"
-    (tmp_path / "a.html").write_bytes((start + page).encode(codec))
-    assert f"archived {text} for" in read_corpus([tmp_path])[0][0].text
+    assert f"archived {text} for" in reads({"a.html": (start + page).encode(codec)})[0][0].text
 
 
-def test_a_wrong_byte_costs_a_letter_and_not_the_page(tmp_path):
+def test_a_wrong_byte_costs_a_letter_and_not_the_page(reads):
     page = PAGE.format("here").replace("<head>", "<head><meta charset=gb2312>")
     longer = page.replace("trace.", "trace. " + "蜜蜂跳舞告诉同伴花在哪里。" * 100)
-    (tmp_path / "a.html").write_bytes(longer.encode("gb18030").replace(b"here", b"her\xff"))
-    assert "archived her\ufffd for" in read_corpus([tmp_path])[0][0].text
+    wrong = longer.encode("gb18030").replace(b"here", b"her\xff")
+    assert "archived her\ufffd for" in reads({"a.html": wrong})[0][0].text
 
 
 def test_elements_deep_in_others_take_no_quadratic_time():

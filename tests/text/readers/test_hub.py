@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
+from conftest import SENTENCE
 from revela.errors import RevelaError
 from revela.text.load import Reading, read_corpus
-
-SENTENCE = "A sentence that has more than five words."
+from tests.collection_folder import write_lines
 
 
 def write(path, count, start=0):
-    path.write_text(
-        "".join(
-            json.dumps({"id": str(i), "text": f"{SENTENCE} {i}", "x": 1}) + "\n"
-            for i in range(start, start + count)
-        )
-    )
+    rows = ({"id": str(i), "text": f"{SENTENCE} {i}", "x": 1} for i in range(start, start + count))
+    write_lines(path, rows)
 
 
 @pytest.fixture
@@ -63,9 +57,8 @@ def test_a_hub_out_of_reach_is_one_sentence(monkeypatch):
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        RevelaError, match=r"hub:no-one/nothing cannot be read: the hub cannot be reached"
-    ):
+    said = r"hub:no-one/nothing cannot be read: the hub cannot be reached"
+    with pytest.raises(RevelaError, match=said):
         read_corpus(["hub:no-one/nothing"])
 
 

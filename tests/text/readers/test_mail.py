@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from revela.text.load import read_corpus
-
 MESSAGE = "From a@example.org Mon\nFrom: Ann\nSubject: Bees\n\nThey dance at noon.\n\n"
 
 
-def test_a_broken_message_costs_no_other(tmp_path):
-    (tmp_path / "a.mbox").write_text(f"{MESSAGE}From nobody\n\nNo header.\n\n{MESSAGE}")
-    documents, report = read_corpus([tmp_path], distinct=False)
+def test_a_broken_message_costs_no_other(reads):
+    box = f"{MESSAGE}From nobody\n\nNo header.\n\n{MESSAGE}"
+    documents, report = reads({"a.mbox": box}, distinct=False)
     assert [(d.id, d.title) for d in documents] == [("a.mbox:1", "Bees"), ("a.mbox:3", "Bees")]
     assert report.examples == {"no mail": ["a.mbox:2"]}
 
@@ -62,18 +60,16 @@ iVBORw0KGgo=
 """
 
 
-def test_attached_mail_and_text_are_read(tmp_path):
-    (tmp_path / "a.eml").write_text(FORWARDED)
-    (document,) = read_corpus([tmp_path])[0]
+def test_attached_mail_and_text_are_read(reads):
+    ((document,), _) = reads({"a.eml": FORWARDED})
     head, *parts = document.text.split("\n\n")
     assert head == "From: Ann\nAttachments: notes.txt"
     inner = ["Subject: Parking\nFrom: Bo\nAttachments: notes.txt", "Park at the mühle."]
     assert parts == ["See below.", *inner, "The roof leaks."]
 
 
-def test_a_page_that_a_browser_saved_is_read(tmp_path):
-    (tmp_path / "a.mhtml").write_text(SAVED)
-    (document,) = read_corpus([tmp_path])[0]
+def test_a_page_that_a_browser_saved_is_read(reads):
+    ((document,), _) = reads({"a.mhtml": SAVED})
     assert document.title == "Feeding" and "Bees need sugar." in document.text
     assert "iVBOR" not in document.text and "=3D" not in document.text
 
@@ -92,10 +88,10 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_a_damaged_message_is_read_or_named_and_costs_no_other(tmp_path, kind):
+def test_a_damaged_message_is_read_or_named_and_costs_no_other(reads, kind):
     bad = f"From b@example.org Mon\nSubject: Bread\n{DAMAGED[kind]}\n\n"
-    (tmp_path / "a.mbox").write_bytes(f"{MESSAGE}{bad}{MESSAGE * 2}".encode("latin-1"))
-    documents, report = read_corpus([tmp_path], distinct=False)
+    box = f"{MESSAGE}{bad}{MESSAGE * 2}".encode("latin-1")
+    documents, report = reads({"a.mbox": box}, distinct=False)
     whole = [d.id for d in documents if d.title == "Bees"]
     assert whole == ["a.mbox:1", "a.mbox:3", "a.mbox:4"]
     if len(documents) == 4:
@@ -107,24 +103,28 @@ def test_a_damaged_message_is_read_or_named_and_costs_no_other(tmp_path, kind):
 
 @pytest.mark.parametrize("codec", ["utf-8-sig", "utf-16", "utf-16-be"])
 @pytest.mark.parametrize("charset", ["utf-8", "iso-8859-1", "utf-16", "us-ascii"])
-def test_mail_with_a_byte_order_mark_is_mail(tmp_path, codec, charset):
+def test_mail_with_a_byte_order_mark_is_mail(reads, codec, charset):
     mark = "\ufeff" if codec.endswith("be") else ""
     plain = f"Content-Type: text/plain; charset={charset}\n\nThey cross the mühle 蜜蜂."
     message = f"From: Ann\nSubject: Bees\n{plain}\n"
-    (tmp_path / "a.eml").write_bytes((mark + message).encode(codec))
     box = f"{mark}From a@example.org Mon\n{message}\nFrom b@example.org Mon\n{message}"
-    (tmp_path / "b.mbox").write_bytes(box.encode(codec))
-    documents, report = read_corpus([tmp_path], distinct=False)
+    files = {"a.eml": (mark + message).encode(codec), "b.mbox": box.encode(codec)}
+    documents, report = reads(files, distinct=False)
     assert [d.id for d in documents] == ["a.eml", "b.mbox:1", "b.mbox:2"] and not report.skipped
     assert {d.title for d in documents} == {"Bees"}
     assert {d.text.strip() for d in documents} == {"From: Ann\n\nThey cross the mühle 蜜蜂."}
 
 
-def test_a_declared_charset_is_used_for_what_is_not_utf8(tmp_path):
-    for charset in ("iso-8859-1", "iso-2022-jp", "utf-7", "gb18030"):
-        text = "Käse von der Mühle" if charset == "iso-8859-1" else "蜜蜂在花丛之间跳舞"
-        head = f"Subject: x\nContent-Type: text/plain; charset={charset}\n\n"
-        text = "蜜蜂は花の間で踊る" if charset == "iso-2022-jp" else text
-        (tmp_path / "a.eml").write_bytes(head.encode() + text.encode(charset))
-        (document,) = read_corpus([tmp_path], min_words=1)[0]
-        assert document.text == text
+@pytest.mark.parametrize(
+    ("charset", "text"),
+    [
+        ("iso-8859-1", "Käse von der Mühle"),
+        ("iso-2022-jp", "蜜蜂は花の間で踊る"),
+        ("utf-7", "蜜蜂在花丛之间跳舞"),
+        ("gb18030", "蜜蜂在花丛之间跳舞"),
+    ],
+)
+def test_a_declared_charset_is_used_for_what_is_not_utf8(reads, charset, text):
+    head = f"Subject: x\nContent-Type: text/plain; charset={charset}\n\n"
+    ((document,), _) = reads({"a.eml": head.encode() + text.encode(charset)}, min_words=1)
+    assert document.text == text

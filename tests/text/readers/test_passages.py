@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from revela.errors import RevelaError
-from revela.text.load import Reading, joined_by_title, read_corpus
+from revela.text.load import Reading, joined_by_title
 from revela.text.readers import common
 from revela.text.readers.common import ReadReport
 from revela.types import Document
+from tests.collection_folder import write_lines
 
+JOINED = Reading(join_titles=True)
 ROWS = [
     ("1", "Aaron Aaron is a prophet, and the brother of", "Aaron"),
     ("2", "Moses. He spoke for him.", "Aaron"),
@@ -23,28 +24,20 @@ ROWS = [
 ]
 
 
-def test_a_file_of_passages_as_dpr_has_it(tmp_path):
-    (tmp_path / "psgs.tsv").write_text(
-        "id\ttext\ttitle\n" + "".join(f'{i}\t"{text}"\t{title}\n' for i, text, title in ROWS)
-    )
-    documents, report = read_corpus([tmp_path], Reading(join_titles=True))
+def test_a_file_of_passages_as_dpr_has_it(reads):
+    rows = "".join(f'{i}\t"{text}"\t{title}\n' for i, text, title in ROWS)
+    documents, report = reads({"psgs.tsv": f"id\ttext\ttitle\n{rows}"}, reading=JOINED)
     assert [(d.id, d.title) for d in documents] == [("1", "Aaron"), ("3", "Abel"), ("4", "Aaron")]
-    assert (
-        documents[0].text == "Aaron Aaron is a prophet, and the brother of Moses. He spoke for him."
-    )
+    assert documents[0].text == f"{ROWS[0][1]} {ROWS[1][1]}"
     assert "joined 4 passages into 3 articles by title" in report.lines()
-    assert len(read_corpus([tmp_path])[0]) == 4
+    assert len(reads({})[0]) == 4
 
 
-def test_an_article_may_go_on_in_the_next_file(tmp_path):
-    for name, rows in (("a.jsonl", ROWS[:1]), ("b.jsonl", ROWS[1:])):
-        (tmp_path / name).write_text(
-            "".join(
-                json.dumps(dict(zip(("docid", "text", "title"), row, strict=True))) + "\n"
-                for row in rows
-            )
-        )
-    assert [d.id for d in read_corpus([tmp_path], Reading(join_titles=True))[0]] == ["1", "3", "4"]
+def test_an_article_may_go_on_in_the_next_file(tmp_path, reads):
+    rows = [dict(zip(("docid", "text", "title"), row, strict=True)) for row in ROWS]
+    write_lines(tmp_path / "a.jsonl", rows[:1])
+    write_lines(tmp_path / "b.jsonl", rows[1:])
+    assert [d.id for d in reads({}, reading=JOINED)[0]] == ["1", "3", "4"]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "A", "B"]), st.text(max_size=5)), max_size=30))
@@ -58,11 +51,7 @@ def test_nothing_is_lost_or_moved(rows):
 
 def test_a_title_that_never_ends_is_refused(monkeypatch):
     monkeypatch.setattr(common, "MAX_BYTES", 1000)
-    with pytest.raises(
-        RevelaError, match=r'share the title "Untitled" \(from 0 on\).*--title-field'
-    ):
-        list(
-            joined_by_title(
-                (Document(str(i), "x" * 50, "Untitled") for i in itertools.count()), ReadReport()
-            )
-        )
+    rows = (Document(str(i), "x" * 50, "Untitled") for i in itertools.count())
+    said = r'share the title "Untitled" \(from 0 on\).*--title-field'
+    with pytest.raises(RevelaError, match=said):
+        list(joined_by_title(rows, ReadReport()))

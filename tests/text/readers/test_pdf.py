@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import random
 import re
 
 import pytest
 
+from conftest import SENTENCE
 from revela.errors import RevelaError
 from revela.text.load import read_corpus
 from revela.text.readers.pdf import join_words
@@ -55,31 +57,23 @@ def shown(*lines):
 
 
 @pytest.fixture
-def text_of(tmp_path):
+def text_of(reads):
     """The text of a PDF that is made of these arguments."""
-
-    def read(*given, **more):
-        (tmp_path / "a.pdf").write_bytes(pdf(*given, **more))
-        return read_corpus([tmp_path / "a.pdf"], min_words=1)[0][0].text
-
-    return read
+    return lambda *given, **more: reads({"a.pdf": pdf(*given, **more)}, min_words=1)[0][0].text
 
 
-def test_pages_are_joined(tmp_path):
-    (tmp_path / "a.pdf").write_bytes(
-        pdf(["The first page speaks of invoices.", "The second one of archives."], "On paper")
-    )
-    document = read_corpus([tmp_path])[0][0]
+def test_pages_are_joined(reads):
+    pages = ["The first page speaks of invoices.", "The second one of archives."]
+    ((document,), _) = reads({"a.pdf": pdf(pages, "On paper")})
     assert (document.id, document.title) == ("a.pdf", "On paper")
-    assert document.text == "The first page speaks of invoices.\n\n\fThe second one of archives."
+    assert document.text == "\n\n\f".join(pages)
 
 
-def test_words_and_titles_of_a_pdf(tmp_path):
+def test_words_and_titles_of_a_pdf(reads):
     lines = ("The echo-", "location of bats is well-", "known, and well-known are in-", "and out-",
              "puts, X-", "Ray and e-", "mail.")  # fmt: skip
     page = ") Tj 0 -14 Td (".join(lines)
-    (tmp_path / "a.pdf").write_bytes(pdf([page, ""], "Microsoft Word - bats.docx"))
-    ((document,), report) = read_corpus([tmp_path])
+    ((document,), report) = reads({"a.pdf": pdf([page, ""], "Microsoft Word - bats.docx")})
     assert document.text == (
         "The echolocation of bats is well-known, and well-known are in-\nand outputs, X-\nRay and "
         "e-mail."
@@ -88,22 +82,20 @@ def test_words_and_titles_of_a_pdf(tmp_path):
     assert report.examples == {"PDF with pages without text, which may be scans": ["a.pdf, page 2"]}
 
 
-def test_a_table_of_numbers_is_a_line_for_each_row(tmp_path):
+def test_a_table_of_numbers_is_a_line_for_each_row(text_of):
     rows = [("Room", "Summer price", "Winter"), ("Oslo", "120", "80"), ("Ulm", "", "60")]
     row = "{}) Tj 150 0 Td ({}) Tj 150 0 Td ({}) Tj -300 -14 Td ("
     page = f"Prices) Tj 0 -14 Td ({''.join(row.format(*cells) for cells in rows)}By the night."
-    (tmp_path / "a.pdf").write_bytes(pdf([page]))
-    assert re.sub(r"\s*\n\s*", "\n", read_corpus([tmp_path])[0][0].text) == (
+    assert re.sub(r"\s*\n\s*", "\n", text_of([page])) == (
         "Prices\nRoom: Oslo; Summer price: 120; Winter: 80\nRoom: Ulm; Winter: 60\nBy the night."
     )
 
 
-def test_columns_of_prose_are_no_table(tmp_path):
+def test_columns_of_prose_are_no_table(text_of):
     left = ["Bees dance in 1920 and so", "they tell in 1930 where", "the 40 flowers are"]
     row = "{}) Tj 200 0 Td ({}) Tj 200 0 Td ({}) Tj -400 -14 Td ("
     page = "".join(row.format(line, line.upper(), line.title()) for line in left)
-    (tmp_path / "a.pdf").write_bytes(pdf([page]))
-    assert ": " not in read_corpus([tmp_path])[0][0].text
+    assert ": " not in text_of([page])
 
 
 def test_a_table_may_have_a_column_of_sentences(text_of):
@@ -234,63 +226,53 @@ def test_what_is_filled_into_a_form_is_read(text_of):
     assert text == "Please fill in this form.\n\nColour of the hive: green and blue\ntown: Hull"
 
 
-def test_a_password_is_named(tmp_path):
+def test_a_password_is_named(reads):
     """The standard handler with keys of 40 bits (ISO 32000-1, 7.6.3), and hashes of no password."""
     about = f"/Filter /Standard /V 1 /R 2 /P -4 /O <{'00' * 32}> /U <{'00' * 32}>"
     whole = pdf(["Bees dance."], more=[f"<< {about} >>"])
     entry = b"/Encrypt 5 0 R /ID [<01> <01>] /Info"
-    (tmp_path / "a.pdf").write_bytes(whole.replace(b"/Info", entry))
-    (tmp_path / "b.txt").write_text("A text file of more than five words.")
-    report = read_corpus([tmp_path])[1]
+    report = reads({"a.pdf": whole.replace(b"/Info", entry), "b.txt": SENTENCE})[1]
     (place,) = report.examples["damaged or encrypted .pdf"]
     assert place.startswith("a.pdf: ") and "password" in place
 
 
-def test_a_page_that_is_damaged_costs_no_other(tmp_path):
+def test_a_page_that_is_damaged_costs_no_other(reads):
     whole = pdf(["The first page speaks of invoices.", "The second of archives.", "The last."])
-    (tmp_path / "a.pdf").write_bytes(
-        whole.replace(b"7 0 obj\n<< /Type /Page", b"7 0 obj\n<< /Type /Xage")
-    )
-    ((document,), report) = read_corpus([tmp_path])
+    torn = whole.replace(b"7 0 obj\n<< /Type /Page", b"7 0 obj\n<< /Type /Xage")
+    ((document,), report) = reads({"a.pdf": torn})
     assert document.text == "The first page speaks of invoices.\n\n\f\n\n\fThe last."
     assert report.examples == {"damaged page": ["a.pdf, page 2"]}
 
 
-def test_damage_is_one_sentence(tmp_path):
+def test_damage_is_one_sentence(reads):
     whole, rng = pdf(["The first page speaks of invoices."] * 3), random.Random(0)
+    files = {"whole.pdf": whole}
     for i in range(40):
         torn = bytearray(whole if i % 2 else whole[: rng.randrange(len(whole))])
         for _ in range(rng.choice((1, 10, 100))):
             torn[rng.randrange(len(torn))] = rng.randrange(256)
-        (tmp_path / f"{i}.pdf").write_bytes(torn)
-    (tmp_path / "whole.pdf").write_bytes(whole)
-    documents, report = read_corpus([tmp_path], distinct=False)
+        files[f"{i}.pdf"] = bytes(torn)
+    documents, report = reads(files, distinct=False)
     assert "whole.pdf" in {document.id for document in documents}
     told = {place.split(":")[0] for places in report.examples.values() for place in places}
     assert told and len(documents) + sum(report.skipped.values()) >= 41
 
 
 @pytest.mark.parametrize("name", ["Über uns\n2.pdf", os.fsdecode(b"caf\xe9.pdf"), "a.pdf.gz"])
-def test_files_of_any_name(tmp_path, name):
-    import gzip
-
+def test_files_of_any_name(reads, name):
     whole = pdf(["The first page speaks of invoices."])
-    (tmp_path / name).write_bytes(gzip.compress(whole) if name.endswith(".gz") else whole)
-    assert read_corpus([tmp_path])[0][0].text == "The first page speaks of invoices."
+    ((document,), _) = reads({name: gzip.compress(whole) if name.endswith(".gz") else whole})
+    assert document.text == "The first page speaks of invoices."
 
 
-def test_a_pdf_without_text_and_a_broken_one_are_named(tmp_path):
-    (tmp_path / "scan.pdf").write_bytes(pdf([""]))
-    (tmp_path / "torn.pdf").write_bytes(b"%PDF-1.4 and no more")
-    (tmp_path / "b.txt").write_text("A text file of more than five words.")
-    documents, report = read_corpus([tmp_path], max_bad_share=0.5)
+def test_a_pdf_without_text_and_a_broken_one_are_named(reads, tmp_path):
+    files = {"scan.pdf": pdf([""]), "torn.pdf": b"%PDF-1.4 and no more", "b.txt": SENTENCE}
+    documents, report = reads(files, max_bad_share=0.5)
     assert len(documents) == 1 and report.bad == 1
-    assert report.examples["PDF without text; run OCR on it first"] == ["scan.pdf"]
+    said = "PDF without text; run OCR on it first"
+    assert report.examples[said] == ["scan.pdf"]
     assert report.examples["damaged or encrypted .pdf"][0].startswith("torn.pdf: ")
-    with pytest.raises(
-        RevelaError,
-        match=r"scan\.pdf: PDF without text; run OCR on it first",
-    ):
+    with pytest.raises(RevelaError, match=rf"scan\.pdf: {said}"):
         read_corpus([tmp_path / "scan.pdf"])
 
 

@@ -16,17 +16,12 @@ BODY = "<p>A sentence of post {0} with enough words.</p>\n<pre><code>x = {0}\n  
 
 def row(number: int, kind: int = 1, **more: object) -> str:
     values = {"Id": number, "PostTypeId": kind, "Body": BODY.format(number), **more}
-    return (
-        "  <row "
-        + " ".join(f"{name}={quoteattr(str(value))}" for name, value in values.items())
-        + " />\n"
-    )
+    return f"  <row {' '.join(f'{name}={quoteattr(str(v))}' for name, v in values.items())} />\n"
 
 
 def dump(rows: list[str]) -> bytes:
-    return (
-        '\ufeff<?xml version="1.0" encoding="utf-8"?>\n<posts>\n' + "".join(rows) + "</posts>"
-    ).encode()
+    head = '\ufeff<?xml version="1.0" encoding="utf-8"?>\n<posts>\n'
+    return f"{head}{''.join(rows)}</posts>".encode()
 
 
 ROWS = [
@@ -44,29 +39,21 @@ def order(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_answers_follow_their_question_best_first(tmp_path, seed):
+def test_answers_follow_their_question_best_first(reads, seed):
     rows = random.Random(seed).sample(ROWS, len(ROWS)) if seed else ROWS
-    (tmp_path / "Posts.xml").write_bytes(dump(rows))
-    documents, report = read_corpus([tmp_path])
+    documents, report = reads({"Posts.xml": dump(rows)})
     assert [(d.id, d.title, order(d.text)) for d in documents] == [
         ("Posts.xml:1", "How do I &lt;x&gt; it?", [1, 5, 6, 3]),
         ("Posts.xml:2", "Why?", [2, 4]),
     ]
-    assert (
-        "x = 5\n  y" in documents[0].text and "<p>" not in documents[0].text and not report.skipped
-    )
+    text = documents[0].text
+    assert "x = 5\n  y" in text and "<p>" not in text and not report.skipped
 
 
-def test_what_is_no_question_or_answer_is_counted(tmp_path):
-    rows = [
-        *ROWS,
-        row(7, 4),
-        row(8, 2, ParentId=99),
-        row(9, 2),
-        '  <row Id="10" PostTypeId="1" />\n',
-    ]
-    (tmp_path / "Posts.xml.gz").write_bytes(gzip.compress(dump(rows)))
-    documents, report = read_corpus([tmp_path], max_bad_share=0.5)
+def test_what_is_no_question_or_answer_is_counted(reads):
+    torn = '  <row Id="10" PostTypeId="1" />\n'
+    rows = [*ROWS, row(7, 4), row(8, 2, ParentId=99), row(9, 2), torn]
+    documents, report = reads({"Posts.xml.gz": gzip.compress(dump(rows))}, max_bad_share=0.5)
     assert len(documents) == 2
     assert report.examples == {
         "neither question nor answer": ["Posts.xml.gz:7"],
@@ -76,11 +63,10 @@ def test_what_is_no_question_or_answer_is_counted(tmp_path):
     assert report.bad == 2
 
 
-def test_half_a_file_is_named(tmp_path):
+def test_half_a_file_is_named(reads):
     raw = dump(ROWS)
-    (tmp_path / "Posts.xml").write_bytes(raw[: raw.index(b'Id="6"')])
     with pytest.raises(RevelaError, match=r"damaged or encrypted \.xml \(Posts\.xml: .*line 8"):
-        read_corpus([tmp_path])
+        reads({"Posts.xml": raw[: raw.index(b'Id="6"')]})
 
 
 def test_other_xml_is_text(tmp_path):
@@ -90,13 +76,10 @@ def test_other_xml_is_text(tmp_path):
         assert "Body='of the hive'" in document.text and document.kind == "code"
 
 
-def test_entities_do_not_expand_without_end(tmp_path):
+def test_entities_do_not_expand_without_end(reads):
     """The billion laughs: expat refuses, and that is a damaged file."""
-    entities = '<!ENTITY a0 "ha">' + "".join(
-        f'<!ENTITY a{i} "{f"&a{i - 1};" * 10}">' for i in range(1, 10)
-    )
-    (tmp_path / "Posts.xml").write_text(
-        f"<!DOCTYPE posts [{entities}]><posts>" + '<row Id="1" PostTypeId="1" Body="&a9;"/></posts>'
-    )
+    more = "".join(f'<!ENTITY a{i} "{f"&a{i - 1};" * 10}">' for i in range(1, 10))
+    row = '<row Id="1" PostTypeId="1" Body="&a9;"/>'
+    page = f'<!DOCTYPE posts [<!ENTITY a0 "ha">{more}]><posts>{row}</posts>'
     with pytest.raises(RevelaError, match=r"Posts\.xml"):
-        read_corpus([tmp_path])
+        reads({"Posts.xml": page})

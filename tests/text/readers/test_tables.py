@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import SENTENCE
 from revela.errors import RevelaError
 from revela.text.load import Reading, read_corpus
 from revela.text.readers import common, tables
@@ -27,20 +28,15 @@ from revela.text.readers.table_lines import table_lines
 from revela.types import Document
 from tests.collection_folder import write_lines
 
-SENTENCE = "A sentence that has more than five words."
 FIELDS = Fields("text", "title")
 ROWS = [
     {"id": i, "title": f"T{i}", "text": f"{SENTENCE} Number {i}.", "other": 1.5} for i in range(30)
 ]
 
 
-def arrow_stream(path: Path, table: pa.Table) -> None:
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-
-
-def arrow_file(path: Path, table: pa.Table) -> None:
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+def arrow(path: Path, table: pa.Table) -> None:
+    kind = pa.ipc.new_file if path.stem == "file" else pa.ipc.new_stream
+    with pa.OSFile(str(path), "wb") as sink, kind(sink, table.schema) as writer:
         writer.write_table(table)
 
 
@@ -52,10 +48,8 @@ def comma_separated(path: Path, table: pa.Table) -> None:
 
 WRITERS = {
     "a.parquet": lambda path, table: pq.write_table(table, path, row_group_size=7),
-    "stream.arrow": arrow_stream,
-    "file.arrow": arrow_file,
-    "a.csv": comma_separated,
-    "a.tsv": comma_separated,
+    **dict.fromkeys(("stream.arrow", "file.arrow"), arrow),
+    **dict.fromkeys(("a.csv", "a.tsv"), comma_separated),
 }
 
 
@@ -70,18 +64,13 @@ def test_rows_become_documents(tmp_path, name):
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_missing_column_is_answered_with_those_there_are(tmp_path, name):
     WRITERS[name](tmp_path / name, pa.Table.from_pylist(ROWS))
-    with pytest.raises(
-        RevelaError,
-        match=rf'{name}: no column "body"; name one with --text-field of index or fit '
-        r"\(has id, title, text, other\)",
-    ):
+    said = 'no column "body"; name one with --text-field of index or fit'
+    with pytest.raises(RevelaError, match=rf"{name}: {said} \(has id, title, text, other\)"):
         read_corpus([tmp_path / name], Reading(text_field="body"))
     (tmp_path / "b.txt").write_text(SENTENCE)  # in a folder the table is left out and named
     documents, report = read_corpus([tmp_path], Reading(text_field="body"))
     assert len(documents) == 1 and not report.bad
-    assert report.examples['no column "body"; name one with --text-field of index or fit'] == [
-        f"{name} (has id, title, text, other)"
-    ]
+    assert report.examples[said] == [f"{name} (has id, title, text, other)"]
 
 
 def test_a_table_without_a_header_does_not_flood_the_message(tmp_path):
@@ -108,11 +97,9 @@ def test_a_string_that_is_not_utf8_is_damage(tmp_path):
     raw = pa.array([SENTENCE.encode(), b"\xff\xfe"], pa.binary())
     table = pa.table({"text": pa.Array.from_buffers(pa.string(), 2, raw.buffers())})
     pq.write_table(table, tmp_path / "a.parquet")
-    arrow_stream(tmp_path / "a.arrow", table)
-    with pytest.raises(
-        RevelaError,
-        match=r"encrypted \.arrow \(a\.arrow: .* encrypted \.parquet \(a\.parquet",
-    ):
+    arrow(tmp_path / "a.arrow", table)
+    said = r"encrypted \.arrow \(a\.arrow: .* encrypted \.parquet \(a\.parquet"
+    with pytest.raises(RevelaError, match=said):
         read_corpus([tmp_path])
 
 
@@ -122,9 +109,8 @@ def test_a_truncated_file_is_named(tmp_path, name, keep):
     WRITERS[name](tmp_path / name, pa.Table.from_pylist(ROWS * 100))
     raw = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(raw[: int(len(raw) * keep)])
-    with pytest.raises(
-        RevelaError, match=rf"damaged or encrypted \.(parquet|arrow): {name}.*--max-bad-share"
-    ):
+    said = rf"damaged or encrypted \.(parquet|arrow): {name}.*--max-bad-share"
+    with pytest.raises(RevelaError, match=said):
         read_corpus([tmp_path], max_bad_share=0)
 
 
@@ -133,12 +119,11 @@ def csv_documents(raw: bytes, path: Path, report: ReadReport) -> list[Document]:
     return list(tables.read_csv(path, path.name, FIELDS, report))
 
 
-def test_a_large_csv_without_a_column_of_text_is_named(tmp_path, monkeypatch):
+def test_a_large_csv_without_a_column_of_text_is_named(reads, monkeypatch):
     monkeypatch.setattr(common, "MAX_BYTES", 1000)
     rows = "\n".join(["kind,says", *(f"bee,{SENTENCE}" for _ in range(50))])
-    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(rows.encode()))
-    (tmp_path / "b.txt").write_text(SENTENCE)
-    documents, report = read_corpus([tmp_path])
+    packed = gzip.compress(rows.encode())
+    documents, report = reads({"a.csv.gz": packed, "b.txt": SENTENCE})
     assert [d.id for d in documents] == ["b.txt"]
     assert report.examples == {"over 0 MB: split it": ["a.csv.gz"]}
 
@@ -193,10 +178,9 @@ def test_tables_as_people_have_them(tmp_path, content, expected, codec, line_end
     )
 
 
-def test_a_table_of_numbers_is_data(tmp_path):
-    (tmp_path / "a.txt").write_text(SENTENCE)
-    (tmp_path / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "q1\td7\t1\n" * 20)
-    documents, report = read_corpus([tmp_path])
+def test_a_table_of_numbers_is_data(reads):
+    table = "query-id\tcorpus-id\tscore\n" + "q1\td7\t1\n" * 20
+    documents, report = reads({"a.txt": SENTENCE, "test.tsv": table})
     assert len(documents) == 1 and report.lines()[1:] == ["not read: 1 .tsv (table of numbers)"]
 
 
@@ -235,19 +219,22 @@ def test_a_row_group_may_be_larger_than_memory(tmp_path):
         pa.set_memory_pool(usual)
 
 
+def write_rows(path: Path, rows: list[dict]) -> None:
+    if path.suffix == ".jsonl":
+        write_lines(path, rows)
+    else:
+        WRITERS[path.name](path, pa.Table.from_pylist(rows))
+
+
 @pytest.mark.parametrize("name", [*WRITERS, "a.jsonl"])
 def test_metadata_comes_along_when_it_is_asked_for(tmp_path, name):
     rows = [
         {"text": SENTENCE, "year": 2020 + i, "share": i / 8, "lang": lang, "code": "007"}
         for i, lang in enumerate((None, "en", "de"))
     ]
-    if name == "a.jsonl":
-        write_lines(tmp_path / name, rows)
-    else:
-        WRITERS[name](tmp_path / name, pa.Table.from_pylist(rows))
-    documents, _ = read_corpus(
-        [tmp_path], distinct=False, metadata=["year", "lang", "share", "code", "none"]
-    )
+    write_rows(tmp_path / name, rows)
+    asked = ["year", "lang", "share", "code", "none"]
+    documents, _ = read_corpus([tmp_path], distinct=False, metadata=asked)
     assert [d.metadata for d in documents] == [
         {k: v for k, v in row.items() if k != "text" and v is not None} for row in rows
     ]
@@ -267,14 +254,9 @@ def test_metadata_of_other_kinds_are_kept_as_text(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
 def test_a_number_that_is_none_is_missing(tmp_path, name):
-    rows = [
-        {"text": f"{SENTENCE} {i}", "share": share}
-        for i, share in enumerate([0.5, math.nan, math.inf, -math.inf])
-    ]
-    if name == "a.jsonl":
-        write_lines(tmp_path / name, rows)
-    else:
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / name)
+    shares = [0.5, math.nan, math.inf, -math.inf]
+    rows = [{"text": f"{SENTENCE} {i}", "share": share} for i, share in enumerate(shares)]
+    write_rows(tmp_path / name, rows)
     documents, _ = read_corpus([tmp_path], distinct=False, metadata=["share"])
     assert [d.metadata for d in documents] == [{"share": 0.5}, {}, {}, {}]
 
@@ -295,13 +277,11 @@ STATEMENT = [
         (["Account;12 34", "Holder;Ann", ""], ["Account: 12 34", "Holder: Ann"]),
     ],
 )
-def test_lines_above_the_header_are_no_headings(tmp_path, above, lines):
-    (tmp_path / "a.csv").write_text("\n".join([*above, HEADER, *PAID]))
-    assert read_corpus([tmp_path])[0][0].text.split("\n") == lines + STATEMENT
+def test_lines_above_the_header_are_no_headings(reads, above, lines):
+    ((document,), _) = reads({"a.csv": "\n".join([*above, HEADER, *PAID])})
+    assert document.text.split("\n") == lines + STATEMENT
 
 
-def test_a_column_alone_is_not_split(tmp_path):
-    (tmp_path / "a.csv").write_text(
-        "text\nBees; wasps; and all of them\nOwls; and many more of them\n"
-    )
-    assert len(read_corpus([tmp_path])[0]) == 2
+def test_a_column_alone_is_not_split(reads):
+    table = "text\nBees; wasps; and all of them\nOwls; and many more of them\n"
+    assert len(reads({"a.csv": table})[0]) == 2

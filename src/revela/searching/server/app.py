@@ -10,7 +10,7 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -130,9 +130,17 @@ class SearchService:
 
     def index_info(self) -> schemas.IndexInfo:
         """The index: its size, the columns for filters, and whether it keeps tokens."""
-        about: Any = dict(name=self.site.name, model=self.name, documents=len(self.index))
-        about |= dict(passages=0, updated=datetime.now(UTC), examples=[])
-        return schemas.IndexInfo(columns=OWN_COLUMNS, tokens=False, rerank="none", **about)
+        return schemas.IndexInfo(
+            name=self.site.name,
+            model=self.name,
+            documents=len(self.index),
+            passages=0,
+            updated=datetime.now(UTC),
+            examples=[],
+            columns=OWN_COLUMNS,
+            tokens=False,
+            rerank="none",
+        )
 
     async def search(self, body: SearchRequest, request: Request) -> schemas.SearchResults:
         """Search: the best documents, each with its best passage."""
@@ -154,15 +162,15 @@ class SearchService:
     async def _search(self, body: SearchRequest) -> tuple[Hits, list[schemas.SearchResult]]:
         if body.mode == "dense" or body.rerank == "late-interaction":
             await self.not_yet()
-        asked: Any = dict(k=body.k, where=body.where, min_score=body.min_score)
-        return await in_thread(self.search_threads, partial(self._found, body, asked))
+        find = partial(self.index.search, body.query, body.k)
+        find = partial(find, where=body.where, min_score=body.min_score)
+        return await in_thread(self.search_threads, partial(self._found, body, find))
 
     def _found(
-        self, body: SearchRequest, asked: dict[str, Any]
+        self, body: SearchRequest, find: Callable[[], Hits]
     ) -> tuple[Hits, list[schemas.SearchResult]]:
-        """The hits of a search with these options, and the same in the form of the API."""
-        index = self.index
-        hits = index.search(body.query, **asked)
+        """The hits of a search, and the same in the form of the API."""
+        index, hits = self.index, find()
         # Do not tell strangers where files are.
         file = None if isinstance(index, Words) or not self.access.local_only else index.file
         snippets = index.snippets(body.query, hits)
@@ -171,14 +179,18 @@ class SearchService:
         same = {copy: first + 1 for first, copies in groups.items() for copy in copies}
         results = list[schemas.SearchResult]()
         for i, (hit, shown) in enumerate(zip(hits, snippets, strict=True)):
-            about: dict[str, Any] = asdict(hit)
-            about |= dict(line=shown.line, page=shown.page)
             path = file(hit.id) if file else None
-            about |= dict(rank=i + 1, heading=heading_of(hit), snippet=_marked(shown))
-            about |= dict(path=path and str(path), url=self.site.url(hit.id))
-            about["passage"] = _marked(whole[i]) if body.marked else None
-            about["same_as"] = same.get(i)
-            results.append(schemas.SearchResult(**about))
+            result = schemas.SearchResult(
+                **asdict(hit) | {"line": shown.line, "page": shown.page},
+                rank=i + 1,
+                heading=heading_of(hit),
+                snippet=_marked(shown),
+                passage=_marked(whole[i]) if body.marked else None,
+                path=str(path) if path else None,
+                url=self.site.url(hit.id),
+                same_as=same.get(i),
+            )
+            results.append(result)
         return hits, results
 
 
@@ -283,8 +295,7 @@ class Service(SearchService):
         )
 
     async def _search(self, body: SearchRequest) -> tuple[Hits, list[schemas.SearchResult]]:
-        asked: Any = dict(k=body.k, mode=body.mode, where=body.where, fusion=body.fusion)
-        asked |= dict(rerank=body.rerank, min_score=body.min_score, explain=body.explain)
+        asked = body.options()
         check_query(body.query)
         by_tokens = self.index.options(**asked).rerank == "late-interaction"
         if by_tokens and not self.index.info.settings.keep_tokens:
@@ -298,8 +309,8 @@ class Service(SearchService):
             # Truncated for the model only: all of its words are searched for.
             tokens = await self.encoding.tokens([body.query], "query", True, "query")
             (encoded,) = await self.encoding.encode([body.query], tokens, "query", by_tokens)
-        asked["encoded"] = encoded
-        return await in_thread(self.search_threads, partial(self._found, body, asked))
+        find = partial(self.index.search, body.query, encoded=encoded, **asked)
+        return await in_thread(self.search_threads, partial(self._found, body, find))
 
     def index_info(self) -> schemas.IndexInfo:
         """The index: its size, the columns for filters, and whether it keeps tokens."""

@@ -21,6 +21,7 @@ from typing import Any
 from revela.encoders.base import TextEncoder
 from revela.ranking.late_interaction import encode_packed
 from revela.searching.server.errors import queue_full
+from revela.text.parallel import pack
 from revela.types import ROLES, QueryTokens, Role, Vectors
 
 BATCHES_AHEAD = 4  # batches formed at once
@@ -213,16 +214,8 @@ class Batcher:
                     jobs.appendleft(job)
                 break
         texts.sort(key=lambda text: text[0].tokens[text[1]])
-        batch: _Batch = []
-        used = 0
-        for job, i in texts:
-            if batch and used + job.tokens[i] > self._batch_tokens:
-                self._batches[role].append(batch)
-                batch, used = [], 0
-            batch.append((job, i))
-            used += job.tokens[i]
-        if batch:
-            self._batches[role].append(batch)
+        runs = pack([job.tokens[i] for job, i in texts], self._batch_tokens)
+        self._batches[role] += [texts[run.start : run.stop] for run in runs]
 
     def _drop_done(self, role: Role) -> None:
         """Drop the texts of requests that were cancelled or failed in an earlier batch."""

@@ -324,7 +324,7 @@ def within(
             wide = sum(east_asian_width(letter) in "WF" for letter in text[:length])
             text = part_of(number, length + wide)
             text = text[: fitting(text, tokens)]
-        given = dict(text=text, cut=is_cut or None, snippet=None)
+        given = {"text": text, "cut": is_cut or None, "snippet": None}
         cut.append(result.model_copy(update=given))
     notes = []
     if number := sum(bool(result.cut) for result in cut):

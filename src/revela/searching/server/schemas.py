@@ -21,7 +21,7 @@ from pydantic_core import PydanticKnownError
 from revela.ranking.steps import Rerank
 from revela.searching.filters import EXAMPLE
 from revela.searching.server.errors import APIError
-from revela.types import Answer, Explanation, Role
+from revela.types import Answer, Explanation, Role, is_unicode
 
 # Other APIs' names of our fields, if the spelling is not similar.
 ALIASES = {
@@ -64,10 +64,8 @@ def _no_sql(value: Any) -> Any:
 
 
 def _unicode(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise PydanticKnownError("string_unicode") from None
+    if not is_unicode(text):
+        raise PydanticKnownError("string_unicode")
     return text
 
 
@@ -147,6 +145,10 @@ class SearchRequest(RequestModel):
     min_score: float | None = Field(None, description="Leave out documents of a lower score.")
     explain: bool = Field(False, description="Say what words and vectors gave each result.")
     marked: bool = Field(False, description="Give all of each passage as it is shown, marked.")
+
+    def options(self) -> dict[str, Any]:
+        """The options of ``Index.search``, by their names."""
+        return {name: value for name, value in self if name not in ("query", "marked")}
 
 
 class RerankRequest(RequestModel):

@@ -132,8 +132,9 @@ class ReadReport:
         for (reason, ending), count in self.unread.most_common():
             unread.setdefault(reason, []).append(f"{count:,} {ending}")
         if unread:
-            named = [f"{_shortened(endings)} ({reason})" for reason, endings in unread.items()]
-            out.append(f"not read: {'; '.join(_first(named, 'reasons'))}")
+            shown = {why: _first(some, MAX_ENDINGS, "endings") for why, some in unread.items()}
+            named = [f"{', '.join(endings)} ({reason})" for reason, endings in shown.items()]
+            out.append(f"not read: {'; '.join(_first(named, MAX_REASONS, 'reasons'))}")
         out += self._counted("skipped ", self.skipped)
         return out
 
@@ -151,18 +152,13 @@ class ReadReport:
             places = self.examples[reason]
             more = ", ..." if count > len(places) else ""
             out.append(f"{verb}{count:,}: {reason} ({', '.join(places)}{more})")
-        return _first(out, "lines of this kind")
+        return _first(out, MAX_REASONS, "lines of this kind")
 
 
-def _shortened(endings: list[str]) -> str:
-    n_more = len(endings) - MAX_ENDINGS
-    more = [f"{n_more} other endings"] if n_more > 0 else []
-    return ", ".join(endings[:MAX_ENDINGS] + more)
-
-
-def _first(lines: list[str], what: str) -> list[str]:
-    n_more = len(lines) - MAX_REASONS
-    return lines[:MAX_REASONS] + ([f"{n_more} other {what}"] if n_more > 0 else [])
+def _first(lines: list[str], most: int, what: str) -> list[str]:
+    """The first lines, and how many others there are."""
+    n_more = len(lines) - most
+    return lines[:most] + ([f"{n_more} other {what}"] if n_more > 0 else [])
 
 
 class DamagedFile(Exception):
@@ -301,15 +297,6 @@ def without_data(text: str) -> str:
 def squeeze(text: str) -> str:
     """A text with 256 spaces for a run of ``BLANK`` or more, which would cost as much as text."""
     return _BLANK.sub(r"\1", text) if len(text) > BLANK else text
-
-
-def is_unicode(text: str) -> bool:
-    """Whether a text has no surrogates. (JSON may have half of a pair, escaped.)"""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def without_surrogates(text: str) -> str:

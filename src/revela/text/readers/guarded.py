@@ -90,8 +90,14 @@ class GuardedProcess:
         threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         env = os.environ | threads | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-P", "-c", f"from {__name__} import main; main()"]
-        pipes: Any = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        return subprocess.Popen(command, env=env, encoding="ascii", **pipes)
+        return subprocess.Popen(
+            command,
+            env=env,
+            encoding="ascii",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
 
 
 PROCESS = GuardedProcess()

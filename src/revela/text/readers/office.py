@@ -14,6 +14,7 @@ import xml.etree.ElementTree as ET
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -57,17 +58,16 @@ def read_docx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
 
     no_image = mammoth.images.img_element(lambda image: {})
     style = "p[style-name='Title'] => h1:fresh"
-    with _open_zipped(path) as handle:
-        with zipfile.ZipFile(handle) as parts:
-            around = _around(parts)
-            names = [part for part in parts.namelist() if part.startswith("word/document")]
-            main = [parts.read(part) for part in names]
+    with _unzipped(path) as (handle, parts):
+        around = _around(parts)
+        names = [part for part in parts.namelist() if part.startswith("word/document")]
+        main = [parts.read(part) for part in names]
         if any(_LONG_RUN.search(part) for part in main):
             raise DamagedFile("a run of over 4 MB of text: split it")
         if any(b"<m:oMath" in part for part in main):
             report.note("Word with equations, which are not read", name)
         page = mammoth.convert_to_html(handle, style_map=style, convert_image=no_image)
-        title = _title_in(handle, "docProps/core.xml")
+        title = _title_in(parts, "docProps/core.xml")
     yield _titled(name, _joined([_markdown(page.value), *around], "Word"), title)
 
 
@@ -85,10 +85,10 @@ def read_pptx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
     """Read slides, each with a heading, with tables and speaker notes."""
     from pptx import Presentation
 
-    with _open_zipped(path) as handle:
-        parts = [part for slide in Presentation(handle).slides for part in _slide(slide)]
-        title = _title_in(handle, "docProps/core.xml")
-    yield _titled(name, _joined(parts, "PowerPoint"), title)
+    with _unzipped(path) as (handle, parts):
+        texts = [text for slide in Presentation(handle).slides for text in _slide(slide)]
+        title = _title_in(parts, "docProps/core.xml")
+    yield _titled(name, _joined(texts, "PowerPoint"), title)
 
 
 def _slide(slide: Any) -> Iterator[str]:
@@ -115,21 +115,20 @@ def read_xlsx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
     """Read sheets, each with a heading and a line per row."""
     import openpyxl
 
-    with _open_zipped(path) as handle:
-        with zipfile.ZipFile(handle) as parts:
-            count, merged = 0, dict[str, list[Merged]]()
-            for part in parts.namelist():
-                if part.startswith("xl/worksheets/"):
-                    page = parts.read(part)
-                    count += len(_NO_VALUE.findall(page))
-                    merged[part] = _merged(page)
+    with _unzipped(path) as (handle, parts):
+        count, merged = 0, dict[str, list[Merged]]()
+        for part in parts.namelist():
+            if part.startswith("xl/worksheets/"):
+                page = parts.read(part)
+                count += len(_NO_VALUE.findall(page))
+                merged[part] = _merged(page)
         if count:
             remark = "formulas without a value: open the file in Excel and save it"
             report.note(remark, f"{name}: {count:,}")
         sheets = openpyxl.load_workbook(handle, read_only=True, data_only=True).worksheets
         texts = (_sheet(sheet, merged.get(sheet._worksheet_path, [])) for sheet in sheets)
         text = _joined(texts, "Excel")
-        title = _title_in(handle, "docProps/core.xml")
+        title = _title_in(parts, "docProps/core.xml")
     yield Document(name, text, plain_title(title))
 
 
@@ -143,12 +142,9 @@ def _merged(page: bytes) -> list[Merged]:
 
 def _sheet(sheet: Any, merged: Sequence[Merged]) -> str:
     sheet.reset_dimensions()  # they may be wrong
-    text = "\n\n".join(sheet_tables(map(_shown_cells, sheet.iter_rows()), merged))
+    rows = (_cells(map(_shown, row)) for row in sheet.iter_rows())
+    text = "\n\n".join(sheet_tables(rows, merged))
     return f"# {sheet.title}\n\n{text}" if text else ""
-
-
-def _shown_cells(cells: Iterable[Any]) -> list[str]:
-    return _cells(_shown(cell) for cell in cells)
 
 
 def _shown(cell: Any) -> object:
@@ -191,7 +187,7 @@ def _cells(cells: Iterable[object]) -> list[str]:
 
 def read_epub(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read the chapters of an e-book, in order."""
-    with _open_zipped(path) as handle, zipfile.ZipFile(handle) as book:
+    with _unzipped(path) as (_, book):
         container = ET.fromstring(book.read("META-INF/container.xml"))
         package = next(container.iterfind(".//{*}rootfile")).attrib["full-path"]
         about = ET.fromstring(book.read(package))
@@ -215,13 +211,13 @@ def _chapters(
 
 def read_odf(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read text, sheets or slides of OpenDocument (LibreOffice)."""
-    with _open_zipped(path) as handle, zipfile.ZipFile(handle) as parts:
+    with _unzipped(path) as (_, parts):
         body = ET.fromstring(parts.read("content.xml")).find("{*}body")
         styles = ET.fromstring(parts.read("styles.xml")) if "styles.xml" in parts.namelist() else ()
         around = (part for style in styles for part in style.iter() if _local(part.tag) in _AROUND)
         texts = [*_blocks(body), *dict.fromkeys(text for part in around for text in _blocks(part))]
         text = _joined(texts, "OpenDocument")
-        title = _title_in(handle, "meta.xml")
+        title = _title_in(parts, "meta.xml")
     yield _titled(name, text, title)
 
 
@@ -269,11 +265,10 @@ def _local(tag: str) -> str:
     return tag.rpartition("}")[2]
 
 
-def _title_in(handle: BinaryIO, part: str) -> str:
+def _title_in(parts: zipfile.ZipFile, part: str) -> str:
     """The title in the metadata of a zipped document."""
     try:
-        with zipfile.ZipFile(handle) as parts:
-            return ET.fromstring(parts.read(part)).findtext(".//{*}title") or ""
+        return ET.fromstring(parts.read(part)).findtext(".//{*}title") or ""
     except (KeyError, ET.ParseError, zipfile.BadZipFile):
         return ""
 
@@ -288,15 +283,14 @@ def _markdown(page: str) -> str:
     return extract_fragment(_HEADING.sub(lambda tag: tag[0] + "#" * int(tag[1]) + " ", page))
 
 
-def _open_zipped(path: Path) -> BinaryIO:
-    """Open a zipped file; DamagedFile if it is a zip bomb."""
-    handle = open_seekable(path)
-    with zipfile.ZipFile(handle) as members:
-        unpacked = sum(member.file_size for member in members.infolist())
-    if unpacked > common.MAX_BYTES + handle.seek(0, 2):  # pictures do not grow when unpacked
-        raise DamagedFile(f"over {common.MAX_BYTES >> 20} MB unpacked: split it")
-    handle.seek(0)
-    return handle
+@contextmanager
+def _unzipped(path: Path) -> Iterator[tuple[BinaryIO, zipfile.ZipFile]]:
+    """Open a zipped file, and its parts; DamagedFile if it is a zip bomb."""
+    with open_seekable(path) as handle, zipfile.ZipFile(handle) as parts:
+        unpacked = sum(part.file_size for part in parts.infolist())
+        if unpacked > common.MAX_BYTES + handle.seek(0, 2):  # pictures do not grow when unpacked
+            raise DamagedFile(f"over {common.MAX_BYTES >> 20} MB unpacked: split it")
+        yield handle, parts
 
 
 def _joined(parts: Iterable[str], format: str) -> str:

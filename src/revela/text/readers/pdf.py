@@ -48,16 +48,16 @@ def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
 def _text(page: Page) -> str:
     """A page's text, its tables as lines with each value beside its column's heading.
 
-    >>> head = [("Room", 0, 4), ("Summer", 9, 15), ("Winter", 17, 23)]
-    >>> below = [("Oslo", 0, 4), ("120", 9, 12), ("8", 17, 18)], [("Ulm", 0, 3), ("60", 17, 19)]
-    >>> _text([[("Prices", 0, 6)], head, *below, [("By night.", 0, 9)]])
+    >>> head = [Cell("Room", 0, 4), Cell("Summer", 9, 15), Cell("Winter", 17, 23)]
+    >>> oslo = [Cell("Oslo", 0, 4), Cell("120", 9, 12), Cell("8", 17, 18)]
+    >>> ulm = [Cell("Ulm", 0, 3), Cell("60", 17, 19)]
+    >>> _text([[Cell("Prices", 0, 6)], head, oslo, ulm, [Cell("By night.", 0, 9)]])
     'Prices\\nRoom: Oslo; Summer: 120; Winter: 8\\nRoom: Ulm; Winter: 60\\nBy night.'
     """
     if not isinstance(page, list):
         return page or ""
     lines = list[str]()
-    rows = [[Cell(*cell) for cell in line] for line in page]
-    for is_row, group in groupby(rows, lambda cells: len(cells) > 1):
+    for is_row, group in groupby(page, lambda cells: len(cells) > 1):
         found = list(group)
         table = _table(found) if is_row else []
         lines += lines_below(table[0], table[1:]) if table else ()

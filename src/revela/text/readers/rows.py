@@ -11,8 +11,8 @@ from pathlib import Path
 
 from revela.text.endings import CODE
 from revela.text.readers import common
-from revela.text.readers.common import ReadReport, UnsupportedFile, is_of_file, is_unicode
-from revela.types import Document, Kind, Value, is_missing
+from revela.text.readers.common import ReadReport, UnsupportedFile, is_of_file
+from revela.types import Document, Kind, Value, is_missing, is_unicode
 
 ID_FIELDS = ("_id", "id", "docid")
 PATH_FIELDS = ("path", "file_path", "filepath", "filename", "file_name")

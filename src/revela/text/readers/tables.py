@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from statistics import median
@@ -47,10 +48,7 @@ def read_parquet(
     path: Path, name: str, fields: Fields, report: ReadReport, row_groups: range | None = None
 ) -> Iterator[Document]:
     """Read a Parquet file, or some of its row groups."""
-
-    def columns(schema: Any) -> list[str]:
-        return _text_columns(schema, fields)
-
+    columns = partial(_text_columns, fields=fields)
     for before, batch in parquet_batches(path, columns, ROWS, row_groups):
         yield from documents_of([batch], name, fields, report, before)
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from revela.errors import RevelaError
-from revela.text.readers.common import display_path, is_unicode, numbered_lines
+from revela.text.readers.common import display_path, numbered_lines
 from revela.text.readers.hub import PREFIX, hub_rows
 from revela.text.readers.tables import parquet_batches, refuse_damage
 from revela.training.groups.store import Member
+from revela.types import is_unicode
 
 ROWS = 16  # rows of Parquet decoded at a time
 
