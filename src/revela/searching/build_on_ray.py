@@ -24,6 +24,7 @@ from revela.errors import RevelaError
 from revela.ranking.bm25 import TermCounts
 from revela.ranking.calibration import Calibration
 from revela.searching import on_ray
+from revela.searching.changes import Changes, calibrate
 from revela.searching.index import Index
 from revela.searching.ingest import (
     BATCH_DOCUMENTS,
@@ -38,7 +39,6 @@ from revela.searching.ingest import (
 from revela.searching.manifest import Info
 from revela.searching.on_ray import Cluster
 from revela.searching.table import Table, table_uri
-from revela.searching.writer import Changes, calibrate
 from revela.text.analyzer import SAMPLE, Analyzer
 from revela.text.load import check_report
 from revela.text.parallel import batches

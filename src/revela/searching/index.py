@@ -1,7 +1,7 @@
 """An index: documents in one folder that are searched by their vectors, by their words, or by both.
 
 Documents are cut into chunks, each a row of a LanceDB table (table.py). A search ranks chunks and
-returns documents, each once, with its best chunk (index_search.py). writer.py changes an index.
+returns documents, each once, with its best chunk (index_search.py). changes.py changes an index.
 Beside the table lies its state (state.py), which says in which version it is read.
 """
 
@@ -48,10 +48,10 @@ from revela.types import (
 )
 
 if TYPE_CHECKING:
+    from revela.searching.changes import Changes
     from revela.searching.ingest import Added
     from revela.searching.snippets import Snippet
     from revela.searching.sync import Synced
-    from revela.searching.writer import Changes
     from revela.text.load import Reading
 
 T = TypeVar("T")
@@ -158,7 +158,7 @@ class Index:
     @classmethod
     def begin(cls, folder: Path, info: Info, encoder: TokenEncoder) -> Index:
         """``create``, with a manifest."""
-        from revela.searching.writer import Changes
+        from revela.searching.changes import Changes
 
         with writing(folder):
             unfinished = unfinished_in(folder)
@@ -476,7 +476,7 @@ class Index:
         Args:
             wait: wait for another process that is writing to the index; otherwise RevelaError.
         """
-        from revela.searching.writer import Changes
+        from revela.searching.changes import Changes
 
         State(self.folder).close()  # what is no index gets no lock
         with writing(self.folder, wait):

@@ -3,7 +3,7 @@ table it describes, how many chunks hold each term, and which files and document
 
 The table is changed first, and then, in one transaction, the state, with the new version in it.
 Other processes read the version that the state names, so the transaction makes a change visible. A
-kill before it leaves the index as it was; the next change undoes the table's (writer.py).
+kill before it leaves the index as it was; the next change undoes the table's (changes.py).
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ from threading import Event
 from typing import Any
 
 from revela.errors import RevelaError
+from revela.searching.changes import Changes, word_bar
 from revela.searching.ingest import Added, check_repeated, repeated_id
 from revela.searching.state import FileState, Loss, ReadFile, State
-from revela.searching.writer import Changes, word_bar
 from revela.terminal import counted, progress_bar
 from revela.text.load import READING, Reading, check_report, filter_documents, first_claim
 from revela.text.readers import VERSION, File, files_of, read_file
