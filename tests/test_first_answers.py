@@ -75,14 +75,14 @@ def test_words_refuse_what_needs_an_index():
 def test_words_are_given_before_vectors_are_made_and_learn_how_far_these_are(
     docs, static_folder, monkeypatch
 ):
-    given, shares, put = [], [], changes.Changes._write
+    given, shares, put = [], [], changes.Changes.commit
     monkeypatch.setattr("revela.searching.ingest.BATCH", 3000)
 
     def write(self, *some):
         shares.append(given[0].made)
         return put(self, *some)
 
-    monkeypatch.setattr(changes.Changes, "_write", write)
+    monkeypatch.setattr(changes.Changes, "commit", write)
 
     def early(words):
         assert not shares
@@ -131,7 +131,7 @@ def test_a_small_text_and_an_index_are_not_searched_by_words_first(
 
 def stop_after(monkeypatch, commits, error):
     """Have the process stop in a commit, as Ctrl-C and SIGTERM do."""
-    put, done = changes.Changes._write, []
+    put, done = changes.Changes.commit, []
 
     def write(self, *some):
         done.append(some)
@@ -140,7 +140,7 @@ def stop_after(monkeypatch, commits, error):
         return put(self, *some)
 
     monkeypatch.setattr("revela.searching.ingest.BATCH", 3000)
-    monkeypatch.setattr(changes.Changes, "_write", write)
+    monkeypatch.setattr(changes.Changes, "commit", write)
     return done
 
 
@@ -161,7 +161,7 @@ def test_a_stopped_search_says_how_much_is_kept_and_goes_on(
         again = stop_after(patch, 99, error)
         code, out, err = doing(*asked)
     assert code == 0 and out.count("1. zebra.txt") == 2
-    assert sum(len(batch.documents) for batch, _ in again) == 41 - kept
+    assert sum(len({*rows["id"].to_pylist()}) for rows, *_ in again) == 41 - kept
     code, out, err = doing(*asked)
     assert out.count("1. zebra.txt") == 1 and "By words only" not in out
 

@@ -40,7 +40,7 @@ from revela.searching.index import Index
 from revela.searching.manifest import Indexing, Info
 from revela.searching.rows import Stored, arrow_rows
 from revela.searching.state import read_info
-from revela.searching.sync import follow
+from revela.searching.sync import rescan, sync
 from revela.searching.table import CELLS, Table, table_uri
 
 BATCH = 2**17  # rows made at a time
@@ -63,7 +63,8 @@ def made(folder: Path, rows: int, width: int, seed: int = 0) -> Table:
         columns |= dict(chunks=[1] * count, terms=[None] * count)
         columns |= dict(first_line=[None] * count, first_page=[None] * count)
         vectors = near(centres, count, rng)
-        table.add(arrow_rows(info, columns, [Stored(vector, None) for vector in vectors]))
+        rows = arrow_rows(info, columns, [Stored(vector, None) for vector in vectors])
+        table.replace(rows, [])
     return table
 
 
@@ -249,7 +250,7 @@ def edits(arguments: argparse.Namespace) -> None:
         file.write_text(page.replace(".", f" edit{number}.", 1))
         began = time.perf_counter()
         with index.changes() as changes:
-            follow(changes)
+            sync(changes, rescan(changes))
         seconds.append(round(time.perf_counter() - began, 2))
         sizes.append(bytes_of(out))
     kept = [round((size - sizes[0]) / 1e6, 2) for size in sizes[1:]]

@@ -24,7 +24,7 @@ from revela.searching.folder_index import _keep_in_step
 from revela.searching.index import Index
 from revela.searching.manifest import Indexing, Info
 from revela.searching.rows import searched
-from revela.searching.state import State, is_finished, is_index
+from revela.searching.state import State, is_index, read_info
 from revela.searching.sync import HALF
 from revela.searching.table import lance_errors
 from revela.types import Document
@@ -102,7 +102,7 @@ class Writes:
 
 
 def begun(folder: Path) -> Index:
-    if is_index(folder) and is_finished(folder):
+    if is_index(folder) and read_info(folder).finished:
         return Index.open(folder, encoder=Letters())
     settings = Indexing(chunk_words=WORDS, language="auto")
     return Index.begin(folder, Info("model", "0123", 8, settings), Letters())
@@ -284,7 +284,7 @@ def test_others_beside_any_write_are_refused_or_read_one_version_or_the_next(
         for change in (add(DOCS[:1]), delete, lambda place: begun(place / "index").sync(place)):
             with pytest.raises(RevelaError, match=r"another process|not finished|is not an index"):
                 change(place)
-        if is_index(folder) and is_finished(folder):
+        if is_index(folder) and read_info(folder).finished:
             for index in (Index.open(folder, encoder=Letters()), *readers):
                 assert_true(index)
 

@@ -546,7 +546,7 @@ def test_ids_are_looked_up_by_their_index_however_much_is_added(tmp_path, monkey
     with made.changes() as changes:
         changes.table.lance.drop_index("id_idx")  # as a killed first run leaves it
         before = changes.frozen()
-        list(changes.put_by_commits(DOCS[30:]))
+        changes.put(DOCS[30:])
         after = changes.frozen()
         changes.finish = lambda: None
     for looked_up, added in ((before, False), (after, True)):

@@ -49,9 +49,8 @@ from revela.types import (
 
 if TYPE_CHECKING:
     from revela.searching.changes import Changes
-    from revela.searching.ingest import Added
+    from revela.searching.ingest import Changed
     from revela.searching.snippets import Snippet
-    from revela.searching.sync import Synced
     from revela.text.load import Reading
 
 T = TypeVar("T")
@@ -484,10 +483,13 @@ class Index:
             try:
                 yield changes
                 changes.finish()
+            except (KeyboardInterrupt, SystemExit):
+                changes.stopped()
+                raise
             finally:
                 changes.state.close()
 
-    def add(self, documents: Iterable[Document], progress: bool = False) -> Added:
+    def add(self, documents: Iterable[Document], progress: bool = False) -> Changed:
         """Add documents; one whose id is in the index is replaced, unless it is the same.
 
         Args:
@@ -516,7 +518,7 @@ class Index:
         reading: Reading | None = None,
         yes: bool = False,
         progress: bool = False,
-    ) -> Synced:
+    ) -> Changed:
         """Bring the index in step with folders and files: add what is new, replace what has
         changed, delete what is gone. Documents that were added otherwise stay.
 
@@ -527,14 +529,14 @@ class Index:
             progress: show a bar.
 
         Returns:
-            The numbers of documents that were new, changed, gone and unchanged.
+            The numbers of documents that were new, replaced, gone and unchanged.
 
         Raises:
             RevelaError: a source is missing or has lost too much, or as for ``add``.
         """
-        from revela.searching.sync import HALF, NONE, follow
+        from revela.searching.sync import HALF, NONE, rescan, sync
 
         given = [sources] if isinstance(sources, str | Path) else sources
         with self.changes() as changes:
-            refused = NONE if yes else HALF
-            return follow(changes, given, reading, refused=refused, progress=progress)[0]
+            scan = rescan(changes, given, reading)
+            return sync(changes, scan, NONE if yes else HALF, progress)

@@ -18,11 +18,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from revela.errors import RevelaError, extra, first_line
 
-Row = dict[str, Any]
+Item = TypeVar("Item")
+Batch = TypeVar("Batch")
+Written = TypeVar("Written")
+Row = dict[str, Any]  # of Ray's: pickled items
 PER_ACTOR = 2  # tasks in flight per actor
 REACHED_S = 10.0  # seconds to wait for a cluster's answer
 
@@ -89,24 +92,24 @@ def in_tasks(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
 
 
 def stream(
-    items: Sequence[Any],
-    read: Callable[[Any], Iterator[Row]],
-    load: Callable[[], Callable[[list[Row]], Row]],
-    write: Callable[[list[Row]], Row],
+    items: Sequence[Item],
+    read: Callable[[Item], Iterator[Batch]],
+    load: Callable[[], Callable[[list[Batch]], Batch]],
+    write: Callable[[list[Batch]], Written],
     cluster: Cluster,
     together: int,
-) -> Iterator[Row]:
-    """Read items in tasks, work on the rows in actors, and write them in tasks.
+) -> Iterator[Written]:
+    """Read items in tasks, work on their batches in actors, and write them in tasks.
 
-    Rows may come in any order. Each is written exactly once, also when workers die.
+    Batches may come in any order. Each is written exactly once, also when workers die.
 
     Args:
         items: each is read by one task.
-        read: an item -> its rows.
-        load: makes the function from a list of one row to a row that an actor runs; called once per
-            actor.
-        write: a list of rows -> a result.
-        together: rows per call of ``write``.
+        read: an item -> its batches.
+        load: makes the function from a list of one batch to a batch that an actor runs; called once
+            per actor.
+        write: a list of batches -> a result.
+        together: batches per call of ``write``.
 
     Yields:
         The results of ``write``.
@@ -141,7 +144,7 @@ def stream(
 class _Actor:
     """An actor that holds a model and computes on ``threads`` threads."""
 
-    def __init__(self, load: Callable[[], Callable[[list[Row]], Row]], threads: int) -> None:
+    def __init__(self, load: Callable[[], Callable[[list[Any]], Any]], threads: int) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)  # torch reads it when it is imported
         self.work = _result(load)
 
@@ -149,7 +152,7 @@ class _Actor:
         return _step(batch, self.work)
 
 
-def _read(batch: Row, read: Callable[[Any], Iterator[Row]]) -> Iterator[Row]:
+def _read(batch: Row, read: Callable[[Any], Iterator[Any]]) -> Iterator[Row]:
     try:
         for row in read(pickle.loads(batch["row"][0])):
             yield _packed(row)
@@ -197,16 +200,13 @@ def write_fragments(uri: str, rows: Any) -> list[bytes]:
     return [pickle.dumps(fragment) for fragment in fragments]
 
 
-def commit(uri: str, version: int, fragments: Sequence[bytes], gone: Sequence[str]) -> int:
+def commit(uri: str, version: int, fragments: Sequence[bytes], rows: Sequence[int]) -> None:
     """Add fragments and delete rows in one commit.
 
     Args:
         version: the table's version that the caller has read.
         fragments: from ``write_fragments``.
-        gone: filters of the rows to delete.
-
-    Returns:
-        The new version.
+        rows: numbers of the rows to delete.
 
     Raises:
         RevelaError: the table has another version by now.
@@ -219,22 +219,14 @@ def commit(uri: str, version: int, fragments: Sequence[bytes], gone: Sequence[st
             f"another process has written to {Path(uri).parent} meanwhile: let one at a time write "
             "to an index, and run the same command again"
         )
-    rows = _rows_by_fragment(dataset, gone)
-    left = {i: dataset.get_fragment(i).delete_rows(some) for i, some in rows.items()}
+    places: dict[int, list[int]] = {}  # of rows in each fragment: half of a number's bits each
+    for row in rows:
+        places.setdefault(row >> 32, []).append(row & 0xFFFFFFFF)
+    left = {i: dataset.get_fragment(i).delete_rows(some) for i, some in places.items()}
     operation = lance.LanceOperation.Update(
         removed_fragment_ids=[i for i, fragment in left.items() if fragment is None],
         updated_fragments=[fragment for fragment in left.values() if fragment is not None],
         new_fragments=[pickle.loads(fragment) for fragment in fragments],
         fields_modified=[],
     )
-    return int(lance.LanceDataset.commit(dataset, operation, read_version=version).version)
-
-
-def _rows_by_fragment(dataset: Any, filters: Sequence[str]) -> dict[int, list[int]]:
-    """Fragment -> indices of its rows that match one of the filters."""
-    rows: dict[int, list[int]] = {}
-    for where in filters:
-        found = dataset.scanner(columns=[], filter=where, with_row_address=True).to_table()
-        for address in found["_rowaddr"].to_pylist():
-            rows.setdefault(address >> 32, []).append(address & 0xFFFFFFFF)
-    return rows
+    lance.LanceDataset.commit(dataset, operation, read_version=version)

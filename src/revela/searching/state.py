@@ -42,13 +42,13 @@ create index document_paths on documents (path);
 """
 # The documents of a run, and the files that were read or are gone. No document of a file that was
 # not read to the end counts as gone.
-RUN_TABLES = """
-drop table if exists now;
-create temp table now (id text primary key, path text) without rowid;
-create index temp.now_paths on now (path);
-drop table if exists touched;
-create temp table touched (path text primary key, whole integer) without rowid;
-"""
+RUN_TABLES = (
+    "drop table if exists now",
+    "create temp table now (id text primary key, path text) without rowid",
+    "create index temp.now_paths on now (path)",
+    "drop table if exists touched",
+    "create temp table touched (path text primary key, whole integer) without rowid",
+)
 GONE = "path in (select path from touched where whole) and id not in (select id from now)"
 COUNT = "insert into terms values (?, ?) on conflict do update set n = n + excluded.n"
 
@@ -119,8 +119,9 @@ class State:
         with _errors(self.folder):
             # Readers of a folder that they may not write to read it all the same.
             uri = f"{file.resolve().as_uri()}?mode=rw"
-            how: Any = dict(timeout=60, isolation_level=None, check_same_thread=False)
-            self._database = sqlite3.connect(uri, uri=True, **how)
+            self._database = sqlite3.connect(
+                uri, uri=True, timeout=60, isolation_level=None, check_same_thread=False
+            )
             self.close = weakref.finalize(self, self._database.close)
             # A long transaction keeps no reader waiting until it is written.
             self._database.execute("pragma cache_spill = off")
@@ -262,7 +263,7 @@ class State:
         ids: Iterable[str],
         listed: Collection[str],
         unlisted: Iterable[str] = (),
-    ) -> tuple[str | None, list[Loss]]:
+    ) -> tuple[list[str], list[Loss]]:
         """An id that an unread file has too, if there is one, and the losses of all sources.
 
         Args:
@@ -271,36 +272,33 @@ class State:
             listed: the paths of all files.
             unlisted: folders whose files are unknown, so that none of them counts as gone.
         """
-        database, names = self._database, iter(ids)
-        with self._lock, _errors(self.folder):
-            database.executescript(RUN_TABLES)
-            database.execute("begin")
+        names, unknown = iter(ids), tuple(f"{folder}/" for folder in unlisted)
+        with self._transaction("deferred") as database:
+            for statement in RUN_TABLES:
+                database.execute(statement)
             rows = ((next(names), file.path) for file in files for _ in range(file.documents))
-            database.executemany("insert into now values (?, ?)", rows)
-            read = ((file.path, file.whole) for file in files)
-            database.executemany("insert into touched values (?, ?)", read)
-            unknown = tuple(f"{folder}/" for folder in unlisted)
+            database.executemany("insert or ignore into now values (?, ?)", rows)
+            touched = [(file.path, file.whole) for file in files]
             # Those that a killed run has begun to read are in ``documents`` only.
-            recorded = database.execute(
+            recorded = self._read(
                 "select path from files union select path from documents where path is not null"
-            ).fetchall()
+            )
             missing = (path for (path,) in recorded if path not in listed)
-            gone = ((path, True) for path in missing if not path.startswith(unknown))
-            database.executemany("insert or ignore into touched values (?, ?)", gone)
-            database.execute("commit")
-            shared = database.execute(
+            touched += ((path, True) for path in missing if not path.startswith(unknown))
+            database.executemany("insert or ignore into touched values (?, ?)", touched)
+            shared = self._read(
                 "select id from now join documents using (id) "
                 "where documents.path not in (select path from touched) limit 1"
-            ).fetchone()
-            losses = database.execute(
+            )
+            losses = self._read(
                 f"select source, count(*), sum({GONE}), sum(path not in (select path from touched))"
                 " from documents join files using (path) group by source"
-            ).fetchall()
-        return shared and shared[0], [Loss(*row) for row in losses]
+            )
+        return [name for (name,) in shared], [Loss(*row) for row in losses]
 
-    def begin(self, sources: Mapping[str, Any]) -> None:
-        """Mark documents that are gone, and forget the files that were read, until ``keep``; all
-        files if the ``sources`` are not read as before.
+    def begin(self, sources: Mapping[str, object]) -> list[str]:
+        """Forget the files that were read, until ``keep``; all files if the ``sources`` are not
+        read as before. Returns the documents that are in no file any more, to be deleted.
         """
         with self._transaction() as database:
             database.execute(f"update documents set path = null where {GONE}")
@@ -309,9 +307,13 @@ class State:
             some = " where path in (select path from touched)" if as_before else ""
             database.execute(f"delete from files{some}")
             database.execute("update about set sources = ?", (json.dumps(sources),))
+            gone = "select id from documents where path is null and id not in (select id from now)"
+            return [name for (name,) in self._read(gone)]
 
-    def keep(self, files: Iterable[ReadFile]) -> None:
+    def keep(self, files: Sequence[ReadFile]) -> None:
         """Note files whose documents are all in the table."""
+        if not files:
+            return
         with self._transaction() as database:
             for file in files:
                 row = (file.path, file.source, *file.state)
@@ -320,15 +322,6 @@ class State:
                     "insert or replace into documents select id, path from now where path = ?",
                     (file.path,),
                 )
-
-    def gone(self) -> list[str]:
-        """The documents that are no longer in any file."""
-        return [name for (name,) in self._read("select id from documents where path is null")]
-
-    def forget_gone(self) -> None:
-        """Note that these documents are no longer in the table."""
-        with self._transaction() as database:
-            database.execute("delete from documents where path is null")
 
     def forget(self, ids: Iterable[str] | None = None) -> None:
         """Note that documents may differ from their files, so that these are read again; None: all
@@ -374,15 +367,12 @@ def is_index(folder: Path) -> bool:
     return (folder / STATE).is_file()
 
 
-def read_info(folder: Path) -> Info:
-    """The manifest of the index in a folder."""
+def read_info(folder: Path) -> Info | None:
+    """The manifest of the index in a folder; None if there is none."""
+    if not is_index(folder):
+        return None
     with closing(State(folder)) as state:
         return state.info
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether a folder holds a finished index."""
-    return is_index(folder) and read_info(folder).finished
 
 
 def unfinished_in(folder: Path) -> Info | None:
@@ -390,13 +380,13 @@ def unfinished_in(folder: Path) -> Info | None:
     RevelaError if it holds a finished index or anything else.
     """
     early = LOCK, hidden_prefix(STATE)  # written before the state
-    if not folder.exists() or (
-        folder.is_dir() and all(entry.name.startswith(early) for entry in folder.iterdir())
-    ):
-        return None
-    if not (folder / STATE).is_file():
-        raise RevelaError(f"{folder} exists: choose another --out")
-    if (info := read_info(folder)).finished:
+    if (info := read_info(folder)) is None:
+        is_free = not folder.exists() or (
+            folder.is_dir() and all(entry.name.startswith(early) for entry in folder.iterdir())
+        )
+        if not is_free:
+            raise RevelaError(f"{folder} exists: choose another --out")
+    elif info.finished:
         raise RevelaError(
             f"{folder} exists: choose another --out, bring this index in step with --sync, or add "
             "to it with --append"
