@@ -37,8 +37,9 @@ from research.benchmarks.options import RESEARCH, parser_of
 from revela.cli.index import index as make_index
 from revela.searching.folder_index import bytes_of
 from revela.searching.index import Index
+from revela.searching.locations import Start
 from revela.searching.manifest import Indexing, Info
-from revela.searching.rows import Stored, arrow_rows
+from revela.searching.rows import Row, Stored, arrow_rows
 from revela.searching.state import read_info
 from revela.searching.sync import rescan, sync
 from revela.searching.table import CELLS, Table, table_uri
@@ -57,14 +58,12 @@ def made(folder: Path, rows: int, width: int, seed: int = 0) -> Table:
     for start in range(len(table), rows, BATCH):
         rng = np.random.default_rng([seed, start])
         count = min(BATCH, rows - start)
+        digests = [f"{i:016x}" for i in range(start, start + count)]
         names = [f"document-{i}" for i in range(start, start + count)]
-        columns = dict(id=names, chunk=[0] * count, title=[""] * count, passage=names)
-        columns["digest"] = [f"{i:016x}" for i in range(start, start + count)]
-        columns |= dict(chunks=[1] * count, terms=[None] * count)
-        columns |= dict(first_line=[None] * count, first_page=[None] * count)
-        vectors = near(centres, count, rng)
-        rows = arrow_rows(info, columns, [Stored(vector, None) for vector in vectors])
-        table.replace(rows, [])
+        pairs = zip(names, digests, strict=True)
+        chunks = [Row(name, 0, "", name, Start(), digest, ()) for name, digest in pairs]
+        stored = [Stored(vector, None) for vector in near(centres, count, rng)]
+        table.replace(arrow_rows(info, chunks, stored, [None] * count), [])
     return table
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -85,11 +84,10 @@ def index(
         With --engine ray: chunks per commit; a kill loses at most these.
     """
     if delete:
-        others: tuple[Any, ...] = (append, sync, yes, model, metadata, precision)
-        others += (prompts, settings, reading, engine)
-        defaults: tuple[Any, ...] = (False, False, False, None, None, "auto")
-        defaults += (PROMPTS, INDEXING, READING, ENGINE)
-        if corpus or others != defaults or commit_every != COMMIT_EVERY:
+        options = (append, sync, yes, model, metadata, precision, commit_every)
+        defaults = (False, False, False, None, None, "auto", COMMIT_EVERY)
+        groups = (prompts, settings, reading, engine)
+        if corpus or options != defaults or groups != (PROMPTS, INDEXING, READING, ENGINE):
             raise RevelaError(
                 "--delete takes ids and no corpus or option but --out: first delete, then add with "
                 "--append"
@@ -172,7 +170,7 @@ class Job:
         unfinished_in(self.out)  # refuses a folder that is taken
         return None, self.metadata
 
-    def create(self, texts: Callable[[], Sequence[str]], columns: Mapping[str, str]) -> Index:
+    def create(self, texts: Sequence[str], columns: Mapping[str, str]) -> Index:
         """A new index by the given model, or the one that a killed run has begun with, or the one
         that suits the languages of the texts.
         """
@@ -185,7 +183,7 @@ class Job:
         model = self.model
         if not model:
             begun = unfinished_in(self.out)
-            model = begun.model if begun else installed_model(*suited_model(texts()))
+            model = begun.model if begun else installed_model(*suited_model(texts))
         folder = resolve(model)
         keep_graph(folder)
         encoder = load_encoder(folder, self.precision, prompts=self.prompts)
@@ -206,9 +204,8 @@ def write_by_file(job: Job) -> tuple[Index, Changed]:
     scan = Scan(job.corpus, job.reading, job.metadata)
     scan.check_report()
     print_report(scan.report)
-    index = job.create(
-        partial(_texts_of, scan.documents), metadata_columns(scan.documents, job.metadata)
-    )
+    columns = metadata_columns(scan.documents, job.metadata)
+    index = job.create(_texts_of(scan.documents), columns)
     with index.changes() as changes:
         return index, sync(changes, scan, progress=True)
 
@@ -229,7 +226,7 @@ def write_at_once(job: Job, append: bool) -> tuple[Index, Changed]:
     )
     print_report(report)
     if index is None:
-        index = job.create(partial(_texts_of, documents), metadata_columns(documents, fields))
+        index = job.create(_texts_of(documents), metadata_columns(documents, fields))
     return index, index.add(documents, progress=True)
 
 
@@ -245,7 +242,8 @@ def write_by_ray(
         survey = build_on_ray.SurveyedCorpus(job.corpus, reader)
         print_report(survey.report)
         if index is None:
-            index = job.create(survey.first_texts, survey.metadata_columns())
+            texts = [] if job.model else survey.first_texts()
+            index = job.create(texts, survey.metadata_columns())
         return index, build_on_ray.add(
             index, survey, cluster, wave=commit_every, precision=job.precision, progress=True
         )

@@ -205,7 +205,7 @@ class Changes:
         must_measure = self.info.calibration.is_outdated(size)
         if must_measure and not measure:
             self._find_language_again()
-        if is_new or self._is_worth_packing():
+        if is_new or self.table.is_worth_packing(self.state.snapshot().changed):
             self._pack(pack or self.table.pack)
         info = replace(self.info, finished=True)
         if must_measure:
@@ -222,9 +222,6 @@ class Changes:
                 f"stopped: {self._stored:,} of {self._given:,} documents are in the index, the "
                 "same command goes on from there"
             )
-
-    def _is_worth_packing(self) -> bool:
-        return self.table.is_worth_packing(self.state.snapshot().changed)
 
     def _pack(self, pack: Callable[[], None]) -> None:
         pack()
@@ -254,7 +251,8 @@ class Changes:
             if version:
                 self.table.restore(version)
             self.state.commit(self.table.version)
-        if self.info.finished and self._is_worth_packing():
+        changed = self.state.snapshot().changed
+        if self.info.finished and self.table.is_worth_packing(changed):
             self._pack(self.table.pack)
 
     def _use(self, info: Info) -> None:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from revela.errors import RevelaError
 from revela.ranking.late_interaction import encode_packed
 from revela.searching.locations import Start, starts
 from revela.searching.manifest import Indexing, Info
-from revela.searching.rows import HIT_COLUMNS, RESERVED, Stored, arrow_rows, as_stored, searched
+from revela.searching.rows import RESERVED, Row, Stored, arrow_rows, as_stored, searched
 from revela.searching.table import Table
 from revela.terminal import counted
 from revela.text.analyzer import Analyzer
@@ -118,23 +118,6 @@ def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-class Row(NamedTuple):
-    """A chunk, as a row of the table without its vector and its terms."""
-
-    id: str
-    chunk: int
-    title: str
-    text: str
-    start: Start
-    digest: str
-    metadata: Sequence[Value | None]
-
-    @property
-    def passage(self) -> str:
-        """The text with the title before it."""
-        return f"{self.title} {self.text}" if self.title else self.text
-
-
 @dataclass(frozen=True)
 class Batch:
     """Documents on their way into a table.
@@ -198,14 +181,9 @@ def encode_rows(
             vectors = encoder.encode_passages(fresh)
         made = map(Stored, as_stored(vectors, info, folder), tokens)
         stored |= zip(fresh, made, strict=True)
-    names = (*HIT_COLUMNS, "digest", *info.columns)
-    values = ((r.id, r.chunk, r.title, r.passage, *r.start, r.digest, *r.metadata) for r in rows)
-    columns = dict(zip(names, map(list, zip(*values, strict=True)), strict=True))
-    of_document = Counter(row.id for row in rows)
-    columns["chunks"] = [of_document[row.id] for row in rows]
     named = (searched(row.id, row.passage) for row in rows)
-    columns["terms"] = [" ".join(analyze(text)) if analyze else None for text in named]
-    encoded = arrow_rows(info, columns, [stored[passage] for passage in passages])
+    terms = [" ".join(analyze(text)) if analyze else None for text in named]
+    encoded = arrow_rows(info, rows, [stored[passage] for passage in passages], terms)
     counts = batch.counts + Changed(chunks=len(rows), cut=cut)
     return replace(batch, counts=counts, rows=[], encoded=encoded)
 

@@ -31,7 +31,6 @@ from revela.types import Vectors, evenly_spaced
 
 TABLE = "chunks"
 EXACT_BELOW = 20_000  # chunks; vectors of a larger table are searched by an approximate index
-VECTOR_INDEX = "IVF_RQ"  # Lance's name of the index of binary vectors; the other forms have HNSW
 CELLS = 20  # cells of the approximate index that a query reads
 CANDIDATES = 200  # minimum number of candidates that are scored again by their stored vectors
 FILTER_IDS = 1000  # ids in one filter
@@ -287,31 +286,33 @@ class Table:
         """Pack the table, update its indices, and make missing ones."""
         from lancedb.index import FTS, Bitmap, BTree, HnswFlat, HnswSq, IvfRq
 
-        vector_index = {"binary": IvfRq, "int8": HnswSq, "float32": HnswFlat}
-        configs = {
-            "BTREE": BTree(),
-            "BITMAP": Bitmap(),
-            # Terms are only split at spaces.
-            "INVERTED": FTS(
-                base_tokenizer="whitespace",
-                lower_case=False,
-                stem=False,
-                remove_stop_words=False,
-                ascii_folding=False,
-                max_token_length=None,
-            ),
+        is_large = len(self) >= EXACT_BELOW
+        # Terms are only split at spaces.
+        words = FTS(
+            base_tokenizer="whitespace",
+            lower_case=False,
+            stem=False,
+            remove_stop_words=False,
+            ascii_folding=False,
+            max_token_length=None,
+        )
+        configs: dict[str, Any] = {"id": BTree(), "terms": words}
+        if is_large:
+            for name, kind in self.info.columns.items():
+                configs[name] = Bitmap() if kind == "bool" else BTree()
+            vectors = {"binary": IvfRq, "int8": HnswSq, "float32": HnswFlat}
             # The inner product of unit vectors is their cosine.
-            VECTOR_INDEX: vector_index[self.info.settings.vectors](distance_type="dot"),
-        }
+            configs["vector"] = vectors[self.info.settings.vectors](distance_type="dot")
         with lance_errors(self.folder):
-            made = self._missing()
-            if len(self) < EXACT_BELOW:  # one that is brought up to date counts deleted rows
-                made["terms"] = "INVERTED"
-            with progress_bar("packing", "part", total=2 + len(made)) as shown:
+            present = {column for index in self.lance.list_indices() for column in index.columns}
+            if not is_large:  # one of words that is brought up to date counts deleted rows
+                present.discard("terms")
+            missing = {name: config for name, config in configs.items() if name not in present}
+            with progress_bar("packing", "part", total=2 + len(missing)) as shown:
                 self.lance.optimize(cleanup_older_than=NEVER)
                 shown.update()
-                for column, kind in made.items():
-                    self.lance.create_index(column, config=configs[kind], replace=True)
+                for column, config in missing.items():
+                    self.lance.create_index(column, config=config, replace=True)
                     shown.update()
                 # Joins fragments that the indices know by now.
                 self.lance.optimize(cleanup_older_than=NEVER)
@@ -325,16 +326,6 @@ class Table:
             # Other writers are locked out: files of no version are a killed run's.
             age = timedelta(milliseconds=1)
             self.lance.optimize(cleanup_older_than=age, delete_unverified=True)
-
-    def _missing(self) -> dict[str, str]:
-        """Column -> kind of its missing index; a large table needs more."""
-        required = {"id": "BTREE", "terms": "INVERTED"}
-        if len(self) >= EXACT_BELOW:
-            for name, kind in self.info.columns.items():
-                required[name] = "BITMAP" if kind == "bool" else "BTREE"
-            required["vector"] = VECTOR_INDEX
-        present = {column for index in self.lance.list_indices() for column in index.columns}
-        return {column: kind for column, kind in required.items() if column not in present}
 
 
 @contextmanager
