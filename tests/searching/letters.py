@@ -71,11 +71,14 @@ def documents(count: int, seed: int = 0) -> list[Document]:
     ]
 
 
+def begun(folder: Path, encoder=None, columns=None, **settings) -> Index:
+    settings = Indexing(**{"chunk_words": WORDS, **settings})
+    info = Info("model", "0123", settings.dimensions or 8, settings, columns or {})
+    return Index.begin(folder, info, encoder or Letters())
+
+
 def build(folder: Path, docs: list[Document], encoder=None, metadata=(), **settings) -> Index:
-    columns = metadata_columns(docs, metadata)
-    settings = Indexing(chunk_words=WORDS, **settings)
-    info = Info("model", "0123", settings.dimensions or 8, settings, columns)
-    index = Index.begin(folder, info, encoder or Letters())
+    index = begun(folder, encoder, metadata_columns(docs, metadata), **settings)
     index.add(arrow_list(Document, docs))
     return index
 

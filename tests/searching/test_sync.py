@@ -10,14 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from letters import WORDS, Letters, rows_of, wanted_rows
+from letters import Letters, begun, rows_of, wanted_rows
 
 from revela.errors import RevelaError
 from revela.searching import ingest, sync, table
 from revela.searching.folder_index import sync_periodically
 from revela.searching.index import Index
 from revela.searching.ingest import Changed
-from revela.searching.manifest import Indexing, Info
 from revela.text.load import read_corpus
 from revela.types import Document
 
@@ -48,11 +47,6 @@ def as_jsonl(folder: Path, texts: dict[str, str]) -> None:
     lines = [json.dumps(row) for row in rows(texts)]
     (folder / "a.jsonl").write_text("\n".join(lines[:6]))
     (folder / "b.jsonl").write_text("\n".join(lines[6:]))
-
-
-def begun(folder: Path) -> Index:
-    info = Info("model", "0123", 8, Indexing(chunk_words=WORDS))
-    return Index.begin(folder, info, Letters())
 
 
 def holds(index: Index, *sources: Path) -> bool:
