@@ -244,9 +244,7 @@ def write_by_ray(
         if index is None:
             texts = [] if job.model else survey.first_texts()
             index = job.create(texts, survey.metadata_columns())
-        return index, build_on_ray.add(
-            index, survey, cluster, wave=commit_every, precision=job.precision, progress=True
-        )
+        return index, build_on_ray.add(index, survey, cluster, commit_every, job.precision)
 
 
 def follow_recorded(job: Job, yes: bool) -> tuple[Index, Changed]:

@@ -1,9 +1,9 @@
 """``revela index --engine ray``: make the same index as ``Index.add``, in many processes.
 
 A survey refuses a bad corpus before anything is encoded. Then tasks read and cut documents, actors
-encode them, tasks write fragments of the table, and this process commits a wave of fragments at a
-time. All chunks of a document are in one fragment, so after a kill the digests in the table show
-what is left to do. Every process must see corpus, retriever and index under the same paths.
+encode them, tasks write fragments of the table, and this process commits many fragments at a time.
+All chunks of a document are in one fragment, so after a kill the digests in the table show what is
+left to do. Every process must see corpus, retriever and index under the same paths.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from revela.errors import RevelaError
 from revela.ranking.bm25 import TermCounts
 from revela.ranking.calibration import Calibration
 from revela.searching import on_ray
-from revela.searching.changes import Changes, calibrate
+from revela.searching.changes import calibrate
 from revela.searching.index import Index
 from revela.searching.ingest import (
     BATCH_DOCUMENTS,
@@ -45,8 +45,7 @@ from revela.text.parts import DocumentReader, Owners, Part, parts_of
 from revela.text.readers.common import ReadReport
 from revela.types import Precision, TokenEncoder, evenly_spaced, hash64
 
-WAVE = 10**6  # chunks per commit
-FRAGMENTS = 20  # in a wave
+FRAGMENTS = 20  # per commit
 FIRST = 10  # documents of a part, at least, that its language is found in
 CHARACTERS = 6  # of a word, to guess the chunks of a text
 BATCH = 2**17  # characters that an actor encodes at once
@@ -209,47 +208,40 @@ def add(
     index: Index,
     corpus: SurveyedCorpus,
     cluster: Cluster,
-    *,
-    wave: int = WAVE,
-    precision: Precision = "auto",
-    progress: bool = False,
+    commit_every: int,
+    precision: Precision,
 ) -> Changed:
     """``Index.add`` for a corpus in files, on a cluster that ``on_ray`` is connected to.
 
-    ``wave`` is the number of chunks per commit.
+    ``commit_every`` is the number of chunks per commit.
     """
     with index.changes() as changes:
         changes.state.forget()
         changes.find_language(corpus.first_texts())
-        info = changes.info
-        size = max(1, wave // FRAGMENTS) * CHARACTERS * info.settings.chunk_words
+        info, folder = changes.info, index.folder.resolve()
+        size = max(1, commit_every // FRAGMENTS) * CHARACTERS * info.settings.chunk_words
         characters = min(BATCH, size)
         before = changes.frozen().number if len(changes.table) else None
-        job = Job(index.folder.resolve(), info, corpus.reading, precision, characters, before)
-        written = on_ray.stream(
-            corpus.parts, job.read, job.load, job.write, cluster, max(1, size // characters)
-        )
-        waves = batches(written, lambda part: part.counts.chunks, wave)
-        with tqdm(total=len(corpus), unit="document", disable=not progress) as bar:
-            total = changes.follow(_commits(changes, waves, bar.update))
+        job = Job(folder, info, corpus.reading, precision, characters, before)
+        together = max(1, size // characters)
+        written = on_ray.stream(corpus.parts, job.read, job.load, job.write, cluster, together)
+
+        def commits() -> Iterator[Changed]:
+            with tqdm(total=len(corpus), unit="document") as bar:
+                for parts in batches(written, lambda part: part.counts.chunks, commit_every):
+                    former = changes.table.find([name for part in parts for name in part.replaced])
+                    files = [file for part in parts for file in part.files]
+                    terms = [counts for part in parts for counts in part.terms]
+                    version = changes.state.snapshot().version
+                    write = functools.partial(on_ray.commit, table_uri(folder), version)
+                    changes.commit(files or None, former, terms, write)
+                    counts = sum((part.counts for part in parts), Changed())
+                    bar.update(counts.documents)
+                    yield counts
+
+        total = changes.follow(commits())
         changes.finish(
             pack=lambda: next(on_ray.in_tasks(Job.pack, [job])),
             measure=lambda: next(on_ray.in_tasks(Job.calibrate, [job])),
         )
     return total
-
-
-def _commits(
-    changes: Changes, waves: Iterator[list[Written]], count: Callable[[int], object]
-) -> Iterator[Changed]:
-    """Commit waves, for ``Changes.follow``; ``count`` is given the number of their documents."""
-    for wave in waves:
-        counts = sum((part.counts for part in wave), Changed())
-        replaced = [name for part in wave for name in part.replaced]
-        fragments = [fragment for part in wave for fragment in part.files]
-        terms = [found for part in wave for found in part.terms]
-        version = changes.state.snapshot().version
-        write = functools.partial(on_ray.commit, table_uri(changes.folder), version)
-        changes.commit(fragments or None, changes.table.find(replaced), terms, write)
-        count(counts.documents)
-        yield counts

@@ -276,7 +276,7 @@ def sync_periodically(
 ) -> Iterator[None]:
     """Sync an index with its sources every ``seconds`` seconds, in a thread, while open.
 
-    Errors are logged. ``refused`` is as for ``follow``.
+    Errors are logged. ``refused`` is as for ``sync``.
 
     Raises:
         RevelaError: the index does not know its sources.

@@ -160,14 +160,13 @@ class Index:
         from revela.searching.changes import Changes
 
         with writing(folder):
-            unfinished = unfinished_in(folder)
-            if unfinished and unfinished.choices() != info.choices():
+            if (unfinished := unfinished_in(folder)) is None:
+                State.create(folder, info).close()
+            elif unfinished.choices() != info.choices():
                 raise RevelaError(
                     f"{folder} was begun with another model or other settings: "
                     "give those again, or remove it"
                 )
-            if not unfinished:
-                State.create(folder, info).close()
             Changes(folder, lambda: encoder).state.close()  # makes the table
             return cls(folder, encoder)
 
