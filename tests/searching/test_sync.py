@@ -13,7 +13,7 @@ import pytest
 from letters import Letters, begun, rows_of, wanted_rows
 
 from revela.errors import RevelaError
-from revela.searching import ingest, sync, table
+from revela.searching import sync, table
 from revela.searching.folder_index import sync_periodically
 from revela.searching.index import Index
 from revela.searching.ingest import Changed
@@ -253,22 +253,6 @@ def test_what_was_measured_in_an_earlier_way_is_measured_again(synced):
     assert older.calibration == wanted == Index.open(index.folder).calibration
     version = older.table.version
     assert older.sync() == Changed(unchanged=12) and older.table.version == version
-
-
-def test_a_reader_has_the_counts_of_each_commit_while_documents_are_added(synced, monkeypatch):
-    index, _ = synced
-    monkeypatch.setattr(ingest, "BATCH", 1)  # a commit for each document
-    reader = Index.open(index.folder, encoder=Letters())
-    added = [Document(f"new{i}", f"abba1 zebra{i} fade{i}") for i in range(12)]
-    with index.changes() as changes:
-        for number, _ in enumerate(changes.added(added)):
-            (hit, *_) = reader.search(f"zebra{number}", explain=True)
-            assert reader.state.snapshot().chunks == len(reader) and hit.explanation.words <= 1
-            assert hit.id == f"new{number}"
-    version = index.table.version
-    with index.changes():
-        pass
-    assert index.table.version == version
 
 
 def test_what_is_gone_after_a_kill_is_deleted(synced, monkeypatch):
