@@ -21,7 +21,7 @@ from revela.ranking.calibration import Calibration
 from revela.ranking.sentence_test import SentenceTest
 from revela.searching.ingest import Batch, Changed, check_repeated, commits, encode_rows
 from revela.searching.manifest import Info
-from revela.searching.state import ReadFile, State
+from revela.searching.state import FileState, State
 from revela.searching.table import Table
 from revela.text.analyzer import detect
 from revela.text.spool import ArrowList, LazyTexts, arrow_list
@@ -74,7 +74,7 @@ class Changes:
         self,
         added: Iterable[Changed],
         gone: Iterable[Sequence[str]] = (),
-        files: Iterable[ReadFile] = (),
+        files: Iterable[FileState] = (),
     ) -> Changed:
         """Add documents and note the files that are complete, then delete others: all that writes
         to an index does it here, in commits.
@@ -87,7 +87,7 @@ class Changes:
         total, unfinished, pending = Changed(), deque(files), 0
         for changed in added:
             total, pending = total + changed, pending + changed.documents
-            finished = list[ReadFile]()
+            finished = list[FileState]()
             while unfinished and unfinished[0].documents <= pending:
                 pending -= unfinished[0].documents
                 finished.append(unfinished.popleft())

@@ -69,21 +69,22 @@ class StaleSnapshot(KeyError):
 
 
 class FileState(NamedTuple):
-    """A file's bytes, time of change in ns (-1: compare its digest) and digest."""
+    """A file as it was read.
 
-    size: int
-    mtime_ns: int
-    digest: str
-
-
-class ReadFile(NamedTuple):
-    """A file that was read, with its number of documents; ``path`` begins with its source."""
+    Attributes:
+        path: begins with its source.
+        size, mtime_ns: bytes, and the time of its last change (-1: compare its digest).
+        documents: their number, if it was read in this run.
+        whole: it was read to the end.
+    """
 
     path: str
     source: str
-    state: FileState
-    documents: int
-    whole: bool
+    size: int
+    mtime_ns: int
+    digest: str
+    documents: int = 0
+    whole: bool = True
 
 
 class Loss(NamedTuple):
@@ -249,8 +250,8 @@ class State:
 
     def files(self) -> dict[str, FileState]:
         """Path -> state of each file that was read."""
-        rows = self._read("select path, size, mtime_ns, digest from files")
-        return {path: FileState(*state) for path, *state in rows}
+        rows = self._read("select path, source, size, mtime_ns, digest from files")
+        return {row[0]: FileState(*row) for row in rows}
 
     def owner_of(self, name: str) -> str | None:
         """The file that a document was read from."""
@@ -259,7 +260,7 @@ class State:
 
     def compare(
         self,
-        files: Sequence[ReadFile],
+        files: Sequence[FileState],
         ids: Iterable[str],
         listed: Collection[str],
         unlisted: Iterable[str] = (),
@@ -310,14 +311,13 @@ class State:
             gone = "select id from documents where path is null and id not in (select id from now)"
             return [name for (name,) in self._read(gone)]
 
-    def keep(self, files: Sequence[ReadFile]) -> None:
+    def keep(self, files: Sequence[FileState]) -> None:
         """Note files whose documents are all in the table."""
         if not files:
             return
         with self._transaction() as database:
             for file in files:
-                row = (file.path, file.source, *file.state)
-                database.execute("insert or replace into files values (?, ?, ?, ?, ?)", row)
+                database.execute("insert or replace into files values (?, ?, ?, ?, ?)", file[:5])
                 database.execute(
                     "insert or replace into documents select id, path from now where path = ?",
                     (file.path,),

@@ -20,7 +20,7 @@ from pathlib import Path
 from revela.errors import RevelaError
 from revela.searching.changes import Changes
 from revela.searching.ingest import Changed, check_repeated
-from revela.searching.state import FileState, Loss, ReadFile, State
+from revela.searching.state import FileState, Loss, State
 from revela.terminal import counted, progress_bar
 from revela.text.load import READING, Reading, check_report, filter_documents, first_claim
 from revela.text.parallel import batches
@@ -63,8 +63,8 @@ class Scan:
         start = time.perf_counter()
         self.sources = [absolute(source) for source in sources]
         self.reading, self.report = reading, ReadReport()
-        self.read: list[ReadFile] = []  # new and changed files
-        self.touched: list[ReadFile] = []  # files with another time of change and the same digest
+        self.read: list[FileState] = []  # new and changed files
+        self.touched: list[FileState] = []  # files with another time of change and the same digest
         self._fields = Fields(reading.text_field, reading.title_field, tuple(metadata))
         self.listed = dict(self._list())
         self._owner_of, self._is_first = owner_of, first_claim()
@@ -93,23 +93,23 @@ class Scan:
             for file in files_of(source, self.report):
                 yield f"{name}/{file.name}", (name, file)
 
-    def _changed(self, recorded: Mapping[str, FileState]) -> Iterator[tuple[str, FileState]]:
-        """The files that are new or have changed, and their states."""
+    def _changed(self, recorded: Mapping[str, FileState]) -> Iterator[FileState]:
+        """The files that are new or have changed."""
         for path, (source, file) in self.listed.items():
             before = recorded.get(path)
             size, mtime_ns = size_and_time(file.path) if file else (-1, -1)
-            if before and file and (size, mtime_ns) == before[:2]:
+            if before and file and (size, mtime_ns) == (before.size, before.mtime_ns):
                 continue
             digest = _digest(file.path) if file else ""
             is_fresh = time.time_ns() - mtime_ns < FRESH_NS
-            state = FileState(size, -1 if is_fresh else mtime_ns, digest)
+            state = FileState(path, source, size, -1 if is_fresh else mtime_ns, digest)
             if before and digest and digest == before.digest:
-                self.touched.append(ReadFile(path, source, state, 0, False))
+                self.touched.append(state)
             else:
-                yield path, state
+                yield state
 
     def _documents(self, recorded: Mapping[str, FileState]) -> Iterator[Document]:
-        changed = dict(self._changed(recorded))
+        changed = {state.path: state for state in self._changed(recorded)}
         for path in [*changed]:  # a row that has the id of a new file gets another
             source, file = self.listed[path]
             owner = self._owner_of(file.name) if file else None
@@ -129,8 +129,8 @@ class Scan:
                 torn = True
             whole = not torn and self.report.bad == bad
             if not whole:  # the next run reads it again
-                state = FileState(state.size, -1, "" if torn else state.digest)
-            self.read.append(ReadFile(path, source, state, count, whole))
+                state = state._replace(mtime_ns=-1, digest="" if torn else state.digest)
+            self.read.append(state._replace(documents=count, whole=whole))
 
     def _claim(self, name: str) -> bool:
         """Whether a row may have an id: no other row of this run has it, and no row of an unchanged
