@@ -20,11 +20,9 @@ from letters import begun, counts_of, documents, reopen, rows_of
 from revela.errors import RevelaError
 from revela.ranking.bm25 import TermCounts
 from revela.searching import state
-from revela.searching.folder_index import _keep_in_step
 from revela.searching.index import Index
 from revela.searching.rows import searched
 from revela.searching.state import State, is_index, read_info
-from revela.searching.sync import HALF
 from revela.searching.table import lance_errors
 from revela.types import Document
 from tests.text.test_language import HOMES, NOTE
@@ -136,36 +134,12 @@ def sync(docs, yes=False):
     return run
 
 
-class Once:
-    """An event that is set after one turn."""
-
-    turns = 0
-
-    def is_set(self) -> bool:
-        return False
-
-    def wait(self, seconds: float) -> bool:
-        self.turns += 1
-        return self.turns > 1
-
-
-def follow_once(docs):
-    """As ``serve --sync`` does."""
-
-    def run(place: Path) -> None:
-        write_files(place.parent / "docs", docs)
-        _keep_in_step(opened(place / "index"), 0, Once(), HALF)
-
-    return run
-
-
 COMMANDS = {
     "index": (lambda place: None, add(DOCS[:8])),
     "append": (add(DOCS[:6]), add([*CHANGED, *DOCS[8:12]])),
     "append again in another language": (add([NOTE]), add(HOMES[:5])),
     "delete": (add(DOCS[:8]), delete),
     "sync": (sync(DOCS[:6]), sync([*CHANGED[:1], *DOCS[3:10]], yes=True)),
-    "serve and sync": (sync(DOCS[:6]), follow_once([*DOCS[2:10], *CHANGED])),
 }
 
 

@@ -283,30 +283,28 @@ def sync_periodically(
     """
     recorded_sources(index.state)
     stop = Event()
-    thread = Thread(
-        target=_keep_in_step, args=(index, seconds, stop, refused), name="sync", daemon=True
-    )
+
+    def check(_: float) -> None:
+        if stop.is_set():
+            raise RevelaError(f"{index.folder} is not in step yet: sync it again to go on")
+
+    def run() -> None:
+        while not stop.wait(seconds):
+            try:
+                with index.changes() as changes:
+                    changed = sync(changes, rescan(changes), refused, tell=check)
+                if changed.any:
+                    log.info(f"{changed.describe()}; {index.folder} is in step again")
+            except Exception as error:  # serving goes on
+                log.warning(f"not in step with its sources: {first_line(error)}")
+
+    thread = Thread(target=run, name="sync", daemon=True)
     thread.start()
     try:
         yield
     finally:
         stop.set()
         thread.join()
-
-
-def _keep_in_step(index: Index, seconds: float, stop: Event, refused: float) -> None:
-    def check(_: float) -> None:
-        if stop.is_set():
-            raise RevelaError(f"{index.folder} is not in step yet: sync it again to go on")
-
-    while not stop.wait(seconds):
-        try:
-            with index.changes() as changes:
-                changed = sync(changes, rescan(changes), refused, tell=check)
-            if changed.any:
-                log.info(f"{changed.describe()}; {index.folder} is in step again")
-        except Exception as error:  # serving goes on
-            log.warning(f"not in step with its sources: {first_line(error)}")
 
 
 @dataclass(frozen=True)
