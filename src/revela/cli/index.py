@@ -86,8 +86,8 @@ def index(
     if delete:
         options = (append, sync, yes, model, metadata, precision, commit_every)
         defaults = (False, False, False, None, None, "auto", COMMIT_EVERY)
-        groups = (prompts, settings, reading, engine)
-        if corpus or options != defaults or groups != (PROMPTS, INDEXING, READING, ENGINE):
+        sections = (prompts, settings, reading, engine)
+        if corpus or options != defaults or sections != (PROMPTS, INDEXING, READING, ENGINE):
             raise RevelaError(
                 "--delete takes ids and no corpus or option but --out: first delete, then add with "
                 "--append"
@@ -101,9 +101,8 @@ def index(
     _check_sync(sync, yes, append, engine)
     if not corpus and not (sync and is_index(out)):
         raise RevelaError("give a corpus to index, or ids of documents to --delete")
-    job = Job(
-        *(corpus or [], reading, out, model, metadata or []), prompts.given, settings, precision
-    )
+    fields = metadata or []
+    job = Job(corpus or [], reading, out, model, fields, prompts.given, settings, precision)
     if sync and (info := read_info(out)) and info.finished:
         opened, changed = follow_recorded(job, yes)
     elif engine.engine == "ray":

@@ -64,7 +64,7 @@ class Changed:
 
     @property
     def documents(self) -> int:
-        """The number of documents that are in the index now."""
+        """The number of those that the index holds."""
         return self.new + self.replaced + self.unchanged
 
     @property

@@ -9,6 +9,7 @@ exactly once.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import pickle
@@ -85,10 +86,10 @@ def in_tasks(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
     """Call ``work`` on each item in a task of its own; yield results in the order of the items."""
     import ray
 
-    task = ray.remote(_result).options(max_retries=-1)
+    task = ray.remote(_packed).options(max_retries=-1)
     function = ray.put(work)
     for result in [task.remote(function, item) for item in items]:
-        yield _or_error(ray.get(result))
+        yield _unpacked(ray.get(result)["row"][0])
 
 
 def stream(
@@ -138,7 +139,7 @@ def stream(
     )
     data = data.map_batches(_step, batch_size=together, fn_args=[write])
     for row in data.iter_rows():
-        yield _or_error(pickle.loads(row["row"]))
+        yield _unpacked(row["row"])
 
 
 class _Actor:
@@ -146,46 +147,41 @@ class _Actor:
 
     def __init__(self, load: Callable[[], Callable[[list[Any]], Any]], threads: int) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)  # torch reads it when it is imported
-        self.work = _result(load)
+        self.load = functools.cache(load)
 
     def __call__(self, batch: Row) -> Row:
-        return _step(batch, self.work)
+        return _step(batch, lambda rows: self.load()(rows))
 
 
 def _read(batch: Row, read: Callable[[Any], Iterator[Any]]) -> Iterator[Row]:
     try:
-        for row in read(pickle.loads(batch["row"][0])):
-            yield _packed(row)
+        for found in read(_unpacked(batch["row"][0])):
+            yield {"row": [pickle.dumps(found)]}
     except RevelaError as error:
-        yield _packed(error)
+        yield {"row": [pickle.dumps(error)]}
 
 
-def _step(batch: Row, work: Any) -> Row:
+def _step(batch: Row, work: Callable[[list[Any]], Any]) -> Row:
     """Call ``work`` on the rows of a batch; an error of an earlier step takes its place."""
-    rows = [pickle.loads(row) for row in batch["row"]]
-    errors = [found for found in (*rows, work) if isinstance(found, RevelaError)]
-    return _packed(errors[0] if errors else _result(work, rows))
+    return _packed(lambda rows: work([*map(_unpacked, rows)]), batch["row"])
 
 
-def _packed(value: Any) -> Row:
-    """A batch of one pickled row, which Ray cannot divide."""
-    return {"row": [pickle.dumps(value)]}
-
-
-def _result(work: Callable[..., Any], *given: Any) -> Any:
+def _packed(work: Callable[[Any], Any], given: Any) -> Row:
     """What ``work`` returns, or the RevelaError that it raises, which Ray would wrap in a
-    traceback.
+    traceback: as a batch of one pickled row, which Ray cannot divide.
     """
     try:
-        return work(*given)
+        return {"row": [pickle.dumps(work(given))]}
     except RevelaError as error:
-        return error
+        return {"row": [pickle.dumps(error)]}
 
 
-def _or_error(result: Any) -> Any:
-    if isinstance(result, RevelaError):
-        raise result
-    return result
+def _unpacked(row: bytes) -> Any:
+    """What is pickled in a row; a RevelaError is raised."""
+    value = pickle.loads(row)
+    if isinstance(value, RevelaError):
+        raise value
+    return value
 
 
 # Lance
