@@ -14,7 +14,7 @@ from revela.ranking.bm25 import BM25
 from revela.ranking.exact import top_k
 from revela.ranking.fusion import DEPTH, FusionRule, chance_of, fuse_scores
 from revela.searching.index import Index
-from revela.searching.ingest import Changed, metadata_columns
+from revela.searching.ingest import Counts, metadata_columns
 from revela.searching.manifest import Indexing, Info
 from revela.searching.state import State
 from revela.text.chunk import chunk
@@ -83,7 +83,7 @@ def build(folder: Path, docs: list[Document], encoder=None, metadata=(), **setti
     return index
 
 
-def extend(index: Index, docs: list[Document], encoder=None) -> Changed:
+def extend(index: Index, docs: list[Document], encoder=None) -> Counts:
     index._encoder = encoder or Letters()
     return index.add(arrow_list(Document, docs))
 

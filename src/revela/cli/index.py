@@ -31,7 +31,7 @@ from revela.types import Precision
 
 if TYPE_CHECKING:
     from revela.searching.index import Index
-    from revela.searching.ingest import Changed
+    from revela.searching.ingest import Counts
     from revela.types import Document
 
 INDEXING, COMMIT_EVERY = Indexing(), 10**6
@@ -194,7 +194,7 @@ class Job:
 # Each of these scans the corpus, chooses a model for it if the index is new, and writes it.
 
 
-def write_by_file(job: Job) -> tuple[Index, Changed]:
+def write_by_file(job: Job) -> tuple[Index, Counts]:
     """Make an index that records its files."""
     from revela.searching.ingest import metadata_columns
     from revela.searching.sync import Scan, sync
@@ -209,7 +209,7 @@ def write_by_file(job: Job) -> tuple[Index, Changed]:
         return index, sync(changes, scan, progress=True)
 
 
-def write_at_once(job: Job, append: bool) -> tuple[Index, Changed]:
+def write_at_once(job: Job, append: bool) -> tuple[Index, Counts]:
     """Add documents to an index, without a record of their files."""
     from revela.searching.ingest import metadata_columns
     from revela.text.load import read_corpus
@@ -231,7 +231,7 @@ def write_at_once(job: Job, append: bool) -> tuple[Index, Changed]:
 
 def write_by_ray(
     job: Job, append: bool, cluster: Cluster, commit_every: int
-) -> tuple[Index, Changed]:
+) -> tuple[Index, Counts]:
     """``write_at_once``, by a cluster."""
     from revela.searching import build_on_ray
 
@@ -246,7 +246,7 @@ def write_by_ray(
         return index, build_on_ray.add(index, survey, cluster, commit_every, job.precision)
 
 
-def follow_recorded(job: Job, yes: bool) -> tuple[Index, Changed]:
+def follow_recorded(job: Job, yes: bool) -> tuple[Index, Counts]:
     """Bring an index in step with the corpus, or with what it was made of."""
     from revela.searching.sync import HALF, NONE, rescan, sync
 

@@ -29,7 +29,7 @@ from revela.searching.index import Index
 from revela.searching.ingest import (
     BATCH_DOCUMENTS,
     Batch,
-    Changed,
+    Counts,
     check_repeated,
     columns_of_kinds,
     encode_rows,
@@ -126,7 +126,7 @@ class Written(NamedTuple):
     and the terms of their chunks.
     """
 
-    counts: Changed
+    counts: Counts
     replaced: list[str]
     files: list[bytes]
     terms: list[TermCounts]
@@ -183,7 +183,7 @@ class Job:
         """Write batches to files."""
         import pyarrow as pa
 
-        counts = sum((batch.counts for batch in batches), Changed())
+        counts = sum((batch.counts for batch in batches), Counts())
         tables = [batch.encoded for batch in batches if batch.encoded is not None]
         if not tables:
             return Written(counts, [], [], [])
@@ -210,7 +210,7 @@ def add(
     cluster: Cluster,
     commit_every: int,
     precision: Precision,
-) -> Changed:
+) -> Counts:
     """``Index.add`` for a corpus in files, on a cluster that ``on_ray`` is connected to.
 
     ``commit_every`` is the number of chunks per commit.
@@ -226,7 +226,7 @@ def add(
         together = max(1, size // characters)
         written = on_ray.stream(corpus.parts, job.read, job.load, job.write, cluster, together)
 
-        def commits() -> Iterator[Changed]:
+        def commits() -> Iterator[Counts]:
             with tqdm(total=len(corpus), unit="document") as bar:
                 for parts in batches(written, lambda part: part.counts.chunks, commit_every):
                     former = changes.table.find([name for part in parts for name in part.replaced])
@@ -235,7 +235,7 @@ def add(
                     version = changes.state.snapshot().version
                     write = functools.partial(on_ray.commit, table_uri(folder), version)
                     changes.commit(files or None, former, terms, write)
-                    counts = sum((part.counts for part in parts), Changed())
+                    counts = sum((part.counts for part in parts), Counts())
                     bar.update(counts.documents)
                     yield counts
 

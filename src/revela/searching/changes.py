@@ -19,7 +19,7 @@ from revela.errors import RevelaError
 from revela.ranking.bm25 import TermCounts
 from revela.ranking.calibration import Calibration
 from revela.ranking.sentence_test import SentenceTest
-from revela.searching.ingest import Batch, Changed, check_repeated, commits, encode_rows
+from revela.searching.ingest import Batch, Counts, batches_of, check_repeated, encode_rows
 from revela.searching.manifest import Info
 from revela.searching.state import FileState, State
 from revela.searching.table import Table
@@ -44,10 +44,10 @@ class Changes:
         self.state = State(folder)
         self.info = self.state.info
         self.table = Table.open(folder, self.info, create=not self.state.snapshot().version)
-        self._stored, self._given = 0, 0  # documents that are in the index, of those to put
+        self._done, self._total = 0, 0  # documents that are in the index, of those to put
         self._restore()
 
-    def put(self, documents: Iterable[Document], progress: bool = False) -> Changed:
+    def put(self, documents: Iterable[Document], progress: bool = False) -> Counts:
         """Add documents; one whose id is in the index is replaced, unless it is the same."""
         if not isinstance(documents, ArrowList):
             texts = (document for document in documents if document.full_text.strip())
@@ -55,7 +55,7 @@ class Changes:
         names: list[str] = documents.column("id").tolist()
         check_repeated(names)
         self.state.forget(names)
-        return self.follow(self.added(documents, progress))
+        return self.follow(self.commits(documents, progress))
 
     def drop(self, ids: Iterable[str]) -> int:
         """Delete documents, all or none; returns the number of their chunks."""
@@ -72,20 +72,20 @@ class Changes:
 
     def follow(
         self,
-        added: Iterable[Changed],
+        commits: Iterable[Counts],
         gone: Iterable[Sequence[str]] = (),
         files: Iterable[FileState] = (),
-    ) -> Changed:
+    ) -> Counts:
         """Add documents and note the files that are complete, then delete others: all that writes
         to an index does it here, in commits.
 
         Args:
-            added: makes a commit when it is asked for the next one, and counts its documents.
+            commits: makes a commit when it is asked for the next one, and counts its documents.
             gone: ids to delete, in a commit each.
             files: that the documents were read from, in their order.
         """
-        total, unfinished, pending = Changed(), deque(files), 0
-        for changed in added:
+        total, unfinished, pending = Counts(), deque(files), 0
+        for changed in commits:
             total, pending = total + changed, pending + changed.documents
             finished = list[FileState]()
             while unfinished and unfinished[0].documents <= pending:
@@ -96,24 +96,24 @@ class Changes:
         for ids in gone:
             self.commit(None, self.table.find(ids))
             self.state.forget(ids)
-            total += Changed(gone=len(ids))
+            total += Counts(gone=len(ids))
         return total
 
-    def added(
+    def commits(
         self,
         documents: Sequence[Document],
         progress: bool = False,
         tell: Callable[[float], None] | None = None,
-        kept: bool = True,
-    ) -> Iterator[Changed]:
-        """Add documents, for ``follow``. Passages that a replaced document already had are not
-        encoded again.
+        resumable: bool = True,
+    ) -> Iterator[Counts]:
+        """Add documents in commits, for ``follow``. Passages that a replaced document already had
+        are not encoded again.
 
         Args:
             documents: with different ids.
             progress: show a bar that counts their words.
             tell: is given the share of the words that are in the index, after each commit.
-            kept: what was added stays when the process stops.
+            resumable: what was added stays when the process stops.
         """
         if not documents:
             return
@@ -122,12 +122,12 @@ class Changes:
         is_counted = progress or tell is not None
         total = sum(count_words(document.text) for document in documents) if is_counted else 0
         done = 0
-        self._given += len(documents) if kept else 0
+        self._total += len(documents) if resumable else 0
         # Without smoothing, the time left follows from all batches: chunks differ in length.
         with tqdm(
             total=total, unit="word", unit_scale=True, smoothing=0, disable=not progress
         ) as bar:
-            for some in commits(documents):
+            for some in batches_of(documents):
                 batch = Batch.of(some, before, self.info, self.folder)
                 if batch.rows:
                     known, analyze = before.passages(batch.replaced), self.table.passage_terms
@@ -136,7 +136,7 @@ class Changes:
                     )
                     terms = TermCounts.of(map(str.split, batch.encoded["terms"].to_pylist()))
                     self.commit(batch.encoded, before.find(batch.replaced), [terms])
-                self._stored += len(some)
+                self._done += len(some)
                 yield batch.counts
                 read = sum(count_words(document.text) for document in some) if is_counted else 0
                 done += read
@@ -217,9 +217,9 @@ class Changes:
 
     def stopped(self) -> None:
         """Log how to go on if the process is asked to stop."""
-        if self._given:
+        if self._total:
             log.warning(
-                f"stopped: {self._stored:,} of {self._given:,} documents are in the index, the "
+                f"stopped: {self._done:,} of {self._total:,} documents are in the index, the "
                 "same command goes on from there"
             )
 

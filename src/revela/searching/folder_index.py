@@ -32,7 +32,7 @@ from revela.errors import RevelaError, first_line
 from revela.files import atomic_write, cache_folder, remove_whole, writing
 from revela.ranking.fusion import check_weight
 from revela.searching.index import Index
-from revela.searching.ingest import Changed
+from revela.searching.ingest import Counts
 from revela.searching.manifest import Indexing
 from revela.searching.state import STATE, State, is_index, read_info, unfinished_in
 from revela.searching.sync import ALL, HALF, Scan, absolute, recorded_sources, rescan, sync
@@ -251,7 +251,7 @@ def _opened_in(place: Path, model: Path, options: Mapping[str, Any]) -> Index | 
 
 
 def _summary(
-    path: Path, place: Path, changed: Changed, steps: Mapping[str, float], seconds: float
+    path: Path, place: Path, changed: Counts, steps: Mapping[str, float], seconds: float
 ) -> str:
     kept = f"its index is {place} ({megabytes(bytes_of(place))})"
     if not changed.any:

@@ -49,7 +49,7 @@ from revela.types import (
 
 if TYPE_CHECKING:
     from revela.searching.changes import Changes
-    from revela.searching.ingest import Changed
+    from revela.searching.ingest import Counts
     from revela.searching.snippets import Snippet
     from revela.text.load import Reading
 
@@ -488,7 +488,7 @@ class Index:
             finally:
                 changes.state.close()
 
-    def add(self, documents: Iterable[Document], progress: bool = False) -> Changed:
+    def add(self, documents: Iterable[Document], progress: bool = False) -> Counts:
         """Add documents; one whose id is in the index is replaced, unless it is the same.
 
         Args:
@@ -517,7 +517,7 @@ class Index:
         reading: Reading | None = None,
         yes: bool = False,
         progress: bool = False,
-    ) -> Changed:
+    ) -> Counts:
         """Bring the index in step with folders and files: add what is new, replace what has
         changed, delete what is gone. Documents that were added otherwise stay.
 

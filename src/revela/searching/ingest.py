@@ -52,7 +52,7 @@ FEW_LETTERS = 0.05  # of a text's characters
 
 
 @dataclass(frozen=True)
-class Changed:
+class Counts:
     """Numbers of documents, of chunks written, and of chunks cut to the model's limit."""
 
     new: int = 0
@@ -78,8 +78,8 @@ class Changed:
         others = f"changed, {self.gone:,} gone" if synced else "replaced"
         return f"{new} new, {self.replaced:,} {others}, {self.unchanged:,} unchanged"
 
-    def __add__(self, other: Changed) -> Changed:
-        return Changed(*(sum(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(sum(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
 
 
 def new_info(
@@ -103,7 +103,7 @@ def new_info(
     )
 
 
-def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:
+def batches_of(documents: Iterable[Document]) -> Iterator[list[Document]]:
     """The documents of each commit, in order. Every commit lists all files of the table, so later
     commits hold more documents.
     """
@@ -129,7 +129,7 @@ class Batch:
         encoded: these rows in Arrow; None: not yet, or there are none.
     """
 
-    counts: Changed
+    counts: Counts
     replaced: list[str]
     rows: list[Row]
     encoded: Any = None
@@ -150,7 +150,7 @@ class Batch:
             passages = passages_of(document, info.settings.chunk_words)
             rows += (Row(document.id, i, *passage, *rest) for i, passage in enumerate(passages))
         new, unchanged = len(changed) - len(replaced), len(documents) - len(changed)
-        return cls(Changed(new, len(replaced), unchanged=unchanged), replaced, rows)
+        return cls(Counts(new, len(replaced), unchanged=unchanged), replaced, rows)
 
 
 def encode_rows(
@@ -184,7 +184,7 @@ def encode_rows(
     named = (searched(row.id, row.passage) for row in rows)
     terms = [" ".join(analyze(text)) if analyze else None for text in named]
     encoded = arrow_rows(info, rows, [stored[passage] for passage in passages], terms)
-    counts = batch.counts + Changed(chunks=len(rows), cut=cut)
+    counts = batch.counts + Counts(chunks=len(rows), cut=cut)
     return replace(batch, counts=counts, rows=[], encoded=encoded)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from revela.errors import RevelaError
 from revela.searching.changes import Changes
-from revela.searching.ingest import Changed, check_repeated
+from revela.searching.ingest import Counts, check_repeated
 from revela.searching.state import FileState, Loss, State
 from revela.terminal import counted, progress_bar
 from revela.text.load import READING, Reading, check_report, filter_documents, first_claim
@@ -167,8 +167,8 @@ def sync(
     progress: bool = False,
     begin: Callable[[Sequence[Document]], None] | None = None,
     tell: Callable[[float], None] | None = None,
-    kept: bool = True,
-) -> Changed:
+    resumable: bool = True,
+) -> Counts:
     """Update an index from its sources; returns what has changed.
 
     Args:
@@ -177,7 +177,7 @@ def sync(
         refused: raise RevelaError if a source has lost at least this share of its documents.
         progress: show a bar.
         begin: called with the documents of new and changed files before they are encoded.
-        tell, kept: as for ``Changes.added``.
+        tell, resumable: as for ``Changes.commits``.
     """
     state = changes.state
     _check(changes, scan, refused)
@@ -185,8 +185,8 @@ def sync(
         begin(scan.documents)
     gone = state.begin({"sources": scan.sources, **_how(scan.reading)})
     state.keep(scan.touched)
-    added = changes.added(scan.documents, progress, tell, kept)
-    changed = changes.follow(added, batches(gone, lambda _: 1, DELETE_BATCH), scan.read)
+    commits = changes.commits(scan.documents, progress, tell, resumable)
+    changed = changes.follow(commits, batches(gone, lambda _: 1, DELETE_BATCH), scan.read)
     return replace(changed, unchanged=state.documents() - changed.new - changed.replaced)
 
 
