@@ -215,7 +215,8 @@ def commit(uri: str, version: int, fragments: Sequence[bytes], rows: Sequence[in
             f"another process has written to {Path(uri).parent} meanwhile: let one at a time write "
             "to an index, and run the same command again"
         )
-    places: dict[int, list[int]] = {}  # of rows in each fragment: half of a number's bits each
+    assert not dataset.has_stable_row_ids  # a row's number is its fragment and its place in it
+    places: dict[int, list[int]] = {}
     for row in rows:
         places.setdefault(row >> 32, []).append(row & 0xFFFFFFFF)
     left = {i: dataset.get_fragment(i).delete_rows(some) for i, some in places.items()}
