@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from revela.searching.table import Table
 from revela.text.analyzer import detect
 from revela.text.spool import ArrowList, LazyTexts, arrow_list
 from revela.text.words import count_words
-from revela.types import Document, Encoder, TokenEncoder
+from revela.types import Document, Encoder, TokenEncoder, items_of
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ class Changes:
     def put(self, documents: Iterable[Document], progress: bool = False) -> Counts:
         """Add documents; one whose id is in the index is replaced, unless it is the same."""
         if not isinstance(documents, ArrowList):
-            texts = (document for document in documents if document.full_text.strip())
-            documents = arrow_list(Document, texts)
+            given = items_of(documents, "documents", Document)
+            documents = arrow_list(Document, (one for one in given if one.full_text.strip()))
         names: list[str] = documents.column("id").tolist()
         check_repeated(names)
         self.state.forget(names)
@@ -59,6 +59,7 @@ class Changes:
 
     def drop(self, ids: Iterable[str]) -> int:
         """Delete documents, all or none; returns the number of their chunks."""
+        ids = items_of(list(ids) if isinstance(ids, Set) else ids, "ids")
         ids, before = list(dict.fromkeys(ids)), len(self.table)
         present = self.table.digests(ids)
         if missing := [name for name in ids if name not in present]:

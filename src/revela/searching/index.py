@@ -31,7 +31,6 @@ from revela.searching.rows import HIT_COLUMNS, as_stored, searched
 from revela.searching.state import STATE, Snapshot, StaleSnapshot, State, unfinished_in
 from revela.searching.table import Table
 from revela.text.analyzer import check_language
-from revela.text.spool import ArrowList
 from revela.types import (
     SURE,
     Document,
@@ -499,16 +498,13 @@ class Index:
             RevelaError: two documents share an id, a metadata field does not fit its column, the
                 model's vectors are not finite, or another process is writing to the index.
         """
-        if not isinstance(documents, ArrowList):
-            documents = items_of(documents, "documents", Document)
         with self.changes() as changes:
             return changes.put(documents, progress)
 
     def delete(self, ids: Iterable[str]) -> int:
         """Delete documents, all or none, in one commit; returns the number of their chunks."""
-        given = list(items_of(list(ids) if isinstance(ids, Set) else ids, "ids"))
         with self.changes() as changes:
-            return changes.drop(given)
+            return changes.drop(ids)
 
     def sync(
         self,
