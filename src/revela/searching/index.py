@@ -160,7 +160,7 @@ class Index:
 
         with writing(folder):
             if (unfinished := unfinished_in(folder)) is None:
-                State.create(folder, info).close()
+                State.create(folder, info)
             elif unfinished.choices() != info.choices():
                 raise RevelaError(
                     f"{folder} was begun with another model or other settings: "

@@ -300,14 +300,11 @@ def columns_of_kinds(kinds: Mapping[str, set[str]]) -> dict[str, str]:
 def check_columns(names: Iterable[str]) -> None:
     """Raise RevelaError for names of metadata that the table cannot have."""
     for name in names:
+        why = "a column has neither . nor ` in its name" if {".", "`"} & {*name} else ""
         if name in RESERVED or name.startswith("_"):
-            raise RevelaError(
-                f"--metadata {name}: columns of this name are the index's own; rename the field"
-            )
-        if "." in name or "`" in name:
-            raise RevelaError(
-                f"--metadata {name}: a column has neither . nor ` in its name; rename the field"
-            )
+            why = "columns of this name are the index's own"
+        if why:
+            raise RevelaError(f"--metadata {name}: {why}; rename the field")
 
 
 def _as_column(document: Document, name: str, kind: str, folder: Path) -> Value | None:

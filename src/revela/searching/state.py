@@ -132,8 +132,8 @@ class State:
                 f"{folder} was made by another version of revela: make it again with revela index"
             )
 
-    @classmethod
-    def create(cls, folder: Path, info: Info) -> State:
+    @staticmethod
+    def create(folder: Path, info: Info) -> None:
         """Write the state of an index whose table is not there yet: of version 0."""
         with (
             atomic_write(folder / STATE) as temporary,
@@ -143,7 +143,6 @@ class State:
             made.executescript(TABLES)
             made.execute("insert into about values (0, 0, 0, ?, '{}')", (info.to_json(),))
             made.commit()
-        return cls(folder)
 
     @contextmanager
     def _transaction(self, kind: str = "immediate") -> Iterator[sqlite3.Connection]:

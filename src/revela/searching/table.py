@@ -35,7 +35,7 @@ CELLS = 20  # cells of the approximate index that a query reads
 CANDIDATES = 200  # minimum number of candidates that are scored again by their stored vectors
 FILTER_IDS = 1000  # ids in one filter
 READ_ROWS = 2**14  # rows per batch when all passages are read
-# Counts chunks before a large table is packed, at most: each whose words are not indexed adds 3 us
+# Changed chunks before a large table is packed, at most: each whose words are not indexed adds 3 us
 # to a search. In a table of less than 100,000, one in ``PACKED_SHARE``: packing takes half a
 # second, and until then what replaced chunks took stays on the disk.
 UNPACKED, PACKED_SHARE = 2000, 50

@@ -49,7 +49,7 @@ SPHINX = """<!DOCTYPE html><html><head><title>Feeding &#8212; Bees 1.0</title></
 <div class="document"><div class="documentwrapper"><div class="bodywrapper">
 <div class="body" role="main"><section id="feeding"><h1>Feeding<a class="headerlink"
 href="#feeding">¶</a></h1><p>Feed them sugar in autumn.</p><dl class="py function"><dt>feed(n)</dt>
-<dd><p>Give <em>n</em> litres at once.</p></dd></dl><ul class="simple"><li><p>Counts in 1.0:
+<dd><p>Give <em>n</em> litres at once.</p></dd></dl><ul class="simple"><li><p>Changed in 1.0:
 <a href="/1">it takes litres where it took gallons</a>.</p></li></ul></section></div></div></div>
 <div class="sphinxsidebar" role="navigation"><h3>Navigation</h3><ul><li><a href="/i">Index of it
 </a></li></ul></div></div></body></html>"""
@@ -117,7 +117,7 @@ EXPECTED: dict[str, tuple[list[str], list[str]]] = {
     "sphinx.htm": (
         [
             *("Feed them sugar in autumn.", "feed(n) Give n litres at once."),
-            "Counts in 1.0: it takes litres where it took gallons.",
+            "Changed in 1.0: it takes litres where it took gallons.",
         ],
         ["Index of it", "¶"],
     ),
