@@ -13,7 +13,7 @@ from revela.cli.mcp import IndexOpener
 from revela.cli.search import _print_first_answer
 from revela.encoders.prompts import OWN
 from revela.errors import QueryError, RevelaError
-from revela.searching import folder_index, writer
+from revela.searching import changes, folder_index
 from revela.searching.index import Index
 from revela.searching.manifest import Indexing
 from revela.searching.server.mcp import Tools
@@ -74,14 +74,14 @@ def test_words_refuse_what_needs_an_index():
 def test_words_are_given_before_vectors_are_made_and_learn_how_far_these_are(
     docs, static_folder, monkeypatch
 ):
-    given, shares, put = [], [], writer.Changes._write
+    given, shares, put = [], [], changes.Changes.commit
     monkeypatch.setattr("revela.searching.ingest.BATCH", 3000)
 
     def write(self, *some):
         shares.append(given[0].made)
         return put(self, *some)
 
-    monkeypatch.setattr(writer.Changes, "_write", write)
+    monkeypatch.setattr(changes.Changes, "commit", write)
 
     def early(words):
         assert not shares
@@ -130,7 +130,7 @@ def test_a_small_text_and_an_index_are_not_searched_by_words_first(
 
 def stop_after(monkeypatch, commits, error):
     """Have the process stop in a commit, as Ctrl-C and SIGTERM do."""
-    put, done = writer.Changes._write, []
+    put, done = changes.Changes.commit, []
 
     def write(self, *some):
         done.append(some)
@@ -139,7 +139,7 @@ def stop_after(monkeypatch, commits, error):
         return put(self, *some)
 
     monkeypatch.setattr("revela.searching.ingest.BATCH", 3000)
-    monkeypatch.setattr(writer.Changes, "_write", write)
+    monkeypatch.setattr(changes.Changes, "commit", write)
     return done
 
 
@@ -160,7 +160,7 @@ def test_a_stopped_search_says_how_much_is_kept_and_goes_on(
         again = stop_after(patch, 99, error)
         code, out, err = doing(*asked)
     assert code == 0 and out.count("1. zebra.txt") == 2
-    assert sum(len(batch.documents) for batch, _ in again) == 41 - kept
+    assert sum(len({*rows["id"].to_pylist()}) for rows, *_ in again) == 41 - kept
     code, out, err = doing(*asked)
     assert out.count("1. zebra.txt") == 1 and "By words only" not in out
 
@@ -174,7 +174,7 @@ def test_a_search_stopped_while_its_index_is_finished_says_that_all_is_kept(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "calibrate", stop)
+        patch.setattr(changes, "calibrate", stop)
         code, out, err = doing(*asked)
     assert code == 130 and "being made, 0 % of the text is done" in out
     assert "stopped: 41 of 41 documents are in the index, the same command goes on" in err

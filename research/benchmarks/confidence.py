@@ -35,7 +35,7 @@ from revela.evaluation.collection import Collection, load_collection
 from revela.files import atomic_write
 from revela.searching.index import Index
 from revela.searching.manifest import Indexing
-from revela.searching.state import is_finished
+from revela.searching.state import read_info
 from revela.searching.table import id_filter
 from revela.text.judgements import read_rows
 from revela.types import Hits
@@ -46,7 +46,7 @@ Numbers = NDArray[np.float64]
 
 def index_of(folder: Path, part: Collection, model: str | None, out: Path, tokens: bool) -> Index:
     """The index of some documents of a collection, kept or made now."""
-    if not is_finished(out):
+    if not ((info := read_info(out)) and info.finished):
         chosen, corpus = set(part.document_ids), out.parent / "corpus.jsonl"
         rows = (row for row in read_rows(folder, "corpus.jsonl") if str(row["_id"]) in chosen)
         with atomic_write(corpus) as temporary:

@@ -37,10 +37,11 @@ from research.benchmarks.options import RESEARCH, parser_of
 from revela.cli.index import index as make_index
 from revela.searching.folder_index import bytes_of
 from revela.searching.index import Index
+from revela.searching.locations import Start
 from revela.searching.manifest import Indexing, Info
-from revela.searching.rows import Stored, arrow_rows
+from revela.searching.rows import Row, Stored, arrow_rows
 from revela.searching.state import read_info
-from revela.searching.sync import follow
+from revela.searching.sync import rescan, sync
 from revela.searching.table import CELLS, Table, table_uri
 
 BATCH = 2**17  # rows made at a time
@@ -57,13 +58,12 @@ def made(folder: Path, rows: int, width: int, seed: int = 0) -> Table:
     for start in range(len(table), rows, BATCH):
         rng = np.random.default_rng([seed, start])
         count = min(BATCH, rows - start)
+        digests = [f"{i:016x}" for i in range(start, start + count)]
         names = [f"document-{i}" for i in range(start, start + count)]
-        columns = dict(id=names, chunk=[0] * count, title=[""] * count, passage=names)
-        columns["digest"] = [f"{i:016x}" for i in range(start, start + count)]
-        columns |= dict(chunks=[1] * count, terms=[None] * count)
-        columns |= dict(first_line=[None] * count, first_page=[None] * count)
-        vectors = near(centres, count, rng)
-        table.add(arrow_rows(info, columns, [Stored(vector, None) for vector in vectors]))
+        pairs = zip(names, digests, strict=True)
+        chunks = [Row(name, 0, "", name, Start(), digest, ()) for name, digest in pairs]
+        stored = [Stored(vector, None) for vector in near(centres, count, rng)]
+        table.replace(arrow_rows(info, chunks, stored, [None] * count), [])
     return table
 
 
@@ -249,7 +249,7 @@ def edits(arguments: argparse.Namespace) -> None:
         file.write_text(page.replace(".", f" edit{number}.", 1))
         began = time.perf_counter()
         with index.changes() as changes:
-            follow(changes)
+            sync(changes, rescan(changes))
         seconds.append(round(time.perf_counter() - began, 2))
         sizes.append(bytes_of(out))
     kept = [round((size - sizes[0]) / 1e6, 2) for size in sizes[1:]]

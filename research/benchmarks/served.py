@@ -35,7 +35,7 @@ from revela.evaluation.evaluate import load_collection
 from revela.evaluation.metrics import Outcome
 from revela.searching.index import Index
 from revela.searching.manifest import Indexing
-from revela.searching.state import is_finished
+from revela.searching.state import read_info
 from revela.types import evenly_spaced
 
 K = 10
@@ -79,7 +79,7 @@ def scores_of(folder: Path, model: str | None, out: Path, queries: int) -> dict[
 
 def index_of(folder: Path, model: str | None, out: Path) -> Index:
     """The index of a collection, kept or made now."""
-    if not is_finished(out):
+    if not ((info := read_info(out)) and info.finished):
         with redirect_stdout(sys.stderr):
             make_index(
                 [corpus_of(folder)], out=out, model=model, settings=Indexing(keep_tokens=True)

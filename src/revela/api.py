@@ -227,6 +227,9 @@ def evaluations(
     if options.max_tokens is not None and folders:
         about = f"{folders[0]}, as an index is searched as it is"
         raise RevelaError(f"--max-tokens has no effect on {about}: leave it out, or give the model")
-    how: Any = dict(precision=options.precision, weight=options.weight, prompts=options.prompts)
-    indexes = {name: Index.open(name, **how) for name in folders}
+    precision, weight, prompts = options.precision, options.weight, options.prompts
+    indexes = {
+        name: Index.open(name, precision=precision, weight=weight, prompts=prompts)
+        for name in folders
+    }
     return evaluation.evaluations(models, on, options, indexes)

@@ -34,8 +34,8 @@ def write_for_ever(folder: Path, seed: int) -> None:
         while True:
             for _ in range(rng.randrange(1, 5)):
                 names = rng.sample([f"d{i}" for i in range(NAMES)], 8)
-                for _ in changes.put_by_commits([versioned(name, seed) for name in names]):
-                    print(*(f"{name} {seed}" for name in names), sep="\n", flush=True)
+                changes.put(versioned(name, seed) for name in names)
+                print(*(f"{name} {seed}" for name in names), sep="\n", flush=True)
                 seed += 1000
             changes.finish()
 

@@ -15,7 +15,7 @@ from revela.ranking.bm25 import BM25, max_score
 from revela.ranking.exact import top_k
 from revela.ranking.fusion import DEPTH, FusionRule, chance_of, fuse_scores
 from revela.searching.index import Index
-from revela.searching.ingest import Added, metadata_columns
+from revela.searching.ingest import Counts, metadata_columns
 from revela.searching.manifest import Indexing, Info
 from revela.searching.state import State
 from revela.text.chunk import chunk
@@ -75,16 +75,19 @@ def documents(count: int, seed: int = 0) -> list[Document]:
     ]
 
 
+def begun(folder: Path, encoder=None, columns=None, **settings) -> Index:
+    settings = Indexing(**{"chunk_words": WORDS, **settings})
+    info = Info("model", "0123", settings.dimensions or 8, settings, columns or {})
+    return Index.begin(folder, info, encoder or Letters())
+
+
 def build(folder: Path, docs: list[Document], encoder=None, metadata=(), **settings) -> Index:
-    columns = metadata_columns(docs, metadata)
-    settings = Indexing(chunk_words=WORDS, **settings)
-    info = Info("model", "0123", settings.dimensions or 8, settings, columns)
-    index = Index.begin(folder, info, encoder or Letters())
+    index = begun(folder, encoder, metadata_columns(docs, metadata), **settings)
     index.add(arrow_list(Document, docs))
     return index
 
 
-def extend(index: Index, docs: list[Document], encoder=None) -> Added:
+def extend(index: Index, docs: list[Document], encoder=None) -> Counts:
     index._encoder = encoder or Letters()
     return index.add(arrow_list(Document, docs))
 

@@ -15,16 +15,13 @@ from pathlib import Path
 import pytest
 from lancedb.db import LanceDBConnection
 from lancedb.table import LanceTable
-from letters import WORDS, Letters, counts_of, documents, rows_of
+from letters import begun, counts_of, documents, reopen, rows_of
 
 from revela.errors import RevelaError
 from revela.ranking.bm25 import TermCounts
 from revela.searching import state
-from revela.searching.folder_index import _keep_in_step
 from revela.searching.index import Index
-from revela.searching.manifest import Indexing, Info
-from revela.searching.state import State, is_finished, is_index
-from revela.searching.sync import HALF
+from revela.searching.state import State, is_index, read_info
 from revela.searching.table import lance_errors
 from revela.text.analyzer import searched
 from revela.types import Document
@@ -101,22 +98,23 @@ class Writes:
             self.how = ""
 
 
-def begun(folder: Path) -> Index:
-    if is_index(folder) and is_finished(folder):
-        return Index.open(folder, encoder=Letters())
-    settings = Indexing(chunk_words=WORDS, language="auto")
-    return Index.begin(folder, Info("model", "0123", 8, settings), Letters())
+def opened(folder: Path) -> Index:
+    return reopen(folder) if is_finished(folder) else begun(folder)
+
+
+def is_finished(folder: Path) -> bool:
+    return is_index(folder) and read_info(folder).finished
 
 
 def add(docs):
     def run(place: Path) -> None:
-        begun(place / "index").add(docs)
+        opened(place / "index").add(docs)
 
     return run
 
 
 def delete(place: Path) -> None:
-    index = Index.open(place / "index", encoder=Letters())
+    index = reopen(place / "index")
     left = {name for name, *_ in rows_of(index)}
     index.delete({"d2", "d4"} & left)
 
@@ -131,30 +129,7 @@ def write_files(folder: Path, docs) -> None:
 def sync(docs, yes=False):
     def run(place: Path) -> None:
         write_files(place.parent / "docs", docs)
-        begun(place / "index").sync(place.parent / "docs", yes=yes)
-
-    return run
-
-
-class Once:
-    """An event that is set after one turn."""
-
-    turns = 0
-
-    def is_set(self) -> bool:
-        return False
-
-    def wait(self, seconds: float) -> bool:
-        self.turns += 1
-        return self.turns > 1
-
-
-def follow_once(docs):
-    """As ``serve --sync`` does."""
-
-    def run(place: Path) -> None:
-        write_files(place.parent / "docs", docs)
-        _keep_in_step(begun(place / "index"), 0, Once(), HALF)
+        opened(place / "index").sync(place.parent / "docs", yes=yes)
 
     return run
 
@@ -165,7 +140,6 @@ COMMANDS = {
     "append again in another language": (add([NOTE]), add(HOMES[:5])),
     "delete": (add(DOCS[:8]), delete),
     "sync": (sync(DOCS[:6]), sync([*CHANGED[:1], *DOCS[3:10]], yes=True)),
-    "serve and sync": (sync(DOCS[:6]), follow_once([*DOCS[2:10], *CHANGED])),
 }
 
 
@@ -206,7 +180,8 @@ def assert_true(index: Index) -> None:
             row["chunk"] for row in rows if row["id"] == document
         )
     for query in QUERIES:
-        assert all(hit.score <= 1 for hit in index.search(query, 20))
+        for hit in index.search(query, 20, explain=True):
+            assert hit.score <= 1 and (hit.explanation.words or 0) <= 1
 
 
 def contents(index: Index) -> tuple[list, list[dict[str, float]]]:
@@ -230,7 +205,7 @@ def test_a_command_that_ends_at_any_write_is_finished_by_the_next(tmp_path, writ
     prepare(start)
     shutil.copytree(start, alone)
     run(alone)
-    made = Index.open(alone / "index", encoder=Letters())
+    made = reopen(alone / "index")
     assert_true(made)
     wanted = contents(made)
     for at in range(1, 1000):
@@ -238,7 +213,7 @@ def test_a_command_that_ends_at_any_write_is_finished_by_the_next(tmp_path, writ
         shutil.copytree(start, place)
         reader = None
         if is_index(place / "index"):
-            reader = Index.open(place / "index", encoder=Letters())
+            reader = reopen(place / "index")
             before = rows_of(reader)
         try:
             with writes.ending(at, how):
@@ -248,14 +223,14 @@ def test_a_command_that_ends_at_any_write_is_finished_by_the_next(tmp_path, writ
         if writes.count < at:
             break
         if reader is not None:
-            again = Index.open(place / "index", encoder=Letters())
+            again = reopen(place / "index")
             for index in (reader, again):
                 assert_true(index)
             assert rows_of(reader) == rows_of(again)
             if "sync" not in name and "append" not in name:
                 assert rows_of(reader) in (before, rows_of(made))
         run(place)
-        for index in (begun(place / "index"), *([reader] if reader else [])):
+        for index in (opened(place / "index"), *([reader] if reader else [])):
             assert_true(index)
             assert_holds(index, wanted)
         version = Index.open(place / "index").table.number
@@ -277,20 +252,20 @@ def test_others_beside_any_write_are_refused_or_read_one_version_or_the_next(
     shutil.copytree(place, alone)
     run(alone)
     folder, looks = place / "index", []
-    readers = [Index.open(folder, encoder=Letters())] if is_index(folder) else []
+    readers = [reopen(folder)] if is_index(folder) else []
 
     def look():
         looks.append(folder)
-        for change in (add(DOCS[:1]), delete, lambda place: begun(place / "index").sync(place)):
+        for change in (add(DOCS[:1]), delete, lambda place: opened(place / "index").sync(place)):
             with pytest.raises(RevelaError, match=r"another process|not finished|is not an index"):
                 change(place)
-        if is_index(folder) and is_finished(folder):
-            for index in (Index.open(folder, encoder=Letters()), *readers):
+        if is_index(folder) and read_info(folder).finished:
+            for index in (reopen(folder), *readers):
                 assert_true(index)
 
     writes.look = look
     run(place)
     writes.look = None
-    wanted = contents(Index.open(alone / "index", encoder=Letters()))
-    assert_holds(Index.open(folder, encoder=Letters()), wanted)
+    wanted = contents(reopen(alone / "index"))
+    assert_holds(reopen(folder), wanted)
     assert len(looks) > 3

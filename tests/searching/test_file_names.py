@@ -6,12 +6,10 @@ import base64
 import random
 
 import pytest
-from letters import Letters, build
+from letters import Letters, begun, build
 
-from revela.searching.index import Index
 from revela.searching.index_search import IndexStore
 from revela.searching.ingest import has_words
-from revela.searching.manifest import Indexing, Info
 from revela.searching.word_search import Words
 from revela.text.analyzer import name_of, searched
 from revela.types import Document
@@ -111,8 +109,7 @@ def test_a_folder_of_notes_is_filtered_by_its_front_matter(tmp_path):
     for name, project in (("a", "Apollo"), ("b", "Zeus"), ("c", "")):
         front = f"---\nproject: {project}\nlayout: wide\n---\n\n"
         (tmp_path / "notes" / f"{name}.md").write_text(f"{front}The bees make wax.\n")
-    info = Info("model", "0123", 8, Indexing(), {"project": "string"})
-    index = Index.begin(tmp_path / "index", info, Letters())
+    index = begun(tmp_path / "index", columns={"project": "string"}, chunk_words=120)
     index.sync(tmp_path / "notes")
     assert [hit.id for hit in index.search("bees", where={"project": "Zeus"})] == ["b.md"]
     assert [hit.id for hit in index.search("bees", where={"project": None})] == ["c.md"]

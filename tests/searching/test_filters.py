@@ -168,7 +168,10 @@ def test_a_value_that_is_no_number_is_missing(tmp_path):
         ({"price": None}, {"nan", "endless", "none"}),
         ({"not": {"price": {"lt": 1}}}, {*values}),
     ):
-        assert {hit.id for hit in index.search("abba", where=where)} == names, where
+        hits = index.search("abba", where=where)
+        assert {hit.id for hit in hits} == names, where
+        # JSON lacks the others.
+        assert all(hit.metadata == ({"price": 2.5} if hit.id == "two" else {}) for hit in hits)
 
 
 @pytest.mark.parametrize("name", ["a.b", "a`b", "_id", "passage"])
@@ -177,7 +180,7 @@ def test_a_column_that_the_table_cannot_have_is_refused_before_work(
 ):
     docs = [Document("a", "abba", metadata={name: 1})]
     encoder = Letters()
-    with pytest.raises(RevelaError, match=f"--metadata {name}: .*; rename the field"):
+    with pytest.raises(RevelaError, match=f"--metadata {name}: .*column.*; rename the field"):
         build(tmp_path / "index", docs, encoder, metadata=[name])
     with pytest.raises(RevelaError, match="rename the field"):
         Index.create(tmp_path / "index", saved_retriever, {name: "int64"}, encoder=encoder)

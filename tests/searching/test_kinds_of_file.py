@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import pickle
+from pathlib import Path
 
 import pyarrow as pa
-import pytest
 
 from revela import Index
-from revela.text.parts import DocumentReader, parts_of
-from revela.text.readers import read_sources
-from revela.text.readers.common import ReadReport
-from revela.text.readers.rows import Fields
 from tests.text.readers.test_office import docx, epub, notebook, pptx, xlsx
 
 LAST = {
@@ -32,9 +27,7 @@ LAST = {
 FILLER = "Much is said before the end of it comes. " * 30
 
 
-@pytest.fixture
-def folder(tmp_path):
-    path = tmp_path / "folder"
+def write_kinds(path: Path) -> Path:
     path.mkdir()
     docx(path / "a.docx", "# Guide", FILLER, "The last word is zebra.")
     pptx(path / "b.pptx", ("One", FILLER, ("a", "b"), ""), ("Two", "", ("c",), "Say walrus."))
@@ -60,11 +53,10 @@ def folder(tmp_path):
 
 
 def test_every_document_of_a_folder_is_found_and_the_others_are_named(
-    folder, tmp_path, succeeds, static_folder
+    tmp_path, succeeds, static_folder
 ):
-    out = tmp_path / "index"
-    given = ("--model", static_folder, "--out", out)
-    said = succeeds("index", folder, *given)
+    folder, out = write_kinds(tmp_path / "folder"), tmp_path / "index"
+    said = succeeds("index", folder, "--model", static_folder, "--out", out)
     assert "read 14 documents, " in said
     assert "not read: 1 .png (no text)\n" in said
     assert "skipped 1: damaged or encrypted .docx (n.docx: " in said
@@ -86,19 +78,3 @@ def test_rows_that_share_an_id_are_named_by_their_places(tmp_path, succeeds, sta
     assert "1: rows with the id of another row or file: their place is their id (b.jsonl:2)" in said
     ids = {row["id"] for row in Index.open(out).table.lance.to_arrow().to_pylist()}
     assert ids == {"1", "2", "a.jsonl:3", "b.jsonl:2"}
-
-
-def test_workers_read_the_same_and_name_the_same(folder):
-    here, there = ReadReport(), ReadReport()
-    fields = Fields("text", "title")
-    whole = list(read_sources([folder], fields, here))
-    parts, reader = parts_of([folder], there, size=1), DocumentReader(fields)
-    assert len(parts) > 5
-    read = []
-    for part in parts:
-        report = ReadReport()
-        sent = pickle.loads(pickle.dumps((reader, part)))
-        read += sent[0].documents(sent[1], report)
-        there.add(pickle.loads(pickle.dumps(report)))
-    assert read == whole
-    assert there.unread == here.unread and there.skipped == here.skipped and there.unread

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -32,8 +31,7 @@ from revela.types import Precision
 
 if TYPE_CHECKING:
     from revela.searching.index import Index
-    from revela.searching.ingest import Added
-    from revela.searching.sync import Synced
+    from revela.searching.ingest import Counts
     from revela.types import Document
 
 INDEXING, COMMIT_EVERY = Indexing(), 10**6
@@ -86,44 +84,39 @@ def index(
         With --engine ray: chunks per commit; a kill loses at most these.
     """
     if delete:
-        others: tuple[Any, ...] = (append, sync, yes, model, metadata, precision)
-        others += (prompts, settings, reading, engine)
-        defaults: tuple[Any, ...] = (False, False, False, None, None, "auto")
-        defaults += (PROMPTS, INDEXING, READING, ENGINE)
-        if corpus or others != defaults or commit_every != COMMIT_EVERY:
+        options = (append, sync, yes, model, metadata, precision, commit_every)
+        defaults = (False, False, False, None, None, "auto", COMMIT_EVERY)
+        sections = (prompts, settings, reading, engine)
+        if corpus or options != defaults or sections != (PROMPTS, INDEXING, READING, ENGINE):
             raise RevelaError(
                 "--delete takes ids and no corpus or option but --out: first delete, then add with "
                 "--append"
             )
         _delete(out, delete)
         return
-    from revela.searching.state import is_finished, is_index
+    from revela.searching.state import is_index, read_info
     from revela.text.analyzer import check_language
 
     check_language(settings.language)
     _check_sync(sync, yes, append, engine)
     if not corpus and not (sync and is_index(out)):
         raise RevelaError("give a corpus to index, or ids of documents to --delete")
-    job = Job(
-        *(corpus or [], reading, out, model, metadata or []), prompts.given, settings, precision
-    )
-    synced: Synced | None = None
-    if sync and is_finished(out):
-        opened, synced = follow_recorded(job, yes)
+    fields = metadata or []
+    job = Job(corpus or [], reading, out, model, fields, prompts.given, settings, precision)
+    if sync and (info := read_info(out)) and info.finished:
+        opened, changed = follow_recorded(job, yes)
     elif engine.engine == "ray":
-        opened, added = write_by_ray(job, append, engine.cluster, commit_every)
+        opened, changed = write_by_ray(job, append, engine.cluster, commit_every)
     elif append or (reading.join_titles and not sync):
-        opened, added = write_at_once(job, append)
+        opened, changed = write_at_once(job, append)
     else:
-        opened, synced = write_by_file(job)
-    added = synced.added if synced else added
-    changed = synced.describe() if synced and sync else added.describe()
+        opened, changed = write_by_file(job)
     print(f"language {opened.info.language}; {opened.calibration.describe()}")
     if any(opened.info.prompts):
         print(opened.info.prompts.describe())
-    print(f"{changed}; {out} holds {counted(len(opened), 'passage')}")
-    if added.cut:
-        cut = counted(added.cut, "chunk was", "chunks were")
+    print(f"{changed.describe(sync)}; {out} holds {counted(len(opened), 'passage')}")
+    if changed.cut:
+        cut = counted(changed.cut, "chunk was", "chunks were")
         print(f"{cut} longer than the model reads, and cut by its tokenizer")
 
 
@@ -176,7 +169,7 @@ class Job:
         unfinished_in(self.out)  # refuses a folder that is taken
         return None, self.metadata
 
-    def create(self, texts: Callable[[], Sequence[str]], columns: Mapping[str, str]) -> Index:
+    def create(self, texts: Sequence[str], columns: Mapping[str, str]) -> Index:
         """A new index by the given model, or the one that a killed run has begun with, or the one
         that suits the languages of the texts.
         """
@@ -189,7 +182,7 @@ class Job:
         model = self.model
         if not model:
             begun = unfinished_in(self.out)
-            model = begun.model if begun else installed_model(*suited_model(texts()))
+            model = begun.model if begun else installed_model(*suited_model(texts))
         folder = resolve(model)
         keep_graph(folder)
         encoder = load_encoder(folder, self.precision, prompts=self.prompts)
@@ -201,39 +194,44 @@ class Job:
 # Each of these scans the corpus, chooses a model for it if the index is new, and writes it.
 
 
-def write_by_file(job: Job) -> tuple[Index, Synced]:
+def write_by_file(job: Job) -> tuple[Index, Counts]:
     """Make an index that records its files."""
     from revela.searching.ingest import metadata_columns
-    from revela.searching.sync import Scan, follow
+    from revela.searching.sync import Scan, sync
 
     job.opened(append=False)
     scan = Scan(job.corpus, job.reading, job.metadata)
     scan.check_report()
     print_report(scan.report)
-    index = job.create(
-        partial(_texts_of, scan.documents), metadata_columns(scan.documents, job.metadata)
-    )
+    columns = metadata_columns(scan.documents, job.metadata)
+    index = job.create(_texts_of(scan.documents), columns)
     with index.changes() as changes:
-        return index, follow(changes, scan=scan, progress=True)[0]
+        return index, sync(changes, scan, progress=True)
 
 
-def write_at_once(job: Job, append: bool) -> tuple[Index, Added]:
+def write_at_once(job: Job, append: bool) -> tuple[Index, Counts]:
     """Add documents to an index, without a record of their files."""
     from revela.searching.ingest import metadata_columns
     from revela.text.load import read_corpus
 
     index, fields = job.opened(append)
-    kept: Any = dict(distinct=False, min_words=1, metadata=fields, rename_repeated=True)
-    documents, report = read_corpus(job.corpus, job.reading, **kept)
+    documents, report = read_corpus(
+        job.corpus,
+        job.reading,
+        distinct=False,
+        min_words=1,
+        metadata=fields,
+        rename_repeated=True,
+    )
     print_report(report)
     if index is None:
-        index = job.create(partial(_texts_of, documents), metadata_columns(documents, fields))
+        index = job.create(_texts_of(documents), metadata_columns(documents, fields))
     return index, index.add(documents, progress=True)
 
 
 def write_by_ray(
     job: Job, append: bool, cluster: Cluster, commit_every: int
-) -> tuple[Index, Added]:
+) -> tuple[Index, Counts]:
     """``write_at_once``, by a cluster."""
     from revela.searching import build_on_ray
 
@@ -243,22 +241,21 @@ def write_by_ray(
         survey = build_on_ray.SurveyedCorpus(job.corpus, reader)
         print_report(survey.report)
         if index is None:
-            index = job.create(survey.first_texts, survey.metadata_columns())
-        how: Any = dict(wave=commit_every, precision=job.precision, progress=True)
-        return index, build_on_ray.add(index, survey, cluster, **how)
+            texts = [] if job.model else survey.first_texts()
+            index = job.create(texts, survey.metadata_columns())
+        return index, build_on_ray.add(index, survey, cluster, commit_every, job.precision)
 
 
-def follow_recorded(job: Job, yes: bool) -> tuple[Index, Synced]:
+def follow_recorded(job: Job, yes: bool) -> tuple[Index, Counts]:
     """Bring an index in step with the corpus, or with what it was made of."""
-    from revela.searching.sync import HALF, NONE, follow
+    from revela.searching.sync import HALF, NONE, rescan, sync
 
     index, reading = job.existing(), None if job.reading == READING else job.reading
     with index.changes() as changes:
-        refused = NONE if yes else HALF
-        how: Any = dict(refused=refused, progress=True)
-        synced, report = follow(changes, job.corpus, reading, **how)
-    print_report(report)
-    return index, synced
+        scan = rescan(changes, job.corpus, reading)
+        changed = sync(changes, scan, NONE if yes else HALF, progress=True)
+    print_report(scan.report)
+    return index, changed
 
 
 def _texts_of(documents: Sequence[Document]) -> Sequence[str]:

@@ -13,9 +13,10 @@ from tqdm import tqdm
 from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
 from revela.files import atomic_write
+from revela.ranking.bm25 import TermCounts
 from revela.searching import on_ray
 from revela.searching.build_on_ray import Job, SurveyedCorpus
-from revela.searching.ingest import BATCH, encode_rows, table_rows
+from revela.searching.ingest import BATCH, Batch, encode_rows
 from revela.searching.manifest import Info
 from revela.searching.on_ray import Cluster
 from revela.text.parallel import batches
@@ -48,8 +49,8 @@ def encode(
     bar = tqdm(total=total, unit="document", disable=total is None)
     with atomic_write(out) as path, bar:
         for batch in batches(documents, lambda document: len(document.text) + 1, BATCH):
-            rows = table_rows(batch, dict.fromkeys((d.id for d in batch), ""), info, out)
-            public = public_rows(encode_rows(rows, info, encoder, out, None).rows)
+            rows = encode_rows(Batch.of(batch, None, info, out), info, encoder, out, None)
+            public = public_rows(rows.encoded)
             writer = writer or pq.ParquetWriter(path, public.schema)
             writer.write_table(public)
             count += len(public)
@@ -67,18 +68,18 @@ def encode_on_ray(
     precision: Precision,
 ) -> int:
     """``encode`` on a connected cluster; writes a folder of Parquet files."""
-    count, known = 0, set[str]()
+    count, known = 0, set[bytes]()
     with atomic_write(out) as folder:
         folder.mkdir()
         job = VectorFiles(folder.resolve(), info, corpus.reading, precision)
         written = on_ray.stream(corpus.parts, job.read, job.load, job.write, cluster, TOGETHER)
         with tqdm(total=len(corpus), unit="document") as bar:
-            for row in written:
-                known |= set(row["files"])
-                count += row["rows"]
-                bar.update(row["documents"])
+            for part in written:
+                known |= set(part.files)
+                count += part.counts.chunks
+                bar.update(part.counts.documents)
         for file in folder.iterdir():
-            if file.name not in known:  # of a worker that was killed
+            if file.name.encode() not in known:  # of a worker that was killed
                 file.unlink()
     return count
 
@@ -89,17 +90,12 @@ class VectorFiles(Job):
 
     finds_terms = False
 
-    def write(self, batches: list[on_ray.Row]) -> on_ray.Row:
-        import pyarrow as pa
+    def _files(self, rows: Any) -> tuple[list[bytes], list[TermCounts]]:
         import pyarrow.parquet as pq
 
-        documents = sum(batch["added"].documents for batch in batches)
-        tables = [public_rows(batch["table"]) for batch in batches if batch["table"] is not None]
-        if not tables:
-            return {"files": [], "rows": 0, "documents": documents}
-        rows, name = pa.concat_tables(tables), f"{uuid.uuid4().hex}.parquet"
-        pq.write_table(rows, self.folder / name)
-        return {"files": [name], "rows": len(rows), "documents": documents}
+        name = f"{uuid.uuid4().hex}.parquet"
+        pq.write_table(public_rows(rows), self.folder / name)
+        return [name.encode()], []
 
 
 def public_rows(rows: Any) -> Any:

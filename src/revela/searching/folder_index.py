@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
@@ -31,13 +31,13 @@ from revela.errors import RevelaError, first_line
 from revela.files import atomic_write, cache_folder, remove_whole, writing
 from revela.ranking.fusion import check_weight
 from revela.searching.index import Index
+from revela.searching.ingest import Counts
 from revela.searching.manifest import Indexing
-from revela.searching.state import STATE, State, is_finished, is_index, unfinished_in
-from revela.searching.sync import ALL, HALF, Scan, Synced, absolute, follow, recorded_sources
+from revela.searching.state import STATE, State, is_index, read_info, unfinished_in
+from revela.searching.sync import ALL, HALF, Scan, absolute, recorded_sources, rescan, sync
 from revela.searching.word_search import Words
 from revela.terminal import counted, duration
 from revela.text.load import READING
-from revela.text.readers.common import ReadReport
 from revela.text.spool import LazyTexts
 from revela.types import Document, Hits
 
@@ -105,86 +105,77 @@ class _Text:
         scan.check_report()
         return scan
 
-    def opened(self, model: str) -> Index:
-        """The updated index by a model."""
-        folder = resolve(model)
-        settings = Indexing(keep_tokens=gives_tokens(folder))
-        options = {
-            **self.options,
-            "default_rerank": "late-interaction" if settings.keep_tokens else None,
-        }
-        options["prompts"] = prompts_of(folder, self.prompts)
-        if self.cached:
-            place = _place(self.path.resolve(), folder, settings, options["prompts"])
-            index = self._synced(folder, settings, place, options)
-            os.utime(place / STATE)  # when it was used last
-        else:
-            temporary = tempfile.TemporaryDirectory(prefix="revela-")
-            place = Path(temporary.name) / "index"
-            index = self._synced(folder, settings, place, options)
-            weakref.finalize(index, temporary.cleanup)
-        return index
-
     def by_language(self) -> Index:
         """The updated index by the embedder for the text's languages."""
-        file = _choice_file(absolute(self.path))
-        suited, why = _kept_choice(file) if self.cached else None, ""
-        if suited is None:
+        file, why = _choice_file(absolute(self.path)), ""
+        model, passages = _kept_choice(file) if self.cached else ("", 0)
+        if not model:
             texts = LazyTexts(self.scan.documents, lambda document: document.full_text)
             model, why = suited_model(texts)
-            suited = ModelChoice(model)
-        index = self.opened(installed_model(suited.model, why))
-        if suited.passages and 2 * suited.passages <= len(index):
-            model, why = suited_model(index.sample())
-            if model != suited.model:
+        index = self.opened(installed_model(model, why))
+        if has_doubled := 0 < 2 * passages <= len(index):
+            former, (model, why) = model, suited_model(index.sample())
+            if model != former:
                 index = self.opened(installed_model(model, why))
-            suited = ModelChoice(model)
-        if self.cached and not suited.passages:
+        if self.cached and (has_doubled or not passages):
             with atomic_write(file) as temporary:
-                temporary.write_text(json.dumps(asdict(ModelChoice(suited.model, len(index)))))
+                temporary.write_text(json.dumps({"model": model, "passages": len(index)}))
         return index
 
-    def _synced(self, model: Path, settings: Indexing, place: Path, options: Any) -> Index:
-        """The updated index in its place. Words are counted before waiting for its lock."""
-        start, words = time.perf_counter(), None
-        if self.on_partial_index and not _is_finished(place) and _takes_long(self.scan.documents):
-            words = Words(self.scan.documents, settings.chunk_words)
-            words.tell(_share_made(place, self.scan.documents))
-            self.on_partial_index(words)
+    def opened(self, model: str) -> Index:
+        """The updated index by a model. Words are counted before waiting for its lock."""
+        start, folder = time.perf_counter(), resolve(model)
+        settings = Indexing(keep_tokens=gives_tokens(folder))
+        prompts = prompts_of(folder, self.prompts)
+        rerank = "late-interaction" if settings.keep_tokens else None
+        options = {**self.options, "default_rerank": rerank, "prompts": prompts}
+        if temporary := None if self.cached else tempfile.TemporaryDirectory(prefix="revela-"):
+            place = Path(temporary.name) / "index"
+        else:
+            place = _place(self.path.resolve(), folder, settings, prompts)
+        words = self._words(place, settings)
         with writing(place.parent, wait=True):
-            index, synced, report = self._followed(model, settings, place, options, words)
-        for line in report.lines()[not report.bytes_unread :] if synced.any else []:
+            scan, index, began = None, _opened_in(place, folder, options), time.perf_counter()
+            if is_new := index is None:
+                scan, began = self.scan, time.perf_counter()
+                load.keep_graph(folder)
+                index = Index.create(place, folder, settings=settings, prompts=prompts)
+            steps = {"loading the model": time.perf_counter() - began}
+            with index.changes(wait=True) as changes:
+                scan = scan or rescan(changes, [self.path], READING)
+                began, answer = time.perf_counter(), partial(self._answer_before, index)
+                tell = words.tell if words else None
+                changed = sync(changes, scan, ALL, self.progress, answer, tell, self.cached)
+                encoded = time.perf_counter()
+            steps |= {"reading": scan.seconds, "encoding": encoded - began}
+            steps["finishing"] = time.perf_counter() - encoded
+            index.notice = ""
+            if is_new:
+                index = Index.open(place, folder, encoder=index.encoder, **options)
+        for line in scan.report.lines()[not scan.report.bytes_unread :] if changed.any else []:
             log.info(line)
-        log.info(_summary(self.path, place, synced, time.perf_counter() - start))
+        log.info(_summary(self.path, place, changed, steps, time.perf_counter() - start))
+        if temporary:
+            weakref.finalize(index, temporary.cleanup)
+        else:
+            os.utime(place / STATE)  # when it was used last
         return index
 
-    def _followed(
-        self, model: Path, settings: Indexing, place: Path, options: Any, words: Words | None
-    ) -> tuple[Index, Synced, ReadReport]:
-        """Update the index in its place, which must be locked; returns it, what has changed, and
-        what was read.
-        """
-        how: Any = dict(refused=ALL, progress=self.progress, kept=self.cached)
-        index = _opened_in(place, model, options)
-        if index is not None:
-            how["begin"] = partial(self._answer_before, index)
-            with index.changes(wait=True) as changes:
-                synced, report = follow(changes, [self.path], READING, **how)
-            index.notice = ""
-            return index, synced, report
-        load.keep_graph(model)
-        scan = self.scan
-        begun = time.perf_counter()
-        made = Index.create(place, model, settings=settings, prompts=options["prompts"])
-        loading = {"loading the model": time.perf_counter() - begun}
-        with made.changes() as changes:
-            tell = words.tell if words else None
-            synced, report = follow(changes, scan=scan, tell=tell, **how)
-        index = Index.open(place, model, encoder=made.encoder, **options)
-        return index, replace(synced, seconds={**loading, **synced.seconds}), report
+    def _words(self, place: Path, settings: Indexing) -> Words | None:
+        """The words of a text without an index, if they are wanted and its vectors take long."""
+        if not self.on_partial_index or (stored := _stored_in(place)) is None:
+            return None
+        documents = self.scan.documents
+        if not _takes_long(documents):
+            return None
+        words = Words(documents, settings.chunk_words)
+        lengths = [len(document.text) for document in documents]
+        words.tell(sum(lengths[:stored]) / sum(lengths))
+        self.on_partial_index(words)
+        return words
 
     def _answer_before(self, index: Index, documents: Sequence[Document]) -> None:
-        if self.on_partial_index and _takes_long(documents):
+        if self.on_partial_index and index.info.finished and _takes_long(documents):
             one, many = "document that is new or has", "documents that are new or have"
             index.notice = f"Without {counted(len(documents), one, many)} changed."
             self.on_partial_index(index)
@@ -194,19 +185,14 @@ def _takes_long(documents: Sequence[Document]) -> bool:
     return sum(len(document.text) for document in documents) > SOON
 
 
-@dataclass(frozen=True)
-class ModelChoice:
-    """The embedder for a text, installed or not, and the number of passages at that time."""
-
-    model: str
-    passages: int = 0
-
-
-def _kept_choice(file: Path) -> ModelChoice | None:
-    """The choice for a text that was made before; None if there is none."""
-    with suppress(OSError, ValueError, TypeError):
-        return ModelChoice(**json.loads(file.read_text(encoding="utf-8")))
-    return None
+def _kept_choice(file: Path) -> tuple[str, int]:
+    """The embedder that was chosen for a text, installed or not, and the number of passages then;
+    "" and 0 if there was none.
+    """
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        return str(kept["model"]), int(kept["passages"])
+    return "", 0
 
 
 def _choice_file(source: str) -> Path:
@@ -241,28 +227,20 @@ def _place(path: Path, model: Path, settings: Indexing, prompts: Prompts) -> Pat
     return cache_folder() / "indices" / digest.hexdigest() / "index"
 
 
-def _is_finished(place: Path) -> bool:
-    """Whether a folder of the cache holds an index that can be opened."""
-    with suppress(RevelaError):
-        return is_finished(place)
-    return False
-
-
-def _share_made(place: Path, documents: Sequence[Document]) -> float:
-    """The share of a text that a stopped run has put into the index in this folder."""
-    made, lengths = 0, [len(document.text) for document in documents]
+def _stored_in(place: Path) -> int | None:
+    """How many documents a stopped run has put into the index in this folder; None: all."""
     if is_index(place):
         with suppress(RevelaError), closing(State(place)) as state:
-            made = state.documents()
-    return sum(lengths[:made]) / max(1, sum(lengths))
+            return None if state.info.finished else state.documents()
+    return 0
 
 
-def _opened_in(place: Path, model: Path, options: Any) -> Index | None:
+def _opened_in(place: Path, model: Path, options: Mapping[str, Any]) -> Index | None:
     """The finished index in a folder of the cache; None if there is none. An index that cannot be
     opened, or was made by another version, is removed.
     """
     try:
-        if is_finished(place):
+        if (info := read_info(place)) and info.finished:
             return Index.open(place, model, **options)
         unfinished_in(place)
     except RevelaError as error:
@@ -271,13 +249,14 @@ def _opened_in(place: Path, model: Path, options: Any) -> Index | None:
     return None
 
 
-def _summary(path: Path, place: Path, synced: Synced, seconds: float) -> str:
+def _summary(
+    path: Path, place: Path, changed: Counts, steps: Mapping[str, float], seconds: float
+) -> str:
     kept = f"its index is {place} ({megabytes(bytes_of(place))})"
-    if not synced.any:
-        return f"{path} is unchanged, {counted(synced.unchanged, 'document')}; {kept}"
-    spent = ((step, seconds) for step, seconds in synced.seconds.items() if seconds >= 0.05)
-    steps = ", ".join(f"{step} {seconds:.1f}" for step, seconds in spent)
-    return f"{path}: {synced.describe()}; {duration(seconds / 60)} ({steps}); {kept}"
+    if not changed.any:
+        return f"{path} is unchanged, {counted(changed.unchanged, 'document')}; {kept}"
+    spent = ", ".join(f"{step} {time:.1f}" for step, time in steps.items() if time >= 0.05)
+    return f"{path}: {changed.describe()}; {duration(seconds / 60)} ({spent}); {kept}"
 
 
 def bytes_of(folder: Path) -> int:
@@ -296,32 +275,35 @@ def sync_periodically(
 ) -> Iterator[None]:
     """Sync an index with its sources every ``seconds`` seconds, in a thread, while open.
 
-    Errors are logged. ``refused`` is as for ``follow``.
+    Errors are logged. ``refused`` is as for ``sync``.
 
     Raises:
         RevelaError: the index does not know its sources.
     """
     recorded_sources(index.state)
     stop = Event()
-    how: Any = (index, seconds, stop, refused)
-    thread = Thread(target=_keep_in_step, args=how, name="sync", daemon=True)
+
+    def check(_: float) -> None:
+        if stop.is_set():
+            raise RevelaError(f"{index.folder} is not in step yet: sync it again to go on")
+
+    def run() -> None:
+        while not stop.wait(seconds):
+            try:
+                with index.changes() as changes:
+                    changed = sync(changes, rescan(changes), refused, tell=check)
+                if changed.any:
+                    log.info(f"{changed.describe()}; {index.folder} is in step again")
+            except Exception as error:  # serving goes on
+                log.warning(f"not in step with its sources: {first_line(error)}")
+
+    thread = Thread(target=run, name="sync", daemon=True)
     thread.start()
     try:
         yield
     finally:
         stop.set()
         thread.join()
-
-
-def _keep_in_step(index: Index, seconds: float, stop: Event, refused: float) -> None:
-    while not stop.wait(seconds):
-        try:
-            with index.changes() as changes:
-                synced, _ = follow(changes, stop=stop, refused=refused)
-            if synced.any:
-                log.info(f"{synced.describe()}; {index.folder} is in step again")
-        except Exception as error:  # serving goes on
-            log.warning(f"not in step with its sources: {first_line(error)}")
 
 
 @dataclass(frozen=True)

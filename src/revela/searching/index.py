@@ -1,7 +1,7 @@
 """An index: documents in one folder that are searched by their vectors, by their words, or by both.
 
 Documents are cut into chunks, each a row of a LanceDB table (table.py). A search ranks chunks and
-returns documents, each once, with its best chunk (index_search.py). writer.py changes an index.
+returns documents, each once, with its best chunk (index_search.py). changes.py changes an index.
 Beside the table lies its state (state.py), which says in which version it is read.
 """
 
@@ -31,7 +31,6 @@ from revela.searching.rows import HIT_COLUMNS
 from revela.searching.state import STATE, Snapshot, StaleSnapshot, State, unfinished_in
 from revela.searching.table import Table, as_stored
 from revela.text.analyzer import check_language
-from revela.text.spool import ArrowList
 from revela.types import (
     Document,
     Hit,
@@ -44,10 +43,9 @@ from revela.types import (
 )
 
 if TYPE_CHECKING:
-    from revela.searching.ingest import Added
+    from revela.searching.changes import Changes
+    from revela.searching.ingest import Counts
     from revela.searching.snippets import Snippet
-    from revela.searching.sync import Synced
-    from revela.searching.writer import Changes
     from revela.text.load import Reading
 
 T = TypeVar("T")
@@ -154,17 +152,16 @@ class Index:
     @classmethod
     def begin(cls, folder: Path, info: Info, encoder: TextEncoder) -> Index:
         """``create``, with a manifest."""
-        from revela.searching.writer import Changes
+        from revela.searching.changes import Changes
 
         with writing(folder):
-            unfinished = unfinished_in(folder)
-            if unfinished and unfinished.choices() != info.choices():
+            if (unfinished := unfinished_in(folder)) is None:
+                State.create(folder, info)
+            elif unfinished.choices() != info.choices():
                 raise RevelaError(
                     f"{folder} was begun with another model or other settings: "
                     "give those again, or remove it"
                 )
-            if not unfinished:
-                State.create(folder, info).close()
             Changes(folder, lambda: encoder).state.close()  # makes the table
             return cls(folder, encoder)
 
@@ -438,7 +435,7 @@ class Index:
         Args:
             wait: wait for another process that is writing to the index; otherwise RevelaError.
         """
-        from revela.searching.writer import Changes
+        from revela.searching.changes import Changes
 
         State(self.folder).close()  # what is no index gets no lock
         with writing(self.folder, wait):
@@ -446,10 +443,13 @@ class Index:
             try:
                 yield changes
                 changes.finish()
+            except (KeyboardInterrupt, SystemExit):
+                changes.stopped()
+                raise
             finally:
                 changes.state.close()
 
-    def add(self, documents: Iterable[Document], progress: bool = False) -> Added:
+    def add(self, documents: Iterable[Document], progress: bool = False) -> Counts:
         """Add documents; one whose id is in the index is replaced, unless it is the same.
 
         Args:
@@ -460,16 +460,13 @@ class Index:
             RevelaError: two documents share an id, a metadata field does not fit its column, the
                 model's vectors are not finite, or another process is writing to the index.
         """
-        if not isinstance(documents, ArrowList):
-            documents = items_of(documents, "documents", Document)
         with self.changes() as changes:
             return changes.put(documents, progress)
 
     def delete(self, ids: Iterable[str]) -> int:
         """Delete documents, all or none, in one commit; returns the number of their chunks."""
-        given = list(items_of(list(ids) if isinstance(ids, Set) else ids, "ids"))
         with self.changes() as changes:
-            return changes.drop(given)
+            return changes.drop(ids)
 
     def sync(
         self,
@@ -478,7 +475,7 @@ class Index:
         reading: Reading | None = None,
         yes: bool = False,
         progress: bool = False,
-    ) -> Synced:
+    ) -> Counts:
         """Bring the index in step with folders and files: add what is new, replace what has
         changed, delete what is gone. Documents that were added otherwise stay.
 
@@ -489,14 +486,14 @@ class Index:
             progress: show a bar.
 
         Returns:
-            The numbers of documents that were new, changed, gone and unchanged.
+            The numbers of documents that were new, replaced, gone and unchanged.
 
         Raises:
             RevelaError: a source is missing or has lost too much, or as for ``add``.
         """
-        from revela.searching.sync import HALF, NONE, follow
+        from revela.searching.sync import HALF, NONE, rescan, sync
 
         given = [sources] if isinstance(sources, str | Path) else sources
         with self.changes() as changes:
-            refused = NONE if yes else HALF
-            return follow(changes, given, reading, refused=refused, progress=progress)[0]
+            scan = rescan(changes, given, reading)
+            return sync(changes, scan, NONE if yes else HALF, progress)

@@ -15,7 +15,7 @@ import reprlib
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from revela.errors import RevelaError
 from revela.ranking.late_interaction import encode_packed
 from revela.searching.locations import Start, starts
 from revela.searching.manifest import Indexing, Info
-from revela.searching.rows import HIT_COLUMNS, RESERVED, Stored, arrow_rows
+from revela.searching.rows import RESERVED, Row, Stored, arrow_rows
 from revela.searching.table import Table, as_stored
 from revela.terminal import counted
 from revela.text.analyzer import Analyzer, searched
@@ -42,36 +42,37 @@ BATCH_DOCUMENTS = 1000  # maximum documents for each ``BATCH`` of a commit
 # A letter that is not ASCII, or a word, maybe with a number, that is no part of encoded data.
 _WORDS = re.compile(r"[^\W\d_\x00-\x7f]|(?<![\w+/=])[A-Za-z]+(?:(?<=\w{3})\d+)?(?![\w+/=])")
 FEW_LETTERS = 0.05  # of a text's characters
-NUMBERS = {bool: "bool", int: "int64", float: "double"}
-COLUMN_TYPES = {frozenset({kind}): name for kind, name in NUMBERS.items()} | {
-    frozenset({int, float}): "double"
-}
-Rows = dict[str, list[Value | None]]
 
 
 @dataclass(frozen=True)
-class Added:
+class Counts:
     """Numbers of documents, of chunks written, and of chunks cut to the model's limit."""
 
     new: int = 0
     replaced: int = 0
+    gone: int = 0
     unchanged: int = 0
-    chunks: int = 0
-    cut: int = 0
+    chunks: int = field(default=0, compare=False)
+    cut: int = field(default=0, compare=False)
 
     @property
     def documents(self) -> int:
+        """The number of those that the index holds."""
         return self.new + self.replaced + self.unchanged
 
-    def describe(self) -> str:
-        """The numbers of documents, for messages."""
-        return (
-            f"{counted(self.new, 'document is', 'documents are')} new, {self.replaced:,} replaced, "
-            f"{self.unchanged:,} unchanged"
-        )
+    @property
+    def any(self) -> bool:
+        """Whether the index was changed."""
+        return self.new + self.replaced + self.gone > 0
 
-    def __add__(self, other: Added) -> Added:
-        return Added(*(sum(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
+    def describe(self, synced: bool = True) -> str:
+        """The numbers of documents, for messages; with those that are gone if it was synced."""
+        new = counted(self.new, "document is", "documents are")
+        others = f"changed, {self.gone:,} gone" if synced else "replaced"
+        return f"{new} new, {self.replaced:,} {others}, {self.unchanged:,} unchanged"
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(sum(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
 
 
 def new_info(
@@ -89,7 +90,7 @@ def new_info(
     return Info(*made, prompts=prompts_of(model, prompts), precision=encoder.precision)
 
 
-def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:
+def batches_of(documents: Iterable[Document]) -> Iterator[list[Document]]:
     """The documents of each commit, in order. Every commit lists all files of the table, so later
     commits hold more documents.
     """
@@ -106,46 +107,57 @@ def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 @dataclass(frozen=True)
 class Batch:
-    """Documents of a batch that are new or differ from the table's, and ids of the latter."""
+    """Documents on their way into a table.
 
-    documents: list[Document]
-    digests: Mapping[str, str]
+    Attributes:
+        counts: of the documents and their chunks.
+        replaced: ids of documents whose former rows are deleted.
+        rows: of the documents that are new or have changed.
+        encoded: these rows in Arrow; None: not yet, or there are none.
+    """
+
+    counts: Counts
     replaced: list[str]
+    rows: list[Row]
+    encoded: Any = None
 
     @classmethod
-    def of(cls, batch: Sequence[Document], table: Table | None, info: Info) -> Batch:
-        """Compare documents with a table; None: an empty one."""
-        digests = {d.id: digest_of(d, info.settings.chunk_words) for d in batch}
+    def of(
+        cls, documents: Sequence[Document], table: Table | None, info: Info, folder: Path
+    ) -> Batch:
+        """Cut documents into rows that differ from a table's; None: an empty one."""
+        digests = {d.id: digest_of(d, info.settings.chunk_words) for d in documents}
         present = table.digests(list(digests)) if table else {}
-        changed = [d for d in batch if present.get(d.id) != digests[d.id]]
-        return cls(changed, digests, [d.id for d in changed if d.id in present])
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """Chunks as rows in Arrow, the terms of each, and how many chunks were truncated."""
-
-    rows: Any
-    terms: list[list[str]]
-    cut: int
+        changed = [d for d in documents if present.get(d.id) != digests[d.id]]
+        replaced = [d.id for d in changed if d.id in present]
+        rows = list[Row]()
+        for document in changed:
+            columns = info.columns.items()
+            rest = digests[document.id], [_as_column(document, *of, folder) for of in columns]
+            passages = passages_of(document, info.settings.chunk_words)
+            rows += (Row(document.id, i, *passage, *rest) for i, passage in enumerate(passages))
+        new, unchanged = len(changed) - len(replaced), len(documents) - len(changed)
+        return cls(Counts(new, len(replaced), unchanged=unchanged), replaced, rows)
 
 
 def encode_rows(
-    rows: Rows,
+    batch: Batch,
     info: Info,
     encoder: TextEncoder,
     folder: Path,
     analyze: Analyzer | None,
     known: Mapping[str, Stored] | None = None,
-) -> Encoded:
-    """Encode the chunks of ``table_rows``, at least one.
+) -> Batch:
+    """Encode the rows of a batch, if it has any.
 
     Args:
         analyze: gives their terms.
         known: passages that are not encoded again.
     """
-    rows, cut = cut_to_fit(rows, encoder)
-    passages, stored = [str(passage) for passage in rows["passage"]], dict(known or {})
+    if not batch.rows:
+        return batch
+    rows, cut = cut_to_fit(batch.rows, encoder)
+    passages, stored = [row.passage for row in rows], dict(known or {})
     blank = Stored(np.zeros(info.width, np.float32), b"" if info.settings.keep_tokens else None)
     stored |= {passage: blank for passage in passages if not has_words(passage)}
     if fresh := [passage for passage in dict.fromkeys(passages) if passage not in stored]:
@@ -156,12 +168,11 @@ def encode_rows(
             vectors = encoder.encode_passages(fresh)
         made = map(Stored, as_stored(vectors, info, folder), tokens)
         stored |= zip(fresh, made, strict=True)
-    of_document = Counter(rows["id"])
-    rows["chunks"] = [of_document[name] for name in rows["id"]]
-    named = map(searched, map(str, rows["id"]), passages)
-    terms = [analyze(text) for text in named] if analyze else []
-    rows["terms"] = [" ".join(found) for found in terms] or [None] * len(passages)
-    return Encoded(arrow_rows(info, rows, [stored[passage] for passage in passages]), terms, cut)
+    named = (searched(row.id, row.passage) for row in rows)
+    terms = [" ".join(analyze(text)) if analyze else None for text in named]
+    encoded = arrow_rows(info, rows, [stored[passage] for passage in passages], terms)
+    counts = batch.counts + Counts(chunks=len(rows), cut=cut)
+    return replace(batch, counts=counts, rows=[], encoded=encoded)
 
 
 def has_words(text: str) -> bool:
@@ -174,60 +185,35 @@ def has_words(text: str) -> bool:
     return sum(map(len, _WORDS.findall(text))) > FEW_LETTERS * len("".join(text.split()))
 
 
-def table_rows(
-    documents: Iterable[Document], digests: Mapping[str, str], info: Info, folder: Path
-) -> Rows:
-    """Cut documents into chunks: rows as values by column, without what ``encode_rows`` adds."""
-    columns = info.columns
-    rows: Rows = {name: [] for name in (*HIT_COLUMNS, "digest", *columns)}
-    for document in documents:
-        metadata = [_as_column(document, name, kind, folder) for name, kind in columns.items()]
-        digest = digests[document.id]
-        passages = passages_of(document, info.settings.chunk_words)
-        for number, (title, text, start) in enumerate(passages):
-            passage = f"{title} {text}" if title else text
-            row = (document.id, number, title, passage, *start, digest, *metadata)
-            for column, value in zip(rows.values(), row, strict=True):
-                column.append(value)
-    return rows
-
-
 def passages_of(document: Document, chunk_words: int) -> Iterator[tuple[str, str, Start]]:
     """The title, the text and the start of each of a document's chunks; an empty one has one."""
     pieces = [piece.text for piece in chunk(document, 0, chunk_words)] or [""]
     return zip(titles(document, pieces), pieces, starts(document, pieces), strict=True)
 
 
-def cut_to_fit(rows: Rows, encoder: TextEncoder) -> tuple[Rows, int]:
+def cut_to_fit(rows: list[Row], encoder: TextEncoder) -> tuple[list[Row], int]:
     """Cut chunks that exceed the encoder's window; returns the rows, and the number of chunks cut.
 
     A title may fill half of the window; the rest of it is put before the document's text.
     """
-    titles = [str(title) for title in dict.fromkeys(rows["title"])]
+    titles = list(dict.fromkeys(row.title for row in rows))
     cut_titles = dict(zip(titles, encoder.fitted([""] * len(titles), titles, 2), strict=True))
     heads, texts = [], []
-    for number, title, passage in zip(rows["chunk"], rows["title"], rows["passage"], strict=True):
-        title, text = str(title), str(passage)
-        head, *rest = cut_titles[title]
+    for row in rows:
+        head, *rest = cut_titles[row.title]
         heads.append(f"{head.strip()} " if head else "")
-        text = text[len(title) + 1 :] if title else text
-        texts.append(f"{''.join(rest)} {text}" if rest and not number else text)
+        texts.append(f"{''.join(rest)} {row.text}" if rest and not row.chunk else row.text)
     pieces = encoder.fitted(heads, texts)
     cut = sum(len(parts) > 1 for parts in pieces)
     if not cut and all(len(parts) == 1 for parts in cut_titles.values()):
         return rows, 0
-    fitting: Rows = {name: [] for name in rows}
-    numbers = Counter[Value | None]()
-    for i, (head, parts) in enumerate(zip(heads, pieces, strict=True)):
-        name = rows["id"][i]
-        start: Any = Start(rows["first_line"][i], rows["first_page"][i])  # type: ignore[arg-type]
-        for piece in parts:
-            row = {column: values[i] for column, values in rows.items()}
-            row |= {"chunk": numbers[name], "title": head[:-1], "passage": head + piece}
-            row |= {"first_line": start.line, "first_page": start.page}
-            numbers[name], start = numbers[name] + 1, start.after(piece.lstrip())
-            for column, value in row.items():
-                fitting[column].append(value)
+    fitting, numbers = list[Row](), Counter[str]()
+    for row, head, parts in zip(rows, heads, pieces, strict=True):
+        start = row.start
+        for text in parts:
+            number = numbers[row.id]
+            fitting.append(row._replace(chunk=number, title=head[:-1], text=text, start=start))
+            numbers[row.id], start = number + 1, start.after(text.lstrip())
     return fitting, cut
 
 
@@ -244,15 +230,14 @@ def check_repeated(ids: Iterable[str]) -> None:
     seen = set[str]()
     for name in ids:
         if name in seen:
-            raise repeated_id(name)
+            raise RevelaError(
+                f'two documents have the id "{name}": give each its own, '
+                "or index the folder that holds both files"
+            )
         seen.add(name)
 
 
-def repeated_id(name: str) -> RevelaError:
-    return RevelaError(
-        f'two documents have the id "{name}": give each its own, '
-        "or index the folder that holds both files"
-    )
+# Columns of metadata
 
 
 def metadata_columns(documents: Iterable[Document], fields: Sequence[str]) -> dict[str, str]:
@@ -263,44 +248,48 @@ def metadata_columns(documents: Iterable[Document], fields: Sequence[str]) -> di
         >>> metadata_columns([Document("a", "text", metadata={"year": 2020})], ["year"])
         {'year': 'int64'}
     """
-    types: dict[str, set[type]] = {name: set() for name in fields}
+    kinds: dict[str, set[str]] = {name: set() for name in fields}
     for document in documents if fields else ():
-        note_types(types, document)
-    return columns_of_types(types)
+        note_kinds(kinds, document)
+    return columns_of_kinds(kinds)
 
 
-def note_types(types: Mapping[str, set[type]], document: Document) -> None:
-    """Add the types of a document's metadata to those of each field."""
-    for name, found in types.items():
+def note_kinds(kinds: Mapping[str, set[str]], document: Document) -> None:
+    """Add the kinds of a document's metadata to those of each field."""
+    for name, found in kinds.items():
         if (value := document.metadata.get(name)) is not None:
-            found.add(str if _is_beyond_int64(value) else type(value))
+            found.add(_kind_of(value))
 
 
-def _is_beyond_int64(value: Value) -> bool:
-    return isinstance(value, int) and not -(2**63) <= value < 2**63
+def _kind_of(value: Value) -> str:
+    """The Arrow type that holds a value."""
+    if isinstance(value, bool | float):
+        return "bool" if isinstance(value, bool) else "double"
+    return "int64" if isinstance(value, int) and -(2**63) <= value < 2**63 else "string"
 
 
-def columns_of_types(types: Mapping[str, set[type]]) -> dict[str, str]:
-    """``metadata_columns`` for fields with known types."""
-    check_columns(types)
-    if missing := [name for name, found in types.items() if not found]:
+def columns_of_kinds(kinds: Mapping[str, set[str]]) -> dict[str, str]:
+    """``metadata_columns`` for fields whose kinds are known."""
+    check_columns(kinds)
+    if missing := [name for name, found in kinds.items() if not found]:
         raise RevelaError(
             f'no document has a field "{missing[0]}": name others with --metadata, or omit it'
         )
-    return {name: COLUMN_TYPES.get(frozenset(found), "string") for name, found in types.items()}
+    number = {"int64", "double"}
+    return {
+        name: "double" if found == number else found.pop() if len(found) == 1 else "string"
+        for name, found in kinds.items()
+    }
 
 
 def check_columns(names: Iterable[str]) -> None:
     """Raise RevelaError for names of metadata that the table cannot have."""
     for name in names:
+        why = "a column has neither . nor ` in its name" if {".", "`"} & {*name} else ""
         if name in RESERVED or name.startswith("_"):
-            raise RevelaError(
-                f"--metadata {name}: columns of this name are the index's own; rename the field"
-            )
-        if "." in name or "`" in name:
-            raise RevelaError(
-                f"--metadata {name}: a column has neither . nor ` in its name; rename the field"
-            )
+            why = "columns of this name are the index's own"
+        if why:
+            raise RevelaError(f"--metadata {name}: {why}; rename the field")
 
 
 def _as_column(document: Document, name: str, kind: str, folder: Path) -> Value | None:
@@ -308,11 +297,11 @@ def _as_column(document: Document, name: str, kind: str, folder: Path) -> Value 
     value = document.metadata.get(name)
     if isinstance(value, str):
         check_unicode(value, f"{name} of document {document.id}")
-    if is_missing(value):  # NaN, which SQL takes for the greatest number
+    if value is None or is_missing(value):  # NaN, which SQL takes for the greatest number
         return None
     if kind == "string":
-        return value if isinstance(value, str | None) else json.dumps(value)
-    if value is None or (kind == NUMBERS.get(type(value)) and not _is_beyond_int64(value)):
+        return value if isinstance(value, str) else json.dumps(value)
+    if kind == _kind_of(value):
         return value
     if kind == "double" and type(value) is int and abs(value) <= sys.float_info.max:
         return float(value)

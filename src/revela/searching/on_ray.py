@@ -9,6 +9,7 @@ exactly once.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import pickle
@@ -18,11 +19,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from revela.errors import RevelaError, extra, first_line
 
-Row = dict[str, Any]
+Item = TypeVar("Item")
+Batch = TypeVar("Batch")
+Written = TypeVar("Written")
+Row = dict[str, Any]  # of Ray's: pickled items
 PER_ACTOR = 2  # tasks in flight per actor
 REACHED_S = 10.0  # seconds to wait for a cluster's answer
 
@@ -82,31 +86,31 @@ def in_tasks(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
     """Call ``work`` on each item in a task of its own; yield results in the order of the items."""
     import ray
 
-    task = ray.remote(_result).options(max_retries=-1)
+    task = ray.remote(_packed).options(max_retries=-1)
     function = ray.put(work)
     for result in [task.remote(function, item) for item in items]:
-        yield _or_error(ray.get(result))
+        yield _unpacked(ray.get(result)["row"][0])
 
 
 def stream(
-    items: Sequence[Any],
-    read: Callable[[Any], Iterator[Row]],
-    load: Callable[[], Callable[[list[Row]], Row]],
-    write: Callable[[list[Row]], Row],
+    items: Sequence[Item],
+    read: Callable[[Item], Iterator[Batch]],
+    load: Callable[[], Callable[[list[Batch]], Batch]],
+    write: Callable[[list[Batch]], Written],
     cluster: Cluster,
     together: int,
-) -> Iterator[Row]:
-    """Read items in tasks, work on the rows in actors, and write them in tasks.
+) -> Iterator[Written]:
+    """Read items in tasks, work on their batches in actors, and write them in tasks.
 
-    Rows may come in any order. Each is written exactly once, also when workers die.
+    Batches may come in any order. Each is written exactly once, also when workers die.
 
     Args:
         items: each is read by one task.
-        read: an item -> its rows.
-        load: makes the function from a list of one row to a row that an actor runs; called once per
-            actor.
-        write: a list of rows -> a result.
-        together: rows per call of ``write``.
+        read: an item -> its batches.
+        load: makes the function from a list of one batch to a batch that an actor runs; called once
+            per actor.
+        write: a list of batches -> a result.
+        together: batches per call of ``write``.
 
     Yields:
         The results of ``write``.
@@ -135,54 +139,49 @@ def stream(
     )
     data = data.map_batches(_step, batch_size=together, fn_args=[write])
     for row in data.iter_rows():
-        yield _or_error(pickle.loads(row["row"]))
+        yield _unpacked(row["row"])
 
 
 class _Actor:
     """An actor that holds a model and computes on ``threads`` threads."""
 
-    def __init__(self, load: Callable[[], Callable[[list[Row]], Row]], threads: int) -> None:
+    def __init__(self, load: Callable[[], Callable[[list[Any]], Any]], threads: int) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)  # torch reads it when it is imported
-        self.work = _result(load)
+        self.load = functools.cache(load)
 
     def __call__(self, batch: Row) -> Row:
-        return _step(batch, self.work)
+        return _step(batch, lambda rows: self.load()(rows))
 
 
-def _read(batch: Row, read: Callable[[Any], Iterator[Row]]) -> Iterator[Row]:
+def _read(batch: Row, read: Callable[[Any], Iterator[Any]]) -> Iterator[Row]:
     try:
-        for row in read(pickle.loads(batch["row"][0])):
-            yield _packed(row)
+        for found in read(_unpacked(batch["row"][0])):
+            yield {"row": [pickle.dumps(found)]}
     except RevelaError as error:
-        yield _packed(error)
+        yield {"row": [pickle.dumps(error)]}
 
 
-def _step(batch: Row, work: Any) -> Row:
+def _step(batch: Row, work: Callable[[list[Any]], Any]) -> Row:
     """Call ``work`` on the rows of a batch; an error of an earlier step takes its place."""
-    rows = [pickle.loads(row) for row in batch["row"]]
-    errors = [found for found in (*rows, work) if isinstance(found, RevelaError)]
-    return _packed(errors[0] if errors else _result(work, rows))
+    return _packed(lambda rows: work([*map(_unpacked, rows)]), batch["row"])
 
 
-def _packed(value: Any) -> Row:
-    """A batch of one pickled row, which Ray cannot divide."""
-    return {"row": [pickle.dumps(value)]}
-
-
-def _result(work: Callable[..., Any], *given: Any) -> Any:
+def _packed(work: Callable[[Any], Any], given: Any) -> Row:
     """What ``work`` returns, or the RevelaError that it raises, which Ray would wrap in a
-    traceback.
+    traceback: as a batch of one pickled row, which Ray cannot divide.
     """
     try:
-        return work(*given)
+        return {"row": [pickle.dumps(work(given))]}
     except RevelaError as error:
-        return error
+        return {"row": [pickle.dumps(error)]}
 
 
-def _or_error(result: Any) -> Any:
-    if isinstance(result, RevelaError):
-        raise result
-    return result
+def _unpacked(row: bytes) -> Any:
+    """What is pickled in a row; a RevelaError is raised."""
+    value = pickle.loads(row)
+    if isinstance(value, RevelaError):
+        raise value
+    return value
 
 
 # Lance
@@ -197,16 +196,13 @@ def write_fragments(uri: str, rows: Any) -> list[bytes]:
     return [pickle.dumps(fragment) for fragment in fragments]
 
 
-def commit(uri: str, version: int, fragments: Sequence[bytes], gone: Sequence[str]) -> int:
+def commit(uri: str, version: int, fragments: Sequence[bytes], rows: Sequence[int]) -> None:
     """Add fragments and delete rows in one commit.
 
     Args:
         version: the table's version that the caller has read.
         fragments: from ``write_fragments``.
-        gone: filters of the rows to delete.
-
-    Returns:
-        The new version.
+        rows: numbers of the rows to delete.
 
     Raises:
         RevelaError: the table has another version by now.
@@ -219,22 +215,15 @@ def commit(uri: str, version: int, fragments: Sequence[bytes], gone: Sequence[st
             f"another process has written to {Path(uri).parent} meanwhile: let one at a time write "
             "to an index, and run the same command again"
         )
-    rows = _rows_by_fragment(dataset, gone)
-    left = {i: dataset.get_fragment(i).delete_rows(some) for i, some in rows.items()}
+    assert not dataset.has_stable_row_ids  # a row's number is its fragment and its place in it
+    places: dict[int, list[int]] = {}
+    for row in rows:
+        places.setdefault(row >> 32, []).append(row & 0xFFFFFFFF)
+    left = {i: dataset.get_fragment(i).delete_rows(some) for i, some in places.items()}
     operation = lance.LanceOperation.Update(
         removed_fragment_ids=[i for i, fragment in left.items() if fragment is None],
         updated_fragments=[fragment for fragment in left.values() if fragment is not None],
         new_fragments=[pickle.loads(fragment) for fragment in fragments],
         fields_modified=[],
     )
-    return int(lance.LanceDataset.commit(dataset, operation, read_version=version).version)
-
-
-def _rows_by_fragment(dataset: Any, filters: Sequence[str]) -> dict[int, list[int]]:
-    """Fragment -> indices of its rows that match one of the filters."""
-    rows: dict[int, list[int]] = {}
-    for where in filters:
-        found = dataset.scanner(columns=[], filter=where, with_row_address=True).to_table()
-        for address in found["_rowaddr"].to_pylist():
-            rows.setdefault(address >> 32, []).append(address & 0xFFFFFFFF)
-    return rows
+    lance.LanceDataset.commit(dataset, operation, read_version=version)

@@ -5,17 +5,38 @@ Shapes: N rows, D width of the encoder's vectors, W width of the stored ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from revela.searching.manifest import Info
 from revela.types import Value, Vectors
 
+if TYPE_CHECKING:
+    from revela.searching.locations import Start
+
 # Columns of a hit, before those of metadata.
 HIT_COLUMNS = ("id", "chunk", "title", "passage", "first_line", "first_page")
 RESERVED = (*HIT_COLUMNS, "chunks", "terms", "digest", "vector", "tokens")
+
+
+class Row(NamedTuple):
+    """A chunk of a document, as a row of the table without its vector and its terms."""
+
+    id: str
+    chunk: int
+    title: str
+    text: str
+    start: Start
+    digest: str
+    metadata: Sequence[Value | None]
+
+    @property
+    def passage(self) -> str:
+        """The text with the title before it."""
+        return f"{self.title} {self.text}" if self.title else self.text
 
 
 class Stored(NamedTuple):
@@ -48,16 +69,20 @@ def schema_of(info: Info) -> Any:
 
 
 def arrow_rows(
-    info: Info,
-    columns: Mapping[str, Sequence[Value | None]],
-    stored: Sequence[Stored],
+    info: Info, rows: Sequence[Row], stored: Sequence[Stored], terms: Sequence[str | None]
 ) -> Any:
-    """Rows in Arrow, at least one, from values by column and each passage's vectors."""
+    """Rows in Arrow, at least one; all of a document's rows, as they have their number."""
     import pyarrow as pa
 
-    schema = schema_of(info)
-    names = [name for name in schema.names if name in columns]
-    arrays = {name: pa.array(columns[name], schema.field(name).type) for name in names}
+    schema, chunks = schema_of(info), Counter(row.id for row in rows)
+    names = ("id", "chunk", "chunks", *HIT_COLUMNS[2:], "digest", *info.columns)
+    values = (
+        (r.id, r.chunk, chunks[r.id], r.title, r.passage, *r.start, r.digest, *r.metadata)
+        for r in rows
+    )
+    columns = zip(names, zip(*values, strict=True), strict=True)
+    arrays = {name: pa.array(column, schema.field(name).type) for name, column in columns}
+    arrays["terms"] = pa.array(terms, pa.string())
     if "tokens" in schema.names:
         arrays["tokens"] = pa.array([passage.tokens for passage in stored], pa.binary())
     numbers = pa.array(np.concatenate([passage.vector for passage in stored]))

@@ -3,7 +3,7 @@ table it describes, how many chunks hold each term, and which files and document
 
 The table is changed first, and then, in one transaction, the state, with the new version in it.
 Other processes read the version that the state names, so the transaction makes a change visible. A
-kill before it leaves the index as it was; the next change undoes the table's (writer.py).
+kill before it leaves the index as it was; the next change undoes the table's (changes.py).
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ create index document_paths on documents (path);
 """
 # The documents of a run, and the files that were read or are gone. No document of a file that was
 # not read to the end counts as gone.
-RUN_TABLES = """
-drop table if exists now;
-create temp table now (id text primary key, path text) without rowid;
-create index temp.now_paths on now (path);
-drop table if exists touched;
-create temp table touched (path text primary key, whole integer) without rowid;
-"""
+RUN_TABLES = (
+    "drop table if exists now",
+    "create temp table now (id text primary key, path text) without rowid",
+    "create index temp.now_paths on now (path)",
+    "drop table if exists touched",
+    "create temp table touched (path text primary key, whole integer) without rowid",
+)
 GONE = "path in (select path from touched where whole) and id not in (select id from now)"
 COUNT = "insert into terms values (?, ?) on conflict do update set n = n + excluded.n"
 
@@ -69,21 +69,22 @@ class StaleSnapshot(KeyError):
 
 
 class FileState(NamedTuple):
-    """A file's bytes, time of change in ns (-1: compare its digest) and digest."""
+    """A file as it was read.
 
-    size: int
-    mtime_ns: int
-    digest: str
-
-
-class ReadFile(NamedTuple):
-    """A file that was read, with its number of documents; ``path`` begins with its source."""
+    Attributes:
+        path: begins with its source.
+        size, mtime_ns: bytes, and the time of its last change (-1: compare its digest).
+        documents: their number, if it was read in this run.
+        whole: it was read to the end.
+    """
 
     path: str
     source: str
-    state: FileState
-    documents: int
-    whole: bool
+    size: int
+    mtime_ns: int
+    digest: str
+    documents: int = 0
+    whole: bool = True
 
 
 class Loss(NamedTuple):
@@ -119,8 +120,9 @@ class State:
         with _errors(self.folder):
             # Readers of a folder that they may not write to read it all the same.
             uri = f"{file.resolve().as_uri()}?mode=rw"
-            how: Any = dict(timeout=60, isolation_level=None, check_same_thread=False)
-            self._database = sqlite3.connect(uri, uri=True, **how)
+            self._database = sqlite3.connect(
+                uri, uri=True, timeout=60, isolation_level=None, check_same_thread=False
+            )
             self.close = weakref.finalize(self, self._database.close)
             # A long transaction keeps no reader waiting until it is written.
             self._database.execute("pragma cache_spill = off")
@@ -130,8 +132,8 @@ class State:
                 f"{folder} was made by another version of revela: make it again with revela index"
             )
 
-    @classmethod
-    def create(cls, folder: Path, info: Info) -> State:
+    @staticmethod
+    def create(folder: Path, info: Info) -> None:
         """Write the state of an index whose table is not there yet: of version 0."""
         with (
             atomic_write(folder / STATE) as temporary,
@@ -141,7 +143,6 @@ class State:
             made.executescript(TABLES)
             made.execute("insert into about values (0, 0, 0, ?, '{}')", (info.to_json(),))
             made.commit()
-        return cls(folder)
 
     @contextmanager
     def _transaction(self, kind: str = "immediate") -> Iterator[sqlite3.Connection]:
@@ -239,8 +240,8 @@ class State:
 
     def files(self) -> dict[str, FileState]:
         """Path -> state of each file that was read."""
-        rows = self._read("select path, size, mtime_ns, digest from files")
-        return {path: FileState(*state) for path, *state in rows}
+        rows = self._read("select path, source, size, mtime_ns, digest from files")
+        return {row[0]: FileState(*row) for row in rows}
 
     def owner_of(self, name: str) -> str | None:
         """The file that a document was read from."""
@@ -249,11 +250,11 @@ class State:
 
     def compare(
         self,
-        files: Sequence[ReadFile],
+        files: Sequence[FileState],
         ids: Iterable[str],
         listed: Collection[str],
         unlisted: Iterable[str] = (),
-    ) -> tuple[str | None, list[Loss]]:
+    ) -> tuple[list[str], list[Loss]]:
         """An id that an unread file has too, if there is one, and the losses of all sources.
 
         Args:
@@ -262,36 +263,33 @@ class State:
             listed: the paths of all files.
             unlisted: folders whose files are unknown, so that none of them counts as gone.
         """
-        database, names = self._database, iter(ids)
-        with self._lock, _errors(self.folder):
-            database.executescript(RUN_TABLES)
-            database.execute("begin")
+        names, unknown = iter(ids), tuple(f"{folder}/" for folder in unlisted)
+        with self._transaction("deferred") as database:
+            for statement in RUN_TABLES:
+                database.execute(statement)
             rows = ((next(names), file.path) for file in files for _ in range(file.documents))
-            database.executemany("insert into now values (?, ?)", rows)
-            read = ((file.path, file.whole) for file in files)
-            database.executemany("insert into touched values (?, ?)", read)
-            unknown = tuple(f"{folder}/" for folder in unlisted)
+            database.executemany("insert or ignore into now values (?, ?)", rows)
+            touched = [(file.path, file.whole) for file in files]
             # Those that a killed run has begun to read are in ``documents`` only.
-            recorded = database.execute(
+            recorded = self._read(
                 "select path from files union select path from documents where path is not null"
-            ).fetchall()
+            )
             missing = (path for (path,) in recorded if path not in listed)
-            gone = ((path, True) for path in missing if not path.startswith(unknown))
-            database.executemany("insert or ignore into touched values (?, ?)", gone)
-            database.execute("commit")
-            shared = database.execute(
+            touched += ((path, True) for path in missing if not path.startswith(unknown))
+            database.executemany("insert or ignore into touched values (?, ?)", touched)
+            shared = self._read(
                 "select id from now join documents using (id) "
                 "where documents.path not in (select path from touched) limit 1"
-            ).fetchone()
-            losses = database.execute(
+            )
+            losses = self._read(
                 f"select source, count(*), sum({GONE}), sum(path not in (select path from touched))"
                 " from documents join files using (path) group by source"
-            ).fetchall()
-        return shared and shared[0], [Loss(*row) for row in losses]
+            )
+        return [name for (name,) in shared], [Loss(*row) for row in losses]
 
-    def begin(self, sources: Mapping[str, Any]) -> None:
-        """Mark documents that are gone, and forget the files that were read, until ``keep``; all
-        files if the ``sources`` are not read as before.
+    def begin(self, sources: Mapping[str, object]) -> list[str]:
+        """Forget the files that were read, until ``keep``; all files if the ``sources`` are not
+        read as before. Returns the documents that are in no file any more, to be deleted.
         """
         with self._transaction() as database:
             database.execute(f"update documents set path = null where {GONE}")
@@ -300,26 +298,20 @@ class State:
             some = " where path in (select path from touched)" if as_before else ""
             database.execute(f"delete from files{some}")
             database.execute("update about set sources = ?", (json.dumps(sources),))
+            gone = "select id from documents where path is null and id not in (select id from now)"
+            return [name for (name,) in self._read(gone)]
 
-    def keep(self, files: Iterable[ReadFile]) -> None:
+    def keep(self, files: Sequence[FileState]) -> None:
         """Note files whose documents are all in the table."""
+        if not files:
+            return
         with self._transaction() as database:
             for file in files:
-                row = (file.path, file.source, *file.state)
-                database.execute("insert or replace into files values (?, ?, ?, ?, ?)", row)
+                database.execute("insert or replace into files values (?, ?, ?, ?, ?)", file[:5])
                 database.execute(
                     "insert or replace into documents select id, path from now where path = ?",
                     (file.path,),
                 )
-
-    def gone(self) -> list[str]:
-        """The documents that are no longer in any file."""
-        return [name for (name,) in self._read("select id from documents where path is null")]
-
-    def forget_gone(self) -> None:
-        """Note that these documents are no longer in the table."""
-        with self._transaction() as database:
-            database.execute("delete from documents where path is null")
 
     def forget(self, ids: Iterable[str] | None = None) -> None:
         """Note that documents may differ from their files, so that these are read again; None: all
@@ -365,15 +357,12 @@ def is_index(folder: Path) -> bool:
     return (folder / STATE).is_file()
 
 
-def read_info(folder: Path) -> Info:
-    """The manifest of the index in a folder."""
+def read_info(folder: Path) -> Info | None:
+    """The manifest of the index in a folder; None if there is none."""
+    if not is_index(folder):
+        return None
     with closing(State(folder)) as state:
         return state.info
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether a folder holds a finished index."""
-    return is_index(folder) and read_info(folder).finished
 
 
 def unfinished_in(folder: Path) -> Info | None:
@@ -381,13 +370,13 @@ def unfinished_in(folder: Path) -> Info | None:
     RevelaError if it holds a finished index or anything else.
     """
     early = LOCK, hidden_prefix(STATE)  # written before the state
-    if not folder.exists() or (
-        folder.is_dir() and all(entry.name.startswith(early) for entry in folder.iterdir())
-    ):
-        return None
-    if not (folder / STATE).is_file():
-        raise RevelaError(f"{folder} exists: choose another --out")
-    if (info := read_info(folder)).finished:
+    if (info := read_info(folder)) is None:
+        is_free = not folder.exists() or (
+            folder.is_dir() and all(entry.name.startswith(early) for entry in folder.iterdir())
+        )
+        if not is_free:
+            raise RevelaError(f"{folder} exists: choose another --out")
+    elif info.finished:
         raise RevelaError(
             f"{folder} exists: choose another --out, bring this index in step with --sync, or add "
             "to it with --append"

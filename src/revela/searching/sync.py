@@ -10,23 +10,20 @@ encoded again.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
-from threading import Event
-from typing import Any
 
 from revela.errors import RevelaError
-from revela.searching.ingest import Added, check_repeated, repeated_id
-from revela.searching.state import FileState, Loss, ReadFile, State
-from revela.searching.writer import Changes, word_bar
+from revela.searching.changes import Changes
+from revela.searching.ingest import Counts, check_repeated
+from revela.searching.state import FileState, Loss, State
 from revela.terminal import counted, progress_bar
 from revela.text.load import READING, Reading, check_report, filter_documents, first_claim
+from revela.text.parallel import batches
 from revela.text.readers import VERSION, File, files_of, read_file
 from revela.text.readers.common import FileChanged, ReadReport, display_path, size_and_time
 from revela.text.readers.hub import PREFIX, read_hub
@@ -39,30 +36,6 @@ log = logging.getLogger(__name__)
 FRESH_NS = 2 * 10**9
 DELETE_BATCH = 10_000  # documents per commit
 HALF, ALL, NONE = 0.5, 1.0, inf  # shares of a source's documents whose loss is refused
-
-
-@dataclass(frozen=True)
-class Synced:
-    """Numbers of documents; ``added`` counts those that were read, ``seconds`` are by step."""
-
-    new: int = 0
-    changed: int = 0
-    gone: int = 0
-    unchanged: int = 0
-    added: Added = field(default=Added(), compare=False)
-    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
-
-    @property
-    def any(self) -> bool:
-        """Whether the index was changed."""
-        return self.new + self.changed + self.gone > 0
-
-    def describe(self) -> str:
-        """The numbers, for messages."""
-        return (
-            f"{counted(self.new, 'document is', 'documents are')} new, {self.changed:,} changed, "
-            f"{self.gone:,} gone, {self.unchanged:,} unchanged"
-        )
 
 
 class Scan:
@@ -89,8 +62,8 @@ class Scan:
         start = time.perf_counter()
         self.sources = [absolute(source) for source in sources]
         self.reading, self.report = reading, ReadReport()
-        self.read: list[ReadFile] = []  # new and changed files
-        self.touched: list[ReadFile] = []  # files with another time of change and the same digest
+        self.read: list[FileState] = []  # new and changed files
+        self.touched: list[FileState] = []  # files with another time of change and the same digest
         self._fields = reading.fields(metadata)
         self.listed = dict(self._list())
         self._owner_of, self._is_first = owner_of, first_claim()
@@ -119,23 +92,23 @@ class Scan:
             for file in files_of(source, self.report):
                 yield f"{name}/{file.name}", (name, file)
 
-    def _changed(self, recorded: Mapping[str, FileState]) -> Iterator[tuple[str, FileState]]:
-        """The files that are new or have changed, and their states."""
+    def _changed(self, recorded: Mapping[str, FileState]) -> Iterator[FileState]:
+        """The files that are new or have changed."""
         for path, (source, file) in self.listed.items():
             before = recorded.get(path)
             size, mtime_ns = size_and_time(file.path) if file else (-1, -1)
-            if before and file and (size, mtime_ns) == before[:2]:
+            if before and file and (size, mtime_ns) == (before.size, before.mtime_ns):
                 continue
             digest = _digest(file.path) if file else ""
             is_fresh = time.time_ns() - mtime_ns < FRESH_NS
-            state = FileState(size, -1 if is_fresh else mtime_ns, digest)
+            state = FileState(path, source, size, -1 if is_fresh else mtime_ns, digest)
             if before and digest and digest == before.digest:
-                self.touched.append(ReadFile(path, source, state, 0, False))
+                self.touched.append(state)
             else:
-                yield path, state
+                yield state
 
     def _documents(self, recorded: Mapping[str, FileState]) -> Iterator[Document]:
-        changed = dict(self._changed(recorded))
+        changed = {state.path: state for state in self._changed(recorded)}
         for path in [*changed]:  # a row that has the id of a new file gets another
             source, file = self.listed[path]
             owner = self._owner_of(file.name) if file else None
@@ -155,8 +128,8 @@ class Scan:
                 torn = True
             whole = not torn and self.report.bad == bad
             if not whole:  # the next run reads it again
-                state = FileState(state.size, -1, "" if torn else state.digest)
-            self.read.append(ReadFile(path, source, state, count, whole))
+                state = state._replace(mtime_ns=-1, digest="" if torn else state.digest)
+            self.read.append(state._replace(documents=count, whole=whole))
 
     def _claim(self, name: str) -> bool:
         """Whether a row may have an id: no other row of this run has it, and no row of an unchanged
@@ -165,75 +138,60 @@ class Scan:
         return self._owner_of(name) not in self._unchanged and self._is_first(name)
 
 
-def follow(
+def rescan(
     changes: Changes,
     sources: Sequence[Path | str] | None = None,
     reading: Reading | None = None,
-    *,
-    scan: Scan | None = None,
+) -> Scan:
+    """Read what is new or has changed in the sources of an index, and the settings of reading; by
+    default both are those of the last time.
+    """
+    state = changes.state
+    known, sources = state.sources, sources or recorded_sources(state)
+    reading = reading or (Reading(**known["reading"]) if known else READING)
+    if known and known["readers"] != VERSION:
+        log.info(
+            f"{state.folder} was made by readers of an earlier version: all files are read again, "
+            "and what these read otherwise is encoded again"
+        )
+    is_same = all(known.get(name) == value for name, value in _how(reading).items())
+    recorded = state.files() if is_same else {}
+    return Scan(sources, reading, list(changes.info.columns), recorded, state.owner_of)
+
+
+def sync(
+    changes: Changes,
+    scan: Scan,
     refused: float = HALF,
     progress: bool = False,
-    stop: Event | None = None,
     begin: Callable[[Sequence[Document]], None] | None = None,
     tell: Callable[[float], None] | None = None,
-    kept: bool = True,
-) -> tuple[Synced, ReadReport]:
-    """Update an index from its sources; returns what has changed, and a report on what was read.
+    resumable: bool = True,
+) -> Counts:
+    """Update an index from its sources; returns what has changed.
 
     Args:
         changes: of the index to update.
-        sources: folders and files; by default those of the last time.
-        reading: settings of reading; by default those of the last time.
-        scan: the scan of ``sources``, if they were read already.
+        scan: of its sources.
         refused: raise RevelaError if a source has lost at least this share of its documents.
         progress: show a bar.
-        stop: when it is set, raise RevelaError after the next commit.
         begin: called with the documents of new and changed files before they are encoded.
-        tell, kept: as for ``word_bar``.
+        tell, resumable: as for ``Changes.commits``.
     """
     state = changes.state
-    if scan is None:
-        sources = sources or recorded_sources(state)
-        reading = reading or (Reading(**state.sources["reading"]) if state.sources else READING)
-        recorded = _recorded_files(state, reading)
-        scan = Scan(sources, reading, list(changes.info.columns), recorded, state.owner_of)
-    start = time.perf_counter()
-    documents, added, unfinished = scan.documents, Added(), deque(scan.read)
     _check(changes, scan, refused)
     if begin:
-        begin(documents)
-    state.begin({"sources": scan.sources, **_how(scan.reading)})
+        begin(scan.documents)
+    gone = state.begin({"sources": scan.sources, **_how(scan.reading)})
     state.keep(scan.touched)
-    with word_bar(documents, progress, tell, kept) as count:
-        pending = 0  # documents in the table whose files are not
-        for batch in changes.put_by_commits(documents) if documents else ():
-            added += batch
-            pending += batch.documents
-            count(batch)
-            finished: list[ReadFile] = []
-            while unfinished and unfinished[0].documents <= pending:
-                pending -= unfinished[0].documents
-                finished.append(unfinished.popleft())
-            state.keep(finished)
-            if stop and stop.is_set():
-                raise RevelaError(f"{changes.folder} is not in step yet: sync it again to go on")
-        state.keep(unfinished)  # without documents
-        encoded = time.perf_counter()
-        gone = state.gone()
-        for start_of in range(0, len(gone), DELETE_BATCH):
-            changes.drop_known(gone[start_of : start_of + DELETE_BATCH])
-        state.forget_gone()
-        changes.finish()
-    unchanged = state.documents() - added.new - added.replaced
-    seconds = dict(reading=scan.seconds, encoding=encoded - start)
-    seconds["finishing"] = time.perf_counter() - encoded
-    return Synced(added.new, added.replaced, len(gone), unchanged, added, seconds), scan.report
+    commits = changes.commits(scan.documents, progress, tell, resumable)
+    changed = changes.follow(commits, batches(gone, lambda _: 1, DELETE_BATCH), scan.read)
+    return replace(changed, unchanged=state.documents() - changed.new - changed.replaced)
 
 
-def _how(reading: Reading) -> dict[str, Any]:
+def _how(reading: Reading) -> dict[str, object]:
     """The settings of reading, for the state."""
-    how: dict[str, Any] = json.loads(json.dumps({"reading": asdict(reading), "readers": VERSION}))
-    return how
+    return {"reading": asdict(reading), "readers": VERSION}
 
 
 def recorded_sources(state: State) -> list[str]:
@@ -246,26 +204,12 @@ def recorded_sources(state: State) -> list[str]:
     return list(state.sources["sources"])
 
 
-def _recorded_files(state: State, reading: Reading) -> dict[str, FileState]:
-    """Path -> state of each file that was read; {} if files are now read with other settings."""
-    known = state.sources
-    if known and known["readers"] != VERSION:
-        log.info(
-            f"{state.folder} was made by readers of an earlier version: all files are read again, "
-            "and what these read otherwise is encoded again"
-        )
-    is_same = all(known.get(name) == value for name, value in _how(reading).items())
-    return state.files() if is_same else {}
-
-
 def _check(changes: Changes, scan: Scan, refused: float) -> None:
     """Raise RevelaError for repeated ids, unreadable files, and a source that has lost too much."""
-    names = [name for some in scan.documents.arrays("id") for name in some.to_pylist()]
-    check_repeated(names)
+    names: list[str] = scan.documents.column("id").tolist()
     unlisted = scan.report.unlisted
     shared, losses = changes.state.compare(scan.read, names, scan.listed, unlisted)
-    if shared:
-        raise repeated_id(shared)
+    check_repeated([*names, *shared])
     untouched = sum(loss.untouched for loss in losses)
     if untouched or names or not any(loss.gone for loss in losses):
         scan.check_report(untouched)

@@ -12,6 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +33,6 @@ from revela.types import Vectors, evenly_spaced, shortened
 
 TABLE = "chunks"
 EXACT_BELOW = 20_000  # chunks; vectors of a larger table are searched by an approximate index
-VECTOR_INDEX = "IVF_RQ"  # Lance's name of the index of binary vectors; the other forms have HNSW
 CELLS = 20  # cells of the approximate index that a query reads
 CANDIDATES = 200  # minimum number of candidates that are scored again by their stored vectors
 FILTER_IDS = 1000  # ids in one filter
@@ -45,15 +45,6 @@ UNPACKED, PACKED_SHARE = 2000, 50
 # of its vectors. LanceDB's own are 6 GB and 1 GB, which a service fills with former versions.
 CACHE = 2**23
 NEVER = timedelta(days=36_500)  # LanceDB removes versions of more than 7 days by default
-# LanceDB only splits terms at spaces.
-TOKENIZER: dict[str, Any] = dict(
-    base_tokenizer="whitespace",
-    lower_case=False,
-    stem=False,
-    remove_stop_words=False,
-    ascii_folding=False,
-    max_token_length=None,
-)
 Candidates = dict[int, tuple[Owner, float]]
 """Row -> its document and its score, best first."""
 LANCE_ERRORS = (ValueError, RuntimeError, OSError)
@@ -63,17 +54,20 @@ _SOURCE = re.compile(r",? ?/\S+\.rs:\d+:\d+.*", re.DOTALL)
 _PREAMBLE = re.compile(r"(?:Schema error|sql parser error|Invalid user input|Invalid input)[:,] ")
 
 
+@dataclass
 class Table:
     """The rows of an index. Raises RevelaError for damaged files.
 
-    Args:
+    Attributes:
         database, lance: the LanceDB database and its table.
         number: the version that it was opened ``at``.
     """
 
-    def __init__(self, folder: Path, info: Info, database: Any, lance: Any, number: int = -1):
-        self.folder, self.info, self.lance, self.number = folder, info, lance, number
-        self._database = database
+    folder: Path
+    info: Info
+    database: Any
+    lance: Any
+    number: int = -1
 
     @cached_property
     def passage_terms(self) -> Analyzer:
@@ -112,13 +106,9 @@ class Table:
         removed, as versions are that the state names no more.
         """
         with lance_errors(self.folder):
-            lance = self._database.open_table(TABLE)
+            lance = self.database.open_table(TABLE)
             lance.checkout(version)
-        return Table(self.folder, info or self.info, self._database, lance, version)
-
-    def of(self, info: Info) -> Table:
-        """The same table, with another manifest."""
-        return Table(self.folder, info, self._database, self.lance, self.number)
+        return Table(self.folder, info or self.info, self.database, lance, version)
 
     def __len__(self) -> int:
         return int(self.lance.count_rows())
@@ -160,9 +150,8 @@ class Table:
     def _ranking(
         self, query: Any, depth: int, where: str, column: str, score: Callable[[float], float]
     ) -> Candidates:
-        query = query.limit(depth).select(["id", "chunks", column]).with_row_id(True)
-        with lance_errors(self.folder, where, self.info.columns):
-            result = (query.where(where) if where else query).to_arrow()
+        query = (query.where(where) if where else query).limit(depth).with_row_id(True)
+        result = self._read(query, ["id", "chunks", column], where)
         names = "_rowid", "id", "chunks", column
         rows, ids, chunks, values = (result[name].to_pylist() for name in names)
         owners = map(Owner, ids, chunks)
@@ -173,20 +162,17 @@ class Table:
         names = list(names) or [*HIT_COLUMNS, *self.info.columns]
         if not numbers:
             return {}
-        with lance_errors(self.folder):
-            rows = self.lance.take_row_ids(list(numbers)).select(names).with_row_id().to_list()
-        return {row["_rowid"]: row for row in rows}
+        rows = self._read(self.lance.take_row_ids(list(numbers)).with_row_id(), names)
+        return {row["_rowid"]: row for row in rows.to_pylist()}
 
     def document(self, name: str) -> list[dict[str, Any]]:
         """The rows of a document by its id, in order, with the columns of a hit."""
-        (rows,) = self._columns([name], [*HIT_COLUMNS, *self.info.columns])
+        (rows,) = self._rows_of([name], [*HIT_COLUMNS, *self.info.columns])
         return sorted(rows.to_pylist(), key=lambda row: int(row["chunk"]))
 
     def cosines(self, numbers: Sequence[int], vector: Vectors) -> dict[int, float]:
         """The cosines of rows with a unit vector (W,); KeyError if a row is gone."""
-        with lance_errors(self.folder):
-            query = self.lance.take_row_ids(list(numbers)).select(["vector"])
-            rows = query.with_row_id().to_arrow()
+        rows = self._read(self.lance.take_row_ids(list(numbers)).with_row_id(), ["vector"])
         products = (self.vectors_in(rows) @ vector).tolist()
         cosines = dict(zip(rows["_rowid"].to_pylist(), products, strict=True))
         return {row: cosines[row] for row in numbers}
@@ -210,58 +196,49 @@ class Table:
         digests = dict[str, str]()
         # Of all chunks: to find the first ones, one more column of scattered rows would be read,
         # which takes three times as long.
-        for rows in self._columns(documents, ["id", "digest"]):
+        for rows in self._rows_of(documents, ["id", "digest"]):
             digests |= zip(rows["id"].to_pylist(), rows["digest"].to_pylist(), strict=True)
         return digests
 
-    def terms(self) -> Iterator[list[str]]:
-        """The terms of each row."""
-        return (terms for _, terms in self._numbered_terms(self.lance.search()))
-
     def find(self, documents: Sequence[str]) -> tuple[list[int], TermCounts]:
         """The numbers of the rows of these documents, and the counts of their terms."""
-        queries = (self.lance.search().where(where) for where in self.id_filters(documents))
-        rows = [row for query in queries for row in self._numbered_terms(query)]
-        return [number for number, _ in rows], TermCounts.of(terms for _, terms in rows)
+        numbers, terms = list[int](), list[list[str]]()
+        for rows in self._rows_of(documents, ["terms"]):
+            numbers += rows["_rowid"].to_pylist()
+            terms += map(str.split, rows["terms"].to_pylist())
+        return numbers, TermCounts.of(terms)
 
     def passages(self, documents: Sequence[str]) -> dict[str, Stored]:
         """The passages of these documents."""
-        names = [
-            name for name in ("passage", "vector", "tokens") if name in self.lance.schema.names
-        ]
+        tokens = ["tokens"] if self.info.settings.keep_tokens else []
         found = dict[str, Stored]()
-        for rows in self._columns(documents, names):
-            tokens = rows["tokens"].to_pylist() if "tokens" in names else [None] * len(rows)
-            stored = map(Stored, self.vectors_in(rows), tokens)
+        for rows in self._rows_of(documents, ["passage", "vector", *tokens]):
+            packed = rows["tokens"].to_pylist() if tokens else [None] * len(rows)
+            stored = map(Stored, self.vectors_in(rows), packed)
             found |= zip(rows["passage"].to_pylist(), stored, strict=True)
         return found
 
-    def _columns(self, documents: Sequence[str], names: Sequence[str]) -> Iterator[Any]:
-        """Columns of the rows of these documents, in Arrow, in parts."""
-        for where in self.id_filters(documents):
-            with lance_errors(self.folder):
-                rows = self.lance.search().where(where).select(list(names)).to_arrow()
-            yield rows
-
-    def _numbered_terms(self, query: Any) -> Iterator[tuple[int, list[str]]]:
-        """The number and the terms of each row that a query selects."""
-        query = query.select(["terms"]).with_row_id(True)
+    def terms(self) -> Iterator[list[str]]:
+        """The terms of each row."""
         with lance_errors(self.folder):
-            for batch in query.to_batches(READ_ROWS):
-                terms = map(str.split, batch.column("terms").to_pylist())
-                yield from zip(batch.column("_rowid").to_pylist(), terms, strict=True)
+            for batch in self.lance.search().select(["terms"]).to_batches(READ_ROWS):
+                yield from map(str.split, batch.column("terms").to_pylist())
 
-    @staticmethod
-    def id_filters(documents: Sequence[str]) -> list[str]:
-        """SQL filters that together select the rows of these documents."""
-        starts = range(0, len(documents), FILTER_IDS)
-        return [id_filter(documents[start : start + FILTER_IDS]) for start in starts]
+    def _rows_of(self, documents: Sequence[str], names: Sequence[str]) -> Iterator[Any]:
+        """The rows of these documents, with their numbers, in parts."""
+        for start in range(0, len(documents), FILTER_IDS):
+            where = id_filter(documents[start : start + FILTER_IDS])
+            yield self._read(self.lance.search().where(where).with_row_id(True), names)
+
+    def _read(self, query: Any, names: Sequence[str], where: str = "") -> Any:
+        """Columns of the rows that a query selects, in Arrow; ``where`` is its user's filter."""
+        with lance_errors(self.folder, where, self.info.columns):
+            return query.select(list(names)).to_arrow()
 
     def sample(self, *columns: str) -> Any:
         """At most a thousand rows, evenly spaced, in Arrow."""
-        with lance_errors(self.folder):
-            taken = self.lance.take_offsets(evenly_spaced(len(self)).tolist() if len(self) else [])
-            return taken.select(list(columns)).to_arrow()
+        offsets = evenly_spaced(len(self)).tolist() if len(self) else []
+        return self._read(self.lance.take_offsets(offsets), columns)
 
     def vectors_in(self, rows: Any) -> Vectors:
         """The vectors (N, W) of rows in Arrow."""
@@ -270,21 +247,18 @@ class Table:
 
     # Change
 
-    def add(self, rows: Any) -> None:
-        """Add ``arrow_rows``."""
+    def replace(self, rows: Any, numbers: Collection[int]) -> None:
+        """Add ``arrow_rows``, if there are any, and delete the rows of these numbers."""
         with lance_errors(self.folder):
-            self.lance.add(rows)
+            if rows is not None:
+                self.lance.add(rows)
+            if numbers:
+                self.lance.delete(f"_rowid in ({', '.join(map(str, numbers))})")
 
     def restore(self, version: int) -> None:
         """Undo changes since a version."""
         with lance_errors(self.folder):
             self.lance.restore(version)
-
-    def delete(self, numbers: Collection[int]) -> None:
-        """Delete these rows."""
-        if numbers:
-            with lance_errors(self.folder):
-                self.lance.delete(f"_rowid in ({', '.join(map(str, numbers))})")
 
     def rewrite_terms(self) -> None:
         """Make the terms of all rows again. Until ``pack``, words are searched without an index.
@@ -303,7 +277,7 @@ class Table:
 
         with lance_errors(self.folder):
             reader = pa.RecordBatchReader.from_batches(before.schema, batches())
-            self._database.create_table(TABLE, reader, mode="overwrite")
+            self.database.create_table(TABLE, reader, mode="overwrite")
 
     def is_worth_packing(self, changed: int) -> bool:
         """Whether chunks have changed, and either ``pack`` is cheap, or so many have changed that
@@ -316,23 +290,33 @@ class Table:
         """Pack the table, update its indices, and make missing ones."""
         from lancedb.index import FTS, Bitmap, BTree, HnswFlat, HnswSq, IvfRq
 
-        vector_index = {"binary": IvfRq, "int8": HnswSq, "float32": HnswFlat}
-        configs = {
-            "BTREE": BTree(),
-            "BITMAP": Bitmap(),
-            "INVERTED": FTS(**TOKENIZER),
+        is_large = len(self) >= EXACT_BELOW
+        # Terms are only split at spaces.
+        words = FTS(
+            base_tokenizer="whitespace",
+            lower_case=False,
+            stem=False,
+            remove_stop_words=False,
+            ascii_folding=False,
+            max_token_length=None,
+        )
+        configs: dict[str, Any] = {"id": BTree(), "terms": words}
+        if is_large:
+            for name, kind in self.info.columns.items():
+                configs[name] = Bitmap() if kind == "bool" else BTree()
+            vectors = {"binary": IvfRq, "int8": HnswSq, "float32": HnswFlat}
             # The inner product of unit vectors is their cosine.
-            VECTOR_INDEX: vector_index[self.info.settings.vectors](distance_type="dot"),
-        }
+            configs["vector"] = vectors[self.info.settings.vectors](distance_type="dot")
         with lance_errors(self.folder):
-            made = self._missing()
-            if len(self) < EXACT_BELOW:  # one that is brought up to date counts deleted rows
-                made["terms"] = "INVERTED"
-            with progress_bar("packing", "part", total=2 + len(made)) as shown:
+            present = {column for index in self.lance.list_indices() for column in index.columns}
+            if not is_large:  # one of words that is brought up to date counts deleted rows
+                present.discard("terms")
+            missing = {name: config for name, config in configs.items() if name not in present}
+            with progress_bar("packing", "part", total=2 + len(missing)) as shown:
                 self.lance.optimize(cleanup_older_than=NEVER)
                 shown.update()
-                for column, kind in made.items():
-                    self.lance.create_index(column, config=configs[kind], replace=True)
+                for column, config in missing.items():
+                    self.lance.create_index(column, config=config, replace=True)
                     shown.update()
                 # Joins fragments that the indices know by now.
                 self.lance.optimize(cleanup_older_than=NEVER)
@@ -346,16 +330,6 @@ class Table:
             # Other writers are locked out: files of no version are a killed run's.
             age = timedelta(milliseconds=1)
             self.lance.optimize(cleanup_older_than=age, delete_unverified=True)
-
-    def _missing(self) -> dict[str, str]:
-        """Column -> kind of its missing index; a large table needs more."""
-        required = {"id": "BTREE", "terms": "INVERTED"}
-        if len(self) >= EXACT_BELOW:
-            for name, kind in self.info.columns.items():
-                required[name] = "BITMAP" if kind == "bool" else "BTREE"
-            required["vector"] = VECTOR_INDEX
-        present = {column for index in self.lance.list_indices() for column in index.columns}
-        return {column: kind for column, kind in required.items() if column not in present}
 
 
 @contextmanager

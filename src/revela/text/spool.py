@@ -98,11 +98,6 @@ class ArrowList(Sequence[Kept], Generic[Kept]):
         values = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
         return values if self._rows is None else values[self._rows]
 
-    def arrays(self, name: str) -> Iterator[Any]:
-        """One field of every item as Arrow arrays, one per batch, without a copy; not for views."""
-        assert self._rows is None
-        yield from (batch.column(name) for batch in self._batches)
-
     def take(self, indices: NDArray[np.int64], names: Sequence[str]) -> Any:
         """Some fields of these items, in this order, as an Arrow table."""
         import pyarrow as pa

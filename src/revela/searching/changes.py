@@ -7,10 +7,9 @@ killed between the two, the next run undoes the change of the table.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,69 +20,16 @@ from revela.errors import RevelaError
 from revela.ranking.bm25 import TermCounts
 from revela.ranking.calibration import Calibration
 from revela.ranking.sentence_test import SentenceTest
-from revela.searching.ingest import (
-    Added,
-    Batch,
-    check_repeated,
-    commits,
-    encode_rows,
-    table_rows,
-)
+from revela.searching.ingest import Batch, Counts, batches_of, check_repeated, encode_rows
 from revela.searching.manifest import Info
-from revela.searching.state import State
+from revela.searching.state import FileState, State
 from revela.searching.table import Table
 from revela.text.analyzer import detect
 from revela.text.spool import ArrowList, LazyTexts, arrow_list
 from revela.text.words import count_words
-from revela.types import Document
+from revela.types import Document, items_of
 
 log = logging.getLogger(__name__)
-
-
-@contextmanager
-def word_bar(
-    documents: Sequence[Document],
-    shown: bool,
-    tell: Callable[[float], None] | None = None,
-    kept: bool = True,
-) -> Iterator[Callable[[Added], None]]:
-    """While open, a bar counts the words of documents as they are put into an index; it yields what
-    counts each batch. If the process is asked to stop, a line says how to go on.
-
-    Args:
-        documents: in their order.
-        shown: show the bar.
-        tell: is given the share of the words that are in the index, after each batch.
-        kept: what was put stays when the process stops.
-    """
-    words = [count_words(document.text) for document in documents] if shown or tell else []
-    left, total, done, number = iter(words), sum(words), 0, 0
-    # Without smoothing, the time left follows from all batches: chunks differ in length.
-    how: Any = dict(unit="word", unit_scale=True, smoothing=0, disable=not (shown and documents))
-    with tqdm(total=total, **how) as bar:
-
-        def count(batch: Added) -> None:
-            nonlocal done, number
-            read = sum(islice(left, batch.documents))
-            done, number = done + read, number + batch.documents
-            if batch.chunks:
-                bar.update(read)
-            elif bar.total:  # was there before, and says nothing about the pace
-                bar.total -= read
-            if tell:
-                tell(done / max(1, total))
-            if number == len(documents):
-                bar.close()  # what finishes the index is not counted
-
-        try:
-            yield count
-        except (KeyboardInterrupt, SystemExit):
-            if kept and documents:
-                log.warning(
-                    f"stopped: {number:,} of {len(documents):,} documents are in the index, the "
-                    "same command goes on from there"
-                )
-            raise
 
 
 class Changes:
@@ -99,52 +45,23 @@ class Changes:
         self.state = State(folder)
         self.info = self.state.info
         self.table = Table.open(folder, self.info, create=not self.state.snapshot().version)
+        self._done, self._total = 0, 0  # documents that are in the index, of those to put
         self._restore()
 
-    def put(self, documents: Iterable[Document], progress: bool = False) -> Added:
+    def put(self, documents: Iterable[Document], progress: bool = False) -> Counts:
         """Add documents; one whose id is in the index is replaced, unless it is the same."""
         if not isinstance(documents, ArrowList):
-            texts = (document for document in documents if document.full_text.strip())
-            documents = arrow_list(Document, texts)
-        names = [name for some in documents.arrays("id") for name in some.to_pylist()]
+            given = items_of(documents, "documents", Document)
+            documents = arrow_list(Document, (one for one in given if one.full_text.strip()))
+        names: list[str] = documents.column("id").tolist()
         check_repeated(names)
         self.state.forget(names)
-        total = Added()
-        with word_bar(documents, progress) as count:
-            for added in self.put_by_commits(documents):
-                total += added
-                count(added)
-        return total
-
-    def put_by_commits(self, documents: Sequence[Document]) -> Iterator[Added]:
-        """``put`` without its checks; each batch is yielded once it is safe on the disk."""
-        self.find_language(LazyTexts(documents, lambda document: document.full_text))
-        before = self.frozen()
-        for documents_of_batch in commits(documents):
-            batch = Batch.of(documents_of_batch, before, self.info)
-            new = len(batch.documents) - len(batch.replaced)
-            unchanged = len(documents_of_batch) - len(batch.documents)
-            chunks, cut = self._write(batch, before) if batch.documents else (0, 0)
-            yield Added(new, len(batch.replaced), unchanged, chunks, cut)
-
-    def _write(self, batch: Batch, before: Table) -> tuple[int, int]:
-        """Commit documents; returns the numbers of their chunks and of chunks that were cut.
-        Passages that a replaced document already had are not encoded again.
-        """
-        rows = table_rows(batch.documents, batch.digests, self.info, self.folder)
-        encoded = encode_rows(
-            *(rows, self.info, self._encoder(), self.folder, self.table.passage_terms),
-            before.passages(batch.replaced),
-        )
-        former, removed = before.find(batch.replaced)
-        self.table.add(encoded.rows)
-        self.table.delete(former)
-        self.state.commit(self.table.version, [TermCounts.of(encoded.terms)], [removed])
-        return len(encoded.terms), encoded.cut
+        return self.follow(self.commits(documents, progress))
 
     def drop(self, ids: Iterable[str]) -> int:
         """Delete documents, all or none; returns the number of their chunks."""
-        ids = list(dict.fromkeys(ids))
+        ids = items_of(list(ids) if isinstance(ids, Set) else ids, "ids")
+        ids, before = list(dict.fromkeys(ids)), len(self.table)
         present = self.table.digests(ids)
         if missing := [name for name in ids if name not in present]:
             raise RevelaError(
@@ -152,15 +69,104 @@ class Changes:
                 "nothing was deleted; give ids as revela search --json shows them"
             )
         self.state.forget(ids)
-        return self.drop_known(ids)
+        self.follow((), [ids])
+        return before - len(self.table)
 
-    def drop_known(self, ids: Sequence[str]) -> int:
-        """``drop`` those of the documents that the index has."""
-        rows, removed = self.table.find(ids)
-        if rows:
-            self.table.delete(rows)
-            self.state.commit(self.table.version, removed=[removed])
-        return len(rows)
+    def follow(
+        self,
+        commits: Iterable[Counts],
+        gone: Iterable[Sequence[str]] = (),
+        files: Iterable[FileState] = (),
+    ) -> Counts:
+        """Add documents and note the files that are complete, then delete others: all that writes
+        to an index does it here, in commits.
+
+        Args:
+            commits: makes a commit when it is asked for the next one, and counts its documents.
+            gone: ids to delete, in a commit each.
+            files: that the documents were read from, in their order.
+        """
+        total, unfinished, pending = Counts(), deque(files), 0
+        for changed in commits:
+            total, pending = total + changed, pending + changed.documents
+            finished = list[FileState]()
+            while unfinished and unfinished[0].documents <= pending:
+                pending -= unfinished[0].documents
+                finished.append(unfinished.popleft())
+            self.state.keep(finished)
+        self.state.keep(unfinished)  # without documents
+        for ids in gone:
+            self.commit(None, self.table.find(ids))
+            self.state.forget(ids)
+            total += Counts(gone=len(ids))
+        return total
+
+    def commits(
+        self,
+        documents: Sequence[Document],
+        progress: bool = False,
+        tell: Callable[[float], None] | None = None,
+        resumable: bool = True,
+    ) -> Iterator[Counts]:
+        """Add documents in commits, for ``follow``. Passages that a replaced document already had
+        are not encoded again.
+
+        Args:
+            documents: with different ids.
+            progress: show a bar that counts their words.
+            tell: is given the share of the words that are in the index, after each commit.
+            resumable: what was added stays when the process stops.
+        """
+        if not documents:
+            return
+        self.find_language(LazyTexts(documents, lambda document: document.full_text))
+        before = self.frozen()
+        is_counted = progress or tell is not None
+        total = sum(count_words(document.text) for document in documents) if is_counted else 0
+        done = 0
+        self._total += len(documents) if resumable else 0
+        # Without smoothing, the time left follows from all batches: chunks differ in length.
+        with tqdm(
+            total=total, unit="word", unit_scale=True, smoothing=0, disable=not progress
+        ) as bar:
+            for some in batches_of(documents):
+                batch = Batch.of(some, before, self.info, self.folder)
+                if batch.rows:
+                    known, analyze = before.passages(batch.replaced), self.table.passage_terms
+                    batch = encode_rows(
+                        batch, self.info, self._encoder(), self.folder, analyze, known
+                    )
+                    terms = TermCounts.of(map(str.split, batch.encoded["terms"].to_pylist()))
+                    self.commit(batch.encoded, before.find(batch.replaced), [terms])
+                self._done += len(some)
+                yield batch.counts
+                read = sum(count_words(document.text) for document in some) if is_counted else 0
+                done += read
+                if batch.encoded is not None:
+                    bar.update(read)
+                elif bar.total:  # was there before, and says nothing about the pace
+                    bar.total -= read
+                if tell:
+                    tell(done / max(1, total))
+
+    def commit(
+        self,
+        rows: Any,
+        former: tuple[list[int], TermCounts],
+        terms: Iterable[TermCounts] = (),
+        write: Callable[[Any, list[int]], None] | None = None,
+    ) -> None:
+        """Add rows with these terms, and delete the former ones (``Table.find``).
+
+        Args:
+            rows: in Arrow, or what ``write`` takes; None: none.
+            write: adds rows and deletes others, by their numbers; None: here.
+        """
+        numbers, removed = former
+        if rows is None and not numbers:
+            return
+        (write or self.table.replace)(rows, numbers)
+        self.state.commit(self.table.version, terms, [removed])
 
     # Steps
 
@@ -201,7 +207,7 @@ class Changes:
         must_measure = self.info.calibration.is_outdated(size)
         if must_measure and not measure:
             self._find_language_again()
-        if is_new or self._is_worth_packing():
+        if is_new or self.table.is_worth_packing(self.state.snapshot().changed):
             self._pack(pack or self.table.pack)
         info = replace(self.info, finished=True)
         if must_measure:
@@ -211,8 +217,13 @@ class Changes:
             self.state.commit(self.table.version, info=info)
             self._use(info)
 
-    def _is_worth_packing(self) -> bool:
-        return self.table.is_worth_packing(self.state.snapshot().changed)
+    def stopped(self) -> None:
+        """Log how to go on if the process is asked to stop."""
+        if self._total:
+            log.warning(
+                f"stopped: {self._done:,} of {self._total:,} documents are in the index, the "
+                "same command goes on from there"
+            )
 
     def _pack(self, pack: Callable[[], None]) -> None:
         pack()
@@ -242,11 +253,12 @@ class Changes:
             if version:
                 self.table.restore(version)
             self.state.commit(self.table.version)
-        if self.info.finished and self._is_worth_packing():
+        changed = self.state.snapshot().changed
+        if self.info.finished and self.table.is_worth_packing(changed):
             self._pack(self.table.pack)
 
     def _use(self, info: Info) -> None:
-        self.info, self.table = info, self.table.of(info)
+        self.info, self.table = info, replace(self.table, info=info)
 
 
 def calibrate(table: Table, encoder: TextEncoder) -> Calibration:
@@ -255,7 +267,8 @@ def calibrate(table: Table, encoder: TextEncoder) -> Calibration:
     names = "passage", "title", "id", "chunks"
     rows = table.sample(*names, "vector", *tokens)
     passages, titles, documents, lengths = (rows[name].to_pylist() for name in names)
-    about: Any = dict(titles=titles, documents=documents, lengths=lengths)
-    test = SentenceTest(passages, table.info.language or "en", **about)
+    test = SentenceTest(
+        passages, table.info.language or "en", titles=titles, documents=documents, lengths=lengths
+    )
     packed = rows["tokens"].to_pylist() if tokens else []
     return test(encoder, table.vectors_in(rows), by_tokens=True, scored=True, packed=packed)
