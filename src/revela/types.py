@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from html import escape
-from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,15 @@ def check_vectors_finite(vectors_ND: Vectors, name: str) -> None:
             f"{name} gives vectors that are not finite for {(~finite_N).sum():,} of "
             f"{len(vectors_ND):,} texts: its weights are broken"
         )
+
+
+def fp32(numbers: NDArray[Any]) -> NDArray[np.float32]:
+    """Convert floats, or the bits of bf16 (the upper half of fp32's), to fp32."""
+    if numbers.dtype == np.uint16:
+        bits = numbers.astype(np.uint32)
+        bits <<= 16  # in place: the table may be large
+        return bits.view(np.float32)
+    return numbers.astype(np.float32, copy=False)
 
 
 def shortened(vectors_ND: Vectors, width: int) -> Vectors:

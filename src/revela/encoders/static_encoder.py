@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from revela.encoders.base import Encoded, Role, TextEncoder, check_max_tokens, truncate
 from revela.encoders.model_files import (
     Weights,
-    fp32,
     modules_of,
     table_folder,
     words_to_vectors_of,
@@ -29,6 +28,7 @@ from revela.encoders.model_files import (
 from revela.encoders.prompts import OWN, Given, Prompts, prompts_of
 from revela.encoders.token_counter import TokenCounter
 from revela.errors import QueryError, RevelaError, first_line
+from revela.types import fp32
 
 READ_AHEAD = 1024  # texts that are tokenized at once
 WEIGHTS = "model.safetensors"
