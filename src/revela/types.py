@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from html import escape
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,15 @@ def unit(vectors_ND: Vectors) -> Vectors:
     """Vectors of length one; 0 stays 0."""
     lengths_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
     return np.asarray(vectors_ND / np.maximum(lengths_N1, 1e-12), np.float32)  # as torch does
+
+
+def fp32(numbers: NDArray[Any]) -> NDArray[np.float32]:
+    """Convert floats, or the bits of bf16 (the upper half of fp32's), to fp32."""
+    if numbers.dtype == np.uint16:
+        bits = numbers.astype(np.uint32)
+        bits <<= 16  # in place: the table may be large
+        return bits.view(np.float32)
+    return numbers.astype(np.float32, copy=False)
 
 
 def shortened(vectors_ND: Vectors, width: int) -> Vectors:

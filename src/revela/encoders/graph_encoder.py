@@ -17,9 +17,8 @@ from revela.encoders.after_transformer import TOKENS, VECTOR
 from revela.encoders.base import Encoded, Features, TextEncoder, truncate
 from revela.encoders.bert import MASK, WORDS
 from revela.encoders.cpu import has_bf16, openvino_core
-from revela.encoders.model_files import fp32
 from revela.encoders.prompts import Prompts
-from revela.types import Role
+from revela.types import Role, fp32
 
 if TYPE_CHECKING:
     from openvino import Model
@@ -49,9 +48,7 @@ class Graph:
     def inputs(self, ids_BL: NDArray[Any], mask_BL: NDArray[Any]) -> dict[str, NDArray[Any]]:
         """The graph's inputs for a batch."""
         if self.table_VD is not None:
-            words_BLD = self.table_VD[ids_BL]
-            is_fp32 = words_BLD.dtype == np.float32
-            return {WORDS: words_BLD if is_fp32 else fp32(words_BLD), MASK: mask_BL}
+            return {WORDS: fp32(self.table_VD[ids_BL]), MASK: mask_BL}
         names = {name for value in self.model.inputs for name in value.get_names()}
         every = {IDS: ids_BL, MASK: mask_BL, "token_type_ids": np.zeros_like(ids_BL)}
         return {name: values for name, values in every.items() if name in names}

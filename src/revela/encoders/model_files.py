@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from revela.encoders.embedded import E5, EMBEDDED, MINILM, SMOLLM2, converted_name, embedded_folder
 from revela.errors import RevelaError, first_line
 from revela.files import cached_digest, disk_error
+from revela.types import fp32
 
 LOADED = (
     *("modules.json", "*config*.json", "*token*.json", "vocab.*", "merges.txt", "*.model"),
@@ -375,12 +376,3 @@ class Weights:
     def fp32(self, name: str) -> NDArray[np.float32]:
         """A tensor in fp32."""
         return fp32(self.stored(name))
-
-
-def fp32(numbers: NDArray[Any]) -> NDArray[np.float32]:
-    """Convert floats, or the bits of bf16 (the upper half of fp32's), to fp32."""
-    if numbers.dtype == np.uint16:
-        bits = numbers.astype(np.uint32)
-        bits <<= 16  # in place: the table may be large
-        return bits.view(np.float32)
-    return numbers.astype(np.float32, copy=False)

@@ -26,9 +26,9 @@ from revela.encoders.base import (
     no_transformer,
     truncate,
 )
-from revela.encoders.model_files import CONFIG, Weights, fp32, opening, table_folder
+from revela.encoders.model_files import CONFIG, Weights, opening, table_folder
 from revela.encoders.prompts import OWN, Given, Prompts, prompts_of
-from revela.types import Role, Vectors, unit
+from revela.types import Role, Vectors, fp32, unit
 
 READ_AHEAD = 1024  # texts that are tokenized at once
 WEIGHTS = "model.safetensors"
