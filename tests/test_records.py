@@ -119,7 +119,7 @@ def test_groups_of_two_epochs(keep, monkeypatch):
         data = TrainingSet(recipe, DOCUMENTS)
         order_R = np.arange(len(data.rows))
         similar = (vectors_ND, rng.permutation(order_R)) if known else (None, order_R)
-        for what, made in zip(("vectors_of_beginnings", "similar_order"), similar, strict=True):
+        for what, made in zip(("lexical_vectors", "similar_order"), similar, strict=True):
             monkeypatch.setattr(dataset, what, lambda *_, made=made: made)
         groups = data.corpus_groups(lambda: None)
         record[name] = [" ".join(map(str, group)) for epoch in range(2) for group in groups(epoch)]
