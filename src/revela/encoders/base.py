@@ -81,7 +81,7 @@ class TextEncoder(ABC):
 
     def tokenize(self, texts: Sequence[str], role: Role) -> Features:
         """Read texts with the prompt of their role. Here they are not tokenized."""
-        return {"texts": [self.prompts.of(role) + text for text in texts]}
+        return {"texts": [self.prompt(role) + text for text in texts]}
 
     @property
     def tokenizer(self) -> Any:
@@ -158,7 +158,7 @@ class TextEncoder(ABC):
 
     def count_tokens(self, texts: Sequence[str], role: Role) -> list[int]:
         """Tokens of each text, with prompt and special tokens, before truncation."""
-        read = [self.prompts.of(role) + text for text in self.as_text(texts)]
+        read = [self.prompt(role) + text for text in self.as_text(texts)]
         counted = self._counting.encode_batch_fast(read, add_special_tokens=self.special_tokens)
         return [len(encoding) for encoding in counted]
 
@@ -243,9 +243,13 @@ class TextEncoder(ABC):
         added = self.tokenizer.get_added_tokens_decoder()
         return [i for i, token in added.items() if token.special]
 
+    def prompt(self, role: Role) -> str:
+        """What the model reads before a text of this role."""
+        return self.prompts.query if role == "query" else self.prompts.passage
+
     def _prompt_length(self, role: Role) -> int:
         """The tokens of a role's prompt; the space at its end belongs to the text."""
-        prompt = self.prompts.of(role).rstrip()
+        prompt = self.prompt(role).rstrip()
         return int(self._is_text(self.tokenizer.encode(prompt, add_special_tokens=False).ids).sum())
 
 

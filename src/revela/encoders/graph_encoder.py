@@ -106,7 +106,7 @@ class GraphEncoder(TextEncoder):
 
     def tokenize(self, texts: Sequence[str], role: Role) -> Features:
         """Ids and mask (N, L), padded at the right."""
-        prompt = self.prompts.of(role)
+        prompt = self.prompt(role)
         encodings = self.tokenizer.encode_batch([prompt + text for text in texts])
         shape = len(encodings), max(map(len, encodings))
         ids_NL, mask_NL = np.full(shape, self.padding, np.int64), np.zeros(shape, np.int64)

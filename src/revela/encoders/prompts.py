@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from revela.encoders.model_files import name_of, read_config
 from revela.errors import RevelaError
-from revela.types import Role
 
 
 class Prompts(NamedTuple):
@@ -26,10 +25,6 @@ class Prompts(NamedTuple):
         """The prompts in a model's own names for them, as sentence-transformers looks them up."""
         passages = (prompts.get(name) for name in ("document", "passage", "corpus"))
         return cls(prompts.get("query") or "", next(filter(None, passages), ""))
-
-    def of(self, role: Role) -> str:
-        """The prompt of a role."""
-        return self.query if role == "query" else self.passage
 
     def replaced(self, given: Given) -> Prompts:
         """The given prompts; these in place of None."""

@@ -71,7 +71,7 @@ class TorchEncoder(TextEncoder):
 
     def tokenize(self, texts: Sequence[str], role: Role) -> Features:
         """The features that sentence-transformers gives a model."""
-        task, prompt = torch_model.TASKS[role], self.prompts.of(role) or None
+        task, prompt = torch_model.TASKS[role], self.prompt(role) or None
         with self._lock:
             return dict(self.model.preprocess(texts, prompt=prompt, task=task))
 

@@ -156,9 +156,12 @@ def tasks(
     if questions and ask:
         asked["question"] = list(_questions(texts, questions, ask))
     owners = [str(piece.document) for piece in chunks]
+    asked = {name: some for name, some in asked.items() if len(some) >= MIN_QUERIES}
     made = [Collection.of(name, texts, some, owners) for name, some in asked.items()]
-    made.append(docstring_task(documents, passages))
-    return [task.sampled(queries, rng) for task in made if len(task.queries) >= MIN_QUERIES]
+    if code := [document for document in documents if document.kind == "code"]:
+        docstrings = docstring_task(code, passages)
+        made += [docstrings] if len(docstrings.queries) >= MIN_QUERIES else []
+    return [task.sampled(queries, rng) for task in made]
 
 
 def _siblings(

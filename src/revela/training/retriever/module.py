@@ -61,7 +61,8 @@ class RetrieverModule(nn.Module):
         self.bf16 = bf16 and any(isinstance(part, modules.Transformer) for part in first)
         self.prompts, self.slots = Prompts.named(model.prompts), slot_ids(self)
         self._asked: dict[Role, dict[str, Any]] = {  # of sentence-transformers, for each role
-            role: {"task": TASKS[role], "prompt": self.prompts.of(role) or None} for role in ROLES
+            role: {"task": TASKS[role], "prompt": prompt or None}
+            for role, prompt in zip(ROLES, self.prompts, strict=True)
         }
         self.max_tokens: int | None = None
         self.width: int | None = None
