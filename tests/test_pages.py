@@ -45,7 +45,7 @@ RUN = [
 ]
 NO_DEPENDENCIES = {"haystack", "haystack_integrations", "langchain_huggingface", "llama_index"}
 TINY = dict(
-    chunk_words=20, group_size=8, lora_rank=4, precision="fp32", threads=1,
+    chunk_words=20, group_size=8, lora_rank=4, threads=1,
     held_out=0.2,
 )  # fmt: skip
 LIMITS = dict(max_minutes=0, max_steps=2, max_tokens_read=0, groups_per_step=1)

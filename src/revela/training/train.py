@@ -222,10 +222,10 @@ def train(
         across_groups = recipe.objective.across_groups
 
         def groups_per_batch() -> int:
-            """On a CPU one, where larger batches gain nothing."""
+            """One without a GPU of CUDA, where larger batches gain nothing."""
             if settings.groups_per_batch != "auto":
                 return settings.groups_per_batch
-            if device.type == "cpu" or not ahead or across_groups or recipe.context.context:
+            if device.type != "cuda" or not ahead or across_groups or recipe.context.context:
                 return 1
             return fitting_groups(settings.groups_per_step, groups, read, objective)
 
