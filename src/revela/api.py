@@ -16,8 +16,8 @@ from revela.evaluation import evaluate as evaluation
 from revela.evaluation.evaluate import EvalOptions, Evaluation
 from revela.evaluation.results import SystemScores
 from revela.searching.index import Index
-from revela.searching.ingest import metadata_columns
 from revela.searching.manifest import Indexing
+from revela.searching.rows import metadata_columns
 from revela.searching.state import is_index
 from revela.text.spool import arrow_list
 from revela.types import Document, Precision, Vectors, items_of

@@ -196,7 +196,7 @@ class Job:
 
 def write_by_file(job: Job) -> tuple[Index, Counts]:
     """Make an index that records its files."""
-    from revela.searching.ingest import metadata_columns
+    from revela.searching.rows import metadata_columns
     from revela.searching.sync import Scan, sync
 
     job.opened(append=False)
@@ -211,7 +211,7 @@ def write_by_file(job: Job) -> tuple[Index, Counts]:
 
 def write_at_once(job: Job, append: bool) -> tuple[Index, Counts]:
     """Add documents to an index, without a record of their files."""
-    from revela.searching.ingest import metadata_columns
+    from revela.searching.rows import metadata_columns
     from revela.text.load import read_corpus
 
     index, fields = job.opened(append)

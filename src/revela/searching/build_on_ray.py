@@ -32,12 +32,11 @@ from revela.searching.ingest import (
     Batch,
     Counts,
     check_repeated,
-    columns_of_kinds,
     encode_rows,
-    note_kinds,
 )
 from revela.searching.manifest import Info
 from revela.searching.on_ray import Cluster
+from revela.searching.rows import columns_of_kinds, note_kinds
 from revela.searching.table import Table, table_uri
 from revela.text.analyzer import SAMPLE
 from revela.text.load import check_report
@@ -96,7 +95,7 @@ class SurveyedCorpus:
         return [d.full_text for some in documents for d in itertools.islice(some, count)]
 
     def metadata_columns(self) -> dict[str, str]:
-        """As ``ingest.metadata_columns``."""
+        """As ``rows.metadata_columns``."""
         return columns_of_kinds(self._kinds)
 
 

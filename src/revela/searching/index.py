@@ -130,7 +130,7 @@ class Index:
             folder: for the index; it holds nothing else.
             model: a Sentence-Transformers folder, a hub id or embedded:minilm-l6.
             metadata: fields of the documents to keep, for filters, and their Arrow types: "string",
-                "int64", "double" or "bool" (``ingest.metadata_columns`` finds them).
+                "int64", "double" or "bool" (``rows.metadata_columns`` finds them).
             settings: how to cut documents and to store vectors.
             encoder: the encoder of ``model``, if it is loaded already.
             prompts: prefixes of queries and of passages, as ``encoder`` was loaded with; None keeps
