@@ -16,7 +16,7 @@ from revela.cli.flags import (
 )
 from revela.cli.printing import print_report
 from revela.searching import on_ray
-from revela.searching.manifest import Indexing
+from revela.searching.manifest import Indexing, new_info
 from revela.text.load import READING, Reading
 from revela.types import Precision
 
@@ -56,7 +56,7 @@ def encode(
     from revela.encoders.load import load_encoder
     from revela.encoders.model_files import check_dimensions, resolve
     from revela.searching import export as vectors
-    from revela.searching.ingest import check_repeated, new_info
+    from revela.searching.ingest import check_repeated
     from revela.text.load import read_corpus
 
     vectors.check_out(out)

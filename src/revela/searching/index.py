@@ -26,8 +26,8 @@ from revela.ranking.fusion import Fusion, check_weight
 from revela.ranking.steps import Mode, Rerank, SearchOptions, check_query
 from revela.searching.filters import where_sql
 from revela.searching.index_search import IndexStore, hit_of, hits_of
-from revela.searching.manifest import Indexing, Info
-from revela.searching.rows import HIT_COLUMNS
+from revela.searching.manifest import Indexing, Info, new_info
+from revela.searching.rows import HIT_COLUMNS, check_columns
 from revela.searching.state import STATE, Snapshot, StaleSnapshot, State, unfinished_in
 from revela.searching.table import Table, as_stored
 from revela.text.analyzer import check_language
@@ -136,8 +136,7 @@ class Index:
             prompts: prefixes of queries and of passages, as ``encoder`` was loaded with; None keeps
                 the model's own.
         """
-        from revela.searching.ingest import new_info
-
+        check_columns(metadata or ())
         check_language(settings.language)
         path = resolve(str(model))
         check_dimensions(path, settings.dimensions)

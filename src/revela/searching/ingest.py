@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
@@ -20,26 +19,22 @@ from typing import Any
 import numpy as np
 
 from revela.encoders.base import TextEncoder
-from revela.encoders.model_files import fingerprint
-from revela.encoders.prompts import OWN, Given, prompts_of
 from revela.errors import RevelaError
 from revela.ranking.late_interaction import encode_packed
 from revela.searching.locations import Start, starts
-from revela.searching.manifest import Indexing, Info
-from revela.searching.rows import Row, Stored, arrow_rows, as_column, check_columns
+from revela.searching.manifest import Info
+from revela.searching.rows import Row, Stored, arrow_rows, as_column
 from revela.searching.table import Table, as_stored
 from revela.terminal import counted
 from revela.text.analyzer import Analyzer, searched
 from revela.text.chunk import chunk
 from revela.text.headings import titles
+from revela.text.words import has_words
 from revela.types import Document
 
 BATCH = 2**19  # characters of the first commits: some hundred chunks, so that a kill costs seconds
 GROWTH, MAX_BATCH = 256, 2**25  # later commits hold 1/256 of the text before, at most MAX_BATCH
 BATCH_DOCUMENTS = 1000  # maximum documents for each ``BATCH`` of a commit
-# A letter that is not ASCII, or a word, maybe with a number, that is no part of encoded data.
-_WORDS = re.compile(r"[^\W\d_\x00-\x7f]|(?<![\w+/=])[A-Za-z]+(?:(?<=\w{3})\d+)?(?![\w+/=])")
-FEW_LETTERS = 0.05  # of a text's characters
 
 
 @dataclass(frozen=True)
@@ -71,21 +66,6 @@ class Counts:
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(sum(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
-
-
-def new_info(
-    model: Path,
-    encoder: TextEncoder,
-    settings: Indexing,
-    metadata: Mapping[str, str],
-    prompts: Given = OWN,
-) -> Info:
-    """The manifest of a new index; ``prompts`` as given when the encoder was loaded."""
-    check_columns(metadata)
-    width = encoder.encode_passages(["."]).shape[1]
-    width = min(width, settings.dimensions or width)
-    made = str(model.resolve()), fingerprint(model), width, settings, metadata
-    return Info(*made, prompts=prompts_of(model, prompts), precision=encoder.precision)
 
 
 def batches_of(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -171,16 +151,6 @@ def encode_rows(
     encoded = arrow_rows(info, rows, [stored[passage] for passage in passages], terms)
     counts = batch.counts + Counts(chunks=len(rows), cut=cut)
     return replace(batch, counts=counts, rows=[], encoded=encoded)
-
-
-def has_words(text: str) -> bool:
-    """Whether words are more than a few of a text's characters. Others, of encoded data or bare
-    numbers, have no vector, as encoders take them for near to anything.
-
-    >>> has_words("It melts at 63 °C."), has_words("iVBORw0KGgoAAAANSUhEUgAAAAUA/AAAF+CAYAAACN")
-    (True, False)
-    """
-    return sum(map(len, _WORDS.findall(text))) > FEW_LETTERS * len("".join(text.split()))
 
 
 def passages_of(document: Document, chunk_words: int) -> Iterator[tuple[str, str, Start]]:
