@@ -18,6 +18,7 @@ import pytest
 
 import revela
 from conftest import make_rows
+from revela.cli.cache import cached_indices
 from revela.encoders import default_model
 from revela.encoders.embedded import E5, MINILM
 from revela.files import writing
@@ -96,11 +97,11 @@ def test_a_cached_index_that_cannot_be_opened_is_made_again(
 
 def test_the_cache_is_cleared_beside_what_follows_it(docs, static_folder, cache, succeeds):
     index = folder_index.open_any(docs, static_folder)
-    with folder_index.sync_periodically(index, 0.05):
+    with lifecycle.sync_periodically(index, 0.05):
         succeeds("cache", docs, "--clear")
         time.sleep(0.3)  # it says that it is not in step, and makes nothing
         again = folder_index.open_any(docs, static_folder)
-    assert len([*folder_index.cached_indices()]) == 1
+    assert len([*cached_indices()]) == 1
     # What was open reads what was made again.
     assert [h.id for h in index.search(QUERY)] == [h.id for h in again.search(QUERY)] != []
 
@@ -301,7 +302,7 @@ def test_a_folder_is_followed_by_default_and_an_index_if_asked_to(
         followed.append(seconds)
         return nullcontext()
 
-    monkeypatch.setattr(folder_index, "sync_periodically", sync_periodically)
+    monkeypatch.setattr(lifecycle, "sync_periodically", sync_periodically)
     monkeypatch.setattr(
         lifecycle, "server_of", lambda *_: SimpleNamespace(run=lambda sockets: None)
     )
@@ -330,7 +331,7 @@ def test_an_index_follows_its_folder_though_it_is_away_for_a_while(
         caplog.clear()
         return [hit.id for hit in index.search("zebra", mode="lexical")]
 
-    with folder_index.sync_periodically(index, 0.05):
+    with lifecycle.sync_periodically(index, 0.05):
         (docs / "new.txt").write_text("A zebra.")
         assert wait_for("1 document is new") == ["new.txt"]
         docs.rename(docs.with_name("away"))

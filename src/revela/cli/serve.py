@@ -83,12 +83,19 @@ def serve(
         raise RevelaError(
             f"--base-url must be an address such as https://example.org/docs (got {base_url})"
         )
-    from revela.searching.server.lifecycle import in_background, listen, server_of, url_of
+    from revela.searching.server.lifecycle import (
+        SYNC_SECONDS,
+        in_background,
+        listen,
+        server_of,
+        sync_periodically,
+        url_of,
+    )
     from revela.searching.server.middleware import is_loopback
 
     listening = listen(host, port)
 
-    from revela.searching.folder_index import SYNC_SECONDS, open_any, sync_periodically
+    from revela.searching.folder_index import open_any
     from revela.searching.state import is_index
     from revela.searching.sync import ALL, HALF
 
