@@ -104,7 +104,7 @@ class Retriever:
             static: make a table of word vectors, without any layer.
             steps: training steps of the table, or of the lexical half; None: by the size of the
                 corpus, 0: none.
-            settings: any of ``fitting.FITTED_BY``, by its flag's name (docs/command-line.md).
+            settings: any of ``fit.FITTED_BY``, by its flag's name (docs/command-line.md).
 
         Examples:
             >>> Retriever.fit("docs/", "out", model="embedded:smollm2-135m")  # doctest: +SKIP
