@@ -14,10 +14,11 @@ from cyclopts import Parameter
 from revela.cli.printing import print_table
 from revela.encoders.model_files import name_of
 from revela.errors import RevelaError
-from revela.files import cache_folder, remove_whole, writing
-from revela.searching.folder_index import bytes_of, choice_file, megabytes
+from revela.files import bytes_of, cache_folder, remove_whole, writing
+from revela.searching.folder_index import choice_file
 from revela.searching.state import STATE, State
 from revela.searching.sync import absolute
+from revela.terminal import megabytes
 
 
 def cache(

@@ -26,7 +26,7 @@ from revela.encoders.default_model import installed_model, suited_model
 from revela.encoders.model_files import fingerprint, gives_tokens, resolve
 from revela.encoders.prompts import OWN, Given, Prompts, named_prompts, prompts_of
 from revela.errors import RevelaError, first_line
-from revela.files import atomic_write, cache_folder, remove_whole, writing
+from revela.files import atomic_write, bytes_of, cache_folder, remove_whole, writing
 from revela.ranking.fusion import check_weight
 from revela.searching.index import Index
 from revela.searching.ingest import Counts
@@ -34,7 +34,7 @@ from revela.searching.manifest import Indexing
 from revela.searching.state import STATE, State, is_index, read_info, unfinished_in
 from revela.searching.sync import ALL, Scan, absolute, rescan, sync
 from revela.searching.word_search import Words
-from revela.terminal import counted, duration
+from revela.terminal import counted, duration, megabytes
 from revela.text.load import READING
 from revela.text.spool import LazyTexts
 from revela.types import Document, Hits
@@ -254,13 +254,3 @@ def _summary(
         return f"{path} is unchanged, {counted(changed.unchanged, 'document')}; {kept}"
     spent = ", ".join(f"{step} {time:.1f}" for step, time in steps.items() if time >= 0.05)
     return f"{path}: {changed.describe()}; {duration(seconds / 60)} ({spent}); {kept}"
-
-
-def bytes_of(folder: Path) -> int:
-    """The size of a folder on disk."""
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def megabytes(size: int) -> str:
-    """A size, for messages."""
-    return f"{size / 1e6:,.1f} MB"
