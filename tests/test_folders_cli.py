@@ -19,7 +19,7 @@ import pytest
 import revela
 from conftest import make_rows
 from revela.cli.cache import cached_indices
-from revela.encoders import default_model
+from revela.encoders import default_model, load
 from revela.encoders.embedded import E5, MINILM
 from revela.files import writing
 from revela.searching import folder_index
@@ -291,6 +291,21 @@ def test_an_index_without_a_model_named(succeeds, refused, installed, tmp_path):
     installed.pop(E5)
     said = succeeds("index", folder, "--out", tmp_path / "other")
     assert "embedded:e5-small suits this text, but is not installed" in said
+
+
+def test_a_new_index_of_a_folder_is_encoded_in_the_precision_that_is_given(
+    docs, static_folder, cache, monkeypatch
+):
+    given, load_encoder = list[str](), load.load_encoder
+
+    def loaded(folder, precision="auto", **options):
+        given.append(precision)
+        return load_encoder(folder, precision, **options)
+
+    monkeypatch.setattr(load, "load_encoder", loaded)
+    for _ in range(2):
+        folder_index.open_any(docs, static_folder, precision="fp32").search("ocean01")
+    assert given == ["fp32", "fp32"]
 
 
 def test_a_folder_is_followed_by_default_and_an_index_if_asked_to(

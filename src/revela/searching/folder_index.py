@@ -136,7 +136,11 @@ class _Text:
             if is_new := index is None:
                 scan, began = self.scan, time.perf_counter()
                 load.keep_graph(folder)
-                index = Index.create(place, folder, settings=settings, prompts=prompts)
+                precision = self.options.get("precision", "auto")
+                encoder = load.load_encoder(folder, precision, prompts=prompts)
+                index = Index.create(
+                    place, folder, settings=settings, encoder=encoder, prompts=prompts
+                )
             steps = {"loading the model": time.perf_counter() - began}
             with index.changes(wait=True) as changes:
                 scan = scan or rescan(changes, [self.path], READING)
@@ -148,7 +152,7 @@ class _Text:
             steps["finishing"] = time.perf_counter() - encoded
             index.notice = ""
             if is_new:
-                index = Index.open(place, folder, encoder=index.encoder, **options)
+                index = Index.open(place, folder, encoder=encoder, **options)
         for line in scan.report.lines()[not scan.report.bytes_unread :] if changed.any else []:
             log.info(line)
         log.info(_summary(self.path, place, changed, steps, time.perf_counter() - start))
