@@ -23,8 +23,9 @@ from revela.encoders import default_model, load
 from revela.encoders.embedded import E5, MINILM
 from revela.files import writing
 from revela.searching import folder_index
+from revela.searching.manifest import Indexing, Info
 from revela.searching.server import lifecycle
-from revela.searching.state import read_info
+from revela.searching.state import State, read_info
 
 QUERY = "ocean01 ocean02"
 
@@ -291,6 +292,11 @@ def test_an_index_without_a_model_named(succeeds, refused, installed, tmp_path):
     installed.pop(E5)
     said = succeeds("index", folder, "--out", tmp_path / "other")
     assert "embedded:e5-small suits this text, but is not installed" in said
+
+
+def test_an_unfinished_index_is_not_followed_without_its_corpus(refused, tmp_path):
+    State.create(tmp_path, Info("model", "fingerprint", 3, Indexing()))
+    assert "give a corpus to index" in refused("index", "--out", tmp_path, "--sync")
 
 
 def test_a_new_index_of_a_folder_is_encoded_in_the_precision_that_is_given(

@@ -94,16 +94,17 @@ def index(
             )
         _delete(out, delete)
         return
-    from revela.searching.state import is_index, read_info
+    from revela.searching.state import read_info
     from revela.text.analyzer import check_language
 
     check_language(settings.language)
     _check_sync(sync, yes, append, engine)
-    if not corpus and not (sync and is_index(out)):
+    is_recorded = sync and (info := read_info(out)) is not None and info.finished
+    if not corpus and not is_recorded:
         raise RevelaError("give a corpus to index, or ids of documents to --delete")
     fields = metadata or []
     job = Job(corpus or [], reading, out, model, fields, prompts.given, settings, precision)
-    if sync and (info := read_info(out)) and info.finished:
+    if is_recorded:
         opened, changed = follow_recorded(job, yes)
     elif engine.engine == "ray":
         opened, changed = write_by_ray(job, append, engine.cluster, commit_every)
