@@ -44,10 +44,7 @@ class Retriever:
     """
 
     def __init__(
-        self,
-        model: str | Path,
-        precision: Precision = "auto",
-        prompts: Given = OWN,
+        self, model: str | Path, precision: Precision = "auto", prompts: Given = OWN
     ) -> None:
         self.folder = resolve(str(model))
         self.prompts = prompts_of(self.folder, prompts)

@@ -217,12 +217,7 @@ def write_at_once(job: Job, append: bool) -> tuple[Index, Counts]:
 
     index, fields = job.opened(append)
     documents, report = read_corpus(
-        job.corpus,
-        job.reading,
-        distinct=False,
-        min_words=1,
-        metadata=fields,
-        rename_repeated=True,
+        job.corpus, job.reading, distinct=False, min_words=1, metadata=fields, rename_repeated=True
     )
     print_report(report)
     if index is None:

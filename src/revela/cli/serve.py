@@ -83,17 +83,10 @@ def serve(
         raise RevelaError(
             f"--base-url must be an address such as https://example.org/docs (got {base_url})"
         )
-    from revela.searching.server.lifecycle import (
-        SYNC_SECONDS,
-        in_background,
-        listen,
-        server_of,
-        sync_periodically,
-        url_of,
-    )
+    from revela.searching.server import lifecycle
     from revela.searching.server.middleware import is_loopback
 
-    listening = listen(host, port)
+    listening = lifecycle.listen(host, port)
 
     from revela.searching.folder_index import open_any
     from revela.searching.state import is_index
@@ -102,7 +95,7 @@ def serve(
     local = is_loopback(listening.getsockname()[0])
     access = Access(token, local_only=local and token is None)
     site = Site(index_folder.resolve().name, base_url)
-    url = url_of(host, listening)
+    url = lifecycle.url_of(host, listening)
     if token is None and not local:
         print(
             "anyone who reaches this address can use it: give --token-env or --token-file",
@@ -113,7 +106,7 @@ def serve(
 
         def answer_meanwhile(found: Words | Index) -> None:
             app = service(found).app()
-            meanwhile.enter_context(in_background(app, limits, listening))
+            meanwhile.enter_context(lifecycle.in_background(app, limits, listening))
             print(f"serving {index_folder} at {url}. {found.notice}", flush=True)
 
         index = open_any(
@@ -127,11 +120,11 @@ def serve(
             weight=weight,
         )
         whole = service(index)
-        server = server_of(whole.app(), limits)
+        server = lifecycle.server_of(whole.app(), limits)
     refused = HALF
     if not is_index(index_folder):
-        sync, refused = sync or SYNC_SECONDS, ALL
-    with sync_periodically(index, sync, refused) if sync else nullcontext():
+        sync, refused = sync or lifecycle.SYNC_SECONDS, ALL
+    with lifecycle.sync_periodically(index, sync, refused) if sync else nullcontext():
         print(f"serving {index_folder} at {url} as {whole.name}; stop with Ctrl-C", flush=True)
         server.run(sockets=[listening])
 

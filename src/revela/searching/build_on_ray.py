@@ -27,13 +27,7 @@ from revela.ranking.calibration import Calibration
 from revela.searching import on_ray
 from revela.searching.changes import calibrate
 from revela.searching.index import Index
-from revela.searching.ingest import (
-    BATCH_DOCUMENTS,
-    Batch,
-    Counts,
-    check_repeated,
-    encode_rows,
-)
+from revela.searching.ingest import BATCH_DOCUMENTS, Batch, Counts, check_repeated, encode_rows
 from revela.searching.manifest import Info
 from revela.searching.on_ray import Cluster
 from revela.searching.rows import columns_of_kinds, note_kinds
@@ -205,11 +199,7 @@ class Job:
 
 
 def add(
-    index: Index,
-    corpus: SurveyedCorpus,
-    cluster: Cluster,
-    commit_every: int,
-    precision: Precision,
+    index: Index, corpus: SurveyedCorpus, cluster: Cluster, commit_every: int, precision: Precision
 ) -> Counts:
     """``Index.add`` for a corpus in files, on a cluster that ``on_ray`` is connected to.
 
