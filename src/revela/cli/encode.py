@@ -69,10 +69,10 @@ def encode(
     if engine.engine == "ray":
         from revela.searching.build_on_ray import SurveyedCorpus
 
-        with on_ray.connected(engine.cluster):
+        with on_ray.connected(engine):
             surveyed = SurveyedCorpus(corpus, reader_of_parts(reading, ()))
             print_report(surveyed.report)
-            count = vectors.encode_on_ray(out, surveyed, info, engine.cluster, precision)
+            count = vectors.encode_on_ray(out, surveyed, info, engine, precision)
     else:
         documents, report = read_corpus(corpus, reading, distinct=False, min_words=1)
         print_report(report)

@@ -107,7 +107,7 @@ def index(
     if is_recorded:
         opened, changed = follow_recorded(job, yes)
     elif engine.engine == "ray":
-        opened, changed = write_by_ray(job, append, engine.cluster, commit_every)
+        opened, changed = write_by_ray(job, append, engine, commit_every)
     elif append or (reading.join_titles and not sync):
         opened, changed = write_at_once(job, append)
     else:
