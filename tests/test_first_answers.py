@@ -16,6 +16,7 @@ from revela.errors import QueryError, RevelaError
 from revela.searching import changes, folder_index
 from revela.searching.index import Index
 from revela.searching.manifest import Indexing
+from revela.searching.server import lifecycle
 from revela.searching.server.mcp import Tools
 from revela.searching.word_search import Words
 from revela.types import Document
@@ -220,7 +221,7 @@ def held(monkeypatch):
     def hold(*errors):
         open_any = Held(*errors)
         monkeypatch.setattr(folder_index, "open_any", open_any)
-        monkeypatch.setattr(folder_index, "sync_periodically", lambda *_, **__: nullcontext())
+        monkeypatch.setattr(lifecycle, "sync_periodically", lambda *_, **__: nullcontext())
         return open_any
 
     return hold

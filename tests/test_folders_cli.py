@@ -18,12 +18,14 @@ import pytest
 
 import revela
 from conftest import make_rows
-from revela.encoders import default_model
+from revela.cli.cache import cached_indices
+from revela.encoders import default_model, load
 from revela.encoders.embedded import E5, MINILM
 from revela.files import writing
 from revela.searching import folder_index
+from revela.searching.manifest import Indexing, Info
 from revela.searching.server import lifecycle
-from revela.searching.state import read_info
+from revela.searching.state import State, read_info
 
 QUERY = "ocean01 ocean02"
 
@@ -96,11 +98,11 @@ def test_a_cached_index_that_cannot_be_opened_is_made_again(
 
 def test_the_cache_is_cleared_beside_what_follows_it(docs, static_folder, cache, succeeds):
     index = folder_index.open_any(docs, static_folder)
-    with folder_index.sync_periodically(index, 0.05):
+    with lifecycle.sync_periodically(index, 0.05):
         succeeds("cache", docs, "--clear")
         time.sleep(0.3)  # it says that it is not in step, and makes nothing
         again = folder_index.open_any(docs, static_folder)
-    assert len([*folder_index.cached_indices()]) == 1
+    assert len([*cached_indices()]) == 1
     # What was open reads what was made again.
     assert [h.id for h in index.search(QUERY)] == [h.id for h in again.search(QUERY)] != []
 
@@ -292,6 +294,26 @@ def test_an_index_without_a_model_named(succeeds, refused, installed, tmp_path):
     assert "embedded:e5-small suits this text, but is not installed" in said
 
 
+def test_an_unfinished_index_is_not_followed_without_its_corpus(refused, tmp_path):
+    State.create(tmp_path, Info("model", "fingerprint", 3, Indexing()))
+    assert "give a corpus to index" in refused("index", "--out", tmp_path, "--sync")
+
+
+def test_a_new_index_of_a_folder_is_encoded_in_the_precision_that_is_given(
+    docs, static_folder, cache, monkeypatch
+):
+    given, load_encoder = list[str](), load.load_encoder
+
+    def loaded(folder, precision="auto", **options):
+        given.append(precision)
+        return load_encoder(folder, precision, **options)
+
+    monkeypatch.setattr(load, "load_encoder", loaded)
+    for _ in range(2):
+        folder_index.open_any(docs, static_folder, precision="fp32").search("ocean01")
+    assert given == ["fp32", "fp32"]
+
+
 def test_a_folder_is_followed_by_default_and_an_index_if_asked_to(
     succeeds, docs, static_folder, cache, tmp_path, monkeypatch
 ):
@@ -301,7 +323,7 @@ def test_a_folder_is_followed_by_default_and_an_index_if_asked_to(
         followed.append(seconds)
         return nullcontext()
 
-    monkeypatch.setattr(folder_index, "sync_periodically", sync_periodically)
+    monkeypatch.setattr(lifecycle, "sync_periodically", sync_periodically)
     monkeypatch.setattr(
         lifecycle, "server_of", lambda *_: SimpleNamespace(run=lambda sockets: None)
     )
@@ -330,7 +352,7 @@ def test_an_index_follows_its_folder_though_it_is_away_for_a_while(
         caplog.clear()
         return [hit.id for hit in index.search("zebra", mode="lexical")]
 
-    with folder_index.sync_periodically(index, 0.05):
+    with lifecycle.sync_periodically(index, 0.05):
         (docs / "new.txt").write_text("A zebra.")
         assert wait_for("1 document is new") == ["new.txt"]
         docs.rename(docs.with_name("away"))

@@ -33,10 +33,10 @@ from research.benchmarks.options import (
 from revela.cli.index import index as make_index
 from revela.evaluation.collection import Collection, load_collection
 from revela.files import atomic_write
+from revela.searching.filters import id_filter
 from revela.searching.index import Index
 from revela.searching.manifest import Indexing
 from revela.searching.state import read_info
-from revela.searching.table import id_filter
 from revela.text.judgements import read_rows
 from revela.types import Hits
 

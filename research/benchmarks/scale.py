@@ -35,7 +35,7 @@ import numpy as np
 
 from research.benchmarks.options import RESEARCH, parser_of
 from revela.cli.index import index as make_index
-from revela.searching.folder_index import bytes_of
+from revela.files import bytes_of
 from revela.searching.index import Index
 from revela.searching.locations import Start
 from revela.searching.manifest import Indexing, Info

@@ -34,8 +34,8 @@ from revela.ranking.bm25 import BM25
 from revela.ranking.exact import top_k
 from revela.ranking.fusion import DEPTH, reciprocal_rank_fusion
 from revela.searching.index import Index
-from revela.searching.ingest import metadata_columns
 from revela.searching.manifest import Indexing, Info
+from revela.searching.rows import metadata_columns
 from revela.text.chunk import chunk
 from revela.text.load import read_corpus
 from revela.text.spool import arrow_list

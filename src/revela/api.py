@@ -16,8 +16,8 @@ from revela.evaluation import evaluate as evaluation
 from revela.evaluation.evaluate import EvalOptions, Evaluation
 from revela.evaluation.results import SystemScores
 from revela.searching.index import Index
-from revela.searching.ingest import metadata_columns
 from revela.searching.manifest import Indexing
+from revela.searching.rows import metadata_columns
 from revela.searching.state import is_index
 from revela.text.spool import arrow_list
 from revela.types import Document, Precision, Vectors, items_of
@@ -44,10 +44,7 @@ class Retriever:
     """
 
     def __init__(
-        self,
-        model: str | Path,
-        precision: Precision = "auto",
-        prompts: Given = OWN,
+        self, model: str | Path, precision: Precision = "auto", prompts: Given = OWN
     ) -> None:
         self.folder = resolve(str(model))
         self.prompts = prompts_of(self.folder, prompts)
@@ -104,7 +101,7 @@ class Retriever:
             static: make a table of word vectors, without any layer.
             steps: training steps of the table, or of the lexical half; None: by the size of the
                 corpus, 0: none.
-            settings: any of ``fitting.FITTED_BY``, by its flag's name (docs/command-line.md).
+            settings: any of ``fit.FITTED_BY``, by its flag's name (docs/command-line.md).
 
         Examples:
             >>> Retriever.fit("docs/", "out", model="embedded:smollm2-135m")  # doctest: +SKIP

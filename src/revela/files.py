@@ -194,6 +194,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("REVELA_CACHE") or Path(home) / "revela")
 
 
+def bytes_of(folder: Path) -> int:
+    """The size of a folder on disk."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
 def cached_digest(files: Mapping[str, Path], digest: Any) -> str:
     """Hash each name and its file's contents with ``digest``, a hash object; in hex.
 

@@ -44,6 +44,11 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
+def megabytes(size: int) -> str:
+    """A number of bytes, for messages."""
+    return f"{size / 1e6:,.1f} MB"
+
+
 @contextmanager
 def loading_bar(folder: Path) -> Iterator[None]:
     """While open, transformers shows its bar if the weights are large."""

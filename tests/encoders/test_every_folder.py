@@ -19,7 +19,7 @@ from revela.encoders.load import load_encoder
 from revela.encoders.model_files import modules_of, resolve
 from revela.encoders.prompts import prompts_of
 from revela.encoders.torch_model import open_model, positions_of
-from revela.searching.ingest import has_words
+from revela.text.words import has_words
 from revela.training.methods.base import BuildContext
 from revela.training.retriever.build import untrained_retriever
 from revela.training.retriever.module import RetrieverModule

@@ -15,8 +15,9 @@ from revela.ranking.bm25 import BM25, max_score
 from revela.ranking.exact import top_k
 from revela.ranking.fusion import DEPTH, FusionRule, chance_of, fuse_scores
 from revela.searching.index import Index
-from revela.searching.ingest import Counts, metadata_columns
+from revela.searching.ingest import Counts
 from revela.searching.manifest import Indexing, Info
+from revela.searching.rows import metadata_columns
 from revela.searching.state import State
 from revela.text.chunk import chunk
 from revela.text.spool import arrow_list

@@ -9,9 +9,9 @@ import pytest
 from letters import Letters, begun, build
 
 from revela.searching.index_search import IndexStore
-from revela.searching.ingest import has_words
 from revela.searching.word_search import Words
 from revela.text.analyzer import name_of, searched
+from revela.text.words import has_words
 from revela.types import Document
 
 NAMES = ["holiday plan.txt", "holidayPlan.md", "holiday_plan.pdf", "2024/holiday-plan.docx"]

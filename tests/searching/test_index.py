@@ -20,6 +20,7 @@ from revela.errors import QueryError, RevelaError
 from revela.ranking.bm25 import BM25, TermCounts, idf
 from revela.ranking.fusion import reciprocal_rank_fusion
 from revela.searching import table
+from revela.searching.filters import id_filter
 from revela.searching.index import Index
 from revela.searching.state import STATE
 from revela.searching.table import lance_errors
@@ -540,7 +541,7 @@ def test_ids_are_looked_up_by_their_index_however_much_is_added(tmp_path, monkey
         found = looked_up.digests([document.id for document in DOCS])
         assert found.keys() == {d.id for d in (DOCS if added else DOCS[:30])}
         assert looked_up.lance.index_stats("id_idx").num_unindexed_rows == 0
-        plan = looked_up.lance.search().where(table.id_filter(["d1", "d2"])).explain_plan()
+        plan = looked_up.lance.search().where(id_filter(["d1", "d2"])).explain_plan()
         assert "ScalarIndexQuery" in plan
     assert rows_of(made) == wanted_rows(DOCS)
 

@@ -9,8 +9,9 @@ import pytest
 from letters import Letters, begun, build, extend, rows_of
 
 from revela.errors import RevelaError
-from revela.searching.ingest import check_repeated, metadata_columns
+from revela.searching.ingest import check_repeated
 from revela.searching.locations import file_of
+from revela.searching.rows import metadata_columns
 from revela.types import Document
 
 

@@ -14,9 +14,9 @@ from letters import Letters, begun, rows_of, wanted_rows
 
 from revela.errors import RevelaError
 from revela.searching import sync, table
-from revela.searching.folder_index import sync_periodically
 from revela.searching.index import Index
 from revela.searching.ingest import Counts
+from revela.searching.server.lifecycle import sync_periodically
 from revela.text.load import read_corpus
 from revela.types import Document
 

@@ -16,7 +16,7 @@ from revela.cli.flags import (
 )
 from revela.cli.printing import print_report
 from revela.searching import on_ray
-from revela.searching.manifest import Indexing
+from revela.searching.manifest import Indexing, new_info
 from revela.text.load import READING, Reading
 from revela.types import Precision
 
@@ -56,7 +56,7 @@ def encode(
     from revela.encoders.load import load_encoder
     from revela.encoders.model_files import check_dimensions, resolve
     from revela.searching import export as vectors
-    from revela.searching.ingest import check_repeated, new_info
+    from revela.searching.ingest import check_repeated
     from revela.text.load import read_corpus
 
     vectors.check_out(out)
@@ -69,10 +69,10 @@ def encode(
     if engine.engine == "ray":
         from revela.searching.build_on_ray import SurveyedCorpus
 
-        with on_ray.connected(engine.cluster):
+        with on_ray.connected(engine):
             surveyed = SurveyedCorpus(corpus, reader_of_parts(reading, ()))
             print_report(surveyed.report)
-            count = vectors.encode_on_ray(out, surveyed, info, engine.cluster, precision)
+            count = vectors.encode_on_ray(out, surveyed, info, engine, precision)
     else:
         documents, report = read_corpus(corpus, reading, distinct=False, min_words=1)
         print_report(report)

@@ -13,6 +13,7 @@ from revela.cli.main import command_line
 from revela.cli.printing import print_scores
 from revela.cli.recipe_flags import Given, given_settings, settings_flags
 from revela.errors import RevelaError, extra
+from revela.files import bytes_of
 from revela.terminal import counted, duration
 from revela.training.settings import Recipe, Revela
 
@@ -81,8 +82,7 @@ def fit(
         print_scores("label-free check, nDCG@10", result.scores[result.kept], result.scores)
         if result.kept == "fitted" and "trained" in result.scores:
             print("training did not help on this text: the table is saved as it was fitted")
-    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 1e6
-    print(f"fitted in {duration(result.minutes)}, {size:,.0f} MB in {out}: {go_on}")
+    print(f"fitted in {duration(result.minutes)}, {bytes_of(out) / 1e6:,.0f} MB in {out}: {go_on}")
 
 
 fit.__annotations__["given"] = Annotated[settings_flags(Revela, SETTINGS) | None, Flat]

@@ -44,22 +44,11 @@ Flat = Parameter(name="*", consume_multiple=True, negative_iterable=())
 
 
 @dataclasses.dataclass(frozen=True)
-class Engine:
+class Engine(Cluster):
     """Where the work is done."""
 
     engine: Literal["local", "ray"] = "local"
     "Work in this process, or in many by Ray, here or on a cluster."
-    address: str = ""
-    """Address of a running Ray cluster; auto: this machine's. Empty: start Ray here, and stop it at
-    the end."""
-    workers: int = 0
-    "With --engine ray: processes that hold a model. 0: one per GPU, or one per two processors."
-    gpus_per_worker: float = 1.0
-    "With --engine ray: GPUs per process, where there are any."
-
-    @property
-    def cluster(self) -> Cluster:
-        return Cluster(self.address, self.workers, self.gpus_per_worker)
 
 
 ENGINE = Engine()

@@ -36,10 +36,9 @@ def heads(
         A TOML file of settings, as for train.
     """
     with extra("train", "revela heads"):
-        from revela.training.groups.dataset import default_queries_file
+        from revela.training.groups.dataset import default_queries_file, read_for
         from revela.training.methods.find_heads import kind_of, rank_heads, save_heads
     from revela.quiet_libraries import silence_libraries
-    from revela.training.groups.dataset import read_for
 
     silence_libraries()
     recipe = recipe_of(preset, recipe_file, given)

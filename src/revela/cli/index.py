@@ -94,19 +94,20 @@ def index(
             )
         _delete(out, delete)
         return
-    from revela.searching.state import is_index, read_info
+    from revela.searching.state import read_info
     from revela.text.analyzer import check_language
 
     check_language(settings.language)
     _check_sync(sync, yes, append, engine)
-    if not corpus and not (sync and is_index(out)):
+    is_recorded = sync and (info := read_info(out)) is not None and info.finished
+    if not corpus and not is_recorded:
         raise RevelaError("give a corpus to index, or ids of documents to --delete")
     fields = metadata or []
     job = Job(corpus or [], reading, out, model, fields, prompts.given, settings, precision)
-    if sync and (info := read_info(out)) and info.finished:
+    if is_recorded:
         opened, changed = follow_recorded(job, yes)
     elif engine.engine == "ray":
-        opened, changed = write_by_ray(job, append, engine.cluster, commit_every)
+        opened, changed = write_by_ray(job, append, engine, commit_every)
     elif append or (reading.join_titles and not sync):
         opened, changed = write_at_once(job, append)
     else:
@@ -196,7 +197,7 @@ class Job:
 
 def write_by_file(job: Job) -> tuple[Index, Counts]:
     """Make an index that records its files."""
-    from revela.searching.ingest import metadata_columns
+    from revela.searching.rows import metadata_columns
     from revela.searching.sync import Scan, sync
 
     job.opened(append=False)
@@ -211,17 +212,12 @@ def write_by_file(job: Job) -> tuple[Index, Counts]:
 
 def write_at_once(job: Job, append: bool) -> tuple[Index, Counts]:
     """Add documents to an index, without a record of their files."""
-    from revela.searching.ingest import metadata_columns
+    from revela.searching.rows import metadata_columns
     from revela.text.load import read_corpus
 
     index, fields = job.opened(append)
     documents, report = read_corpus(
-        job.corpus,
-        job.reading,
-        distinct=False,
-        min_words=1,
-        metadata=fields,
-        rename_repeated=True,
+        job.corpus, job.reading, distinct=False, min_words=1, metadata=fields, rename_repeated=True
     )
     print_report(report)
     if index is None:

@@ -163,7 +163,8 @@ class IndexOpener:
                 threading.Thread(target=self._run, name="index", daemon=True).start()
 
     def _run(self) -> None:
-        from revela.searching.folder_index import open_any, sync_periodically
+        from revela.searching.folder_index import open_any
+        from revela.searching.server.lifecycle import sync_periodically
         from revela.searching.sync import ALL
 
         path, model, prompts = self._asked

@@ -156,9 +156,5 @@ def one_line(text: str) -> str:
 
 def snippet(text: str) -> str:
     """The beginning of a text, on one line."""
-    return cut(one_line(text), SNIPPET)
-
-
-def cut(line: str, length: int) -> str:
-    """A line, cut to this length with dots at its end."""
-    return line if len(line) <= length else f"{line[:length]}..."
+    line = one_line(text)
+    return line if len(line) <= SNIPPET else f"{line[:SNIPPET]}..."

@@ -67,11 +67,7 @@ def probe(
         raise RevelaError(f"--documents {documents} is no sample: give 2 or more")
     with extra("train", "revela probe"):
         from revela.training.lm.encoder_decoder import is_encoder_decoder
-        from revela.training.probes.run import (
-            ProbeOptions,
-            probe_encoder_decoder,
-            probe_retriever,
-        )
+        from revela.training.probes.run import ProbeOptions, probe_encoder_decoder, probe_retriever
     from revela.encoders.model_files import resolve
     from revela.text.load import read_corpus
 

@@ -83,19 +83,19 @@ def serve(
         raise RevelaError(
             f"--base-url must be an address such as https://example.org/docs (got {base_url})"
         )
-    from revela.searching.server.lifecycle import in_background, listen, server_of, url_of
+    from revela.searching.server import lifecycle
     from revela.searching.server.middleware import is_loopback
 
-    listening = listen(host, port)
+    listening = lifecycle.listen(host, port)
 
-    from revela.searching.folder_index import SYNC_SECONDS, open_any, sync_periodically
+    from revela.searching.folder_index import open_any
     from revela.searching.state import is_index
     from revela.searching.sync import ALL, HALF
 
     local = is_loopback(listening.getsockname()[0])
     access = Access(token, local_only=local and token is None)
     site = Site(index_folder.resolve().name, base_url)
-    url = url_of(host, listening)
+    url = lifecycle.url_of(host, listening)
     if token is None and not local:
         print(
             "anyone who reaches this address can use it: give --token-env or --token-file",
@@ -106,7 +106,7 @@ def serve(
 
         def answer_meanwhile(found: Words | Index) -> None:
             app = service(found).app()
-            meanwhile.enter_context(in_background(app, limits, listening))
+            meanwhile.enter_context(lifecycle.in_background(app, limits, listening))
             print(f"serving {index_folder} at {url}. {found.notice}", flush=True)
 
         index = open_any(
@@ -120,11 +120,11 @@ def serve(
             weight=weight,
         )
         whole = service(index)
-        server = server_of(whole.app(), limits)
+        server = lifecycle.server_of(whole.app(), limits)
     refused = HALF
     if not is_index(index_folder):
-        sync, refused = sync or SYNC_SECONDS, ALL
-    with sync_periodically(index, sync, refused) if sync else nullcontext():
+        sync, refused = sync or lifecycle.SYNC_SECONDS, ALL
+    with lifecycle.sync_periodically(index, sync, refused) if sync else nullcontext():
         print(f"serving {index_folder} at {url} as {whole.name}; stop with Ctrl-C", flush=True)
         server.run(sockets=[listening])
 

@@ -14,6 +14,7 @@ from revela.errors import RevelaError
 from revela.evaluation.metrics import Run
 from revela.files import atomic_write
 from revela.ranking.steps import QUERY_CHARACTERS, Rerank
+from revela.terminal import counted
 from revela.text.readers.common import numbered_lines
 from revela.types import Hits
 
@@ -44,8 +45,8 @@ def search_runs(
     queries = [query[:QUERY_CHARACTERS] for query in collection.queries]
     if indexes and (cut := sum(a != b for a, b in zip(queries, collection.queries, strict=True))):
         log.warning(
-            f"{cut:,} queries of {collection.name} are cut to the {QUERY_CHARACTERS:,} characters "
-            "that an index takes"
+            f"{counted(cut, 'query is', 'queries are')} cut to the {QUERY_CHARACTERS:,} characters "
+            f"that an index takes ({collection.name})"
         )
     for name, index in indexes.items():
         for how in dict.fromkeys((None, rerank if rerank == "late-interaction" else None)):

@@ -27,17 +27,10 @@ from revela.ranking.calibration import Calibration
 from revela.searching import on_ray
 from revela.searching.changes import calibrate
 from revela.searching.index import Index
-from revela.searching.ingest import (
-    BATCH_DOCUMENTS,
-    Batch,
-    Counts,
-    check_repeated,
-    columns_of_kinds,
-    encode_rows,
-    note_kinds,
-)
+from revela.searching.ingest import BATCH_DOCUMENTS, Batch, Counts, check_repeated, encode_rows
 from revela.searching.manifest import Info
 from revela.searching.on_ray import Cluster
+from revela.searching.rows import columns_of_kinds, note_kinds
 from revela.searching.table import Table, table_uri
 from revela.text.analyzer import SAMPLE
 from revela.text.load import check_report
@@ -96,7 +89,7 @@ class SurveyedCorpus:
         return [d.full_text for some in documents for d in itertools.islice(some, count)]
 
     def metadata_columns(self) -> dict[str, str]:
-        """As ``ingest.metadata_columns``."""
+        """As ``rows.metadata_columns``."""
         return columns_of_kinds(self._kinds)
 
 
@@ -206,11 +199,7 @@ class Job:
 
 
 def add(
-    index: Index,
-    corpus: SurveyedCorpus,
-    cluster: Cluster,
-    commit_every: int,
-    precision: Precision,
+    index: Index, corpus: SurveyedCorpus, cluster: Cluster, commit_every: int, precision: Precision
 ) -> Counts:
     """``Index.add`` for a corpus in files, on a cluster that ``on_ray`` is connected to.
 

@@ -61,11 +61,7 @@ def encode(
 
 
 def encode_on_ray(
-    out: Path,
-    corpus: SurveyedCorpus,
-    info: Info,
-    cluster: Cluster,
-    precision: Precision,
+    out: Path, corpus: SurveyedCorpus, info: Info, cluster: Cluster, precision: Precision
 ) -> int:
     """``encode`` on a connected cluster; writes a folder of Parquet files."""
     count, known = 0, set[bytes]()

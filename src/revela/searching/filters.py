@@ -39,6 +39,15 @@ def where_sql(where: str | Mapping[str, object], columns: Mapping[str, str]) -> 
     return _join("", [_all_of(where, {**OWN_COLUMNS, **columns}, 1)])
 
 
+def id_filter(documents: Iterable[str]) -> str:
+    """SQL that selects the rows of these documents."""
+    return f"id in ({', '.join(map(_quoted, documents))})"
+
+
+def _quoted(text: str) -> str:
+    return "'{}'".format(text.replace("'", "''"))
+
+
 def _join(separator: str, parts: Iterable[str]) -> str:
     """Join parts; QueryError as soon as they are too long, so that no filter is slow."""
     sql = ""
@@ -98,7 +107,7 @@ def _condition(name: str, operator: object, value: object, kind: str) -> str:
 def _literal(value: object, name: str, kind: str) -> str:
     """A value as SQL writes it, if its column can hold it."""
     if kind == "string" and isinstance(value, str):
-        return "'{}'".format(value.replace("'", "''"))
+        return _quoted(value)
     if kind == "bool" and isinstance(value, bool):
         return str(value).lower()
     if kind in ("int64", "double") and type(value) in (int, float):

@@ -14,35 +14,32 @@ import os
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 from revela.encoders import load
 from revela.encoders.default_model import installed_model, suited_model
-from revela.encoders.model_files import fingerprint, gives_tokens, name_of, resolve
+from revela.encoders.model_files import fingerprint, gives_tokens, resolve
 from revela.encoders.prompts import OWN, Given, Prompts, named_prompts, prompts_of
 from revela.errors import RevelaError, first_line
-from revela.files import atomic_write, cache_folder, remove_whole, writing
+from revela.files import atomic_write, bytes_of, cache_folder, remove_whole, writing
 from revela.ranking.fusion import check_weight
 from revela.searching.index import Index
 from revela.searching.ingest import Counts
 from revela.searching.manifest import Indexing
 from revela.searching.state import STATE, State, is_index, read_info, unfinished_in
-from revela.searching.sync import ALL, HALF, Scan, absolute, recorded_sources, rescan, sync
+from revela.searching.sync import ALL, Scan, absolute, rescan, sync
 from revela.searching.word_search import Words
-from revela.terminal import counted, duration
+from revela.terminal import counted, duration, megabytes
 from revela.text.load import READING
 from revela.text.spool import LazyTexts
 from revela.types import Document, Hits
 
 log = logging.getLogger(__name__)
-SYNC_SECONDS = 30.0  # between updates of the index of a folder that is served
 SOON = 2**19  # characters; vectors of such a text take some six seconds
 OnPartialIndex = Callable[[Words | Index], None]
 
@@ -107,7 +104,7 @@ class _Text:
 
     def by_language(self) -> Index:
         """The updated index by the embedder for the text's languages."""
-        file, why = _choice_file(absolute(self.path)), ""
+        file, why = choice_file(absolute(self.path)), ""
         model, passages = _kept_choice(file) if self.cached else ("", 0)
         if not model:
             texts = LazyTexts(self.scan.documents, lambda document: document.full_text)
@@ -139,7 +136,11 @@ class _Text:
             if is_new := index is None:
                 scan, began = self.scan, time.perf_counter()
                 load.keep_graph(folder)
-                index = Index.create(place, folder, settings=settings, prompts=prompts)
+                precision = self.options.get("precision", "auto")
+                encoder = load.load_encoder(folder, precision, prompts=prompts)
+                index = Index.create(
+                    place, folder, settings=settings, encoder=encoder, prompts=prompts
+                )
             steps = {"loading the model": time.perf_counter() - began}
             with index.changes(wait=True) as changes:
                 scan = scan or rescan(changes, [self.path], READING)
@@ -151,7 +152,7 @@ class _Text:
             steps["finishing"] = time.perf_counter() - encoded
             index.notice = ""
             if is_new:
-                index = Index.open(place, folder, encoder=index.encoder, **options)
+                index = Index.open(place, folder, encoder=encoder, **options)
         for line in scan.report.lines()[not scan.report.bytes_unread :] if changed.any else []:
             log.info(line)
         log.info(_summary(self.path, place, changed, steps, time.perf_counter() - start))
@@ -195,7 +196,7 @@ def _kept_choice(file: Path) -> tuple[str, int]:
     return "", 0
 
 
-def _choice_file(source: str) -> Path:
+def choice_file(source: str) -> Path:
     """The file of a text's choice of embedder; ``source`` is a path from ``absolute``."""
     digest = hashlib.blake2b(os.fsencode(source), digest_size=8)
     return cache_folder() / "indices" / f"{digest.hexdigest()}.json"
@@ -257,91 +258,3 @@ def _summary(
         return f"{path} is unchanged, {counted(changed.unchanged, 'document')}; {kept}"
     spent = ", ".join(f"{step} {time:.1f}" for step, time in steps.items() if time >= 0.05)
     return f"{path}: {changed.describe()}; {duration(seconds / 60)} ({spent}); {kept}"
-
-
-def bytes_of(folder: Path) -> int:
-    """The size of a folder on disk."""
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def megabytes(size: int) -> str:
-    """A size, for messages."""
-    return f"{size / 1e6:,.1f} MB"
-
-
-@contextmanager
-def sync_periodically(
-    index: Index, seconds: float = SYNC_SECONDS, refused: float = HALF
-) -> Iterator[None]:
-    """Sync an index with its sources every ``seconds`` seconds, in a thread, while open.
-
-    Errors are logged. ``refused`` is as for ``sync``.
-
-    Raises:
-        RevelaError: the index does not know its sources.
-    """
-    recorded_sources(index.state)
-    stop = Event()
-
-    def check(_: float) -> None:
-        if stop.is_set():
-            raise RevelaError(f"{index.folder} is not in step yet: sync it again to go on")
-
-    def run() -> None:
-        while not stop.wait(seconds):
-            try:
-                with index.changes() as changes:
-                    changed = sync(changes, rescan(changes), refused, tell=check)
-                if changed.any:
-                    log.info(f"{changed.describe()}; {index.folder} is in step again")
-            except Exception as error:  # serving goes on
-                log.warning(f"not in step with its sources: {first_line(error)}")
-
-    thread = Thread(target=run, name="sync", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-@dataclass(frozen=True)
-class CachedIndex:
-    """An index in the cache: its text, its model, its bytes, and the time of its last use."""
-
-    folder: Path
-    path: str
-    model: str
-    bytes: int
-    last_use: datetime
-
-
-def cached_indices() -> Iterator[CachedIndex]:
-    """The indices in the cache; an index that cannot be opened has no path."""
-    for file in sorted((cache_folder() / "indices").glob(f"*/index/{STATE}")):
-        folder, path, model = file.parent, "", "cannot be opened"
-        used = datetime.fromtimestamp(file.stat().st_mtime)
-        with suppress(RevelaError):
-            state = State(folder)
-            path = next(iter(state.sources.get("sources", [])), "")
-            model = name_of(Path(state.info.model))
-        yield CachedIndex(folder, path, model, bytes_of(folder), used)
-
-
-def clear_cache(path: str | Path | None = None) -> int:
-    """Remove a text's indices from the cache, or all indices; returns their bytes.
-
-    Raises:
-        RevelaError: another process is writing to one, or the text has none.
-    """
-    source = None if path is None else absolute(path)
-    found = [cached for cached in cached_indices() if source in (None, cached.path)]
-    if source and not found:
-        raise RevelaError(f"the cache holds no index of {path}: revela cache lists what it holds")
-    for cached in found:
-        # A process that follows the text, such as a server, locks only the index.
-        with writing(cached.folder.parent), writing(cached.folder, wait=True):
-            remove_whole(cached.folder)
-            _choice_file(cached.path).unlink(missing_ok=True)
-    return sum(cached.bytes for cached in found)

@@ -26,8 +26,8 @@ from revela.ranking.fusion import Fusion, check_weight
 from revela.ranking.steps import Mode, Rerank, SearchOptions, check_query
 from revela.searching.filters import where_sql
 from revela.searching.index_search import IndexStore, hit_of, hits_of
-from revela.searching.manifest import Indexing, Info
-from revela.searching.rows import HIT_COLUMNS
+from revela.searching.manifest import Indexing, Info, new_info
+from revela.searching.rows import HIT_COLUMNS, check_columns
 from revela.searching.state import STATE, Snapshot, StaleSnapshot, State, unfinished_in
 from revela.searching.table import Table, as_stored
 from revela.text.analyzer import check_language
@@ -130,14 +130,13 @@ class Index:
             folder: for the index; it holds nothing else.
             model: a Sentence-Transformers folder, a hub id or embedded:minilm-l6.
             metadata: fields of the documents to keep, for filters, and their Arrow types: "string",
-                "int64", "double" or "bool" (``ingest.metadata_columns`` finds them).
+                "int64", "double" or "bool" (``rows.metadata_columns`` finds them).
             settings: how to cut documents and to store vectors.
             encoder: the encoder of ``model``, if it is loaded already.
             prompts: prefixes of queries and of passages, as ``encoder`` was loaded with; None keeps
                 the model's own.
         """
-        from revela.searching.ingest import new_info
-
+        check_columns(metadata or ())
         check_language(settings.language)
         path = resolve(str(model))
         check_dimensions(path, settings.dimensions)

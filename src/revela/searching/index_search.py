@@ -13,8 +13,9 @@ from revela.encoders.base import TextEncoder
 from revela.ranking.fusion import FusionRule, Owner, Scores, best_first
 from revela.ranking.late_interaction import encode_packed
 from revela.ranking.steps import SearchOptions, search
+from revela.searching.filters import id_filter
 from revela.searching.state import State
-from revela.searching.table import Table, id_filter
+from revela.searching.table import Table
 from revela.text.analyzer import Analyzer, name_of, searched, spaced
 from revela.types import Explanation, Hit, Hits, Vectors, is_missing
 

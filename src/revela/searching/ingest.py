@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-import reprlib
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
@@ -22,26 +19,22 @@ from typing import Any
 import numpy as np
 
 from revela.encoders.base import TextEncoder
-from revela.encoders.model_files import fingerprint
-from revela.encoders.prompts import OWN, Given, prompts_of
 from revela.errors import RevelaError
 from revela.ranking.late_interaction import encode_packed
 from revela.searching.locations import Start, starts
-from revela.searching.manifest import Indexing, Info
-from revela.searching.rows import RESERVED, Row, Stored, arrow_rows
+from revela.searching.manifest import Info
+from revela.searching.rows import Row, Stored, arrow_rows, as_column
 from revela.searching.table import Table, as_stored
 from revela.terminal import counted
 from revela.text.analyzer import Analyzer, searched
 from revela.text.chunk import chunk
 from revela.text.headings import titles
-from revela.types import Document, Value, check_unicode, is_missing
+from revela.text.words import has_words
+from revela.types import Document
 
 BATCH = 2**19  # characters of the first commits: some hundred chunks, so that a kill costs seconds
 GROWTH, MAX_BATCH = 256, 2**25  # later commits hold 1/256 of the text before, at most MAX_BATCH
 BATCH_DOCUMENTS = 1000  # maximum documents for each ``BATCH`` of a commit
-# A letter that is not ASCII, or a word, maybe with a number, that is no part of encoded data.
-_WORDS = re.compile(r"[^\W\d_\x00-\x7f]|(?<![\w+/=])[A-Za-z]+(?:(?<=\w{3})\d+)?(?![\w+/=])")
-FEW_LETTERS = 0.05  # of a text's characters
 
 
 @dataclass(frozen=True)
@@ -73,21 +66,6 @@ class Counts:
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(sum(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
-
-
-def new_info(
-    model: Path,
-    encoder: TextEncoder,
-    settings: Indexing,
-    metadata: Mapping[str, str],
-    prompts: Given = OWN,
-) -> Info:
-    """The manifest of a new index; ``prompts`` as given when the encoder was loaded."""
-    check_columns(metadata)
-    width = encoder.encode_passages(["."]).shape[1]
-    width = min(width, settings.dimensions or width)
-    made = str(model.resolve()), fingerprint(model), width, settings, metadata
-    return Info(*made, prompts=prompts_of(model, prompts), precision=encoder.precision)
 
 
 def batches_of(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -133,7 +111,7 @@ class Batch:
         rows = list[Row]()
         for document in changed:
             columns = info.columns.items()
-            rest = digests[document.id], [_as_column(document, *of, folder) for of in columns]
+            rest = digests[document.id], [as_column(document, *of, folder) for of in columns]
             passages = passages_of(document, info.settings.chunk_words)
             rows += (Row(document.id, i, *passage, *rest) for i, passage in enumerate(passages))
         new, unchanged = len(changed) - len(replaced), len(documents) - len(changed)
@@ -173,16 +151,6 @@ def encode_rows(
     encoded = arrow_rows(info, rows, [stored[passage] for passage in passages], terms)
     counts = batch.counts + Counts(chunks=len(rows), cut=cut)
     return replace(batch, counts=counts, rows=[], encoded=encoded)
-
-
-def has_words(text: str) -> bool:
-    """Whether words are more than a few of a text's characters. Others, of encoded data or bare
-    numbers, have no vector, as encoders take them for near to anything.
-
-    >>> has_words("It melts at 63 °C."), has_words("iVBORw0KGgoAAAANSUhEUgAAAAUA/AAAF+CAYAAACN")
-    (True, False)
-    """
-    return sum(map(len, _WORDS.findall(text))) > FEW_LETTERS * len("".join(text.split()))
 
 
 def passages_of(document: Document, chunk_words: int) -> Iterator[tuple[str, str, Start]]:
@@ -235,77 +203,3 @@ def check_repeated(ids: Iterable[str]) -> None:
                 "or index the folder that holds both files"
             )
         seen.add(name)
-
-
-# Columns of metadata
-
-
-def metadata_columns(documents: Iterable[Document], fields: Sequence[str]) -> dict[str, str]:
-    """The Arrow type of each metadata field: of numbers if all its values are, else of text.
-
-    Example:
-        >>> from revela import Document
-        >>> metadata_columns([Document("a", "text", metadata={"year": 2020})], ["year"])
-        {'year': 'int64'}
-    """
-    kinds: dict[str, set[str]] = {name: set() for name in fields}
-    for document in documents if fields else ():
-        note_kinds(kinds, document)
-    return columns_of_kinds(kinds)
-
-
-def note_kinds(kinds: Mapping[str, set[str]], document: Document) -> None:
-    """Add the kinds of a document's metadata to those of each field."""
-    for name, found in kinds.items():
-        if (value := document.metadata.get(name)) is not None:
-            found.add(_kind_of(value))
-
-
-def _kind_of(value: Value) -> str:
-    """The Arrow type that holds a value."""
-    if isinstance(value, bool | float):
-        return "bool" if isinstance(value, bool) else "double"
-    return "int64" if isinstance(value, int) and -(2**63) <= value < 2**63 else "string"
-
-
-def columns_of_kinds(kinds: Mapping[str, set[str]]) -> dict[str, str]:
-    """``metadata_columns`` for fields whose kinds are known."""
-    check_columns(kinds)
-    if missing := [name for name, found in kinds.items() if not found]:
-        raise RevelaError(
-            f'no document has a field "{missing[0]}": name others with --metadata, or omit it'
-        )
-    number = {"int64", "double"}
-    return {
-        name: "double" if found == number else found.pop() if len(found) == 1 else "string"
-        for name, found in kinds.items()
-    }
-
-
-def check_columns(names: Iterable[str]) -> None:
-    """Raise RevelaError for names of metadata that the table cannot have."""
-    for name in names:
-        why = "a column has neither . nor ` in its name" if {".", "`"} & {*name} else ""
-        if name in RESERVED or name.startswith("_"):
-            why = "columns of this name are the index's own"
-        if why:
-            raise RevelaError(f"--metadata {name}: {why}; rename the field")
-
-
-def _as_column(document: Document, name: str, kind: str, folder: Path) -> Value | None:
-    """A metadata value as its column holds it."""
-    value = document.metadata.get(name)
-    if isinstance(value, str):
-        check_unicode(value, f"{name} of document {document.id}")
-    if value is None or is_missing(value):  # NaN, which SQL takes for the greatest number
-        return None
-    if kind == "string":
-        return value if isinstance(value, str) else json.dumps(value)
-    if kind == _kind_of(value):
-        return value
-    if kind == "double" and type(value) is int and abs(value) <= sys.float_info.max:
-        return float(value)
-    raise RevelaError(
-        f"{name} of document {document.id} is {reprlib.repr(value)}, where {folder} holds {kind}: "
-        "mend the field, or index all of it again"
-    )

@@ -35,9 +35,13 @@ REACHED_S = 10.0  # seconds to wait for a cluster's answer
 class Cluster:
     """A Ray cluster, and how to divide it."""
 
-    address: str = ""  # of a running cluster, or "auto" for this machine's; "": start Ray here
-    workers: int = 0  # actors that hold a model; 0: one per GPU, or one per two processors
+    address: str = ""
+    """Address of a running Ray cluster; auto: this machine's. Empty: start Ray here, and stop it at
+    the end."""
+    workers: int = 0
+    "With --engine ray: processes that hold a model. 0: one per GPU, or one per two processors."
     gpus_per_worker: float = 1.0
+    "With --engine ray: GPUs per process, where there are any."
 
 
 @contextmanager

@@ -1,18 +1,24 @@
-"""The rows of an index's table, one per chunk: their columns, and their stored vectors.
+"""The rows of an index's table, one per chunk: their columns, those of metadata and the types of
+these, and their stored vectors.
 
 Shapes: N rows, D width of the encoder's vectors, W width of the stored ones.
 """
 
 from __future__ import annotations
 
+import json
+import reprlib
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from revela.errors import RevelaError
 from revela.searching.manifest import Info
-from revela.types import Value, Vectors
+from revela.types import Document, Value, Vectors, check_unicode, is_missing
 
 if TYPE_CHECKING:
     from revela.searching.locations import Start
@@ -88,3 +94,77 @@ def arrow_rows(
     numbers = pa.array(np.concatenate([passage.vector for passage in stored]))
     arrays["vector"] = pa.FixedSizeListArray.from_arrays(numbers, info.width)
     return pa.table(arrays, schema=schema)
+
+
+# Columns of metadata
+
+
+def metadata_columns(documents: Iterable[Document], fields: Sequence[str]) -> dict[str, str]:
+    """The Arrow type of each metadata field: of numbers if all its values are, else of text.
+
+    Example:
+        >>> from revela import Document
+        >>> metadata_columns([Document("a", "text", metadata={"year": 2020})], ["year"])
+        {'year': 'int64'}
+    """
+    kinds: dict[str, set[str]] = {name: set() for name in fields}
+    for document in documents if fields else ():
+        note_kinds(kinds, document)
+    return columns_of_kinds(kinds)
+
+
+def note_kinds(kinds: Mapping[str, set[str]], document: Document) -> None:
+    """Add the kinds of a document's metadata to those of each field."""
+    for name, found in kinds.items():
+        if (value := document.metadata.get(name)) is not None:
+            found.add(_kind_of(value))
+
+
+def _kind_of(value: Value) -> str:
+    """The Arrow type that holds a value."""
+    if isinstance(value, bool | float):
+        return "bool" if isinstance(value, bool) else "double"
+    return "int64" if isinstance(value, int) and -(2**63) <= value < 2**63 else "string"
+
+
+def columns_of_kinds(kinds: Mapping[str, set[str]]) -> dict[str, str]:
+    """``metadata_columns`` for fields whose kinds are known."""
+    check_columns(kinds)
+    if missing := [name for name, found in kinds.items() if not found]:
+        raise RevelaError(
+            f'no document has a field "{missing[0]}": name others with --metadata, or omit it'
+        )
+    number = {"int64", "double"}
+    return {
+        name: "double" if found == number else found.pop() if len(found) == 1 else "string"
+        for name, found in kinds.items()
+    }
+
+
+def check_columns(names: Iterable[str]) -> None:
+    """Raise RevelaError for names of metadata that the table cannot have."""
+    for name in names:
+        why = "a column has neither . nor ` in its name" if {".", "`"} & {*name} else ""
+        if name in RESERVED or name.startswith("_"):
+            why = "columns of this name are the index's own"
+        if why:
+            raise RevelaError(f"--metadata {name}: {why}; rename the field")
+
+
+def as_column(document: Document, name: str, kind: str, folder: Path) -> Value | None:
+    """A metadata value as its column holds it."""
+    value = document.metadata.get(name)
+    if isinstance(value, str):
+        check_unicode(value, f"{name} of document {document.id}")
+    if value is None or is_missing(value):  # NaN, which SQL takes for the greatest number
+        return None
+    if kind == "string":
+        return value if isinstance(value, str) else json.dumps(value)
+    if kind == _kind_of(value):
+        return value
+    if kind == "double" and type(value) is int and abs(value) <= sys.float_info.max:
+        return float(value)
+    raise RevelaError(
+        f"{name} of document {document.id} is {reprlib.repr(value)}, where {folder} holds {kind}: "
+        "mend the field, or index all of it again"
+    )

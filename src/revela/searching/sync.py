@@ -139,9 +139,7 @@ class Scan:
 
 
 def rescan(
-    changes: Changes,
-    sources: Sequence[Path | str] | None = None,
-    reading: Reading | None = None,
+    changes: Changes, sources: Sequence[Path | str] | None = None, reading: Reading | None = None
 ) -> Scan:
     """Read what is new or has changed in the sources of an index, and the settings of reading; by
     default both are those of the last time.

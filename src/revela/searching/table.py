@@ -25,6 +25,7 @@ from revela.errors import QueryError, RevelaError
 from revela.files import disk_error
 from revela.ranking.bm25 import TermCounts
 from revela.ranking.fusion import Owner
+from revela.searching.filters import id_filter
 from revela.searching.manifest import Info
 from revela.searching.rows import HIT_COLUMNS, Stored, schema_of
 from revela.terminal import progress_bar
@@ -366,12 +367,6 @@ def as_stored(vectors_ND: Vectors, info: Info, folder: Path) -> Vectors:
             f"{info.width}: index again"
         )
     return vectors_NW
-
-
-def id_filter(documents: Iterable[str]) -> str:
-    """SQL that selects the rows of these documents."""
-    quoted = ("'{}'".format(name.replace("'", "''")) for name in documents)
-    return f"id in ({', '.join(quoted)})"
 
 
 @contextmanager

@@ -79,7 +79,9 @@ class Words:
         """
         check_query(query)
         if where:
-            raise QueryError(f"{self.notice} Filters are for then: leave it out, or wait", "filter")
+            raise QueryError(
+                f"{self.notice} Filters need the index: leave it out, or wait", "where"
+            )
         terms = self._bm25.terms
         asked = self._bm25.known(terms.of_query(query))
         idf_T = self._bm25.idf(asked)

@@ -16,6 +16,9 @@ from itertools import pairwise
 
 HAN, THAI = 2, 5  # characters per word
 LONGEST, PIECE = 100, 6  # of 2.6 million words of Python's documentation, 124 are longer
+# A letter that is not ASCII, or a word, maybe with a number, that is no part of encoded data.
+_NATURAL = re.compile(r"[^\W\d_\x00-\x7f]|(?<![\w+/=])[A-Za-z]+(?:(?<=\w{3})\d+)?(?![\w+/=])")
+FEW_LETTERS = 0.05  # of a text's characters
 
 # Unicode's blocks with combining marks; searching only these saves time at start.
 _BLOCKS = ((0x300, 0x3100), (0xA600, 0xAC00), (0xFB1E, 0xFB1F), (0xFE00, 0xFE30),
@@ -143,3 +146,13 @@ def runs(text: str) -> list[str]:
         size = HAN if match.lastgroup == "han" else THAI
         all_runs += ["".join(chars[i : i + size]) for i in range(len(chars) - size + 1)]
     return [run for run in all_runs if not _HIRAGANA.search(run)]
+
+
+def has_words(text: str) -> bool:
+    """Whether words are more than a few of a text's characters. Others, of encoded data or bare
+    numbers, have no vector, as encoders take them for near to anything.
+
+    >>> has_words("It melts at 63 °C."), has_words("iVBORw0KGgoAAAANSUhEUgAAAAUA/AAAF+CAYAAACN")
+    (True, False)
+    """
+    return sum(map(len, _NATURAL.findall(text))) > FEW_LETTERS * len("".join(text.split()))

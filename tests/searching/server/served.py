@@ -18,8 +18,8 @@ import pytest
 from conftest import make_rows, tiny_retriever
 from revela.encoders.torch_encoder import TorchEncoder
 from revela.searching.index import Index
-from revela.searching.ingest import metadata_columns
 from revela.searching.manifest import Indexing, Info
+from revela.searching.rows import metadata_columns
 from revela.searching.server import Access, Limits
 from revela.searching.server.app import Service
 from revela.searching.server.encoding import ServedModel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from revela.searching.highlight import HighlightTerms
 from revela.searching.server.mcp import MAX_TOKENS, Tools
 from revela.searching.server.token_budget import count_tokens, shared_out
 from revela.searching.snippets import CHARACTERS, snippet
+from revela.terminal import counted
 from revela.types import Hit, Hits
 
 ENGLISH = "The invoices of a year are kept for ten years, by § 147 of the code. "
@@ -72,10 +74,21 @@ def test_an_answer_fits_its_budget_and_says_what_was_cut(script, max_tokens, wor
         shown = result["text"].strip("… \n")
         assert "".join(shown.split()) in "".join(whole.split())
     note = answer.get("note", "")
-    assert (f"{len(cut)} texts are cut" in note) == bool(cut)
-    assert (f"{10 - len(results)} results are left out" in note) == (len(results) < 10)
+    is_cut = f"{counted(len(cut), 'text is', 'texts are')} cut"
+    is_missing = f"{counted(10 - len(results), 'result is', 'results are')} left out"
+    assert (is_cut in note) == bool(cut) and (is_missing in note) == (len(results) < 10)
     if cut or len(results) < 10:  # what there is room for is used
         assert count_tokens(text) > 0.9 * max_tokens - 140
+
+
+def test_an_answer_that_fits_without_snippets_says_that_these_are_left_out():
+    texts = [f"{i}: {ENGLISH * 5}" for i in range(10)]
+    whole, answer = search(texts, max_tokens=100_000)
+    assert all("snippet" in result for result in answer["results"])
+    _, bare = search(texts, max_tokens=count_tokens(whole) - 1)
+    assert [result["text"] for result in bare["results"]] == texts
+    assert not any("snippet" in result for result in bare["results"])
+    assert re.fullmatch("To fit .* tokens, snippets are left out.", bare["note"])
 
 
 @pytest.mark.parametrize("max_tokens", [300, MAX_TOKENS])

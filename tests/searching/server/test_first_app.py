@@ -38,7 +38,8 @@ def test_it_searches_by_words_and_says_how_far_the_vectors_are(listening):
         page = ask(listening, "GET", "/")
         assert "<html" in page.text and "script-src" in page.headers["content-security-policy"]
         wrong = {"query": "garden", "where": {"id": "a.md"}}
-        assert ask(listening, "POST", "/v1/search", json=wrong).status_code == 400
+        refused = ask(listening, "POST", "/v1/search", json=wrong)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "where"
         for method, path, body in (
             ("POST", "/v1/search", {"query": "garden", "mode": "dense"}),
             ("POST", "/v1/embeddings", {"input": "garden"}),

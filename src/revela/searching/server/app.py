@@ -66,12 +66,7 @@ class SearchService:
     index: Words | Index
 
     def __init__(
-        self,
-        index: Words | Index,
-        name: str,
-        limits: Limits,
-        access: Access,
-        site: Site,
+        self, index: Words | Index, name: str, limits: Limits, access: Access, site: Site
     ) -> None:
         self.index, self.name, self.site = index, name, site
         self.limits, self.access = limits, access
@@ -230,9 +225,7 @@ class Service(SearchService):
             **answers({**BODY_ERRORS, **unknown}),
         )(self.embeddings)
         app.post(
-            "/v1/rerank",
-            response_model_exclude_none=True,
-            **answers({**BODY_ERRORS, **unknown}),
+            "/v1/rerank", response_model_exclude_none=True, **answers({**BODY_ERRORS, **unknown})
         )(self.rerank)
         Instrumentator().instrument(app).expose(app, **answers({}, "Metrics", "text/plain"))
 

@@ -1,18 +1,25 @@
-"""Run the app on uvicorn; accepted requests finish before it stops."""
+"""Run the app on uvicorn, so that accepted requests finish before it stops, and meanwhile keep the
+index in step with its sources.
+"""
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Thread
+from threading import Event, Thread
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from revela.errors import RevelaError
+from revela.errors import RevelaError, first_line
+from revela.searching.index import Index
 from revela.searching.server import Limits
+from revela.searching.sync import HALF, recorded_sources, rescan, sync
 
+log = logging.getLogger(__name__)
+SYNC_SECONDS = 30.0  # between updates of the index of a folder that is served
 CONNECTIONS = 512  # 503 above it; processes are often limited to 1024 open files
 
 
@@ -72,3 +79,40 @@ def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
         message = f"cannot listen on {host}:{port} ({error}): choose another --host or {flag}"
         raise RevelaError(message) from error
     return listening
+
+
+@contextmanager
+def sync_periodically(
+    index: Index, seconds: float = SYNC_SECONDS, refused: float = HALF
+) -> Iterator[None]:
+    """Sync an index with its sources every ``seconds`` seconds, in a thread, while open.
+
+    Errors are logged. ``refused`` is as for ``sync``.
+
+    Raises:
+        RevelaError: the index does not know its sources.
+    """
+    recorded_sources(index.state)
+    stop = Event()
+
+    def check(_: float) -> None:
+        if stop.is_set():
+            raise RevelaError(f"{index.folder} is not in step yet: sync it again to go on")
+
+    def run() -> None:
+        while not stop.wait(seconds):
+            try:
+                with index.changes() as changes:
+                    changed = sync(changes, rescan(changes), refused, tell=check)
+                if changed.any:
+                    log.info(f"{changed.describe()}; {index.folder} is in step again")
+            except Exception as error:  # serving goes on
+                log.warning(f"not in step with its sources: {first_line(error)}")
+
+    thread = Thread(target=run, name="sync", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

@@ -328,10 +328,13 @@ def within(
         cut.append(result.model_copy(update=given))
     notes = []
     if number := sum(bool(result.cut) for result in cut):
-        notes.append(f"{number} texts are cut: fetch with id and chunk reads on")
+        notes.append(
+            f"{counted(number, 'text is', 'texts are')} cut: fetch with id and chunk reads on"
+        )
     if rest := len(results) - shown:
-        notes.append(f"{rest} results are left out: a greater max_tokens shows them")
-    said = f"To fit {max_tokens:,} tokens, {', and '.join(notes)}."
+        left_out = counted(rest, "result is", "results are")
+        notes.append(f"{left_out} left out: a greater max_tokens shows them")
+    said = f"To fit {max_tokens:,} tokens, {', and '.join(notes) or 'snippets are left out'}."
     return SearchResults(answer=answer, results=cut, note=f"{notice} {said}".strip())
 
 
