@@ -13,6 +13,7 @@ from revela.evaluation.collection import Collection, load_collection
 from revela.evaluation.evaluate import outcomes
 from revela.evaluation.label_free import HeldOutCheck
 from revela.evaluation.results import write_json
+from revela.evaluation.significance import MEASURE
 from revela.text.chunk import PASSAGE_WORDS
 from revela.training.checkpoint import (
     CHECKPOINTS,
@@ -71,13 +72,10 @@ def compare(
     collections = [load_collection(folder) for folder in on]
 
     def judge(encoder: TextEncoder) -> dict[str, float]:
-        scores = {}
-        for collection in collections:
-            reader = _in_context_of(collection, encoder)
-            scores[collection.name] = outcomes(collection, {"model": reader})["model"].means()
-        return {name: metrics["ndcg@10"] for name, metrics in scores.items()}
+        found = {c.name: outcomes(c, {"model": _in_context_of(c, encoder)}) for c in collections}
+        return {name: systems["model"].means()[MEASURE] for name, systems in found.items()}
 
-    bm25 = {c.name: outcomes(c, {})["BM25"].means()["ndcg@10"] for c in collections}
+    bm25 = {c.name: outcomes(c, {})["BM25"].means()[MEASURE] for c in collections}
     comparison = Comparison(bm25, {})
     for seed, (name, recipe) in product(seeds, recipes.items()):
         folder = out / f"{name}-{seed}"

@@ -21,7 +21,7 @@ from revela.errors import RevelaError
 from revela.files import remove_whole
 from revela.quiet_libraries import silence_libraries
 from revela.text.spool import LazyTexts
-from revela.training import distributed as distributed
+from revela.training import distributed
 from revela.training.check_settings import check_recipe
 from revela.training.checkpoint import (
     CHECKPOINTS,
@@ -157,7 +157,7 @@ def train(
             groups = negatives.groups
 
         # Record: run.json, metrics.jsonl, and a tracker if requested.
-        untrained = plan.score_untrained(encoder) if plan.check else {}
+        untrained = plan.score_untrained(encoder)
         models = dict[str, dict[str, str]]()
         if is_first:
             queries = data.generated_queries
@@ -323,8 +323,6 @@ def _model_folder(data: TrainingSet, checkpoints: Path) -> Path:
 def _context_texts(data: TrainingSet) -> list[str]:
     """The texts of a contextual retriever's context, for checks and for the saved model."""
     slots, rng = data.recipe.context.context, random.Random(data.recipe.training.seed)
-    if not slots:
-        return []
     drawn = rng.sample(range(len(data.rows)), min(len(data.rows), slots))
     return [data.rows[i].text for i in drawn]
 

@@ -41,6 +41,7 @@ from torch import Tensor, nn
 from revela.encoders.base import TextEncoder
 from revela.ranking.queries import query_hash
 from revela.text.words import joined, words
+from revela.training.distributed import rank, world_size
 from revela.training.methods.base import (
     Batch,
     BuildContext,
@@ -228,10 +229,9 @@ def gather_from_ranks(vectors_BD: Tensor) -> tuple[Tensor, int]:
 
     Every process must have the same number of vectors.
     """
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
+    if world_size() == 1:
         return vectors_BD, 0
     from torch.distributed.nn.functional import all_gather
 
     gathered = all_gather(vectors_BD)  # type: ignore[no-untyped-call]
-    return torch.cat(gathered), distributed.get_rank() * len(vectors_BD)
+    return torch.cat(gathered), rank() * len(vectors_BD)
