@@ -41,7 +41,7 @@ from revela.text.spool import arrow_list
 from revela.training.groups.dataset import TrainingSet
 from revela.training.rank_models import MIN_QUERIES, Candidate, encoder_of
 from revela.training.retriever.build import untrained_retriever
-from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.retriever.module import RetrieverEncoder
 from revela.training.settings import Recipe
 from revela.training.word_table import tables
 from revela.types import Document, evenly_spaced

@@ -26,7 +26,7 @@ from revela.training.checks import CheckPlan
 from revela.training.groups.dataset import TrainingSet
 from revela.training.record import COMPARISON, Comparison, CurvePoint, Provenance, Run
 from revela.training.retriever.context import draw_documents
-from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.retriever.module import RetrieverEncoder
 from revela.training.settings import Corpus, Recipe
 from revela.training.train import train
 from revela.types import Document
@@ -107,12 +107,11 @@ def compare(
 
 def _in_context_of(collection: Collection, encoder: TextEncoder) -> TextEncoder:
     """The encoder; one with slots reads documents of the collection, as in the paper (CDE)."""
-    if not isinstance(encoder, RetrieverEncoder) or encoder.context_encoder is None:
+    if not isinstance(encoder, RetrieverEncoder) or not encoder.slots:
         return encoder
     pairs = zip(collection.document_ids, collection.documents, strict=True)
-    documents, first = [Document(*pair) for pair in pairs], encoder.context_encoder
-    rows_JD = first.of_texts(draw_documents(documents, first.slots, 0, PASSAGE_WORDS))
-    return encoder.with_context(lambda: rows_JD)
+    documents = [Document(*pair) for pair in pairs]
+    return encoder.in_context(draw_documents(documents, encoder.slots, 0, PASSAGE_WORDS))
 
 
 def _curve(folder: Path) -> list[CurvePoint]:

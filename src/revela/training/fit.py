@@ -37,8 +37,8 @@ from revela.training.on_files import check_by
 from revela.training.retriever.build import check_model, untrained_retriever
 from revela.training.retriever.card import Card, metadata_of, without_folders
 from revela.training.retriever.context import SavedContext, draw_documents, load_context_encoder
-from revela.training.retriever.encode import RetrieverEncoder
 from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
+from revela.training.retriever.module import RetrieverEncoder
 from revela.training.retriever.prune import prune
 from revela.training.retriever.save import save_retriever
 from revela.training.settings import Recipe

@@ -144,8 +144,8 @@ def encoder_of(
         from revela.training.device import compute_device
         from revela.training.groups.dataset import TrainingSet
         from revela.training.retriever.build import untrained_retriever
-        from revela.training.retriever.encode import RetrieverEncoder
         from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
+        from revela.training.retriever.module import RetrieverEncoder
         from revela.training.word_table import row_trainer, tables
     from revela.quiet_libraries import silence_libraries
 
