@@ -15,8 +15,8 @@ from revela.encoders.base import without_slots
 from revela.encoders.graph_export import export_onnx
 from revela.encoders.graphs import open_export
 from revela.encoders.torch_model import open_model
+from revela.training.probes.places import token_window
 from revela.training.retriever.module import RetrieverModule
-from revela.training.retriever.tokens import token_window
 
 TEXTS = ["ocean1", *(row["text"] for row in make_rows(6, sentences=3)), "", "engine2 " * 200]
 

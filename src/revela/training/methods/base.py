@@ -210,9 +210,10 @@ def load_lm(parts: BuildContext, trained: bool = False) -> tuple[Any, Any, Path]
     if recipe.lm.shard_lm and trained:
         raise RevelaError("--shard-lm is for a frozen LM: leave it, or --lm-lora, out")
     folder = find_weights(recipe.lm.lm, retriever.offline_model)
-    rank, alpha, dropout = retriever.lora_rank, retriever.lora_alpha, retriever.lora_dropout
-    lora = dict(rank=rank, alpha=alpha, dropout=dropout) if trained else None
-    lm = load_language_model(folder, bf16=parts.bf16, lora=lora, name=recipe.lm.lm)
+    lora = retriever.lora_rank, retriever.lora_alpha, retriever.lora_dropout
+    lm = load_language_model(
+        folder, bf16=parts.bf16, lora=lora if trained else None, name=recipe.lm.lm
+    )
     if recipe.lm.shard_lm:
         lm.shard()
     lm, tokenizer = lm.to(parts.device), load_tokenizer(folder)
