@@ -28,7 +28,11 @@ from torch.utils.checkpoint import checkpoint
 from revela.errors import RevelaError
 from revela.text.spool import ArrowList
 from revela.training.generated_queries import GeneratedQueries
+from revela.training.lm.language_model import load_language_model
+from revela.training.models import find_weights, load_tokenizer
 from revela.training.retriever.context import ContextEncoder
+from revela.training.retriever.fit import COUNTED, token_ids
+from revela.training.retriever.module import split_in_half
 from revela.training.settings import Recipe
 from revela.types import Chunk, Document, evenly_spaced
 
@@ -202,10 +206,6 @@ def load_lm(parts: BuildContext, trained: bool = False) -> tuple[Any, Any, Path]
 
     The LM is frozen, or has LoRA of the retriever's rank if ``trained``.
     """
-    from revela.training.lm.language_model import load_language_model
-    from revela.training.models import find_weights, load_tokenizer
-    from revela.training.retriever.fit import COUNTED, token_ids
-
     recipe, retriever = parts.recipe, parts.recipe.retriever
     if recipe.lm.shard_lm and trained:
         raise RevelaError("--shard-lm is for a frozen LM: leave it, or --lm-lora, out")
@@ -258,8 +258,6 @@ class ChunkBatches:
         }
 
     def _queries(self, rows: Sequence[Row], texts: Sequence[str]) -> Sequence[str]:
-        from revela.training.retriever.module import split_in_half
-
         if self.query_side == "whole":
             return texts
         recipe, seed = self.parts.recipe, self.parts.recipe.training.seed

@@ -42,6 +42,7 @@ from revela.encoders.base import TextEncoder
 from revela.ranking.queries import query_hash
 from revela.text.words import joined, words
 from revela.training.distributed import rank, world_size
+from revela.training.groups.order import load_surrogate
 from revela.training.methods.base import (
     Batch,
     BuildContext,
@@ -58,8 +59,6 @@ MIN_WORDS = 3  # of a crop
 
 def build(settings: InfoNCE | Crop, parts: BuildContext) -> tuple[nn.Module, Collate]:
     """The loss of ``infonce`` or ``crop`` and its collator."""
-    from revela.training.groups.order import load_surrogate
-
     training, name = parts.recipe.training, parts.recipe.groups.surrogate
     loss = ContrastiveLoss(parts.model, tau=settings.tau, retriever_batch=training.retriever_batch)
     surrogate = load_surrogate(name, training.precision) if name else None
