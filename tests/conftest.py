@@ -282,15 +282,11 @@ def live(folder):
     """A saved retriever as training holds it, with its first stage if it has one."""
     from revela.encoders.torch_model import open_model
     from revela.training.retriever.context import load_context_encoder
-    from revela.training.retriever.encode import RetrieverEncoder
+    from revela.training.retriever.module import RetrieverEncoder
 
     model = open_model(folder, device="cpu")
-    return RetrieverEncoder(model, False, str(folder), load_context_encoder(folder))
-
-
-def in_context(encoder, texts):
-    """An encoder with slots, in the context of other texts."""
-    return encoder.with_context(lambda: encoder.context_encoder.of_texts(texts))
+    first = load_context_encoder(folder)
+    return RetrieverEncoder(model, False, None if first is None else first.of_texts)
 
 
 @pytest.fixture(scope="session")

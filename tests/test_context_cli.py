@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from conftest import SLOTS, in_context, live, make_rows
+from conftest import SLOTS, live, make_rows
 from revela.encoders.load import load_encoder
 from revela.errors import RevelaError
 from revela.evaluation.evaluate import load_collection, outcomes
@@ -53,7 +53,7 @@ def test_a_context_is_baked_into_a_stock_folder(
         drawn = draw_documents(read_corpus([corpus])[0], SLOTS, 0, 120)
         before, encoder = live(contextual), load_encoder(out, "fp32")
         passages = encoder.encode_passages(TEXTS)
-        by_hand = in_context(before, drawn).encode_passages(TEXTS)
+        by_hand = before.in_context(drawn).encode_passages(TEXTS)
         np.testing.assert_allclose(passages, by_hand, atol=1e-6)
         stock = SentenceTransformer(str(out), device="cpu")
         np.testing.assert_allclose(stock.encode_document(TEXTS), passages, atol=1e-5)
@@ -110,7 +110,7 @@ def test_compare_judges_in_the_context_of_each_collection(contextual, tmp_path, 
         comparison.compare(recipes, lambda _: (data, check), [folder], tmp_path / "out", **how)
     collection = load_collection(folder)
     documents = [Document(str(i), text) for i, text in enumerate(collection.documents)]
-    reader = in_context(encoder, draw_documents(documents, SLOTS, 0, 120))
+    reader = encoder.in_context(draw_documents(documents, SLOTS, 0, 120))
     wanted, other = (outcomes(collection, {"m": e})["m"].means() for e in (reader, encoder))
     assert judged == [{"one": pytest.approx(wanted["ndcg@10"])}] and wanted != other
 

@@ -30,7 +30,7 @@ from revela.training.lm.language_model import LanguageModel
 from revela.training.lm.prompts import QUESTION, read_candidates
 from revela.training.methods.find_heads import AttentionMass
 from revela.training.models import load_tokenizer
-from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.retriever.module import RetrieverEncoder
 from revela.training.retriever.save import save_retriever
 from revela.training.settings import Recipe
 

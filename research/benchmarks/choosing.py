@@ -41,7 +41,7 @@ from revela.text.spool import arrow_list
 from revela.training.groups.dataset import TrainingSet
 from revela.training.rank_models import MIN_QUERIES, Candidate, encoder_of
 from revela.training.retriever.build import untrained_retriever
-from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.retriever.module import RetrieverEncoder
 from revela.training.settings import Recipe
 from revela.training.word_table import tables
 from revela.types import Document, evenly_spaced
@@ -57,14 +57,15 @@ Row = dict[str, Any]
 
 def systems(data: TrainingSet) -> Iterator[tuple[str, TextEncoder]]:
     """Each retriever, made of the documents that are not held out."""
-    yield "MiniLM", encoder_of(Candidate(MINILM, "embedder"), data)
+    both = data.documents, data.held_out
+    yield "MiniLM", encoder_of(Candidate(MINILM, "embedder"), data.recipe, *both)
     language = data.recipe.corpus.language
-    begun, trained = tables(resolve(LM), data.documents, data.held_out, language=language)
+    begun, trained = tables(resolve(LM), *both, language=language)
     yield "table begun", begun.encoder()
     yield "table", trained.encoder()
     for layers in (2, 6):
         recipe = data.recipe.replace(layers=layers)
-        fitted = encoder_of(Candidate(LM, "fit"), recipe, data.documents, data.held_out)
+        fitted = encoder_of(Candidate(LM, "fit"), recipe, *both)
         yield f"{layers} layers", fitted
     raw = untrained_retriever(data.recipe.replace(layers=2).retriever, resolve(LM), data.documents)
     yield "2 layers, raw", RetrieverEncoder(raw, True)

@@ -36,7 +36,7 @@ from revela.evaluation.evaluate import (
 )
 from revela.ranking.late_interaction import encode_packed
 from revela.training.fit import FitOptions, fit
-from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.retriever.module import RetrieverEncoder
 from revela.training.settings import Recipe
 from revela.types import QueryTokens, Role, Vectors
 

@@ -27,7 +27,7 @@ from torch import distributed as dist
 from research.benchmarks.options import parser_of, write_out
 from research.benchmarks.speed import SMOL, corpus
 from research.benchmarks.steps import Row, print_row
-from revela.training import distributed as distributed
+from revela.training import distributed
 from revela.training.groups.build import build_groups
 from revela.training.groups.store import GroupFolder
 from revela.training.settings import Recipe

@@ -81,11 +81,11 @@ def save_untrained(
     from revela.text.load import read_corpus
     from revela.training.groups.dataset import TrainingSet
     from revela.training.retriever.build import untrained_retriever
-    from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
-    from revela.training.retriever.module import RetrieverModule
+    from revela.training.retriever.fit import WORDS_TO_VECTORS
+    from revela.training.retriever.module import RetrieverEncoder
     from revela.training.retriever.save import save_retriever
     from revela.training.settings import Recipe
-    from revela.training.word_table import row_trainer
+    from revela.training.word_table import fit_encoder
 
     silence_libraries()
     fit = settings.get("fit", False)
@@ -93,12 +93,9 @@ def save_untrained(
     documents, _ = read_corpus([corpus])
     model = untrained_retriever(recipe.retriever, resolve(lm), documents)
     if fit:
-        chunks = TrainingSet(recipe, documents).chunks
-        retriever = RetrieverModule(model, has_fast_bf16(model.device))
-        retriever.max_tokens = recipe.lm.lm_tokens
-        how = dict(train_rows=row_trainer(model, documents, steps=steps))
-        texts = [chunk.text for chunk in chunks]
-        fit_to_corpus(retriever, texts, recipe.fit, seed=recipe.training.seed, **how)
+        encoder = RetrieverEncoder(model, has_fast_bf16(model.device))
+        encoder.retriever.max_tokens = recipe.lm.lm_tokens
+        fit_encoder(encoder, TrainingSet(recipe, documents), steps)
     save_retriever(model, out, "untrained", words_to_vectors=WORDS_TO_VECTORS if fit else 1.0)
 
 

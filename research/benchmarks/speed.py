@@ -37,8 +37,7 @@ from revela.training.distributed import available_cores
 from revela.training.methods.base import BuildContext, ChunkBatches
 from revela.training.models import load_tokenizer
 from revela.training.retriever.build import build_retriever
-from revela.training.retriever.encode import RetrieverEncoder
-from revela.training.retriever.module import RetrieverModule
+from revela.training.retriever.module import RetrieverEncoder, RetrieverModule
 from revela.training.settings import Recipe, Retriever, presets
 from revela.training.step import BatchReader, Budget, Rows, make_optimizer, take_step
 from revela.types import Chunk, Document

@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 import revela.training.train as training
 from revela.cli.main import print_log
 from revela.errors import RevelaError
-from revela.training import distributed as distributed
+from revela.training import distributed
 from revela.training.checkpoint import trainable_state
 from revela.training.checks import CheckPlan
 from revela.training.groups.store import GroupFolder

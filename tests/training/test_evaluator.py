@@ -12,7 +12,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from conftest import make_rows
 from revela import Document, LabelFreeEvaluator, RevelaError
 from revela.evaluation.label_free import HeldOutCheck, tasks
-from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.retriever.module import RetrieverEncoder
 
 ROWS = make_rows(40)
 DOCUMENTS = [Document(row["_id"], row["text"], row["title"]) for row in ROWS]

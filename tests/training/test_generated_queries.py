@@ -163,7 +163,7 @@ def test_a_repeated_question_goes_when_both_of_its_chunks_are_known(
     assert next(first, None) is None and len(asked) == 6  # 2 repeats 0, 3 has none, 4 and 5 are one
     assert [written.row(i).query for i in (2, 3, 4, 5)] == [""] * 4
     assert list(groups(1)) == [[0, 1]] and len(asked) == 6
-    assert [data.row(i).query[:12] for i in (0, 1)] == ["", "Which garden"]
+    assert [written.row(i).query[:12] for i in (0, 1)] == ["", "Which garden"]
     said = written.summary()
     assert "queries for 1 of 6 chunks" in said and "4 asked of several" in said
 

@@ -24,7 +24,7 @@ from torch.distributed.run import parse_args
 from revela.cli.recipe_flags import settings_flags
 from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
-from revela.training import distributed as distributed
+from revela.training import distributed
 from revela.training.check_settings import check_recipe
 from revela.training.groups.build import build_groups
 from revela.training.settings import OBJECTIVES, Recipe, presets

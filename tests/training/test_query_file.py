@@ -16,7 +16,7 @@ from revela.training.generated_queries import (
     check_output,
     without_repeats,
 )
-from revela.training.settings import Recipe
+from revela.training.settings import Training
 
 PASSAGE = (
     "The mitral valve has two leaflets. "
@@ -61,7 +61,7 @@ def lm(tiny_lm_folder, tmp_path, monkeypatch):
     def opened(write):
         monkeypatch.setattr("revela.training.lm.generate.writer", lambda *_: write)
         monkeypatch.setattr("revela.training.generated_queries.WRITING_BATCH", 2)
-        return QueryLM(Recipe.of("infonce", lm=str(tiny_lm_folder)), tmp_path / "queries.jsonl")
+        return QueryLM(str(tiny_lm_folder), tmp_path / "queries.jsonl", "", 64, Training())
 
     return opened
 

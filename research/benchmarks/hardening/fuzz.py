@@ -94,7 +94,7 @@ def import_all() -> None:
     import revela.evaluation.evaluate
     import revela.searching.index
     import revela.training.groups.build
-    import revela.training.retriever.encode
+    import revela.training.retriever.module
     import revela.training.train  # noqa: F401
 
     torch.set_num_threads(1)

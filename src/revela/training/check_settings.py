@@ -12,7 +12,7 @@ from revela.errors import RevelaError
 from revela.files import check_free
 from revela.text.analyzer import check_language
 from revela.text.judgements import read_judgements
-from revela.training import distributed as distributed
+from revela.training import distributed
 from revela.training.device import compute_device
 from revela.training.lm.document_attention import has_varlen
 from revela.training.lm.encoder_decoder import size_of

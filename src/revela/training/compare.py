@@ -13,6 +13,7 @@ from revela.evaluation.collection import Collection, load_collection
 from revela.evaluation.evaluate import outcomes
 from revela.evaluation.label_free import HeldOutCheck
 from revela.evaluation.results import write_json
+from revela.evaluation.significance import MEASURE
 from revela.text.chunk import PASSAGE_WORDS
 from revela.training.checkpoint import (
     CHECKPOINTS,
@@ -25,7 +26,7 @@ from revela.training.checks import CheckPlan
 from revela.training.groups.dataset import TrainingSet
 from revela.training.record import COMPARISON, Comparison, CurvePoint, Provenance, Run
 from revela.training.retriever.context import draw_documents
-from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.retriever.module import RetrieverEncoder
 from revela.training.settings import Corpus, Recipe
 from revela.training.train import train
 from revela.types import Document
@@ -71,13 +72,10 @@ def compare(
     collections = [load_collection(folder) for folder in on]
 
     def judge(encoder: TextEncoder) -> dict[str, float]:
-        scores = {}
-        for collection in collections:
-            reader = _in_context_of(collection, encoder)
-            scores[collection.name] = outcomes(collection, {"model": reader})["model"].means()
-        return {name: metrics["ndcg@10"] for name, metrics in scores.items()}
+        found = {c.name: outcomes(c, {"model": _in_context_of(c, encoder)}) for c in collections}
+        return {name: systems["model"].means()[MEASURE] for name, systems in found.items()}
 
-    bm25 = {c.name: outcomes(c, {})["BM25"].means()["ndcg@10"] for c in collections}
+    bm25 = {c.name: outcomes(c, {})["BM25"].means()[MEASURE] for c in collections}
     comparison = Comparison(bm25, {})
     for seed, (name, recipe) in product(seeds, recipes.items()):
         folder = out / f"{name}-{seed}"
@@ -109,12 +107,11 @@ def compare(
 
 def _in_context_of(collection: Collection, encoder: TextEncoder) -> TextEncoder:
     """The encoder; one with slots reads documents of the collection, as in the paper (CDE)."""
-    if not isinstance(encoder, RetrieverEncoder) or encoder.context_encoder is None:
+    if not isinstance(encoder, RetrieverEncoder) or not encoder.slots:
         return encoder
     pairs = zip(collection.document_ids, collection.documents, strict=True)
-    documents, first = [Document(*pair) for pair in pairs], encoder.context_encoder
-    rows_JD = first.of_texts(draw_documents(documents, first.slots, 0, PASSAGE_WORDS))
-    return encoder.with_context(lambda: rows_JD)
+    documents = [Document(*pair) for pair in pairs]
+    return encoder.in_context(draw_documents(documents, encoder.slots, 0, PASSAGE_WORDS))
 
 
 def _curve(folder: Path) -> list[CurvePoint]:

@@ -11,7 +11,7 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 
 from revela.errors import RevelaError
 from revela.evaluation.label_free import MIN_QUERIES, HeldOutCheck, tasks
-from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.retriever.module import RetrieverEncoder
 from revela.training.settings import Corpus, Training
 from revela.types import Document, items_of
 

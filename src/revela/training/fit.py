@@ -29,7 +29,6 @@ from revela.quiet_libraries import silence_libraries
 from revela.text.analyzer import check_language
 from revela.text.chunk import PASSAGE_WORDS
 from revela.text.load import Reading, read_corpus
-from revela.text.spool import LazyTexts
 from revela.training.device import compute_device
 from revela.training.distributed import check_single_process
 from revela.training.groups.dataset import TrainingSet
@@ -37,12 +36,12 @@ from revela.training.on_files import check_by
 from revela.training.retriever.build import check_model, untrained_retriever
 from revela.training.retriever.card import Card, metadata_of, without_folders
 from revela.training.retriever.context import SavedContext, draw_documents, load_context_encoder
-from revela.training.retriever.encode import RetrieverEncoder
-from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
+from revela.training.retriever.fit import WORDS_TO_VECTORS
+from revela.training.retriever.module import RetrieverEncoder
 from revela.training.retriever.prune import prune
 from revela.training.retriever.save import save_retriever
 from revela.training.settings import Recipe
-from revela.training.word_table import row_trainer, tables
+from revela.training.word_table import fit_encoder, tables
 
 log = logging.getLogger(__name__)
 FITTED_BY = (
@@ -138,9 +137,7 @@ def fit(
     return result
 
 
-def bake_context(
-    corpus: Sequence[Path], out: Path, recipe: Recipe, options: FitOptions = FIT_OPTIONS
-) -> int:
+def bake_context(corpus: Sequence[Path], out: Path, recipe: Recipe, options: FitOptions) -> int:
     """Save a retriever that was trained with a context with chunks of another corpus in its slots;
     returns their number.
     """
@@ -205,10 +202,7 @@ def _fit_layers(
     if options.prune:
         held_out = (document.full_text for document in data.held_out)
         prune(model, chain((chunk.text for chunk in data.chunks), held_out))
-    texts, seed = LazyTexts(data.chunks, lambda chunk: chunk.text), recipe.training.seed
-    trainer = row_trainer(model, data.documents, steps=options.steps, seed=seed)
-    fit_to_corpus(encoder.retriever, texts, recipe.fit, seed=seed, train_rows=trainer)
-    encoder.words_to_vectors = WORDS_TO_VECTORS
+    fit_encoder(encoder, data, options.steps)
     minutes = (time.monotonic() - start) / 60
     if check.tasks:
         scores["fitted"] = check(encoder)

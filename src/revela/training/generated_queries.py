@@ -22,11 +22,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm.auto import tqdm
 
 from revela.encoders.model_files import fingerprint, name_of
 from revela.errors import RevelaError
 from revela.ranking.queries import MAX_QUERY_WORDS, MIN_QUERY_WORDS
+from revela.terminal import progress_bar
 from revela.text.spool import ArrowList, arrow_list
 from revela.text.words import count_terms, runs, terms
 from revela.training.distributed import cores
@@ -263,7 +263,7 @@ class QueryLM:
         """The answer to each text; missing ones are written, those of the longest texts first."""
         if missing := sorted(self.missing(texts), key=lambda text: (-len(text), text)):
             torch.set_num_threads(cores(self.training.threads))
-            with tqdm(total=len(missing), desc="writing queries", unit="query", leave=False) as bar:
+            with progress_bar("writing queries", "query", total=len(missing)) as bar:
                 for start in range(0, len(missing), WRITING_BATCH):
                     batch = missing[start : start + WRITING_BATCH]
                     outputs = self._writer([text.strip() for text in batch])

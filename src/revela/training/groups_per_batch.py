@@ -9,7 +9,7 @@ from itertools import islice
 import torch
 from torch import nn
 
-from revela.training import distributed as distributed
+from revela.training import distributed
 from revela.training.device import sent
 from revela.training.groups.strategies import Groups
 from revela.training.step import Rows, Tensors, sides

@@ -9,8 +9,8 @@ from pathlib import Path
 from revela.training.groups.dataset import TrainingSet
 from revela.training.record import Provenance, Scores
 from revela.training.retriever.card import Card, metadata_of, without_folders
-from revela.training.retriever.context import SavedContext
-from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.retriever.context import ContextEncoder, SavedContext
+from revela.training.retriever.module import RetrieverEncoder
 from revela.training.retriever.save import save_retriever
 
 
@@ -57,6 +57,7 @@ class Outcome:
 def save_outcome(
     data: TrainingSet,
     encoder: RetrieverEncoder,
+    context_encoder: ContextEncoder | None,
     context_texts: Sequence[str],
     outcome: Outcome,
     provenance: Provenance,
@@ -67,7 +68,8 @@ def save_outcome(
     """Save the retriever in its current state, and its model card.
 
     Args:
-        context_texts: the documents that a contextual retriever is saved with.
+        context_encoder, context_texts: the first stage of a contextual retriever, and the documents
+            that it is saved with.
         models: flag -> name of each model that the run read, for the card.
         folder: of the model that was trained.
     """
@@ -99,7 +101,7 @@ def save_outcome(
         metadata=metadata_of(models["model"], folder),
         is_unchanged=outcome.kept == 0,
     ).text()
-    context, context_encoder = None, encoder.context_encoder
+    context = None
     if context_encoder is not None:
         source = f"{len(context_texts)} chunks of {without_folders(provenance.corpus)}"
         rows = context_encoder.of_texts(context_texts)

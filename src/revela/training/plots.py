@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -84,7 +84,7 @@ def colour(series: int) -> str:
 
 def comparison_plots(comparison: Comparison) -> list[Plot]:
     """A plot per collection: nDCG@10 of judged queries, with a colour per kind of run."""
-    kinds = list(dict.fromkeys(map(kind_of, comparison.curves)))
+    kinds = kinds_of(comparison.curves)
     plots = []
     for name, level in comparison.bm25.items():
         lines = [
@@ -125,9 +125,9 @@ def loss_plots(runs: Mapping[str, Run]) -> list[Plot]:
     return [Plot(f"Loss, objective {name}", "loss", own) for name, own in lines.items()]
 
 
-def kinds_of(runs: Mapping[str, Run]) -> list[str]:
+def kinds_of(labels: Iterable[str]) -> list[str]:
     """The kinds of runs, in the order of their series."""
-    return list(dict.fromkeys(map(kind_of, runs)))
+    return list(dict.fromkeys(map(kind_of, labels)))
 
 
 def check_tasks(runs: Mapping[str, Run]) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from revela.encoders.base import TextEncoder
+from revela.encoders.load import load_encoder
 from revela.encoders.model_files import resolve
 from revela.encoders.prompts import prompts_set
 from revela.errors import RevelaError, extra
@@ -21,11 +22,12 @@ from revela.evaluation.label_free import HeldOutCheck, Scores, tasks, with_bm25
 from revela.evaluation.metrics import Outcome
 from revela.evaluation.results import SystemScores
 from revela.evaluation.significance import MEASURE, standings
+from revela.quiet_libraries import silence_libraries
 from revela.terminal import counted
 from revela.text.analyzer import detect
 from revela.text.chunk import PASSAGE_WORDS
 from revela.text.load import split_held_out
-from revela.text.spool import LazyTexts, arrow_list
+from revela.text.spool import arrow_list
 from revela.training.settings import Recipe
 from revela.types import Document, evenly_spaced
 
@@ -133,8 +135,6 @@ def encoder_of(
     """Load a candidate, or fit it to documents, as the CLI does; a table also gets the words of the
     held-out ones.
     """
-    from revela.encoders.load import load_encoder
-
     folder, seed = resolve(candidate.model), recipe.training.seed
     if candidate.kind == "embedder":
         prompts = prompts_set(recipe.retriever.query_prompt, recipe.retriever.passage_prompt)
@@ -144,10 +144,8 @@ def encoder_of(
         from revela.training.device import compute_device
         from revela.training.groups.dataset import TrainingSet
         from revela.training.retriever.build import untrained_retriever
-        from revela.training.retriever.encode import RetrieverEncoder
-        from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
-        from revela.training.word_table import row_trainer, tables
-    from revela.quiet_libraries import silence_libraries
+        from revela.training.retriever.module import RetrieverEncoder
+        from revela.training.word_table import fit_encoder, tables
 
     silence_libraries()
     if candidate.kind == "table":
@@ -156,8 +154,5 @@ def encoder_of(
         return table.encoder()
     model = untrained_retriever(recipe.retriever, folder, documents).to(compute_device())
     encoder = RetrieverEncoder(model, uses_bf16(recipe.training.precision, model.device))
-    trainer = row_trainer(model, documents, seed=seed)
-    texts = LazyTexts(TrainingSet(recipe, documents).chunks, lambda chunk: chunk.text)
-    fit_to_corpus(encoder.retriever, texts, recipe.fit, seed=seed, train_rows=trainer)
-    encoder.words_to_vectors = WORDS_TO_VECTORS
+    fit_encoder(encoder, TrainingSet(recipe, documents))
     return encoder

@@ -119,7 +119,7 @@ def render(results: Results, names: Sequence[str]) -> str:
         comparisons=[
             (
                 comparison_table(name, comparison),
-                _legend(list(dict.fromkeys(map(plots.kind_of, comparison.curves)))),
+                _legend(plots.kinds_of(comparison.curves)),
                 _figures(plots.comparison_plots(comparison)),
             )
             for name, comparison in results.comparisons.items()

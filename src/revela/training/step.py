@@ -29,7 +29,7 @@ from tqdm.auto import tqdm
 
 from revela.errors import RevelaError
 from revela.terminal import duration
-from revela.training import distributed as distributed
+from revela.training import distributed
 from revela.training.device import sent, work_so_far
 from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.strategies import Groups

@@ -21,7 +21,7 @@ from revela.errors import RevelaError
 from revela.files import remove_whole
 from revela.quiet_libraries import silence_libraries
 from revela.text.spool import LazyTexts
-from revela.training import distributed as distributed
+from revela.training import distributed
 from revela.training.check_settings import check_recipe
 from revela.training.checkpoint import (
     CHECKPOINTS,
@@ -65,8 +65,8 @@ from revela.training.record import (
 )
 from revela.training.retriever.build import add_lora, frozen_in_bf16, untrained_retriever
 from revela.training.retriever.context import ContextEncoder, add_context, train_context_encoder
-from revela.training.retriever.encode import RetrieverEncoder
 from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, insert_fit
+from revela.training.retriever.module import RetrieverEncoder, RetrieverModule
 from revela.training.retriever.static_trainable import TrainableTable
 from revela.training.settings import Fit, InfoNCE, Recipe, Retriever
 from revela.training.step import (
@@ -143,10 +143,10 @@ def train(
         if recipe.context.context:
             context_texts = _context_texts(data)
             context_encoder = add_context(recipe.context, model, context_texts[0], settings.seed)
-        encoder = RetrieverEncoder(model, bf16, context_encoder=context_encoder)
+        read_context = None if context_encoder is None else context_encoder.of_texts
+        encoder = RetrieverEncoder(model, bf16, read_context)
         encoder.words_to_vectors = words_to_vectors_of(folder)
-        if context_encoder is not None:
-            encoder = encoder.with_context(partial(context_encoder.of_texts, context_texts))
+        encoder = encoder.in_context(context_texts) if read_context else encoder
         encoder.retriever.lower_limit(recipe.lm.lm_tokens)  # until it is saved
 
         # Groups: rows that are read together, and mined negatives if requested.
@@ -157,7 +157,7 @@ def train(
             groups = negatives.groups
 
         # Record: run.json, metrics.jsonl, and a tracker if requested.
-        untrained = plan.score_untrained(encoder) if plan.check else {}
+        untrained = plan.score_untrained(encoder)
         models = dict[str, dict[str, str]]()
         if is_first:
             queries = data.generated_queries
@@ -194,7 +194,9 @@ def train(
         # Objective and optimiser.
         budget = Budget(settings.max_steps, settings.max_minutes, settings.max_tokens_read)
         heads = partial(recorded, out, "heads")
-        parts = _build_context(data, encoder, budget, negatives, folder, heads)
+        parts = _build_context(
+            data, encoder.retriever, context_encoder, budget, negatives, folder, heads
+        )
         is_wrapped = recipe.retriever.matryoshka or context_encoder is not None
         objective, collate = (build_wrapped if is_wrapped else recipe.objective.build)(parts)
         objective.to(device)
@@ -285,7 +287,8 @@ def train(
                 plan.bm25, untrained, before, after, step, kept, minutes, last, stopped
             )
             used = {f: model["name"] for f, model in models.items() if f in ("model", "lm")}
-            save_outcome(data, encoder, context_texts, outcome, provenance, used, folder, out)
+            context = context_encoder, context_texts
+            save_outcome(data, encoder, *context, outcome, provenance, used, folder, out)
             recipe.objective.save(objective, out)
             metrics.close()
             if not stopped:
@@ -323,8 +326,6 @@ def _model_folder(data: TrainingSet, checkpoints: Path) -> Path:
 def _context_texts(data: TrainingSet) -> list[str]:
     """The texts of a contextual retriever's context, for checks and for the saved model."""
     slots, rng = data.recipe.context.context, random.Random(data.recipe.training.seed)
-    if not slots:
-        return []
     drawn = rng.sample(range(len(data.rows)), min(len(data.rows), slots))
     return [data.rows[i].text for i in drawn]
 
@@ -382,7 +383,8 @@ def _add_lora(
 
 def _build_context(
     data: TrainingSet,
-    encoder: RetrieverEncoder,
+    retriever: RetrieverModule,
+    context_encoder: ContextEncoder | None,
     budget: Budget,
     negatives: Negatives | None,
     folder: Path,
@@ -391,13 +393,13 @@ def _build_context(
     """The input of ``build``; the retriever was loaded from ``folder``."""
     return BuildContext(
         data.recipe,
-        encoder.retriever,
+        retriever,
         data.documents,
         data.rows,
-        encoder.retriever.device,
-        encoder.retriever.bf16,
+        retriever.device,
+        retriever.bf16,
         count=budget.count,
-        context_encoder=encoder.context_encoder,
+        context_encoder=context_encoder,
         corpora=data.corpora,
         relevant=data.relevant,
         mined=negatives,

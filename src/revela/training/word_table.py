@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +33,11 @@ from revela.ranking.queries import with_docstrings_or_titles
 from revela.terminal import progress_bar
 from revela.text.analyzer import Analyzer, detect
 from revela.text.chunk import chunk
+from revela.text.spool import LazyTexts
+from revela.training.groups.dataset import TrainingSet
 from revela.training.methods.contrastive import info_nce
+from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
+from revela.training.retriever.module import RetrieverEncoder
 from revela.training.retriever.static_from_words import (
     WordTable,
     build_word_table,
@@ -42,11 +46,6 @@ from revela.training.retriever.static_from_words import (
 )
 from revela.training.retriever.static_trainable import LexicalAndDense
 from revela.types import Chunk, Document, evenly_spaced
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
-    from revela.training.retriever.fit import TrainRows
 
 WINDOW_WORDS, MAX_TEXTS = 240, 100_000
 TAUS = (0.05, 0.2)
@@ -145,16 +144,15 @@ def train_table(
     return replace(table, rows_SD=halves.rows_SW(), weight_S=halves.weight_S().detach())
 
 
-def row_trainer(
-    model: SentenceTransformer,
-    documents: Sequence[Document],
-    *,
-    steps: int | None = None,
-    seed: int = 0,
-) -> TrainRows:
-    """``train_pieces`` on documents, for the lexical half of a fit (training/retriever/fit.py)."""
-    examples, tokenizer = Examples.of(documents), model.tokenizer.backend_tokenizer
-    return partial(train_pieces, tokenizer, examples=examples, steps=steps, seed=seed)
+def fit_encoder(encoder: RetrieverEncoder, data: TrainingSet, steps: int | None = None) -> None:
+    """Fit a language model to the chunks (training/retriever/fit.py), and train the lexical half
+    of its vectors by ``train_pieces``.
+    """
+    seed, tokenizer = data.recipe.training.seed, encoder.model.tokenizer.backend_tokenizer
+    examples, texts = Examples.of(data.documents), LazyTexts(data.chunks, lambda c: c.text)
+    train_rows = partial(train_pieces, tokenizer, examples=examples, steps=steps, seed=seed)
+    fit_to_corpus(encoder.retriever, texts, data.recipe.fit, seed=seed, train_rows=train_rows)
+    encoder.words_to_vectors = WORDS_TO_VECTORS
 
 
 def train_pieces(

@@ -9,8 +9,7 @@ from conftest import MadeUpEncoder
 from revela.errors import RevelaError
 from revela.text.words import split_evenly
 from revela.training.probes.exact_match import both_orders, exact_match
-from revela.training.probes.places import SPARE, between_words, long_texts
-from revela.training.retriever.tokens import TokenWindow
+from revela.training.probes.places import SPARE, TokenWindow, between_words, long_texts
 from revela.types import Document
 
 SHORT = Document("short", "ocean1 " * 3)

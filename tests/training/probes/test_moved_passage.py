@@ -19,7 +19,7 @@ from revela.training.probes.moved_passage import (
     scores_by_place,
     untouched,
 )
-from revela.training.retriever.tokens import TokenWindow
+from revela.training.probes.places import TokenWindow
 from tests.collection_folder import write_collection
 
 FILLER = [

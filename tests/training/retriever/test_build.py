@@ -20,8 +20,7 @@ from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
 from revela.training.checkpoint import trainable_state
 from revela.training.retriever.build import add_lora, frozen_in_bf16, merged
-from revela.training.retriever.encode import RetrieverEncoder
-from revela.training.retriever.module import RetrieverModule
+from revela.training.retriever.module import RetrieverEncoder, RetrieverModule
 from revela.training.retriever.save import save_retriever
 
 TEXTS = [

@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from small import build
 
-from conftest import in_context, live, make_rows
+from conftest import live, make_rows
 from revela.encoders.torch_model import slot_ids
 from revela.errors import RevelaError
 from revela.training.retriever.context import (
@@ -24,7 +24,7 @@ from revela.training.retriever.context import (
     load_context_encoder,
     write_context,
 )
-from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.retriever.module import RetrieverEncoder
 from revela.training.retriever.save import save_retriever
 from revela.training.settings import Context
 from revela.types import Document
@@ -51,6 +51,11 @@ def contextual(plain, **changes):
     return model, first.eval()
 
 
+def reading(model, rows_JD):
+    """An encoder with these rows in its slots."""
+    return RetrieverEncoder(model, False, lambda _: rows_JD).in_context([])
+
+
 def by_hand(model, role, text, rows_JD):
     """Equation 5 for one text: the rows stand where the slots are, and do not count in the mean."""
     read = model.tokenizer(model.prompts[role] + text, return_tensors="pt")
@@ -68,7 +73,7 @@ def by_hand(model, role, text, rows_JD):
 def test_a_vector_is_equation_5(plain):
     model, first = contextual(plain)
     rows_JD = first.of_texts(TEXTS[4:])
-    encoder = RetrieverEncoder(model, bf16=False).with_context(lambda: rows_JD)
+    encoder = reading(model, rows_JD)
     encoders = {"query": encoder.encode_queries, "document": encoder.encode_passages}
     for role, encode in encoders.items():
         found = torch.from_numpy(encode(TEXTS[:4]))
@@ -115,10 +120,9 @@ def test_the_order_of_documents(plain):
     """Of no effect on a BERT, whose slots have no positions. On a decoder it has one, as documents
     are a prefix: that is meant so."""
     model, first = contextual(plain)
-    encoder = RetrieverEncoder(model, bf16=False)
     rows_JD = first.of_texts(TEXTS) * 3
-    one = encoder.with_context(lambda: rows_JD).encode_passages(TEXTS)
-    other = encoder.with_context(lambda: rows_JD.flip(0)).encode_passages(TEXTS)
+    one = reading(model, rows_JD).encode_passages(TEXTS)
+    other = reading(model, rows_JD.flip(0)).encode_passages(TEXTS)
     difference = np.abs(one - other).max()
     assert difference < 1e-6 if len(first.anchors_AD) == 1 else difference > 1e-5
 
@@ -128,8 +132,8 @@ def test_a_saved_folder_is_the_same_in_stock_sentence_transformers(plain, tmp_pa
     model, first = contextual(plain)
     rows_JD, folder = first.of_texts(TEXTS[4:]), tmp_path / "saved"
     save_retriever(model, folder, "", context=SavedContext(first, rows_JD, {"drawn from": "us"}))
-    encoder = RetrieverEncoder(model, bf16=False, context_encoder=first)
-    own, other = encoder.with_context(lambda: rows_JD), in_context(encoder, TEXTS)
+    encoder = RetrieverEncoder(model, False, first.of_texts)
+    own, other = encoder.in_context(TEXTS[4:]), encoder.in_context(TEXTS)
     stock, reader = (SentenceTransformer(str(path)) for path in (folder, folder / "context"))
     close = dict(atol=2e-7)
     passages = stock.encode_document(TEXTS)
@@ -143,7 +147,7 @@ def test_a_saved_folder_is_the_same_in_stock_sentence_transformers(plain, tmp_pa
     found = stock.encode_document(TEXTS)
     np.testing.assert_allclose(found, other.encode_passages(TEXTS), **close)
     assert np.abs(found - passages).max() > 1e-4
-    again = in_context(live(folder), TEXTS)
+    again = live(folder).in_context(TEXTS)
     np.testing.assert_array_equal(again.encode_passages(TEXTS), other.encode_passages(TEXTS))
     (folder / "context" / "rows.safetensors").write_bytes(b"")
     with pytest.raises(RevelaError, match="context is damaged"):
@@ -152,9 +156,9 @@ def test_a_saved_folder_is_the_same_in_stock_sentence_transformers(plain, tmp_pa
 
 def test_an_encoder_with_another_context_leaves_the_first_alone(plain):
     model, first = contextual(plain)
-    encoder = RetrieverEncoder(model, bf16=False, context_encoder=first)
+    encoder = RetrieverEncoder(model, False, first.of_texts)
     before = encoder.encode_passages(TEXTS)
-    other = in_context(encoder, TEXTS)
+    other = encoder.in_context(TEXTS)
     assert np.abs(other.encode_passages(TEXTS) - before).max() > 1e-4
     np.testing.assert_array_equal(encoder.encode_passages(TEXTS), before)
 

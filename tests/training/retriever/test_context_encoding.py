@@ -10,13 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import SLOTS, in_context, live, make_rows
+from conftest import SLOTS, live, make_rows
 from revela.encoders.base import without_slots
 from revela.encoders.graph_export import export_onnx
 from revela.encoders.graphs import open_export
 from revela.encoders.torch_model import open_model
+from revela.training.probes.places import token_window
 from revela.training.retriever.module import RetrieverModule
-from revela.training.retriever.tokens import token_window
 
 TEXTS = ["ocean1", *(row["text"] for row in make_rows(6, sentences=3)), "", "engine2 " * 200]
 
@@ -29,7 +29,7 @@ def encoder(contextual):
 @pytest.fixture(scope="module")
 def other(encoder):
     """The same with another context."""
-    return in_context(encoder, TEXTS[1:4])
+    return encoder.in_context(TEXTS[1:4])
 
 
 @pytest.mark.parametrize("role", ["queries", "passages"])
@@ -38,7 +38,7 @@ def test_packed_is_padded_is_one_at_a_time(encoder, other, role):
     alone = np.concatenate([getattr(other, f"encode_{role}")([text]) for text in TEXTS])
     np.testing.assert_allclose(packed, alone, atol=1e-6)
     model, read = encoder.model, [text or "." for text in TEXTS]
-    rows, retriever = encoder.context_encoder.of_texts(TEXTS[1:4]), RetrieverModule(model)
+    rows, retriever = encoder.read_context(TEXTS[1:4]), RetrieverModule(model)
     retriever.context, retriever.packs = (rows, rows), False
     prompt = model.prompts[{"queries": "query", "passages": "document"}[role]]
     with torch.no_grad():
@@ -92,7 +92,7 @@ def test_onnx_says_what_torch_says(contextual, encoder, tmp_path):
 @settings(max_examples=15)
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=6), st.lists(st.text(max_size=30)))
 def test_any_texts_in_any_context(encoder, texts, context):
-    reader = in_context(encoder, context)
+    reader = encoder.in_context(context)
     vectors = reader.encode_passages(texts)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     np.testing.assert_allclose(vectors[-1:], reader.encode_passages(texts[-1:]), atol=1e-5)

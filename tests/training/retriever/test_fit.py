@@ -12,7 +12,7 @@ from small import build, fit
 import revela
 from conftest import make_rows
 from revela.training.retriever import fit as corpus_fit
-from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.retriever.module import RetrieverEncoder
 
 
 def some_texts(n=400):

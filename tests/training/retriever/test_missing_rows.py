@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from conftest import make_rows
 from revela import Document, Retriever
 from revela import fit as fit_stock
-from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.retriever.module import RetrieverEncoder
 from revela.training.retriever.prune import prune
 from revela.training.retriever.save import save_retriever
 from revela.training.settings import Recipe

@@ -10,7 +10,7 @@ from small import build, tokenizer_of
 
 from revela.encoders.torch_model import positions_of
 from revela.errors import RevelaError
-from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.retriever.module import RetrieverEncoder
 from revela.training.retriever.save import save_retriever
 
 WORDS = ["<unk>", "<s>", "</s>", *(f"w{i}" for i in range(60))]

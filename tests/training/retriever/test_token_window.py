@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, models
 
 from revela.encoders.torch_encoder import TorchEncoder
 from revela.errors import RevelaError
+from revela.training.probes.places import token_window
 from revela.training.retriever.module import RetrieverModule
-from revela.training.retriever.tokens import token_window
 
 TEXT = "ocean1 engine2 garden3 planet4 market5 violin0 enzyme1 castle2 " * 8
 

@@ -16,8 +16,7 @@ from small import tokenizer_of
 from revela.encoders.static_encoder import StaticEncoder
 from revela.errors import RevelaError
 from revela.training.methods.contrastive import info_nce
-from revela.training.retriever.encode import RetrieverEncoder
-from revela.training.retriever.module import RetrieverModule
+from revela.training.retriever.module import RetrieverEncoder, RetrieverModule
 from revela.training.retriever.save import save_retriever
 from revela.training.retriever.static_trainable import (
     LexicalAndDense,

@@ -11,10 +11,11 @@ Shapes: N chunks, K centroids, D width of a vector.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from revela.terminal import progress_bar
@@ -30,8 +31,7 @@ def order_by_similarity(
     vectors_ND: Vectors,
     swapped_ND: Vectors | None,
     size: int,
-    seed: int | Sequence[int],
-    members: NDArray[np.int64] | None = None,
+    seed: int,
 ) -> NDArray[np.int64]:
     """Order indices so that neighbours are similar; deterministic for the same vectors and seed.
 
@@ -39,7 +39,6 @@ def order_by_similarity(
         swapped_ND: for pairs, the second vectors of ``paired``: k-means is trained on them, too,
             but does not order them.
         size: maximum members of a cluster. Their order is random.
-        members: the indices to order; None: all N.
     """
     rng = np.random.default_rng(seed)
     order: list[NDArray[np.int64]] = []
@@ -66,10 +65,9 @@ def order_by_similarity(
         assert near_D is not None
         return near_D
 
-    members = np.arange(len(vectors_ND)) if members is None else members
-    with progress_bar("clustering", "chunk", total=len(members)) as bar:
-        if len(members):
-            visit(members, None)
+    with progress_bar("clustering", "chunk", total=len(vectors_ND)) as bar:
+        if len(vectors_ND):
+            visit(np.arange(len(vectors_ND)), None)
     return np.concatenate(order) if order else np.empty(0, dtype=np.int64)
 
 
@@ -141,8 +139,6 @@ def _labels(
 @contextmanager
 def _global_random_state() -> Iterator[None]:
     """Restore the global random states of torch and numpy, which fastkmeans seeds."""
-    import torch
-
     state = np.random.get_state()
     try:
         with torch.random.fork_rng():

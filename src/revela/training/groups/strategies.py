@@ -115,7 +115,7 @@ def ordered_groups(
 
 
 def rounds_of_queries(
-    order: NDArray[np.int64], query_of: NDArray[np.int64], seed: int, epoch: int = 0
+    order: NDArray[np.int64], query_of: NDArray[np.int64], seed: int, epoch: int
 ) -> list[NDArray[np.int64]]:
     """Split an order so that no part has two chunks of one query, which would be each other's
     negatives.
@@ -135,7 +135,7 @@ def rounds_of_queries(
 
 
 def mixed_groups(
-    parts: Sequence[Iterable[list[int]]], proportions: Sequence[float], seed: int, epoch: int = 0
+    parts: Sequence[Iterable[list[int]]], proportions: Sequence[float], seed: int
 ) -> Iterator[list[int]]:
     """Mix the groups of several corpora in these proportions, until one corpus is used up. Each
     corpus keeps its order.
@@ -145,7 +145,7 @@ def mixed_groups(
     rounds = min(count / weight for count, weight in weighted)
     counts = [min(count, round(rounds * weight)) for count, weight in weighted]
     turns = [i for i, count in enumerate(counts) for _ in range(count)]
-    random.Random(f"{seed}/{epoch}").shuffle(turns)
+    random.Random(f"{seed}/0").shuffle(turns)  # as in an epoch 0
     remaining = [iter(groups) for groups in corpora]
     for i in turns:
         yield next(remaining[i])

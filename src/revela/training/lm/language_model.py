@@ -19,7 +19,7 @@ tokens that can be scored, H query heads, G key-value heads, D head width, V voc
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -500,7 +500,7 @@ def _replaced_forward(layers: Any, forward: Callable[..., Any]) -> Iterator[None
 
 
 def load_language_model(
-    folder: Path, *, bf16: bool, lora: Mapping[str, Any] | None = None, name: str = ""
+    folder: Path, *, bf16: bool, lora: tuple[int, int, float] | None = None, name: str = ""
 ) -> LanguageModel:
     """Load a causal LM for the two streams, frozen or with LoRA.
 
@@ -514,10 +514,11 @@ def load_language_model(
         return LanguageModel(model, name or str(folder))
     from peft import LoraConfig, get_peft_model
 
+    rank, alpha, dropout = lora
     config = LoraConfig(
-        r=lora["rank"],
-        lora_alpha=lora["alpha"],
-        lora_dropout=lora["dropout"],
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )

@@ -28,7 +28,11 @@ from torch.utils.checkpoint import checkpoint
 from revela.errors import RevelaError
 from revela.text.spool import ArrowList
 from revela.training.generated_queries import GeneratedQueries
+from revela.training.lm.language_model import load_language_model
+from revela.training.models import find_weights, load_tokenizer
 from revela.training.retriever.context import ContextEncoder
+from revela.training.retriever.fit import COUNTED, token_ids
+from revela.training.retriever.module import split_in_half
 from revela.training.settings import Recipe
 from revela.types import Chunk, Document, evenly_spaced
 
@@ -202,17 +206,14 @@ def load_lm(parts: BuildContext, trained: bool = False) -> tuple[Any, Any, Path]
 
     The LM is frozen, or has LoRA of the retriever's rank if ``trained``.
     """
-    from revela.training.lm.language_model import load_language_model
-    from revela.training.models import find_weights, load_tokenizer
-    from revela.training.retriever.fit import COUNTED, token_ids
-
     recipe, retriever = parts.recipe, parts.recipe.retriever
     if recipe.lm.shard_lm and trained:
         raise RevelaError("--shard-lm is for a frozen LM: leave it, or --lm-lora, out")
     folder = find_weights(recipe.lm.lm, retriever.offline_model)
-    rank, alpha, dropout = retriever.lora_rank, retriever.lora_alpha, retriever.lora_dropout
-    lora = dict(rank=rank, alpha=alpha, dropout=dropout) if trained else None
-    lm = load_language_model(folder, bf16=parts.bf16, lora=lora, name=recipe.lm.lm)
+    lora = retriever.lora_rank, retriever.lora_alpha, retriever.lora_dropout
+    lm = load_language_model(
+        folder, bf16=parts.bf16, lora=lora if trained else None, name=recipe.lm.lm
+    )
     if recipe.lm.shard_lm:
         lm.shard()
     lm, tokenizer = lm.to(parts.device), load_tokenizer(folder)
@@ -257,8 +258,6 @@ class ChunkBatches:
         }
 
     def _queries(self, rows: Sequence[Row], texts: Sequence[str]) -> Sequence[str]:
-        from revela.training.retriever.module import split_in_half
-
         if self.query_side == "whole":
             return texts
         recipe, seed = self.parts.recipe, self.parts.recipe.training.seed

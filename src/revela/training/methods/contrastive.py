@@ -41,6 +41,8 @@ from torch import Tensor, nn
 from revela.encoders.base import TextEncoder
 from revela.ranking.queries import query_hash
 from revela.text.words import joined, words
+from revela.training.distributed import rank, world_size
+from revela.training.groups.order import load_surrogate
 from revela.training.methods.base import (
     Batch,
     BuildContext,
@@ -57,8 +59,6 @@ MIN_WORDS = 3  # of a crop
 
 def build(settings: InfoNCE | Crop, parts: BuildContext) -> tuple[nn.Module, Collate]:
     """The loss of ``infonce`` or ``crop`` and its collator."""
-    from revela.training.groups.order import load_surrogate
-
     training, name = parts.recipe.training, parts.recipe.groups.surrogate
     loss = ContrastiveLoss(parts.model, tau=settings.tau, retriever_batch=training.retriever_batch)
     surrogate = load_surrogate(name, training.precision) if name else None
@@ -228,10 +228,9 @@ def gather_from_ranks(vectors_BD: Tensor) -> tuple[Tensor, int]:
 
     Every process must have the same number of vectors.
     """
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
+    if world_size() == 1:
         return vectors_BD, 0
     from torch.distributed.nn.functional import all_gather
 
     gathered = all_gather(vectors_BD)  # type: ignore[no-untyped-call]
-    return torch.cat(gathered), distributed.get_rank() * len(vectors_BD)
+    return torch.cat(gathered), rank() * len(vectors_BD)

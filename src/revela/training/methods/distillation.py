@@ -12,7 +12,6 @@ Shapes: Q queries, B candidates of each; N texts, D width of a vector.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -25,9 +24,6 @@ from revela.training.methods.base import BuildContext, RetrieverLoss, Side
 
 TARGET_SCALE = 2.0  # factor of the target before its softmax
 MAX_CACHED = 2**26  # fp32 numbers in the cached vectors: 256 MiB
-
-Compare = Callable[[Tensor, Tensor], list[Tensor]]
-"""Unit vectors of queries and passages -> (Q, B) cosines per group."""
 
 
 class InitialRetriever:
@@ -58,29 +54,6 @@ class InitialRetriever:
         if self.cache and len(self.cached) * unit_ND.shape[1] < MAX_CACHED:
             self.cached.update(zip(keys, unit_ND, strict=True))
         return unit_ND
-
-
-def distillation_loss(
-    objective: RetrieverLoss,
-    initial: InitialRetriever,
-    sides: tuple[Side, Side],
-    compare: Compare,
-    teachers: Sequence[Tensor],
-) -> Tensor:
-    """Mean of ``ranking_loss`` over groups.
-
-    Args:
-        objective: has the retriever and tau.
-        initial: the retriever before training.
-        sides: queries and passages.
-        compare: gives the cosines of each group.
-        teachers: the LM's scores of each group, in the shape of its cosines.
-    """
-    query, passage = sides
-    cosines = compare(objective.embed(query), objective.embed(passage))
-    initial_cosines = compare(initial.embed(objective, query), initial.embed(objective, passage))
-    groups = zip(cosines, teachers, initial_cosines, strict=True)
-    return torch.stack([ranking_loss(*group, objective.tau) for group in groups]).mean()
 
 
 def ranking_loss(

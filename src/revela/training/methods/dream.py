@@ -68,6 +68,7 @@ from revela.training.methods.base import (
     detached_backward,
     load_lm,
 )
+from revela.training.methods.find_heads import heads_from_file, query_heads
 from revela.training.settings import Dream
 
 log = logging.getLogger(__name__)
@@ -75,8 +76,6 @@ log = logging.getLogger(__name__)
 
 def build(settings: Dream, parts: BuildContext) -> tuple[nn.Module, Collate]:
     """The loss of ``dream`` and its collator."""
-    from revela.training.methods.find_heads import heads_from_file, query_heads
-
     lm, tokenizer, folder = load_lm(parts)
     recipe, size = parts.recipe, parts.recipe.groups.group_size
     tokens = recipe.lm.lm_tokens

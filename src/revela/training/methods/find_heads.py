@@ -37,12 +37,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from revela.encoders.model_files import fingerprint
 from revela.encoders.torch_model import uses_bf16
 from revela.errors import RevelaError
 from revela.files import atomic_write, cache_folder
+from revela.terminal import progress_bar
 from revela.text.spool import ArrowList
 from revela.text.words import joined, words
 from revela.training.device import compute_device, sent
@@ -126,8 +126,8 @@ def sibling_heads(
             tokens = tokenize(tokenizer, texts, lm_tokens)
             packed = lm.pack(tokens["input_ids"], tokens["attention_mask"])
             groups.append((packed, torch.tensor(owners)))
-        progress = tqdm(groups, unit="group", disable=not is_rank_zero())
-        return ranked_heads(probe_heads(lm, progress)) if groups else []
+        shown = progress_bar("probing heads", "group", groups)
+        return ranked_heads(probe_heads(lm, shown)) if groups else []
 
     return cached_ranking("siblings", lm, folder, [lm_tokens, probed], probe)
 
@@ -150,7 +150,7 @@ def query_heads(
     groups = list(_groups_with_questions(rows, written, prompts.group_size, seed, spread))
 
     def probe() -> list[Head]:
-        shown = tqdm(groups, unit="group", disable=not is_rank_zero())
+        shown = progress_bar("probing heads", "group", groups)
         return ranked_heads(score_query_heads(lm, map(prompts.head_example, shown)))
 
     probed = [[(member.text, member.query) for member in group] for group in groups]

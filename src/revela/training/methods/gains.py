@@ -39,7 +39,7 @@ from revela.training.methods.base import (
     off_diagonal,
     off_diagonal_softmax,
 )
-from revela.training.methods.distillation import InitialRetriever, distillation_loss
+from revela.training.methods.distillation import InitialRetriever, ranking_loss
 from revela.training.methods.revela import RevelaLoss, block_diagonal, gates
 from revela.training.settings import Gains
 
@@ -77,10 +77,11 @@ class GainsLoss(RevelaLoss):
         gains_BB = self.gains(self.lm.pack(chunk["input_ids"], chunk["attention_mask"]))
         gains = [gains_BB[group, group] for group in self.places(len(gains_BB))]
         teachers = [off_diagonal(gain_nn + gain_nn.T) for gain_nn in gains]
-        return distillation_loss(self, self.initial, (query, passage), self._cosines, teachers)
-
-    def _cosines(self, query_ND: Tensor, passage_ND: Tensor) -> list[Tensor]:
-        return [off_diagonal(cosine_nn) for cosine_nn in self.cosines_of(query_ND, passage_ND)]
+        cosines = self.cosines(query, passage)
+        initial = self.cosines_of(*(self.initial.embed(self, side) for side in (query, passage)))
+        students, begun = (map(off_diagonal, groups) for groups in (cosines, initial))
+        groups = zip(students, teachers, begun, strict=True)
+        return torch.stack([ranking_loss(*group, self.tau) for group in groups]).mean()
 
     def gains(self, packed: Packed) -> Tensor:
         """(B, B) gains g; 0 between groups and on the diagonal, and rows sum to 0."""

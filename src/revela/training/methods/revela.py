@@ -49,6 +49,7 @@ from revela.training.methods.base import (
     off_diagonal,
     off_diagonal_softmax,
 )
+from revela.training.methods.find_heads import heads_from_file, sibling_heads
 from revela.training.settings import InBatch, Revela
 
 log = logging.getLogger(__name__)
@@ -68,8 +69,6 @@ def build(settings: Revela, parts: BuildContext) -> tuple[nn.Module, Collate]:
 
 def gates(settings: InBatch, parts: BuildContext, lm: Any, tokenizer: Any, folder: Path) -> Tensor:
     """(L, H) gates; 0 for heads that are not gated."""
-    from revela.training.methods.find_heads import heads_from_file, sibling_heads
-
     gate, first = settings.gate, int(settings.gate_first_layer * lm.n_layers)
 
     def best_heads() -> Heads:

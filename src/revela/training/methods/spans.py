@@ -26,13 +26,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from revela.errors import RevelaError
+from revela.training.lm.encoder_decoder import FOLDER, EncoderDecoder, load_encoder_decoder
 from revela.training.methods.base import (
     Batch,
     BuildContext,
@@ -50,8 +50,6 @@ IGNORED = -100  # label of padding
 
 def build(settings: Spans, parts: BuildContext) -> tuple[nn.Module, Collate]:
     """The loss of ``spans`` and its collator."""
-    from revela.training.lm.encoder_decoder import load_encoder_decoder
-
     tokens = parts.recipe.lm.lm_tokens
     lm = load_encoder_decoder(parts.folder, parts.bf16)
     lm.share(parts.model.model[0].model.encoder, parts.model.tokenizer)
@@ -66,8 +64,6 @@ def build(settings: Spans, parts: BuildContext) -> tuple[nn.Module, Collate]:
 
 def save(loss: SpanLoss, folder: Path) -> None:
     """Save the encoder-decoder beside the retriever."""
-    from revela.training.lm.encoder_decoder import FOLDER
-
     loss.lm.save(folder / FOLDER)
 
 
@@ -80,7 +76,7 @@ class SpanBatches:
     """
 
     parts: BuildContext
-    lm: Any
+    lm: EncoderDecoder
     settings: Spans
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
@@ -165,10 +161,10 @@ class SpanLoss(nn.Module):
 
     Args:
         model: the retriever.
-        lm: an ``EncoderDecoder`` that shares the retriever's encoder.
+        lm: shares the retriever's encoder.
     """
 
-    def __init__(self, model: RetrieverModule, lm: Any) -> None:
+    def __init__(self, model: RetrieverModule, lm: EncoderDecoder) -> None:
         super().__init__()
         self.model, self.lm = model, lm
 

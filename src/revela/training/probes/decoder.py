@@ -7,19 +7,17 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
-from tqdm import tqdm
+import torch
 
 from revela.encoders.base import Encoded, Features, TextEncoder
 from revela.errors import RevelaError
+from revela.terminal import progress_bar
+from revela.training.lm.encoder_decoder import EncoderDecoder
 from revela.training.methods.base import tokenize
 from revela.training.probes.places import PLACES, SEGMENT_TENTHS, Profile, profile
 from revela.types import Role
-
-if TYPE_CHECKING:
-    from revela.training.lm.encoder_decoder import EncoderDecoder
 
 BATCH = 8  # texts
 SPAN = 3  # tokens per hidden span
@@ -29,8 +27,6 @@ def spans_by_place(texts: Sequence[str], lm: EncoderDecoder, seed: int = 0) -> d
     """Accuracy of greedy decoding of a hidden span of three tokens. In each of ten equal parts of a
     text, one after another, a random span is hidden.
     """
-    import torch
-
     ids: list[list[int]] = lm.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
     length = min(map(len, ids))
     if length < PLACES * SPAN:
@@ -50,7 +46,7 @@ def spans_by_place(texts: Sequence[str], lm: EncoderDecoder, seed: int = 0) -> d
             inputs.append(lm.around([*text[:start], lm.sentinels[0], *text[end:length]]))
             targets.append(text[start:end])
     predicted = []
-    for start in tqdm(range(0, len(inputs), BATCH), unit="batch"):
+    for start in progress_bar("spans by place", "batch", range(0, len(inputs), BATCH)):
         batch = torch.tensor(inputs[start : start + BATCH])
         predicted += lm.predict(batch, lm.sentinels[:1], SPAN).tolist()
     right_NP = (np.array(predicted) == np.array(targets)).all(axis=1).reshape(len(texts), PLACES)

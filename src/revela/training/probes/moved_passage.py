@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +29,16 @@ from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
 from revela.evaluation.collection import load_collection
 from revela.text.load import read_corpus
-from revela.training.probes.places import PLACES, SPARE, Profile, Scores, between_words, profile
+from revela.training.probes.places import (
+    PLACES,
+    SPARE,
+    Profile,
+    Scores,
+    TokenWindow,
+    between_words,
+    profile,
+)
 from revela.types import Vectors
-
-if TYPE_CHECKING:
-    from revela.training.retriever.tokens import TokenWindow
 
 DEPTH = 100  # the reciprocal rank is 0 beyond
 MOVED_TENTHS = [10 * place / (PLACES - 1) for place in range(PLACES)]

@@ -3,7 +3,7 @@ LoRA is added to it here, and merged.
 
 It consists of stock modules only, so a saved one loads in stock sentence-transformers: the
 tokenizer itself appends the EOS that ``eos`` pooling reads, and prompts are stored with the model.
-Then fit.py fits the pooling to a corpus, encode.py runs the model, and save.py writes it.
+Then fit.py fits the pooling to a corpus, module.py runs the model, and save.py writes it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A retriever: text -> tokens by role -> hidden states -> pooled -> cut to width -> unit vectors.
 
-``RetrieverModule`` runs a Sentence-Transformers model wherever torch does: in training, checks,
-fit, encoding, probes and export. That model is what is saved (save.py).
+``RetrieverModule`` runs a Sentence-Transformers model in training and in the fit. That model is
+what is saved (save.py). ``RetrieverEncoder`` is the same as an encoder, which checks, evaluations
+and probes take.
 
 Shapes: N texts, B texts of a batch, T tokens, J slots, D numbers of a text's vector, W of a
 token's, V vocabulary.
@@ -9,9 +10,12 @@ token's, V vocabulary.
 
 from __future__ import annotations
 
+import copy
 import random
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,9 +24,16 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
-from revela.encoders.base import Features, without_slots
+from revela.encoders.base import Encoded, Features, TextEncoder, without_slots
 from revela.encoders.prompts import Prompts
-from revela.encoders.torch_model import TASKS, has_routes, own_limit, parts_of, slot_ids
+from revela.encoders.torch_model import (
+    TASKS,
+    has_routes,
+    own_limit,
+    parts_of,
+    slot_ids,
+    tokens_per_batch,
+)
 from revela.training.device import autocast, sent
 from revela.training.packing import packed
 from revela.training.retriever.static_trainable import TrainableTable
@@ -185,6 +196,61 @@ class RetrieverModule(nn.Module):
             rows = torch.where(is_null[..., None], null_JD[slot], rows)
         rows = (rows * getattr(table, "embed_scale", 1.0)).to(out.dtype)
         return torch.where(is_slot[..., None], rows, out)
+
+
+class RetrieverEncoder(TextEncoder):
+    """Runs a ``RetrieverModule``, as it is at that moment, without token vectors. Threads take
+    turns.
+
+    Args:
+        model, bf16: as for ``RetrieverModule``.
+        read_context: of a model with slots, makes their rows (J, D) from texts.
+
+    Attributes:
+        retriever: runs the model.
+    """
+
+    lacks_tokens = "a model in training gives no token vectors: save it first"
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        bf16: bool,
+        read_context: Callable[[Sequence[str]], Tensor] | None = None,
+    ) -> None:
+        self.model, self.retriever = model, RetrieverModule(model, bf16)
+        self.precision, self.read_context = "bf16" if bf16 else "fp32", read_context
+        self.prompts, self.limit = self.retriever.prompts, self.retriever.limit
+        self.slots, self.batch_tokens = len(self.retriever.slots), tokens_per_batch(model.device)
+        self._rows: Callable[[], Tensor] | None = None
+        self._lock = threading.Lock()  # a batch changes the model while it lasts
+
+    @property
+    def tokenizer(self) -> Any:
+        tokenizer = self.retriever.tokenizer
+        return getattr(tokenizer, "backend_tokenizer", tokenizer)
+
+    def in_context(self, texts: Sequence[str]) -> RetrieverEncoder:
+        """The same encoder with these texts in its slots, which are read whenever it encodes. Both
+        encoders may be used by turns.
+        """
+        assert self.read_context is not None
+        other = copy.copy(self)  # shares the model and its lock
+        other._rows = partial(self.read_context, texts)
+        return other
+
+    def tokenize(self, texts: Sequence[str], role: Role) -> Features:
+        context = self._rows and (self._rows(),) * 2  # of many batches
+        with self._lock:  # tokenizers are not thread-safe
+            return {**self.retriever.tokenize(texts, role), "context": context}
+
+    def encode_batch(self, features: Features, role: Role, with_tokens: bool) -> Encoded:
+        """Run the model as it is now, without dropout."""
+        retriever, read = self.retriever, dict(features)
+        context = read.pop("context")
+        with self._lock, torch.inference_mode(), retriever.evaluating():
+            retriever.width, retriever.context = None, context  # not a training batch's
+            return Encoded(retriever(read, role).cpu().numpy())
 
 
 def split_in_half(

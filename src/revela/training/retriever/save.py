@@ -23,7 +23,7 @@ from revela.errors import RevelaError
 from revela.files import disk_errors, flush, make_readable
 from revela.training.retriever.build import merged, needs_merging
 from revela.training.retriever.context import SavedContext, write_context
-from revela.training.retriever.encode import RetrieverEncoder
+from revela.training.retriever.module import RetrieverEncoder
 
 DIFFERENCE = 0.01  # maximum distance of unit vectors before and after
 SAMPLE = ("Seven Grey Herons stand in the shallow Lake.", "seven grey herons", "SEVEN GREY HERONS")

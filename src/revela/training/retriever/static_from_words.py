@@ -208,7 +208,7 @@ def _mean_rows(
     used, place = np.unique(np.concatenate([*ids, []]).astype(np.int64), return_inverse=True)
     used_U, last = torch.from_numpy(used), len(embeddings_PD) - 1
     unit_UD = F.normalize(embeddings_PD[used_U.clamp(max=last)].float(), dim=1)
-    unit_UD[used_U > last] = 0  # a token without a row (build.add_missing_rows)
+    unit_UD[used_U > last] = 0  # a token without a row (encoders/torch_model.py: add_missing_rows)
     share_V = np.maximum(counts_V, 1) / np.maximum(sizes_V, 1)
     stem_of_piece = np.repeat(stem_V, sizes_V)
     order = np.argsort(stem_of_piece, kind="stable")

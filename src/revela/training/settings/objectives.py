@@ -45,7 +45,7 @@ class Objective:
         """The loss and its collator.
 
         Args:
-            parts: an ``methods.base.BuildContext``: recipe, retriever, rows of the corpus.
+            parts: a ``methods.base.BuildContext``: recipe, retriever, rows of the corpus.
 
         Returns:
             A module from the sides of a batch (a dict of tensors each) to a scalar loss; and a
