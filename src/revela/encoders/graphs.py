@@ -121,14 +121,14 @@ def _graph(folder: Path, config: dict[str, Any], modules: list[tuple[str, Path]]
     inside, after = modules[0][1], modules[1:]
     width = read_config(folder).get("truncate_dim")
     if is_bert(config) and not _is_unusual(inside):
-        built = bert(config, Weights(inside))
-        return Graph(with_modules(built.model, MASK, after, width), "fp32", built.table_VD)
+        states, table_VD = bert(config, Weights(inside))
+        return Graph(with_modules(states, after, width), "fp32", table_VD)
     for name in OWN_FILES:
         # OpenVINO raises RuntimeError for what it cannot read; the weights may be whole.
         with suppress(Unsupported, RuntimeError):
             if (inside / name).is_file():
                 states = _states_of(openvino_core().read_model(inside / name))
-                return Graph(with_modules(states, MASK, after, width), "fp32")
+                return Graph(with_modules(states, after, width), "fp32")
     return None
 
 

@@ -95,10 +95,9 @@ def _open_graph(
             agrees = _agrees_with_torch(folder)
             with suppress(RevelaError, OSError), atomic_write(kept) as temporary:
                 temporary.write_text(json.dumps(agrees), encoding="utf-8")
-    query, passage = prompts
-    if query is None or passage is None:
-        query, passage = prompts_of(folder, prompts)
-    return open_graph(folder, precision, max_tokens, (query, passage)) if agrees else None
+    if not agrees:
+        return None
+    return open_graph(folder, precision, max_tokens, prompts_of(folder, prompts))
 
 
 def _agrees_with_torch(folder: Path) -> bool:
