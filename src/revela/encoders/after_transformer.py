@@ -65,7 +65,7 @@ def with_modules(states: Model, modules: list[tuple[str, Path]], width: int | No
         vectors = op.slice(vectors, numbers(0), numbers(width), numbers(1), numbers(1))
     dense = next((Weights(folder) for kind, folder in modules if kind == "Dense"), None)
     width_of_tokens = int(tokens_BLD.get_partial_shape()[2].get_length())
-    if dense and dense.shapes()["linear.weight"][1] == width_of_tokens:
+    if dense and dense.stored("linear.weight").shape[1] == width_of_tokens:
         tokens_BLD = linear(tokens_BLD, dense, "linear", "linear.bias" in dense)
     outputs = [_unit(vectors), _unit(tokens_BLD)]
     for node, name in zip(outputs, (VECTOR, TOKENS), strict=True):

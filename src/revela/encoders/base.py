@@ -201,7 +201,7 @@ class TextEncoder(ABC):
             total=len(texts), unit="text", disable=not progress, delay=SHOWN_AFTER, leave=False
         )
         with shown:
-            for rows, features in batches(
+            for rows, features in batches_by_length(
                 texts, read, self.batch_tokens, self.limit, self.read_ahead
             ):
                 vectors_BD, tokens_BLW = self.encode_batch(features, role, tokens is not None)
@@ -251,7 +251,7 @@ class TextEncoder(ABC):
         return int(self._is_text(self.tokenizer.encode(prompt, add_special_tokens=False).ids).sum())
 
 
-def batches(
+def batches_by_length(
     texts: Sequence[str],
     read: Callable[[Sequence[str]], Features],
     batch_tokens: int,

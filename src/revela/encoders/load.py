@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from revela.encoders.base import TextEncoder
-from revela.encoders.cpu import has_gpu, has_openvino, has_torch
+from revela.encoders.cpu import has_gpu, has_torch
 from revela.encoders.graph_encoder import GraphEncoder
 from revela.encoders.graphs import VERSION, export_folder, open_graph
 from revela.encoders.model_files import (
@@ -59,7 +59,7 @@ def _open(
     """By the first that reads the folder: a table, a graph, torch."""
     if table_folder(folder):
         return StaticEncoder.load(folder, max_tokens, prompts)
-    if precision == "int8" or (not has_gpu() and has_openvino()):
+    if precision == "int8" or not has_gpu():
         how = precision, max_tokens, prompts
         encoder = _open_graph(folder, *how)
         if encoder is None and precision == "int8":  # for an index whose export is gone
@@ -119,7 +119,7 @@ def keep_graph(folder: Path, even_with_gpu: bool = False) -> None:
     exported, torch goes on to read it, and this is logged. Does nothing with a GPU, unless
     ``even_with_gpu``.
     """
-    if (has_gpu() and not even_with_gpu) or not has_openvino():
+    if has_gpu() and not even_with_gpu:
         return
     if table_folder(folder) or export_folder(fingerprint(folder)).exists():
         return
