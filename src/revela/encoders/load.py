@@ -19,7 +19,7 @@ from revela.encoders.model_files import (
     table_folder,
     words_to_vectors_of,
 )
-from revela.encoders.prompts import OWN, Given, prompts_of
+from revela.encoders.prompts import OWN, Given
 from revela.encoders.static_encoder import StaticEncoder
 from revela.errors import RevelaError, extra, first_line
 from revela.files import atomic_write, cache_folder
@@ -95,9 +95,7 @@ def _open_graph(
             agrees = _agrees_with_torch(folder)
             with suppress(RevelaError, OSError), atomic_write(kept) as temporary:
                 temporary.write_text(json.dumps(agrees), encoding="utf-8")
-    if not agrees:
-        return None
-    return open_graph(folder, precision, max_tokens, prompts_of(folder, prompts))
+    return open_graph(folder, precision, max_tokens, prompts) if agrees else None
 
 
 def _agrees_with_torch(folder: Path) -> bool:
@@ -105,7 +103,7 @@ def _agrees_with_torch(folder: Path) -> bool:
     from revela.encoders.graph_export import difference
     from revela.encoders.torch_model import open_model
 
-    graph = open_graph(folder, "fp32", None, prompts_of(folder))
+    graph = open_graph(folder, "fp32")
     model = open_model(folder, device="cpu")
     with suppress(Exception):  # of OpenVINO, for a graph that does not fit
         if graph and difference(graph, model) < MAX_DIFFERENCE:
