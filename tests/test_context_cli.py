@@ -15,7 +15,8 @@ from sentence_transformers import SentenceTransformer
 from conftest import SLOTS, live, make_rows
 from revela.encoders.load import load_encoder
 from revela.errors import RevelaError
-from revela.evaluation.evaluate import load_collection, outcomes
+from revela.evaluation.collection import load_collection
+from revela.evaluation.evaluate import outcomes
 from revela.text.load import read_corpus
 from revela.training import compare as comparison
 from revela.training.record import UNKNOWN

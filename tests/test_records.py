@@ -18,7 +18,8 @@ import torch
 
 from conftest import make_rows
 from revela import Document, Retriever
-from revela.evaluation.evaluate import Collection, outcomes
+from revela.evaluation.collection import Collection
+from revela.evaluation.evaluate import outcomes
 from revela.training.groups import dataset
 from revela.training.groups.dataset import TrainingSet
 from revela.training.settings import InBatch, Recipe, presets

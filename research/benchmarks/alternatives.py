@@ -32,7 +32,7 @@ from research.benchmarks.options import (
 )
 from revela import Retriever
 from revela.encoders.default_model import suited_model
-from revela.evaluation.evaluate import load_collection
+from revela.evaluation.collection import load_collection
 from revela.evaluation.metrics import Outcome
 from revela.searching.manifest import Indexing
 from revela.text.chunk import chunk

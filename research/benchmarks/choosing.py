@@ -33,7 +33,8 @@ from research.benchmarks.options import (
 )
 from revela.encoders.base import TextEncoder
 from revela.encoders.model_files import resolve
-from revela.evaluation.evaluate import load_collection, outcomes
+from revela.evaluation.collection import load_collection
+from revela.evaluation.evaluate import outcomes
 from revela.evaluation.label_free import HeldOutCheck, tasks, with_bm25
 from revela.text.analyzer import detect
 from revela.text.load import read_corpus, split_held_out

@@ -33,7 +33,7 @@ from research.benchmarks.options import (
     print_cells,
     print_header,
 )
-from revela.evaluation.evaluate import Collection, load_collection
+from revela.evaluation.collection import Collection, load_collection
 from revela.ranking.bm25 import K1, B, max_score
 from revela.ranking.calibration import Calibration
 from revela.ranking.exact import top_k

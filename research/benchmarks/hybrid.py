@@ -29,11 +29,8 @@ from research.benchmarks.quality import SMOL
 from revela.encoders.base import Encoded, Features, TextEncoder
 from revela.encoders.load import load_encoder
 from revela.encoders.model_files import resolve
-from revela.evaluation.evaluate import (
-    Collection,
-    load_collection,
-    outcomes,
-)
+from revela.evaluation.collection import Collection, load_collection
+from revela.evaluation.evaluate import outcomes
 from revela.ranking.late_interaction import encode_packed
 from revela.training.fit import FitOptions, fit
 from revela.training.retriever.module import RetrieverEncoder

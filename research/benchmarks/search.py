@@ -29,7 +29,7 @@ import numpy as np
 
 from research.benchmarks.options import RESEARCH, parser_of
 from revela.encoders.base import Encoded, Features, TextEncoder
-from revela.evaluation.evaluate import load_collection
+from revela.evaluation.collection import load_collection
 from revela.ranking.bm25 import BM25
 from revela.ranking.exact import top_k
 from revela.ranking.fusion import DEPTH, reciprocal_rank_fusion

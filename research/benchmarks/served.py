@@ -31,7 +31,7 @@ from research.benchmarks.options import (
     print_header,
 )
 from revela.cli.index import index as make_index
-from revela.evaluation.evaluate import load_collection
+from revela.evaluation.collection import load_collection
 from revela.evaluation.metrics import Outcome
 from revela.searching.index import Index
 from revela.searching.manifest import Indexing

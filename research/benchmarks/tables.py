@@ -23,7 +23,8 @@ from research.benchmarks.options import (
     print_header,
 )
 from revela.encoders.model_files import resolve
-from revela.evaluation.evaluate import load_collection, outcomes
+from revela.evaluation.collection import load_collection
+from revela.evaluation.evaluate import outcomes
 from revela.text.analyzer import Analyzer
 from revela.text.load import read_corpus
 from revela.training.retriever.static_from_words import build_word_table

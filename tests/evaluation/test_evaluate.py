@@ -11,12 +11,8 @@ from conftest import MadeUpEncoder
 from revela import Retriever, evaluate
 from revela.encoders.load import load_encoder
 from revela.errors import RevelaError
-from revela.evaluation.evaluate import (
-    Collection,
-    load_collection,
-    outcomes,
-    short_names,
-)
+from revela.evaluation.collection import Collection, load_collection
+from revela.evaluation.evaluate import outcomes, short_names
 from revela.training.retriever.build import build_retriever
 from revela.training.settings import Recipe
 from tests.collection_folder import write_collection, write_lines

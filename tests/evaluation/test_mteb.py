@@ -17,7 +17,8 @@ from conftest import make_rows, tiny_retriever
 from revela.encoders.load import load_encoder
 from revela.encoders.torch_encoder import TorchEncoder
 from revela.errors import RevelaError
-from revela.evaluation.evaluate import load_collection, outcomes
+from revela.evaluation.collection import load_collection
+from revela.evaluation.evaluate import outcomes
 from tests.collection_folder import write_collection
 
 pytest.importorskip("mteb")

@@ -13,13 +13,7 @@ from scipy import stats
 
 from revela.evaluation.collection import Collection
 from revela.evaluation.metrics import Outcome
-from revela.evaluation.significance import (
-    greatest_gains,
-    margin,
-    p_values,
-    standings,
-    t_quantile,
-)
+from revela.evaluation.significance import greatest_gains, margin, p_values, standings, t_quantile
 
 
 def naive_p(differences) -> float:

@@ -32,7 +32,7 @@ class Blind(Letters):
 
     encode_queries = encode_passages
 
-    def encode_with_tokens(self, texts, progress=False):
+    def encode_with_tokens(self, texts):
         return self.encode_passages(texts), [self._tokens(text) for text in texts]
 
 

@@ -45,7 +45,7 @@ def test_of_passages_that_tie_the_first_are_nearest(count, k, values, seed):
 
 
 def test_fusion_by_hand():
-    fused = reciprocal_rank_fusion([[5, 7], [7, 9]], k=60)
+    fused = reciprocal_rank_fusion([[5, 7], [7, 9]])
     assert list(fused) == [7, 5, 9]
     assert list(fused.values()) == pytest.approx([1 / 62 + 1 / 61, 1 / 61, 1 / 62])
 
@@ -63,7 +63,9 @@ def test_fusion_of_scores_by_hand():
     assert fuse_scores(cosines, shares, rule, weight=0.25) == {
         d: pytest.approx(0.25 * similarities[d] + 0.75 * shares.get(d, 0)) for d in ("b", "a", "c")
     }
-    assert fuse_scores({}, {}) == {} and fuse_scores({"a": 0.5}, {}) == {"a": pytest.approx(2 / 7)}
+    plain = FusionRule()
+    assert fuse_scores({}, {}, plain) == {}
+    assert fuse_scores({"a": 0.5}, {}, plain) == {"a": pytest.approx(2 / 7)}
 
 
 @pytest.mark.parametrize(("stretch", "seed"), [(0.2, 0), (0.6, 1), (0.999, 2)])

@@ -22,7 +22,8 @@ import torch
 from sentence_transformers.base import model as sentence_transformers
 
 from revela import Retriever
-from revela.evaluation.evaluate import Collection, outcomes
+from revela.evaluation.collection import Collection
+from revela.evaluation.evaluate import outcomes
 from revela.evaluation.label_free import HeldOutCheck, tasks
 from revela.training import packing
 from revela.training import train as run

@@ -44,7 +44,7 @@ class Letters(TextEncoder):
     def encode_batch(self, features, role, with_tokens):
         raise NotImplementedError
 
-    def encode_with_tokens(self, texts, progress=False):
+    def encode_with_tokens(self, texts):
         """A token is a word, in the letters that it has."""
         return self.encode_passages(texts), [self._tokens(text) for text in texts]
 

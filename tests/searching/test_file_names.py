@@ -10,7 +10,7 @@ from letters import Letters, begun, build
 
 from revela.searching.index_search import IndexStore
 from revela.searching.word_search import Words
-from revela.text.analyzer import name_of, searched
+from revela.text.analyzer import file_name_words, searched
 from revela.text.words import has_words
 from revela.types import Document
 
@@ -38,10 +38,8 @@ def test_the_file_that_has_the_query_as_its_name_comes_first(tmp_path, name, mod
 
 
 def test_a_file_without_ending_has_a_name_and_a_row_has_none(tmp_path):
-    assert (
-        name_of("src/Makefile") == ("Makefile", "")
-        and name_of("a/b_c-2024-06-05.md")[0] == "b c 2024-06-05"
-    )
+    assert file_name_words("src/Makefile") == ("Makefile", "")
+    assert file_name_words("a/b_c-2024-06-05.md")[0] == "b c 2024-06-05"
     for row in ("d12", "4983", "table.csv:7", "data/rows.jsonl:12", "MED-10", "g"):
         assert searched(row, "A text.") == "A text."
     index = build(tmp_path / "index", [Document("Makefile", "all: build"), *OTHERS])

@@ -22,6 +22,13 @@ def test_field_names_are_settable(reads):
     assert (document.title, document.text) == ("n", SENTENCE)
 
 
+def test_a_row_without_an_id_is_named_by_its_place(reads):
+    ids = ("null", "NaN", '""')
+    rows = [f'{{"_id": {given}, "text": "{SENTENCE} {i}"}}' for i, given in enumerate(ids, 1)]
+    documents, _ = reads({"a.jsonl": lines(*rows)})
+    assert [document.id for document in documents] == [f"a.jsonl:{i}" for i in (1, 2, 3)]
+
+
 def test_bad_lines_are_counted_and_named_within_the_share(reads):
     rows = [{"text": f"{SENTENCE} {i}"} for i in range(20)]
     half_a_pair = '{"text": "' + SENTENCE + ' \\ud800"}'

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from revela.text import spool as store
+from revela.text import spool
 from revela.text.spool import arrow_list
 from revela.types import Chunk, Document
 
@@ -21,7 +21,7 @@ CHUNKS = [Chunk(i // 3, f"text {i} " * (i % 7)) for i in range(50)]
 
 @pytest.mark.parametrize("limit", [1, 200, 2**22])
 def test_reads_as_the_list_it_was_made_from(limit, monkeypatch):
-    monkeypatch.setattr(store, "BATCH", limit)
+    monkeypatch.setattr(spool, "BATCH", limit)
     kept = arrow_list(Chunk, iter(CHUNKS))
     assert list(kept) == CHUNKS and len(kept) == 50
     assert [kept[i] for i in (0, 17, -1)] == [CHUNKS[i] for i in (0, 17, -1)]
@@ -43,7 +43,7 @@ def test_reads_as_the_list_it_was_made_from(limit, monkeypatch):
 
 
 def test_metadata_may_differ_from_one_to_the_next(monkeypatch):
-    monkeypatch.setattr(store, "BATCH", 1)
+    monkeypatch.setattr(spool, "BATCH", 1)
     several = [{}, {"year": 1}, {"year": "x", "b": True}, {"share": 0.5}]
     documents = [Document(f"d{i}", "text", metadata=m) for i, m in enumerate(several)]
     kept = arrow_list(Document, documents)

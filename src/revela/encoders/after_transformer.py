@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from revela.encoders.bert import layer_norm, linear, numbers
+from revela.encoders.bert import MASK, layer_norm, linear, numbers
 from revela.encoders.model_files import Weights
 
 if TYPE_CHECKING:
@@ -36,14 +36,12 @@ class Unsupported(Exception):
     """A module that this file cannot build."""
 
 
-def with_modules(
-    states: Model, mask: str, modules: list[tuple[str, Path]], width: int | None
-) -> Model:
+def with_modules(states: Model, modules: list[tuple[str, Path]], width: int | None) -> Model:
     """Append the modules after a transformer to its graph.
 
     Args:
-        states: the transformer's graph; its first output is the states of tokens, (B, L, D).
-        mask: the name of its input for the attention mask, (B, L). Padding is at the right.
+        states: the transformer's graph; its first output is the states of tokens, (B, L, D), and
+            its input ``MASK`` the attention mask, (B, L). Padding is at the right.
         modules: kind and folder of each module after the transformer.
         width: truncate vectors to this width; None: do not.
 
@@ -57,7 +55,7 @@ def with_modules(
     from openvino import opset13 as op
 
     tokens_BLD = states.outputs[0].get_node().input_value(0)
-    mask_BL1 = op.convert(op.unsqueeze(states.input(mask).get_node(), numbers(-1)), "f32")
+    mask_BL1 = op.convert(op.unsqueeze(states.input(MASK).get_node(), numbers(-1)), "f32")
     if not modules or modules[0][0] != "Pooling":
         raise Unsupported("no pooling")
     vectors = _pooled(tokens_BLD, mask_BL1, _read(modules[0][1]))
@@ -67,7 +65,7 @@ def with_modules(
         vectors = op.slice(vectors, numbers(0), numbers(width), numbers(1), numbers(1))
     dense = next((Weights(folder) for kind, folder in modules if kind == "Dense"), None)
     width_of_tokens = int(tokens_BLD.get_partial_shape()[2].get_length())
-    if dense and dense.shapes()["linear.weight"][1] == width_of_tokens:
+    if dense and dense.stored("linear.weight").shape[1] == width_of_tokens:
         tokens_BLD = linear(tokens_BLD, dense, "linear", "linear.bias" in dense)
     outputs = [_unit(vectors), _unit(tokens_BLD)]
     for node, name in zip(outputs, (VECTOR, TOKENS), strict=True):

@@ -96,9 +96,7 @@ class TextEncoder(ABC):
         """``encode_queries``, but for passages."""
         return self._encode(texts, "passage", progress)
 
-    def encode_with_tokens(
-        self, texts: Sequence[str], progress: bool = False
-    ) -> tuple[Vectors, list[Vectors]]:
+    def encode_with_tokens(self, texts: Sequence[str]) -> tuple[Vectors, list[Vectors]]:
         """``encode_passages``, and each passage's unit token vectors, (T, W) float32.
 
         Token vectors are the states of the transformer's last layer, without prompts and special
@@ -108,7 +106,7 @@ class TextEncoder(ABC):
             QueryError: the model has none.
         """
         tokens = list[Vectors]()
-        return self._encode(texts, "passage", progress, tokens), tokens
+        return self._encode(texts, "passage", False, tokens), tokens
 
     def query_tokens(self, queries: Sequence[str]) -> list[QueryTokens]:
         """``encode_queries``, and the queries' token vectors, from the same pass."""
@@ -203,7 +201,7 @@ class TextEncoder(ABC):
             total=len(texts), unit="text", disable=not progress, delay=SHOWN_AFTER, leave=False
         )
         with shown:
-            for rows, features in batches(
+            for rows, features in batches_by_length(
                 texts, read, self.batch_tokens, self.limit, self.read_ahead
             ):
                 vectors_BD, tokens_BLW = self.encode_batch(features, role, tokens is not None)
@@ -253,7 +251,7 @@ class TextEncoder(ABC):
         return int(self._is_text(self.tokenizer.encode(prompt, add_special_tokens=False).ids).sum())
 
 
-def batches(
+def batches_by_length(
     texts: Sequence[str],
     read: Callable[[Sequence[str]], Features],
     batch_tokens: int,

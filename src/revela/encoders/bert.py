@@ -9,7 +9,6 @@ Shapes: B texts, L tokens, D width of a token's state, H heads, V words.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,19 +23,6 @@ WORDS, MASK, STATES = "word_embeddings", "attention_mask", "token_embeddings"
 FIRST_POSITION = {"bert": 0, "roberta": None, "xlm-roberta": None}  # None: after the padding's id
 ACTIVATIONS = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 FAR = -1e4  # attention score of padding; small enough for bf16
-
-
-@dataclass(frozen=True)
-class Bert:
-    """BERT.
-
-    Attributes:
-        model: a graph from word embeddings (B, L, D) and mask (B, L) to states (B, L, D).
-        table_VD: the word embeddings, memory-mapped.
-    """
-
-    model: Model
-    table_VD: NDArray[Any]
 
 
 def is_bert(config: dict[str, Any]) -> bool:
@@ -60,8 +46,12 @@ def _first_position(config: dict[str, Any]) -> int:
     return int(config.get("pad_token_id", 1)) + 1 if first is None else first
 
 
-def bert(config: dict[str, Any], weights: Weights) -> Bert:
+def bert(config: dict[str, Any], weights: Weights) -> tuple[Model, NDArray[Any]]:
     """Build the graph.
+
+    Returns:
+        A graph from word embeddings (B, L, D) and mask (B, L) to states (B, L, D); and the word
+        embeddings (V, D), memory-mapped.
 
     Raises:
         ValueError: a weight is missing.
@@ -121,7 +111,7 @@ def bert(config: dict[str, Any], weights: Weights) -> Bert:
         changed = op.add(linear(inner, weights, f"{layer}.output.dense"), states_BLD)
         states_BLD = layer_norm(changed, weights, f"{layer}.output.LayerNorm", eps)
     states_BLD.output(0).set_names({STATES})
-    return Bert(ov.Model([states_BLD], [words_BLD, mask_BL], config["model_type"]), table_VD)
+    return ov.Model([states_BLD], [words_BLD, mask_BL], config["model_type"]), table_VD
 
 
 def numbers(*values: int) -> Any:

@@ -82,11 +82,6 @@ def has_gpu() -> bool:
     return shutil.which("nvidia-smi") is not None and has_torch()
 
 
-def has_openvino() -> bool:
-    """Whether OpenVINO is installed, which runs graphs; it is not imported."""
-    return importlib.util.find_spec("openvino") is not None
-
-
 def has_torch() -> bool:
     """Whether torch is installed; it is not imported."""
     return importlib.util.find_spec("torch") is not None

@@ -23,6 +23,7 @@ from revela.encoders.cpu import fastest, openvino_core
 from revela.encoders.graph_encoder import Graph, GraphEncoder
 from revela.encoders.int8 import quantised
 from revela.encoders.model_files import Weights, fingerprint, modules_of, opening, read_config
+from revela.encoders.prompts import OWN, Given, prompts_of
 from revela.files import atomic_write, cache_folder
 from revela.types import Precision
 
@@ -60,7 +61,7 @@ def open_graph(
     folder: Path,
     precision: Precision = "auto",
     max_tokens: int | None = None,
-    prompts: tuple[str, str] = ("", ""),
+    prompts: Given = OWN,
 ) -> GraphEncoder | None:
     """Open a Sentence-Transformers folder as a graph's encoder; None if there is no graph for it.
 
@@ -78,13 +79,13 @@ def open_graph(
         config = _read(inside / "config.json")
         if max_tokens is not None:
             check_max_tokens(max_tokens, max_positions(config), str(folder))
-        export = export_folder(fingerprint(folder))
+        export, read = export_folder(fingerprint(folder)), prompts_of(folder, prompts)
         if (export / EXPORT).is_file():
-            encoder = open_export(export, folder, max_tokens, prompts)
+            encoder = open_export(export, folder, max_tokens, read)
         elif graph := _graph(folder, config, modules):
             tokenizer, limit = _tokenizer(inside, config), max_tokens or _limit(inside, config)
             padding = config.get("pad_token_id") or 0
-            encoder = GraphEncoder(graph, tokenizer, prompts, limit, padding, str(folder))
+            encoder = GraphEncoder(graph, tokenizer, read, limit, padding, str(folder))
     if encoder is None:
         return None
     if precision == "auto":
@@ -121,14 +122,14 @@ def _graph(folder: Path, config: dict[str, Any], modules: list[tuple[str, Path]]
     inside, after = modules[0][1], modules[1:]
     width = read_config(folder).get("truncate_dim")
     if is_bert(config) and not _is_unusual(inside):
-        built = bert(config, Weights(inside))
-        return Graph(with_modules(built.model, MASK, after, width), "fp32", built.table_VD)
+        states, table_VD = bert(config, Weights(inside))
+        return Graph(with_modules(states, after, width), "fp32", table_VD)
     for name in OWN_FILES:
         # OpenVINO raises RuntimeError for what it cannot read; the weights may be whole.
         with suppress(Unsupported, RuntimeError):
             if (inside / name).is_file():
                 states = _states_of(openvino_core().read_model(inside / name))
-                return Graph(with_modules(states, MASK, after, width), "fp32")
+                return Graph(with_modules(states, after, width), "fp32")
     return None
 
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from revela.encoders.base import TextEncoder
-from revela.encoders.cpu import has_gpu, has_openvino, has_torch
+from revela.encoders.cpu import has_gpu, has_torch
 from revela.encoders.graph_encoder import GraphEncoder
 from revela.encoders.graphs import VERSION, export_folder, open_graph
 from revela.encoders.model_files import (
@@ -19,7 +19,7 @@ from revela.encoders.model_files import (
     table_folder,
     words_to_vectors_of,
 )
-from revela.encoders.prompts import OWN, Given, prompts_of
+from revela.encoders.prompts import OWN, Given
 from revela.encoders.static_encoder import StaticEncoder
 from revela.errors import RevelaError, extra, first_line
 from revela.files import atomic_write, cache_folder
@@ -59,7 +59,7 @@ def _open(
     """By the first that reads the folder: a table, a graph, torch."""
     if table_folder(folder):
         return StaticEncoder.load(folder, max_tokens, prompts)
-    if precision == "int8" or (not has_gpu() and has_openvino()):
+    if precision == "int8" or not has_gpu():
         how = precision, max_tokens, prompts
         encoder = _open_graph(folder, *how)
         if encoder is None and precision == "int8":  # for an index whose export is gone
@@ -95,10 +95,7 @@ def _open_graph(
             agrees = _agrees_with_torch(folder)
             with suppress(RevelaError, OSError), atomic_write(kept) as temporary:
                 temporary.write_text(json.dumps(agrees), encoding="utf-8")
-    query, passage = prompts
-    if query is None or passage is None:
-        query, passage = prompts_of(folder, prompts)
-    return open_graph(folder, precision, max_tokens, (query, passage)) if agrees else None
+    return open_graph(folder, precision, max_tokens, prompts) if agrees else None
 
 
 def _agrees_with_torch(folder: Path) -> bool:
@@ -106,7 +103,7 @@ def _agrees_with_torch(folder: Path) -> bool:
     from revela.encoders.graph_export import difference
     from revela.encoders.torch_model import open_model
 
-    graph = open_graph(folder, "fp32", None, prompts_of(folder))
+    graph = open_graph(folder, "fp32")
     model = open_model(folder, device="cpu")
     with suppress(Exception):  # of OpenVINO, for a graph that does not fit
         if graph and difference(graph, model) < MAX_DIFFERENCE:
@@ -120,7 +117,7 @@ def keep_graph(folder: Path, even_with_gpu: bool = False) -> None:
     exported, torch goes on to read it, and this is logged. Does nothing with a GPU, unless
     ``even_with_gpu``.
     """
-    if (has_gpu() and not even_with_gpu) or not has_openvino():
+    if has_gpu() and not even_with_gpu:
         return
     if table_folder(folder) or export_folder(fingerprint(folder)).exists():
         return

@@ -353,10 +353,6 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         return name in self._places
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each tensor."""
-        return {name: tuple(about["shape"]) for name, (_, _, about) in self._places.items()}
-
     def stored(self, name: str, integers: bool = False) -> NDArray[Any]:
         """A tensor as stored; bf16 as its bits. Quantised weights are no ``integers``, as they have
         a scale elsewhere.

@@ -23,7 +23,6 @@ from revela.types import Vectors, evenly_spaced
 
 DEPTH = 1000  # documents per ranking, as MAP is usually computed at 1000
 
-
 Asked = tuple[str, str, Sequence[str]]
 """A query: its id, its text, and the ids of the passages that answer it."""
 
@@ -137,16 +136,17 @@ class Collection:
         return BM25(self.documents, self.language)
 
 
-def load_collection(folder: Path, split: str = "test", language: str = "auto") -> Collection:
+def load_collection(folder: Path, language: str = "auto") -> Collection:
     """Read a folder in BEIR layout; queries without a relevant document are dropped."""
     rows = {str(row["_id"]): row for row in read_rows(folder, "corpus.jsonl")}
     titles = {name: str(row.get("title") or "").strip() for name, row in rows.items()}
     corpus = {name: f"{titles[name]} {row['text']}".strip() for name, row in rows.items()}
     if not corpus:
         raise RevelaError(f"{folder}: corpus.jsonl is empty")
-    queries, qrels = read_judgements(folder, split)
-    path = folder / "qrels" / f"{split}.tsv"
-    check_unknown(path, "corpus-id", set(chain.from_iterable(qrels.values())), corpus)
+    queries, qrels = read_judgements(folder, "test")
+    check_unknown(
+        folder / "qrels" / "test.tsv", "corpus-id", set(chain.from_iterable(qrels.values())), corpus
+    )
     sources = [str(row["document_id"]) for row in rows.values() if "document_id" in row]
     return Collection(
         folder.name,

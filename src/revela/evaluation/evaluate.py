@@ -138,15 +138,12 @@ def short_names(names: Sequence[str | Path]) -> dict[str, str]:
 def outcomes(
     collection: Collection,
     encoders: Mapping[str, TextEncoder],
-    *,
     rerank: Rerank | None = None,
-    progress: bool = False,
-    weight: float | None = None,
 ) -> dict[str, Outcome]:
     """{system: outcome} of ``rankings``."""
     return {
         system: Outcome.of(collection.qrels, without_themselves(collection, run))
-        for system, run in rankings(collection, encoders, rerank, progress, weight)
+        for system, run in rankings(collection, encoders, rerank)
     }
 
 

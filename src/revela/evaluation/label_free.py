@@ -25,7 +25,7 @@ from revela.evaluation.metrics import per_query
 from revela.evaluation.significance import MEASURE
 from revela.ranking.bm25 import BM25
 from revela.ranking.exact import rankings_of, top_k
-from revela.ranking.fusion import Scores as Ranking
+from revela.ranking.fusion import Scores
 from revela.ranking.queries import with_docstrings
 from revela.ranking.sentence_test import SentenceTest
 from revela.ranking.steps import MemoryStore
@@ -39,7 +39,8 @@ MIN_CHUNKS = 4  # each document may give this many passages, even if it exceeds 
 MIN_QUERIES = 5  # per task
 SENTENCES = 100  # queries to find the fusion's weight
 
-Scores = NDArray[np.float64]
+PerQuery = NDArray[np.float64]
+"nDCG@10 of each query of a task, (Q,)."
 Ask = Callable[[Sequence[str]], Sequence[str]]
 """Writes a question about each passage; "" about those of which it has none."""
 
@@ -62,11 +63,11 @@ class HeldOutCheck:
         pairs = ({task: alone[task], with_bm25(task): fused[task]} for task in alone)
         return _means({name: scores_Q for pair in pairs for name, scores_Q in pair.items()})
 
-    def queries(self, encoder: TextEncoder, name: str) -> dict[str, dict[str, Scores]]:
-        """System -> task -> nDCG@10 of each query, (Q,). Systems are the encoder ``name`` and its
+    def queries(self, encoder: TextEncoder, name: str) -> dict[str, dict[str, PerQuery]]:
+        """System -> task -> nDCG@10 of each query. Systems are the encoder ``name`` and its
         fusion with BM25. Passages are encoded once.
         """
-        alone, fused = dict[str, Scores](), dict[str, Scores]()
+        alone, fused = dict[str, PerQuery](), dict[str, PerQuery]()
         for pool in self._pools:
             vectors_ND = encoder.encode_passages(pool.passages, True)
             store = MemoryStore(pool.bm25, vectors_ND, pool.test(encoder, vectors_ND).rule)
@@ -82,8 +83,8 @@ class HeldOutCheck:
         """nDCG@10 of BM25 by task."""
         return _means(self.queries_of_bm25())
 
-    def queries_of_bm25(self) -> dict[str, Scores]:
-        """BM25's nDCG@10 of each query, (Q,), by task."""
+    def queries_of_bm25(self) -> dict[str, PerQuery]:
+        """BM25's nDCG@10 of each query, by task."""
         return {task.name: _score(task, run) for pool in self._pools for task, run in pool.tasks}
 
     def describe(self) -> str:
@@ -105,12 +106,11 @@ class _Pool:
         self.tasks = [(task, self.bm25.rankings(task.queries, DEPTH)) for task in tasks]
 
 
-def _means(scores: Mapping[str, Scores]) -> dict[str, float]:
+def _means(scores: Mapping[str, PerQuery]) -> dict[str, float]:
     return {name: float(scores_Q.mean()) for name, scores_Q in scores.items()}
 
 
-def _score(task: Collection, rankings: Sequence[Ranking]) -> Scores:
-    """nDCG@10 of each query, (Q,)."""
+def _score(task: Collection, rankings: Sequence[Scores]) -> PerQuery:
     run = without_themselves(task, by_id(task, rankings))
     return np.array([scores[MEASURE] for scores in per_query(task.qrels, run).values()])
 

@@ -8,18 +8,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from revela.errors import RevelaError
+from revela.evaluation.collection import Collection
 from revela.evaluation.metrics import Run
 from revela.files import atomic_write
 from revela.ranking.steps import QUERY_CHARACTERS, Rerank
 from revela.terminal import counted
 from revela.text.readers.common import numbered_lines
 from revela.types import Hits
-
-if TYPE_CHECKING:
-    from revela.evaluation.collection import Collection
 
 log = logging.getLogger(__name__)
 

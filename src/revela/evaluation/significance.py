@@ -12,16 +12,13 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from revela.evaluation.collection import Collection
+from revela.evaluation.metrics import Outcome
 from revela.evaluation.results import SystemScores
-
-if TYPE_CHECKING:
-    from revela.evaluation.collection import Collection
-    from revela.evaluation.metrics import Outcome
 
 RESAMPLES, SEED = 9_999, 0  # random sign patterns
 BLOCK = 1_000  # patterns in memory at a time

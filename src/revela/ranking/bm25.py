@@ -111,10 +111,8 @@ class BM25:
         import bm25s
         from bm25s.tokenization import Tokenized
 
-        self.terms, self.size = (
-            Analyzer(detect(texts) if language == "auto" else language),
-            len(texts),
-        )
+        self.terms = Analyzer(detect(texts) if language == "auto" else language)
+        self.size = len(texts)
         if terms is None:
             terms = map(self.terms, progress_bar("words for BM25", "text", texts))
         self._vocabulary: dict[str, int] = {}

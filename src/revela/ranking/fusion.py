@@ -128,7 +128,7 @@ def chance_of(vectors_ND: Vectors) -> float:
 def fuse_scores(
     cosines: Mapping[Item, float],
     shares: Mapping[Item, float],
-    rule: FusionRule = FusionRule(),  # noqa: B008  (frozen)
+    rule: FusionRule,
     weight: float | None = None,
 ) -> dict[Item, float]:
     """Fuse two rankings by score: the score of every candidate, best first.
@@ -182,9 +182,7 @@ def best_chunks(scores: Scores, owner_of: OwnerOf) -> Scores:
     return {row: scores[row] for row in best.values()}
 
 
-def reciprocal_rank_fusion(
-    rankings: Sequence[Collection[Item]], k: int = RRF_K
-) -> dict[Item, float]:
+def reciprocal_rank_fusion(rankings: Sequence[Collection[Item]]) -> dict[Item, float]:
     """Fuse rankings of items by rank: the score of every item, best first.
 
     Example:
@@ -194,7 +192,7 @@ def reciprocal_rank_fusion(
     scores: dict[Item, float] = {}
     for ranking in rankings:
         for rank, item in enumerate(ranking, start=1):
-            scores[item] = scores.get(item, 0.0) + 1.0 / (k + rank)
+            scores[item] = scores.get(item, 0.0) + 1.0 / (RRF_K + rank)
     return best_first(scores)
 
 

@@ -10,11 +10,7 @@ from revela.encoders.base import TextEncoder
 from revela.encoders.embedded import MINILM
 from revela.ranking.bm25 import Weight
 from revela.ranking.fusion import similarities
-from revela.ranking.late_interaction import (
-    encode_packed,
-    match_by_tokens,
-    rerank_by_tokens,
-)
+from revela.ranking.late_interaction import encode_packed, match_by_tokens, rerank_by_tokens
 from revela.ranking.steps import check_query
 from revela.types import QueryTokens, Vectors, items_of
 

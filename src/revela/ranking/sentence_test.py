@@ -22,23 +22,10 @@ from revela.encoders.base import TextEncoder
 from revela.ranking.bm25 import BM25, term_weights
 from revela.ranking.calibration import Calibration, confidence_from
 from revela.ranking.exact import rankings_of, top_k
-from revela.ranking.fusion import (
-    DEPTH,
-    Owner,
-    Scores,
-    as_chance,
-    best_chunks,
-    by_length,
-    chance_of,
-)
+from revela.ranking.fusion import DEPTH, Owner, Scores, as_chance, best_chunks, by_length, chance_of
 from revela.ranking.late_interaction import encode_packed, match_by_tokens
 from revela.ranking.queries import part_queries, sentence_queries
-from revela.ranking.steps import (
-    ALIKE,
-    MemoryStore,
-    SearchOptions,
-    runner_up,
-)
+from revela.ranking.steps import ALIKE, MemoryStore, SearchOptions, runner_up
 from revela.text.analyzer import Analyzer, detect
 from revela.types import QueryTokens, Vectors, evenly_spaced, shortened
 

@@ -31,11 +31,7 @@ from revela.ranking.fusion import (
     length_factor,
     similarities,
 )
-from revela.ranking.late_interaction import (
-    TOKENS_DEPTH,
-    match_by_tokens,
-    rerank_by_tokens,
-)
+from revela.ranking.late_interaction import TOKENS_DEPTH, match_by_tokens, rerank_by_tokens
 from revela.text.analyzer import Analyzer
 from revela.types import SURE, Explanation, QueryTokens, Vectors, check_unicode
 

@@ -16,7 +16,7 @@ from revela.ranking.steps import SearchOptions, search
 from revela.searching.filters import id_filter
 from revela.searching.state import State
 from revela.searching.table import Table
-from revela.text.analyzer import Analyzer, name_of, searched, spaced
+from revela.text.analyzer import Analyzer, file_name_words, searched, spaced
 from revela.types import Explanation, Hit, Hits, Vectors, is_missing
 
 
@@ -82,7 +82,7 @@ class IndexStore:
         terms = self.terms.of_query
         if not (asked := {*terms(spaced(query))}):
             return []
-        names = ((row, name_of(self._owners[row].id)) for row in rows)
+        names = ((row, file_name_words(self._owners[row].id)) for row in rows)
         return [
             row for row, name in names if asked in ({*terms(name[0])}, {*terms(" ".join(name))})
         ]

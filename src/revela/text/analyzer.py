@@ -383,10 +383,10 @@ def _joined(pieces: Iterable[tuple[str, float]], least: int) -> Iterator[tuple[s
         yield block, weight
 
 
-def name_of(document: str) -> tuple[str, str]:
+def file_name_words(document: str) -> tuple[str, str]:
     """The words of the name of a document's file, and its ending; "" for a row's id.
 
-    >>> name_of("travel/holidayPlan_2024-05-06.txt"), name_of("table.csv:7")
+    >>> file_name_words("travel/holidayPlan_2024-05-06.txt"), file_name_words("table.csv:7")
     (('holiday Plan 2024-05-06', 'txt'), ('', ''))
     """
     name = _NAME.fullmatch(document.rpartition("/")[2])
@@ -400,4 +400,4 @@ def spaced(name: str) -> str:
 
 def searched(document: str, passage: str) -> str:
     """What is searched by words for a passage: its text, and the name of its file."""
-    return "\n".join([passage, " ".join(name_of(document))]).rstrip()
+    return "\n".join([passage, " ".join(file_name_words(document))]).rstrip()

@@ -155,7 +155,7 @@ def _python(text: str, lines: list[str]) -> Definitions | None:
     waiting: list[ast.AST] = [tree]
     while waiting:
         for node in ast.iter_child_nodes(waiting.pop()):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if isinstance(node, Function | ast.ClassDef):
                 first = min([node.lineno, *(d.lineno for d in node.decorator_list)]) - 1
                 while first and lines[first - 1].lstrip().startswith("#"):
                     first -= 1
@@ -240,7 +240,7 @@ def without_docstring(source: str) -> tuple[str, str] | None:
     """
     source = textwrap.dedent(source)
     for query, _, begin, end in _docstrings(source):
-        lines = list(split_lines(source))
+        lines = split_lines(source)
         return query, "".join(lines[:begin] + lines[end:])
     return None
 

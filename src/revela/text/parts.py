@@ -102,18 +102,16 @@ class DocumentReader:
             yield from filter_documents(documents, False, self.min_words, report)
 
 
-def parts_of(sources: Sequence[Path | str], report: ReadReport, size: int = PART) -> list[Part]:
-    """Divide a corpus, in order, into parts of about ``size`` bytes. A larger file is a part of its
+def parts_of(sources: Sequence[Path | str], report: ReadReport) -> list[Part]:
+    """Divide a corpus, in order, into parts of about ``PART`` bytes. A larger file is a part of its
     own, unless it is Parquet.
     """
-    pieces = list(_pieces(sources, report, size))
-    runs = pack([length for _, length in pieces], size)
+    pieces = list(_pieces(sources, report))
+    runs = pack([length for _, length in pieces], PART)
     return [tuple(piece for piece, _ in pieces[run.start : run.stop]) for run in runs]
 
 
-def _pieces(
-    sources: Sequence[Path | str], report: ReadReport, size: int
-) -> Iterator[tuple[Piece, int]]:
+def _pieces(sources: Sequence[Path | str], report: ReadReport) -> Iterator[tuple[Piece, int]]:
     """Each piece, and its approximate bytes."""
     for source in sources:
         if str(source).startswith(PREFIX):
@@ -124,11 +122,11 @@ def _pieces(
         for relative in files_of(source, report):
             file = replace(relative, path=relative.path.resolve())
             state = size_and_time(file.path)
-            lengths = _row_group_lengths(file.path) if state[0] > size else []
+            lengths = _row_group_lengths(file.path) if state[0] > PART else []
             if len(lengths) < 2:
                 yield Piece(file, state), state[0]
             else:
-                for run in pack(lengths, size):
+                for run in pack(lengths, PART):
                     yield Piece(file, state, run), sum(lengths[run.start : run.stop])
 
 

@@ -139,9 +139,7 @@ def vectors_on_disk(count: int, width: int) -> Vectors:
     if count * width == 0:
         return np.zeros((count, width), dtype=np.float32)
     with _disk_errors(), tempfile.TemporaryFile(prefix="revela-") as file:
-        if hasattr(
-            os, "posix_fallocate"
-        ):  # if the disk filled up later, the process would be killed
+        if hasattr(os, "posix_fallocate"):  # if the disk filled up later, the process would die
             os.posix_fallocate(file.fileno(), 0, 4 * count * width)
         return np.memmap(file, dtype=np.float32, mode="w+", shape=(count, width))
 

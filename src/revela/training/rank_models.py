@@ -18,7 +18,7 @@ from revela.encoders.load import load_encoder
 from revela.encoders.model_files import resolve
 from revela.encoders.prompts import prompts_set
 from revela.errors import RevelaError, extra
-from revela.evaluation.label_free import HeldOutCheck, Scores, tasks, with_bm25
+from revela.evaluation.label_free import HeldOutCheck, PerQuery, tasks, with_bm25
 from revela.evaluation.metrics import Outcome
 from revela.evaluation.results import SystemScores
 from revela.evaluation.significance import MEASURE, standings
@@ -105,7 +105,7 @@ def rank_models(
     return {n: replace(tested[n], means={**tested[n].means, **means[n]}) for n in ranked}
 
 
-def _by_query(by_task: Mapping[str, Scores]) -> dict[str, dict[str, float]]:
+def _by_query(by_task: Mapping[str, PerQuery]) -> dict[str, dict[str, float]]:
     """ "TASK NUMBER" of each query -> its score."""
     return {
         f"{task} {i}": {MEASURE: float(score)}
@@ -114,7 +114,7 @@ def _by_query(by_task: Mapping[str, Scores]) -> dict[str, dict[str, float]]:
     }
 
 
-def _mean(by_task: Mapping[str, Scores]) -> float:
+def _mean(by_task: Mapping[str, PerQuery]) -> float:
     """The mean over all queries."""
     return float(np.concatenate([*by_task.values()]).mean())
 

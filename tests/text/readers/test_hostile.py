@@ -15,7 +15,7 @@ import pytest
 
 from conftest import SENTENCE
 from revela.errors import RevelaError
-from revela.text import spool as arrow_list
+from revela.text import spool
 from revela.text.load import read_corpus
 from revela.text.readers import common, read_sources
 from revela.text.readers.common import ReadReport
@@ -96,10 +96,10 @@ def test_names_that_are_not_utf8_are_ids_all_the_same(tmp_path):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
 def test_a_full_disk_is_no_fault_of_the_corpus(tmp_path, monkeypatch):
     with pytest.raises(RevelaError, match=r"/dev cannot be written .*TMPDIR"):
-        arrow_list.write(Document, [Document("a", "text")], Path("/dev/full"))
-    write = arrow_list.write
+        spool.write(Document, [Document("a", "text")], Path("/dev/full"))
+    write = spool.write
     full = Path("/dev/full")
-    monkeypatch.setattr(arrow_list, "write", lambda kind, items, _: write(kind, items, full))
+    monkeypatch.setattr(spool, "write", lambda kind, items, _: write(kind, items, full))
     (tmp_path / "Posts.xml").write_text('<posts><row Id="1" PostTypeId="1" Body="text"/></posts>')
     with pytest.raises(RevelaError, match="cannot be written"):
         read_corpus([tmp_path], max_bad_share=1)
@@ -114,5 +114,5 @@ def test_a_disk_that_is_full_before_anything_is_written_is_one_sentence(monkeypa
 
     monkeypatch.setattr(takes, full, raising=False)
     with pytest.raises(RevelaError, match=r"cannot be written \(No space left .*TMPDIR"):
-        arrow_list.arrow_list(Document, [])
-        arrow_list.vectors_on_disk(2, 3)
+        spool.arrow_list(Document, [])
+        spool.vectors_on_disk(2, 3)

@@ -11,7 +11,7 @@ import pytest
 
 from conftest import MadeUpEncoder
 from revela.errors import RevelaError
-from revela.evaluation.evaluate import Collection
+from revela.evaluation.collection import Collection
 from revela.training.probes import geometry as g
 from revela.types import Document
 

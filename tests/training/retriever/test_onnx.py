@@ -21,7 +21,7 @@ from conftest import make_rows, tiny_config
 pytest.importorskip("onnxruntime")
 
 from revela.cli.export import export
-from revela.encoders import graph_export as onnx_form
+from revela.encoders import graph_export
 from revela.encoders.graph_export import export_onnx
 from revela.encoders.graphs import CONFIG, EXPORT, TOKENIZER
 from revela.errors import RevelaError
@@ -105,9 +105,9 @@ def test_refusals_leave_nothing(tmp_path, tiny_lm_folder, monkeypatch):
     (tmp_path / "there").mkdir()
     with pytest.raises(RevelaError, match="exists: choose another --out"):
         export_onnx(model, tmp_path / "there")
-    monkeypatch.setattr(onnx_form, "_write_graph", lambda *_: None)
-    monkeypatch.setattr(onnx_form, "open_export", lambda *_: None)
-    monkeypatch.setattr(onnx_form, "difference", lambda *_: 2e-4)
+    monkeypatch.setattr(graph_export, "_write_graph", lambda *_: None)
+    monkeypatch.setattr(graph_export, "open_export", lambda *_: None)
+    monkeypatch.setattr(graph_export, "difference", lambda *_: 2e-4)
     with pytest.raises(RevelaError, match=r"differ by 2\.0e-04"):
         export_onnx(model, out)
     assert [p.name for p in tmp_path.iterdir()] == ["there"]

@@ -33,13 +33,7 @@ from revela.text.readers.hub import PREFIX, read_hub
 from revela.text.readers.json_files import read_json, read_jsonl, read_notebook
 from revela.text.readers.latex import read_latex
 from revela.text.readers.mail import read_eml, read_mbox
-from revela.text.readers.office import (
-    read_docx,
-    read_epub,
-    read_odf,
-    read_pptx,
-    read_xlsx,
-)
+from revela.text.readers.office import read_docx, read_epub, read_odf, read_pptx, read_xlsx
 from revela.text.readers.pdf import read_pdf
 from revela.text.readers.rows import Fields
 from revela.text.readers.rtf import read_rtf

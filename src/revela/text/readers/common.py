@@ -119,9 +119,9 @@ class ReadReport:
         for reason, places in other.examples.items():
             self.examples[reason] = [*self.examples.get(reason, []), *places][:MAX_EXAMPLES]
 
-    def lines(self, unit: str = "document") -> list[str]:
+    def lines(self) -> list[str]:
         """The report as text, one line per total and per reason."""
-        read, words = counted(self.documents, unit), counted(self.words, "word")
+        read, words = counted(self.documents, "document"), counted(self.words, "word")
         out = [f"read {read}, {words}{self._share()}"]
         if self.passages:
             out.append(

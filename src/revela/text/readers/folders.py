@@ -172,7 +172,7 @@ class GitIgnore:
         self._rules = None if rules is None else [*rules, *_rules_of(place)]
         self._of[folder] = self._rules
 
-    def ignores(self, path: Path, is_folder: bool = False) -> bool:
+    def ignores(self, path: Path, is_folder: bool) -> bool:
         """Whether git ignores a file or folder in the folder entered last."""
         return bool(self._rules) and _match(self._rules or [], self._place(path), is_folder)
 

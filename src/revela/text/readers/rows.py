@@ -48,7 +48,8 @@ def document_of(
     if len(text) > common.MAX_BYTES:
         report.skip(f"text over {common.MAX_BYTES >> 20} MB", where, bad=True)
         return None
-    key = next((str(row[name]) for name in ID_FIELDS if row.get(name) not in (None, "")), "")
+    ids = (row.get(name) for name in ID_FIELDS)
+    key = next((str(value) for value in ids if value != "" and not is_missing(value)), "")
     is_taken = key != where and is_of_file(key, report.names)
     if key and report.claim and (is_taken or not report.claim(key)):
         report.note("rows with the id of another row or file: their place is their id", where)

@@ -41,7 +41,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
-from revela.encoders.base import batches
+from revela.encoders.base import batches_by_length
 from revela.encoders.model_files import resolve
 from revela.encoders.torch_model import add_missing_rows, tokens_per_batch
 from revela.errors import RevelaError
@@ -198,7 +198,7 @@ def _read_sample(retriever: RetrieverModule, texts: Sequence[str]) -> tuple[Tens
     shown = progress_bar("fitting", "chunk", total=len(texts))
     with retriever.evaluating():
         read = partial(retriever.tokenize, role="passage")
-        for indices, features in batches(
+        for indices, features in batches_by_length(
             texts, read, tokens_per_batch(retriever.device), retriever.limit
         ):
             features = retriever.states(features)
