@@ -57,7 +57,8 @@ Row = dict[str, Any]
 
 def systems(data: TrainingSet) -> Iterator[tuple[str, TextEncoder]]:
     """Each retriever, made of the documents that are not held out."""
-    yield "MiniLM", encoder_of(Candidate(MINILM, "embedder"), data)
+    given = data.recipe, data.documents, data.held_out
+    yield "MiniLM", encoder_of(Candidate(MINILM, "embedder"), *given)
     language = data.recipe.corpus.language
     begun, trained = tables(resolve(LM), data.documents, data.held_out, language=language)
     yield "table begun", begun.encoder()
