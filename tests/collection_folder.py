@@ -30,6 +30,7 @@ def write_judged(folder: Path, rows: Iterable[Mapping[str, str]], split: str = "
     return write_collection(folder, rows, queries, {(name, name): 1 for name in queries}, split)
 
 
-def write_lines(file: Path, rows: Iterable[Mapping[str, str]]) -> None:
+def write_lines(file: Path, rows: Iterable[Mapping[str, str]]) -> Path:
     """Write JSON lines."""
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file

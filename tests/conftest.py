@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import logging
 import os
 import random
@@ -14,6 +15,7 @@ import time
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from hypothesis import settings
 from research.benchmarks.hardening.made import byte_tokenizer
 from revela.encoders import load
 from revela.encoders.base import TextEncoder
+from revela.types import Document
 from tests.collection_folder import write_lines
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -68,6 +71,13 @@ TOPICS = [
     *("circuit", "recipe", "harbour"),
 ]
 
+# Settings of a run of seconds on the tiny models.
+TINY: dict[str, Any] = dict(
+    layers=2, chunk_words=12, group_size=8, groups_per_step=1, lora_rank=4, lora_alpha=8,
+    lm_tokens=64, max_tokens=64, max_minutes=0, max_steps=6, warmup_steps=2, log_every=1,
+    check_every=0, threads=1, precision="fp32",
+)  # fmt: skip
+
 
 def sentence(topic: str, rng: random.Random) -> str:
     words = [f"{topic}{rng.randrange(6)}" for _ in range(rng.randint(5, 9))]
@@ -87,11 +97,28 @@ def make_rows(count: int, sentences: int = 8, seed: int = 0) -> list[dict[str, s
     return rows
 
 
+def make_documents(count: int, **how: int) -> list[Document]:
+    """The same as documents."""
+    return [Document(row["_id"], row["text"], row["title"]) for row in make_rows(count, **how)]
+
+
+def write_texts(folder: Path, rows: list[dict[str, str]]) -> Path:
+    """Write the texts of rows as files, by number."""
+    folder.mkdir()
+    for i, row in enumerate(rows):
+        (folder / f"{i}.txt").write_text(row["text"])
+    return folder
+
+
+def logged(run: Path, what: str = "loss") -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl that have this."""
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [row for row in rows if what in row]
+
+
 @pytest.fixture(scope="session")
 def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
-    write_lines(path, make_rows(80))
-    return path
+    return write_lines(tmp_path_factory.mktemp("corpus") / "corpus.jsonl", make_rows(80))
 
 
 @pytest.fixture(scope="session")
@@ -125,6 +152,14 @@ def tiny_config(kind: str, vocabulary: int = 400):
         ),
         "gpt_neox": lambda: t.GPTNeoXConfig(**common, **ids),
     }[kind]()
+
+
+def frozen_llama():
+    """A tiny random Llama in fp64, with the same weights at every call."""
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(0)
+    return LlamaForCausalLM(tiny_config("llama")).double().eval().requires_grad_(False)
 
 
 class MadeUpEncoder(TextEncoder):
@@ -347,6 +382,16 @@ def reads(tmp_path):
         return read_corpus([tmp_path], **how)
 
     return read
+
+
+def parsed(command: list[str]) -> tuple[str, dict[str, Any]]:
+    """The name of a command's function, and the arguments that it is given."""
+    from revela import cli
+    from revela.cli.main import prepare
+
+    prepare(command)
+    function, bound, _ = cli.app.parse_args(command, exit_on_error=False, print_error=False)
+    return function.__name__, bound.arguments
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def example(name: str) -> Iterator[ModuleType]:
     spec.loader.exec_module(module)
     module.LAYERS = 2
     yield module
-    del sys.modules[name]
+    sys.modules.pop(name, None)
 
 
 def tiny_lm(kind: str, attention: str = "sdpa"):

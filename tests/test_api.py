@@ -72,11 +72,7 @@ def test_documents_keep_their_ids_titles_and_metadata(retriever, tmp_path):
     assert {found.id for found in late} == {"note-10", "note-11"}
 
 
-def test_mistakes_are_one_sentence(retriever, tmp_path, tiny_lm_folder):
-    with pytest.raises(RevelaError, match="neither a folder nor a hub id"):
-        Retriever(tmp_path / "none")
-    with pytest.raises(RevelaError, match="is not a Sentence-Transformers folder"):
-        Retriever(tiny_lm_folder)
+def test_mistakes_are_one_sentence(retriever, tmp_path):
     with pytest.raises(RevelaError, match="nothing to index"):
         retriever.index(["", "  "], tmp_path / "index")
     retriever.index(TEXTS[:2], tmp_path / "index")
@@ -84,11 +80,6 @@ def test_mistakes_are_one_sentence(retriever, tmp_path, tiny_lm_folder):
         retriever.index(TEXTS, tmp_path / "index")
     with pytest.raises(RevelaError, match="is not an index"):
         retriever.open(tmp_path)
-    other = tmp_path / "other"
-    retriever.encoder.model.save(str(other), create_model_card=False)
-    (other / "config.json").write_text((other / "config.json").read_text() + "\n")
-    with pytest.raises(RevelaError, match="is not the model that made"):
-        Retriever(other).open(tmp_path / "index")
 
 
 def lists_are_asked_for(retriever, index, tmp_path):

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from conftest import make_rows, tiny_retriever
+from conftest import logged, make_rows, tiny_retriever
 from revela.errors import RevelaError
 from revela.evaluation.label_free import HeldOutCheck
 from revela.training.groups.dataset import TrainingSet, default_queries_file
@@ -52,7 +52,7 @@ def recipes(monkeypatch, tiny_lm_folder):
     return seen
 
 
-TINY = (
+TINY_FLAGS = (
     "--layers 2 --chunk-words 20 --gate-heads 4 --lora-rank 4 --precision fp32 --threads 1",
     "--max-steps 2 --max-minutes 0",
     *("--held-out", "0.2"),
@@ -88,10 +88,9 @@ def test_refusals_load_no_torch():
 
 def test_from_text_to_search(succeeds, refused, corpus_file, tiny_lm_folder, tmp_path, models):
     model, index = tmp_path / "model", tmp_path / "index"
-    out = succeeds("train", corpus_file, f"--out {model}", models, *TINY)
+    out = succeeds("train", corpus_file, f"--out {model}", models, *TINY_FLAGS)
     assert "read 80 documents" in out and "BM25" in out and "held out 16 documents" in out
-    rows = [json.loads(line) for line in (model / "metrics.jsonl").read_text().splitlines()]
-    assert [r["step"] for r in rows if "check" in r] == [0, 2]
+    assert [row["step"] for row in logged(model, "check")] == [0, 2]
     folder = write_judged(tmp_path / "beir", make_rows(20))
     succeeds("eval", model, f"--on {folder} --json {tmp_path / 'scores.json'}")
     scores = json.loads((tmp_path / "scores.json").read_text())["beir"]
@@ -191,15 +190,24 @@ BAD = {
     "index {tmp} --model x --out {tmp}/../": "exists: choose another --out\n",
     "train {tmp} --out {tmp}/o --language klingon": '"klingon" is not known',
     "search {tmp} x --weight 1.5": "give the vectors' share, from 0",
-    "index {tmp} --out {tmp}/index": "no document found",
     "index --out {tmp}/index": "give a corpus to index",
     "index {tmp} --out {tmp} --append": "is not an index",
     **{
         f"index --out {{tmp}} {more} --delete d1": "--delete takes ids and no corp"
         for more in ("{tmp}", "--append", "--model x", "--metadata year")
     },
+    "index {tmp} --out {tmp}/index --sync --append": "leave --append out",
+    "index {tmp} --out {tmp}/index --yes --model x": "--yes lets --sync",
+    "index {tmp} --out {tmp}/index --sync --engine ray": "--sync reads in this process",
+    "index {tmp} --out {tmp}/index --sync --join-titles --model x": "--join-titles joins rows",
     "search {tmp} query --top 0": "--top must be 1 or more (got 0)",
     "search {tmp} query": "no document found in",
+    "search {tmp}/a.bin query": "binary (a.bin)",
+    "search {tmp}/none query": "none is not an index",
+    "serve {tmp}/none --port 0": "none is not an index",
+    "serve {tmp} --sync 0": "--sync must be a positive number of seconds (got 0)",
+    "cache {tmp}": "leave ",
+    "cache {tmp} --clear": "the cache holds no index of",
     **{
         f"{command} {{tmp}} {ADDRESS}": f"{ADDRESS.replace(' ', ' is ')}, an address"
         for command in ("train", "groups", "heads", "report", "encode --model x")
@@ -214,6 +222,7 @@ BAD = {
 
 @pytest.mark.parametrize("command", BAD)
 def test_bad_arguments_are_one_sentence(refused, tmp_path, command):
+    (tmp_path / "a.bin").write_bytes(b"x\0")
     assert BAD[command] in refused(*(word.format(tmp=tmp_path) for word in command.split()))
 
 
@@ -392,10 +401,8 @@ def test_written_queries_are_kept(succeeds, corpus_file, models):
 def test_what_nothing_else_can_ask_is_checked_by_written_questions(
     monkeypatch, doing, succeeds, models, tmp_path
 ):
-    corpus = tmp_path / "snippets.jsonl"
-    corpus.write_text(
-        "".join(json.dumps({"text": row["text"]}) + "\n" for row in make_rows(60, sentences=1))
-    )
+    texts = ({"text": row["text"]} for row in make_rows(60, sentences=1))
+    corpus = write_lines(tmp_path / "snippets.jsonl", texts)
     command = (
         "train", corpus, models,
         "--preset crop --group-size 8 --layers 2 --lora-rank 4 --precision fp32 --threads 1",
@@ -420,8 +427,7 @@ def test_what_nothing_else_can_ask_is_checked_by_written_questions(
     code, out, err = doing(*command, tmp_path / "guarded", "--check-questions 11")
     assert code == 2 and "exists: choose another --out" in err
     assert not out and len(asked) == 10, "refused before it writes"
-    lines = (tmp_path / "guarded" / "metrics.jsonl").read_text().splitlines()
-    checks = [row["check"]["question"] for row in map(json.loads, lines) if "check" in row]
+    checks = [row["check"]["question"] for row in logged(tmp_path / "guarded", "check")]
     assert len(checks) == 2 and all(0 < score <= 1 for score in checks)
     assert "| nDCG@10 | question |" in (tmp_path / "guarded" / "README.md").read_text()
 
@@ -431,7 +437,7 @@ def test_compare_keeps_what_is_done(succeeds, refused, corpus_file, models, tmp_
     command = (
         "compare", corpus_file, f"--on {folder} --out {tmp_path / 'out'}",
         "--presets gated crop --points 2",
-        models, *TINY, "--group-size 4",
+        models, *TINY_FLAGS, "--group-size 4",
     )  # fmt: skip
     out = succeeds(*command)
     assert "BM25" in out and "crop, seed 0" in out
@@ -446,8 +452,8 @@ def test_compare_keeps_what_is_done(succeeds, refused, corpus_file, models, tmp_
     assert (tmp_path / "out" / "gated-0" / "metrics.jsonl").stat().st_mtime_ns == written
     err = refused(*command, "--learning-rate 0.5")
     assert "gated-0 was begun with other settings (learning_rate): give the same, or another" in err
-    write_lines(tmp_path / "other.jsonl", make_rows(80, seed=9))
-    err = refused("compare", tmp_path / "other.jsonl", *command[2:])
+    other = write_lines(tmp_path / "other.jsonl", make_rows(80, seed=9))
+    err = refused("compare", other, *command[2:])
     assert "gated-0 was begun on another corpus" in err
 
 
@@ -459,7 +465,7 @@ def test_an_interrupted_run_exits_so_and_does_not_look_finished(
 ):
     folder = write_judged(tmp_path / "judged", make_rows(20, seed=5))
     given = (
-        verb, corpus_file, f"--out {tmp_path / 'out'} --group-size 4", *TINY,
+        verb, corpus_file, f"--out {tmp_path / 'out'} --group-size 4", *TINY_FLAGS,
         models,
     )  # fmt: skip
     given += (f"--on {folder} --presets gated",) if verb == "compare" else ()
@@ -496,7 +502,7 @@ def test_the_last_table_has_the_saved_state_beside_the_last(
     monkeypatch.setattr(HeldOutCheck, "__call__", lambda *_: {"title": next(scores)})
     said = succeeds(
         "train", corpus_file, f"--out {tmp_path / 'out'} --group-size 4 --check-every 0",
-        models, *TINY,
+        models, *TINY_FLAGS,
     )  # fmt: skip
     table = said.rpartition("label-free check,")[2]
     rows = re.findall(r"^│ (.+?) +│ +([\d.]+) │$", table, re.M)

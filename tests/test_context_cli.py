@@ -31,10 +31,10 @@ TEXTS = ["ocean1 ocean2", "engine3", "how is the market02"]
 @pytest.fixture
 def corpora(tmp_path):
     """Two corpora of more documents than there are slots."""
-    paths = [tmp_path / "one.jsonl", tmp_path / "other.jsonl"]
-    for path, seed in zip(paths, (1, 2), strict=True):
-        write_lines(path, make_rows(2 * SLOTS, sentences=40, seed=seed))
-    return paths
+    return [
+        write_lines(tmp_path / f"{name}.jsonl", make_rows(2 * SLOTS, sentences=40, seed=seed))
+        for name, seed in (("one", 1), ("other", 2))
+    ]
 
 
 def test_a_context_is_baked_into_a_stock_folder(
@@ -118,11 +118,10 @@ def test_compare_judges_in_the_context_of_each_collection(contextual, tmp_path, 
 
 @pytest.mark.parametrize("kind", ["saved_retriever", "contextual"])
 def test_probe_says_how_many_documents_are_read(kind, request, tmp_path, succeeds):
-    rows = make_rows(8, sentences=20)
-    write_lines(tmp_path / "corpus.jsonl", rows)
+    corpus = write_lines(tmp_path / "corpus.jsonl", make_rows(8, sentences=20))
     model, json_file = request.getfixturevalue(kind), tmp_path / "probe.json"
     limits = ("--max-tokens", 64, "--documents", 4, "--precision", "fp32", "--json", json_file)
-    succeeds("probe", model, tmp_path / "corpus.jsonl", *limits)
+    succeeds("probe", model, corpus, *limits)
     found = json.loads(json_file.read_text())
     assert found["context"] == (SLOTS if kind == "contextual" else 0)
     assert found["tokens"] == 48  # slots are not part of the 64

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from mcp import Client, StdioServerParameters
 
-from conftest import make_rows, serving
+from conftest import make_rows, serving, write_texts
 from tests.collection_folder import write_collection, write_lines
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -93,10 +93,7 @@ def model(static_folder):
 
 @pytest.fixture
 def docs(tmp_path):
-    (tmp_path / "docs").mkdir()
-    for i, row in enumerate(make_rows(16)):
-        (tmp_path / "docs" / f"{i}.txt").write_text(row["text"])
-    return tmp_path / "docs"
+    return write_texts(tmp_path / "docs", make_rows(16))
 
 
 @pytest.fixture

@@ -15,10 +15,8 @@ FLAGS = ("--chunk-words", 12, "--precision", "fp32")
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    path = tmp_path_factory.mktemp("encode") / "corpus.jsonl"
     rows = [dict(row, title=row["title"] * (i % 2)) for i, row in enumerate(make_rows(24))]
-    write_lines(path, rows)
-    return path
+    return write_lines(tmp_path_factory.mktemp("encode") / "corpus.jsonl", rows)
 
 
 def test_the_vectors_of_an_index(succeeds, refused, corpus, saved_retriever, tmp_path):

@@ -5,8 +5,6 @@ By default a few run; ``pytest -m slow tests/test_every_family.py`` runs the oth
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -16,8 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 import families
 import naive
 import revela.training.train as training
-from conftest import make_rows, tiny_retriever
-from revela import Document
+from conftest import TINY, logged, make_documents, tiny_retriever
 from revela.encoders.torch_model import positions_of
 from revela.errors import RevelaError
 from revela.training.check_settings import check_recipe
@@ -34,7 +31,7 @@ from revela.training.retriever.module import RetrieverEncoder
 from revela.training.retriever.save import save_retriever
 from revela.training.settings import Recipe
 
-DOCUMENTS = [Document(row["_id"], row["text"], row["title"]) for row in make_rows(24)]
+DOCUMENTS = make_documents(24)
 UPPER = ["SEVEN GREY HERONS STAND IN THE OCEAN01 LAKE", "VIOLIN15 ENGINE10.", DOCUMENTS[3].text]
 TEXTS = [*UPPER, *map(str.lower, UPPER)]
 LENGTHS = [5, 3, 4]
@@ -55,12 +52,9 @@ def assert_same_when_saved(vectors, folder):
 def test_as_a_retriever(kind, tmp_path, monkeypatch):
     """Fitted, trained for three steps and saved, with EOS or the mean."""
     folder, vectors = families.folder_of(kind, tmp_path / "model"), []
-    recipe = Recipe.of(
-        "crop", model=str(folder), layers=2, crop_window=40, group_size=8, groups_per_step=1,
-        lora_rank=4, max_tokens=64, lm_tokens=64, max_minutes=0, max_steps=3, log_every=1,
-        check_every=0, precision="fp32", threads=1, lower_case="yes", learning_rate=1e-2,
-        warmup_steps=1,
-    )  # fmt: skip
+    limits = dict(max_steps=3, learning_rate=1e-2, warmup_steps=1)
+    changes = TINY | limits | dict(crop_window=40, lower_case="yes")
+    recipe = Recipe.of("crop", model=str(folder), **changes)
     if kind in families.NO_LORA:
         with pytest.raises(RevelaError, match="LoRA can change: train all weights by --lora-rank"):
             check_recipe(recipe, tmp_path / "out", resume=False)
@@ -75,8 +69,7 @@ def test_as_a_retriever(kind, tmp_path, monkeypatch):
     training.train(recipe, DOCUMENTS, tmp_path / "out")
     assert_same_when_saved(vectors[0], tmp_path / "out")
     assert np.linalg.norm(vectors[0][0][0] - vectors[0][0][1]) > 0.01
-    lines = map(json.loads, (tmp_path / "out" / "metrics.jsonl").read_text().splitlines())
-    norms = [line["grad_norm"] for line in lines if "loss" in line]
+    norms = [line["grad_norm"] for line in logged(tmp_path / "out")]
     assert len(norms) == 3 and min(norms) > 1e-6, norms
 
     if load_tokenizer(folder).eos_token is None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from conftest import make_rows, wait_for
+from conftest import make_rows, wait_for, write_texts
 from revela.cli.mcp import IndexOpener
 from revela.cli.search import _print_first_answer
 from revela.encoders.prompts import OWN
@@ -35,10 +35,7 @@ MIXED = [
 def docs(tmp_path, monkeypatch):
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(folder_index, "SOON", 0)
-    folder = tmp_path / "docs"
-    folder.mkdir()
-    for i, row in enumerate(make_rows(40, sentences=4)):
-        (folder / f"{i}.txt").write_text(row["text"])
+    folder = write_texts(tmp_path / "docs", make_rows(40, sentences=4))
     (folder / "zebra.txt").write_text("A zebra stands alone.")
     return folder
 

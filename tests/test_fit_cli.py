@@ -22,9 +22,7 @@ SMALL = ("--layers", "2", "--precision", "fp32")
 @pytest.fixture
 def corpus(tmp_path):
     """400 documents: enough to hold some out."""
-    file = tmp_path / "corpus.jsonl"
-    write_lines(file, make_rows(400))
-    return file
+    return write_lines(tmp_path / "corpus.jsonl", make_rows(400))
 
 
 def table_of(said):
@@ -87,8 +85,7 @@ def test_python_fits_as_the_command_does(succeeds, corpus_file, tiny_lm_folder, 
 
 
 def test_a_pruned_retriever_is_smaller(succeeds, tiny_lm_folder, tmp_path):
-    corpus, sizes = tmp_path / "corpus.jsonl", {}
-    write_lines(corpus, make_rows(12))
+    corpus, sizes = write_lines(tmp_path / "corpus.jsonl", make_rows(12)), {}
     for more in ((), ("--prune",)):
         out = tmp_path / f"out{len(more)}"
         given = ("--model", tiny_lm_folder, "--out", out)

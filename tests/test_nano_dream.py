@@ -15,7 +15,7 @@ from revela.training.methods.dream import DreamLoss
 from revela.training.methods.find_heads import ranked_heads, score_query_heads
 from revela.training.retriever.module import RetrieverModule
 from revela.types import Chunk
-from tests.nano_example import EXAMPLES, TEXTS, assert_close, example, tiny_lm
+from tests.nano_example import TEXTS, assert_close, example, tiny_lm
 
 QUESTIONS, ANSWERS = ["Where is ocean4?", "What is the violin2 of the castle about?"], [1, 4]
 HEADS = [(1, 2), (1, 0), (3, 1)]
@@ -106,15 +106,3 @@ def test_a_step_makes_the_loss_of_its_group_smaller(nano, tiny_lm_folder):
     before = nano.answer_loss(lm, retriever, group, HEADS)
     nano.train(retriever, lm, [group] * 10, HEADS)
     assert nano.answer_loss(lm, retriever, group, HEADS) < before - 1e-4
-
-
-def test_a_folder_with_too_little_text_is_refused(nano, tmp_path, capsys):
-    (tmp_path / "a.md").write_text("Only this.")
-    with pytest.raises(SystemExit) as stop:
-        nano.main([str(tmp_path)])
-    assert stop.value.code == 2 and "has fewer than 160 chunks" in capsys.readouterr().err
-
-
-def test_it_has_at_most_250_lines_and_imports_nothing_of_ours():
-    text = (EXAMPLES / "nano_dream.py").read_text()
-    assert len(text.splitlines()) <= 250 and not re.search(r"^(import|from) revela", text, re.M)

@@ -168,14 +168,15 @@ def test_chunks_end_with_sentences_and_batches_are_of_runs(nano, tmp_path):
         assert len(set(numbers)) == nano.BATCH
 
 
-def test_a_folder_with_too_little_text_is_refused(nano, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("name", "lines", "chunks"), [("nano_revela", 300, 8), ("nano_dream", 250, 160)]
+)
+def test_it_is_short_without_imports_of_ours_and_refuses_too_little_text(
+    name, lines, chunks, tmp_path, capsys
+):
+    text = (EXAMPLES / f"{name}.py").read_text()
+    assert len(text.splitlines()) <= lines and not re.search(r"^(import|from) revela", text, re.M)
     (tmp_path / "a.md").write_text("Only this.")
-    with pytest.raises(SystemExit) as stop:
-        nano.main([str(tmp_path)])
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and "has fewer than 8 chunks" in said
-
-
-def test_it_has_at_most_300_lines_and_imports_nothing_of_ours():
-    text = (EXAMPLES / "nano_revela.py").read_text()
-    assert len(text.splitlines()) <= 300 and not re.search(r"^(import|from) revela", text, re.M)
+    with example(name) as module, pytest.raises(SystemExit) as stop:
+        module.main([str(tmp_path)])
+    assert stop.value.code == 2 and f"has fewer than {chunks} chunks" in capsys.readouterr().err

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import make_rows
-from revela import Document, Retriever
+from conftest import TINY, logged, make_documents
+from revela import Retriever
 from revela.evaluation.collection import Collection
 from revela.evaluation.evaluate import outcomes
 from revela.training.groups import dataset
@@ -34,18 +34,12 @@ FILE = Path(__file__).parent / "records.json"
 # the large ones: on another machine a norm of .036 by 7e-4 of itself, 3e-5 of the list's largest.
 RELATIVE, OF_THE_LARGEST = 5e-4, 5e-5
 
-DOCUMENTS = [Document(row["_id"], row["text"], row["title"]) for row in make_rows(24)]
-MORE = [Document(row["_id"], row["text"], row["title"]) for row in make_rows(80)]
+DOCUMENTS, MORE = make_documents(24), make_documents(80)
 TEXTS = ["ocean01 ocean02 ocean03", "Violin15 engine10.", DOCUMENTS[7].text]
-TINY = dict(
-    layers=2, chunk_words=12, group_size=8, groups_per_step=1, lora_rank=4, lora_alpha=8,
-    lm_tokens=64, max_tokens=64, learning_rate=2e-3, max_minutes=0, max_steps=8, warmup_steps=2,
-    log_every=1, check_every=0, seed=0, threads=1,
-    precision="fp32",
-)  # fmt: skip
+RUN = TINY | dict(learning_rate=2e-3, max_steps=8)
 ASKED: dict[str, Any] = dict(queries="telling-sentence", chunk_words=30, query_heads=3)
 GATED = dict(gate_heads=4)
-RUNS = {name: {**settings, **TINY} for name, settings in presets().items()}
+RUNS = {name: {**settings, **RUN} for name, settings in presets().items()}
 for name in ("gated", "paper", "paper-code", "gains"):
     RUNS[name] |= GATED
 RUNS["paper"] |= dict(groups_per_step=2)
@@ -102,11 +96,8 @@ def test_runs(tiny_lm_folder, tmp_path, keep, name, monkeypatch):
     recipe = Recipe.of(**models | RUNS[name])
     # A tokenizer takes more text.
     train(recipe, MORE if name == "spans" else DOCUMENTS, tmp_path / "out")
-    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
-    rows = [row for row in map(json.loads, lines) if "loss" in row]
-    record: Record = {}
-    for what in ("loss", "grad_norm", "learning_rate"):
-        record[what] = _short(row[what] for row in rows)
+    rows, names = logged(tmp_path / "out"), ("loss", "grad_norm", "learning_rate")
+    record: Record = {what: _short(row[what] for row in rows) for what in names}
     keep(name, record | _vectors(Retriever(tmp_path / "out", "fp32")))
 
 

@@ -18,9 +18,8 @@ from tests.collection_folder import write_lines
 
 @pytest.fixture
 def corpus(tmp_path):
-    path = tmp_path / "corpus.jsonl"
-    write_lines(path, ({**row, "title": f"all about {row['_id']}"} for row in make_rows(130)))
-    return path
+    rows = ({**row, "title": f"all about {row['_id']}"} for row in make_rows(130))
+    return write_lines(tmp_path / "corpus.jsonl", rows)
 
 
 def test_eval_ranks_models_on_a_text_without_labels(

@@ -27,6 +27,7 @@ from research.benchmarks.options import (
     collections_parser,
     corpus_of,
     kept_json,
+    passages_of,
     print_cells,
     print_header,
 )
@@ -34,8 +35,6 @@ from revela import Retriever
 from revela.encoders.default_model import suited_model
 from revela.evaluation.collection import load_collection
 from revela.evaluation.metrics import Outcome
-from revela.searching.manifest import Indexing
-from revela.text.chunk import chunk
 from revela.text.load import read_corpus
 from revela.types import evenly_spaced
 
@@ -80,12 +79,7 @@ def scores_of(folder: Path, queries: int) -> dict[str, float]:
     """nDCG@10 of both systems on a collection."""
     collection = load_collection(folder)
     documents, _ = read_corpus([corpus_of(folder)], distinct=False, min_words=0)
-    pieces = [
-        piece
-        for i, document in enumerate(documents)
-        for piece in chunk(document, i, Indexing().chunk_words)
-    ]
-    passages = [f"{documents[p.document].title} {p.text}".strip() for p in pieces]
+    pieces, passages = passages_of(documents)
     chosen = evenly_spaced(len(collection.queries), queries or len(collection.queries))
     asked = [collection.queries[i] for i in chosen]
     encoder = Retriever(suited_model([document.text for document in documents])[0])

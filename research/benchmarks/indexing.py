@@ -27,13 +27,12 @@ from research.benchmarks.options import (
     RESEARCH,
     corpus_of,
     parser_of,
+    passages_of,
     print_cells,
     print_header,
 )
 from revela.encoders.embedded import E5, MINILM
 from revela.encoders.model_files import resolve
-from revela.searching.manifest import Indexing
-from revela.text.chunk import chunk
 from revela.text.load import read_corpus
 from revela.types import evenly_spaced
 
@@ -100,12 +99,7 @@ def main() -> None:
         return OTHERS[arguments.child](passages, arguments.out, resolve(MINILM))
     documents, _ = read_corpus([corpus_of(arguments.data)])
     chosen = [documents[i] for i in evenly_spaced(len(documents), arguments.documents)]
-    cut = [
-        piece
-        for i, document in enumerate(chosen)
-        for piece in chunk(document, i, Indexing().chunk_words)
-    ]
-    passages = [f"{chosen[piece.document].title} {piece.text}".strip() for piece in cut]
+    _, passages = passages_of(chosen)
     with tempfile.TemporaryDirectory() as temporary:
         folder, here = Path(temporary), RESEARCH.parent
         text, given, out = folder / "corpus.jsonl", folder / "passages.json", folder / "out"

@@ -11,7 +11,9 @@ from typing import Any
 
 from revela.evaluation.collection import Collection
 from revela.files import atomic_write
-from revela.types import evenly_spaced
+from revela.searching.manifest import Indexing
+from revela.text.chunk import chunk
+from revela.types import Chunk, Document, evenly_spaced
 
 RESEARCH = Path(__file__).parents[1]
 OUT = RESEARCH / "out"
@@ -47,6 +49,14 @@ def collections_in(data: Sequence[Path], only: Sequence[str] = ()) -> dict[str, 
 def corpus_of(folder: Path) -> Path:
     """The documents of a collection."""
     return next(p for p in (folder / "corpus.jsonl.gz", folder / "corpus.jsonl") if p.is_file())
+
+
+def passages_of(documents: Sequence[Document]) -> tuple[list[Chunk], list[str]]:
+    """The chunks that `revela index` makes of documents, and their texts after the titles."""
+    chunks = [
+        piece for i, d in enumerate(documents) for piece in chunk(d, i, Indexing().chunk_words)
+    ]
+    return chunks, [f"{documents[c.document].title} {c.text}".strip() for c in chunks]
 
 
 def kept_json(path: Path, make: Callable[[], Any]) -> Any:

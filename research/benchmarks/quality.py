@@ -58,15 +58,12 @@ UNTRAINED = {
 VARIANTS = {  # of the presets, for --what objectives
     "dream, rate 3e-4": "--preset dream --learning-rate 3e-4",
     "dream, tau .05": "--preset dream --tau 0.05",
-    "attention, written questions": "--preset attention --queries lm",
-    "attention, authors words": "--preset attention --queries authors-words",
     "gains, by document": "--preset gains --groups document",
     "pairs, clusters": "--preset pairs --groups cluster",
     "pairs, iterative": "--preset pairs --groups iterative --refresh-every 100",
     "gated, iterative": "--groups iterative --refresh-every 50",
-    "attention, iterative": "--preset attention --groups iterative --refresh-every 75",
 }
-ASKED = ("dream, rate 3e-4", "dream, tau .05", "attention, written questions")
+ASKED = ("dream, rate 3e-4", "dream, tau .05")
 
 
 def save_untrained(

@@ -13,7 +13,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
-from conftest import make_rows
+from conftest import TINY, make_rows
 from revela.encoders import embedded, model_files
 from revela.errors import RevelaError
 from revela.training.models import find_weights
@@ -187,9 +187,8 @@ def test_a_run_that_is_resumed_reads_the_commit_that_it_began_with(
 
     files = {file.name: file.read_bytes() for file in tiny_lm_folder.iterdir()}
     hub.models["owner/lm"] = {commit(1): files}
-    tiny = dict(layers=1, chunk_words=12, group_size=4, gate_heads=2, lora_rank=0, precision="fp32")
-    ends = dict(max_minutes=0, max_steps=2, save_every=1, check_every=0, threads=1)
-    recipe = Recipe.of(model="owner/lm", lm=str(tiny_lm_folder), **tiny, **ends)
+    small = dict(layers=1, group_size=4, gate_heads=2, lora_rank=0, max_steps=2, save_every=1)
+    recipe = Recipe.of(model="owner/lm", lm=str(tiny_lm_folder), **TINY | small)
     documents = [Document(row["_id"], row["text"]) for row in make_rows(8)]
     advance = Progress.advance
 

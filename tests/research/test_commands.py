@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from conftest import parsed
 from research.benchmarks import demo, quality
-from revela.cli import app
-from revela.cli.main import prepare
+from revela.training.settings import presets
 from revela.types import Document
 
 PLANS = {
@@ -21,12 +21,6 @@ PLANS = {
 }
 
 
-def parse(*command: str):
-    prepare(list(command))
-    function, bound, _ = app.parse_args(command, exit_on_error=False)
-    return function.__name__, bound.arguments
-
-
 @pytest.mark.parametrize("plan", PLANS)
 def test_rows_of_the_quality_tables(plan, monkeypatch):
     rows = list(PLANS[plan]())
@@ -34,7 +28,8 @@ def test_rows_of_the_quality_tables(plan, monkeypatch):
     trained = [how["train"] for *_, how in rows if "train" in how]
     assert trained
     for flags in {tuple(flags) for flags in trained}:
-        assert parse("train", "corpus.jsonl", "--out", "model", *flags)[0] == "train"
+        verb, given = parsed(["train", "corpus.jsonl", "--out", "model", *flags])
+        assert verb == "train" and given.get("preset", "gated") in presets()
 
 
 @pytest.fixture
@@ -45,7 +40,7 @@ def demonstrate(monkeypatch, tmp_path):
         out, ran = tmp_path / "demo", []
 
         def run(*command):
-            name, given = parse(*command)
+            name, given = parsed([*command])
             ran.append(name)
             if name == "eval":
                 models = [Path(model).name for model in given["model"]]

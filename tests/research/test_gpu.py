@@ -12,7 +12,6 @@ from revela.training.lm.document_attention import DocumentWeights, document_atte
 from tests.naive import attention_by_sdpa
 
 CPU = torch.device("cpu")
-NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 @pytest.mark.parametrize("preset", ["gated", "paper"])
@@ -30,29 +29,18 @@ def test_a_step_has_all_its_numbers_and_all_kernels_the_same_loss(monkeypatch, p
     assert all(r["tokens_per_second"] == pytest.approx(24 / r["seconds"]) for r in rows)
 
 
-def inputs(device, dtype, width=64, requires_grad=True):
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (
-        torch.randn(n, 106, width, generator=generator).to(device, dtype) for n in (4, 2, 2)
-    )
-    weights = torch.tensor([[0, 0.3, 0.7], [0.6, 0, 0.4], [1, 0, 0]]).to(device)
-    return [t.requires_grad_(requires_grad) for t in (query, key, value, weights)]
-
-
-def agree(device, dtype, v_norm, tolerance):
-    """Output and gradients of both kernels, by the norm of their difference."""
-    tensors, found = inputs(device, dtype), []
-    documents = DocumentWeights(tensors[3], [70, 3, 33], epsilon=1e-4)
-    for kernel in ("torch", "varlen"):
-        mixed = document_attention(*tensors[:3], documents, v_norm=v_norm, kernel=kernel)
-        found.append([mixed.detach(), *torch.autograd.grad(mixed.float().square().sum(), tensors)])
-    for a, b in zip(*found, strict=True):
-        assert (
-            a.dtype == b.dtype and (a.double() - b.double()).norm() <= tolerance * a.double().norm()
-        )
-
-
-@NEEDS_GPU
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("v_norm", [False, True])
 def test_on_a_gpu_flash_attention_agrees(v_norm):
-    agree(torch.device("cuda"), torch.bfloat16, v_norm, 3e-2)
+    """Output and gradients of both kernels, by the norm of their difference."""
+    generator, on = torch.Generator().manual_seed(0), ("cuda", torch.bfloat16)
+    states = [torch.randn(n, 106, 64, generator=generator).to(*on) for n in (4, 2, 2)]
+    weights = torch.tensor([[0, 0.3, 0.7], [0.6, 0, 0.4], [1, 0, 0]]).to("cuda")
+    tensors, found = [t.requires_grad_() for t in (*states, weights)], []
+    documents = DocumentWeights(weights, [70, 3, 33], epsilon=1e-4)
+    for kernel in ("torch", "varlen"):
+        mixed = document_attention(*states, documents, v_norm=v_norm, kernel=kernel)
+        found.append([mixed.detach(), *torch.autograd.grad(mixed.float().square().sum(), tensors)])
+    for a, b in zip(*found, strict=True):
+        assert a.dtype == b.dtype
+        assert (a.double() - b.double()).norm() <= 3e-2 * a.double().norm()

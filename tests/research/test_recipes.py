@@ -9,15 +9,13 @@ from pathlib import Path
 
 import pytest
 
-import revela.cli as cli
-from conftest import make_rows
-from revela.cli.main import prepare
+from conftest import make_rows, parsed
 from revela.cli.recipe_flags import recipes_of
 from revela.errors import RevelaError
 from revela.training.groups.dataset import TrainingSet
 from revela.training.settings import Recipe, read_recipe
 from revela.types import Document
-from test_cli import TINY
+from test_cli import TINY_FLAGS
 from tests.collection_folder import write_judged, write_lines
 
 RECIPES = Path(__file__).parents[2] / "research" / "recipes"
@@ -33,23 +31,18 @@ def commands(file: Path) -> list[list[str]]:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_the_commands_at_the_head_parse(file):
     verbs = []
-    for command in commands(file):
-        prepare(command)
-        function, bound, _ = cli.app.parse_args(command, exit_on_error=False)
-        verbs.append(function.__name__)
-        if function.__name__ == "compare":
-            assert bound.arguments["recipe_file"] == Path("research/recipes") / file.name
+    for verb, given in map(parsed, commands(file)):
+        verbs.append(verb)
+        assert verb != "compare" or given["recipe_file"] == Path("research/recipes") / file.name
     assert verbs in (["compare", "report"], ["groups", "compare", "compare", "compare", "report"])
 
 
 @pytest.mark.parametrize("stage", ["spans", "crops", "episodes"])
 def test_the_stages_of_dwell_parse(stage):
     file = RECIPES / "dwell" / f"{stage}.toml"
-    (command,) = commands(file)
-    prepare(command)
-    _, bound, _ = cli.app.parse_args(command, exit_on_error=False)
+    ((_, given),) = map(parsed, commands(file))
     recipe = recipes_of([""], file, None)[""]
-    assert bound.arguments["recipe_file"] == Path("research/recipes/dwell") / file.name
+    assert given["recipe_file"] == Path("research/recipes/dwell") / file.name
     assert recipe.objective.name == {"crops": "crop", "episodes": "infonce"}.get(stage, stage)
     assert recipe.retriever.max_tokens == 2048 and recipe.training.max_steps
 
@@ -69,7 +62,7 @@ def test_one_runs_at_tiny_scale_and_its_table_is_written(succeeds, corpus_file, 
     judged, out = write_judged(tmp_path / "judged", make_rows(20, seed=5)), tmp_path / "runs"
     small = ("--group-size", 4, "--groups-per-step", 1, "--warmup-steps", 0, "--points", 1)
     flags = ("--on", judged, "--recipe", RECIPES / "random-groups.toml", "--out", out)
-    trained = ("--presets", "paper", models, *TINY, *small)
+    trained = ("--presets", "paper", models, *TINY_FLAGS, *small)
     succeeds("compare", corpus_file, *flags, *trained)
     names = ["document", "random"]
     for name in names:
@@ -96,7 +89,7 @@ def test_variants_of_the_reading_are_trained_on_what_they_read(succeeds, refused
     (tmp_path / "r.toml").write_text(variants + "near_duplicates = 0.8\n")
     flags = ("--on", judged, "--recipe", tmp_path / "r.toml", "--out", out)
     flags += ("--points 1 --presets gated", models)
-    small = (*TINY[:-2], "--group-size", 4, "--groups-per-step", 1, "--warmup-steps", 0)
+    small = (*TINY_FLAGS[:-2], "--group-size", 4, "--groups-per-step", 1, "--warmup-steps", 0)
     err = refused("compare", corpus, *flags, *small)
     assert "all: runs are compared beside the label-free check" in err
     small = (*small, "--held-out", 0.4)

@@ -21,6 +21,7 @@ from unittest import mock
 import torch
 from sentence_transformers.base import model as sentence_transformers
 
+from conftest import logged
 from revela import Retriever
 from revela.evaluation.collection import Collection
 from revela.evaluation.evaluate import outcomes
@@ -95,8 +96,7 @@ def trained(name: str, lm: Path, out: Path) -> dict[str, Any]:
     with watched(counted), mock.patch.object(InBatch, "gate_first_layer", first):
         for resume in (False, True):
             run.train(recipe, documents, out / "run", plan=CheckPlan(check), resume=resume)
-    rows = list(map(json.loads, (out / "run" / "metrics.jsonl").read_text().splitlines()))
-    steps = [row for row in rows if "loss" in row]
+    steps = logged(out / "run")
     found = {what: [row[what] for row in steps] for what in ("loss", "grad_norm")}
     return {**found, "waits": counted}
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from test_train import ctrl_c_after
 
-from conftest import make_rows
+from conftest import TINY, logged, make_rows
 from revela.errors import RevelaError
 from revela.training import compare as comparison
 from revela.training import generated_queries as query_lm
@@ -28,17 +28,13 @@ from revela.training.train import train
 from revela.types import Document
 
 DOCUMENTS = [Document(row["_id"], row["text"]) for row in make_rows(24)]
-TINY = dict(
-    layers=2, chunk_words=12, group_size=8, lora_rank=4, lora_alpha=8, max_minutes=0, max_steps=3,
-    log_every=1, save_every=1, check_every=0, precision="fp32", threads=1, lm_tokens=64,
-    max_tokens=64, warmup_steps=2,
-)  # fmt: skip
 
 
 @pytest.fixture
 def recipe(tiny_lm_folder):
     folder = str(tiny_lm_folder)
-    return Recipe.of(**(presets()["infonce"] | TINY), model=folder, lm=folder)
+    settings = presets()["infonce"] | TINY | dict(max_steps=3, save_every=1)
+    return Recipe.of(**settings, model=folder, lm=folder)
 
 
 @pytest.fixture
@@ -76,11 +72,8 @@ def write_all(recipe, documents, file):
 
 def of_run(folder):
     """Losses by step, and the saved tensors."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return (
-        {row["step"]: row["loss"] for row in rows if "loss" in row},
-        load_file(folder / "model.safetensors"),
-    )
+    losses = {row["step"]: row["loss"] for row in logged(folder)}
+    return losses, load_file(folder / "model.safetensors")
 
 
 def assert_equal(one, other):

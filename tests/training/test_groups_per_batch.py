@@ -13,7 +13,7 @@ from revela.training.groups_per_batch import greatest_that_fits
 from revela.training.methods.revela import RevelaLoss
 from revela.training.settings import Recipe
 from revela.training.train import train
-from tests.test_records import DOCUMENTS, GATED, TINY
+from tests.test_records import DOCUMENTS, GATED, RUN
 
 
 def peak_of(base: int, per_group: int, tried: list[int], memory: float = float("inf")):
@@ -49,7 +49,7 @@ def test_the_number_is_found_once_per_run_and_read_by_the_loop(
 ):
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
     models, out = dict.fromkeys(("model", "lm"), str(tiny_lm_folder)), tmp_path / "out"
-    recipe = Recipe.of(**models | TINY | GATED | dict(groups_per_step=4, max_steps=2))
+    recipe = Recipe.of(**models | RUN | GATED | dict(groups_per_step=4, max_steps=2))
     read: list[int] = []
     pass_over = RevelaLoss.forward
 

@@ -29,8 +29,7 @@ def question(passage, number):
 def text(tmp_path, monkeypatch):
     """A corpus, beside a language model that knows what to ask."""
     monkeypatch.setattr("revela.training.lm.generate.writer", lambda *_: ask)
-    write_lines(tmp_path / "text.jsonl", ROWS)
-    return tmp_path / "text.jsonl"
+    return write_lines(tmp_path / "text.jsonl", ROWS)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import torch
 from test_train import ctrl_c_after, losses
 
-from conftest import Embed, MadeUpEncoder, make_rows
+from conftest import TINY, Embed, MadeUpEncoder, make_documents, make_rows
 from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25
@@ -29,12 +29,8 @@ from revela.training.train import train
 from revela.types import Chunk, Document
 from tests.collection_folder import write_collection, write_lines
 
-DOCUMENTS = [Document(row["_id"], row["text"], row["title"]) for row in make_rows(24)]
-TINY = dict(
-    layers=2, chunk_words=30, group_size=8, lora_rank=4, lora_alpha=8, max_minutes=0, max_steps=6,
-    log_every=1, save_every=3, check_every=0, precision="fp32", threads=1, lm_tokens=64,
-    max_tokens=64, warmup_steps=2, negatives=2, refresh_every=2,
-)  # fmt: skip
+DOCUMENTS = make_documents(24)
+MINED = TINY | dict(chunk_words=30, save_every=3, negatives=2, refresh_every=2)
 
 
 class Hashed(MadeUpEncoder):
@@ -239,7 +235,7 @@ def test_a_mined_false_negative_is_left_out():
 
 @pytest.fixture
 def recipe(tiny_lm_folder):
-    asked = {**presets()["infonce"], **TINY, "queries": "telling-sentence"}
+    asked = {**presets()["infonce"], **MINED, "queries": "telling-sentence"}
     return Recipe.of(**asked, model=str(tiny_lm_folder), lm=str(tiny_lm_folder))
 
 

@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.run import parse_args
 
+from conftest import TINY, logged
 from revela.cli.recipe_flags import settings_flags
 from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
@@ -31,14 +32,10 @@ from revela.training.settings import OBJECTIVES, Recipe, presets
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="two processes need two GPUs")
 
-TINY: dict[str, Any] = dict(
-    layers=2, chunk_words=12, group_size=8, groups_per_step=2, lora_rank=4, lora_alpha=8,
-    lm_tokens=64, max_tokens=64, learning_rate=2e-3, max_minutes=0, max_steps=4, warmup_steps=2,
-    log_every=1, check_every=0, seed=0, threads=1, precision="fp32",
-)  # fmt: skip
+RUN = TINY | dict(groups_per_step=2, learning_rate=2e-3, max_steps=4)
 TIMEOUT = 300.0  # seconds, on a loaded machine
 ASKED = dict(queries="telling-sentence")
-PRESETS = {name: {**settings, **TINY} for name, settings in presets().items()}
+PRESETS = {name: {**settings, **RUN} for name, settings in presets().items()}
 GATED = PRESETS["gated"] | dict(gate_heads=4)
 CONTEXT = dict(context=3, context_from="corpus")
 CASES = {
@@ -142,19 +139,13 @@ def of_both(out: Any, what: str) -> list[Any]:
     return [seen(out, rank)[what] for rank in (0, 1)]
 
 
-def lines(out: Path, what: str = "loss") -> list[dict[str, Any]]:
-    """Those of metrics.jsonl that have this."""
-    rows = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-    return [row for row in rows if what in row]
-
-
 def assert_same_run(two: Path, one: Path) -> None:
     """The same losses, to 1e-6, and trained tensors; each line of metrics.jsonl once.
 
     AdamW divides by the size of a gradient, so that rounding of one near 0 moves a weight by a few
     hundredths of the learning rate of 1e-4, on some processors.
     """
-    for row, other in zip(lines(two), lines(one), strict=True):
+    for row, other in zip(logged(two), logged(one), strict=True):
         for what in ("step", "loss", "learning_rate"):
             assert row[what] == pytest.approx(other[what], rel=0, abs=1e-6), what
     trained, alone = (load_file(f"{out}-0.safetensors") for out in (two, one))
@@ -263,8 +254,8 @@ def test_a_loss_that_is_not_finite_stops_all(both):
 def test_the_first_checks_and_the_best_state_is_kept(both):
     folders = [both[0] / name for name in ("checked", "one-checked")]
     for folder in folders:
-        assert [row["check"]["task"] for row in lines(folder, "check")] == [9, 1, 1]
-        assert lines(folder, "kept")[-1]["kept"] == 0
+        assert [row["check"]["task"] for row in logged(folder, "check")] == [9, 1, 1]
+        assert logged(folder, "kept")[-1]["kept"] == 0
     saved, alone = (load_file(folder / "model.safetensors") for folder in folders)
     assert all(torch.equal(saved[tensor], alone[tensor]) for tensor in saved)
 
@@ -426,7 +417,7 @@ def test_on_the_command_line(both, case, cache, tmp_path):
     again = said.rpartition("2 processes, on the CPU")[2]  # torchrun stops the other of the killed
     assert again.count("stopping after this step and saving") == 1, said + errors
     assert said.count(f"saved to {out}, continue with --resume") == 1, said + errors
-    steps = [row["step"] for row in lines(out)]
+    steps = [row["step"] for row in logged(out)]
     assert steps == list(range(1, steps[-1] + 1))
     assert open_model(out) is not None and last_checkpoint(out) == steps[-1]
 

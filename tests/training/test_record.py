@@ -7,7 +7,7 @@ import json
 import huggingface_hub
 import pytest
 
-from conftest import make_rows
+from conftest import TINY, make_documents, make_rows
 from revela.encoders.model_files import fingerprint
 from revela.errors import RevelaError
 from revela.text.spool import arrow_list
@@ -152,12 +152,9 @@ def nothing_cached(tmp_path, monkeypatch):
 def test_what_replaced_a_default_model_is_recorded_and_named_in_the_card(
     nothing_cached, tiny_lm_folder, tmp_path
 ):
-    small = dict(layers=2, chunk_words=20, gate_heads=4, lora_rank=4, precision="fp32", threads=1)
-    limits = dict(max_steps=1, max_minutes=0, group_size=4)
-    recipe = Recipe.of(offline_model=str(tiny_lm_folder), **small, **limits)
-    documents = [Document(row["_id"], row["text"], row["title"]) for row in make_rows(12)]
-    out = tmp_path / "out"
-    train(recipe, documents, out)
+    small, out = dict(gate_heads=4, max_steps=1, group_size=4), tmp_path / "out"
+    recipe = Recipe.of(offline_model=str(tiny_lm_folder), **TINY | small)
+    train(recipe, make_documents(12), out)
     record = json.loads((out / RUN_FILE).read_text())
     used = {"name": str(tiny_lm_folder), "digest": fingerprint(tiny_lm_folder)}
     assert record["about"]["models"] == {"model": used, "lm": used}

@@ -19,7 +19,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from conftest import TOPICS, MadeUpEncoder, make_rows, tiny_retriever
+from conftest import TINY, TOPICS, MadeUpEncoder, logged, make_rows, tiny_retriever
 from revela.encoders.model_files import commits, resolve
 from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
@@ -44,11 +44,7 @@ from revela.training.step import BatchReader, Budget, Progress
 from revela.training.train import train
 from revela.types import Document
 
-TINY = Recipe.of(
-    layers=2, chunk_words=12, group_size=8, lora_rank=4, lora_alpha=8, max_minutes=0, max_steps=6,
-    log_every=1, save_every=3, check_every=0, gate_heads=4, precision="fp32",
-    threads=1, lm_tokens=64, max_tokens=64, warmup_steps=2,
-)  # fmt: skip
+SHORT = Recipe.of(**TINY, save_every=3, gate_heads=4)
 # The preset's surrogate is MiniLM, which knows none of the words here.
 LEARNED = presets()["dream"] | dict(queries="telling-sentence", chunk_words=30, query_heads=3)
 CDE = presets()["cde"] | {"surrogate": ""}
@@ -56,12 +52,11 @@ CDE = presets()["cde"] | {"surrogate": ""}
 
 @pytest.fixture
 def recipe(tiny_lm_folder):
-    return TINY.replace(model=str(tiny_lm_folder), lm=str(tiny_lm_folder))
+    return SHORT.replace(model=str(tiny_lm_folder), lm=str(tiny_lm_folder))
 
 
 def losses(folder):
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+    return {row["step"]: row["loss"] for row in logged(folder)}
 
 
 def assert_same_tensors(one, other, least=1):
@@ -104,7 +99,7 @@ def test_it_learns_in_thirty_steps(taught_lm_folder, tiny_lm_folder, tmp_path, m
     """The LM is frozen, so only a better choice of what to read can lower its loss."""
     monkeypatch.setattr(InBatch, "gate_first_layer", 0.0)
     documents = [Document(row["_id"], row["text"]) for row in make_rows(4, sentences=4, seed=3)]
-    recipe = TINY.replace(
+    recipe = SHORT.replace(
         model=str(tiny_lm_folder), lm=str(taught_lm_folder), max_steps=30,
         learning_rate=1e-3, group_size=16, chunk_words=9, gate=0.5, gate_heads=0,
         tau=0.5, whitening=0.0, token_weighting=0.0, lexical=0.0,
@@ -372,8 +367,7 @@ def test_all_that_is_trained_is_clipped_together(recipe, documents, tmp_path, mo
     recipe = recipe.replace(lm_lora=True, max_steps=2)
     train(recipe, documents, tmp_path / "out")
     assert norms == pytest.approx([1, 1], abs=1e-3)
-    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
-    assert all(row["grad_norm"] > 1000 for row in map(json.loads, lines) if "loss" in row)
+    assert all(row["grad_norm"] > 1000 for row in logged(tmp_path / "out"))
 
 
 def test_an_output_folder_in_the_way_is_refused_and_kept(recipe, documents, tmp_path):
@@ -631,7 +625,7 @@ def test_the_first_stage_trains_alike_whether_it_was_checked_before(
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "hidden_dropout_prob": 0.5}))
     small = dict(model=str(folder), context=3, group_size=8, max_steps=2, keep="last")
-    recipe = TINY.replace(**CDE | ASKED | small)
+    recipe = SHORT.replace(**CDE | ASKED | small)
     plans = {
         "plain": NO_CHECKS,
         "checked": CheckPlan(lambda encoder: {"task": float(encoder.encode_queries(["a"]).sum())}),

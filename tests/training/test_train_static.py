@@ -11,9 +11,9 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
-from test_train import TINY, assert_resume_equals_unbroken, losses
+from test_train import SHORT, assert_resume_equals_unbroken, losses
 
-from conftest import make_rows
+from conftest import TINY, make_rows
 from revela.encoders.load import load_encoder
 from revela.encoders.static_encoder import StaticEncoder
 from revela.errors import RevelaError
@@ -33,11 +33,10 @@ CASES = {
     "crop": {"crop_window": 30, "groups_per_step": 2, "groups_per_batch": 2},
     "iterative": {"groups": "iterative", "refresh_every": 2},
 }
-SIZE = {"group_size": 8, "chunk_words": 12, "lora_rank": 4, "lora_alpha": 8, "warmup_steps": 2}
 
 
 def settings_of(case):
-    return {**presets().get(case, {}), **SIZE, **CASES[case]}
+    return {**presets().get(case, {}), **TINY, **CASES[case]}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def table_folder(tmp_path_factory, tiny_lm_folder):
 
 @pytest.fixture
 def recipe(table_folder, tiny_lm_folder):
-    return TINY.replace(model=str(table_folder), lm=str(tiny_lm_folder), max_steps=3)
+    return SHORT.replace(model=str(table_folder), lm=str(tiny_lm_folder), max_steps=3)
 
 
 @pytest.mark.parametrize("case", CASES)

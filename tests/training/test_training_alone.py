@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 
-from conftest import make_rows
+from conftest import TINY, make_rows
 from tests.collection_folder import write_collection, write_lines
 from tests.test_core import SOURCE, site_without
 
@@ -32,10 +32,7 @@ scores = evaluate([out], [collection])
 vectors = Retriever(out).encode_passages(["ocean01 ocean02"])
 print(json.dumps([sorted(scores["sea"]), len(vectors)]))
 """
-STEP = dict(
-    layers=2, chunk_words=12, group_size=8, lora_rank=4, lm_tokens=64, max_tokens=64, max_minutes=0,
-    max_steps=1, gate_heads=0, check_every=1, threads=1, held_out=0.3,
-)  # fmt: skip
+STEP = TINY | dict(max_steps=1, gate_heads=0, check_every=1, held_out=0.3)
 
 
 def test_a_step_an_evaluation_and_a_saved_model_need_no_search(tiny_lm_folder, tmp_path):

@@ -5,9 +5,9 @@ search for its heads.
 from __future__ import annotations
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, LlamaForCausalLM
+from transformers import AttentionInterface, AttentionMaskInterface
 
-from conftest import Embed, tiny_config, train_by_sgd
+from conftest import Embed, frozen_llama, train_by_sgd
 from revela.training.lm.language_model import LanguageModel
 from revela.training.lm.prompts import ANSWER, QUESTION
 from revela.training.methods.dream import DreamLoss
@@ -94,11 +94,6 @@ def naive_answer_loss(model, prompt, tail, weights, gate, heads):
     return torch.stack(losses).mean()
 
 
-def lm_weights():
-    torch.manual_seed(0)
-    return LlamaForCausalLM(tiny_config("llama")).double().eval().requires_grad_(False)
-
-
 def test_the_answers_loss_and_its_gradients_equal_the_naive_pass():
     prompt, tail = texts()
     heads, found = [(1, 2), (1, 0), (3, 1)], []
@@ -106,13 +101,13 @@ def test_the_answers_loss_and_its_gradients_equal_the_naive_pass():
         weights = torch.tensor([[0.1, 0.6, 0.3], [0.5, 0.25, 0.25]]).double().requires_grad_()
         logit = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
         if fast:
-            lm = LanguageModel(lm_weights())
+            lm = LanguageModel(frozen_llama())
             objective = DreamLoss(Embed(), lm, heads, tau=0.1, gate=0.5, group_size=3)
             side = {k: v for k, v in tail.items() if k != "group"}
             loss = objective.answer_loss(prompt, side, weights, logit)
         else:
             gate = logit.sigmoid()
-            loss = naive_answer_loss(lm_weights(), prompt, tail, weights, gate, set(heads))
+            loss = naive_answer_loss(frozen_llama(), prompt, tail, weights, gate, set(heads))
         found.append((loss.detach(), *torch.autograd.grad(loss, [weights, logit])))
     for slow, fast in zip(*found, strict=True):
         assert slow.abs().sum() > 0
@@ -128,7 +123,7 @@ def test_it_learns_and_leaves_groups_without_questions_out():
         "attention_mask": torch.ones(6, 4),
     }
     question = {k: v[:2] for k, v in side.items()}
-    lm = LanguageModel(lm_weights().float())
+    lm = LanguageModel(frozen_llama().float())
     objective = DreamLoss(Embed(), lm, [(1, 0), (2, 1), (2, 3)], tau=0.3, gate=0.5, group_size=3)
     losses = train_by_sgd(objective, [question, side, twice, tail], steps=15, rate=0.3)
     assert losses[-1] < losses[0] and 0 < objective.gate_logit.sigmoid() < 1

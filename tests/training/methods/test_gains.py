@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
 
-from conftest import Embed, moved_since_it_began, tiny_config, train_by_sgd
+from conftest import Embed, frozen_llama, moved_since_it_began, train_by_sgd
 from revela.training.lm.document_attention import InBatchAttention
 from revela.training.lm.language_model import LanguageModel
 from revela.training.methods.distillation import InitialRetriever
@@ -20,10 +19,7 @@ SIZE = 4  # of each of two groups
 
 @pytest.fixture(scope="module")
 def lm():
-    torch.manual_seed(0)
-    return LanguageModel(
-        LlamaForCausalLM(tiny_config("llama")).double().eval().requires_grad_(False)
-    )
+    return LanguageModel(frozen_llama())
 
 
 def sides():

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from pydantic import PositiveFloat, ValidationError
 from pydantic.dataclasses import dataclass
 
+from conftest import TINY, logged
 from revela import Retriever
 from revela.errors import RevelaError
 from revela.training.methods.base import RetrieverLoss
@@ -51,19 +52,11 @@ class NeighboursLoss(RetrieverLoss):
 
 
 def test_it_trains_through_the_api(tiny_lm_folder, corpus_file, tmp_path):
-    tiny = dict(layers=2, chunk_words=12, group_size=8, lora_rank=4, lm_tokens=64, log_every=1)
-    limits = dict(max_minutes=0, max_steps=12, threads=1, precision="fp32", learning_rate=5e-3)
-    retriever = Retriever.train(
-        corpus_file,
-        tmp_path / "out",
-        objective=Neighbours(tau=0.2),
-        model=str(tiny_lm_folder),
-        **tiny,
-        **limits,
-    )
+    settings = TINY | dict(model=str(tiny_lm_folder), max_steps=12, learning_rate=5e-3)
+    objective = Neighbours(tau=0.2)
+    retriever = Retriever.train(corpus_file, tmp_path / "out", objective=objective, **settings)
     assert retriever.encode_queries(["ocean1"]).shape[0] == 1
-    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
-    losses = [row["loss"] for row in map(json.loads, lines) if "loss" in row]
+    losses = [row["loss"] for row in logged(tmp_path / "out")]
     assert len(losses) == 12 and sum(losses[-3:]) < sum(losses[:3])
     settings = json.loads((tmp_path / "out" / "run.json").read_text())
     assert settings["objective"] == "neighbours" and settings["tau"] == 0.2

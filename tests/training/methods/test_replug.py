@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
 
-from conftest import Embed, tiny_config, train_by_sgd
+from conftest import Embed, frozen_llama, train_by_sgd
 from revela.training.lm.language_model import LanguageModel
 from revela.training.methods.replug import ReplugLoss, likelihoods, ranking_divergence
 
@@ -15,8 +14,7 @@ LENGTHS = [5, 1, 3, 4]
 
 @pytest.fixture(scope="module")
 def model():
-    torch.manual_seed(0)
-    return LlamaForCausalLM(tiny_config("llama")).double().eval().requires_grad_(False)
+    return frozen_llama()
 
 
 def chunks():

@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LlamaForCausalLM
 
-from conftest import tiny_config
+from conftest import frozen_llama
 from revela.training.lm.document_attention import InBatchAttention
 from revela.training.lm.language_model import LanguageModel
 from revela.training.methods.find_heads import BASE_GATE, probe_heads, ranked_heads
@@ -62,10 +61,7 @@ def test_bf16_ties_soften_a_saturated_row():
 
 @pytest.fixture(scope="module")
 def lm():
-    torch.manual_seed(0)
-    return LanguageModel(
-        LlamaForCausalLM(tiny_config("llama")).double().eval().requires_grad_(False)
-    )
+    return LanguageModel(frozen_llama())
 
 
 def test_gates_choose_layers_and_heads(lm):

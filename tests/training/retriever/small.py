@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from revela.training.retriever.build import build_retriever
+from conftest import tiny_retriever
 from revela.training.retriever.fit import fit_to_corpus
 from revela.training.retriever.module import RetrieverModule
-from revela.training.settings import Fit, Retriever
+from revela.training.settings import Fit
 
 
 def build(folder, pooling="mean", **changes):
-    """An untrained retriever of two layers."""
-    settings = dict(
-        layers=2,
-        pooling=pooling,
-        max_tokens=32,
-        lower_case="no",
-        query_prompt="query: ",
-        passage_prompt="passage: ",
-    )
-    return build_retriever(folder, Retriever(**(settings | changes)))
+    """An untrained retriever of two layers that reads 32 tokens."""
+    return tiny_retriever(folder, **{"pooling": pooling, "max_tokens": 32, **changes})
 
 
 def fit(model, texts, **settings):

@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 from small import build, fit
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from conftest import make_rows
+from conftest import TINY, make_rows
 from revela import Document, Retriever
 from revela import fit as fit_stock
 from revela.training.retriever.module import RetrieverEncoder
@@ -77,9 +77,8 @@ def test_it_is_trained(lm, tmp_path, embedder, tiny_lm_folder):
         saved[0].model.resize_token_embeddings(len(saved.tokenizer) - 1)
         saved.save_pretrained(str(tmp_path / "model"))
         model = tmp_path / "model"
-    tiny = dict(layers=1, chunk_words=12, group_size=4, gate_heads=2, precision="fp32")
-    ends = dict(max_minutes=0, max_steps=1, check_every=0, threads=1)
-    recipe = Recipe.of(model=str(model), lm=str(lm), **tiny, **ends)
+    small = dict(layers=1, group_size=4, gate_heads=2, max_steps=1)
+    recipe = Recipe.of(model=str(model), lm=str(lm), **TINY | small)
     documents = [Document(str(i), text) for i, text in enumerate(WITH_IT[-9:])]
     recipe = recipe.replace(loss_tokens="all" if embedder else "corpus")
     train(recipe, documents, tmp_path / "out")  # the LM reads it too
