@@ -57,15 +57,15 @@ Row = dict[str, Any]
 
 def systems(data: TrainingSet) -> Iterator[tuple[str, TextEncoder]]:
     """Each retriever, made of the documents that are not held out."""
-    given = data.recipe, data.documents, data.held_out
-    yield "MiniLM", encoder_of(Candidate(MINILM, "embedder"), *given)
+    both = data.documents, data.held_out
+    yield "MiniLM", encoder_of(Candidate(MINILM, "embedder"), data.recipe, *both)
     language = data.recipe.corpus.language
-    begun, trained = tables(resolve(LM), data.documents, data.held_out, language=language)
+    begun, trained = tables(resolve(LM), *both, language=language)
     yield "table begun", begun.encoder()
     yield "table", trained.encoder()
     for layers in (2, 6):
         recipe = data.recipe.replace(layers=layers)
-        fitted = encoder_of(Candidate(LM, "fit"), recipe, data.documents, data.held_out)
+        fitted = encoder_of(Candidate(LM, "fit"), recipe, *both)
         yield f"{layers} layers", fitted
     raw = untrained_retriever(data.recipe.replace(layers=2).retriever, resolve(LM), data.documents)
     yield "2 layers, raw", RetrieverEncoder(raw, True)
