@@ -79,13 +79,16 @@ def open_graph(
         config = _read(inside / "config.json")
         if max_tokens is not None:
             check_max_tokens(max_tokens, max_positions(config), str(folder))
-        export, read = export_folder(fingerprint(folder)), prompts_of(folder, prompts)
+        export, (query, passage) = export_folder(fingerprint(folder)), prompts
+        if query is None or passage is None:
+            query, passage = prompts_of(folder, prompts)
         if (export / EXPORT).is_file():
-            encoder = open_export(export, folder, max_tokens, read)
+            encoder = open_export(export, folder, max_tokens, (query, passage))
         elif graph := _graph(folder, config, modules):
             tokenizer, limit = _tokenizer(inside, config), max_tokens or _limit(inside, config)
             padding = config.get("pad_token_id") or 0
-            encoder = GraphEncoder(graph, tokenizer, read, limit, padding, str(folder))
+            how = (query, passage), limit, padding, str(folder)
+            encoder = GraphEncoder(graph, tokenizer, *how)
     if encoder is None:
         return None
     if precision == "auto":
