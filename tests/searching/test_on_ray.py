@@ -5,7 +5,6 @@ All of it is in one file, so that Ray is started once.
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import signal
@@ -224,8 +223,7 @@ def test_documents_and_their_ids_are_those_of_one_process(
     ray_session, monkeypatch, tmp_path, size, write
 ):
     corpus = write(tmp_path / "corpus")
-    parts_of = functools.partial(build_on_ray.parts_of, size=size)
-    monkeypatch.setattr(build_on_ray, "parts_of", parts_of)
+    monkeypatch.setattr("revela.text.parts.PART", size)
     how = dict(distinct=False, min_words=1, rename_repeated=True)
     documents, report = read_corpus([corpus], **how)
     surveyed = build_on_ray.SurveyedCorpus([corpus], reader_of_parts(READING, (), True))
