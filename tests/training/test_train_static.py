@@ -79,7 +79,7 @@ def test_objectives_train_a_table(recipe, documents, table_folder, tmp_path, cas
 
 
 def test_resume_equals_unbroken(recipe, documents, tmp_path):
-    recipe = recipe.replace(**settings_of("infonce"), max_steps=6)
+    recipe = recipe.replace(**settings_of("infonce") | {"max_steps": 6})
     assert_resume_equals_unbroken(recipe, documents, tmp_path)
 
 
@@ -104,7 +104,8 @@ def test_rows_and_weights_have_learning_rates_of_their_own(recipe, documents, tm
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("revela.training.train.check_same_weights", look)
-        train(recipe.replace(**settings_of("crop"), max_steps=1), documents, tmp_path / "out")
+        one_step = settings_of("crop") | {"max_steps": 1}
+        train(recipe.replace(**one_step), documents, tmp_path / "out")
     np.testing.assert_allclose(seen, [[0, 0], [5, 25]], rtol=1e-3)
 
 
