@@ -1,6 +1,6 @@
 """Without an extra, what needs it is an error that names the extra, or is skipped with a log line.
 
-The extra code is tested beside what it is for; train, hub and benchmarks in test_core.py.
+The extra code is tested with what it is for; train, hub and benchmarks in test_core.py.
 """
 
 from __future__ import annotations

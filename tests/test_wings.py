@@ -56,7 +56,7 @@ print(json.dumps([list(map(sorted, passed)), sorted(sys.modules)]))
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory, static_folder):  # the static one where MiniLM is not installed
-    """Runs a command line beside an index; gives its files of revela by step, and all modules."""
+    """Runs a command line next to an index; gives its files of revela by step, and all modules."""
     home = tmp_path_factory.mktemp("wings")
     model = MINILM if is_installed(MINILM) else str(static_folder)
     write_lines(home / "corpus.jsonl", make_rows(40))

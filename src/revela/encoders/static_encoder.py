@@ -9,9 +9,8 @@ Shapes: N texts, T tokens of a text, V tokens of the vocabulary, D width of a ro
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from revela.encoders.base import (
 )
 from revela.encoders.model_files import CONFIG, Weights, opening, table_folder
 from revela.encoders.prompts import OWN, Given, Prompts, prompts_of
-from revela.types import Role, Vectors, fp32, unit
+from revela.types import Role, fp32, unit
 
 READ_AHEAD = 1024  # texts that are tokenized at once
 WEIGHTS = "model.safetensors"
@@ -82,25 +81,17 @@ class StaticEncoder(TextEncoder):
                 raise ValueError(f"tokenizer.json has more tokens than {WEIGHTS} has rows")
             return cls(table_VD, tokenizer, prompts_of(folder, prompts), max_tokens, str(folder))
 
-    def _encode(
-        self,
-        texts: Iterable[str],
-        role: Role,
-        progress: bool,
-        tokens: list[Vectors] | None = None,
-    ) -> Vectors:
-        encoder = self
-        if not isinstance(texts, Sequence) or len(texts) >= READ_AHEAD:
-            encoder = copy.copy(self)  # convert rows once, not at every use
-            encoder._table_VD = fp32(self._table_VD)
-        return super(StaticEncoder, encoder)._encode(texts, role, progress, tokens)
-
     def encode_batch(self, features: Features, role: Role, with_tokens: bool) -> Encoded:
         """Add up the rows of each text's tokens; 0 for a text without tokens."""
-        sums_BD = np.zeros((len(features["texts"]), self._table_VD.shape[1]), np.float32)
-        for i, ids in enumerate(token_ids(self.tokenizer, features["texts"])):
-            if ids:  # the sum, as vectors are normalised anyway
-                np.add.reduce(fp32(self._table_VD.take(ids, axis=0)), out=sums_BD[i])
+        ids = list(token_ids(self.tokenizer, features["texts"]))
+        # Each row of the batch is converted once, not at every use.
+        used, places = np.unique(np.concatenate([[], *ids]).astype(np.int64), return_inverse=True)
+        rows_UD = fp32(self._table_VD.take(used, axis=0))
+        ends = np.cumsum([len(own) for own in ids])[:-1]
+        sums_BD = np.zeros((len(ids), self._table_VD.shape[1]), np.float32)
+        for i, own in enumerate(np.split(places, ends)):
+            if len(own):  # the sum, as vectors are normalised anyway
+                np.add.reduce(rows_UD.take(own, axis=0), out=sums_BD[i])
         return Encoded(unit(sums_BD))
 
 

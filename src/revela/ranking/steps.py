@@ -307,10 +307,8 @@ class MemoryStore:
     def candidates(
         self, query: str, vector: Vectors | None, options: SearchOptions
     ) -> tuple[Scores, Scores]:
-        first = (
-            dict(islice(side.items(), options.depth)) for side in (self.nearest, self.matching)
-        )
-        return next(first), next(first)
+        depth = options.depth
+        return dict(islice(self.nearest.items(), depth)), dict(islice(self.matching.items(), depth))
 
     def owner(self, row: int) -> Owner:
         return Owner(self.ids[row] if self.ids else str(row))

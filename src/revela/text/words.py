@@ -16,7 +16,7 @@ from itertools import pairwise
 
 HAN, THAI = 2, 5  # characters per word
 LONGEST, PIECE = 100, 6  # of 2.6 million words of Python's documentation, 124 are longer
-# A letter that is not ASCII, or a word, maybe with a number, that is no part of encoded data.
+# A letter that is not ASCII, or a word, maybe with a number, that is not part of encoded data.
 _NATURAL = re.compile(r"[^\W\d_\x00-\x7f]|(?<![\w+/=])[A-Za-z]+(?:(?<=\w{3})\d+)?(?![\w+/=])")
 FEW_LETTERS = 0.05  # of a text's characters
 

@@ -217,7 +217,7 @@ def heads_from_file(path: Path, kind: str, folder: Path) -> list[Head]:
     """Read a ranking of this kind that ``save_heads`` wrote for the LM in ``folder``.
 
     Raises:
-        RevelaError: the file is no ranking, is of another kind or another LM, or is empty.
+        RevelaError: the file is not a ranking, is of another kind or another LM, or is empty.
     """
     make = f"revela heads --objective {OBJECTIVE[kind]} --out"
     try:
