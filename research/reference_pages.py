@@ -1,5 +1,4 @@
-"""Writes docs/command-line.md (every verb and every setting) and docs/objectives.md: ``make
-reference``.
+"""Writes docs/command-line.md (every verb and setting) and docs/methods.md: ``make reference``.
 
 python -m research.reference_pages
 """
@@ -7,13 +6,17 @@ python -m research.reference_pages
 from __future__ import annotations
 
 import inspect
+import json
 import re
-from importlib import import_module, resources
+from importlib import import_module
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 from revela.cli import app
-from revela.training.settings import OBJECTIVES, RARE, SECTIONS, Objective, presets, settings_of
+from revela.training.methods.base import Method
+from revela.training.methods.registry import METHODS, PRESETS
+from revela.training.recipe import SECTIONS, settings_of
+from revela.training.settings import RARE
 
 DOCS = Path(__file__).parents[1] / "docs"
 COMMANDS = """# Command line
@@ -23,7 +26,7 @@ Generated from the package by `make reference`; do not edit. `revela VERB --help
 SETTINGS = """## Settings of training
 
 A setting has one name everywhere: `--chunk-words 30` on the command line, `chunk_words=30` in
-`Retriever.train(...)` and `revela.training.settings.Recipe.of(...)`, and in a recipe file, which
+`Retriever.train(...)` and `revela.training.recipe.Recipe.of(...)`, and in a recipe file, which
 `revela train` and `revela compare` take as `--recipe recipe.toml`:
 
 ```toml
@@ -33,29 +36,31 @@ chunk_words = 30
 [groups]
 groups = "random"      # --groups random
 
-[objective]
-name = "dream"         # --objective dream
+[method]
+method = "dream"       # --method dream
 tau = 0.1
 
 [variants.small.retriever]   # for revela compare: the rest of the file, with these changes
 layers = 4
 ```
 
-A flag wins over a recipe file, and a file over a preset. `--help` leaves out settings with a ·.
+A flag wins over a recipe file, and a file over the preset of its method. `--help` leaves out
+settings with a ·.
 """
-OBJECTIVES_HEAD = """# Objectives
+HEAD = """# Methods
 
-Generated from the objectives by `make reference`; do not edit. [Make a model](train.md)
-says which one to take, [results](results.md#which-objective-is-best-at-equal-time) what each gave,
-and [papers](papers.md) goes through the papers equation by equation.
+Generated from the methods' files by `make reference`; do not edit. [Make a model](train.md) says
+which one to take, [results](results.md#which-method-is-best-at-equal-time) what each gave, and
+[papers](papers.md) goes through the papers equation by equation.
 """
 
 
 def pages() -> dict[Path, str]:
     """The text of every generated page, by its path."""
+    modules = list(dict.fromkeys(method.__module__ for method in METHODS.values()))
     return {
         DOCS / "command-line.md": "\n".join([COMMANDS, *verbs(), SETTINGS, *settings()]) + "\n",
-        DOCS / "objectives.md": "\n".join([OBJECTIVES_HEAD, *map(objective, OBJECTIVES)]),
+        DOCS / "methods.md": "\n".join([HEAD, *map(file_of_methods, modules)]),
     }
 
 
@@ -75,41 +80,52 @@ def verbs() -> list[str]:
 
 
 def settings() -> list[str]:
-    """What all objectives share, and where the settings of each are."""
+    """What all methods share, and where the settings of each are."""
     parts = ["### Presets\n", "| preset | sets |", "|---|---|"]
-    for name, changed in presets().items():
+    for name, changed in PRESETS.items():
         changes = ", ".join(f"`{key} = {value!r}`" for key, value in changed.items())
         parts.append(f"| {name} | {changes} |")
     for section in SECTIONS:
-        if section != "objective":
+        if section != "method":
             parts += ["", f"### {section}", "", *table(section)]
-    links = " · ".join(f"[{name}](objectives.md#{name})" for name in OBJECTIVES)
-    return [*parts, "", "### objective", "", f"Each has settings of its own: {links}"]
+    files = dict.fromkeys(kind.__module__.rpartition(".")[2] for kind in METHODS.values())
+    links = " · ".join(f"[{file}](methods.md#{file})" for file in files)
+    return [*parts, "", "### method", "", f"Each has settings of its own: {links}"]
 
 
-def objective(name: str) -> str:
-    """What an objective's file says about it, its presets, and its settings."""
-    kind = OBJECTIVES[name]
-    module = import_module(f"revela.training.methods.{kind.module}")
-    file = Path(*module.__name__.split(".")).with_suffix(".py")
+def file_of_methods(name: str) -> str:
+    """What a file of methods says about itself, its presets, and the settings of each method."""
+    module = import_module(name)
+    path = "/".join(name.split("."))
     # The legend of shapes is for who reads the code.
     text = re.sub(r"\n\nShapes:.*", "", inspect.cleandoc(module.__doc__ or ""), flags=re.S)
-    text = re.sub(r"^(Cost|When to use it): ", r"\n**\1:** ", text, flags=re.M)
-    parts = [f"## {name}", "", f"{kind.__doc__}", "", re.sub(r"\n{3,}", "\n\n", text), ""]
-    parts += [f"The file is `src/{file.as_posix()}`.", ""]
-    for preset, changed in presets().items():
-        if changed.get("objective") == name:
-            toml = resources.files("revela.training").joinpath("presets", f"{preset}.toml")
-            command = f"revela train docs/ --preset {preset} --out {preset}-retriever"
-            parts += ["```bash", command, "```", ""]
-            parts += ["```toml", toml.read_text(encoding="utf-8").rstrip(), "```", ""]
-    return "\n".join([*parts, *table("objective", kind)]) + "\n"
+    text = re.sub(r"^(Cost|Memory|When to use it|Measured): ", r"\n**\1:** ", text, flags=re.M)
+    text = re.sub(r"^((?:Differs|Read next).*?:)$", r"**\1**\n", text, flags=re.M)
+    parts = [f"## {name.rpartition('.')[2]}", "", re.sub(r"\n{3,}", "\n\n", text), ""]
+    parts += [f"The file is `src/{path}.py`.", ""]
+    for preset, changed in module.PRESETS.items():
+        command = f"revela train docs/ --method {preset} --out {preset}-retriever"
+        rows = [f"{key} = {toml_of(value)}" for key, value in changed.items() if key != "method"]
+        method = f"`{preset}` is method `{changed['method']}`"
+        parts += [f"{method}, with" if rows else f"{method} with its defaults.", ""]
+        parts += ["```toml", *rows, "```", ""] if rows else []
+        parts += ["```bash", command, "```", ""]
+    for method in METHODS.values():
+        if method.__module__ == name:
+            parts += [f"### Settings of {method.name}", "", f"{method.__doc__}", ""]
+            parts += [*table("method", method), ""]
+    return "\n".join(parts) + "\n"
 
 
-def table(section: str, objective: type[Objective] = Objective) -> list[str]:
+def toml_of(value: object) -> str:
+    """A setting's value as TOML has it."""
+    return str(value).lower() if isinstance(value, bool) else json.dumps(value)
+
+
+def table(section: str, method: type[Method] = Method) -> list[str]:
     """Rows of Markdown: flag, default, what it does."""
     rows = ["| flag | default | |", "|---|---|---|"]
-    for name, (its_section, item) in settings_of(objective).items():
+    for name, (its_section, item) in settings_of(method).items():
         if its_section != section:
             continue
         mark = " ·" if RARE in item.metadata else ""

@@ -53,7 +53,7 @@ class Table:
     Attributes:
         shows: what the paper's mean is over.
         recipe: below ``research/recipes``; its variants are the rows.
-        preset: that the recipe changes.
+        method: the preset that the recipe changes.
         sizes: of ``MODELS``.
         corpus: the paper's own: groups if ``grouped``.
         flags: of `revela compare`.
@@ -62,7 +62,7 @@ class Table:
 
     shows: str
     recipe: str
-    preset: str
+    method: str
     sizes: Sequence[str]
     corpus: str = WIKIPEDIA
     grouped: bool = False
@@ -85,7 +85,13 @@ COIR_3B = {
 TABLES = {
     "revela-1": Table(
         "13 tasks of BEIR",
-        *("papers/revela-1.toml", "paper", ("135m", "500m", "1b", "3b"), WIKIPEDIA_GROUPS, True),
+        *(
+            "papers/revela-1.toml",
+            "revela-paper",
+            ("135m", "500m", "1b", "3b"),
+            WIKIPEDIA_GROUPS,
+            True,
+        ),
         JUDGE,
         {
             "arXiv v1": {
@@ -109,7 +115,13 @@ TABLES = {
     ),
     "revela-2": Table(
         "10 tasks of CoIR",
-        *("papers/revela-2.toml", "paper-code", ("135m", "500m", "1b", "3b"), CODE_GROUPS, True),
+        *(
+            "papers/revela-2.toml",
+            "revela-paper-code",
+            ("135m", "500m", "1b", "3b"),
+            CODE_GROUPS,
+            True,
+        ),
         JUDGE,
         {
             "arXiv v1": _means(
@@ -125,7 +137,7 @@ TABLES = {
     ),
     "revela-groups": Table(
         "13 tasks of BEIR",
-        *("random-groups.toml", "paper", ("135m", "500m", "1b")),
+        *("random-groups.toml", "revela-paper", ("135m", "500m", "1b")),
         flags={**JUDGE, **STEPS},
         paper={
             "arXiv v1, tables 8 and 9": _means(
@@ -139,19 +151,19 @@ TABLES = {
     ),
     "revela-lm": Table(
         "13 tasks of BEIR",
-        *("lm-size.toml", "paper", ("500m",), WIKIPEDIA_GROUPS, True),
+        *("lm-size.toml", "revela-paper", ("500m",), WIKIPEDIA_GROUPS, True),
         STEPS,
         {"arXiv v1": _means({"500m": {"lm-135m": 0.412, "lm-1b": 0.387}})},
     ),
     "revela-rank": Table(
         "13 tasks of BEIR",
-        *("lora-rank.toml", "paper", ("1b",), WIKIPEDIA_GROUPS, True),
+        *("lora-rank.toml", "revela-paper", ("1b",), WIKIPEDIA_GROUPS, True),
         {**JUDGE, **STEPS},
         {"arXiv v1": _means({"1b": {"rank-16": 0.396, "rank-64": 0.408, "rank-256": 0.423}})},
     ),
     "revela-batch": Table(
         "13 tasks of BEIR",
-        *("group-size.toml", "paper", ("1b",)),
+        *("group-size.toml", "revela-paper", ("1b",)),
         flags={**JUDGE, **STEPS},
         paper={
             "arXiv v1": _means({"1b": {"chunks-8": 0.413, "chunks-12": 0.411, "chunks-16": 0.423}})
@@ -194,7 +206,7 @@ def commands(
         more: flags of compare, in place of the table's.
     """
     table, needed = TABLES[name], []
-    flags = {"--recipe": str(RECIPES / table.recipe), "--presets": table.preset, "--points": "1"}
+    flags = {"--recipe": str(RECIPES / table.recipe), "--methods": table.method, "--points": "1"}
     flags |= table.flags
     if not corpus and table.grouped:
         corpus = str(out / "groups" / table.corpus.rpartition("/")[2])

@@ -205,11 +205,19 @@ def moved_since_it_began() -> tuple[Embed, Embed]:
     return model, began
 
 
-def train_by_sgd(objective, features, steps: int, rate: float) -> list[float]:
+def build_context(recipe, *given, **named):
+    """What a method is built from, with the sections of this recipe."""
+    from revela.training.methods.base import BuildContext
+
+    names = "groups", "queries", "retriever", "context", "lm", "training"
+    return BuildContext(*(getattr(recipe, name) for name in names), *given, **named)
+
+
+def train_by_sgd(loss_module, features, steps: int, rate: float) -> list[float]:
     """The losses of so many steps on one batch."""
-    optimizer, losses = torch.optim.SGD(objective.parameters(), lr=rate), []
+    optimizer, losses = torch.optim.SGD(loss_module.parameters(), lr=rate), []
     for _ in range(steps):
-        loss = objective(features)
+        loss = loss_module(features)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

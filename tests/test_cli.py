@@ -20,18 +20,11 @@ import pytest
 from conftest import logged, make_rows, tiny_retriever
 from revela.errors import RevelaError
 from revela.evaluation.label_free import HeldOutCheck
-from revela.training.groups.dataset import TrainingSet, default_queries_file
+from revela.training.methods.registry import METHODS, PRESETS
+from revela.training.recipe import SECTIONS, Recipe, read_recipe, settings_of
 from revela.training.report import read_results
-from revela.training.settings import (
-    OBJECTIVES,
-    SECTIONS,
-    Recipe,
-    merge_settings,
-    presets,
-    read_recipe,
-    settings_of,
-)
 from revela.training.step import Progress
+from revela.training.training_set import TrainingSet, default_queries_file
 from revela.types import Document
 from tests.collection_folder import write_judged, write_lines
 
@@ -46,8 +39,8 @@ def recipes(monkeypatch, tiny_lm_folder):
         raise RevelaError("stop")
 
     monkeypatch.setattr(TrainingSet, "read", stop)
-    monkeypatch.setattr("revela.training.groups.dataset.read_for", lambda *_: ([], None))
-    monkeypatch.setattr("revela.training.methods.find_heads.rank_heads", stop)
+    monkeypatch.setattr("revela.training.training_set.read_for", lambda *_: ([], None))
+    monkeypatch.setattr("revela.training.rank_heads.rank_heads", stop)
     monkeypatch.setattr("revela.encoders.model_files.embedded_folder", lambda _: tiny_lm_folder)
     return seen
 
@@ -57,7 +50,7 @@ TINY_FLAGS = (
     "--max-steps 2 --max-minutes 0",
     *("--held-out", "0.2"),
 )
-WITHOUT_TORCH = """
+WITHOUT_MODELS = """
 import sys
 import revela.cli
 for command in sys.argv[1:]:
@@ -67,18 +60,18 @@ for command in sys.argv[1:]:
         revela.cli.main()
     except SystemExit:
         pass
-    assert not {"torch", "transformers"} & {*sys.modules}, command
+    assert not {"transformers", "sentence_transformers"} & {*sys.modules}, command
 """
 
 
-def test_refusals_load_no_torch():
+def test_refusals_load_no_library_of_models():
     here = Path(__file__)
     said = {
         "train nowhere --out out": "nowhere does not exist: give a folder",
         "train nowhere --out out --tau 0": "--tau 0.0: it should be",
         f"train {here} --out {here.parent}": "exists: choose another",
     }
-    command, both = [sys.executable, "-c", WITHOUT_TORCH, *said], subprocess.STDOUT
+    command, both = [sys.executable, "-c", WITHOUT_MODELS, *said], subprocess.STDOUT
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=both, text=True)
     assert done.returncode == 0, done.stdout
     parts = done.stdout.split("## ")[1:]
@@ -228,13 +221,13 @@ def test_bad_arguments_are_one_sentence(refused, tmp_path, command):
 
 def test_no_number_of_a_recipe_is_below_0():
     refused, numbers = set(), set()
-    for objective in OBJECTIVES:
-        for name, default in Recipe.of(objective=objective).to_dict().items():
+    for method in METHODS:
+        for name, default in Recipe.of(method).to_dict().items():
             if type(default) not in (int, float):
                 continue
             numbers.add(name)
             try:
-                Recipe.of(objective=objective, **{name: -1})
+                Recipe.of(method, **{name: -1})
             except RevelaError as error:
                 refused.add(name)
                 assert re.match(
@@ -254,44 +247,36 @@ def test_typos_are_refused(doing, tmp_path):
 
 
 def test_flag_beats_recipe_beats_preset(recipes, refused, models, tmp_path):
-    (tmp_path / "r.toml").write_text("[objective]\ntau = 0.3\n[retriever]\nlora_rank = 7\n")
+    (tmp_path / "r.toml").write_text("[method]\ntau = 0.3\n[retriever]\nlora_rank = 7\n")
     command = ("train", tmp_path, f"--out {tmp_path / 'o'}")
-    refused(*command, f"--preset paper --recipe {tmp_path / 'r.toml'} --lora-rank 9", models)
+    refused(*command, f"--method revela-paper --recipe {tmp_path / 'r.toml'} --lora-rank 9", models)
     refused(*command)
     paper, plain = recipes
-    assert (paper.objective.tau, paper.retriever.lora_rank) == (0.3, 9)
-    assert paper.objective.lm_lora and paper.retriever.pooling == "eos"
+    assert (paper.method.tau, paper.retriever.lora_rank) == (0.3, 9)
+    assert paper.method.lm_lora and paper.retriever.pooling == "eos"
     assert plain == Recipe.of()
 
 
 @pytest.mark.parametrize("verb", ["train", "compare", "heads", "groups", "queries"])
-def test_an_objective_in_a_recipe_brings_its_settings_as_the_flag_does(
+def test_a_method_in_a_recipe_brings_its_settings_as_the_flag_does(
     recipes, refused, tmp_path, verb
 ):
-    (tmp_path / "r.toml").write_text('[objective]\nname = "dream"\ngate = 0.3\n')
+    (tmp_path / "r.toml").write_text('[method]\nmethod = "dream"\ngate = 0.3\n')
     more = {"heads": (), "queries": (), "compare": (f"--on {tmp_path}",)}.get(verb, ())
     rest = () if verb in ("heads", "queries") else (f"--out {tmp_path / 'o'}",)
-    for flags in ("--objective dream --gate 0.3", f"--recipe {tmp_path / 'r.toml'}"):
+    flag = "--methods" if verb == "compare" else "--method"
+    for flags in (f"{flag} dream --gate 0.3", f"--recipe {tmp_path / 'r.toml'}"):
         assert "stop" in refused(verb, tmp_path, *rest, *more, flags)
     by_flag, by_file = recipes
-    objective = by_file.objective
     assert by_flag == by_file
-    assert (objective.name, objective.gate) == ("dream", 0.3)
-    (tmp_path / "r.toml").write_text('[objective]\nname = "dream"\n')
-    refused(verb, tmp_path, *rest, *more, f"--recipe {tmp_path / 'r.toml'} --objective crop")
-    # Queries are written for an objective that reads them; compare starts from presets by name.
-    assert recipes[2].objective.name == ("infonce" if verb == "queries" else "crop")
-    size = presets()["crop"]["group_size"]
-    assert recipes[2].groups.group_size == (
-        Recipe.of().groups.group_size if verb == "compare" else size
-    )
-
-
-def test_a_named_preset_wins_over_the_one_that_a_recipe_implies(recipes, refused, tmp_path):
-    (tmp_path / "r.toml").write_text('[objective]\nname = "infonce"\n')
-    flags = f"--out {tmp_path / 'o'} --recipe {tmp_path / 'r.toml'} --preset pairs"
-    refused("train", tmp_path, flags)
-    assert recipes[0] == Recipe.of("pairs") and recipes[0].queries.queries == "authors-words"
+    assert (by_file.method.name, by_file.method.gate) == ("dream", 0.3)
+    (tmp_path / "r.toml").write_text('[method]\nmethod = "dream"\n')
+    crop = f"--recipe {tmp_path / 'r.toml'} {flag} contrastive-crop"
+    refused(verb, tmp_path, *rest, *more, crop)
+    # Queries are written for a method that reads them.
+    kept = "contrastive-pairs" if verb == "queries" else "contrastive-crop"
+    assert recipes[2].method.name == kept
+    assert recipes[2].groups.group_size == PRESETS["contrastive-crop"]["group_size"]
 
 
 def test_several_widths_after_one_flag(recipes, refused, tmp_path):
@@ -304,14 +289,14 @@ def test_several_widths_after_one_flag(recipes, refused, tmp_path):
 
 def test_a_recipe_may_set_what_shares_its_name_with_a_verb(recipes, refused, tmp_path):
     (tmp_path / "r.toml").write_text(
-        '[objective]\nname = "dream"\nheads = "heads.json"\n[queries]\nqueries = "title"\n'
+        '[method]\nmethod = "dream"\nheads = "heads.json"\n[queries]\nqueries = "title"\n'
     )
     for flags in (
         ("train", tmp_path, f"--out {tmp_path / 'o'}"),
         ("compare", tmp_path, f"--out {tmp_path / 'o'} --on {tmp_path}"),
     ):
         refused(*flags, f"--recipe {tmp_path / 'r.toml'}")
-    assert [(recipe.queries.queries, recipe.objective.heads) for recipe in recipes] == [
+    assert [(recipe.queries.queries, recipe.method.heads) for recipe in recipes] == [
         ("title", "heads.json")
     ] * 2
     (tmp_path / "r.toml").write_text("tau = = 1\n")
@@ -329,63 +314,65 @@ def test_compare_puts_flags_and_recipe_over_every_preset(
         raise RevelaError("stop")
 
     monkeypatch.setattr("revela.training.compare.compare", stop)
-    (tmp_path / "r.toml").write_text("[objective]\ntau = 0.3\n[retriever]\nlora_rank = 7\n")
+    (tmp_path / "r.toml").write_text("[method]\ntau = 0.3\n[retriever]\nlora_rank = 7\n")
     err = refused("compare", corpus_file, f"--on {tmp_path} --out {tmp_path / 'o'}",
-        f"--presets gated crop paper --recipe {tmp_path / 'r.toml'}",
+        f"--methods revela-gated contrastive-crop revela-paper --recipe {tmp_path / 'r.toml'}",
         "--lora-rank 9 --no-lm-lora --group-size", Recipe.of().groups.group_size,
     )  # fmt: skip
     assert "stop" in err
-    assert list(seen) == ["gated", "crop", "paper"]
+    assert list(seen) == ["revela-gated", "contrastive-crop", "revela-paper"]
     given = dict(tau=0.3, lora_rank=7) | dict(lora_rank=9, lm_lora=False)
     given["group_size"] = Recipe.of().groups.group_size
     for preset, recipe in seen.items():
         flat = recipe.to_dict()
-        expected = {k: v for k, v in (presets()[preset] | given).items() if k in flat}
+        expected = {k: v for k, v in (PRESETS[preset] | given).items() if k in flat}
         assert {k: flat[k] for k in expected} == expected
-        assert ("lm_lora" in flat) == (preset != "crop")
+        assert ("lm_lora" in flat) == (preset != "contrastive-crop")
 
 
 NO_EFFECT = {
-    "train --preset crop --pairs x":
-        "--pairs has no effect on --objective crop: leave it out, or train infonce",
-    "train --objective gains --lm-lora": "--lm-lora has no effect on --objective gains",
+    "train --method contrastive-crop --pairs x":
+        "--pairs has no effect on --method contrastive-crop: leave it out, or train cde or contr",
+    "train --method gains --lm-lora": "--lm-lora has no effect on --method gains",
     "train --recipe {tmp}/r.toml":
-        "--query-heads has no effect on --objective revela: leave it out, or train dream",
-    "train --preset paper --crop-window 99": "--crop-window has no effect on --objective revela",
+        "--query-heads has no effect on --method revela: leave it out, or train dream",
+    "train --method revela-paper --crop-window 99":
+        "--crop-window has no effect on --method revela",
     # what the preset says nobody gave
-    "train --preset paper --objective crop --model embedded:smollm2-135m": "stop",
-    "train --preset dream --recipe {tmp}/r.toml": "stop",
-    "train --preset pairs --lm x": "stop",
-    "train --preset crop --query-lm x": "--query-lm has no effect on --objective crop",
-    "train --preset crop --query-lm x --queries-file q --check-questions 9": "stop",
-    "train --preset crop --queries title --check-questions 9":
-        "--queries has no effect on --objective crop",
-    "compare --presets crop pairs --lm-lora --on {tmp}":
-        "--lm-lora has no effect on --objective crop and infonce: leave it out",
-    "compare --presets crop paper --no-lm-lora --gate-heads 3 --on {tmp}": "stop",
-    "compare --presets gated dream --recipe {tmp}/r.toml --on {tmp}": "stop",
+    "train --method dream --recipe {tmp}/r.toml": "stop",
+    "train --method contrastive-pairs --lm x": "stop",
+    "train --method contrastive-crop --query-lm x":
+        "--query-lm has no effect on --method contrastive-crop",
+    "train --method contrastive-crop --query-lm x --queries-file q --check-questions 9": "stop",
+    "train --method contrastive-crop --queries title --check-questions 9":
+        "--queries has no effect on --method contrastive-crop",
+    "compare --methods contrastive-crop contrastive-pairs --lm-lora --on {tmp}":
+        "--lm-lora has no effect on --method contrastive-crop and contrastive-pairs: leave it out",
+    "compare --methods contrastive-crop revela-paper --no-lm-lora --gate-heads 3 --on {tmp}":
+        "stop",
+    "compare --methods revela-gated dream --recipe {tmp}/r.toml --on {tmp}": "stop",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("command", NO_EFFECT)
-def test_a_setting_that_the_objective_does_not_read_is_refused(recipes, refused, tmp_path, command):
-    (tmp_path / "r.toml").write_text("[objective]\nquery_heads = 3\n")
+def test_a_setting_that_the_method_does_not_read_is_refused(recipes, refused, tmp_path, command):
+    (tmp_path / "r.toml").write_text("[method]\nquery_heads = 3\n")
     verb, *flags = command.format(tmp=tmp_path).split()
     assert NO_EFFECT[command] in refused(verb, tmp_path, f"--out {tmp_path / 'o'}", *flags)
 
 
-@pytest.mark.parametrize("preset", presets())
-def test_presets_set_what_their_objective_reads(preset):
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_set_what_their_method_reads(preset):
     flat = Recipe.of(preset).to_dict()
-    assert {k: flat[k] for k in presets()[preset]} == presets()[preset]
+    assert {k: flat[k] for k in PRESETS[preset]} == PRESETS[preset]
 
 
 def test_a_setting_has_one_name():
     """So that flags and keyword arguments need no section."""
-    for objective in OBJECTIVES.values():
-        sections = {**SECTIONS, "objective": objective}.values()
+    for method in METHODS.values():
+        sections = {**SECTIONS, "method": method}.values()
         names = [item.name for section in sections for item in dataclasses.fields(section)]
-        assert sorted(names) == sorted(settings_of(objective)) and "objective" not in names
+        assert sorted(names) == sorted(settings_of(method)) and "method" not in names
     for flag in ("groups", "lm", "lower_case"):  # as the error calls it, too
         with pytest.raises(RevelaError, match=f"^--{flag.replace('_', '-')} 3: it should be "):
             Recipe.of(**{flag: 3})
@@ -405,7 +392,8 @@ def test_what_nothing_else_can_ask_is_checked_by_written_questions(
     corpus = write_lines(tmp_path / "snippets.jsonl", texts)
     command = (
         "train", corpus, models,
-        "--preset crop --group-size 8 --layers 2 --lora-rank 4 --precision fp32 --threads 1",
+        "--method contrastive-crop --group-size 8 --layers 2 --lora-rank 4",
+        "--precision fp32 --threads 1",
         "--max-steps 2 --max-minutes 0 --held-out 0.2 --out",
     )  # fmt: skip
     asking = f"--check-questions 12 --queries-file {tmp_path / 'noise.jsonl'}"
@@ -436,20 +424,20 @@ def test_compare_keeps_what_is_done(succeeds, refused, corpus_file, models, tmp_
     folder = write_judged(tmp_path / "judged", make_rows(20, seed=5))
     command = (
         "compare", corpus_file, f"--on {folder} --out {tmp_path / 'out'}",
-        "--presets gated crop --points 2",
+        "--methods revela-gated contrastive-crop --points 2",
         models, *TINY_FLAGS, "--group-size 4",
     )  # fmt: skip
     out = succeeds(*command)
-    assert "BM25" in out and "crop, seed 0" in out
+    assert "BM25" in out and "contrastive-crop, seed 0" in out
     found = json.loads((tmp_path / "out" / "compare.json").read_text())
     for curve in found["curves"].values():
         assert len(curve) == 3 and all(0 <= row["judged"]["judged"] <= 1 for row in curve)
         assert (
             curve[0]["judged"] == next(iter(found["curves"].values()))[0]["judged"]
         )  # the same start
-    written = (tmp_path / "out" / "gated-0" / "metrics.jsonl").stat().st_mtime_ns
+    written = (tmp_path / "out" / "revela-gated-0" / "metrics.jsonl").stat().st_mtime_ns
     succeeds(*command)
-    assert (tmp_path / "out" / "gated-0" / "metrics.jsonl").stat().st_mtime_ns == written
+    assert (tmp_path / "out" / "revela-gated-0" / "metrics.jsonl").stat().st_mtime_ns == written
     err = refused(*command, "--learning-rate 0.5")
     assert "gated-0 was begun with other settings (learning_rate): give the same, or another" in err
     other = write_lines(tmp_path / "other.jsonl", make_rows(80, seed=9))
@@ -468,7 +456,7 @@ def test_an_interrupted_run_exits_so_and_does_not_look_finished(
         verb, corpus_file, f"--out {tmp_path / 'out'} --group-size 4", *TINY_FLAGS,
         models,
     )  # fmt: skip
-    given += (f"--on {folder} --presets gated",) if verb == "compare" else ()
+    given += (f"--on {folder} --methods revela-gated",) if verb == "compare" else ()
     advance = Progress.advance
 
     def interrupted(self):
@@ -479,7 +467,7 @@ def test_an_interrupted_run_exits_so_and_does_not_look_finished(
         patch.setattr(Progress, "advance", interrupted)
         code, said, errors = doing(*given)
     assert code == 128 + number, errors
-    run = tmp_path / "out" / ("gated-0" if verb == "compare" else "")
+    run = tmp_path / "out" / ("revela-gated-0" if verb == "compare" else "")
     assert json.loads((run / "run.json").read_text())["about"]["finished"] is False
     assert (run / "modules.json").is_file() and (run / "checkpoints" / "checkpoint-1").is_dir()
     assert read_results([run]).runs[run.name].in_words() == "the run is not finished"
@@ -576,9 +564,9 @@ def test_eval_compares_models_and_asks_mteb(
     [
         ("[variants]\na = 1", "variant 'a' is no table"),
         ("seed = 1", "seed is no section of settings"),
-        ("[objective]\ntau = inf", "--tau inf: it should be a finite number"),
+        ("[method]\ntau = inf", "--tau inf: it should be a finite number"),
         ("[retriever]\nmatryoshka = 0.5", "--matryoshka 0.5: it should be a valid tuple"),
-        ("[objective]\nname = 3", "--objective 3: give one of"),
+        ("[method]\nmethod = 3", "--method 3 is unknown: give one of"),
     ],
 )
 def test_a_recipe_of_odd_values_is_refused(tmp_path, toml, message):
@@ -586,7 +574,7 @@ def test_a_recipe_of_odd_values_is_refused(tmp_path, toml, message):
     file.write_text(toml)
     with pytest.raises(RevelaError, match=message):
         settings, _ = read_recipe(file)
-        merge_settings("", settings)
+        Recipe().merge(settings)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")

@@ -19,9 +19,9 @@ from revela.evaluation.collection import load_collection
 from revela.evaluation.evaluate import outcomes
 from revela.text.load import read_corpus
 from revela.training import compare as comparison
+from revela.training.recipe import Recipe
 from revela.training.record import UNKNOWN
 from revela.training.retriever.context import draw_documents
-from revela.training.settings import Recipe
 from revela.types import Document
 from tests.collection_folder import write_collection, write_lines
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_given_a_context_is_refused(
         ((*baked, "--language", "de"), "--language has no effect with --context"),
     ):
         assert sentence in refused("fit", *arguments)
-    few = ("--group-size", 2, "--chunk-words", 20, "--max-steps", 1, "--objective", "crop")
+    few = ("--group-size", 2, "--chunk-words", 20, "--max-steps", 1, "--method", "contrastive-crop")
     err = refused("train", corpora[0], "--model", contextual, *out, *few)
     assert f"{contextual} reads a context already: train the model that it was made of" in err
     assert not (tmp_path / "out").exists()
@@ -107,7 +107,7 @@ def test_compare_judges_in_the_context_of_each_collection(contextual, tmp_path, 
     check = SimpleNamespace(tasks=[None], bm25=dict)
     how = dict(seeds=[0], points=1, provenance=UNKNOWN)
     with pytest.raises(RevelaError, match="stop"):
-        recipes = {"a": Recipe.of("gated", max_minutes=0, max_steps=1)}
+        recipes = {"a": Recipe.of("revela-gated", max_minutes=0, max_steps=1)}
         comparison.compare(recipes, lambda _: (data, check), [folder], tmp_path / "out", **how)
     collection = load_collection(folder)
     documents = [Document(str(i), text) for i, text in enumerate(collection.documents)]

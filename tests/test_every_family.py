@@ -25,11 +25,11 @@ from revela.training.lm.document_attention import (
 )
 from revela.training.lm.language_model import LanguageModel
 from revela.training.lm.prompts import QUESTION, read_candidates
-from revela.training.methods.find_heads import AttentionMass
+from revela.training.methods.dream import AttentionMass
 from revela.training.models import load_tokenizer
+from revela.training.recipe import Recipe
 from revela.training.retriever.module import RetrieverEncoder
 from revela.training.retriever.save import save_retriever
-from revela.training.settings import Recipe
 
 DOCUMENTS = make_documents(24)
 UPPER = ["SEVEN GREY HERONS STAND IN THE OCEAN01 LAKE", "VIOLIN15 ENGINE10.", DOCUMENTS[3].text]
@@ -54,7 +54,7 @@ def test_as_a_retriever(kind, tmp_path, monkeypatch):
     folder, vectors = families.folder_of(kind, tmp_path / "model"), []
     limits = dict(max_steps=3, learning_rate=1e-2, warmup_steps=1)
     changes = TINY | limits | dict(crop_window=40, lower_case="yes")
-    recipe = Recipe.of("crop", model=str(folder), **changes)
+    recipe = Recipe.of("contrastive-crop", model=str(folder), **changes)
     if kind in families.NO_LORA:
         with pytest.raises(RevelaError, match="LoRA can change: train all weights by --lora-rank"):
             check_recipe(recipe, tmp_path / "out", resume=False)
@@ -185,6 +185,6 @@ def test_another_family_is_no_language_model(kind, tmp_path):
 @pytest.mark.parametrize("kind", families.cases([*families.NO_RETRIEVER], families.OFTEN))
 def test_another_family_is_no_retriever(kind, tmp_path):
     folder = families.folder_of(kind, tmp_path / "model")
-    recipe = Recipe.of("crop", model=str(folder), layers=2)
+    recipe = Recipe.of("contrastive-crop", model=str(folder), layers=2)
     with pytest.raises(RevelaError, match=families.NO_RETRIEVER[kind]):
         check_recipe(recipe, tmp_path / "out", resume=False)

@@ -56,10 +56,10 @@ def test_clusters_of_what_a_surrogate_finds_similar(
     surrogate = tmp_path / "surrogate"
     tiny_retriever(tiny_lm_folder, layers=1, query_prompt="").save(str(surrogate))
     flags = (*BUILD, models, "--groups", "cluster", "--surrogate", surrogate)
-    for objective, asked in (("revela", ()), ("dream", ("--queries", "title"))):
-        given = (corpus_file, "--out", tmp_path / objective, "--objective", objective, *asked)
+    for method, asked in (("revela", ()), ("dream", ("--queries", "title"))):
+        given = (corpus_file, "--out", tmp_path / method, "--method", method, *asked)
         succeeds("groups", *given, *flags)
-        assert len(GroupFolder(tmp_path / objective)) > 10
+        assert len(GroupFolder(tmp_path / method)) > 10
 
 
 def test_several_corpora_in_given_shares(succeeds, refused, models, tmp_path):
@@ -128,7 +128,7 @@ def test_groups_need_a_folder(refused, corpus_file, tmp_path):
 
 
 def test_dream_trains_on_stored_questions(succeeds, refused, corpus_file, models, tmp_path):
-    asking = ("--objective", "dream", "--queries", "title", "--lm-tokens", 32)
+    asking = ("--method", "dream", "--queries", "title", "--lm-tokens", 32)
     flags = (*BUILD, models, *asking)
     succeeds("groups", corpus_file, "--out", tmp_path / "g", *flags)
     rest = ("--layers", 2, "--lora-rank", 4, "--precision", "fp32", "--max-steps", 1)
@@ -143,7 +143,7 @@ def test_groups_without_queries_are_refused_where_they_are_needed(
 ):
     flags = (*BUILD, models)
     succeeds("groups", corpus_file, "--out", tmp_path / "g", *flags)
-    asking = ("--objective", "infonce", "--queries", "title")
+    asking = ("--method", "dream-infonce", "--queries", "title")
     err = refused("train", tmp_path / "g", "--out", tmp_path / "m", *flags, *asking)
-    assert "store them again by revela groups ... --objective infonce" in err
+    assert "store them again by revela groups ... --method contrastive-pairs" in err
     assert not (tmp_path / "m").exists()

@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 from conftest import make_rows, tiny_retriever
 from revela.training.lm.language_model import LanguageModel
 from revela.training.lm.prompts import PromptMaker
-from revela.training.methods.dream import DreamLoss
-from revela.training.methods.find_heads import ranked_heads, score_query_heads
+from revela.training.methods.dream import DreamLoss, score_query_heads
+from revela.training.methods.heads import ranked_heads
 from revela.training.retriever.module import RetrieverModule
 from revela.types import Chunk
 from tests.nano_example import TEXTS, assert_close, example, tiny_lm

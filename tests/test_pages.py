@@ -119,14 +119,14 @@ def parse(tokens: list[str]) -> None:
 
 
 def check_recipe(text: str) -> None:
-    from revela.training.settings import merge_settings, read_recipe
+    from revela.training.recipe import Recipe, read_recipe
 
     recipe = Path("recipe.toml")
     recipe.write_text(text)
     settings, variants = read_recipe(recipe)
     assert tomllib.loads(text)
     for changes in variants.values() or [{}]:
-        merge_settings("", {**settings, **changes})
+        Recipe().merge({**settings, **changes})
 
 
 def absent_of(tree: ast.Module) -> set[str]:
@@ -257,6 +257,7 @@ def tiny(monkeypatch, tiny_embedder, taught_lm_folder) -> None:
     import revela.cli.flags
     import revela.encoders.model_files
     import revela.training.evaluator  # whose defaults are the settings as they are
+    import revela.training.recipe
     import revela.training.settings
 
     embedded = {"embedded:smollm2-135m": taught_lm_folder}
@@ -267,19 +268,18 @@ def tiny(monkeypatch, tiny_embedder, taught_lm_folder) -> None:
     )
     monkeypatch.setattr(revela.training.settings.Training, "check_passages", 40)
     monkeypatch.setattr("revela.encoders.default_model.is_installed", lambda name: True)
-    merge = revela.training.settings.merge_settings
+    merge = revela.training.recipe.Recipe.merge
 
-    def tiny_merge(preset, given):
-        recipe, unread = merge(preset, given)
+    def tiny_merge(self, given):
+        recipe, unread = merge(self, given)
         changes = {k: v for k, v in TINY.items() if k not in given} | LIMITS
-        if recipe.objective.reads == "queries":
+        if recipe.method.reads == "queries":
             changes["max_queries"] = 16
         if recipe.training.check_questions:
             changes["check_questions"] = 5
-        return recipe.replace(**changes), unread
+        return merge(recipe, changes)[0], unread
 
-    monkeypatch.setattr(revela.training.settings.recipe, "merge_settings", tiny_merge)
-    monkeypatch.setattr("revela.cli.recipe_flags.merge_settings", tiny_merge)
+    monkeypatch.setattr(revela.training.recipe.Recipe, "merge", tiny_merge)
     monkeypatch.setattr("revela.training.lm.generate.writer", lambda *_: ask)
     topics = {row["title"].split()[2]: row["text"] for row in make_rows(40)}
     monkeypatch.setattr(pydoc_data.topics, "topics", topics)
@@ -329,7 +329,7 @@ def test_the_page_runs(reader, monkeypatch):
             write_judged(Path("judged"), make_rows(40), split)
     if reader.page == "quickstart.md":
         shutil.copytree(ROOT / "research" / "recipes", "src")
-        shutil.copy(ROOT / "examples" / "own_objective.py", "src")
+        shutil.copy(ROOT / "examples" / "own_method.py", "src")
     monkeypatch.setenv("TOKEN", "a token of some length")
     if reader.page == "examples/mteb_hybrid.md":
         give_task(monkeypatch)
@@ -364,12 +364,12 @@ def after_adapt_an_embedder(found: dict[str, object]) -> None:
     assert found["before"].keys() == found["after"].keys()
 
 
-def after_own_objective(found: dict[str, object]) -> None:
-    losses = {
-        name: json.loads(Path("runs", name, "run.json").read_text())["objective"]
-        for name in ("neighbours", "crop", "revela")
+def after_own_method(found: dict[str, object]) -> None:
+    methods = {
+        name: json.loads(Path("runs", name, "run.json").read_text())["method"]
+        for name in ("neighbours", "contrastive-crop", "revela-gated")
     }
-    assert all(name == objective for name, objective in losses.items())
+    assert all(name.startswith(method) for name, method in methods.items())
 
 
 def after_mteb_hybrid(found: dict[str, object]) -> None:
@@ -385,13 +385,13 @@ AFTER: dict[str, Callable[[dict[str, object]], None]] = {
     "index.md": after_readme,
     "examples/train_on_a_folder.md": after_train_on_a_folder,
     "examples/adapt_an_embedder.md": after_adapt_an_embedder,
-    "examples/own_objective.md": after_own_objective,
+    "examples/own_method.md": after_own_method,
     "examples/mteb_hybrid.md": after_mteb_hybrid,
 }
 
 
 def test_the_pages_are_found():
-    assert {"objectives.md", *RUN} <= BLOCKS.keys()
+    assert {"methods.md", *RUN} <= BLOCKS.keys()
     bash = [block for blocks in BLOCKS.values() for block in blocks if block.language == "bash"]
     commands = [words for block in bash for words in commands_of(block.text)]
     verbs = {words[1] for words in commands if words[0] == "revela"}

@@ -20,16 +20,18 @@ from conftest import TINY, logged, make_documents
 from revela import Retriever
 from revela.evaluation.collection import Collection
 from revela.evaluation.evaluate import outcomes
-from revela.training.groups import dataset
-from revela.training.groups.dataset import TrainingSet
-from revela.training.settings import InBatch, Recipe, presets
+from revela.training import training_set
+from revela.training.methods.registry import PRESETS
+from revela.training.methods.revela import InBatch
+from revela.training.recipe import Recipe
 from revela.training.train import train
+from revela.training.training_set import TrainingSet
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="recorded on a CPU")
 Record = dict[str, list[float] | list[str]]
 FILE = Path(__file__).parent / "records.json"
 # Another CPU adds fp32 numbers in another order: with the instructions of AVX2 alone these are met,
-# with torch's plain code for any CPU one norm of "paper" moves by 1.6e-3. A temperature or a
+# with torch's plain code for any CPU one norm of "revela-paper" moves by 1.6e-3. A temperature or a
 # learning rate that is 1 % off fails every run that has one. A small number of a list moves with
 # the large ones: on another machine a norm of .036 by 7e-4 of itself, 3e-5 of the list's largest.
 RELATIVE, OF_THE_LARGEST = 5e-4, 5e-5
@@ -39,22 +41,23 @@ TEXTS = ["ocean01 ocean02 ocean03", "Violin15 engine10.", DOCUMENTS[7].text]
 RUN = TINY | dict(learning_rate=2e-3, max_steps=8)
 ASKED: dict[str, Any] = dict(queries="telling-sentence", chunk_words=30, query_heads=3)
 GATED = dict(gate_heads=4)
-RUNS = {name: {**settings, **RUN} for name, settings in presets().items()}
-for name in ("gated", "paper", "paper-code", "gains"):
+RUNS = {name: {"method": name, **RUN} for name in PRESETS if name != "dwell-pairs"}  # judged pairs
+for name in ("revela-gated", "revela-paper", "revela-paper-code", "gains"):
     RUNS[name] |= GATED
-RUNS["paper"] |= dict(groups_per_step=2)
+for name in ("revela-paper", "replug-paper"):
+    RUNS[name] |= dict(groups_per_step=2)
 RUNS["dream"] |= ASKED
 RUNS["dream-paper"] |= ASKED
-RUNS["infonce"] |= dict(queries="title")
-RUNS["crop"] |= dict(crop_window=40)
-RUNS["spans"] |= dict(model="new:tiny", lora_rank=0)
+RUNS["dream-infonce"] |= dict(queries="title")
+RUNS["contrastive-crop"] |= dict(crop_window=40)
+RUNS["dwell-spans"] |= dict(model="new:tiny", lora_rank=0)
 RUNS["cde"] |= dict(surrogate="")  # the preset's surrogate is MiniLM
 # A run that draws fewer random numbers, should another training loop draw them in another order;
 # then what no preset turns on.
-RUNS["paper without dropout"] = RUNS["paper"] | dict(lora_dropout=0.0)
-RUNS["iterative"] = RUNS["gated"] | dict(groups="iterative", refresh_every=3)
-RUNS["options"] = RUNS["gated"] | dict(matryoshka=(4, 16), retriever_batch=3)
-CROPS = dict(objective="crop", crop_window=20)
+RUNS["paper without dropout"] = RUNS["revela-paper"] | dict(lora_dropout=0.0)
+RUNS["iterative"] = RUNS["revela-gated"] | dict(groups="iterative", refresh_every=3)
+RUNS["options"] = RUNS["revela-gated"] | dict(matryoshka=(4, 16), retriever_batch=3)
+CROPS = dict(method="contrastive-crop", crop_window=20)
 GROUPS: dict[str, tuple[dict[str, Any], bool]] = {  # settings, and whether what is similar is known
     "document": ({}, False),
     "document, similar": ({}, True),
@@ -63,7 +66,7 @@ GROUPS: dict[str, tuple[dict[str, Any], bool]] = {  # settings, and whether what
     "cluster, similar": (dict(groups="cluster"), True),
     "spread": (CROPS, False),
     "spread, similar": (CROPS | dict(groups="document"), True),
-    "asking": (dict(objective="infonce", queries="first-sentence"), False),
+    "asking": (dict(method="dream-infonce", queries="first-sentence"), False),
 }
 
 
@@ -95,14 +98,14 @@ def test_runs(tiny_lm_folder, tmp_path, keep, name, monkeypatch):
     models = dict.fromkeys(("model", "lm"), str(tiny_lm_folder))
     recipe = Recipe.of(**models | RUNS[name])
     # A tokenizer takes more text.
-    train(recipe, MORE if name == "spans" else DOCUMENTS, tmp_path / "out")
+    train(recipe, MORE if name == "dwell-spans" else DOCUMENTS, tmp_path / "out")
     rows, names = logged(tmp_path / "out"), ("loss", "grad_norm", "learning_rate")
     record: Record = {what: _short(row[what] for row in rows) for what in names}
     keep(name, record | _vectors(Retriever(tmp_path / "out", "fp32")))
 
 
 def test_groups_of_two_epochs(keep, monkeypatch):
-    """As an objective is given them, without a model: what is similar is made up."""
+    """As a method is given them, without a model: what is similar is made up."""
     rng = np.random.default_rng(0)
     vectors_ND = rng.normal(size=(len(DOCUMENTS), 4)).astype(np.float32)
     record: Record = {}
@@ -112,7 +115,7 @@ def test_groups_of_two_epochs(keep, monkeypatch):
         order_R = np.arange(len(data.rows))
         similar = (vectors_ND, rng.permutation(order_R)) if known else (None, order_R)
         for what, made in zip(("lexical_vectors", "similar_order"), similar, strict=True):
-            monkeypatch.setattr(dataset, what, lambda *_, made=made: made)
+            monkeypatch.setattr(training_set, what, lambda *_, made=made: made)
         groups = data.corpus_groups(lambda: None)
         record[name] = [" ".join(map(str, group)) for epoch in range(2) for group in groups(epoch)]
     keep("groups", record)

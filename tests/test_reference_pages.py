@@ -1,4 +1,4 @@
-"""docs/command-line.md and docs/objectives.md are what the package says now."""
+"""docs/command-line.md and docs/methods.md are what the package says now."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_every_setting_is_documented():
 
 
 def test_every_preset_has_a_command():
-    from revela.training.settings import presets
+    from revela.training.methods.registry import PRESETS
 
     everything = "".join(PAGES.values())
-    assert all(f"revela train docs/ --preset {name} " in everything for name in presets())
+    assert all(f"revela train docs/ --method {name} " in everything for name in PRESETS)

@@ -39,11 +39,11 @@ from revela.evaluation.label_free import HeldOutCheck, tasks, with_bm25
 from revela.text.analyzer import detect
 from revela.text.load import read_corpus, split_held_out
 from revela.text.spool import arrow_list
-from revela.training.groups.dataset import TrainingSet
 from revela.training.rank_models import MIN_QUERIES, Candidate, encoder_of
+from revela.training.recipe import Recipe
 from revela.training.retriever.build import untrained_retriever
 from revela.training.retriever.module import RetrieverEncoder
-from revela.training.settings import Recipe
+from revela.training.training_set import TrainingSet
 from revela.training.word_table import tables
 from revela.types import Document, evenly_spaced
 

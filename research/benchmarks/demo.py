@@ -3,8 +3,8 @@
 Without flags, on Python packages: docstrings search functions of held-out packages, by vectors
 alone, fused with BM25, and re-ranked by tokens. One start is a raw language model: a table of its
 words (`revela fit --static`), untrained, fitted to the text (`revela fit`), and trained on it
-(preset pairs: docstrings are the queries). The other is MiniLM, as it is and adapted to the text
-(preset gated).
+(contrastive-pairs: docstrings are the queries). The other is MiniLM, as it is and adapted to the
+text (revela-gated).
 
 With --language de, or another, on manual pages and documents of packages in that language: the
 description of a held-out page finds the page, with MiniLM, the table and the fitted model, by
@@ -157,7 +157,8 @@ def train_models(out: Path, minutes: float, lm: str) -> dict[str, str]:
     save_untrained(UNTRAINED["mean, 6 layers"], text, out / "untrained", lm)
     save_untrained(UNTRAINED["mean, 6 layers, fitted"], text, out / "fitted", lm, steps=None)
     brief = f"--lm {lm} --max-minutes {minutes:g} --check-every 0".split()
-    pairs = ["--preset", "pairs", "--model", f"{out}/fitted"]  # a second fit would take minutes
+    # From the fitted model, as a second fit would take minutes.
+    pairs = ["--method", "contrastive-pairs", "--model", f"{out}/fitted"]
     run("train", str(text), *pairs, *brief, "--out", f"{out}/trained")
     run("train", str(text), "--model", MINILM, *brief, "--out", f"{out}/adapted")
     return {

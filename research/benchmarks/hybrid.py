@@ -33,8 +33,8 @@ from revela.evaluation.collection import Collection, load_collection
 from revela.evaluation.evaluate import outcomes
 from revela.ranking.late_interaction import encode_packed
 from revela.training.fit import FitOptions, fit
+from revela.training.recipe import Recipe
 from revela.training.retriever.module import RetrieverEncoder
-from revela.training.settings import Recipe
 from revela.types import QueryTokens, Role, Vectors
 
 MAX_TOKENS = 256

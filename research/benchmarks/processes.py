@@ -28,9 +28,9 @@ from research.benchmarks.options import parser_of, write_out
 from research.benchmarks.speed import SMOL, corpus
 from research.benchmarks.steps import Row, print_row
 from revela.training import distributed
-from revela.training.groups.build import build_groups
+from revela.training.build_groups import build_groups
 from revela.training.groups.store import GroupFolder
-from revela.training.settings import Recipe
+from revela.training.recipe import Recipe
 from revela.training.train import train
 
 LOG_EVERY = 2  # steps
@@ -67,7 +67,7 @@ def child(arguments: argparse.Namespace) -> None:
 
 def recipe_of(arguments: argparse.Namespace) -> Recipe:
     given = dict(model=arguments.model, lm=arguments.model, threads=arguments.threads)
-    return Recipe.of(arguments.preset, max_minutes=0, max_steps=1, **given)
+    return Recipe.of(arguments.method, max_minutes=0, max_steps=1, **given)
 
 
 def write_groups(arguments: argparse.Namespace, out: Path) -> None:
@@ -82,7 +82,7 @@ def measured(arguments: argparse.Namespace, number: int, groups: Path, run: Path
     """One run with this number of processes."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
     own = ["-m", "research.benchmarks.processes", "--child", str(groups), "--into", str(run)]
-    names = ("preset", "model", "threads", "steps")
+    names = ("method", "model", "threads", "steps")
     flags = [f"--{name}={getattr(arguments, name)}" for name in names]
     subprocess.run([sys.executable, *launch, *own, *flags], check=True)
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
@@ -97,7 +97,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--data", type=Path, help="a folder with corpus.jsonl, or one file of text")
     parser.add_argument("--processes", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--preset", default="gated")
+    parser.add_argument("--method", default="revela-gated")
     parser.add_argument("--model", default=SMOL, help="of the retriever, and the LM")
     parser.add_argument("--threads", type=int, default=1, help="of a process")
     parser.add_argument("--steps", type=int, default=20)
@@ -122,7 +122,7 @@ def main() -> None:
         row = {name: statistics.median(t[name] for t in of_turns) for name in of_turns[0]}
         rate = "tokens_per_second"
         speed_up = statistics.median(turn[number][rate] / turn[first][rate] for turn in turns)
-        what = f"training, {arguments.preset}, a group per process and step"
+        what = f"training, {arguments.method}, a group per process and step"
         form = f"{number} process{'es' * (number > 1)}"
         rows.append({"what": what, "form": form, **row, f"to_{first}": speed_up})
         print_row(rows[-1])

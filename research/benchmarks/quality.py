@@ -1,14 +1,14 @@
 """The quality tables of docs/results.md: retrievers after minutes on a laptop, and baselines.
 
     python -m research.benchmarks.quality --data COLLECTIONS --minutes 20 --other-minutes 10
-    python -m research.benchmarks.quality --data COLLECTIONS --what objectives --minutes 8
+    python -m research.benchmarks.quality --data COLLECTIONS --what methods --minutes 8
     python -m research.benchmarks.quality --data COLLECTIONS --what groups
 
 Per collection, trained on its own raw text: BM25, the backbone untrained with several poolings,
-with the label-free fit (token weights and whitening), the gated preset, MiniLM, and every hybrid;
-on SciFact also a second seed and the paper preset for the same time. ``--what objectives``: every
-objective from the same start for the same minutes of one core, on SciFact and cosqa, its last
-state, beside that start. ``--what groups``: the gated preset's first updates with groups by
+with the label-free fit (token weights and whitening), revela-gated, MiniLM, and every hybrid;
+on SciFact also a second seed and revela-paper for the same time. ``--what methods``: every
+method from the same start for the same minutes of one core, on SciFact and cosqa, its last
+state, beside that start. ``--what groups``: revela-gated's first updates with groups by
 document, at random, by clusters and iterative, on conala too, from an uninformed start (the EOS
 vector), so that the difference is the groups'. Each row is kept in research/results/quality.csv and
 made only once; delete a row to make it again.
@@ -55,13 +55,15 @@ UNTRAINED = {
     "EOS, 6 layers": dict(layers=6, pooling="eos", **PLAIN),
 }
 
-VARIANTS = {  # of the presets, for --what objectives
-    "dream, rate 3e-4": "--preset dream --learning-rate 3e-4",
-    "dream, tau .05": "--preset dream --tau 0.05",
-    "gains, by document": "--preset gains --groups document",
-    "pairs, clusters": "--preset pairs --groups cluster",
-    "pairs, iterative": "--preset pairs --groups iterative --refresh-every 100",
-    "gated, iterative": "--groups iterative --refresh-every 50",
+VARIANTS = {  # of the presets, for --what methods
+    "dream, rate 3e-4": "--method dream --learning-rate 3e-4",
+    "dream, tau .05": "--method dream --tau 0.05",
+    "gains, by document": "--method gains --groups document",
+    "contrastive-pairs, clusters": "--method contrastive-pairs --groups cluster",
+    "contrastive-pairs, iterative": (
+        "--method contrastive-pairs --groups iterative --refresh-every 100"
+    ),
+    "revela-gated, iterative": "--groups iterative --refresh-every 50",
 }
 ASKED = ("dream, rate 3e-4", "dream, tau .05")
 
@@ -76,12 +78,12 @@ def save_untrained(
     from revela.encoders.torch_model import has_fast_bf16
     from revela.quiet_libraries import silence_libraries
     from revela.text.load import read_corpus
-    from revela.training.groups.dataset import TrainingSet
+    from revela.training.recipe import Recipe
     from revela.training.retriever.build import untrained_retriever
     from revela.training.retriever.fit import WORDS_TO_VECTORS
     from revela.training.retriever.module import RetrieverEncoder
     from revela.training.retriever.save import save_retriever
-    from revela.training.settings import Recipe
+    from revela.training.training_set import TrainingSet
     from revela.training.word_table import fit_encoder
 
     silence_libraries()
@@ -163,25 +165,33 @@ def plan(minutes: float, other_minutes: float) -> Iterator[tuple[str, str, dict[
 
     fitted, *others = UNTRAINED
     for name in COLLECTIONS:
-        yield name, f"gated, {budget[name]:g} min, seed 0", {"train": trained(name, 0)}
+        yield name, f"revela-gated, {budget[name]:g} min, seed 0", {"train": trained(name, 0)}
         yield name, f"untrained, {fitted}", {"untrained": UNTRAINED[fitted]}
         yield name, "MiniLM-L6 (supervised)", {"model": MINILM}
-    yield "scifact", f"gated, {minutes:g} min, seed 1", {"train": trained("scifact", 1)}
+    yield "scifact", f"revela-gated, {minutes:g} min, seed 1", {"train": trained("scifact", 1)}
     # One group an update and 8 layers: with 32 groups and all layers the time would end after a
     # handful of updates.
-    paper = ("--preset", "paper", "--groups-per-step", "1", "--warmup-steps", "10", "--layers", "8")
-    yield "scifact", f"paper, {minutes:g} min", {"train": trained("scifact", 0, *paper)}
+    paper = [
+        "--method",
+        "revela-paper",
+        "--groups-per-step",
+        "1",
+        "--warmup-steps",
+        "10",
+        "--layers",
+        "8",
+    ]
+    yield "scifact", f"revela-paper, {minutes:g} min", {"train": trained("scifact", 0, *paper)}
     for label in others:
         yield "scifact", f"untrained, {label}", {"untrained": UNTRAINED[label]}
     for name in COLLECTIONS[1:]:
         yield name, f"untrained, {others[0]}", {"untrained": UNTRAINED[others[0]]}
 
 
-def plan_objectives(
-    minutes: float, seeds: Sequence[int]
-) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """The same for every objective: one core, seed after seed, the most instructive first."""
-    presets = ["pairs", "gains", "infonce", "crop", "dream", "replug", "gated"]
+def plan_methods(minutes: float, seeds: Sequence[int]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """The same for every method: one core, seed after seed, the most instructive first."""
+    names = ["contrastive-pairs", "gains", "dream-infonce", "contrastive-crop"]
+    names += ["dream", "replug", "revela-gated"]
     for seed, name in product(seeds, ("cosqa", "scifact")):
         common = [*BOTH, *f"--threads 1 --seed {seed} --keep last".split()]
         asked = ["--max-queries", "1000", "--queries-file", str(OUT / "written" / f"{name}.jsonl")]
@@ -189,10 +199,13 @@ def plan_objectives(
         for words in (48, 80):
             flags = [*common, *still, "--chunk-words", str(words)]
             yield name, f"start, chunks of {words} words, seed {seed}", {"train": flags}
-        variants = {preset: ["--preset", preset] for preset in presets}
-        for preset in ("infonce", "dream"):
-            variants[preset] += asked
-        variants["gated, query-focused heads"] = ["--heads", str(OUT / "heads" / f"{name}.json")]
+        variants = {method: ["--method", method] for method in names}
+        for method in ("dream-infonce", "dream"):
+            variants[method] += asked
+        variants["revela-gated, query-focused heads"] = [
+            "--heads",
+            str(OUT / "heads" / f"{name}.json"),
+        ]
         variants |= {title: more.split() for title, more in VARIANTS.items()}
         for title in ASKED:
             variants[title] += asked
@@ -206,7 +219,7 @@ def find_heads(folder: Path) -> None:
     out = OUT / "heads" / f"{folder.name}.json"
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)
-        flags = ["--objective", "dream", "--queries", "telling-sentence", "--chunk-words", "80"]
+        flags = ["--method", "dream", "--queries", "telling-sentence", "--chunk-words", "80"]
         flags += ["--lm", SMOL, "--threads", "1", "--out", str(out)]
         subprocess.run(["revela", "heads", str(corpus_of(folder)), *flags], check=True)
 
@@ -228,8 +241,8 @@ def main() -> None:
     add("--data", type=Path, required=True, help="folder of BEIR-layout collections")
     add("--minutes", type=float, default=20, help="training on SciFact")
     add("--other-minutes", type=float, default=10, help="training on the other collections")
-    add("--what", choices=["systems", "objectives", "groups"], default="systems")
-    add("--seeds", type=int, nargs="*", default=[0], help="of objectives and groups")
+    add("--what", choices=["systems", "methods", "groups"], default="systems")
+    add("--seeds", type=int, nargs="*", default=[0], help="of methods and groups")
     add("--steps", type=int, default=60, help="updates, of groups")
     add("--only", nargs="*", help="collections to run")
     add("--rows", default="", help="regular expression: only rows of such a name")
@@ -239,7 +252,7 @@ def main() -> None:
     (OUT / "written").mkdir(parents=True, exist_ok=True)
     planned = {
         "systems": plan(arguments.minutes, arguments.other_minutes),
-        "objectives": plan_objectives(arguments.minutes, arguments.seeds),
+        "methods": plan_methods(arguments.minutes, arguments.seeds),
         "groups": plan_groups(arguments.steps, arguments.seeds),
     }[arguments.what]
     selected = list[tuple[str, str]]()

@@ -36,9 +36,10 @@ from revela.training.device import autocast
 from revela.training.distributed import available_cores
 from revela.training.methods.base import BuildContext, ChunkBatches
 from revela.training.models import load_tokenizer
+from revela.training.recipe import Recipe
 from revela.training.retriever.build import build_retriever
 from revela.training.retriever.module import RetrieverEncoder, RetrieverModule
-from revela.training.settings import Recipe, Retriever, presets
+from revela.training.settings import Retriever
 from revela.training.step import BatchReader, Budget, Rows, make_optimizer, take_step
 from revela.types import Chunk, Document
 
@@ -92,7 +93,7 @@ def encoding(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
 
 
 class Sleeping(torch.nn.Module):
-    """Stands for an objective on a GPU: takes time, but no core."""
+    """Stands for a loss on a GPU: takes time, but no core."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -109,7 +110,7 @@ def reading(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
     """
     folder, rows, times = resolve(SMOL), list[Row](), dict[str, float]()
     step = 0.02
-    recipe = Recipe.of(**presets()["gated"], max_minutes=0.0, max_steps=arguments.reading + 2)
+    recipe = Recipe.of("revela-gated", max_minutes=0.0, max_steps=arguments.reading + 2)
     r = recipe.retriever
     prompts = dict(query_prompt=r.query_prompt, passage_prompt=r.passage_prompt)
     model = RetrieverModule(retriever(1, **prompts))
@@ -119,7 +120,16 @@ def reading(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
     made: dict[str, torch.Tensor] = {}
     for form in (READY, "without reading ahead", "ours"):
         budget, ends = Budget(recipe.training.max_steps), list[float]()
-        parts = BuildContext(recipe, model, [], chunks, CPU, False, count=budget.count)
+        parts = BuildContext(
+            recipe.groups,
+            recipe.queries,
+            recipe.retriever,
+            recipe.context,
+            recipe.lm,
+            recipe.training,
+            *(model, [], chunks, CPU, False),
+            count=budget.count,
+        )
         collate = ChunkBatches(parts, load_tokenizer(folder), "first-half")
 
         def read(
@@ -130,13 +140,13 @@ def reading(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
                 made.update(collate(some))
             return dict(made)
 
-        objective, ahead = Sleeping(step), form == "ours"
-        optimizer = make_optimizer(objective, 0.0)
+        loss, ahead = Sleeping(step), form == "ours"
+        optimizer = make_optimizer(loss, 0.0)
         one = dict(groups_per_step=1, groups_per_batch=1, across_groups=False)
         some = BatchReader(lambda _: iter(groups), read, budget, ahead=ahead, **one)
         with some as reader:
             for _ in range(recipe.training.max_steps):
-                take_step(objective, optimizer, reader.next_step()[0], 0.0, 0)
+                take_step(loss, optimizer, reader.next_step()[0], 0.0, 0)
                 ends.append(time.perf_counter())
         took = np.diff(ends)[1:]
         times[form] = float(np.median(took))

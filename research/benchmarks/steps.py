@@ -1,7 +1,7 @@
 """Seconds and memory of a training step, at the size of larger models; on a GPU where there is one.
 
     python -m research.benchmarks.steps                       # all of it
-    python -m research.benchmarks.steps --models 135M --presets gated --groups 1 --repeats 3
+    python -m research.benchmarks.steps --models 135M --methods revela-gated --groups 1 --repeats 3
 
 Models have random weights in the shapes of SmolLM2-135M, Qwen2.5-0.5B and Llama-3.2-1B, as
 retriever and as language model (LM); "0.5B/135M" is a retriever of one and an LM of the other size.
@@ -44,9 +44,9 @@ from revela.quiet_libraries import silence_libraries
 from revela.training.lm.cross_entropy import linear_cross_entropy
 from revela.training.lm.language_model import LanguageModel
 from revela.training.methods.revela import RevelaLoss, gates_on_heads
+from revela.training.recipe import Recipe
 from revela.training.retriever.build import POOLING_MODES, add_lora
 from revela.training.retriever.module import RetrieverModule
-from revela.training.settings import Recipe, presets
 
 OURS, VARLEN, BOUND = FORMS = ["ours", "ours, varlen", "bound"]
 KERNELS: dict[str, Any] = {OURS: "torch", VARLEN: "varlen"}
@@ -91,7 +91,7 @@ class Reader(Transformer):  # type: ignore[misc]
 
 @dataclass
 class Models:
-    """The models of a preset, and the forms of its step."""
+    """The models of a method, and the forms of its step."""
 
     recipe: Recipe
     retriever: RetrieverModule
@@ -100,15 +100,14 @@ class Models:
     group_size: int = 0  # chunks; 0: a batch is one group
 
     def __post_init__(self) -> None:
-        objective, lm = self.recipe.objective, self.lm
-        first = int(objective.gate_first_layer * lm.n_layers)
-        # As many heads as the preset gates, spread over the layers that it may gate.
+        loss, lm = self.recipe.method, self.lm
+        first = int(loss.gate_first_layer * lm.n_layers)
+        # As many heads as the method gates, spread over the layers that it may gate.
         heads = {
-            (first + i % (lm.n_layers - first), 7 * i % lm.n_heads)
-            for i in range(objective.gate_heads)
+            (first + i % (lm.n_layers - first), 7 * i % lm.n_heads) for i in range(loss.gate_heads)
         }
-        sums = objective.mix == "sum"
-        self.gates_LH = None if sums else gates_on_heads(lm, objective.gate, sorted(heads))
+        sums = loss.mix == "sum"
+        self.gates_LH = None if sums else gates_on_heads(lm, loss.gate, sorted(heads))
 
     @property
     def inner(self) -> Any:
@@ -116,8 +115,8 @@ class Models:
         wraps = hasattr(self.lm.model, "get_base_model")
         return self.lm.model.get_base_model() if wraps else self.lm.model
 
-    def objective(self, form: str = OURS) -> RevelaLoss:
-        o = self.recipe.objective
+    def loss(self, form: str = OURS) -> RevelaLoss:
+        o = self.recipe.method
         kernel = KERNELS.get(form, "torch")
         given = dict(tau=o.tau, gates_LH=self.gates_LH, group_size=self.group_size, kernel=kernel)
         return RevelaLoss(self.retriever, self.lm, **given).to(self.device)
@@ -128,19 +127,19 @@ class Models:
 
     def step(self, form: str) -> Step:
         self.inner.set_attn_implementation("revela")
-        objective = self.objective(form)
+        loss = self.loss(form)
         if form != BOUND:
-            return objective
+            return loss
 
         def without_documents(features: Features) -> Tensor:
             query, passage, chunk = features
             sides = [self.retriever(side) for side in (query, passage)]
-            return self._bound(chunk, objective.layers) + sum(vectors.sum() for vectors in sides)
+            return self._bound(chunk, loss.layers) + sum(vectors.sum() for vectors in sides)
 
         return without_documents
 
     def _bound(self, chunk: dict[str, Tensor], layers: Sequence[int]) -> Tensor:
-        """Both passes of the LM, as deep as the preset needs them."""
+        """Both passes of the LM, as deep as the method needs them."""
         packed_chunks = self.lm.pack(chunk["input_ids"], chunk["attention_mask"])
         memory = self.lm.prefill(packed_chunks, layers)
         if self.lm.trainable:  # stream e's backward, without the attention that leads to it
@@ -153,9 +152,9 @@ class Models:
 
 
 def build(
-    config: Any, preset: str, device: torch.device, *, reader: Any = None, full: bool = False
+    config: Any, method: str, device: torch.device, *, reader: Any = None, full: bool = False
 ) -> Models:
-    """A preset's models with random weights of this shape, in the precision of training.
+    """A method's models with random weights of this shape, in the precision of training.
 
     Args:
         config: shape of the LM.
@@ -164,8 +163,8 @@ def build(
     """
     from transformers import AutoModel, AutoModelForCausalLM
 
-    recipe = Recipe.of(**presets()[preset])
-    r, lm_lora = recipe.retriever, recipe.objective.lm_lora
+    recipe = Recipe.of(method)
+    r, lm_lora = recipe.retriever, recipe.method.lm_lora
     bf16 = has_fast_bf16(device)
     config, lower = copy.deepcopy(config), copy.deepcopy(reader or config)
     lower.num_hidden_layers = min(r.layers or lower.num_hidden_layers, lower.num_hidden_layers)
@@ -317,7 +316,7 @@ def step_rows(
     forms: Sequence[str] = FORMS,
     flops: int = 0,
 ) -> Iterator[Row]:
-    """One model, preset and batch size, in all forms; ``flops`` of a group."""
+    """One model, method and batch size, in all forms; ``flops`` of a group."""
     losses: dict[str, Tensor] = {}
     device = models.device
     groups = len(features[2]["input_ids"]) // models.group_size
@@ -382,13 +381,13 @@ def measured(a: argparse.Namespace, device: torch.device) -> Iterator[Row]:
     configs = configurations()
     for name in a.models:
         reader, _, lm = name.rpartition("/")
-        for preset in a.presets:
-            models = build(configs[lm], preset, device, reader=configs.get(reader), full=a.full)
+        for method in a.methods:
+            models = build(configs[lm], method, device, reader=configs.get(reader), full=a.full)
             flops = flops_of_a_group(models, a.tokens)
             for groups in sorted(a.groups):
                 features = batch(models, groups, a.tokens)
                 size = f"{groups} x {models.group_size} x {a.tokens} tokens"
-                what = f"step, {preset}, {name}, {size}"
+                what = f"step, {method}, {name}, {size}"
                 yield from step_rows(what, models, features, a.repeats, a.forms, flops)
             del models
             gc.collect()
@@ -405,7 +404,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     add = parser.add_argument
     add("--models", nargs="*", default=["135M", "0.5B", "1B"])
-    add("--presets", nargs="*", default=["gated", "paper"])
+    add("--methods", nargs="*", default=["revela-gated", "revela-paper"])
     add("--groups", type=int, nargs="*", default=[1, 4, 16], help="groups a device batch")
     add("--tokens", type=int, default=160, help="of a chunk")
     add("--repeats", type=int, default=5)

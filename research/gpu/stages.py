@@ -40,7 +40,8 @@ from revela.quiet_libraries import silence_libraries
 from revela.ranking.exact import rankings_of, top_k
 from revela.training.checks import CheckPlan
 from revela.training.lm.document_attention import DocumentWeights, document_attention
-from revela.training.settings import Recipe, presets
+from revela.training.methods.registry import PRESETS
+from revela.training.recipe import Recipe
 from revela.training.train import train
 
 Row = dict[str, Any]
@@ -82,7 +83,7 @@ def smoke(setting: Setting) -> Iterator[Row]:
     """One training step of every preset on a tiny random model; fit, encode, save and load."""
     documents = made_up_documents(80)
     model = random_model(setting.work / "tiny", small_config())
-    for preset in presets():
+    for preset in PRESETS:
         run = partial(smoke_step, setting, preset, documents, model)
         yield attempt(f"a step of {preset}", run)
     yield attempt("fit, encode, save and load", partial(fit_and_load, setting, documents, model))
@@ -112,17 +113,17 @@ def small_recipe(preset: str, model: Path) -> Recipe:
         max_tokens=64, max_minutes=0, max_steps=1, warmup_steps=1, log_every=1, check_every=0,
         threads=torch.get_num_threads(), model=str(model), lm=str(model),
     )  # fmt: skip
-    recipe = Recipe.of(preset=preset)
+    recipe = Recipe.of(preset)
     names = recipe.to_dict()
     if "gate_heads" in names:
         settings |= dict(gate_heads=0)
-    if recipe.objective.reads == "queries":
+    if recipe.method.reads == "queries":
         settings |= dict(queries="telling-sentence", chunk_words=30)
     if "query_heads" in names:
         settings |= dict(query_heads=3)
     if "crop_window" in names:
         settings |= dict(crop_window=40)
-    if preset == "spans":
+    if preset == "dwell-spans":
         settings |= dict(model="new:tiny", lora_rank=0)
     if recipe.groups.surrogate:
         settings |= dict(surrogate="")
@@ -226,9 +227,11 @@ def step(setting: Setting) -> Iterator[Row]:
     """Training steps at the sizes of the papers, with random weights."""
     if setting.tiny:
         configs = {"tiny": small_config()}
-        yield from step_cells(setting, configs, "tiny", "gated", {1: [steps.OURS, steps.BOUND]})
         yield from step_cells(
-            setting, configs, "tiny", "paper", {2: [steps.OURS, steps.BOUND]}, full=True
+            setting, configs, "tiny", "revela-gated", {1: [steps.OURS, steps.BOUND]}
+        )
+        yield from step_cells(
+            setting, configs, "tiny", "revela-paper", {2: [steps.OURS, steps.BOUND]}, full=True
         )
         yield from trained_cells(setting, small_config())
         return
@@ -237,10 +240,10 @@ def step(setting: Setting) -> Iterator[Row]:
     forms = {1: [ours, varlen, bound], 8: [varlen, bound], 32: [varlen, bound]}
     larger = {1: [varlen, bound], 8: [varlen, bound], 32: [varlen, bound]}
     for name in ("135M", "1B", "0.5B/135M"):
-        for preset in ("paper", "gated"):
+        for preset in ("revela-paper", "revela-gated"):
             cells = forms if name == "135M" else larger
             yield from step_cells(setting, configs, name, preset, cells)
-    yield from step_cells(setting, configs, "135M", "paper", {8: [varlen, bound]}, full=True)
+    yield from step_cells(setting, configs, "135M", "revela-paper", {8: [varlen, bound]}, full=True)
     yield from trained_cells(setting, configs["135M"])
 
 
@@ -310,7 +313,7 @@ def trained_cells(setting: Setting, config: Any) -> Iterator[Row]:
     documents = made_up_documents(80 if setting.tiny else 3000)
     model = random_model(setting.work / "135M", config)
     size = 8 if setting.tiny else 16
-    for preset in ("dream", "cde", "crop"):
+    for preset in ("dream", "cde", "contrastive-crop"):
         recipe = small_recipe(preset, model).replace(group_size=size)
         count = 4 if setting.tiny else 20
         recipe = recipe.replace(max_steps=count, log_every=count // 2)
@@ -399,12 +402,12 @@ def curve(setting: Setting) -> Iterator[Row]:
         texts = setting.home / TEXTS
         collection = load_collection(texts / "collection")
         documents, model = read_documents(texts / TEXT), SMOLLM2
-    for number, preset in enumerate(("paper", "crop")):
+    for number, preset in enumerate(("revela-paper", "contrastive-crop")):
         # What a run takes beside its steps: to load the model, and to score it after each minute.
         beside = 0.0 if setting.tiny else 0.75
         minutes = setting.left / 60 / (2 - number) - beside
-        recipe = Recipe.of(preset=preset, model=model, keep="last")
-        if recipe.objective.reads_lm:
+        recipe = Recipe.of(preset, model=model, keep="last")
+        if recipe.method.reads_lm:
             recipe = recipe.replace(lm=model)
         if setting.tiny:
             recipe = small_recipe(preset, Path(model))

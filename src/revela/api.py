@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from revela.encoders.load import load_encoder
 from revela.encoders.model_files import resolve
@@ -21,6 +21,9 @@ from revela.searching.rows import metadata_columns
 from revela.searching.state import is_index
 from revela.text.spool import arrow_list
 from revela.types import Document, Precision, Vectors, items_of
+
+if TYPE_CHECKING:
+    from revela.training.methods.base import Method
 
 
 class Retriever:
@@ -55,7 +58,7 @@ class Retriever:
         cls,
         corpus: str | Path | Sequence[str | Path],
         out: str | Path,
-        preset: str = "",
+        method: str | Method = "revela-gated",
         *,
         resume: bool = False,
         **settings: Any,
@@ -65,18 +68,18 @@ class Retriever:
         Args:
             corpus: folders, files or datasets of the hub (hub:owner/name), or a folder of groups.
             out: a new folder for the retriever.
-            preset: settings to start from; "": those of ``objective``, else "gated".
+            method: a preset or a method by name, FILE.py:Class, or an instance of a method of your
+                own (docs/train.md).
             resume: continue the run in ``out`` from its last checkpoint.
-            settings: any setting by its flag's name (docs/command-line.md); ``objective`` may also
-                be an objective of your own (docs/train.md).
+            settings: any setting by its flag's name (docs/command-line.md).
 
         Examples:
-            >>> Retriever.train("docs/", "out", preset="pairs", max_minutes=5)  # doctest: +SKIP
+            >>> Retriever.train("docs/", "out", "replug", max_minutes=5)  # doctest: +SKIP
         """
         with extra("train", "training"):
             from revela.training.on_files import train_on_files
-            from revela.training.settings import Recipe
-        train_on_files(_paths(corpus), Path(out), Recipe.of(preset, **settings), resume=resume)
+            from revela.training.recipe import Recipe
+        train_on_files(_paths(corpus), Path(out), Recipe.of(method, **settings), resume=resume)
         return cls(out)
 
     @classmethod
@@ -108,7 +111,7 @@ class Retriever:
         """
         with extra("train", "a fit"):
             from revela.training.fit import FITTED_BY, FitOptions, fit
-            from revela.training.settings import Recipe
+            from revela.training.recipe import Recipe
         if unread := settings.keys() - set(FITTED_BY):
             raise RevelaError(
                 f"a fit reads no setting {min(unread)}: give some of {', '.join(FITTED_BY)}"

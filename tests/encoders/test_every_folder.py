@@ -14,16 +14,16 @@ from folders import DAMAGED, KINDS, PROMPTS, WIDTH, edit, pooled, saved, transfo
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
+from conftest import build_context
 from revela import Document, Index, Retriever, RevelaError
 from revela.encoders.load import load_encoder
 from revela.encoders.model_files import modules_of, resolve
 from revela.encoders.prompts import prompts_of
 from revela.encoders.torch_model import open_model, positions_of
 from revela.text.words import has_words
-from revela.training.methods.base import BuildContext
+from revela.training.recipe import Recipe
 from revela.training.retriever.build import untrained_retriever
 from revela.training.retriever.module import RetrieverModule
-from revela.training.settings import Recipe
 from revela.training.settings import Retriever as RetrieverSettings
 from tests.collection_folder import write_collection
 
@@ -156,7 +156,7 @@ def trained(folder):
     recipe = Recipe()
     model = untrained_retriever(recipe.retriever, folder, []).cpu().eval()
     retriever, cpu = RetrieverModule(model), torch.device("cpu")
-    batch = BuildContext(recipe, retriever, [], [], cpu, bf16=False).sides(TEXTS, TEXTS)
+    batch = build_context(recipe, retriever, [], [], cpu, bf16=False).sides(TEXTS, TEXTS)
     made = []
     with torch.no_grad(), retriever.evaluating(adapters=False):
         for side in ("query_", "passage_"):

@@ -17,7 +17,8 @@ from conftest import TINY, make_rows
 from revela.encoders import embedded, model_files
 from revela.errors import RevelaError
 from revela.training.models import find_weights
-from revela.training.settings import Recipe, Retriever
+from revela.training.recipe import Recipe
+from revela.training.settings import Retriever
 from revela.types import Document
 
 # The client that the library uses: httpx, or httpx2 from version 2 on.

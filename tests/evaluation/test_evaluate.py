@@ -13,8 +13,8 @@ from revela.encoders.load import load_encoder
 from revela.errors import RevelaError
 from revela.evaluation.collection import Collection, load_collection
 from revela.evaluation.evaluate import outcomes, short_names
+from revela.training.recipe import Recipe
 from revela.training.retriever.build import build_retriever
-from revela.training.settings import Recipe
 from tests.collection_folder import write_collection, write_lines
 
 
@@ -147,7 +147,7 @@ def test_a_limit_of_tokens_is_refused_where_it_has_no_effect(refused, static_fol
     assert "--max-tokens has no effect on --text: leave it out" in said
 
 
-@pytest.mark.parametrize("preset", ["paper", "paper-code"])
-def test_the_presets_of_the_paper_save_the_limit_of_its_evaluation(preset, tiny_lm_folder):
-    model = build_retriever(tiny_lm_folder, Recipe.of(preset).retriever)
+@pytest.mark.parametrize("method", ["revela-paper", "revela-paper-code"])
+def test_the_presets_of_the_paper_save_the_limit_of_its_evaluation(method, tiny_lm_folder):
+    model = build_retriever(tiny_lm_folder, Recipe.of(method).retriever)
     assert model.max_seq_length == 2048

@@ -11,12 +11,12 @@ import pytest
 
 from conftest import parsed
 from research.benchmarks import demo, quality
-from revela.training.settings import presets
+from revela.training.methods.registry import PRESETS
 from revela.types import Document
 
 PLANS = {
     "systems": lambda: quality.plan(20, 10),
-    "objectives": lambda: quality.plan_objectives(8, [0]),
+    "methods": lambda: quality.plan_methods(8, [0]),
     "groups": lambda: quality.plan_groups(60, [0]),
 }
 
@@ -29,7 +29,7 @@ def test_rows_of_the_quality_tables(plan, monkeypatch):
     assert trained
     for flags in {tuple(flags) for flags in trained}:
         verb, given = parsed(["train", "corpus.jsonl", "--out", "model", *flags])
-        assert verb == "train" and given.get("preset", "gated") in presets()
+        assert verb == "train" and given.get("method", "revela-gated") in PRESETS
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from tests.naive import attention_by_sdpa
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("preset", ["gated", "paper"])
-def test_a_step_has_all_its_numbers_and_all_kernels_the_same_loss(monkeypatch, preset):
+@pytest.mark.parametrize("method", ["revela-gated", "revela-paper"])
+def test_a_step_has_all_its_numbers_and_all_kernels_the_same_loss(monkeypatch, method):
     monkeypatch.setattr(steps, "has_fast_bf16", lambda _: False)
     monkeypatch.setattr(document_attention_varlen, "attend_pairs", attention_by_sdpa)
-    models = steps.build(tiny_config("qwen2"), preset, CPU)
+    models = steps.build(tiny_config("qwen2"), method, CPU)
     models.group_size = 2
     ours, varlen, bound = rows = list(
         steps.step_rows("tiny", models, steps.batch(models, 2, 6), repeats=1)

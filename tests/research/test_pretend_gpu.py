@@ -16,12 +16,13 @@ from test_records import FILE, OF_THE_LARGEST, RELATIVE
 
 ROOT = Path(__file__).parents[2]
 # Of a step after the first; a step of paper has two passes.
-WAITS = {"gated": 2, "paper": 3, "gains": 2, "replug": 1, "dream": 2}
+WAITS = {"revela-gated": 2, "revela-paper": 3, "gains": 2, "replug": 1, "dream": 2}
 # On a device these do what another run does: other queries, temperatures and prompts.
-LIKE_OTHERS = {"pairs", "paper without dropout", "paper-code", "dream-paper", "cde-revela"}
-LIKE_OTHERS |= {"infonce", "options"}  # crops are compared by the same loss
+LIKE_OTHERS = {"contrastive-pairs", "paper without dropout", "revela-paper-code", "replug-paper"}
+LIKE_OTHERS |= {"dream-paper", "cde-revela"}
+LIKE_OTHERS |= {"dream-infonce", "options"}  # crops are compared by the same loss
 RUNS = [name for name in test_records.RUNS if name not in LIKE_OTHERS]
-HALF = "gated in bf16"
+HALF = "revela-gated in bf16"
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +50,10 @@ def test_a_run_that_stops_and_resumes_there_is_the_recorded_one(runs, name):
 
 
 def test_a_run_in_bf16_is_nearly_the_recorded_one(runs):
-    half, recorded = runs[HALF], json.loads(FILE.read_text())["gated"]
+    half, recorded = runs[HALF], json.loads(FILE.read_text())["revela-gated"]
     assert "error" not in half, half["error"]
     assert half["loss"] == pytest.approx(recorded["loss"][:3], rel=2e-3)
-    assert half["loss"] != runs["gated"]["loss"]
+    assert half["loss"] != runs["revela-gated"]["loss"]
 
 
 @pytest.mark.parametrize("name", WAITS)

@@ -12,8 +12,8 @@ import pytest
 from conftest import make_rows, parsed
 from revela.cli.recipe_flags import recipes_of
 from revela.errors import RevelaError
-from revela.training.groups.dataset import TrainingSet
-from revela.training.settings import Recipe, read_recipe
+from revela.training.recipe import Recipe, read_recipe
+from revela.training.training_set import TrainingSet
 from revela.types import Document
 from test_cli import TINY_FLAGS
 from tests.collection_folder import write_judged, write_lines
@@ -43,18 +43,18 @@ def test_the_stages_of_dwell_parse(stage):
     ((_, given),) = map(parsed, commands(file))
     recipe = recipes_of([""], file, None)[""]
     assert given["recipe_file"] == Path("research/recipes/dwell") / file.name
-    assert recipe.objective.name == {"crops": "crop", "episodes": "infonce"}.get(stage, stage)
+    assert recipe.method.name == {"crops": "crop", "episodes": "infonce"}.get(stage, stage)
     assert recipe.retriever.max_tokens == 2048 and recipe.training.max_steps
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-@pytest.mark.parametrize("preset", ["gated", "paper"])
-def test_variants_differ_in_what_the_file_says_and_nothing_else(file, preset):
-    recipes = recipes_of([preset], file, None)
+@pytest.mark.parametrize("method", ["revela-gated", "revela-paper"])
+def test_variants_differ_in_what_the_file_says_and_nothing_else(file, method):
+    recipes = recipes_of([method], file, None)
     settings, variants = read_recipe(file)
-    base = Recipe.of(preset).to_dict() | settings
+    base = Recipe.of(method).to_dict() | settings
     assert {name: recipe.to_dict() for name, recipe in recipes.items()} == {
-        name: base | changes for name, changes in (variants or {preset: {}}).items()
+        name: base | changes for name, changes in (variants or {method: {}}).items()
     }
 
 
@@ -62,7 +62,7 @@ def test_one_runs_at_tiny_scale_and_its_table_is_written(succeeds, corpus_file, 
     judged, out = write_judged(tmp_path / "judged", make_rows(20, seed=5)), tmp_path / "runs"
     small = ("--group-size", 4, "--groups-per-step", 1, "--warmup-steps", 0, "--points", 1)
     flags = ("--on", judged, "--recipe", RECIPES / "random-groups.toml", "--out", out)
-    trained = ("--presets", "paper", models, *TINY_FLAGS, *small)
+    trained = ("--methods", "revela-paper", models, *TINY_FLAGS, *small)
     succeeds("compare", corpus_file, *flags, *trained)
     names = ["document", "random"]
     for name in names:
@@ -88,7 +88,7 @@ def test_variants_of_the_reading_are_trained_on_what_they_read(succeeds, refused
     variants = "[variants.all.corpus]\nnear_duplicates = 0\n[variants.apart.corpus]\n"
     (tmp_path / "r.toml").write_text(variants + "near_duplicates = 0.8\n")
     flags = ("--on", judged, "--recipe", tmp_path / "r.toml", "--out", out)
-    flags += ("--points 1 --presets gated", models)
+    flags += ("--points 1 --methods revela-gated", models)
     small = (*TINY_FLAGS[:-2], "--group-size", 4, "--groups-per-step", 1, "--warmup-steps", 0)
     err = refused("compare", corpus, *flags, *small)
     assert "all: runs are compared beside the label-free check" in err
@@ -112,9 +112,9 @@ def test_a_training_set_is_not_that_of_another_reading():
 @pytest.mark.parametrize(
     ("recipe", "flags", "message"),
     [
-        ("[variants.a.objective]\ntau = 1.0\n[variants.b.objective]\ntau = 2.0\n", ("--tau", "3"),
+        ("[variants.a.method]\ntau = 1.0\n[variants.b.method]\ntau = 2.0\n", ("--tau", "3"),
          "a and b are equal: leave out the flag"),
-        ('[variants."a/b".objective]\ntau = 1.0\n', (),
+        ('[variants."a/b".method]\ntau = 1.0\n', (),
          "a variant is called 'a/b', but names a folder"),
     ],
 )  # fmt: skip
@@ -123,7 +123,7 @@ def test_variants_that_cannot_be_run_are_refused(
 ):
     (tmp_path / "r.toml").write_text(recipe)
     folders = ("--on", tmp_path, "--out", tmp_path / "o", "--recipe", tmp_path / "r.toml")
-    arguments = ("compare", corpus_file, *folders, "--presets", "gated", *flags)
+    arguments = ("compare", corpus_file, *folders, "--methods", "revela-gated", *flags)
     assert message in refused(*arguments)
     assert not (tmp_path / "o").exists()
 
@@ -135,12 +135,14 @@ def test_only_compare_takes_variants(refused, tmp_path):
     assert said in err
 
 
-def test_several_presets_and_variants_are_told_apart(monkeypatch):
+def test_several_methods_and_variants_are_told_apart(monkeypatch):
     monkeypatch.setattr(
         "sys.argv", ["revela", "compare", "corpus", "--on", "judged", "--out", "runs"]
     )
-    assert list(recipes_of(["gated", "paper"], RECIPES / "random-groups.toml", None)) == [
-        "gated-document", "gated-random", "paper-document", "paper-random",
+    both = ["revela-gated", "revela-paper"]
+    assert list(recipes_of(both, RECIPES / "random-groups.toml", None)) == [
+        "revela-gated-document", "revela-gated-random",
+        "revela-paper-document", "revela-paper-random",
     ]  # fmt: skip
     with pytest.raises(RevelaError, match="does not exist"):
-        recipes_of(["gated"], RECIPES / "none.toml", None)
+        recipes_of(["revela-gated"], RECIPES / "none.toml", None)

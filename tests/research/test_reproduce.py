@@ -12,8 +12,8 @@ from conftest import make_rows, parsed
 from research import reproduce
 from revela.cli.recipe_flags import recipes_of
 from revela.evaluation.results import write_json
+from revela.training.recipe import Recipe
 from revela.training.record import Comparison, CurvePoint
-from revela.training.settings import Recipe
 from tests.collection_folder import write_judged
 
 
@@ -29,7 +29,7 @@ def test_commands_are_those_of_revela(name, capsys):
         if verb == "groups":
             assert [str(source) for source in given["corpus"]] == [table.corpus]
             continue
-        recipes = recipes_of(given["presets"], given["recipe_file"], given["given"])
+        recipes = recipes_of(given["methods"], given["recipe_file"], given["given"])
         known = [row for sizes in table.paper.values() for row in sizes.values()]
         assert {*chain(*known)} <= {"BM25", *recipes} and given["seeds"] == [0, 1]
         for recipe in recipes.values():
@@ -48,16 +48,16 @@ def test_numbers_of_the_papers_are_of_sizes_and_rows_that_run():
 
 def test_main_tables_are_trained_as_published():
     recipes = {
-        name: recipes_of([table.preset], reproduce.RECIPES / table.recipe, None)
+        name: recipes_of([table.method], reproduce.RECIPES / table.recipe, None)
         for name, table in reproduce.TABLES.items()
     }
     revela, replug = (recipes["revela-1"][name] for name in ("revela", "replug"))
-    assert revela.objective == Recipe.of("paper").objective and revela.objective.mix == "sum"
-    assert (replug.objective.name, replug.objective.tau) == ("replug", 1e-3)
+    assert revela.method == Recipe.of("revela-paper").method and revela.method.mix == "sum"
+    assert (replug.method.name, replug.method.tau) == ("replug", 1e-3)
     assert replug.retriever == revela.retriever and replug.groups == revela.groups
     assert (revela.training.max_steps, replug.training.max_steps) == (10_000, 4_500)
     assert (revela.training.learning_rate, replug.training.learning_rate) == (1e-4, 5e-4)
-    assert {recipe.objective.query_side for recipe in recipes["revela-2"].values()} == {"whole"}
+    assert {recipe.method.query_side for recipe in recipes["revela-2"].values()} == {"whole"}
     dream, infonce = recipes["dream-1"].values()
     assert dream.queries == infonce.queries and dream.retriever == infonce.retriever
     cells = {name: (r.groups.groups, r.context.context) for name, r in recipes["cde-1"].items()}

@@ -26,13 +26,12 @@ from revela import Retriever
 from revela.evaluation.collection import Collection
 from revela.evaluation.evaluate import outcomes
 from revela.evaluation.label_free import HeldOutCheck, tasks
-from revela.training import packing
+from revela.training import packing, rank_heads
 from revela.training import train as run
 from revela.training.checks import CheckPlan
 from revela.training.lm.encoder_decoder import EncoderDecoder
-from revela.training.methods import find_heads
-from revela.training.settings import Recipe
-from revela.training.settings.objectives import InBatch
+from revela.training.methods.revela import InBatch
+from revela.training.recipe import Recipe
 from revela.training.step import BatchReader, Progress
 from tests import test_records
 from tests.research.pretend_gpu import DEVICE, waits
@@ -40,8 +39,8 @@ from tests.test_records import DOCUMENTS, MORE
 
 CPU = torch.device("cpu")
 STOPS = [2, 3]  # steps, of eight
-HALF = "gated in bf16"
-RUNS = {**test_records.RUNS, HALF: test_records.RUNS["gated"] | dict(precision="bf16")}
+HALF = "revela-gated in bf16"
+RUNS = {**test_records.RUNS, HALF: test_records.RUNS["revela-gated"] | dict(precision="bf16")}
 CHECK = HeldOutCheck(tasks(MORE[24:32], 12, 8, 24, 0))
 
 
@@ -52,7 +51,7 @@ def computing_on(device: torch.device) -> Iterator[None]:
     with (
         mock.patch.object(EncoderDecoder, "save", lambda self, folder: save(self.cpu(), folder)),
         mock.patch.object(run, "compute_device", lambda: device),
-        mock.patch.object(find_heads, "compute_device", lambda: device),
+        mock.patch.object(rank_heads, "compute_device", lambda: device),
         mock.patch.object(sentence_transformers, "get_device_name", lambda: device.type),
     ):
         yield
@@ -132,7 +131,7 @@ def main() -> None:
                 found[name] = trained(name, Path(lm), Path(out, name))
             except Exception:
                 found[name] = {"error": traceback.format_exc()}
-    folder = Path(out, "gated", "run")
+    folder = Path(out, "revela-gated", "run")
     if (folder / "modules.json").is_file():
         for device in (CPU, DEVICE):
             with computing_on(device):

@@ -33,7 +33,7 @@ from revela.training import distributed
 from revela.training.checkpoint import trainable_state
 from revela.training.checks import CheckPlan
 from revela.training.groups.store import GroupFolder
-from revela.training.settings import Recipe
+from revela.training.recipe import Recipe
 from revela.training.step import BatchReader, Progress
 
 FIRST = os.environ.get("RANK", "0") == "0"

@@ -18,13 +18,13 @@ from revela.errors import RevelaError
 from revela.training import compare as comparison
 from revela.training import generated_queries as query_lm
 from revela.training.generated_queries import GeneratedQueries
-from revela.training.groups.dataset import TrainingSet
 from revela.training.lm import generate
-from revela.training.methods.find_heads import rank_heads
+from revela.training.rank_heads import rank_heads
+from revela.training.recipe import Recipe
 from revela.training.record import UNKNOWN
-from revela.training.settings import Recipe, presets
 from revela.training.step import Progress
 from revela.training.train import train
+from revela.training.training_set import TrainingSet
 from revela.types import Document
 
 DOCUMENTS = [Document(row["_id"], row["text"]) for row in make_rows(24)]
@@ -33,7 +33,7 @@ DOCUMENTS = [Document(row["_id"], row["text"]) for row in make_rows(24)]
 @pytest.fixture
 def recipe(tiny_lm_folder):
     folder = str(tiny_lm_folder)
-    settings = presets()["infonce"] | TINY | dict(max_steps=3, save_every=1)
+    settings = {"method": "dream-infonce"} | TINY | dict(max_steps=3, save_every=1)
     return Recipe.of(**settings, model=folder, lm=folder)
 
 
@@ -172,14 +172,14 @@ def test_without_a_single_query_nothing_is_left_behind(train_into, tmp_path, mon
     ("changes", "late"),
     [
         *(({}, True), ({"groups": "cluster"}, False), ({"negatives": 1}, False)),
-        *(({"queries": "first-sentence"}, False), (presets()["crop"], False)),
+        *(({"queries": "first-sentence"}, False), ({"method": "contrastive-crop"}, False)),
     ],
 )
 def test_only_what_can_wait_is_written_late(recipe, tmp_path, asked, changes, late):
     data = TrainingSet(recipe.replace(**changes), DOCUMENTS, queries_file=tmp_path / "q.jsonl")
     assert isinstance(data.generated_queries, GeneratedQueries) == late
     has_queries = any(data.rows.column("query"))
-    assert has_queries == (not late and data.recipe.objective.reads == "queries")
+    assert has_queries == (not late and data.recipe.method.reads == "queries")
     assert bool(asked) == (has_queries and data.recipe.queries.queries == "lm")
 
 
@@ -188,13 +188,16 @@ def test_runs_that_are_compared_for_the_same_time_find_their_queries(
     recipe, asked, tmp_path, monkeypatch, minutes, late
 ):
     def begun(own, data, *_, **__):
-        assert own.objective.name == "infonce" and (data.generated_queries is not None) == late
+        assert own.method.name == "contrastive-pairs"
+        assert (data.generated_queries is not None) == late
         assert any(data.rows.column("query")) != late
         raise ZeroDivisionError
 
     monkeypatch.setattr(comparison, "train", begun)
     recipe = recipe.replace(max_minutes=minutes)
-    data = TrainingSet(recipe.replace(**presets()["crop"]), DOCUMENTS, queries_file=tmp_path / "q")
+    data = TrainingSet(
+        recipe.replace(method="contrastive-crop"), DOCUMENTS, queries_file=tmp_path / "q"
+    )
     check = SimpleNamespace(tasks=[None], bm25=dict)
     given = dict(seeds=[0], points=1, provenance=UNKNOWN)
     with pytest.raises(ZeroDivisionError):
@@ -207,7 +210,7 @@ def test_the_probe_of_heads_asks_as_many_as_it_reads_and_training_reads_the_same
 ):
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
     caplog.set_level("INFO", "revela")
-    dream = {**presets()["dream"], "group_size": 8, "query_heads": 3}
+    dream = {"method": "dream", "group_size": 8, "query_heads": 3}
     _, ranking = rank_heads(recipe.replace(**dream), DOCUMENTS, tmp_path / "heads.jsonl")
     few = 3 * query_lm.BLOCK
     assert len(ranking) == 16 and 64 <= len(asked) <= few

@@ -17,15 +17,18 @@ from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25
 from revela.ranking.queries import query_hash
 from revela.text.spool import arrow_list
+from revela.training import negatives as mining
+from revela.training.build_groups import build_groups
 from revela.training.checks import CheckPlan
-from revela.training.groups.build import build_groups
-from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.store import GroupFolder
-from revela.training.methods.contrastive import ContrastiveLoss, QueryBatches
+from revela.training.methods.cde import FilteredBatches, FilteredLoss
+from revela.training.methods.contrastive import QueryBatches
 from revela.training.negatives import Negatives
-from revela.training.settings import InfoNCE, Recipe, presets
+from revela.training.recipe import Recipe
+from revela.training.settings import Groups
 from revela.training.step import Progress, sides
 from revela.training.train import train
+from revela.training.training_set import TrainingSet
 from revela.types import Chunk, Document
 from tests.collection_folder import write_collection, write_lines
 
@@ -70,11 +73,10 @@ def judged_rows():
     return SimpleNamespace(rows=arrow_list(Chunk, rows), relevant=relevant)
 
 
-def miner(data, folder, encoder=None, rounds=1, seed=0, **settings):
+def miner(data, folder, encoder=None, rounds=1, seed=0, negatives=3):
     asked = [i for i, row in enumerate(data.rows) if row.query]
     same = [[asked[:8], asked[8:16]]] * rounds
-    found = InfoNCE(**{"negatives": 3, **settings})
-    return Negatives(found, seed, data, iter(same), encoder or Hashed(), folder)
+    return Negatives(negatives, seed, data, iter(same), encoder or Hashed(), folder)
 
 
 def batch(negatives, round_=0):
@@ -89,7 +91,7 @@ def test_negatives_are_the_best_that_do_not_answer(tmp_path, monkeypatch, by, ma
     """Against a loop over all passages: none answers the query, and none has fewer than five
     others, that do not either, before it.
     """
-    monkeypatch.setattr(InfoNCE, "mined_from", 5)
+    monkeypatch.setattr(mining, "MINED_FROM", 5)
     data = make()
     rows, encoder = list(data.rows), Hashed()
     negatives = miner(data, tmp_path, encoder, rounds=2)
@@ -143,8 +145,7 @@ def test_what_was_drawn_is_kept_and_a_round_that_is_skipped_mines_nothing(tmp_pa
 def test_a_query_that_few_passages_match_has_fewer(tmp_path):
     rows = [Chunk(i, f"text{i}{' both' * (i < 3)}", f"text{i} both" * (i < 2)) for i in range(9)]
     data = SimpleNamespace(rows=arrow_list(Chunk, rows), relevant={})
-    settings = InfoNCE(negatives=3)
-    negatives = Negatives(settings, 0, data, iter([[[0, 1, 5]]]), Hashed(), tmp_path)
+    negatives = Negatives(3, 0, data, iter([[[0, 1, 5]]]), Hashed(), tmp_path)
     assert [sorted(found) for found in negatives(batch(negatives))] == [[1, 2], [0, 2], []]
 
 
@@ -158,9 +159,9 @@ def made(rows, **more):
 
         return {"query_input_ids": ids(queries), "passage_input_ids": ids(passages)}
 
-    recipe = Recipe.of("infonce", group_size=4)
+    groups = Groups(group_size=4)
     given = {"relevant": {}, "mined": None, **more}
-    return SimpleNamespace(recipe=recipe, rows=rows, sides=sides, **given)
+    return SimpleNamespace(groups=groups, rows=rows, sides=sides, **given)
 
 
 def as_rows(chunks, indices):
@@ -176,7 +177,7 @@ def test_a_query_is_compared_with_its_group_and_what_was_mined_for_it(make):
     indices = [0, 2, 4, 19, 6, 3, 10, 25]
     mined = [[8, 12], [8, 28], [0], [13], [12, 1], [5], [27], [26]]
     parts = made(chunks, relevant=data.relevant, mined=lambda rows: mined)
-    found = QueryBatches(parts, None)(as_rows(chunks, indices))
+    found = QueryBatches(parts)(as_rows(chunks, indices))
     passages = [(g // 4, chunks[i]) for g, i in enumerate(indices)]
     for group in (0, 1):
         known = [chunk.text for g, chunk in passages if g == group]
@@ -201,7 +202,7 @@ def test_positives_of_two_queries_in_a_group_are_no_negatives():
     chunks += [Chunk(2, "g h i", "three"), Chunk(3, "j k l", "four")]
     answers = {"one": {0, 1}, "two": {1}, "three": {2}, "four": {3}}
     relevant = {query_hash(query): documents for query, documents in answers.items()}
-    found = QueryBatches(made(chunks, relevant=relevant), None)(as_rows(chunks, [0, 1, 3, 4]))
+    found = QueryBatches(made(chunks, relevant=relevant))(as_rows(chunks, [0, 1, 3, 4]))
     assert found["query_allowed"].int().tolist() == [[1, 0, 1, 1], *[[1, 1, 1, 1]] * 3]
 
 
@@ -219,13 +220,13 @@ def test_a_mined_false_negative_is_left_out():
 
     parts = made(chunks, mined=lambda rows: [[6], [6, 7], [], []])
     surrogate = SimpleNamespace(encode_passages=encode, encode_queries=encode)
-    batch = QueryBatches(parts, surrogate)(as_rows(chunks, [0, 1, 2, 3]))
+    batch = FilteredBatches(parts, surrogate)(as_rows(chunks, [0, 1, 2, 3]))
     assert batch["passage_surrogate"].shape == (6, 9)
     assert batch["query_allowed"].all()  # what the surrogate says is the loss's to read
     query, passage = sides(batch)
     with torch.no_grad():
         model = Embed()
-        loss = ContrastiveLoss(model, tau=0.1)([{**query}, {**passage}])
+        loss = FilteredLoss(model, tau=0.1)([{**query}, {**passage}])
         ids = [{"input_ids": side["input_ids"]} for side in (query, passage)]
         vectors = [model(i) for i in ids]
     scores = vectors[0] @ vectors[1].T / 0.1
@@ -235,7 +236,7 @@ def test_a_mined_false_negative_is_left_out():
 
 @pytest.fixture
 def recipe(tiny_lm_folder):
-    asked = {**presets()["infonce"], **MINED, "queries": "telling-sentence"}
+    asked = {"method": "dream-infonce", **MINED, "queries": "telling-sentence"}
     return Recipe.of(**asked, model=str(tiny_lm_folder), lm=str(tiny_lm_folder))
 
 
@@ -271,7 +272,7 @@ def test_a_resumed_run_reads_the_same_negatives(recipe, tmp_path, rounds):
 
 def test_a_refresh_sees_what_was_learned(recipe, tmp_path, rounds, monkeypatch):
     """All that rank best are drawn: the sets change with the weights, and with nothing else."""
-    monkeypatch.setattr(InfoNCE, "mined_from", 2)
+    monkeypatch.setattr(mining, "MINED_FROM", 2)
     recipe = recipe.replace(max_steps=3)
     mined = {}
     for rate in (0.0, 3e-2):
@@ -378,9 +379,8 @@ def test_judged_documents_are_kept_and_their_copies_are_no_negatives(
         copies |= {"j6": {"j6"}, "j7": {"j7"}}
     mined, members = set(), [i for i, row in enumerate(rows) if row.query]
     for seed in range(10):
-        settings = InfoNCE(negatives=8)
         negatives = Negatives(
-            settings, seed, data, iter([[members]] * 2), Hashed(seed), tmp_path / f"{seed}"
+            8, seed, data, iter([[members]] * 2), Hashed(seed), tmp_path / f"{seed}"
         )
         for found in (negatives(batch(negatives)), negatives(batch(negatives, 1))):
             for row, drawn in zip(members, found, strict=True):
@@ -390,8 +390,8 @@ def test_judged_documents_are_kept_and_their_copies_are_no_negatives(
     assert not [(own, other) for own, other in mined if other in copies.get(own, {own})]
 
     parts = made(rows, relevant=data.relevant, mined=lambda some: [[*range(len(rows))]] * len(some))
-    parts.recipe = Recipe.of("infonce", group_size=len(members))
-    found = QueryBatches(parts, None)(as_rows(rows, members))
+    parts.groups = Groups(group_size=len(members))
+    found = QueryBatches(parts)(as_rows(rows, members))
     others = [i for i in range(len(rows)) if rows[i].text not in {rows[m].text for m in members}]
     passages = [*members, *others]
     for line, own in zip(found["query_allowed"], members, strict=True):
@@ -415,7 +415,15 @@ def test_a_copy_of_an_answer_that_is_held_out_is_no_negative(recipe, tmp_path):
 def test_judged_pairs_on_the_command_line(refused, corpus_file, tmp_path):
     folder = judged_folder(tmp_path / "judged", PAIRS)
     (folder / "qrels" / "train.tsv").rename(folder / "qrels" / "dev.tsv")
-    given = (corpus_file, "--out", tmp_path / "out", "--preset", "pairs", "--pairs", folder)
+    given = (
+        corpus_file,
+        "--out",
+        tmp_path / "out",
+        "--method",
+        "contrastive-pairs",
+        "--pairs",
+        folder,
+    )
     train_tsv = folder / "qrels" / "train.tsv"
     said = {
         "train": f"{train_tsv} does not exist: a BEIR-layout folder has its judgements there",
@@ -434,7 +442,7 @@ def test_judged_pairs_on_the_command_line(refused, corpus_file, tmp_path):
         (dict(pairs="judged", join_titles=True), "as they are judged: leave out --join-titles"),
         (dict(negatives=99), "--negatives 99: there are .* passages to mine them"),
         (dict(groups="iterative"), "give another --groups, such as cluster"),
-        (presets()["gains"] | dict(negatives=1), "--negatives has no effect on --objective gains"),
+        (dict(method="gains", negatives=1), "--negatives has no effect on --method gains"),
     ],
 )
 def test_what_cannot_be_mined_or_read(recipe, tmp_path, monkeypatch, changes, sentence):
@@ -446,8 +454,10 @@ def test_what_cannot_be_mined_or_read(recipe, tmp_path, monkeypatch, changes, se
 
 
 def test_stored_groups_have_no_judged_pairs_and_crops_need_none(recipe, corpus_file, tmp_path):
-    with pytest.raises(RevelaError, match="--pairs has no effect on --objective crop: leave it"):
-        Recipe.of("crop", pairs="x")
+    with pytest.raises(
+        RevelaError, match="--pairs has no effect on --method contrastive-crop: leave it"
+    ):
+        Recipe.of("contrastive-crop", pairs="x")
     build_groups(recipe, [corpus_file], tmp_path / "groups", [])
     with pytest.raises(RevelaError, match=r"--pairs needs whole documents, and .* holds groups of"):
         TrainingSet(recipe.replace(pairs="judged"), GroupFolder(tmp_path / "groups"))

@@ -26,28 +26,29 @@ from revela.cli.recipe_flags import settings_flags
 from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
 from revela.training import distributed
+from revela.training.build_groups import build_groups
 from revela.training.check_settings import check_recipe
-from revela.training.groups.build import build_groups
-from revela.training.settings import OBJECTIVES, Recipe, presets
+from revela.training.methods.registry import METHODS
+from revela.training.recipe import Recipe
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="two processes need two GPUs")
 
 RUN = TINY | dict(groups_per_step=2, learning_rate=2e-3, max_steps=4)
 TIMEOUT = 300.0  # seconds, on a loaded machine
 ASKED = dict(queries="telling-sentence")
-PRESETS = {name: {**settings, **RUN} for name, settings in presets().items()}
-GATED = PRESETS["gated"] | dict(gate_heads=4)
+GATED = RUN | dict(method="revela-gated", gate_heads=4)
 CONTEXT = dict(context=3, context_from="corpus")
 CASES = {
     "all that can be trained": GATED | dict(lm_lora=True, lora_dropout=0.1),
     "several batches": GATED | dict(groups_per_step=8, groups_per_batch=2, max_steps=3),
     "iterative": GATED | dict(groups="iterative", refresh_every=2),
     "shared lm": GATED | dict(shard_lm=True),
-    "dream": PRESETS["dream"] | ASKED | dict(query_heads=3),
-    "negatives": PRESETS["infonce"] | ASKED | dict(negatives=2, refresh_every=2),
-    "crop": PRESETS["crop"] | dict(groups_per_batch=2, matryoshka=(16,), retriever_batch=3),
-    "cde": PRESETS["cde"] | ASKED | CONTEXT,
-    "spans": PRESETS["spans"] | dict(model="new:tiny", lora_rank=0),
+    "dream": RUN | {"method": "dream"} | ASKED | dict(query_heads=3),
+    "negatives": RUN | {"method": "dream-infonce"} | ASKED | dict(negatives=2, refresh_every=2),
+    "crop": RUN
+    | dict(method="contrastive-crop", groups_per_batch=2, matryoshka=(16,), retriever_batch=3),
+    "cde": RUN | {"method": "cde"} | ASKED | CONTEXT,
+    "spans": RUN | dict(method="dwell-spans", model="new:tiny", lora_rank=0),
 }
 STOPS = CASES["all that can be trained"] | dict(save_every=2)
 ENDLESS = {**STOPS, "max_steps": 0}
@@ -69,8 +70,8 @@ OF_ONE = ("crash", "error", "check")
 def groups(tmp_path_factory, corpus_file):
     """Folders of groups: of chunks, of chunks with queries, and of windows to crop from."""
     folder = tmp_path_factory.mktemp("groups")
-    made: dict[str, Any] = {"chunks": {}, "queries": dict(objective="infonce", **ASKED)}
-    made["windows"] = dict(objective="crop", crop_window=40)
+    made: dict[str, Any] = {"chunks": {}, "queries": dict(method="dream-infonce", **ASKED)}
+    made["windows"] = dict(method="contrastive-crop", crop_window=40)
     for name, settings in made.items():
         some = {**settings, "group_size": 8, "threads": 1, "chunk_words": 30}
         build_groups(Recipe.of(**some), [corpus_file], folder / name, [])
@@ -83,7 +84,7 @@ def case(groups, tiny_lm_folder):
 
     def of(out: Path, settings: dict[str, Any], **more: Any) -> dict[str, Any]:
         given = {"model": str(tiny_lm_folder), "lm": str(tiny_lm_folder), **settings}
-        reads = Recipe.of(**given).objective.reads
+        reads = Recipe.of(**given).method.reads
         return {"settings": given, "groups": str(groups / reads), "out": str(out), **more}
 
     return of
@@ -281,11 +282,13 @@ def test_an_error_ends_all_by_a_sentence(both, name):
 REFUSALS: dict[str, dict[str, Any]] = {
     "--groups-per-step 3 cannot be divided among 2 processes, 1 at a t": dict(groups_per_step=3),
     "--groups-per-step 2 cannot be divided among 2 processes, 2 at a t": dict(groups_per_batch=2),
-    "--groups-per-batch 1 cannot be divided among 2 processes, which": dict(objective="crop"),
-    "--context with --objective crop takes one process": dict(
-        objective="crop", groups_per_batch=2, context=3
+    "--groups-per-batch 1 cannot be divided among 2 processes, which": dict(
+        method="contrastive-crop"
     ),
-    "--pairs takes one process: start revela without": dict(objective="infonce", pairs="judged"),
+    "--context with --method contrastive-crop takes one process": dict(
+        method="contrastive-crop", groups_per_batch=2, context=3
+    ),
+    "--pairs takes one process: start revela without": dict(method="dream-infonce", pairs="judged"),
 }
 
 
@@ -301,7 +304,7 @@ def test_settings_that_two_processes_cannot_have(tmp_path, monkeypatch, message)
 
 def test_torchrun_lets_every_flag_through():
     """It reads the whole command line, and refuses what two of its own flags begin with."""
-    fields = dataclasses.fields(settings_flags(OBJECTIVES["revela"]))
+    fields = dataclasses.fields(settings_flags(METHODS["revela"]))
     flags = [f"--{field.name.replace('_', '-')}" for field in fields]
     parsed = parse_args(["-m", "revela", "train", "groups", "--out", "out", "--resume", *flags])
     assert parsed.training_script_args[-len(flags) :] == flags
@@ -444,7 +447,7 @@ def test_a_signal_to_one_process_is_the_exit_code_of_all(case, cache, tmp_path):
 
 
 def test_raw_text_is_refused(doing, case, corpus_file, tmp_path, monkeypatch):
-    monkeypatch.setattr("revela.training.groups.dataset.world_size", lambda: 2)
+    monkeypatch.setattr("revela.training.training_set.world_size", lambda: 2)
     given = {**case(tmp_path / "out", STOPS), "groups": str(corpus_file)}
     code, _, errors = doing(*command(given)[2:])
     assert code == 2 and errors.count("\n") == 1

@@ -19,11 +19,12 @@ from revela.training.checkpoint import (
     remove_unstarted,
     write_record,
 )
-from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.store import GroupedCorpus, save_groups
+from revela.training.methods.registry import PRESETS
+from revela.training.recipe import Recipe
 from revela.training.record import RUN_FILE, About, Metrics, MetricsRow, RunFile
-from revela.training.settings import Recipe, presets
 from revela.training.train import train
+from revela.training.training_set import TrainingSet
 from revela.types import Chunk, Document
 
 
@@ -162,17 +163,17 @@ def test_what_replaced_a_default_model_is_recorded_and_named_in_the_card(
     assert "HuggingFaceTB" not in (out / "README.md").read_text()
 
 
-@pytest.mark.parametrize("preset", [name for name in presets() if "paper" in name])
+@pytest.mark.parametrize("method", [name for name in PRESETS if "paper" in name])
 def test_a_paper_is_not_reproduced_with_another_model(
-    nothing_cached, tiny_lm_folder, tmp_path, preset
+    nothing_cached, tiny_lm_folder, tmp_path, method
 ):
     named = dict(model=str(tiny_lm_folder), lm=str(tiny_lm_folder))
     for missing in named:
-        recipe = Recipe.of(preset, **{**named, missing: Recipe().lm.lm})
+        recipe = Recipe.of(method, **{**named, missing: Recipe().lm.lm})
         with pytest.raises(RevelaError, match="take no other model in its place: connect, or"):
             train(recipe, [Document("d", "text")], tmp_path / "out")
         assert not (tmp_path / "out").exists()
-    check_recipe(Recipe.of(preset, **named), tmp_path / "out", resume=False)
+    check_recipe(Recipe.of(method, **named), tmp_path / "out", resume=False)
 
 
 def test_groups_of_other_text_have_another_fingerprint(tmp_path):

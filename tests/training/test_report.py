@@ -91,7 +91,7 @@ def page_of(*paths: Path) -> Page:
 
 def write_run(folder: Path, about=ABOUT, **settings: Any) -> Path:
     folder.mkdir(parents=True)
-    recipe = {"objective": "revela", "tau": 1.0, "lora_rank": 64, "kernel": "auto"}
+    recipe = {"method": "revela", "tau": 1.0, "lora_rank": 64, "kernel": "auto"}
     recipe |= {"model": "a-model", "lm": "an-lm"} | settings
     (folder / "run.json").write_text(json.dumps(recipe | ({"about": about} if about else {})))
     first: dict[str, Any] = {"step": 0, "minutes": 0.0, "tokens_read": 0, "check": {"title": 0.4}}
@@ -140,7 +140,7 @@ def test_label_free_scores_stand_beside_bm25_and_the_start(page):
 
 
 def test_recipes_facts_and_environment(page):
-    changed = page.tables["recipe Settings that differ from the defaults of the objective"]
+    changed = page.tables["recipe Settings that differ from the defaults of the method"]
     assert changed["tau"] == {"a": "1.0", "b": "0.25"}
     assert changed["made_up_by_a_later_version"] == {"a": "", "b": "3"}
     assert "kernel" not in changed and "lora_rank" not in changed
@@ -152,13 +152,16 @@ def test_recipes_facts_and_environment(page):
 
 
 def test_a_run_has_the_models_and_settings_that_it_used(tmp_path):
-    """Not those of its recipe that it did not read, nor the defaults of another objective. The
+    """Not those of its recipe that it did not read, nor the defaults of another method. The
     tokens of a run that was stopped after its last check are unknown.
     """
     read = {flag: {"name": f"used-{flag}", "digest": "0"} for flag in ("model", "lm")}
     gated = write_run(tmp_path / "gated", ABOUT | {"models": read})
     crop = write_run(tmp_path / "crop", ABOUT | {"models": {"model": read["model"]}})
-    settings = json.loads((crop / "run.json").read_text()) | {"objective": "crop", "crop_window": 9}
+    settings = json.loads((crop / "run.json").read_text()) | {
+        "method": "contrastive-crop",
+        "crop_window": 9,
+    }
     for name in ("tau", "kernel"):
         del settings[name]
     (crop / "run.json").write_text(json.dumps(settings))
@@ -171,14 +174,14 @@ def test_a_run_has_the_models_and_settings_that_it_used(tmp_path):
     assert facts["retriever starts from"] == {"gated": "used-model", "crop": "used-model"}
     assert facts["language model"] == {"gated": "used-lm", "crop": ""}
     assert facts["tokens read"] == {"gated": "4,321", "crop": ""}
-    changed = page.tables["recipe Settings that differ from the defaults of the objective"]
+    changed = page.tables["recipe Settings that differ from the defaults of the method"]
     assert changed["crop_window"] == {"gated": "", "crop": "9"}
     assert not {"tau", "kernel", "mix", "lm_lora", "gate"} & changed.keys()
 
 
 def test_curves_are_of_checks_and_losses(page):
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", page.source)
-    assert captions == ["title", "Loss, objective revela"]
+    assert captions == ["title", "Loss, revela"]
     assert page.source.count("<svg") == 2
 
 
@@ -205,7 +208,7 @@ def test_a_comparison_gives_means_over_seeds_and_all_its_runs(tmp_path):
 def test_the_page_stands_alone_and_nothing_in_it_runs(tmp_path):
     about = ABOUT | {"corpus": HOSTILE, "command": HOSTILE, "versions": {HOSTILE: HOSTILE}}
     about["bm25"] = {HOSTILE: 0.5}
-    odd = {"about": about, "model": HOSTILE, "objective": HOSTILE}
+    odd = {"about": about, "model": HOSTILE, "method": HOSTILE}
     run = write_run(tmp_path / HOSTILE.replace("/", "|"), **odd)
     row = {"loss": 1.0, "check": {HOSTILE: 0.5}, "tokens_read": 1}
     lines = [json.dumps({"step": s, "minutes": s} | row) for s in range(3)]

@@ -31,23 +31,23 @@ from revela.training.checkpoint import (
     saved_checkpoints,
 )
 from revela.training.checks import NO_CHECKS, CheckPlan
-from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.order import IterativeGroups
 from revela.training.methods.base import ChunkBatches
-from revela.training.methods.find_heads import save_heads
-from revela.training.methods.revela import RevelaLoss
+from revela.training.methods.heads import save_heads
+from revela.training.methods.registry import METHODS as NAMES
+from revela.training.methods.revela import InBatch, RevelaLoss
+from revela.training.recipe import Recipe
 from revela.training.record import Provenance
 from revela.training.retriever.card import Card, metadata_of
-from revela.training.settings import OBJECTIVES as NAMES
-from revela.training.settings import InBatch, Recipe, objective_class, presets
 from revela.training.step import BatchReader, Budget, Progress
 from revela.training.train import train
+from revela.training.training_set import TrainingSet
 from revela.types import Document
 
 SHORT = Recipe.of(**TINY, save_every=3, gate_heads=4)
 # The preset's surrogate is MiniLM, which knows none of the words here.
-LEARNED = presets()["dream"] | dict(queries="telling-sentence", chunk_words=30, query_heads=3)
-CDE = presets()["cde"] | {"surrogate": ""}
+LEARNED = dict(method="dream", queries="telling-sentence", chunk_words=30, query_heads=3)
+CDE = {"method": "cde", "surrogate": ""}
 
 
 @pytest.fixture
@@ -80,8 +80,9 @@ def stop_and_resume(recipe, documents, out):
         outcome = train(recipe, documents, out)
     assert outcome.signal and outcome.steps == 3
     with pytest.MonkeyPatch.context() as patch:
-        made = "train.fit_to_corpus", "groups.dataset.similar_order"
-        for name in (*made, "methods.find_heads.cached_ranking"):
+        made = "train.fit_to_corpus", "training_set.similar_order"
+        methods = "methods.revela.cached_ranking", "methods.dream.cached_ranking"
+        for name in (*made, *methods):
             patch.setattr(f"revela.training.{name}", None)
         train(recipe, documents, out, resume=True)
 
@@ -128,8 +129,8 @@ SMALL = dict(layers=2, group_size=8, lora_rank=4, warmup_steps=2)
 ASKED = dict(queries="telling-sentence", chunk_words=30)
 RESUMED = {
     "gated": dict(groups="iterative", refresh_every=2),
-    "paper": presets()["paper"] | SMALL | dict(groups_per_step=2, groups="cluster"),
-    "crop": presets()["crop"]
+    "paper": {"method": "revela-paper"} | SMALL | dict(groups_per_step=2, groups="cluster"),
+    "crop": {"method": "contrastive-crop"}
     | dict(group_size=8, crop_window=30, matryoshka=(4, 16), lora_rank=0, keep="last"),
     "dream": LEARNED | dict(groups_per_step=2, groups_per_batch=2),
     "cde": CDE | ASKED | dict(group_size=8, context=3),
@@ -379,15 +380,15 @@ def test_an_output_folder_in_the_way_is_refused_and_kept(recipe, documents, tmp_
     assert [p.name for p in tmp_path.iterdir()] == ["precious.txt"]
 
 
-OBJECTIVES = {
+METHODS = {
     "dream": {"queries": "telling-sentence", "chunk_words": 30, "query_heads": 3},
-    "infonce": {"queries": "title"},
-    "crop": {"crop_window": 40},
+    "dream-infonce": {"queries": "title"},
+    "contrastive-crop": {"crop_window": 40},
 }
 
 
 def preset(name, **changes):
-    return presets()[name] | {"lm_tokens": 64} | OBJECTIVES.get(name, {}) | changes
+    return {"method": name, "lm_tokens": 64} | METHODS.get(name, {}) | changes
 
 
 REFUSED = [
@@ -396,8 +397,8 @@ REFUSED = [
     (dict(model="embedded:nothing"), "there are embedded:"),
     (dict(max_steps=0), "without a limit has no end: give --max-steps, --max-minutes or --max-tok"),
     (dict(matryoshka=(8, 64)), "64: the vectors of this retriever have 64 numbers, give widths fr"),
-    (preset("infonce", queries="first-sentence", chunk_words=4), "no chunk has a query"),
-    (preset("replug", lm_lora=True), "--lm-lora has no effect on --objective replug"),
+    (preset("dream-infonce", queries="first-sentence", chunk_words=4), "no chunk has a query"),
+    (preset("replug", lm_lora=True), "--lm-lora has no effect on --method replug"),
     (preset("dream", lm_tokens=256), "more than the 2,048"),
 ]
 
@@ -412,7 +413,7 @@ def test_refusals_are_one_sentence_and_leave_nothing(recipe, documents, tmp_path
 def test_what_a_run_says_and_leaves(recipe, documents, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     caplog.set_level("INFO", "revela")
-    crop = presets()["crop"] | dict(group_size=8, max_steps=1)
+    crop = dict(method="contrastive-crop", group_size=8, max_steps=1)
     train(recipe.replace(**crop), documents, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     name = Path(recipe.retriever.model).name
@@ -447,7 +448,7 @@ def test_a_warmup_as_long_as_the_run_is_a_warning(
 
 
 @pytest.mark.parametrize("steps", [0, 2, 4])
-def test_an_error_of_an_own_objective_leaves_a_folder_only_after_a_checkpoint(
+def test_an_error_of_an_own_method_leaves_a_folder_only_after_a_checkpoint(
     recipe, documents, tmp_path, steps
 ):
     out = tmp_path / "out"
@@ -490,11 +491,10 @@ def test_a_run_s_card_has_the_metadata_of_its_start(recipe, documents, tmp_path)
     assert (found.base_model, found.license) == ("a/b", "mit")
 
 
-def test_every_objective_says_what_it_learns_from():
-    for name in NAMES:
-        objective = objective_class(name)()
-        sentence = objective.learned_from.format(**Recipe.of(objective=objective).to_dict())
-        assert objective.name == name and "{" not in sentence
+def test_every_method_says_what_it_learns_from():
+    for name, kind in NAMES.items():
+        sentence = kind.learned_from.format(**Recipe.of(kind()).to_dict())
+        assert kind.name == name and "{" not in sentence
 
 
 def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp_path):
@@ -524,7 +524,8 @@ def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp
 
 def test_another_model_finds_false_negatives(recipe, documents, tiny_lm_folder, tmp_path):
     tiny_retriever(tiny_lm_folder).save(str(tmp_path / "surrogate"))
-    recipe = recipe.replace(**preset("infonce", group_size=8, max_steps=1))
+    some = dict(queries="title", context=0, surrogate="", groups="document")
+    recipe = recipe.replace(**preset("cde", group_size=8, max_steps=1, **some))
     found = []
     for changes in ({}, {"surrogate": str(tmp_path / "surrogate")}):
         out = tmp_path / f"out-{len(found)}"
@@ -536,7 +537,7 @@ def test_another_model_finds_false_negatives(recipe, documents, tiny_lm_folder, 
 def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
     recipe, taught_lm_folder, documents, tmp_path, caplog
 ):
-    settings = {**presets()["dream"], **OBJECTIVES["dream"], "group_size": 8, "max_steps": 1}
+    settings = {"method": "dream", **METHODS["dream"], "group_size": 8, "max_steps": 1}
     recipe = recipe.replace(**settings)
     caplog.set_level("INFO", "revela")
     mine, other = tmp_path / "mine.json", tmp_path / "other.json"
@@ -550,7 +551,7 @@ def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
     refused = {
         other: "ranks the heads of another",
         none: "is not a ranking of heads",
-        kind: "ranks heads by how they look to a related document, and .* --objective dream --out",
+        kind: "ranks heads by how they look to a related document, and .* --method dream --out",
     }
     for file, message in refused.items():
         with pytest.raises(RevelaError, match=message):
@@ -588,9 +589,9 @@ UNEQUAL = [
     for i, row in enumerate(make_rows(120))
 ]
 WEIGHED = {
-    "infonce": presets()["infonce"] | {"queries": "title"},
+    "infonce": {"method": "dream-infonce", "queries": "title"},
     "dream": LEARNED,
-    "spans": presets()["spans"] | {"model": "new:tiny", "lora_rank": 0},
+    "spans": {"method": "dwell-spans", "model": "new:tiny", "lora_rank": 0},
 }
 
 
@@ -683,9 +684,9 @@ def test_a_tracker_that_is_not_installed_is_refused(recipe, documents, tmp_path,
 
 
 def test_a_retriever_that_may_be_cut_says_so(recipe, documents, tmp_path):
-    settings = {**presets()["crop"], **OBJECTIVES["crop"], "group_size": 8, "max_steps": 2}
+    settings = preset("contrastive-crop", group_size=8, max_steps=2, matryoshka=(4, 16))
     out = tmp_path / "out"
-    train(recipe.replace(**settings, matryoshka=(4, 16)), documents, out)
+    train(recipe.replace(**settings), documents, out)
     model = open_model(out)
     saved = json.loads((out / "config_sentence_transformers.json").read_text())
     assert saved["matryoshka_dims"] == [4, 16, model.get_embedding_dimension()]
@@ -693,8 +694,8 @@ def test_a_retriever_that_may_be_cut_says_so(recipe, documents, tmp_path):
     assert "cut to their first numbers (`truncate_dim`): 4, 16." in (out / "README.md").read_text()
 
 
-def test_a_context_goes_around_another_objective(recipe, documents, tmp_path):
-    """Its head and its anchors are trained by whatever the objective is."""
+def test_a_context_goes_around_another_method(recipe, documents, tmp_path):
+    """Its head and its anchors are trained by whatever the method is."""
     changes = preset("dream", **SMALL, max_steps=2, context=3)
     train(recipe.replace(**changes), documents, tmp_path / "out")
     tensors = load_file(tmp_path / "out" / "context" / "rows.safetensors")

@@ -17,14 +17,14 @@ from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
 from revela.text.load import read_corpus
 from revela.training.lm.encoder_decoder import FOLDER, load_encoder_decoder
-from revela.training.settings import Recipe, presets
+from revela.training.recipe import Recipe
 from revela.training.train import train
 
 TINY = dict(
     model="new:tiny", lm_tokens=48, max_tokens=64, group_size=8, groups_per_step=1, max_minutes=0,
     max_steps=6, log_every=1, save_every=3, warmup_steps=2, precision="fp32", threads=1,
 )  # fmt: skip
-SPANS = Recipe.of("spans", **TINY)
+SPANS = Recipe.of("dwell-spans", **TINY)
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,8 @@ def test_every_stage_by_the_command_line(succeeds, monkeypatch, corpus_file, tmp
     new = ("--model", "new:tiny", "--lm-tokens", 48, "--groups-per-step", 1)
     start = ("--model", "one", "--lora-rank", 0, "--lm-tokens", 64, "--crop-window", 60)
     for command in (
-        ("train", corpus_file, "--preset", "spans", *new, "--out", "one", *tiny),
-        ("train", corpus_file, "--preset", "crop", *start, "--out", "two", *tiny),
+        ("train", corpus_file, "--method", "dwell-spans", *new, "--out", "one", *tiny),
+        ("train", corpus_file, "--method", "contrastive-crop", *start, "--out", "two", *tiny),
         ("index", corpus_file, "--model", "two", "--out", "found"),
         ("search", "found", "ocean01 ocean02"),
     ):
@@ -95,7 +95,7 @@ def test_training_goes_on_from_a_run(run_of_spans, documents, tmp_path):
 
 def test_crops_start_from_it_by_lora_too(run_of_spans, documents, tmp_path):
     changes = dict(model=str(run_of_spans), lora_rank=4, lm_tokens=64, crop_window=40, max_steps=3)
-    recipe = Recipe.of("crop", **TINY | changes, check_every=0)
+    recipe = Recipe.of("contrastive-crop", **TINY | changes, check_every=0)
     train(recipe, documents, tmp_path / "out")
     start, found = (load_file(f / "model.safetensors") for f in (run_of_spans, tmp_path / "out"))
     moved = {name for name in start if not torch.equal(start[name], found[name])}
@@ -109,11 +109,17 @@ def test_crops_start_from_it_by_lora_too(run_of_spans, documents, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({**presets()["crop"], "model": "new:tiny"}, "which LoRA would not train: give"),
-        ({**presets()["gains"], "lora_rank": 0}, "--objective gains compares with the retriever"),
-        ({"objective": "revela", "lm_lora": True, "lora_rank": 0}, "give --lora-rank 1 or more"),
-        ({**presets()["crop"], "lora_rank": 0, "context": 2}, "--context cannot train all weights"),
-        ({**presets()["spans"], "model": "new:tiny", "group_size": 900}, "fewer than a group of"),
+        ({"method": "contrastive-crop", "model": "new:tiny"}, "which LoRA would not train: give"),
+        ({"method": "gains", "lora_rank": 0}, "--method gains compares with the retriever"),
+        ({"method": "revela", "lm_lora": True, "lora_rank": 0}, "give --lora-rank 1 or more"),
+        (
+            {"method": "contrastive-crop", "lora_rank": 0, "context": 2},
+            "--context cannot train all weights",
+        ),
+        (
+            {"method": "dwell-spans", "model": "new:tiny", "group_size": 900},
+            "fewer than a group of",
+        ),
     ],
 )
 def test_refusals_leave_nothing_behind(tiny_lm_folder, documents, tmp_path, changes, message):

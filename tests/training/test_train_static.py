@@ -1,4 +1,4 @@
-"""A static retriever is trained by every objective that compares vectors, as other models are."""
+"""A static retriever is trained by every method that compares vectors, as other models are."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from revela.encoders.static_encoder import StaticEncoder
 from revela.errors import RevelaError
 from revela.text.analyzer import Analyzer
 from revela.training.methods.contrastive import ContrastiveLoss
+from revela.training.methods.dwell import Spans
 from revela.training.retriever.build import untrained_retriever
 from revela.training.retriever.fit import WORDS_TO_VECTORS
 from revela.training.retriever.save import save_retriever
 from revela.training.retriever.static_from_words import build_word_table
-from revela.training.settings import presets
 from revela.training.step import make_optimizer
 from revela.training.train import train
 
 CASES = {
-    "gated": {},
-    "infonce": {"queries": "telling-sentence", "negatives": 2},
-    "crop": {"crop_window": 30, "groups_per_step": 2, "groups_per_batch": 2},
-    "iterative": {"groups": "iterative", "refresh_every": 2},
+    "revela-gated": {},
+    "dream-infonce": {"queries": "telling-sentence", "negatives": 2},
+    "contrastive-crop": {"crop_window": 30, "groups_per_step": 2, "groups_per_batch": 2},
+    "iterative": {"method": "revela-gated", "groups": "iterative", "refresh_every": 2},
 }
 
 
 def settings_of(case):
-    return {**presets().get(case, {}), **TINY, **CASES[case]}
+    return {"method": case, **TINY, **CASES[case]}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def recipe(table_folder, tiny_lm_folder):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_objectives_train_a_table(recipe, documents, table_folder, tmp_path, case):
+def test_methods_train_a_table(recipe, documents, table_folder, tmp_path, case):
     out, before = tmp_path / "out", load_encoder(table_folder, "auto")
     recipe = recipe.replace(**settings_of(case) | {"learning_rate": 1e-3, "max_steps": 3})
     train(recipe, documents, out)
@@ -79,7 +79,7 @@ def test_objectives_train_a_table(recipe, documents, table_folder, tmp_path, cas
 
 
 def test_resume_equals_unbroken(recipe, documents, tmp_path):
-    recipe = recipe.replace(**settings_of("infonce") | {"max_steps": 6})
+    recipe = recipe.replace(**settings_of("dream-infonce") | {"max_steps": 6})
     assert_resume_equals_unbroken(recipe, documents, tmp_path)
 
 
@@ -97,14 +97,14 @@ def test_rows_and_weights_have_learning_rates_of_their_own(recipe, documents, tm
     assert all(map(operator.is_, ordered, loss.parameters()))
     seen = []
 
-    def look(objective, step):
-        halves = objective.model.model[0].halves
+    def look(loss_module, step):
+        halves = loss_module.model.model[0].halves
         moved = halves.rows_SD - halves.fixed_SD, halves.change_S
         seen.append([float(change.detach().abs().max()) / 1e-4 for change in moved])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("revela.training.train.check_same_weights", look)
-        one_step = settings_of("crop") | {"max_steps": 1}
+        one_step = settings_of("contrastive-crop") | {"max_steps": 1}
         train(recipe.replace(**one_step), documents, tmp_path / "out")
     np.testing.assert_allclose(seen, [[0, 0], [5, 25]], rtol=1e-3)
 
@@ -113,7 +113,10 @@ def test_what_a_table_cannot_do_is_refused(recipe, documents, tmp_path):
     for changes, sentence in (
         ({"matryoshka": (8,)}, "--matryoshka has no use for a static retriever"),
         ({"context": 2}, "--context 2 needs a transformer, and this model reads each token"),
-        ({"objective": "spans", "lora_rank": 0}, "has no decoder beside its encoder, which spans"),
+        (
+            {"method": Spans(), "lora_rank": 0},
+            "has no decoder beside its encoder, which spans",
+        ),
     ):
         with pytest.raises(RevelaError, match=sentence) as error:
             train(recipe.replace(**changes), documents, tmp_path / "out")

@@ -23,7 +23,7 @@ import json, sys
 from pathlib import Path
 from revela import Retriever, evaluate
 from revela.training.on_files import train_on_files
-from revela.training.settings import Recipe
+from revela.training.recipe import Recipe
 
 lm, corpus, collection, out, settings = sys.argv[1:]
 recipe = Recipe.of(model=lm, lm=lm, **json.loads(settings))

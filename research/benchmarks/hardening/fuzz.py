@@ -93,7 +93,7 @@ def import_all() -> None:
     import revela.cli
     import revela.evaluation.evaluate
     import revela.searching.index
-    import revela.training.groups.build
+    import revela.training.build_groups
     import revela.training.retriever.module
     import revela.training.train  # noqa: F401
 

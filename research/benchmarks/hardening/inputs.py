@@ -35,7 +35,7 @@ ODD = [
     *(b'"', b"'", b"{", b"}", b"[", b"]", b"<", b"&", b"]]>", b"-->", b"<!--", b"&#x110000;"),
     *(b"NaN", b"1e999", b"-0", b"9" * 400, b"null", b"true", b"\xef\xbb\xbf", b"\xc2\x85"),
 ]
-QUERIES = ["--objective", "infonce", "--queries", "telling-sentence"]
+QUERIES = ["--method", "dream-infonce", "--queries", "telling-sentence"]
 SETTINGS = ["--group-size", "4", "--chunk-words", "12"]
 
 
@@ -293,12 +293,13 @@ def corpus(rng: random.Random, folder: Path, sound: Sound) -> list[str]:
 
 def recipe(rng: random.Random, folder: Path, sound: Sound) -> list[str]:
     """A TOML file of settings with values of any kind, and maybe damaged."""
-    from revela.training.settings import OBJECTIVES, settings_of
+    from revela.training.methods.registry import METHODS
+    from revela.training.recipe import settings_of
 
-    names = [name for objective in OBJECTIVES.values() for name in settings_of(objective)]
+    names = [name for method in METHODS.values() for name in settings_of(method)]
     odd = ["-1", "0", "1", "2", "64", "1e9", "nan", "inf", "-0.5", "0.3", "true", "[]", "[1, 2]"]
     odd += ["9223372036854775807", "99999999999999999999", '""', '"x"', "{}", "1979-05-27"]
-    odd += [f'"{rng.choice(list(OBJECTIVES))}"', f'"{rng.choice(TEXTS)}"', '"\\u0000"', '"../x"']
+    odd += [f'"{rng.choice(list(METHODS))}"', f'"{rng.choice(TEXTS)}"', '"\\u0000"', '"../x"']
     lines = [f"{rng.choice(names)} = {rng.choice(odd)}" for _ in range(rng.choice([1, 1, 1, 2, 5]))]
     if rng.random() < 0.2:
         lines.insert(rng.randrange(len(lines) + 1), rng.choice(["[variants.a]", "[x]", "[[y]]"]))

@@ -1,4 +1,4 @@
-"""``revela compare``: several objectives from the same start for the same time."""
+"""``revela compare``: several methods from the same start for the same time."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def compare(
     *,
     on: Annotated[list[Path], Several],
     out: Out,
-    presets: Annotated[list[str], Several] = ["gated", "crop"],  # noqa: B006
+    methods: Annotated[list[str], Several] = [],  # noqa: B006
     seeds: Annotated[list[int], Several] = [0],  # noqa: B006
     points: int = 4,
     recipe_file: RecipeFile = None,
     given: Given = None,
 ) -> None:
-    """Train several objectives, or variants of one, from the same start for the same time.
+    """Train several methods, or variants of one, from the same start for the same time.
 
     Limited by --max-minutes or, with --max-minutes 0, by --max-tokens-read. Settings given here
-    hold for every run. Finished runs are kept: run it again to add presets or seeds.
+    hold for every run. Finished runs are kept: run it again to add methods or seeds.
 
     Parameters
     ----------
@@ -37,15 +37,16 @@ def compare(
         Folders with judged queries, as for eval.
     out:
         Folder for the runs and compare.json, which revela report makes a page of.
-    presets:
-        What to compare.
+    methods:
+        What to compare: presets, methods, or FILE.py:Class of your own. Default: the method of
+        --recipe, or else revela-gated and contrastive-crop.
     seeds:
-        Run each preset with each of these.
+        Run each method with each of these.
     points:
         Score a run at its start and after each of this many equal parts.
     recipe_file:
-        A TOML file of settings, below flags and over every preset. Each table [variants.NAME] in it
-        is run beside the others: see research/recipes.
+        A TOML file of settings, below flags and over every method's preset. Each table
+        [variants.NAME] in it is run beside the others: see research/recipes.
     """
     with extra("train", "revela compare"):
         from revela.training.compare import compare as run
@@ -55,7 +56,7 @@ def compare(
 
     check_single_process()
     comparison = run(
-        recipes_of(presets, recipe_file, given),
+        recipes_of(methods, recipe_file, given),
         partial(read_training_set, corpus=corpus),
         on,
         out,

@@ -181,7 +181,7 @@ def _rank_on_text(
     from revela.text.analyzer import check_language
     from revela.text.load import read_corpus
     from revela.training.rank_models import BM25, rank_models
-    from revela.training.settings import Recipe
+    from revela.training.recipe import Recipe
 
     check_language(language)
     documents, report = read_corpus(list(text), distinct=False, min_words=1, rename_repeated=True)

@@ -15,7 +15,8 @@ from revela.cli.recipe_flags import Given, given_settings, settings_flags
 from revela.errors import RevelaError, extra
 from revela.files import bytes_of
 from revela.terminal import counted, duration
-from revela.training.settings import Recipe, Revela
+from revela.training.methods.revela import Revela
+from revela.training.recipe import Recipe
 
 SETTINGS = (
     *("text_field", "title_field", "join_titles", "max_bad_share", "language", "layers", "pooling"),

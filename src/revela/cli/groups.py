@@ -7,7 +7,7 @@ from typing import Annotated
 
 from revela.cli.flags import Corpus, Out, Several
 from revela.cli.printing import print_group
-from revela.cli.recipe_flags import Given, Preset, RecipeFile, recipe_of
+from revela.cli.recipe_flags import Given, RecipeFile, recipe_of
 from revela.errors import RevelaError, extra
 
 
@@ -17,7 +17,6 @@ def groups(
     out: Out | None = None,
     show: int = 0,
     weights: Annotated[list[float], Several] = [],  # noqa: B006
-    preset: Preset = "",
     recipe_file: RecipeFile = None,
     given: Given = None,
 ) -> None:
@@ -34,14 +33,12 @@ def groups(
         Print this many groups.
     weights:
         Sampling weight of each corpus. Default: use all groups.
-    preset:
-        Settings to start from, as for train.
     recipe_file:
         A TOML file of settings, as for train.
     """
     from revela.training.groups.store import GroupFolder, is_group_folder
 
-    recipe = recipe_of(preset, recipe_file, given)
+    recipe = recipe_of(recipe_file, given)
     if len(corpus) == 1 and is_group_folder(corpus[0]):
         folder = GroupFolder(corpus[0])
         folder.check()
@@ -49,7 +46,7 @@ def groups(
         raise RevelaError("groups need a folder to be kept in: give --out")
     else:
         with extra("train", "grouping"):
-            from revela.training.groups.build import build_groups
+            from revela.training.build_groups import build_groups
 
         folder = build_groups(recipe, corpus, out, weights)
     print(f"{len(folder):,} groups of {folder.size} in {folder.folder}")

@@ -1,10 +1,10 @@
-"""``revela heads``: which heads of a language model an objective uses."""
+"""``revela heads``: which heads of a language model a method uses."""
 
 from __future__ import annotations
 
 from revela.cli.flags import Corpus, Out
 from revela.cli.printing import print_table
-from revela.cli.recipe_flags import Given, Preset, RecipeFile, recipe_of
+from revela.cli.recipe_flags import Given, RecipeFile, recipe_of
 from revela.errors import extra
 
 
@@ -13,12 +13,11 @@ def heads(
     *,
     top: int = 32,
     out: Out | None = None,
-    preset: Preset = "",
     recipe_file: RecipeFile = None,
     given: Given = None,
 ) -> None:
     """Rank the attention heads of a language model that look to a related document or, with
-    --objective dream, from a question to its answer.
+    --method dream, from a question to its answer.
 
     Needs no labels; the ranking is cached per model and text.
 
@@ -30,18 +29,17 @@ def heads(
         How many heads to list.
     out:
         Write the whole ranking here, for train --heads.
-    preset:
-        Settings to start from, as for train.
     recipe_file:
         A TOML file of settings, as for train.
     """
     with extra("train", "revela heads"):
-        from revela.training.groups.dataset import default_queries_file, read_for
-        from revela.training.methods.find_heads import kind_of, rank_heads, save_heads
+        from revela.training.methods.heads import save_heads
+        from revela.training.rank_heads import kind_of, rank_heads
+        from revela.training.training_set import default_queries_file, read_for
     from revela.quiet_libraries import silence_libraries
 
     silence_libraries()
-    recipe = recipe_of(preset, recipe_file, given)
+    recipe = recipe_of(recipe_file, given)
     documents, _ = read_for(recipe.corpus, corpus, recipe.pairs)
     queries_file = default_queries_file(corpus, recipe.queries.queries_file)
     folder, ranking = rank_heads(recipe, documents, queries_file)
@@ -51,4 +49,4 @@ def heads(
     ]
     print_table(f"heads of {recipe.lm.lm}", ["rank", "layer", "head", "score"], rows)
     if out is not None:
-        save_heads(out, kind_of(recipe.objective), recipe.lm.lm, folder, ranking)
+        save_heads(out, kind_of(recipe.method), recipe.lm.lm, folder, ranking)

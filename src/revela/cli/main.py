@@ -16,7 +16,7 @@ from typing import Literal
 from cyclopts import App, CycloptsError, Group
 
 import revela
-from revela.errors import RevelaError
+from revela.errors import RevelaError, extra
 from revela.files import disk_error
 
 app = App(
@@ -39,7 +39,7 @@ VERBS = {
     "Make a model": {
         "fit": "Fit a raw language model to text: a retriever in minutes, without labels.",
         "train": "Train a retriever on raw text.",
-        "compare": "Train several presets or variants from the same start, and compare them.",
+        "compare": "Train several methods or variants from the same start, and compare them.",
         "groups": "Build the groups of chunks that training compares.",
         "heads": "Rank the attention heads of a language model by how well they retrieve.",
     },
@@ -130,7 +130,8 @@ def prepare(tokens: list[str]) -> None:
     verb = app[tokens[0]]
     verb.help = None  # the docstring in place of the summary
     if tokens[0] in TRAINING_VERBS:
-        from revela.cli.recipe_flags import show_settings
+        with extra("train", f"revela {tokens[0]}"):
+            from revela.cli.recipe_flags import show_settings
 
         show_settings(verb.default_command, tokens)
 

@@ -38,7 +38,8 @@ def probe(
     For a retriever: how well each tenth of a document finds the document (no labels needed); with
     --move, how a document ranks while the passage that answers a query is moved through it; and
     alignment, uniformity, anisotropy and effective rank. For an encoder-decoder, and for a
-    retriever saved with one by revela train --objective spans: accuracy of hidden spans, by place.
+    retriever saved with one by revela train --method dwell-spans: accuracy of hidden spans by
+    place.
 
     Parameters
     ----------

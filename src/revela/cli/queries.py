@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from revela.cli.flags import Corpus, Out, check_paths
 from revela.cli.printing import one_line, snippet
-from revela.cli.recipe_flags import Given, Preset, RecipeFile, given_settings, recipe_of
+from revela.cli.recipe_flags import Given, RecipeFile, recipe_of
 from revela.errors import RevelaError, extra
 
 
@@ -15,11 +15,10 @@ def queries(
     *,
     out: Out | None = None,
     show: int = 5,
-    preset: Preset = "",
     recipe_file: RecipeFile = None,
     given: Given = None,
 ) -> None:
-    """Write queries for a corpus with a language model, for objectives that read queries; with
+    """Write queries for a corpus with a language model, for methods that read queries; with
     --out, make a test set of them.
 
     They are kept in revela's cache, or in --queries-file; a run that was stopped continues, and
@@ -34,22 +33,20 @@ def queries(
         from, and --max-queries how many.
     show:
         Print this many of them.
-    preset:
-        Settings to start from, as for train.
     recipe_file:
         A TOML file of settings, as for train.
     """
     if out is not None and out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
-    named = preset or recipe_file or given_settings(given).get("objective")
-    recipe = recipe_of(preset if named else "infonce", recipe_file, given)
-    if recipe.objective.reads != "queries":
-        recipe = recipe.replace(objective="infonce")
-    check_paths(corpus, None)
     with extra("train", "revela queries"):
-        from revela.training.groups.dataset import TrainingSet
+        from revela.training.methods.contrastive import Pairs
+        from revela.training.training_set import TrainingSet
     from revela.quiet_libraries import silence_libraries
 
+    recipe = recipe_of(recipe_file, given, "dream-infonce")
+    if recipe.method.reads != "queries":
+        recipe = recipe.replace(method=Pairs())
+    check_paths(corpus, None)
     silence_libraries()
     data = TrainingSet.read(recipe, corpus, lazy_queries=False)
     if data.folder is not None:

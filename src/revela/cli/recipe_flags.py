@@ -1,11 +1,14 @@
-"""Settings as flags: one per field of each section and objective; and the recipe they make.
+"""Settings as flags: one per field of each section and method; and the recipe they make.
 
-Only the verbs of training import it, when they run or print their help.
+Only the verbs of training import it, when they run or print their help: methods import torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
+import sys
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,58 +18,74 @@ from cyclopts import Group, Parameter
 
 from revela.cli.flags import Flat
 from revela.errors import RevelaError
-from revela.training.settings import (
-    OBJECTIVES,
-    RARE,
+from revela.training.methods.base import Method
+from revela.training.methods.registry import DEFAULT, METHODS, PRESETS, find_method
+from revela.training.recipe import (
     SECTIONS,
-    Objective,
     Recipe,
     check_unread,
-    merge_settings,
-    presets,
     read_recipe,
     settings_of,
 )
+from revela.training.settings import RARE
 
+COMPARED = ("revela-gated", "contrastive-crop")
+"What ``revela compare`` compares if nothing names a method."
 TITLES = {"lm": "Language model"}
-Preset = Annotated[str, Parameter(show_default=False)]
 RecipeFile = Annotated[Path | None, Parameter(name="--recipe")]
 Given = Annotated[Any, Parameter(parse=False)]
 """What flags gave; ``show_settings`` puts the dataclass of all flags in its place."""
 
 
 def show_settings(verb: Any, tokens: Sequence[str]) -> None:
-    """Give a verb its flags. All of them can be parsed; help lists those of the objective that the
-    command line names, and leaves out rare ones.
+    """Give a verb its flags. All of them can be parsed; help lists those of the method that the
+    command line names, leaves out rare ones, and says what the method is.
     """
     values = dict(pairwise(" ".join(tokens).replace("=", " ").split()))
-    preset = presets().get(values.get("--preset", ""), {})
-    objective = values.get("--objective", preset.get("objective", "revela"))
-    flags = settings_flags(OBJECTIVES.get(objective, OBJECTIVES["revela"]))
+    name = values.get("--method", values.get("--methods", DEFAULT))
+    try:
+        method, _ = find_method(name)
+    except RevelaError:  # the verb says so when it runs
+        method, _ = find_method(DEFAULT)
+    if tokens[0] == "train":
+        text, heading, parameters = inspect.cleandoc(verb.__doc__).partition("Parameters\n")
+        verb.__doc__ = f"{text}{about(method)}\n\n{heading}{parameters}"
+    flags = settings_flags(method, without="method" if tokens[0] == "compare" else "")
     verb.__annotations__["given"] = Annotated[flags | None, Flat]
 
 
-def settings_flags(shown: type[Objective], names: Collection[str] = ()) -> type:
+def about(method: type[Method]) -> str:
+    """What the header of a method's file says: formula, symbols, cost, memory, use and figures."""
+    text = inspect.cleandoc(sys.modules[method.__module__].__doc__ or method.__doc__ or "")
+    left_out = ("Differs", "Read next:", "Shapes:")
+    parts = (part for part in text.split("\n\n") if not part.startswith(left_out))
+    return re.sub(r"\n(Memory|When to use it|Measured): ", r"\n\n\1: ", "\n\n".join(parts))
+
+
+def settings_flags(shown: type[Method], names: Collection[str] = (), without: str = "") -> type:
     """A dataclass with a field per flag, None where it is not given; of these settings alone, if
     there are ``names``.
     """
-    sections = sorted(SECTIONS, key=lambda section: section != "objective")
+    sections = sorted(SECTIONS, key=lambda section: section != "method")
     groups = {
         section: Group(TITLES.get(section) or section.capitalize(), sort_key=place)
         for place, section in enumerate(sections, 10)
     }
-    text = f"What is learned from: {', '.join(OBJECTIVES)}."
-    about = Parameter(help=text, group=groups["objective"])
-    flags: dict[str, Any] = {"objective": ("objective", Annotated[str | None, about], None)}
-    for objective in (shown, *OBJECTIVES.values()):
-        for name, (section, item) in settings_of(objective).items():
+    text = (
+        f"What to learn from: a preset ({', '.join(PRESETS)}), a method, which has the preset of "
+        f"its name, or FILE.py:Class. [default: {DEFAULT}]"
+    )
+    about = Parameter(help=text, group=groups["method"])
+    flags: dict[str, Any] = {"method": ("method", Annotated[str | None, about], None)}
+    for method in (shown, *METHODS.values()):
+        for name, (section, item) in settings_of(method).items():
             default = "" if item.default in ("", ()) else f" [default: {item.default}]"
             text = " ".join((item.description or "").split()) + default
-            show = objective is shown and (name in names or RARE not in item.metadata)
+            show = method is shown and (name in names or RARE not in item.metadata)
             kind: Any = item.annotation
             about = Parameter(help=text, show=show, group=groups[section], negative_iterable=())
             flags.setdefault(name, (name, Annotated[kind | None, about], None))
-    fields = [flags[name] for name in names or flags]
+    fields = [flags[name] for name in names or flags if name != without]
     made = dataclasses.make_dataclass("Settings", fields, frozen=True)
     made.__module__ = __name__  # cyclopts takes classes of the module types for no dataclasses
     return made
@@ -78,37 +97,40 @@ def given_settings(given: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def recipe_of(preset: str, recipe_file: Path | None, given: Any) -> Recipe:
-    """The recipe of a command line."""
+def recipe_of(recipe_file: Path | None, given: Any, default: str = DEFAULT) -> Recipe:
+    """The recipe of a command line; ``default`` is the method if it names none."""
     settings, variants = read_recipe(recipe_file) if recipe_file is not None else ({}, {})
     if variants:
         raise RevelaError(
             f"{recipe_file} holds {len(variants)} variants ({', '.join(variants)}): "
             "train them by revela compare"
         )
-    recipe, unread = merge_settings(preset, settings | given_settings(given))
-    check_unread([(recipe.objective.name, unread)])
+    recipe, unread = Recipe().merge({"method": default} | settings | given_settings(given))
+    check_unread([(recipe.method.name, unread)])
     return recipe
 
 
 def recipes_of(names: Sequence[str], recipe_file: Path | None, given: Any) -> dict[str, Recipe]:
-    """The recipe of each preset, and of each variant of the recipe file, by the name of its run.
+    """The recipe of each method, and of each variant of the recipe file, by the name of its run.
 
     Raises:
         RevelaError: two are equal, or none of them reads a setting that is given.
     """
     settings, variants = read_recipe(recipe_file) if recipe_file is not None else ({}, {})
     recipes, made = dict[str, Recipe](), list[tuple[str, set[str]]]()
-    for preset in names:
+    names = names or ([settings["method"]] if "method" in settings else COMPARED)
+    for method in names:
         for variant, changes in (variants or {"": {}}).items():
-            recipe, unread = merge_settings(preset, settings | changes | given_settings(given))
-            parts = (preset if len(names) > 1 or not variant else "", variant)
+            named = settings | {"method": method} | changes | given_settings(given)
+            recipe, unread = Recipe().merge(named)
+            shown = re.sub(r".*:", "", method)  # of FILE.py:Class
+            parts = (shown if len(names) > 1 or not variant else "", variant)
             name = "-".join(part for part in parts if part)
             if same := next((other for other, known in recipes.items() if known == recipe), None):
                 raise RevelaError(
                     f"{same} and {name} are equal: leave out the flag or setting that makes them so"
                 )
             recipes[name] = recipe
-            made.append((recipe.objective.name, unread))
+            made.append((recipe.method.name, unread))
     check_unread(made)
     return recipes

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from revela.cli.flags import Corpus, Out, check_paths
 from revela.cli.main import command_line
 from revela.cli.printing import print_scores
-from revela.cli.recipe_flags import Given, Preset, RecipeFile, recipe_of
+from revela.cli.recipe_flags import Given, RecipeFile, recipe_of
 from revela.errors import extra
 from revela.terminal import duration
 
@@ -19,7 +19,6 @@ def train(
     corpus: Corpus,
     *,
     out: Out,
-    preset: Preset = "",
     recipe_file: RecipeFile = None,
     resume: Annotated[bool, Parameter(negative=())] = False,
     given: Given = None,
@@ -29,7 +28,8 @@ def train(
     On several GPUs: ``torchrun --nproc-per-node N -m revela train GROUPS --out DIR``, on stored
     groups.
 
-    ``--preset NAME --help`` lists the settings of another objective, docs/command-line.md all.
+    ``--method NAME --help`` says what another method is and lists its settings,
+    docs/command-line.md lists all.
 
     Parameters
     ----------
@@ -39,17 +39,13 @@ def train(
         revela groups.
     out:
         Folder for the retriever: a Sentence-Transformers model, with run.json and metrics.jsonl.
-    preset:
-        Settings to start from: gated (default), paper (Revela as published), gains, dream,
-        replug, infonce, pairs (for code), crop, spans (an encoder from nothing), cde or
-        cde-revela (with a context); --objective implies its own.
     recipe_file:
-        A TOML file of settings, over those of the preset and below flags.
+        A TOML file of settings, over those of the method's preset and below flags.
     resume:
         Continue the run in --out from its last checkpoint.
     """
     if "RANK" not in os.environ:  # under torchrun one of the processes says it later
-        recipe_of(preset, recipe_file, given)
+        recipe_of(recipe_file, given)
         check_paths(corpus, None if resume else out)
     with extra("train", "training"):
         from revela.training.distributed import joined
@@ -57,7 +53,7 @@ def train(
     from revela.training.record import outcome_in_words
 
     with joined():
-        recipe = recipe_of(preset, recipe_file, given)
+        recipe = recipe_of(recipe_file, given)
         outcome = train_on_files(corpus, out, recipe, resume=resume, command=command_line())
         print(outcome_in_words(outcome.before, outcome.after, outcome.kept))
         if systems := outcome.systems():

@@ -16,16 +16,10 @@ from revela.training import distributed
 from revela.training.device import compute_device
 from revela.training.lm.document_attention import has_varlen
 from revela.training.lm.encoder_decoder import size_of
+from revela.training.methods.base import Method
 from revela.training.models import find_weights
-from revela.training.settings import (
-    Context,
-    InfoNCE,
-    Objective,
-    Recipe,
-    Retriever,
-    TorchPrecision,
-    Training,
-)
+from revela.training.recipe import Recipe
+from revela.training.settings import Context, Retriever, TorchPrecision, Training
 
 
 def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
@@ -40,8 +34,8 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
     _check_tracker(training.track)
     if recipe.corpus.language != "auto":
         check_language(recipe.corpus.language)
-    recipe.objective.refuse(recipe.retriever, recipe.context)
-    if getattr(recipe.objective, "kernel", "") == "varlen":
+    recipe.method.refuse(recipe.retriever, recipe.context)
+    if getattr(recipe.method, "kernel", "") == "varlen":
         _check_varlen(training.precision)
     _check_trained_weights(recipe.retriever, recipe.context)
     per_batch = training.groups_per_batch
@@ -51,7 +45,7 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
             f"--groups-per-batch {training.groups_per_batch}"
         )
     if (processes := distributed.world_size()) > 1:
-        _check_processes(processes, recipe.objective, training, recipe.context)
+        _check_processes(processes, recipe.method, training, recipe.context)
     elif recipe.lm.shard_lm:
         raise RevelaError(
             "--shard-lm shards the LM over several processes: start them by torchrun, or leave it "
@@ -62,12 +56,14 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
             "a run without a limit has no end: give --max-steps, --max-minutes or --max-tokens-read"
         )
     if folder := recipe.pairs:
+        if processes > 1:
+            raise RevelaError("--pairs takes one process: start revela without torchrun")
         if recipe.corpus.join_titles:
             raise RevelaError("--pairs reads documents as they are judged: leave out --join-titles")
         read_judgements(Path(folder), "train")
     if not resume:  # a resumed run keeps its models
         check_free(out)
-        _check_models(recipe.retriever, recipe.lm.lm if recipe.objective.reads_lm else "")
+        _check_models(recipe.retriever, recipe.lm.lm if recipe.method.reads_lm else "")
 
 
 def _check_models(retriever: Retriever, lm: str) -> None:
@@ -118,11 +114,9 @@ def _check_trained_weights(retriever: Retriever, context: Context) -> None:
         )
 
 
-def _check_processes(n: int, objective: Objective, training: Training, context: Context) -> None:
+def _check_processes(n: int, method: Method, training: Training, context: Context) -> None:
     """Refuse a number of processes, more than one, that would change the result."""
-    if isinstance(objective, InfoNCE) and objective.pairs:
-        raise RevelaError("--pairs takes one process: start revela without torchrun")
-    if objective.across_groups:
+    if method.across_groups:
         if training.fixed_groups_per_batch % n:
             raise RevelaError(
                 f"--groups-per-batch {training.fixed_groups_per_batch} cannot be divided among {n} "
@@ -130,7 +124,7 @@ def _check_processes(n: int, objective: Objective, training: Training, context: 
             )
         if context.context:
             raise RevelaError(
-                f"--context with --objective {objective.name} takes one process, for a "
+                f"--context with --method {method.name} takes one process, for a "
                 "batch has one context: leave it out, or start revela without torchrun"
             )
     elif training.groups_per_step % (whole := n * training.fixed_groups_per_batch):

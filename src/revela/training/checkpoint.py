@@ -3,7 +3,7 @@
 A run is resumed, or counts as finished, only with the same settings, corpus and models.
 
 A checkpoint is a folder ``checkpoint-STEP`` of safetensors and JSON. It holds every trainable
-tensor of retriever and objective, the optimiser's moments, and the budget spent. The learning rate
+tensor of retriever and loss, the optimiser's moments, and the budget spent. The learning rate
 follows from the budget, random numbers from the number of a batch. The folder is written under a
 temporary name and renamed when complete; then older ones are deleted. The fit to the corpus is kept
 beside the checkpoints, because another machine would compute a slightly different one.
@@ -62,8 +62,8 @@ def output_folder(out: Path, resume: bool) -> Iterator[Event]:
     """Hold the lock of the output folder, in the first process.
 
     A run that is refused before its first step leaves nothing behind. Neither does one that fails
-    before its first checkpoint by another error (of an own objective, say), unless the event that
-    is yielded is set. Of several processes, torchrun may start such a run again.
+    before its first checkpoint by another error (of an own method, say), unless the event that is
+    yielded is set. Of several processes, torchrun may start such a run again.
 
     Raises:
         RevelaError: the folder exists, or another process writes to it.
@@ -107,7 +107,7 @@ def read_record(out: Path) -> RunFile:
     """The record of the run in ``out``; RevelaError if it holds none."""
     with suppress(OSError, RevelaError):
         record = RunFile.read(out)
-        if "objective" in record.settings and record.about.corpus_digest is not None:
+        if "method" in record.settings and record.about.corpus_digest is not None:
             return record
     raise RevelaError(f"{out} holds no run of revela (no {RUN_FILE}): give another --out")
 
@@ -286,11 +286,11 @@ def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
-def run_tensors(objective: nn.Module) -> Iterator[Tensor]:
+def run_tensors(loss_module: nn.Module) -> Iterator[Tensor]:
     """All parameters and buffers, without the frozen weights of language models."""
-    lms = [module for module in objective.modules() if isinstance(module, LanguageModel)]
+    lms = [module for module in loss_module.modules() if isinstance(module, LanguageModel)]
     frozen = {id(p) for lm in lms for p in lm.parameters() if not p.requires_grad}
-    tensors = (*objective.parameters(), *objective.buffers())
+    tensors = (*loss_module.parameters(), *loss_module.buffers())
     return (tensor for tensor in tensors if id(tensor) not in frozen)
 
 

@@ -1,4 +1,4 @@
-"""Train several objectives from the same start for the same time, and score each meanwhile."""
+"""Train several methods from the same start for the same time, and score each meanwhile."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from revela.training.checkpoint import (
     saved_checkpoints,
 )
 from revela.training.checks import CheckPlan
-from revela.training.groups.dataset import TrainingSet
+from revela.training.recipe import Recipe
 from revela.training.record import COMPARISON, Comparison, CurvePoint, Provenance, Run
 from revela.training.retriever.context import draw_documents
 from revela.training.retriever.module import RetrieverEncoder
-from revela.training.settings import Corpus, Recipe
+from revela.training.settings import Corpus
 from revela.training.train import train
+from revela.training.training_set import TrainingSet
 from revela.types import Document
 
 log = logging.getLogger(__name__)

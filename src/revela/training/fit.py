@@ -31,8 +31,8 @@ from revela.text.chunk import PASSAGE_WORDS
 from revela.text.load import Reading, read_corpus
 from revela.training.device import compute_device
 from revela.training.distributed import check_single_process
-from revela.training.groups.dataset import TrainingSet
 from revela.training.on_files import check_by
+from revela.training.recipe import Recipe
 from revela.training.retriever.build import check_model, untrained_retriever
 from revela.training.retriever.card import Card, metadata_of, without_folders
 from revela.training.retriever.context import SavedContext, draw_documents, load_context_encoder
@@ -40,7 +40,7 @@ from revela.training.retriever.fit import WORDS_TO_VECTORS
 from revela.training.retriever.module import RetrieverEncoder
 from revela.training.retriever.prune import prune
 from revela.training.retriever.save import save_retriever
-from revela.training.settings import Recipe
+from revela.training.training_set import TrainingSet
 from revela.training.word_table import fit_encoder, tables
 
 log = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ from revela.training.distributed import cores
 from revela.training.lm import generate
 from revela.training.lm.generate import CLOSING, Prompting, Writer
 from revela.training.models import find_model
-from revela.training.settings import InfoNCE, Objective, Strategy, Training
+from revela.training.settings import Training
 from revela.types import Chunk
 
 log = logging.getLogger(__name__)
@@ -178,15 +178,6 @@ def without_repeats(answers: Sequence[Answer]) -> list[Answer]:
     """Reject a question that several passages have: it says too little about each."""
     counts = Counter(a.query.lower() for a in answers)
     return [REPEATED if a.query and counts[a.query.lower()] > 1 else a for a in answers]
-
-
-def can_write_lazily(objective: Objective, strategy: Strategy) -> bool:
-    """Whether a language model can write the queries of an objective during training. Groups by
-    similarity and mined negatives need all queries first.
-    """
-    if isinstance(objective, InfoNCE) and (objective.pairs or objective.negatives):
-        return False
-    return strategy not in ("cluster", "iterative")
 
 
 def sample_chunks(chunks: ArrowList[Chunk], max_queries: int) -> ArrowList[Chunk]:

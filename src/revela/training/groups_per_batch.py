@@ -24,7 +24,7 @@ def fitting_groups(
     groups_per_step: int,
     groups: Groups,
     read: Callable[[Rows], Tensors],
-    objective: nn.Module,
+    loss_module: nn.Module,
 ) -> int:
     """The greatest number of groups whose forward and backward pass fits into the memory, of those
     that divide this process's groups of a step.
@@ -35,10 +35,10 @@ def fitting_groups(
 
     Args:
         groups_per_step, groups, read: as for ``BatchReader``.
-        objective: runs forward and backward on a GPU; its gradients are dropped.
+        loss_module: runs forward and backward on a GPU; its gradients are dropped.
     """
     own = groups_per_step // distributed.world_size()
-    trained = [p for p in objective.parameters() if p.requires_grad]
+    trained = [p for p in loss_module.parameters() if p.requires_grad]
     device = trained[0].device
     if own == 1:
         return 1
@@ -48,7 +48,7 @@ def fitting_groups(
         rows = [(0, row) for group in islice(groups(0), count) for row in group]
         torch.cuda.reset_peak_memory_stats(device)
         on_device = {name: sent(tensor, device) for name, tensor in read(rows).items()}
-        objective(sides(on_device)).backward()
+        loss_module(sides(on_device)).backward()
         for p in trained:
             p.grad = None
         return torch.cuda.max_memory_allocated(device)

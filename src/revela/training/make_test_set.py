@@ -13,7 +13,7 @@ from revela.errors import RevelaError
 from revela.evaluation.collection import Collection, save_collection
 from revela.files import atomic_write
 from revela.training.generated_queries import write_queries
-from revela.training.groups.dataset import TrainingSet
+from revela.training.training_set import TrainingSet
 
 T = TypeVar("T")
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from revela.encoders.base import TextEncoder
 from revela.encoders.embedded import SMOLLM2, log_once
+from revela.encoders.load import load_encoder
 from revela.encoders.model_files import Unreachable, refuse_missing, resolve
 from revela.errors import RevelaError, first_line
 from revela.terminal import loading_bar
-from revela.training.settings import LM, Retriever
+from revela.training.settings import LM, Groups, Retriever, TorchPrecision
 
 if TYPE_CHECKING:
     import torch
@@ -74,3 +76,8 @@ def opened(auto: Any, folder: Path, kind: str = "a causal LM", **settings: Any) 
     except Exception as error:  # tokenizers raise no other for a damaged file
         reason = first_line(error)
         raise RevelaError(f"{folder} cannot be opened as {kind}: {reason}") from error
+
+
+def load_surrogate(name: str, precision: TorchPrecision) -> TextEncoder:
+    """The encoder that ``--surrogate`` names."""
+    return load_encoder(find_weights(name, ""), precision, Groups.surrogate_tokens)

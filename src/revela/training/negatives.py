@@ -4,7 +4,7 @@ After ANCE (Xiong et al., ICLR 2021), and stage 3 of Dwell in the Beginning.
 
 Training has rounds of ``refresh_every`` steps. The first batch of a round ranks all passages for
 the queries of the round's groups: with BM25 in the first round, later with the current retriever.
-Of the ``mined_from`` best passages that do not answer the query, ``negatives`` are drawn for each
+Of the ``MINED_FROM`` best passages that do not answer the query, ``--negatives`` are drawn for each
 row, seeded by run, round and row.
 
 The optimiser and its learning-rate schedule continue over the rounds. (The authors of Dwell start a
@@ -34,15 +34,16 @@ from revela.ranking.exact import top_k
 from revela.ranking.queries import query_hash
 from revela.text.spool import LazyTexts
 from revela.training.distributed import from_rank_zero
-from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.order import encode_on_all_ranks, load_or_make
 from revela.training.groups.strategies import Groups
 from revela.training.methods.base import Row
-from revela.training.settings import InfoNCE
+from revela.training.training_set import TrainingSet
+
+MINED_FROM = 200  # of the ranking, without the answers
 
 
 def mined_negatives(
-    objective: InfoNCE, data: TrainingSet, groups: Groups, encoder: TextEncoder, folder: Path
+    data: TrainingSet, groups: Groups, encoder: TextEncoder, folder: Path
 ) -> Negatives:
     """The miner of a run; arguments as for ``Negatives``.
 
@@ -58,7 +59,7 @@ def mined_negatives(
     size = recipe.groups.refresh_every * recipe.training.groups_per_step
     endless = (group for epoch in count() for group in groups(epoch))
     rounds = iter(lambda: list(islice(endless, size)), None)
-    return Negatives(objective, recipe.training.seed, data, rounds, encoder, folder)
+    return Negatives(recipe.negatives, recipe.training.seed, data, rounds, encoder, folder)
 
 
 class Negatives:
@@ -67,7 +68,7 @@ class Negatives:
     Drawn negatives are saved, so that a resumed run reads the same. Skipped rounds are not mined.
 
     Args:
-        settings: gives the number of negatives, and of the passages to draw them from.
+        count: negatives of each query.
         seed: the run's seed.
         data: rows and judgements.
         rounds: the groups of each round, without end.
@@ -80,20 +81,20 @@ class Negatives:
 
     def __init__(
         self,
-        settings: InfoNCE,
+        count: int,
         seed: int,
         data: TrainingSet,
         rounds: Iterator[list[list[int]]],
         encoder: TextEncoder,
         folder: Path,
     ) -> None:
-        self.settings, self.seed, self.encoder, self.folder = settings, seed, encoder, folder
+        self.count, self.seed, self.encoder, self.folder = count, seed, encoder, folder
         self.rows, self.relevant = data.rows, data.relevant
         self._rounds, self._groups = rounds, list[list[int]]()
         self._mined, self._round = dict[int, list[int]](), -1
-        if settings.negatives >= len(self.passages):
+        if count >= len(self.passages):
             raise RevelaError(
-                f"--negatives {settings.negatives}: there are {len(self.passages)} passages to "
+                f"--negatives {count}: there are {len(self.passages)} passages to "
                 "mine them from, one of them a query's own: give fewer, or more text"
             )
 
@@ -105,7 +106,7 @@ class Negatives:
     def __call__(self, rows: Sequence[Row]) -> list[list[int]]:
         """The negatives of each row of a batch, as row indices; a row's "epoch" is the round.
 
-        A row has fewer than ``negatives`` if the ranking is shorter.
+        A row has fewer than ``count`` if the ranking is shorter.
         """
         if rows[0]["epoch"] != self._round:
             self._round = int(rows[0]["epoch"])
@@ -123,7 +124,7 @@ class Negatives:
         return first.astype(np.int64)
 
     def _mine(self, round_: int) -> NDArray[np.int64]:
-        """(R, 1 + negatives): for each row with a query in the round, the row, its negatives, and
+        """(R, 1 + count): for each row with a query in the round, the row, its negatives, and
         -1 where there are fewer.
         """
         began = time.monotonic()
@@ -138,7 +139,7 @@ class Negatives:
 
         def draw() -> NDArray[np.int64]:
             answers = self._answers(queries)
-            k = self.settings.mined_from + max(map(len, answers))
+            k = MINED_FROM + max(map(len, answers))
             if round_:
                 ranking_UK, _ = top_k(queries_UD, passages_ND, k)
             else:
@@ -159,12 +160,11 @@ class Negatives:
 
     def _draw(self, round_: int, best: dict[int, list[int]]) -> NDArray[np.int64]:
         """The negatives of each row, drawn from its best passages."""
-        settings = self.settings
-        drawn = np.full((len(best), 1 + settings.negatives), -1, dtype=np.int64)
+        drawn = np.full((len(best), 1 + self.count), -1, dtype=np.int64)
         for line, (row, ranked) in zip(drawn, best.items(), strict=True):
             rng = np.random.default_rng([self.seed, round_, row])
-            places = np.array(ranked[: settings.mined_from], dtype=np.int64)
-            found = self.passages[rng.permutation(places)[: settings.negatives]]
+            places = np.array(ranked[:MINED_FROM], dtype=np.int64)
+            found = self.passages[rng.permutation(places)[: self.count]]
             line[0], line[1 : 1 + len(found)] = row, found
         return drawn
 

@@ -12,11 +12,12 @@ from revela.training.check_settings import check_recipe
 from revela.training.checks import NO_CHECKS, CheckPlan
 from revela.training.distributed import is_rank_zero, joined
 from revela.training.generated_queries import write_queries
-from revela.training.groups.dataset import TrainingSet
 from revela.training.outcome import Outcome
+from revela.training.recipe import Recipe
 from revela.training.record import Provenance
-from revela.training.settings import Corpus, Recipe, Training
+from revela.training.settings import Corpus, Training
 from revela.training.train import train
+from revela.training.training_set import TrainingSet
 from revela.types import Document
 
 log = logging.getLogger(__name__)

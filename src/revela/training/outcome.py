@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from revela.training.groups.dataset import TrainingSet
 from revela.training.record import Provenance, Scores
 from revela.training.retriever.card import Card, metadata_of, without_folders
 from revela.training.retriever.context import ContextEncoder, SavedContext
 from revela.training.retriever.module import RetrieverEncoder
 from revela.training.retriever.save import save_retriever
+from revela.training.training_set import TrainingSet
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def save_outcome(
         settings["queries"] = f"judged, of {without_folders(str(pairs))}"
     card = Card(
         name=out.name,
-        learned_from=recipe.objective.learned_from,
+        learned_from=recipe.method.learned_from,
         corpus=provenance.corpus,
         documents=data.n_documents,
         command=provenance.command,

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AttentionInterface
 
 from revela.training.device import on_cpu, sent
 
@@ -214,10 +213,6 @@ def _attention(
     return out_THD[None].contiguous(), None  # some models take a view of it
 
 
-# Without a mask function of this name transformers builds no mask: the layout keeps texts apart.
-AttentionInterface.register(PACKED, _attention)
-
-
 @contextmanager
 def packed(model: Any) -> Iterator[None]:
     """Run a transformers model without padding inside; inputs and outputs stay (B, L, ...).
@@ -255,6 +250,10 @@ def _running_packed(model: Any) -> Iterator[None]:
         output.last_hidden_state = padded
         return output
 
+    from transformers import AttentionInterface
+
+    # transformers builds no mask, as no mask function has this name: the layout keeps texts apart.
+    AttentionInterface.register(PACKED, _attention)
     model.set_attn_implementation(PACKED)
     model.forward = run_packed
     try:

@@ -115,14 +115,14 @@ def check_plots(runs: Mapping[str, Run]) -> list[Plot]:
 
 
 def loss_plots(runs: Mapping[str, Run]) -> list[Plot]:
-    """A plot per objective, as losses of different objectives cannot be compared."""
+    """A plot per method, as losses of different methods cannot be compared."""
     kinds = kinds_of(runs)
     lines: dict[str, list[tuple[int, Sequence[Point]]]] = {}
     for name, run in runs.items():
         if losses := run.losses():
             line = kinds.index(kind_of(name)), smooth(losses)
-            lines.setdefault(str(run.settings.get("objective", "")), []).append(line)
-    return [Plot(f"Loss, objective {name}", "loss", own) for name, own in lines.items()]
+            lines.setdefault(str(run.settings.get("method", "")), []).append(line)
+    return [Plot(f"Loss, {name}", "loss", own) for name, own in lines.items()]
 
 
 def kinds_of(labels: Iterable[str]) -> list[str]:

@@ -28,7 +28,7 @@ from revela.text.analyzer import detect
 from revela.text.chunk import PASSAGE_WORDS
 from revela.text.load import split_held_out
 from revela.text.spool import arrow_list
-from revela.training.settings import Recipe
+from revela.training.recipe import Recipe
 from revela.types import Document, evenly_spaced
 
 log = logging.getLogger(__name__)
@@ -142,9 +142,9 @@ def encoder_of(
     with extra("train", str(candidate)):
         from revela.encoders.torch_model import uses_bf16
         from revela.training.device import compute_device
-        from revela.training.groups.dataset import TrainingSet
         from revela.training.retriever.build import untrained_retriever
         from revela.training.retriever.module import RetrieverEncoder
+        from revela.training.training_set import TrainingSet
         from revela.training.word_table import fit_encoder, tables
 
     silence_libraries()

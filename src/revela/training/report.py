@@ -16,8 +16,9 @@ from revela.errors import RevelaError, extra
 from revela.files import atomic_write
 from revela.terminal import duration
 from revela.training import plots
+from revela.training.methods.registry import METHODS
+from revela.training.recipe import Recipe
 from revela.training.record import COMPARISON, NOISE, RUN_FILE, Comparison, CurvePoint, Run
-from revela.training.settings import OBJECTIVES, Recipe
 
 Runs = Mapping[str, Run]
 
@@ -187,7 +188,7 @@ def facts_table(runs: Runs) -> Table:
         "documents": lambda run: _number(run.about.documents),
         "chunks": lambda run: _number(run.about.chunks),
         "groups": lambda run: _number(run.about.groups),
-        "objective": lambda run: _text(run.settings.get("objective")),
+        "method": lambda run: _text(run.settings.get("method")),
         "retriever starts from": lambda run: run.about.models.get("model", {}).get("name", ""),
         "language model": lambda run: run.about.models.get("lm", {}).get("name", ""),
         "steps": lambda run: _number(max((row.step for row in run.metrics), default=None)),
@@ -204,19 +205,18 @@ def facts_table(runs: Runs) -> Table:
 
 
 def settings_table(runs: Runs) -> Table:
-    """Settings that differ from the defaults of its objective in any run."""
+    """Settings that differ from the defaults of its method in any run."""
     names = list[str]()
     for run in runs.values():
-        objective = run.settings.get("objective")
-        known = objective in OBJECTIVES
-        defaults = Recipe.of(objective=objective).to_dict() if known else {}
+        method = str(run.settings.get("method"))
+        defaults = Recipe.of(method).to_dict() if method in METHODS else {}
         changed = (name for name, value in run.settings.items() if value != defaults.get(name))
-        names += ["objective", *changed]
+        names += ["method", *changed]
     rows = [
         (name, [Cell(_text(run.settings.get(name))) for run in runs.values()])
         for name in dict.fromkeys(names)
     ]
-    return Table("Settings that differ from the defaults of the objective", ["", *runs], rows)
+    return Table("Settings that differ from the defaults of the method", ["", *runs], rows)
 
 
 def _from_to(starts: Sequence[float], ends: Sequence[float]) -> str:

@@ -31,12 +31,12 @@ from revela.errors import RevelaError
 from revela.terminal import duration
 from revela.training import distributed
 from revela.training.device import sent, work_so_far
-from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.strategies import Groups
 from revela.training.methods.base import Collate
+from revela.training.methods.cde import CDE
 from revela.training.record import Metrics, MetricsRow
 from revela.training.retriever.static_trainable import LexicalAndDense
-from revela.training.settings import Crop, InfoNCE
+from revela.training.training_set import TrainingSet
 from revela.types import Chunk
 
 MAX_GRAD_NORM = 1.0
@@ -113,7 +113,7 @@ class BatchReader:
         read: (epoch, row) pairs -> tensors of a batch.
         budget: counts the tokens that the retriever reads.
         groups_per_step, groups_per_batch: as in the settings; the second divides the first.
-        across_groups: whether processes share each batch, as the objective compares all its texts.
+        across_groups: whether processes share each batch, as the method compares all its texts.
         ahead: prefetch the batches of a step in a thread during the previous step. Only if groups
             and batches use neither a model nor torch's random numbers.
         step: steps already done; their batches are skipped.
@@ -192,7 +192,7 @@ def row_batches(groups: Groups, groups_per_batch: int) -> Iterator[list[tuple[in
 
 
 def read_rows(row_of: Callable[[int], Chunk], collate: Collate, batch: Rows) -> Tensors:
-    """The tensors that an objective's collator makes of a batch."""
+    """The tensors that a method's collator makes of a batch."""
     rows: list[Mapping[str, Any]] = []
     for epoch, index in batch:
         c = row_of(index)
@@ -202,11 +202,10 @@ def read_rows(row_of: Callable[[int], Chunk], collate: Collate, batch: Rows) -> 
 
 def reads_ahead(data: TrainingSet) -> bool:
     """Whether batches need no model: not the retriever, no LM to write queries, no surrogate."""
-    recipe, objective = data.recipe, data.recipe.objective
-    mines = isinstance(objective, InfoNCE) and objective.negatives
-    has_surrogate = isinstance(objective, InfoNCE | Crop) and recipe.groups.surrogate
+    recipe = data.recipe
+    filters = isinstance(recipe.method, CDE) and recipe.groups.surrogate
     is_iterative = recipe.groups.groups == "iterative"
-    return not (mines or has_surrogate or is_iterative) and data.generated_queries is None
+    return not (recipe.negatives or filters or is_iterative) and data.generated_queries is None
 
 
 def sides(tensors: Tensors) -> list[Tensors]:
@@ -218,18 +217,18 @@ def sides(tensors: Tensors) -> list[Tensors]:
     return list(by_side.values())
 
 
-def make_optimizer(objective: nn.Module, learning_rate: float) -> torch.optim.AdamW:
+def make_optimizer(loss_module: nn.Module, learning_rate: float) -> torch.optim.AdamW:
     """AdamW over the trained parameters, in their order.
 
     "times" of a parameter group is a factor of its learning rate, above 1 for a table of words.
     """
     times = {
         parameter: factor
-        for module in objective.modules()
+        for module in loss_module.modules()
         if isinstance(module, LexicalAndDense)
         for parameter, factor in module.learning_rate_multipliers().items()
     }
-    trained = [p for p in objective.parameters() if p.requires_grad]
+    trained = [p for p in loss_module.parameters() if p.requires_grad]
     same_rate = groupby(trained, lambda p: times.get(p, 1.0))
     groups: list[dict[str, Any]] = [{"params": [*ps], "times": factor} for factor, ps in same_rate]
     fused = True if trained[0].device.type == "cuda" or len(groups) > 1 else None
@@ -237,7 +236,7 @@ def make_optimizer(objective: nn.Module, learning_rate: float) -> torch.optim.Ad
 
 
 def take_step(
-    objective: nn.Module,
+    loss_module: nn.Module,
     optimizer: torch.optim.Optimizer,
     batches: Sequence[Batch],
     learning_rate: float,
@@ -253,7 +252,7 @@ def take_step(
     for batch in batches:
         torch.manual_seed(batch_seed(seed, batch.number))
         on_device = {name: sent(tensor, device) for name, tensor in batch.tensors.items()}
-        loss = objective(sides(on_device)) / batch.divisor
+        loss = loss_module(sides(on_device)) / batch.divisor
         loss.backward()
         total += loss.detach()
     if processes > 1:

@@ -1,4 +1,4 @@
-"""One training run: documents -> chunks -> groups -> objective -> a saved retriever.
+"""One training run: documents -> chunks -> groups -> method -> a saved retriever.
 
 ``train`` shows every step, in order. Its helpers follow in the order of their use. Checks are
 passed as functions, so that training does not depend on evaluation.
@@ -41,15 +41,16 @@ from revela.training.checkpoint import (
 from revela.training.checks import NO_CHECKS, BestState, CheckPlan, Checks
 from revela.training.device import compute_device
 from revela.training.generated_queries import QueryLM
-from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.store import GroupFolder
 from revela.training.groups_per_batch import fitting_groups
 from revela.training.lm.encoder_decoder import new_encoder_decoder
 from revela.training.methods.base import BuildContext, Heads
-from revela.training.methods.build import build_wrapped
+from revela.training.methods.cde import in_context
+from revela.training.methods.matryoshka import at_widths
 from revela.training.models import find_model, find_weights
 from revela.training.negatives import Negatives, mined_negatives
 from revela.training.outcome import Outcome, save_outcome
+from revela.training.recipe import Recipe
 from revela.training.record import (
     METRICS,
     UNKNOWN,
@@ -68,7 +69,7 @@ from revela.training.retriever.context import ContextEncoder, add_context, train
 from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, insert_fit
 from revela.training.retriever.module import RetrieverEncoder, RetrieverModule
 from revela.training.retriever.static_trainable import TrainableTable
-from revela.training.settings import Fit, InfoNCE, Recipe, Retriever
+from revela.training.settings import Fit, Retriever
 from revela.training.step import (
     BatchReader,
     Budget,
@@ -82,6 +83,7 @@ from revela.training.step import (
     reads_ahead,
     take_step,
 )
+from revela.training.training_set import TrainingSet
 from revela.types import Document
 
 log = logging.getLogger(__name__)
@@ -152,8 +154,8 @@ def train(
         # Groups: rows that are read together, and mined negatives if requested.
         groups, n_groups = data.groups(model, encoder, checkpoints)
         negatives = None
-        if isinstance(recipe.objective, InfoNCE) and recipe.objective.negatives:
-            negatives = mined_negatives(recipe.objective, data, groups, encoder, checkpoints)
+        if recipe.negatives:
+            negatives = mined_negatives(data, groups, encoder, checkpoints)
             groups = negatives.groups
 
         # Record: run.json, metrics.jsonl, and a tracker if requested.
@@ -161,7 +163,7 @@ def train(
         models = dict[str, dict[str, str]]()
         if is_first:
             queries = data.generated_queries
-            lm = recipe.lm.lm if recipe.objective.reads_lm else ""
+            lm = recipe.lm.lm if recipe.method.reads_lm else ""
             models = _models(recipe.retriever, lm, folder, queries.lm if queries else None)
             about = About(
                 corpus=provenance.corpus,
@@ -191,24 +193,27 @@ def train(
             _fit(data, encoder, checkpoints)
         _add_lora(recipe.retriever, model, context_encoder)
 
-        # Objective and optimiser.
+        # Method and optimiser.
         budget = Budget(settings.max_steps, settings.max_minutes, settings.max_tokens_read)
         heads = partial(recorded, out, "heads")
         parts = _build_context(
             data, encoder.retriever, context_encoder, budget, negatives, folder, heads
         )
-        is_wrapped = recipe.retriever.matryoshka or context_encoder is not None
-        objective, collate = (build_wrapped if is_wrapped else recipe.objective.build)(parts)
-        objective.to(device)
-        optimizer = make_optimizer(objective, settings.learning_rate)
-        distributed.copy_first(run_tensors(objective))
-        check_same_weights(objective, step)
+        loss_module, collate = recipe.method.build(parts)
+        if widths := recipe.retriever.matryoshka:
+            loss_module = at_widths(loss_module, encoder.retriever, widths)
+        if context_encoder is not None:
+            loss_module, collate = in_context(loss_module, collate, parts, context_encoder)
+        loss_module.to(device)
+        optimizer = make_optimizer(loss_module, settings.learning_rate)
+        distributed.copy_first(run_tensors(loss_module))
+        check_same_weights(loss_module, step)
 
         # Check before the first step.
         checks = best = None
         if plan.check:
             if settings.keep == "best":
-                best = BestState(objective, checkpoints, metrics.checks())
+                best = BestState(loss_module, checkpoints, metrics.checks())
             checks = Checks(plan, settings.check_every, encoder, budget, metrics, best)
         before: Scores = dict(metrics.checks()).get(0, {})
         if checks and not before:
@@ -216,12 +221,12 @@ def train(
 
         # Loop.
         if checkpoint:
-            load_checkpoint(checkpoint, objective, optimizer, budget)
-        objective.train()  # a check may have left eval mode
+            load_checkpoint(checkpoint, loss_module, optimizer, budget)
+        loss_module.train()  # a check may have left eval mode
         progress = Progress(budget, metrics)
         written, ahead = data.generated_queries, reads_ahead(data)
         read = partial(read_rows, written.row if written else data.rows.__getitem__, collate)
-        across_groups = recipe.objective.across_groups
+        across_groups = recipe.method.across_groups
 
         def groups_per_batch() -> int:
             """One without a GPU of CUDA, where larger batches gain nothing."""
@@ -229,7 +234,7 @@ def train(
                 return settings.groups_per_batch
             if device.type != "cuda" or not ahead or across_groups or recipe.context.context:
                 return 1
-            return fitting_groups(settings.groups_per_step, groups, read, objective)
+            return fitting_groups(settings.groups_per_step, groups, read, loss_module)
 
         per_step = settings.groups_per_step
         per_batch = recorded(out, "groups_per_batch", groups_per_batch)
@@ -249,7 +254,7 @@ def train(
                 factor = budget.learning_rate_factor(step, settings.warmup_steps)
                 rate = settings.learning_rate * factor
                 loss, grad_norm = take_step(
-                    objective, optimizer, batches, rate, settings.seed, processes
+                    loss_module, optimizer, batches, rate, settings.seed, processes
                 )
                 step, sums = step + 1, sums + torch.stack([loss, grad_norm])
                 between_steps.set()
@@ -269,8 +274,8 @@ def train(
                         checks.run(step)
                 if saves and is_first:
                     with watch.stopped():
-                        save_checkpoint(checkpoints, step, objective, optimizer, budget)
-        check_same_weights(objective, step)
+                        save_checkpoint(checkpoints, step, loss_module, optimizer, budget)
+        check_same_weights(loss_module, step)
 
         # Check the last state, and save it or the best one.
         def finish() -> Outcome:
@@ -289,7 +294,7 @@ def train(
             used = {f: model["name"] for f, model in models.items() if f in ("model", "lm")}
             context = context_encoder, context_texts
             save_outcome(data, encoder, *context, outcome, provenance, used, folder, out)
-            recipe.objective.save(objective, out)
+            recipe.method.save(loss_module, out)
             metrics.close()
             if not stopped:
                 remove_whole(checkpoints)
@@ -336,7 +341,7 @@ def _models(
     """Flag -> name and digest of each model that a run reads. An offline model has its own name.
 
     Args:
-        lm: the LM of the objective; "": none.
+        lm: the LM of the method; "": none.
         folder: folder of the trained model.
         query_lm: the LM that writes queries during training, if any.
     """
@@ -391,8 +396,14 @@ def _build_context(
     heads: Callable[[Callable[[], Heads]], Heads],
 ) -> BuildContext:
     """The input of ``build``; the retriever was loaded from ``folder``."""
+    recipe = data.recipe
     return BuildContext(
-        data.recipe,
+        recipe.groups,
+        recipe.queries,
+        recipe.retriever,
+        recipe.context,
+        recipe.lm,
+        recipe.training,
         retriever,
         data.documents,
         data.rows,

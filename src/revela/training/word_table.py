@@ -34,7 +34,6 @@ from revela.terminal import progress_bar
 from revela.text.analyzer import Analyzer, detect
 from revela.text.chunk import chunk
 from revela.text.spool import LazyTexts
-from revela.training.groups.dataset import TrainingSet
 from revela.training.methods.contrastive import info_nce
 from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
 from revela.training.retriever.module import RetrieverEncoder
@@ -45,6 +44,7 @@ from revela.training.retriever.static_from_words import (
     stem_frequencies,
 )
 from revela.training.retriever.static_trainable import LexicalAndDense
+from revela.training.training_set import TrainingSet
 from revela.types import Chunk, Document, evenly_spaced
 
 WINDOW_WORDS, MAX_TEXTS = 240, 100_000

@@ -7,10 +7,10 @@ import pytest
 
 from revela.text.spool import arrow_list
 from revela.training.generated_queries import sample_chunks
-from revela.training.groups.dataset import TrainingSet
 from revela.training.groups.store import GroupedCorpus, save_groups
 from revela.training.groups.strategies import groups_along
-from revela.training.settings import Recipe
+from revela.training.recipe import Recipe
+from revela.training.training_set import TrainingSet
 from revela.types import Chunk, Document
 
 
@@ -48,13 +48,13 @@ def stored(out, queries):
     return save_groups(out, corpus, 4, {"documents": len(rows)})
 
 
-@pytest.mark.parametrize("preset", ["gated", "infonce"])
-def test_stored_groups_are_counted(tmp_path, preset):
+@pytest.mark.parametrize("method", ["revela-gated", "dream-infonce"])
+def test_stored_groups_are_counted(tmp_path, method):
     rng = np.random.default_rng(0)
     folder = stored(tmp_path / "groups", ["why?" if one else "" for one in rng.random(400) < 0.2])
-    recipe = Recipe.of(preset, group_size=4)
+    recipe = Recipe.of(method, group_size=4)
     groups, number = TrainingSet(recipe, folder).groups(None, None, tmp_path)
-    asks = recipe.objective.reads == "queries"
+    asks = recipe.method.reads == "queries"
     for epoch in range(2):
         order = folder.order(0)(epoch)
         kept = [g for g in order if not asks or any(folder.rows[i].query for i in g)]

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from revela.errors import RevelaError
-from revela.training.groups.build import build_groups
+from revela.training.build_groups import build_groups
 from revela.training.groups.prebuilt import group_members, holds_groups
-from revela.training.settings import Recipe
+from revela.training.recipe import Recipe
 from tests.collection_folder import write_lines
 
 LINES = [["a", "b", "c"], {"src": "posts", "text": ["d", "e", "f", "g"]}, ["h", "i", "j"]]
@@ -78,7 +78,7 @@ def test_a_dataset_of_the_hub_is_streamed_once(tmp_path, monkeypatch):
     texts = [[f"passage {j} of row {i}, in a few words" for j in range(4)] for i in range(20)]
     rows = [{"src": f"posts {i}", "text": row} for i, row in enumerate(texts)]
     source = hub_folder(tmp_path / "owner" / "name", rows)
-    recipe = Recipe.of("paper", group_size=4, held_out=0.1, chunk_words=8)
+    recipe = Recipe.of("revela-paper", group_size=4, held_out=0.1, chunk_words=8)
     folder = build_groups(recipe, [source], tmp_path / "groups", [])
     assert len(asked) == 2  # its first row, and all
     assert len(folder.held_out) == 2 and folder.settings["documents"] == 18

@@ -149,7 +149,7 @@ def test_another_family_is_read_but_not_trained(tmp_path, tiny_tokenizer):
     tiny_tokenizer.save_pretrained(tmp_path)
     lm = load_encoder_decoder(tmp_path, bf16=False)
     assert lm.predict(torch.randint(3, 380, (2, 9)), [5], 3).shape == (2, 3)
-    with pytest.raises(RevelaError, match="is a t5: --objective spans trains T5Gemma"):
+    with pytest.raises(RevelaError, match="is a t5: --method dwell-spans trains T5Gemma"):
         lm.share(torch.nn.Identity(), tiny_tokenizer)
 
 

@@ -7,12 +7,12 @@ import random
 import pytest
 import torch
 
-from conftest import Embed, tiny_retriever
-from revela.training.methods import distillation
-from revela.training.methods.base import BuildContext, ChunkBatches, RetrieverLoss
-from revela.training.methods.distillation import InitialRetriever
-from revela.training.retriever.module import RetrieverModule, split_in_half
-from revela.training.settings import Recipe
+from conftest import Embed, build_context, tiny_retriever
+from revela.training.methods import gains
+from revela.training.methods.base import ChunkBatches, RetrieverLoss, split_in_half
+from revela.training.methods.gains import InitialRetriever
+from revela.training.recipe import Recipe
+from revela.training.retriever.module import RetrieverModule
 
 TEXTS = [
     "ocean1 engine2 garden3 planet4 market5 violin0 enzyme1 castle2",
@@ -54,7 +54,7 @@ def test_the_query_side_is_what_the_setting_says(tiny_lm_folder, tiny_tokenizer,
     def queries(seed=0, epoch=0, order=(0, 1, 2)):
         """Of the texts in this order, by the text."""
         recipe = Recipe.of(lm_tokens=64, seed=seed, query_side=side)
-        parts = BuildContext(recipe, RetrieverModule(model), [], [], torch.device("cpu"), False)
+        parts = build_context(recipe, RetrieverModule(model), [], [], torch.device("cpu"), False)
         rows = [{"text": TEXTS[i], "document": 0, "row": i, "epoch": epoch} for i in order]
         batch = ChunkBatches(parts, tiny_tokenizer, side)(rows)
         masked = zip(batch["query_input_ids"], batch["query_attention_mask"], strict=True)
@@ -120,7 +120,7 @@ def test_a_text_is_read_once_for_the_start_whatever_is_beside_it(keep):
 
 
 def test_no_more_vectors_of_the_start_are_kept_than_there_is_room_for(monkeypatch):
-    monkeypatch.setattr(distillation, "MAX_CACHED", 8 * 2)
+    monkeypatch.setattr(gains, "MAX_CACHED", 8 * 2)
     objective, start = RetrieverLoss(Embed(), tau=1.0), InitialRetriever(cache=True)
     for i in range(3, 9):
         start.embed(objective, tokenized([i, i + 1]))

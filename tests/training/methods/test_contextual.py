@@ -10,17 +10,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from conftest import make_rows, tiny_retriever
+from conftest import build_context, make_rows, tiny_retriever
 from revela.encoders.torch_model import slot_ids
 from revela.text.spool import arrow_list
 from revela.training.methods import base
-from revela.training.methods.base import BuildContext
-from revela.training.methods.contextual import ContextBatches, Contextual
+from revela.training.methods.cde import ContextBatches, Contextual
 from revela.training.methods.contrastive import ContrastiveLoss
 from revela.training.methods.matryoshka import Matryoshka
+from revela.training.recipe import Recipe
 from revela.training.retriever.context import add_context
 from revela.training.retriever.module import RetrieverModule
-from revela.training.settings import Context, Recipe
+from revela.training.settings import Context
 from revela.types import Chunk
 
 TEXTS = [row["text"] for row in make_rows(12, sentences=1)]
@@ -216,7 +216,7 @@ ROWS = [Chunk(i // 4, f"text {i}") for i in range(40)]  # of ten documents
 def batches(first, source, corpora=()):
     recipe = Recipe.of(context=SLOTS, context_from=source, groups="cluster")
     counted, rows, device = [], arrow_list(Chunk, iter(ROWS)), torch.device("cpu")
-    parts = BuildContext(recipe, None, [], rows, device, False, counted.append, first, corpora)
+    parts = build_context(recipe, None, [], rows, device, False, counted.append, first, corpora)
     return ContextBatches(parts, lambda rows: {"query_x": torch.zeros(1)}, first), counted
 
 

@@ -9,8 +9,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from revela.training.groups.dataset import windows
 from revela.training.methods.contrastive import MIN_WORDS, crop
+from revela.training.training_set import windows
 from revela.types import Chunk
 
 

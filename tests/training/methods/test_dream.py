@@ -10,8 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from conftest import Embed, frozen_llama, train_by_sgd
 from revela.training.lm.language_model import LanguageModel
 from revela.training.lm.prompts import ANSWER, QUESTION
-from revela.training.methods.dream import DreamLoss
-from revela.training.methods.find_heads import score_query_heads
+from revela.training.methods.dream import DreamLoss, score_query_heads
 
 DOCUMENTS = [-1, 0, 0, 0, -1, 1, 1, -1, 2, 2, 2, 2, -1]  # of the candidates' text
 

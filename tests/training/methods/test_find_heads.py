@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from revela.text.load import read_corpus
-from revela.training.methods import find_heads as heads
-from revela.training.settings import Recipe, presets
+from revela.training import rank_heads as heads
+from revela.training.methods import dream, revela
+from revela.training.recipe import Recipe
 
 
 def test_a_ranking_is_kept_for_the_text_that_it_was_made_with(
@@ -15,13 +16,13 @@ def test_a_ranking_is_kept_for_the_text_that_it_was_made_with(
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path))
     documents, folder = read_corpus([corpus_file])[0], str(tiny_lm_folder)
     probed = []
-    for probe in ("probe_heads", "score_query_heads"):
-        original = getattr(heads, probe)
+    for method, probe in ((revela, "probe_heads"), (dream, "score_query_heads")):
+        original = getattr(method, probe)
         monkeypatch.setattr(
-            heads, probe, lambda *given, original=original: probed.append(0) or original(*given)
+            method, probe, lambda *given, original=original: probed.append(0) or original(*given)
         )
     asked = dict(queries="telling-sentence", chunk_words=20)
-    for settings in ({}, presets()["dream"] | asked):
+    for settings in ({}, {"method": "dream"} | asked):
         recipe = Recipe.of(**settings, model=folder, lm=folder, precision="fp32", group_size=4)
         found = [
             heads.rank_heads(recipe, some, None)[1]

@@ -10,8 +10,7 @@ import torch
 from conftest import Embed, frozen_llama, moved_since_it_began, train_by_sgd
 from revela.training.lm.document_attention import InBatchAttention
 from revela.training.lm.language_model import LanguageModel
-from revela.training.methods.distillation import InitialRetriever
-from revela.training.methods.gains import GainsLoss
+from revela.training.methods.gains import GainsLoss, InitialRetriever
 from revela.training.methods.revela import gates_in_upper_layers
 
 SIZE = 4  # of each of two groups

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from conftest import frozen_llama
 from revela.training.lm.document_attention import InBatchAttention
 from revela.training.lm.language_model import LanguageModel
-from revela.training.methods.find_heads import BASE_GATE, probe_heads, ranked_heads
+from revela.training.methods.heads import ranked_heads
 from revela.training.methods.revela import (
+    BASE_GATE,
     gated_heads,
     gates_in_upper_layers,
     gates_on_heads,
     in_batch_weights,
+    probe_heads,
 )
 
 

@@ -13,14 +13,13 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import make_rows, tiny_retriever
+from conftest import build_context, make_rows, tiny_retriever
 from revela.errors import RevelaError
 from revela.training.lm.encoder_decoder import new_encoder_decoder
-from revela.training.methods.base import BuildContext
-from revela.training.methods.spans import IGNORED, corrupt, num_noise_spans, random_parts
+from revela.training.methods.dwell import IGNORED, corrupt, num_noise_spans, random_parts
+from revela.training.recipe import Recipe
 from revela.training.retriever.build import add_lora
 from revela.training.retriever.module import RetrieverModule
-from revela.training.settings import Recipe
 from revela.training.step import sides
 
 SENTINELS = [-k for k in range(1, 200)]
@@ -81,14 +80,16 @@ def folder(tmp_path_factory):
 
 def built(folder, **changes):
     """A retriever, and the objective's loss and batches for it."""
-    recipe = Recipe.of("spans", **{"model": "new:tiny", "lm_tokens": 48, **changes})
+    recipe = Recipe.of("dwell-spans", **{"model": "new:tiny", "lm_tokens": 48, **changes})
     model = tiny_retriever(folder, layers=0, query_prompt="", passage_prompt="")
     add_lora(model, 0, 1, 0.0)
     read = []
     device = torch.device("cpu")
     retriever = RetrieverModule(model)
-    parts = BuildContext(recipe, retriever, [], [], device, False, count=read.append, folder=folder)
-    loss, batches = recipe.objective.build(parts)
+    parts = build_context(
+        recipe, retriever, [], [], device, False, count=read.append, folder=folder
+    )
+    loss, batches = recipe.method.build(parts)
     return SimpleNamespace(retriever=retriever, loss=loss, batches=batches, read=read)
 
 
@@ -145,13 +146,13 @@ def test_the_loss_is_that_of_the_stock_model(folder):
     ("change", "message"),
     [
         ({"lora_rank": 4}, "trains all weights: give --lora-rank 0"),
-        ({"context": 2}, "--context has no effect on --objective spans"),
-        ({"matryoshka": (8,)}, "--matryoshka has no effect on --objective spans"),
+        ({"context": 2}, "--context has no effect on --method dwell-spans"),
+        ({"matryoshka": (8,)}, "--matryoshka has no effect on --method dwell-spans"),
     ],
 )
 def test_settings_that_do_not_suit(folder, change, message):
-    recipe = Recipe.of("spans", **change)
+    recipe = Recipe.of("dwell-spans", **change)
     with pytest.raises(RevelaError, match=message):
-        recipe.objective.refuse(recipe.retriever, recipe.context)
+        recipe.method.refuse(recipe.retriever, recipe.context)
     with pytest.raises(RevelaError, match="--lm-tokens 4096 makes 205 spans and the tokenizer has"):
         built(folder, lm_tokens=4096)

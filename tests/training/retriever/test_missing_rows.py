@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from conftest import TINY, make_rows
 from revela import Document, Retriever
 from revela import fit as fit_stock
+from revela.training.recipe import Recipe
 from revela.training.retriever.module import RetrieverEncoder
 from revela.training.retriever.prune import prune
 from revela.training.retriever.save import save_retriever
-from revela.training.settings import Recipe
 
 TEXTS = [row["text"] for row in make_rows(24)]
 WITH_IT = [*TEXTS, f"{TEXTS[0]} Then <image> came there. {TEXTS[1]}"]

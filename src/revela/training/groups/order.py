@@ -15,16 +15,15 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from revela.encoders.base import TextEncoder
-from revela.encoders.load import load_encoder
 from revela.files import atomic_write
 from revela.terminal import progress_bar
 from revela.text.spool import ArrowList, LazyTexts, vectors_on_disk
 from revela.training.distributed import from_rank_zero, gathered, is_rank_zero, my_share, world_size
 from revela.training.groups.similarity import order_by_similarity, paired
 from revela.training.groups.strategies import groups_along, with_queries
-from revela.training.models import find_weights
+from revela.training.models import load_surrogate
 from revela.training.retriever.fit import lexical_vectors
-from revela.training.settings import Groups, Reads, TorchPrecision
+from revela.training.settings import Reads, TorchPrecision
 from revela.types import Chunk, Vectors
 
 ENCODING_BATCH = 2**14  # texts per write to disk
@@ -39,7 +38,7 @@ def similar_order(
     rows: ArrowList[Chunk], encoders: tuple[Encode, Encode], size: int, seed: int, reads: Reads
 ) -> NDArray[np.int64]:
     """The order of rows by these encoders of queries and passages, for groups of ``size``: of
-    chunks, or of pairs for objectives that read queries.
+    chunks, or of pairs for methods that read queries.
     """
     encode_queries, encode_passages = encoders
     vectors_RD = encode_passages(LazyTexts(rows, lambda row: row.text))
@@ -61,11 +60,6 @@ def encoders_by(
     return encode_in_batches(encoder.encode_queries), encode_in_batches(encoder.encode_passages)
 
 
-def load_surrogate(name: str, precision: TorchPrecision) -> TextEncoder:
-    """The encoder that ``--surrogate`` names."""
-    return load_encoder(find_weights(name, ""), precision, Groups.surrogate_tokens)
-
-
 @dataclass(frozen=True)
 class IterativeGroups:
     """Round -> groups of similar rows, by the retriever in training, from a random sample.
@@ -76,7 +70,7 @@ class IterativeGroups:
         encoder: the retriever in training.
         size: rows of a group.
         n_groups: groups of a round.
-        reads: the kind of rows that the objective reads.
+        reads: the kind of rows that the method reads.
     """
 
     rows: ArrowList[Chunk]

@@ -1,4 +1,4 @@
-"""Strategies to group rows. An objective compares the chunks of a group, 16 by default.
+"""Strategies to group rows. A method compares the chunks of a group, 16 by default.
 
 Random regrouping lowers Revela's BEIR mean from 33.6 to 3.9 (tables 8-9). By default a group is
 contiguous chunks of one or two documents, shuffled. Short documents share a group with similar
@@ -47,7 +47,7 @@ def groups_along(
 
 
 def with_queries(rows: ArrowList[Any], groups: Groups, reads: Reads) -> Groups:
-    """Drop groups without any query, if the objective reads queries."""
+    """Drop groups without any query, if the method reads queries."""
     if reads != "queries":
         return groups
     has_query = rows.column("query") != ""
@@ -158,7 +158,7 @@ def spread_groups(
     epoch: int = 0,
     vectors_ND: Vectors | None = None,
 ) -> Iterator[list[int]]:
-    """Groups of chunks of different documents, for contrastive objectives.
+    """Groups of chunks of different documents, for contrastive methods.
 
     Each round takes a chunk of every document that has one left; with vectors, similar documents
     are neighbours. A group has two chunks of a document only if it spans two rounds, or if there

@@ -55,7 +55,7 @@ from revela.training.lm.document_attention_varlen import (
 
 Kernel = Literal["auto", "reference", "torch", "varlen"]
 V_NORM_EPS = 1e-6  # as in the authors' code
-EPSILON = 1e-4  # objectives skip pairs with at most this weight
+EPSILON = 1e-4  # methods skip pairs with at most this weight
 DENSE = 0.8  # share of the runs; a document that more of them attend to is computed for all rows
 
 

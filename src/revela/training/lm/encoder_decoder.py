@@ -183,7 +183,7 @@ def load_encoder_decoder(folder: Path, bf16: bool) -> EncoderDecoder:
     if not is_encoder_decoder(whole):
         raise RevelaError(
             f"{folder} has no decoder beside its encoder, which spans need: give --model "
-            f"{NEW}small, a T5Gemma, or the folder of a run of --objective spans"
+            f"{NEW}small, a T5Gemma, or the folder of a run of --method dwell-spans"
         )
     model = opened_model(AutoModelForSeq2SeqLM, whole, "an encoder-decoder", dtype=torch.float32)
     return EncoderDecoder(model, load_tokenizer(whole), str(folder), bf16)
@@ -216,7 +216,7 @@ class EncoderDecoder(nn.Module):
         """
         if self.model.config.model_type != "t5gemma":
             raise RevelaError(
-                f"{self.name} is a {self.model.config.model_type}: --objective spans trains "
+                f"{self.name} is a {self.model.config.model_type}: --method dwell-spans trains "
                 f"T5Gemma, {NEW}small for example"
             )
         self.model.model.encoder, self.tokenizer = encoder, tokenizer

@@ -2,7 +2,7 @@
 
 The LM runs over a group of chunks twice. Stream e (``prefill``) is the plain LM over each chunk.
 Stream h (``logits``, ``loss``) is the same LM over the same chunks, whose attention also reads e's
-keys and values of the *other* chunks. The objective's ``Mix`` says how.
+keys and values of the *other* chunks. The method's ``Mix`` says how.
 
 The attention is registered with transformers' ``AttentionInterface``, so no model code is copied.
 What saves time with equal results:
@@ -28,7 +28,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
 from revela.errors import RevelaError, first_line
 from revela.training.device import autocast, sent
@@ -178,10 +177,6 @@ def _attention(
     return mixed_HTD.transpose(0, 1)[None].contiguous(), None
 
 
-# transformers builds no mask, as no mask function is registered under this name.
-AttentionInterface.register(ATTENTION, _attention)
-
-
 class LanguageModel(nn.Module):
     """A causal LM with two passes: ``prefill`` (stream e), and ``logits`` or ``loss`` (stream h).
 
@@ -201,6 +196,8 @@ class LanguageModel(nn.Module):
     _body: Any
 
     def __init__(self, model: Any, name: str = "the language model", bf16: bool = False) -> None:
+        from transformers import AttentionInterface
+
         super().__init__()
         self.model, self.name, self.bf16 = model, name, bf16
         # PEFT puts LoRA into the model it wraps, so that model is the one to run.
@@ -208,6 +205,8 @@ class LanguageModel(nn.Module):
         config = self._inner.config.get_text_config()
         self._check_unsupported(config)
         self.n_layers, self.n_heads = int(config.num_hidden_layers), int(config.num_attention_heads)
+        # transformers builds no mask, as no mask function is registered under this name.
+        AttentionInterface.register(ATTENTION, _attention)
         self._inner.set_attn_implementation(ATTENTION)
         if bf16:
             _keep_linear_in_bf16(self._inner)

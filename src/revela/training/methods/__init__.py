@@ -1,1 +1,1 @@
-"""The objectives, one per file; training/settings/objectives.py lists them."""
+"""The methods, one file each: settings, presets, batches and loss. registry.py names them."""

@@ -1,7 +1,8 @@
-"""What objectives share: the context they are built from, batches of chunks, cosines per group.
+"""What methods share: their settings and facts, what they are built from, batches of chunks, and
+cosines per group.
 
-An objective is one file with its batches and its loss; its settings are a frozen dataclass,
-``settings.Objective``. docs/train.md shows how to write one.
+A method is one file: its settings (a frozen dataclass, ``Method``), its batches, its loss, and
+``build``, which makes the last two. docs/train.md shows how to write one.
 
 GradCache (Gao et al., 2021) computes a step's backward pass in parts, with the same gradient:
 - ``embed_in_parts`` runs the retriever on a few texts at a time without storing activations. The
@@ -19,7 +20,7 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +31,22 @@ from revela.text.spool import ArrowList
 from revela.training.generated_queries import GeneratedQueries
 from revela.training.lm.language_model import load_language_model
 from revela.training.models import find_weights, load_tokenizer
-from revela.training.retriever.context import ContextEncoder
-from revela.training.retriever.fit import COUNTED, token_ids
-from revela.training.retriever.module import split_in_half
-from revela.training.settings import Recipe
+from revela.training.settings import (
+    COUNTED,
+    LM,
+    Context,
+    Groups,
+    Queries,
+    Rare,
+    Reads,
+    Retriever,
+    Training,
+    checked,
+)
 from revela.types import Chunk, Document, evenly_spaced
+
+if TYPE_CHECKING:
+    from revela.training.retriever.context import ContextEncoder
 
 Row = Mapping[str, Any]
 Batch = dict[str, Tensor]
@@ -44,11 +56,87 @@ Heads = list[tuple[int, int]]
 """(layer, head) pairs, best first."""
 
 
+@checked
+class Method:
+    """Settings of a method, and facts about it that the rest of the package needs.
+
+    To add a method, subclass this with its settings, and write ``build`` (docs/train.md). Name it
+    as ``--method FILE.py:Class``, or pass an instance to ``Recipe(method=...)`` or
+    ``Retriever.train(method=...)``.
+    """
+
+    name: ClassVar[str] = ""
+    reads: ClassVar[Reads] = "chunks"
+    "Rows of a group: chunks; chunks with queries; or windows, which are joined chunks."
+    learned_from: ClassVar[str] = "{model} was trained by a method of its own."
+    "A sentence for the model card, with settings of the recipe in braces."
+    reads_lm: ClassVar[bool] = False
+    "Whether it uses the recipe's LM (--lm), with the attention of ``lm/``."
+    across_groups: ClassVar[bool] = False
+    """Whether it compares texts of all groups of a batch. Several processes then share each batch
+    and gather its vectors."""
+
+    def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
+        """The loss and its collator.
+
+        Returns:
+            A module from the sides of a batch (a dict of tensors each) to a scalar loss; and a
+            function from rows ({"text", "query", "document"}) to tensors by name, SIDE_NAME.
+        """
+        raise NotImplementedError
+
+    def refuse(self, retriever: Retriever, context: Context) -> None:
+        """Raise RevelaError for a setting that the method cannot use; called before a corpus is
+        read.
+        """
+
+    def window_words(self, lm_tokens: int) -> int:
+        """Maximum words of a row, for a method that reads windows."""
+        raise NotImplementedError
+
+    def save(self, loss: nn.Module, folder: Path) -> None:
+        """Save other trained modules than the retriever; by default there are none.
+
+        Args:
+            loss: the module from ``build``.
+            folder: the run's folder.
+        """
+
+
+@checked
+class DocumentAttention(Method):
+    """Settings of attention to other texts in some heads of an LM."""
+
+    reads_lm = True
+
+    heads: Rare[str] = ""
+    """JSON file of the heads to use, from revela heads --out with the same --method. Empty: find
+    them."""
+    kernel: Rare[Literal["auto", "torch", "varlen"]] = "auto"
+    """What computes document attention: torch anywhere; varlen (flash attention) on a GPU in bf16.
+    auto: varlen where it runs, else torch."""
+
+
+@checked
+class ChunkQueries(Method):
+    """Settings of queries that are made of the chunks themselves."""
+
+    query_side: Rare[Literal["first-half", "random-span", "whole"]] = "first-half"
+    "Part of a chunk that is its query; random-span: half of its tokens, from a random place on."
+
+
 @dataclass(frozen=True)
 class BuildContext:
-    """What an objective is built from."""
+    """What a method is built from: the sections of the recipe that it reads, the retriever and the
+    rows.
+    """
 
-    recipe: Recipe
+    groups: Groups
+    queries: Queries
+    retriever: Retriever
+    context: Context
+    lm: LM
+    training: Training
     model: Any
     "The retriever, a ``RetrieverModule``."
     documents: Sequence[Document]
@@ -76,7 +164,7 @@ class BuildContext:
     @property
     def batching(self) -> dict[str, int]:
         """``group_size`` and ``retriever_batch`` of RetrieverLoss."""
-        size, batch = self.recipe.groups.group_size, self.recipe.training.retriever_batch
+        size, batch = self.groups.group_size, self.training.retriever_batch
         return {"group_size": size, "retriever_batch": batch}
 
     def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
@@ -206,20 +294,21 @@ def load_lm(parts: BuildContext, trained: bool = False) -> tuple[Any, Any, Path]
 
     The LM is frozen, or has LoRA of the retriever's rank if ``trained``.
     """
-    recipe, retriever = parts.recipe, parts.recipe.retriever
-    if recipe.lm.shard_lm and trained:
+    settings, retriever = parts.lm, parts.retriever
+    if settings.shard_lm and trained:
         raise RevelaError("--shard-lm is for a frozen LM: leave it, or --lm-lora, out")
-    folder = find_weights(recipe.lm.lm, retriever.offline_model)
+    folder = find_weights(settings.lm, retriever.offline_model)
     lora = retriever.lora_rank, retriever.lora_alpha, retriever.lora_dropout
     lm = load_language_model(
-        folder, bf16=parts.bf16, lora=lora if trained else None, name=recipe.lm.lm
+        folder, bf16=parts.bf16, lora=lora if trained else None, name=settings.lm
     )
-    if recipe.lm.shard_lm:
+    if settings.shard_lm:
         lm.shard()
     lm, tokenizer = lm.to(parts.device), load_tokenizer(folder)
-    if recipe.lm.loss_tokens == "corpus":
+    if settings.loss_tokens == "corpus":
         texts = [parts.rows[i].text for i in evenly_spaced(len(parts.rows), COUNTED).tolist()]
-        lm.score_only(torch.tensor([i for ids in token_ids(tokenizer, texts) for i in ids]))
+        ids = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        lm.score_only(torch.tensor([i for row in ids for i in row]))
     return lm, tokenizer, folder
 
 
@@ -250,7 +339,7 @@ class ChunkBatches:
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
         texts = [row["text"] for row in rows]
-        tokens = tokenize(self.tokenizer, texts, self.parts.recipe.lm.lm_tokens)
+        tokens = tokenize(self.tokenizer, texts, self.parts.lm.lm_tokens)
         return {
             **self.parts.sides(self._queries(rows, texts), texts),
             **{f"chunk_{name}": tokens[name] for name in ("input_ids", "attention_mask")},
@@ -260,10 +349,29 @@ class ChunkBatches:
     def _queries(self, rows: Sequence[Row], texts: Sequence[str]) -> Sequence[str]:
         if self.query_side == "whole":
             return texts
-        recipe, seed = self.parts.recipe, self.parts.recipe.training.seed
-        is_random = self.query_side == "random-span"
+        seed, is_random = self.parts.training.seed, self.query_side == "random-span"
         rngs = [row_random(row, seed) for row in rows] if is_random else None
-        return split_in_half(texts, self.parts.model.tokenizer, recipe.lm.lm_tokens, rngs)
+        return split_in_half(texts, self.parts.model.tokenizer, self.parts.lm.lm_tokens, rngs)
+
+
+def split_in_half(
+    texts: Sequence[str],
+    tokenizer: Any,
+    max_tokens: int,
+    draws: Sequence[random.Random] | None = None,
+) -> list[str]:
+    """The first half of each text's tokens, after truncation to ``max_tokens``; with ``draws``, a
+    random span of that length.
+    """
+    read = tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
+    found = []
+    for i, (text, spans) in enumerate(zip(texts, read["offset_mapping"], strict=True)):
+        tokens = min(len(spans), max_tokens)
+        length = tokens // 2
+        start = draws[i].randint(0, tokens - length) if draws and length else 0
+        begin = spans[start][0] if draws and length else 0
+        found.append(text[begin : spans[start + length - 1][1]] if length else text)
+    return found
 
 
 def row_random(row: Row, seed: int) -> random.Random:

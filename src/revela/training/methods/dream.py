@@ -1,45 +1,90 @@
-"""DREAM: a retriever's scores steer an LM's attention where the LM looks for an answer.
+"""DREAM (Tang & Yang, 2026; arXiv 2606.24667): a retriever's scores steer an LM's attention where
+the LM looks for an answer.
 
     w   = softmax_i( cos(q, d_i) / tau )
-    A~  = w_i * (A within D_i, normalised to sum to 1) on the tokens of D_i; 0 outside candidates
+    A~  = w_i (A within D_i, divided by its sum) on the tokens of D_i, else 0
     A'  = (1 - g) A + g A~
-    L   = mean over questions of the mean over answer tokens of
-          -log p(token | what precedes it)                               (eq. 10)
+    L   = mean over questions of the mean over tokens of the answer of
+          -log p(token | those before it)                        (eq. 10)
 
 - q, d_i: the retriever's vectors of the question and of candidate chunk D_i.
 - A: the LM's attention in the rows of the question and in the query-focused heads, those that look
-  from a question to its answer (training/methods/find_heads.py). A' replaces it.
+  from a question to its answer. A' replaces it.
 - g, tau: the gate and the temperature, both trained.
 
 A frozen LM reads the candidates, then a question, then the chunk that answers it. A retriever that
-gives the answer more weight lowers the loss. A~ times the values is document attention.
+gives the answer more weight lowers the loss. A~ times the values is document attention. The
+candidates are read once, without a graph, and all questions continue that reading. This is exact,
+because nothing before a question depends on w.
 
-Ours: the candidates are read once, without a graph, and all questions continue that reading. This
-is exact, because nothing before a question depends on w. docs/papers.md lists what the paper leaves
-open.
+The query-focused heads (QRHead, Zhang et al., 2025):
+
+    score(q, d) = mean over q's rows of sum_{m in d} A_m         (eqs. 4, 5)
+                  - the same for the question "N/A"
+
+The LM reads B candidates d and then Q questions q, each of which continues the candidates' text. A
+head's score is the nDCG@10 of the candidate that answers q, mean over questions.
+
+Differs from the paper, and the setting that makes it equal (in the preset dream-paper):
+- Six layers with a fit and mean pooling: --layers 0, --pooling eos, --token-weighting 0,
+  --whitening 0, --lexical 0.
+- LoRA of rank 64: --lora-rank 32, --lora-alpha 64. One group a step: --groups-per-step 32.
+- Chunks of 48 words: --chunk-words 120. The best state by a label-free check: --keep last.
+
+Differs still, in dream-paper too:
+- SmolLM2-135M judges and writes the questions: --lm meta-llama/Llama-3.1-8B-Instruct, --query-lm
+  Qwen/Qwen3-14B; both are asked by examples here, by instruction and chat template there.
+- No number of steps: --max-steps 1500 --max-minutes 0.
+- The start of tau and g, and the learning rate (0.2, 0.5 and 1e-4), are ours: the paper's are not
+  known. --tau, --gate, --learning-rate.
+- A group is a run of chunks of one or two documents: the paper cuts each document into 16 chunks
+  and asks for one of them; here every chunk with a question is asked for in turn, as all questions
+  share one reading. No setting yet.
+- --pooling eos appends an EOS and reads it; the paper reads the last token of the text.
+- Heads are found by 64 questions (5,000 there), without QRHead's filter of outlying tokens; one g
+  for all heads. --heads FILE names others.
+
+Read next: lm/document_attention.py (A~ V), lm/prompts.py (what the LM reads), lm/language_model.py,
+generated_queries.py (the questions), base.py, heads.py. The control is InfoNCE on the same queries:
+contrastive.py, preset dream-infonce.
 
 Cost: one reading of all candidates, and one forward and backward pass over questions and answers.
+Memory: the graph of the questions and answers of one group; the candidates are a key-value cache.
 When to use it: with written queries, and an LM that answers by its query-focused heads.
+Measured: eight minutes of one core from a fitted start take SciFact from 0.583 to 0.589 and leave
+CosQA at 0.364; its control dream-infonce gives 0.559 and 0.380.
 
-Shapes: Q questions, B candidates of a group, S tokens of the candidates' texts, T tokens of the
-questions and answers, R of them question rows; N candidates of a batch, K of H heads, G key-value
-heads, D width of a head or of a vector.
+Shapes: Q questions, B candidates of a group, S tokens of the candidates' texts among the P of their
+text, T tokens of the questions and answers, R of them question rows; N candidates of a batch (in
+heads' scores: tokens of all tails), K of H heads, G key-value heads, D width of a head or a vector.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from revela.errors import RevelaError
+from revela.terminal import progress_bar
+from revela.text.spool import ArrowList
 from revela.training.device import on_cpu, sent
+from revela.training.generated_queries import GeneratedQueries
+from revela.training.groups.strategies import (
+    QUERIES_PER_DOCUMENT,
+    Groups,
+    document_groups,
+    spread_groups,
+    with_queries,
+)
 from revela.training.lm.document_attention import (
     EPSILON,
     DocumentWeights,
@@ -61,6 +106,7 @@ from revela.training.methods.base import (
     Batch,
     BuildContext,
     Collate,
+    DocumentAttention,
     Heads,
     RetrieverLoss,
     Row,
@@ -68,40 +114,84 @@ from revela.training.methods.base import (
     detached_backward,
     load_lm,
 )
-from revela.training.methods.find_heads import heads_from_file, query_heads
-from revela.training.settings import Dream
+from revela.training.methods.heads import Head, cached_ranking, heads_from_file, ranked_heads
+from revela.training.settings import NO_FIT, PositiveFloat, Preset, checked
+from revela.types import Chunk
 
 log = logging.getLogger(__name__)
 
+DEPTH = 10  # of a head's nDCG
+PROBE_QUESTIONS = 64  # by which heads are found
 
-def build(settings: Dream, parts: BuildContext) -> tuple[nn.Module, Collate]:
-    """The loss of ``dream`` and its collator."""
-    lm, tokenizer, folder = load_lm(parts)
-    recipe, size = parts.recipe, parts.recipe.groups.group_size
-    tokens = recipe.lm.lm_tokens
-    max_length = (size + 1) * (tokens + 8) + QUESTION_TOKENS
-    if lm.max_tokens is not None and max_length > lm.max_tokens:
-        raise RevelaError(
-            f"{size} candidates of {tokens} tokens may take {max_length:,} tokens, more than the "
-            f"{lm.max_tokens:,} that {recipe.lm.lm} reads: lower --lm-tokens or --group-size"
+PRESETS: dict[str, Preset] = {
+    # The start that all methods have here, so that only the method differs.
+    "dream": {"method": "dream"},
+    # As published, as far as the paper says: rank, pooling, heads, 16 chunks of a document.
+    "dream-paper": {
+        "method": "dream",
+        "chunk_words": 120,
+        "offline_model": "",
+        "layers": 0,
+        "pooling": "eos",
+        "lower_case": "no",
+        "query_prompt": "",
+        "passage_prompt": "",
+        "lora_rank": 32,
+        "lora_alpha": 64,
+        **NO_FIT,
+        "query_heads": 16,
+        "tau": 0.2,
+        "gate": 0.5,
+        "groups_per_step": 32,
+        "keep": "last",
+    },
+    # The control: InfoNCE on the same queries, against the other chunks of the group.
+    "dream-infonce": {"method": "contrastive-pairs"},
+}
+
+
+@checked
+class Dream(DocumentAttention):
+    """Learn from an LM's loss on answers, with scores injected into query-focused heads."""
+
+    name = "dream"
+    reads = "queries"
+    learned_from = "{lm}, which answers questions by what {model} finds, told it what to find."
+
+    tau: PositiveFloat = 0.2
+    "Initial temperature of the cosines; it is trained."
+    gate: float = Field(default=0.5, gt=0, lt=1)
+    "Initial gate g: share of the retriever in the attention of the heads; it is trained."
+    query_heads: PositiveInt = 16
+    "Use this many heads: the best that look from a question to its answer."
+
+    def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
+        lm, tokenizer, folder = load_lm(parts)
+        size, tokens = parts.groups.group_size, parts.lm.lm_tokens
+        max_length = (size + 1) * (tokens + 8) + QUESTION_TOKENS
+        if lm.max_tokens is not None and max_length > lm.max_tokens:
+            raise RevelaError(
+                f"{size} candidates of {tokens} tokens may take {max_length:,} tokens, more than "
+                f"the {lm.max_tokens:,} that {parts.lm.lm} reads: lower --lm-tokens or --group-size"
+            )
+        prompts = PromptMaker(tokenizer, tokens, size)
+
+        def best_heads() -> Heads:
+            if self.heads:
+                ranking = heads_from_file(Path(self.heads), "questions", folder)
+            else:
+                seed, source = parts.training.seed, parts.queries.queries
+                ranking = query_heads(lm, prompts, folder, parts.rows, parts.written, seed, source)
+            return [(layer, head) for layer, head, _ in ranking[: self.query_heads]]
+
+        heads = parts.heads(best_heads)
+        names = " ".join(f"{layer}-{head}" for layer, head in heads)
+        log.info(f"{len(heads)} heads that look from questions to answers: {names}")
+        tau, gate, kernel = self.tau, self.gate, self.kernel
+        loss = DreamLoss(
+            parts.model, lm, heads, tau=tau, gate=gate, kernel=kernel, **parts.batching
         )
-
-    prompts = PromptMaker(tokenizer, tokens, size)
-
-    def best_heads() -> Heads:
-        if settings.heads:
-            ranking = heads_from_file(Path(settings.heads), "questions", folder)
-        else:
-            seed, source = recipe.training.seed, recipe.queries.queries
-            ranking = query_heads(lm, prompts, folder, parts.rows, parts.written, seed, source)
-        return [(layer, head) for layer, head, _ in ranking[: settings.query_heads]]
-
-    heads = parts.heads(best_heads)
-    names = " ".join(f"{layer}-{head}" for layer, head in heads)
-    log.info(f"{len(heads)} heads that look from questions to answers: {names}")
-    tau, gate, kernel = settings.tau, settings.gate, settings.kernel
-    loss = DreamLoss(parts.model, lm, heads, tau=tau, gate=gate, kernel=kernel, **parts.batching)
-    return loss, PromptBatches(parts, prompts)
+        return loss, PromptBatches(parts, prompts)
 
 
 @dataclass(frozen=True)
@@ -242,3 +332,131 @@ class DreamLoss(RetrieverLoss):
         )
         counts = (on_cpu(tail["role"]) == ANSWER).sum(dim=1).tolist()
         return torch.stack([losses.mean() for losses in torch.split(losses_R, counts)]).mean()
+
+
+def query_heads(
+    lm: LanguageModel,
+    prompts: PromptMaker,
+    folder: Path,
+    rows: ArrowList[Chunk],
+    written: GeneratedQueries | None,
+    seed: int,
+    source: str,
+) -> list[Head]:
+    """Rank heads by how they look from a question to its answer, in nDCG@10.
+
+    ``written`` has the queries of ``rows`` if they are written during training; ``source`` is
+    ``--queries``.
+    """
+    spread = source in QUERIES_PER_DOCUMENT
+    groups = list(_groups_with_questions(rows, written, prompts.group_size, seed, spread))
+
+    def probe() -> list[Head]:
+        shown = progress_bar("probing heads", "group", groups)
+        return ranked_heads(score_query_heads(lm, map(prompts.head_example, shown)))
+
+    probed = [[(member.text, member.query) for member in group] for group in groups]
+    return cached_ranking("questions", lm, folder, [prompts.lm_tokens, probed], probe)
+
+
+def _groups_with_questions(
+    rows: ArrowList[Chunk], written: GeneratedQueries | None, size: int, seed: int, spread: bool
+) -> Iterator[list[Chunk]]:
+    """The chunks of each group, until they have enough questions."""
+    # Stored groups are in another order.
+    rows = rows.select(np.argsort(rows.column("document"), kind="stable"))
+    strategy = spread_groups if spread else document_groups
+    groups: Groups = partial(strategy, rows.column("document"), size, seed)
+    row: Callable[[int], Chunk] = rows.__getitem__
+    if written is None:
+        groups = with_queries(rows, groups, "queries")
+    else:  # a copy: training must not depend on the questions asked here
+        probed = GeneratedQueries(written.lm, rows)
+        groups, row = probed.groups(groups), probed.row
+    n_questions = 0
+    for group in groups(0):
+        members = [row(i) for i in group]
+        yield members
+        n_questions += sum(bool(member.query) for member in members)
+        if n_questions >= PROBE_QUESTIONS:
+            return
+
+
+class AttentionMass:
+    """A ``Mix`` that only records how much questions attend to the candidates' text.
+
+    ``by_layer[layer]`` is the attention of each head, mean over the rows of each question, (H, Q,
+    P).
+    """
+
+    def __init__(self, questions: Questions) -> None:
+        self.questions = questions
+        tail_N = torch.repeat_interleave(torch.tensor(questions.tails.lengths))
+        self.tail_N = sent(tail_N, questions.rows_R.device)
+        self.by_layer: dict[int, Tensor] = {}
+
+    def __call__(
+        self,
+        layer: int,
+        own_HND: Tensor,
+        query_HND: Tensor,
+        key_GND: Tensor,
+        value_GND: Tensor,
+        scale: float | None,
+    ) -> Tensor:
+        rows_R, prefix_GPD = self.questions.rows_R, self.questions.memory.keys[layer]
+        shared = len(query_HND) // len(key_GND)
+        query_HRD = query_HND.index_select(1, rows_R).float()
+        query_HRD = query_HRD * (query_HND.shape[-1] ** -0.5 if scale is None else scale)
+        prefix_HPD, key_HND = (
+            t.repeat_interleave(shared, dim=0).float() for t in (prefix_GPD, key_GND)
+        )
+        places_N = torch.arange(len(self.tail_N), device=query_HND.device)
+        is_other_RN = self.tail_N[rows_R][:, None] != self.tail_N
+        masked_RN = is_other_RN | (places_N > rows_R[:, None])
+        prefix_HRP = query_HRD @ prefix_HPD.transpose(1, 2)
+        own_HRN = (query_HRD @ key_HND.transpose(1, 2)).masked_fill(masked_RN, -torch.inf)
+        sums = (scores.logsumexp(dim=2, keepdim=True) for scores in (prefix_HRP, own_HRN))
+        mass_HRP = (prefix_HRP - torch.logaddexp(*sums)).exp()
+        by_question = torch.split(mass_HRP, self.questions.counts, dim=1)
+        means = [mass_HNP.mean(dim=1) for mass_HNP in by_question]
+        self.by_layer[layer] = torch.stack(means, dim=1)
+        return own_HND
+
+
+@torch.no_grad()
+def candidate_scores(
+    lm: LanguageModel, prompt: dict[str, Tensor], tail: dict[str, Tensor]
+) -> Tensor:
+    """score(q, d) of each candidate for each question but the last by each of the K = L H heads,
+    (K, Q - 1, B).
+
+    Args:
+        prompt, tail: one group of ``PromptMaker.with_null_question``, whose last question is "N/A".
+    """
+    questions = read_candidates(lm, prompt, tail)
+    mass = AttentionMass(questions)
+    lm.run_attention(questions.tails, mass, prefix=questions.memory)
+    mass_KQP = torch.cat([mass.by_layer[layer] for layer in range(lm.n_layers)])
+    mass_KQP = mass_KQP[:, :-1] - mass_KQP[:, -1:]
+    by_candidate = torch.split(mass_KQP[..., questions.places_S], questions.lengths, dim=-1)
+    return torch.stack([mass_KQM.sum(dim=-1) for mass_KQM in by_candidate], dim=-1)
+
+
+@torch.no_grad()
+def score_query_heads(
+    lm: LanguageModel, examples: Iterable[tuple[dict[str, Tensor], dict[str, Tensor], Tensor]]
+) -> Tensor:
+    """nDCG@10 of each head's ranking of the candidates, mean over all questions, (L, H).
+
+    ``examples`` are (prompt, tail, answer) triples of ``PromptMaker.head_example``: prompt and tail
+    as for ``candidate_scores``, and the candidate that answers each question but the last.
+    """
+    gains_K, count = torch.zeros(lm.n_layers * lm.n_heads), 0
+    for prompt, tail, answer_Q in examples:
+        scores_KQB = candidate_scores(lm, prompt, tail)
+        answer_KQ1 = answer_Q[None, :, None].to(scores_KQB.device).expand(len(gains_K), -1, 1)
+        rank_KQ = (scores_KQB > scores_KQB.gather(2, answer_KQ1)).sum(dim=2)
+        gains_K += torch.where(rank_KQ < DEPTH, 1 / (rank_KQ + 2.0).log2(), 0.0).sum(dim=1).cpu()
+        count += len(answer_Q)
+    return (gains_K / max(1, count)).view(lm.n_layers, lm.n_heads)

@@ -51,7 +51,7 @@ from revela.training.device import on_cpu, sent
 from revela.training.retriever.build import build_retriever, set_parts
 from revela.training.retriever.module import RetrieverModule
 from revela.training.retriever.static_trainable import TrainableTable
-from revela.training.settings import Fit, Retriever
+from revela.training.settings import COUNTED, Fit, Retriever
 from revela.types import Vectors, items_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,6 @@ log = logging.getLogger(__name__)
 FITTING_SAMPLE = 1500  # chunks or texts that a model is fitted to
 TEXTS = 1024  # texts that are tokenized at once
 ROWS = 8192  # of an embedding table, whitened at once
-COUNTED = 20_000  # maximum number of texts to count token frequencies on
 RIDGE = 1e-2  # of the mean eigenvalue; keeps directions that the sample never uses small
 ONE_TOKEN = ("lasttoken", "cls")
 MEANS = ("mean", "weightedmean")

@@ -11,7 +11,6 @@ token's, V vocabulary.
 from __future__ import annotations
 
 import copy
-import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -93,6 +92,11 @@ class RetrieverModule(nn.Module):
     def device(self) -> torch.device:
         """Of the weights."""
         return torch.device(self.model.device)
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it is a table of words in training."""
+        return isinstance(self.parts()[0], TrainableTable)
 
     @property
     def dimension(self) -> int:
@@ -251,23 +255,3 @@ class RetrieverEncoder(TextEncoder):
         with self._lock, torch.inference_mode(), retriever.evaluating():
             retriever.width, retriever.context = None, context  # not a training batch's
             return Encoded(retriever(read, role).cpu().numpy())
-
-
-def split_in_half(
-    texts: Sequence[str],
-    tokenizer: Any,
-    max_tokens: int,
-    draws: Sequence[random.Random] | None = None,
-) -> list[str]:
-    """The first half of each text's tokens, after truncation to ``max_tokens``; with ``draws``, a
-    random span of that length.
-    """
-    read = tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
-    found = []
-    for i, (text, spans) in enumerate(zip(texts, read["offset_mapping"], strict=True)):
-        tokens = min(len(spans), max_tokens)
-        length = tokens // 2
-        start = draws[i].randint(0, tokens - length) if draws and length else 0
-        begin = spans[start][0] if draws and length else 0
-        found.append(text[begin : spans[start + length - 1][1]] if length else text)
-    return found

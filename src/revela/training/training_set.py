@@ -1,6 +1,6 @@
 """Training data: documents -> chunks -> rows -> the groups of each epoch, and held-out documents.
 
-A row is what groups consist of: a chunk; a chunk with a query, for objectives that read queries; a
+A row is what groups consist of: a chunk; a chunk with a query, for methods that read queries; a
 window of joined chunks, for crops and hidden spans; or a whole document with a judged query.
 """
 
@@ -43,7 +43,6 @@ from revela.training.generated_queries import (
     NO_QUERY,
     GeneratedQueries,
     QueryLM,
-    can_write_lazily,
     generate_queries,
     sample_chunks,
 )
@@ -66,8 +65,9 @@ from revela.training.groups.strategies import (
     spread_groups,
     with_queries,
 )
+from revela.training.recipe import Recipe
 from revela.training.retriever.fit import lexical_vectors
-from revela.training.settings import Corpus, InfoNCE, Recipe
+from revela.training.settings import Corpus
 from revela.types import Chunk, Document, hash64
 
 log = logging.getLogger(__name__)
@@ -114,12 +114,13 @@ class TrainingSet:
             _check_one_process()
             self.folder = None
             self.documents, self.held_out, self.n_documents = source, held_out, len(source)
-        reads_queries = recipe.objective.reads == "queries" and recipe.queries.queries == "lm"
+        reads_queries = recipe.method.reads == "queries" and recipe.queries.queries == "lm"
         self.lazy_queries = (
             lazy_queries
             and self.folder is None
             and reads_queries
-            and can_write_lazily(recipe.objective, recipe.groups.groups)
+            and not (recipe.pairs or recipe.negatives)  # these need all queries first, as do
+            and recipe.groups.groups not in ("cluster", "iterative")  # groups by similarity
         )
 
     @classmethod
@@ -190,13 +191,12 @@ class TrainingSet:
         """
         if self.folder is not None:
             return self.folder.rows
-        recipe, objective, chunks = self.recipe, self.recipe.objective, self.chunks
-        if isinstance(objective, InfoNCE) and objective.pairs:
-            folder, has_others = Path(objective.pairs), objective.negatives > 0
-            return pair_rows(self.documents, folder, others=has_others)
-        if objective.reads == "windows":
-            return arrow_list(Chunk, windows(chunks, objective.window_words(recipe.lm.lm_tokens)))
-        if objective.reads == "chunks":
+        recipe, method, chunks = self.recipe, self.recipe.method, self.chunks
+        if recipe.pairs:
+            return pair_rows(self.documents, Path(recipe.pairs), others=recipe.negatives > 0)
+        if method.reads == "windows":
+            return arrow_list(Chunk, windows(chunks, method.window_words(recipe.lm.lm_tokens)))
+        if method.reads == "chunks":
             return chunks
         if recipe.queries.queries == "lm":
             sample = sample_chunks(chunks, recipe.queries.max_queries)
@@ -288,7 +288,7 @@ class TrainingSet:
         )
         if recipe.groups.groups == "iterative":
             n_groups = recipe.groups.refresh_every * recipe.training.groups_per_step
-            seed, reads = recipe.training.seed, recipe.objective.reads
+            seed, reads = recipe.training.seed, recipe.method.reads
             groups = IterativeGroups(rows, encoder, folder, size, n_groups, seed, reads)
         elif (queries := self.generated_queries) is not None:
             if missing := queries.lm.missing(row.text for row in self.rows):
@@ -302,7 +302,7 @@ class TrainingSet:
         On a GPU, k-means gives different clusters in each call: ``folder`` keeps the first.
         """
         recipe, rows, settings = self.recipe, self.grouped_rows, self.recipe.groups
-        size, seed, reads = settings.group_size, recipe.training.seed, recipe.objective.reads
+        size, seed, reads = settings.group_size, recipe.training.seed, recipe.method.reads
         weighting = recipe.fit.token_weighting
         groups: Groups
         if settings.groups == "random":
@@ -331,7 +331,7 @@ class TrainingSet:
 
     def _stored_groups(self, folder: GroupFolder) -> tuple[Groups, int]:
         """Epoch -> groups of a folder, ordered by the recipe's seed; and their number."""
-        training, reads = self.recipe.training, self.recipe.objective.reads
+        training, reads = self.recipe.training, self.recipe.method.reads
         if folder.size != self.recipe.groups.group_size:
             raise RevelaError(
                 f"{folder.folder} holds groups of {folder.size}: give --group-size {folder.size}"
@@ -344,7 +344,7 @@ class TrainingSet:
 
     def _no_group(self) -> str:
         size, queries = self.recipe.groups.group_size, self.recipe.queries
-        reads = self.recipe.objective.reads
+        reads = self.recipe.method.reads
         if self.recipe.pairs:
             n_pairs = len(self.grouped_rows)
             return f"{n_pairs} pairs are fewer than a group of {size}: lower --group-size"
@@ -352,7 +352,7 @@ class TrainingSet:
             if self.folder is not None:
                 return (
                     "these groups were stored without queries: store them again by revela groups "
-                    f"... --objective {self.recipe.objective.name} --queries {queries.queries}"
+                    f"... --method {self.recipe.method.name} --queries {queries.queries}"
                 )
             return NO_QUERY.format(queries.queries)
         return (

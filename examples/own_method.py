@@ -1,8 +1,9 @@
 # %% [markdown]
-# # Write an objective, and compare it
+# # Write a method, and compare it
 #
-# An objective is its settings (a frozen dataclass), how a batch is made, and a loss. This one wants
-# the chunks of a document near to each other. [Objectives](../docs/objectives.md) has the parts.
+# A method is its settings (a frozen dataclass), how a batch is made, and a loss. This one wants the
+# chunks of a document near to each other. [Make a model](../docs/train.md#write-a-method) explains
+# the parts. On the command line: `revela train TEXT --method examples/own_method.py:Neighbours`.
 
 # %%
 import json
@@ -11,16 +12,14 @@ from pydoc_data.topics import topics
 
 import torch
 import torch.nn.functional as F
-from pydantic import PositiveFloat
-from pydantic.dataclasses import dataclass
 
 from revela import Document, LabelFreeEvaluator, Retriever
-from revela.training.methods.base import RetrieverLoss
-from revela.training.settings import Objective
+from revela.training.methods.base import Method, RetrieverLoss
+from revela.training.settings import PositiveFloat, checked
 
 
-@dataclass(frozen=True)
-class Neighbours(Objective):
+@checked
+class Neighbours(Method):
     """A chunk should be nearer to the chunks of its document than to others."""
 
     name = "neighbours"
@@ -35,7 +34,7 @@ class Neighbours(Objective):
             documents = torch.tensor([row["document"] for row in rows])
             return {**parts.sides(texts, texts), "query_document": documents}
 
-        size = parts.recipe.groups.group_size
+        size = parts.groups.group_size
         return NeighboursLoss(parts.model, tau=self.tau, group_size=size), batch
 
 
@@ -60,7 +59,7 @@ rows = ({"id": d.id, "title": d.title, "text": d.text} for d in documents if d.i
 Path("runs/d-to-z.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
 evaluator = LabelFreeEvaluator([d for d in documents if d.id[0] <= "c"])
 shared = {"model": "embedded:minilm-l6", "keep": "last", "max_minutes": 1}
-for objective in (Neighbours(tau=0.05), "crop", "revela"):
-    name = getattr(objective, "name", objective)
-    retriever = Retriever.train("runs/d-to-z.jsonl", f"runs/{name}", objective=objective, **shared)
-    print(f"{name:12} nDCG@10 {evaluator(retriever.encoder.model)['mean_ndcg@10']:.3f}")
+for method in (Neighbours(tau=0.05), "contrastive-crop", "revela-gated"):
+    name = getattr(method, "name", method)
+    retriever = Retriever.train("runs/d-to-z.jsonl", f"runs/{name}", method, **shared)
+    print(f"{name:16} nDCG@10 {evaluator(retriever.encoder.model)['mean_ndcg@10']:.3f}")

@@ -1,11 +1,12 @@
 """The sections of a recipe: the default and bounds of each field, and below them its help.
 
-Does not import torch, so that ``revela train --help`` and refusals are fast.
+A setting is one field of a section, or of a method (methods/). It has one name everywhere: the
+field, the flag (``--chunk-words``) and the key of a recipe file (``[corpus] chunk_words``).
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, dataclass_transform
 
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
@@ -16,6 +17,11 @@ from revela.text.load import Reading
 Pooling = Literal["eos", "mean", "weighted-mean"]
 Strategy = Literal["document", "document-random", "random", "cluster", "iterative"]
 TorchPrecision = Literal["auto", "fp32", "bf16"]
+Reads = Literal["chunks", "queries", "windows"]
+"The rows that a method reads."
+COUNTED = 20_000  # maximum number of texts to count token frequencies on
+Preset = dict[str, Any]
+"Settings by name; `method` is the method's own name."
 T = TypeVar("T")
 
 RARE = "rare"
@@ -26,9 +32,19 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 CHECKED = ConfigDict(
     extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
 )
+NO_FIT = {"token_weighting": 0.0, "whitening": 0.0, "lexical": 0.0}
+"Settings of a model that is trained as it is; the papers know no fit."
 
 
-@dataclass(frozen=True, config=CHECKED)
+@dataclass_transform(frozen_default=True, field_specifiers=(Field,))
+def checked(settings: type[T]) -> type[T]:
+    """Make a frozen dataclass whose fields are checked, with the docstrings below them as help."""
+    decorate: Any = dataclass(frozen=True, config=CHECKED)
+    made: type[T] = decorate(settings)
+    return made
+
+
+@checked
 class Corpus:
     """How a corpus is read and chunked, and what is held out of training."""
 
@@ -55,7 +71,7 @@ class Corpus:
     held_out_at_most: ClassVar[int] = 300
 
 
-@dataclass(frozen=True, config=CHECKED)
+@checked
 class Groups:
     """Which chunks are compared with one another."""
 
@@ -74,9 +90,9 @@ class Groups:
     "Steps between rebuilds of iterative groups, and between minings of --negatives."
 
 
-@dataclass(frozen=True, config=CHECKED)
+@checked
 class Queries:
-    """Where queries come from, for the objectives that learn from queries and for
+    """Where queries come from, for the methods that learn from queries and for
     --check-questions.
     """
 
@@ -91,7 +107,7 @@ class Queries:
     "Maximum queries to write; training uses the documents that have them. 0: no limit."
 
 
-@dataclass(frozen=True, config=CHECKED)
+@checked
 class Retriever:
     """The model that is trained."""
 
@@ -128,7 +144,7 @@ class Retriever:
     batch."""
 
 
-@dataclass(frozen=True, config=CHECKED)
+@checked
 class Context:
     """Documents that the retriever reads before every text (CDE)."""
 
@@ -143,7 +159,7 @@ class Context:
     "Probability of a batch without documents, so that a retriever works without a corpus."
 
 
-@dataclass(frozen=True, config=CHECKED)
+@checked
 class Fit:
     """The label-free fit of a decoder's pooling to the corpus, before training."""
 
@@ -158,7 +174,7 @@ class Fit:
     width. 0: off."""
 
 
-@dataclass(frozen=True, config=CHECKED)
+@checked
 class LM:
     """The language model that gives the signal."""
 
@@ -175,7 +191,7 @@ class LM:
     one GPU. Each process reads the whole LM into main memory first."""
 
 
-@dataclass(frozen=True, config=CHECKED)
+@checked
 class Training:
     """Limits, checks, checkpoints and precision of a run."""
 

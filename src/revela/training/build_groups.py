@@ -15,13 +15,14 @@ from revela.errors import RevelaError
 from revela.quiet_libraries import silence_libraries
 from revela.text.load import split_held_out
 from revela.text.spool import ArrowList, arrow_list
-from revela.training.groups.dataset import TrainingSet, default_queries_file
 from revela.training.groups.prebuilt import group_members, holds_groups
 from revela.training.groups.store import GroupedCorpus, GroupFolder, Member, check_out, save_groups
 from revela.training.groups.strategies import mixed_groups
 from revela.training.models import find_weights
+from revela.training.recipe import Recipe
 from revela.training.retriever.build import untrained_retriever
-from revela.training.settings import Corpus, Recipe
+from revela.training.settings import Corpus
+from revela.training.training_set import TrainingSet, default_queries_file
 from revela.types import Chunk, Document
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ def build_groups(
         "documents": len(corpus.documents),
         "corpora": list(accumulate(len(part.documents) for part in parts[:-1])),
         "groups": ["ready" if source in prebuilt else recipe.groups.groups for source in sources],
-        "objective": recipe.objective.name,
+        "method": recipe.method.name,
         "chunk_words": recipe.corpus.chunk_words,
         "surrogate": recipe.groups.surrogate,
         "seed": seed,

@@ -1,0 +1,263 @@
+"""CDE, contextual document embeddings (Morris & Rush, ICLR 2025; arXiv 2410.02525): batches of
+similar texts, and a retriever that reads other documents of the corpus before every text.
+
+**Contextual batches** (section 4.1). Pairs of query and passage are clustered by a surrogate f, and
+groups are cut from an order in which similar pairs are neighbours. Some passages of a group answer
+each other's queries. They leave the softmax:
+
+    L    = -mean_i log( exp(s_ii) / sum_{j in S_i} exp(s_ij) )
+    s_ij = cos(q_i, d_j) / tau
+    S_i  = {i} and all j with f(q_i, d_j) < f(q_i, d_i)          (eq. 4)
+
+**Contextual encoder** (section 4.2), for any method, with phi in place of every vector:
+
+    c_j  = a_j + head(M1(y_j)),  j = 1 .. J
+    phi  = M2(c_1 .. c_J, E(x_1) .. E(x_T))                      (eqs. 5, 6)
+
+- y_j: the context documents of the batch; x_t: the tokens of a text, E: their embeddings.
+- M1, head: the first stage (``ContextEncoder``); a_j are its anchors, learned rows.
+- M2: the second stage, the retriever. It reads c before the text, and pools over the text alone.
+
+Both stages learn from L: d L / d c sums over all texts of the batch, queries and passages, and goes
+on to M1. If ``embed`` computes texts in parts (GradCache), autograd sums over the parts before it
+reaches M1, so two stages need no cache of their own. Context documents are embedded in parts too.
+A method that compares with the retriever before training (gains) turns off its LoRA; it then reads
+the context of the batch too.
+
+Differs from the paper, and the setting that makes it nearly equal:
+- tau is 0.05: --tau 0.02. The rate is 1e-4 with 10 steps of warm-up: --learning-rate 2e-5
+  --warmup-steps 1000.
+- Groups of 32, 16 documents as context: --group-size 256 --context 64 (512 for the large model).
+- MiniLM is the surrogate of clusters and filter; the paper has GTR and nomic-embed: --surrogate
+  names one for both.
+- Queries are the authors' own words (--queries); the paper trains on 234 million mined pairs, and
+  on BGE's: --pairs.
+- A batch without documents has probability 0.1 (``NO_DOCUMENTS``), so that the retriever works
+  without a corpus; the paper only drops slots, with 0.005 (``SLOT_DROPOUT``). No setting yet.
+- LoRA on both stages: the paper trains all weights. No setting yet.
+- Both stages start from one language model, the first stage with one layer, its head giving 0 at
+  first; the paper's are two whole NomicBERTs. A decoder whose slots hold vectors of documents
+  before any training is ruined by them. No setting yet.
+- No residual MLP after M2, which is no stock module; the eight soft-prompt tokens are anchors
+  without documents: --context-from constant.
+- One context per batch, not permuted per text. A decoder attends to it causally, so order matters.
+- k-means level by level, 256 clusters each (flat, it is quadratic); no SVD; a group never has
+  chunks of two domains.
+
+Read next: retriever/context.py (M1, slots), retriever/module.py (M2), groups/similarity.py
+(clusters and their order), groups/strategies.py (groups along the order), contrastive.py, base.py.
+
+Cost: J more tokens per text, and J documents per batch for the first stage; no LM.
+Memory: as for contrastive learning, and the first stage's graph of J documents.
+When to use it: with several corpora, or to study contexts.
+Measured: 50 steps of 32 pairs from MiniLM give 0.5771 (mean of three seeds, 725 queries of CoNaLa
+and Cranfield), 16 learned rows without documents 0.5771, neither 0.5759: contexts add nothing here.
+
+Shapes: J slots, N <= J documents, D width of the embedding table; Q queries, B passages, S width of
+a surrogate's vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from revela.encoders.base import TextEncoder
+from revela.training.methods.base import (
+    Batch,
+    BuildContext,
+    Collate,
+    Row,
+    Side,
+    embed_in_parts,
+    row_random,
+)
+from revela.training.methods.contrastive import ContrastiveLoss, Pairs, QueryBatches
+from revela.training.models import load_surrogate
+from revela.training.settings import Preset, checked
+
+if TYPE_CHECKING:
+    from revela.training.retriever.context import ContextEncoder
+    from revela.training.retriever.module import RetrieverModule
+
+SLOT_DROPOUT = 0.005  # of each slot of each text
+NO_DOCUMENTS = 0.1  # probability of a batch without documents
+
+PRESETS: dict[str, Preset] = {
+    # Similar chunks share a group, the retriever reads 16 documents; queries are authors' words.
+    "cde": {
+        "method": "cde",
+        "groups": "cluster",
+        "group_size": 32,
+        "surrogate": "embedded:minilm-l6",
+        "queries": "authors-words",
+        "context": 16,
+    },
+    # The contextual encoder, trained by next-token prediction alone. Give it several corpora
+    # (revela groups A B --weights 1 1): a context can only say what is special in a corpus if there
+    # is another.
+    "cde-revela": {
+        "method": "revela",
+        "groups": "cluster",
+        "context": 16,
+        "context_from": "corpus",
+    },
+}
+
+
+@checked
+class CDE(Pairs):
+    """Learn to find a query's passage among similar ones, in the context of the corpus."""
+
+    name = "cde"
+
+    def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
+        name, training = parts.groups.surrogate, parts.training
+        if not name:  # no model that finds false negatives
+            return super().build(parts)
+        batches = FilteredBatches(parts, load_surrogate(name, training.precision))
+        batch = training.retriever_batch
+        return FilteredLoss(parts.model, tau=self.tau, retriever_batch=batch), batches
+
+
+@dataclass(frozen=True)
+class FilteredBatches(QueryBatches):
+    """Adds the surrogate's vectors of queries and passages."""
+
+    surrogate: TextEncoder
+
+    def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
+        batch = super().sides(queries, passages)
+        batch["query_surrogate"] = torch.from_numpy(self.surrogate.encode_queries(queries))
+        batch["passage_surrogate"] = torch.from_numpy(self.surrogate.encode_passages(passages))
+        return batch
+
+
+class FilteredLoss(ContrastiveLoss):
+    """L without the false negatives that a surrogate finds; arguments as for RetrieverLoss."""
+
+    def forward(self, features: Sequence[dict[str, Any]]) -> Tensor:
+        """Loss in nats per query; ``features`` as for ContrastiveLoss, with ``surrogate`` vectors
+        of both sides and a mask of ``allowed`` passages.
+        """
+        query, passage = ({**side} for side in features)
+        surrogate_QS, surrogate_BS = (side.pop("surrogate") for side in (query, passage))
+        true_QB = true_negative_mask(surrogate_QS, surrogate_BS, query["target"])
+        query["allowed"] = query["allowed"] & true_QB
+        return super().forward([query, passage])
+
+
+def true_negative_mask(query_QS: Tensor, passage_BS: Tensor, target_Q: Tensor) -> Tensor:
+    """(Q, B) allowed passages: a query's own, and every j with f(q, d_j) < f(q, d_own) (eq. 4);
+    f is the dot product of the surrogate's vectors.
+    """
+    scores_QB = query_QS @ passage_BS.T
+    own_Q1 = target_Q[:, None]
+    return (scores_QB < scores_QB.gather(1, own_Q1)).scatter(1, own_Q1, True)
+
+
+def in_context(
+    loss: nn.Module, collate: Collate, parts: BuildContext, encoder: ContextEncoder
+) -> tuple[nn.Module, Collate]:
+    """A method's loss and collator for a retriever that reads a context."""
+    constant, retriever = encoder.constant, parts.model
+    retriever.slot_dropout = 0.0 if constant else SLOT_DROPOUT
+    contextual = Contextual(
+        loss,
+        retriever,
+        encoder,
+        null=NO_DOCUMENTS,
+        retriever_batch=parts.training.retriever_batch,
+        bf16=parts.bf16,
+    )
+    return contextual, collate if constant else ContextBatches(parts, collate, encoder)
+
+
+class Contextual(nn.Module):
+    """The loss of a method whose retriever reads a context per batch.
+
+    Args:
+        loss: trains ``retriever``.
+        retriever: the second stage.
+        context_encoder: the first stage. Unless it is constant, its documents are the last side of
+            a batch.
+        null: probability of a batch without documents.
+        retriever_batch: documents per forward pass; see ``embed_in_parts``.
+        bf16: run the first stage's transformer under bf16 autocast.
+    """
+
+    def __init__(
+        self,
+        loss: nn.Module,
+        retriever: RetrieverModule,
+        context_encoder: ContextEncoder,
+        *,
+        null: float = 0.0,
+        retriever_batch: int = 0,
+        bf16: bool = False,
+    ) -> None:
+        super().__init__()
+        self.loss, self.retriever = loss, retriever
+        self.context_encoder = context_encoder
+        self.null, self.retriever_batch, self.bf16 = null, retriever_batch, bf16
+
+    def forward(self, features: Sequence[Side]) -> Tensor:
+        """The loss in the context of this batch."""
+        sides, encoder = list(features), self.context_encoder
+        if encoder.constant:
+            rows_JD = encoder.anchors_JD
+        else:
+            read = partial(encoder.vectors, bf16=self.bf16)
+            rows_JD = encoder.of_vectors(embed_in_parts(read, sides.pop(), self.retriever_batch))
+            if self.training and self.null and torch.rand(()) < self.null:
+                rows_JD = encoder.null_JD
+        # Kept until the next batch: a backward pass may run the retriever again.
+        self.retriever.context = rows_JD, encoder.null_JD
+        loss: Tensor = self.loss(sides)
+        return loss
+
+
+@dataclass(frozen=True)
+class ContextBatches:
+    """Adds the context documents of a batch to another collator's batch, as the last side."""
+
+    parts: BuildContext
+    collate: Collate
+    context_encoder: ContextEncoder
+
+    def __call__(self, rows: Sequence[Row]) -> Batch:
+        batch = self.collate(rows)
+        texts = [self.parts.rows[i].text for i in self.choose(rows)]
+        features = self.context_encoder.stage.tokenize(texts, "passage")
+        self.parts.count(int(features["attention_mask"].sum()))
+        tensors = {k: v for k, v in features.items() if isinstance(v, Tensor)}
+        return {**batch, **{f"context_{name}": tensor for name, tensor in tensors.items()}}
+
+    def choose(self, rows: Sequence[Row]) -> list[int]:
+        """Rows of the corpus for the context of a batch: J, or all if there are fewer."""
+        slots = self.context_encoder.slots
+        own = [int(row["row"]) for row in rows]
+        rng = row_random(rows[0], self.parts.training.seed)
+        if self.parts.context.context_from == "batch":
+            return rng.sample(own, min(slots, len(own)))
+        corpus = self._rows_by_corpus[self._corpus_of(int(rows[0]["document"]))]
+        drawn = rng.sample(range(len(corpus)), min(slots + len(own), len(corpus)))
+        others = [row for row in corpus[drawn].tolist() if row not in set(own)]
+        return (others or own)[:slots]
+
+    def _corpus_of(self, document: int) -> int:
+        return int(np.searchsorted(self.parts.corpora, document, side="right"))
+
+    @cached_property
+    def _rows_by_corpus(self) -> list[NDArray[np.int64]]:
+        corpus_N = np.searchsorted(
+            self.parts.corpora, self.parts.rows.column("document"), side="right"
+        )
+        return [np.flatnonzero(corpus_N == i) for i in range(len(self.parts.corpora) + 1)]

@@ -1,0 +1,281 @@
+"""Dwell in the Beginning (Coelho et al., ACL 2024; arXiv 2404.04163): encoders favour the beginning
+of a text. The paper trains an encoder-decoder in three stages and probes it after each.
+
+**1. Span corruption** (T5; Raffel et al., JMLR 2020), in this file: an encoder-decoder predicts
+hidden spans of a text. Nothing in it favours the beginning.
+
+    L = -mean_t log P(target_t | target_<t, input), the mean over groups of it
+
+    x = x_1 .. x_n    ->    input   x_1 <0> x_4 x_5 <1> x_8 ..
+                            target  <0> x_2 x_3 <1> x_6 x_7 .. END
+
+- <k>: the sentinel that replaces span k.
+- ``span_share`` of the tokens are hidden, in spans of ``span_length`` tokens on average.
+
+**2. Crops** (eq. 1): two random crops of a text find each other. --method contrastive-crop
+(contrastive.py), from the folder that stage 1 saved: --model.
+
+**3. Judged pairs**, with hard negatives that the retriever mines anew every --refresh-every steps:
+--method dwell-pairs --pairs FOLDER (contrastive.py, training/negatives.py).
+
+**The probes**, by ``revela probe MODEL``: an answer is moved through its document, and its rank is
+measured by place (figure 1, --move FOLDER; probes/moved_passage.py); the cosine of a document with
+each of its tenths (figures 3 and 5; probes/exact_match.py); the accuracy of hidden spans by place
+(figure 4; probes/decoder.py).
+
+Differs from the paper, and the setting that makes it nearly equal:
+- The encoder with mean pooling is the retriever; the paper takes the decoder's one token. The
+  decoder is saved beside it (``encoder-decoder/``), so that training goes on. No setting yet.
+- A T5Gemma of random weights (--model new:small) and a tokenizer of the corpus; the paper takes
+  T5-base and replaces its bias by RoPE with dynamic NTK. Only the order of its rows can be
+  expected.
+- The learning rate falls linearly from 1e-3 after 50 steps; the paper's is 1e-5 with a cosine and
+  10 % of warm-up: --learning-rate, --warmup-steps; no cosine yet. 64 chunks of 512 tokens an
+  update, 80 of 2,048 in the paper: --lm-tokens 2048.
+- A text may begin and end with a run or a span. T5's begin with a run and end with a span, so its
+  places are not treated alike. No setting.
+- Crops and pairs compare cosines at --tau 0.05; eq. 1 as printed has no temperature, and the
+  authors' code takes dot products. No setting yet.
+- Stage 3 begins with BM25's negatives, the paper with ANCE-MaxP's, and its optimiser starts anew in
+  each episode. No setting yet.
+
+Read next: lm/encoder_decoder.py, contrastive.py, training/negatives.py, probes/run.py, base.py.
+
+Cost: one reading of each text by the encoder, and of a fifth as many tokens by the decoder.
+Memory: the graph of encoder and decoder for one batch of texts.
+When to use it: to train an encoder from nothing, before crops or pairs.
+Measured: a small T5 from nothing (9.6 million weights, 1,450 steps of spans) has an MRR@100 of
+0.087 where chance is 0.062, 0.083 after crops and 0.125 after four episodes of pairs, and no bias
+by place at any stage (research/results/position.md).
+
+Shapes: B texts of L tokens, D width.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from revela.errors import RevelaError
+from revela.training.lm.encoder_decoder import FOLDER, EncoderDecoder, load_encoder_decoder
+from revela.training.methods.base import (
+    Batch,
+    BuildContext,
+    Collate,
+    Method,
+    Row,
+    Side,
+    group_weights,
+    row_random,
+)
+from revela.training.methods.contrastive import Pairs
+from revela.training.settings import NO_FIT, Context, Preset, Retriever, checked
+
+if TYPE_CHECKING:
+    from revela.training.retriever.module import RetrieverModule
+
+IGNORED = -100  # label of padding
+
+PRESETS: dict[str, Preset] = {
+    "dwell-spans": {
+        "method": "dwell-spans",
+        "groups": "random",
+        "model": "new:small",
+        "layers": 0,
+        "lower_case": "no",
+        "query_prompt": "",
+        "passage_prompt": "",
+        "max_tokens": 2048,
+        "lora_rank": 0,
+        **NO_FIT,
+        "lm_tokens": 512,
+        "learning_rate": 1e-3,
+        "warmup_steps": 50,
+        "groups_per_step": 4,
+        "check_every": 0,
+        "keep": "last",
+    },
+    # Stage 3, small: give --model and --pairs.
+    "dwell-pairs": {
+        "method": Pairs.name,
+        "held_out": 0.0,
+        "near_duplicates": 0.0,
+        "group_size": 8,
+        "refresh_every": 10,
+        "max_tokens": 2048,
+        "lora_rank": 0,
+        **NO_FIT,
+        "lm_tokens": 2048,
+        "tau": 0.05,
+        "negatives": 4,
+        "learning_rate": 3e-4,
+        "warmup_steps": 2,
+        "max_steps": 40,
+        "max_minutes": 0.0,
+        "retriever_batch": 16,
+        "check_every": 0,
+        "keep": "last",
+    },
+}
+
+
+@checked
+class Spans(Method):
+    """Learn to write the spans that are hidden from an encoder-decoder (T5)."""
+
+    name = "dwell-spans"
+    reads = "windows"
+    learned_from = (
+        "{model}, the encoder of an encoder-decoder, learned to say what is hidden in a text."
+    )
+    span_share: ClassVar[float] = 0.15  # of the tokens
+    span_length: ClassVar[float] = 3.0  # mean tokens of a span
+
+    def refuse(self, retriever: Retriever, context: Context) -> None:
+        if retriever.lora_rank:
+            raise RevelaError("--method dwell-spans trains all weights: give --lora-rank 0")
+        compared = {"--context": context.context, "--matryoshka": retriever.matryoshka}
+        for flag, given in compared.items():
+            if given:
+                raise RevelaError(
+                    f"{flag} has no effect on --method dwell-spans, which compares no vectors: "
+                    "leave it out, and give it to the stage after"
+                )
+
+    def window_words(self, lm_tokens: int) -> int:
+        # A word has at least one token, so a row has enough for SpanBatches to take a run of them.
+        return lm_tokens
+
+    def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
+        tokens = parts.lm.lm_tokens
+        lm = load_encoder_decoder(parts.folder, parts.bf16)
+        lm.share(parts.model.model[0].model.encoder, parts.model.tokenizer)
+        needed = num_noise_spans(tokens, self.span_share, self.span_length)
+        if needed > len(lm.sentinels):
+            raise RevelaError(
+                f"--lm-tokens {tokens} makes {needed} spans and the tokenizer has "
+                f"{len(lm.sentinels)} sentinels: lower --lm-tokens"
+            )
+        return SpanLoss(parts.model, lm.to(parts.device)), SpanBatches(parts, lm, self)
+
+    def save(self, loss: Any, folder: Path) -> None:
+        """Save the encoder-decoder beside the retriever."""
+        loss.lm.save(folder / FOLDER)
+
+
+@dataclass(frozen=True)
+class SpanBatches:
+    """Collates texts with hidden spans, and the spans as targets.
+
+    Reads a run of at most ``lm_tokens`` tokens of a row, another one in each epoch. A row has about
+    as many words, so the run is most of it.
+    """
+
+    parts: BuildContext
+    lm: EncoderDecoder
+    settings: Spans
+
+    def __call__(self, rows: Sequence[Row]) -> Batch:
+        tokens = self.lm.tokenizer([row["text"] for row in rows], add_special_tokens=False)
+        pairs = [self._pair(row, ids) for row, ids in zip(rows, tokens["input_ids"], strict=True)]
+        inputs, targets = zip(*pairs, strict=True)
+        padding, size = int(self.lm.tokenizer.pad_token_id), self.parts.groups.group_size
+        lengths = [len(target) for target in targets]
+        weight_B = group_weights([i // size for i in range(len(rows))], lengths)
+        mask_BL = _padded([[1] * len(ids) for ids in inputs], 0)
+        self.parts.count(int(mask_BL.sum()))
+        return {
+            "text_input_ids": _padded(inputs, padding),
+            "text_attention_mask": mask_BL,
+            "target_ids": _padded(targets, IGNORED),
+            "target_weight": weight_B,
+        }
+
+    def _pair(self, row: Row, ids: list[int]) -> tuple[list[int], list[int]]:
+        """Token ids of the encoder's input and of the target."""
+        lm, max_tokens = self.lm, self.parts.lm.lm_tokens
+        rng = row_random(row, self.parts.training.seed)
+        start = rng.randint(0, max(0, len(ids) - max_tokens))
+        run = ids[start : start + max_tokens]
+        share, mean_length = self.settings.span_share, self.settings.span_length
+        kept, target = corrupt(run, share, mean_length, lm.sentinels, rng)
+        return lm.around(kept), [*target, lm.tokenizer.eos_token_id]
+
+
+def _padded(rows: Sequence[list[int]], value: int) -> Tensor:
+    return pad_sequence([torch.tensor(row) for row in rows], True, value)
+
+
+def num_noise_tokens(length: int, share: float) -> int:
+    """How many tokens of a text are hidden: at least one, and never all."""
+    return min(max(1, round(length * share)), length - 1)
+
+
+def num_noise_spans(length: int, share: float, mean_span: float) -> int:
+    """How many spans the hidden tokens form; any two have a token between them."""
+    hidden = num_noise_tokens(length, share)
+    return min(max(1, round(hidden / mean_span)), hidden, length - hidden + 1)
+
+
+def corrupt(
+    ids: Sequence[int],
+    share: float,
+    mean_span: float,
+    sentinels: Sequence[int],
+    rng: random.Random,
+) -> tuple[list[int], list[int]]:
+    """Hide spans of a text; returns the input and the target, without END.
+
+    As in T5, the lengths of spans and of the runs between them are random compositions of their
+    sums. T5's texts begin with a run and end with a span. Here a text may begin and end with
+    either, so that a text and its reverse are treated alike. A text of one token stays as it is.
+    """
+    if len(ids) < 2:
+        return list(ids), []
+    hidden, spans = num_noise_tokens(len(ids), share), num_noise_spans(len(ids), share, mean_span)
+    lengths = random_parts(hidden, spans, rng)
+    # One extra token at each end, taken away below: the first and the last run may be empty.
+    runs = random_parts(len(ids) - hidden + 2, spans + 1, rng)
+    runs[0], runs[-1] = runs[0] - 1, runs[-1] - 1
+    kept, target, at = list(ids[: runs[0]]), list[int](), runs[0]
+    for sentinel, length, run in zip(sentinels, lengths, runs[1:], strict=False):
+        target += [sentinel, *ids[at : at + length]]
+        at += length
+        kept += [sentinel, *ids[at : at + run]]
+        at += run
+    return kept, target
+
+
+def random_parts(total: int, count: int, rng: random.Random) -> list[int]:
+    """Positive integers with this sum; all compositions are equally likely."""
+    cuts = sorted(rng.sample(range(1, total), count - 1))
+    return [b - a for a, b in pairwise([0, *cuts, total])]
+
+
+class SpanLoss(nn.Module):
+    """The loss of a batch of texts with hidden spans.
+
+    Args:
+        model: the retriever.
+        lm: shares the retriever's encoder.
+    """
+
+    def __init__(self, model: RetrieverModule, lm: EncoderDecoder) -> None:
+        super().__init__()
+        self.model, self.lm = model, lm
+
+    def forward(self, features: Sequence[Side]) -> Tensor:
+        """L in nats per token of the targets; ``features`` are the texts and the targets."""
+        text, target = features
+        hidden_BLD = self.model.states(text)["token_embeddings"]
+        losses_B = self.lm.losses(hidden_BLD, text["attention_mask"], target["ids"])
+        loss: Tensor = losses_B @ target["weight"]
+        return loss

@@ -1,0 +1,123 @@
+"""A method of one's own: its settings, batches and loss in under 40 lines, by API and by file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pydantic import PositiveFloat, ValidationError
+
+from conftest import TINY, logged
+from revela import Retriever
+from revela.errors import RevelaError
+from revela.training.methods.base import Method, RetrieverLoss
+from revela.training.recipe import Recipe
+from revela.training.settings import checked
+
+
+# docs/train.md names these two classes.
+@checked
+class Neighbours(Method):
+    """A chunk should be nearer to the other chunks of its document than to those of others."""
+
+    name = "neighbours"
+    learned_from = "{model} learned which chunks are of one document."
+
+    tau: PositiveFloat = 0.1
+
+    def build(self, parts):
+        size = parts.groups.group_size
+        loss = NeighboursLoss(parts.model, tau=self.tau, group_size=size)
+
+        def collate(rows):
+            texts = [row["text"] for row in rows]
+            documents = torch.tensor([row["document"] for row in rows])
+            return {**parts.sides(texts, texts), "query_document": documents}
+
+        return loss, collate
+
+
+class NeighboursLoss(RetrieverLoss):
+    def forward(self, features):
+        query, passage = ({**side} for side in features)
+        losses = []
+        documents = self.groups(query.pop("document"))
+        for cosine, document in zip(self.cosines(query, passage), documents, strict=True):
+            same = (document[:, None] == document).float().fill_diagonal_(0)
+            scores = (cosine / self.tau).fill_diagonal_(-1e4)
+            losses.append(-(F.log_softmax(scores, dim=1) * same).sum() / same.sum().clamp(min=1))
+        return torch.stack(losses).mean()
+
+
+def test_it_trains_through_the_api(tiny_lm_folder, corpus_file, tmp_path):
+    settings = TINY | dict(model=str(tiny_lm_folder), max_steps=12, learning_rate=5e-3)
+    retriever = Retriever.train(corpus_file, tmp_path / "out", Neighbours(tau=0.2), **settings)
+    assert retriever.encode_queries(["ocean1"]).shape[0] == 1
+    losses = [row["loss"] for row in logged(tmp_path / "out")]
+    assert len(losses) == 12 and sum(losses[-3:]) < sum(losses[:3])
+    settings = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert settings["method"] == "neighbours" and settings["tau"] == 0.2
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"{tiny_lm_folder.name} learned which chunks are of one document." in card
+
+
+def test_its_bounds_hold_and_options_that_it_lacks_are_refused(tmp_path):
+    with pytest.raises(ValidationError, match="greater than 0"):
+        Neighbours(tau=0)
+    with pytest.raises(RevelaError, match="--tau 0: it should be greater than 0"):
+        Retriever.train("docs", tmp_path / "out", Neighbours(), tau=0)
+    with pytest.raises(RevelaError, match="--gate has no effect on --method neighbours"):
+        Retriever.train("docs", tmp_path / "out", Neighbours(), gate=0.3)
+
+
+def test_a_file_and_its_class_are_a_method(tmp_path):
+    recipe = Recipe.of(f"{__file__}:Neighbours", tau=0.3, group_size=4)
+    assert (recipe.method.name, recipe.method.tau) == ("neighbours", 0.3)
+    assert recipe.replace(seed=1).method == recipe.method
+
+
+BASE = "from revela.training.methods.base import Method\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "own.py does not exist"),
+        ("x = 1", "own.py has no class Own that is a subclass of"),
+        ("Own = 3", "own.py has no class Own that is a subclass of"),
+        ("import nothing_like_it", "own.py raises ModuleNotFoundError: No module named"),
+        (f"{BASE}class Own(Method): pass", "class Own lacks name and build"),
+        (
+            f"{BASE}class Own(Method):\n  name = 'own'; reads = 'windows'\n  def build(self): ...",
+            r"class Own lacks window_words\(\)",
+        ),
+        (
+            f"{BASE}from revela.training.settings import checked\n@checked\nclass Own(Method):\n"
+            "  name = 'own'\n  tau: float\n  def build(self): ...",
+            r"Own\(\) fails: .*give every setting a default",
+        ),
+    ],
+)
+def test_a_file_without_a_method_is_refused_in_a_sentence(tmp_path, text, sentence):
+    file = tmp_path / "own.py"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(RevelaError, match=sentence) as error:
+        Recipe.of(f"{file}:Own")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("gated", "revela-gated"),
+        ("paper", "revela-paper"),
+        ("replugg", "replug"),
+        ("crop", "contrastive-crop"),
+    ],
+)
+def test_an_unknown_method_is_refused_with_the_nearest_names(name, near):
+    with pytest.raises(RevelaError, match=f"--method {name} is unknown: did you mean .*{near}"):
+        Recipe.of(name)
