@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import os
 import re
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from conftest import make_rows
-from research.size import code_lines
+from research.size import code_lines, files_of_method
 from revela.encoders.embedded import MINILM, is_installed
+from revela.training.methods.registry import METHODS
 from tests.collection_folder import write_lines
 
 WORD = re.compile(r"\w+").findall
@@ -130,6 +132,15 @@ def test_no_file_is_long():
     """At most 400 lines of code: blank lines, comments and docstrings aside."""
     lengths = {file: code_lines(file.read_text(encoding="utf-8")) for file in SOURCE.rglob("*.py")}
     assert len(lengths) > 100 and not {file: n for file, n in lengths.items() if n > 400}
+
+
+def test_a_method_is_read_in_one_file():
+    """Of at most 350 lines, with at most seven others beside the loop, the data and the floor."""
+    for method in METHODS.values():
+        made, particular = files_of_method(method)
+        assert len(made) <= 2 and len(particular) <= 8, particular
+        file = Path(inspect.getfile(method))
+        assert code_lines(file.read_text(encoding="utf-8")) <= 350
 
 
 def test_functions_take_what_they_read():

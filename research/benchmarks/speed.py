@@ -34,7 +34,8 @@ from revela.text.sentences import sentences
 from revela.text.spool import ArrowList, arrow_list
 from revela.training.device import autocast
 from revela.training.distributed import available_cores
-from revela.training.methods.base import BuildContext, ChunkBatches
+from revela.training.methods.base import BuildContext
+from revela.training.methods.revela import ChunkBatches
 from revela.training.models import load_tokenizer
 from revela.training.recipe import Recipe
 from revela.training.retriever.build import build_retriever

@@ -32,10 +32,9 @@ from revela.training.checkpoint import (
 )
 from revela.training.checks import NO_CHECKS, CheckPlan
 from revela.training.groups.order import IterativeGroups
-from revela.training.methods.base import ChunkBatches
 from revela.training.methods.heads import save_heads
 from revela.training.methods.registry import METHODS as NAMES
-from revela.training.methods.revela import InBatch, RevelaLoss
+from revela.training.methods.revela import ChunkBatches, InBatch, RevelaLoss
 from revela.training.recipe import Recipe
 from revela.training.record import Provenance
 from revela.training.retriever.card import Card, metadata_of

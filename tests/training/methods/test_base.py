@@ -9,8 +9,9 @@ import torch
 
 from conftest import Embed, build_context, tiny_retriever
 from revela.training.methods import gains
-from revela.training.methods.base import ChunkBatches, RetrieverLoss, split_in_half
+from revela.training.methods.base import RetrieverLoss
 from revela.training.methods.gains import InitialRetriever
+from revela.training.methods.revela import ChunkBatches, split_in_half
 from revela.training.recipe import Recipe
 from revela.training.retriever.module import RetrieverModule
 

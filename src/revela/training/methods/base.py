@@ -117,14 +117,6 @@ class DocumentAttention(Method):
     auto: varlen where it runs, else torch."""
 
 
-@checked
-class ChunkQueries(Method):
-    """Settings of queries that are made of the chunks themselves."""
-
-    query_side: Rare[Literal["first-half", "random-span", "whole"]] = "first-half"
-    "Part of a chunk that is its query; random-span: half of its tokens, from a random place on."
-
-
 @dataclass(frozen=True)
 class BuildContext:
     """What a method is built from: the sections of the recipe that it reads, the retriever and the
@@ -323,55 +315,6 @@ def tokenize(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> Mapping[s
         return_tensors="pt",
     )
     return tokens
-
-
-@dataclass(frozen=True)
-class ChunkBatches:
-    """Collates chunks as queries, passages and LM input (revela, gains, replug).
-
-    ``query_side`` is the part of a chunk that is its query: the first half of its tokens (Revela,
-    section 4), a random span of that length ("random-span"), or all ("whole").
-    """
-
-    parts: BuildContext
-    tokenizer: Any
-    query_side: str
-
-    def __call__(self, rows: Sequence[Row]) -> Batch:
-        texts = [row["text"] for row in rows]
-        tokens = tokenize(self.tokenizer, texts, self.parts.lm.lm_tokens)
-        return {
-            **self.parts.sides(self._queries(rows, texts), texts),
-            **{f"chunk_{name}": tokens[name] for name in ("input_ids", "attention_mask")},
-            "chunk_document": torch.tensor([row["document"] for row in rows]),
-        }
-
-    def _queries(self, rows: Sequence[Row], texts: Sequence[str]) -> Sequence[str]:
-        if self.query_side == "whole":
-            return texts
-        seed, is_random = self.parts.training.seed, self.query_side == "random-span"
-        rngs = [row_random(row, seed) for row in rows] if is_random else None
-        return split_in_half(texts, self.parts.model.tokenizer, self.parts.lm.lm_tokens, rngs)
-
-
-def split_in_half(
-    texts: Sequence[str],
-    tokenizer: Any,
-    max_tokens: int,
-    draws: Sequence[random.Random] | None = None,
-) -> list[str]:
-    """The first half of each text's tokens, after truncation to ``max_tokens``; with ``draws``, a
-    random span of that length.
-    """
-    read = tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
-    found = []
-    for i, (text, spans) in enumerate(zip(texts, read["offset_mapping"], strict=True)):
-        tokens = min(len(spans), max_tokens)
-        length = tokens // 2
-        start = draws[i].randint(0, tokens - length) if draws and length else 0
-        begin = spans[start][0] if draws and length else 0
-        found.append(text[begin : spans[start + length - 1][1]] if length else text)
-    return found
 
 
 def row_random(row: Row, seed: int) -> random.Random:

@@ -120,23 +120,22 @@ class CDE(Pairs):
 
     def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
         name, training = parts.groups.surrogate, parts.training
-        if not name:  # no model that finds false negatives
-            return super().build(parts)
-        batches = FilteredBatches(parts, load_surrogate(name, training.precision))
-        batch = training.retriever_batch
-        return FilteredLoss(parts.model, tau=self.tau, retriever_batch=batch), batches
+        surrogate = load_surrogate(name, training.precision) if name else None
+        loss = FilteredLoss(parts.model, tau=self.tau, retriever_batch=training.retriever_batch)
+        return loss, FilteredBatches(parts, surrogate)
 
 
 @dataclass(frozen=True)
 class FilteredBatches(QueryBatches):
-    """Adds the surrogate's vectors of queries and passages."""
+    """Adds the surrogate's vectors of queries and passages, if there is a surrogate."""
 
-    surrogate: TextEncoder
+    surrogate: TextEncoder | None = None
 
     def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
         batch = super().sides(queries, passages)
-        batch["query_surrogate"] = torch.from_numpy(self.surrogate.encode_queries(queries))
-        batch["passage_surrogate"] = torch.from_numpy(self.surrogate.encode_passages(passages))
+        if self.surrogate is not None:
+            batch["query_surrogate"] = torch.from_numpy(self.surrogate.encode_queries(queries))
+            batch["passage_surrogate"] = torch.from_numpy(self.surrogate.encode_passages(passages))
         return batch
 
 
@@ -144,13 +143,14 @@ class FilteredLoss(ContrastiveLoss):
     """L without the false negatives that a surrogate finds; arguments as for RetrieverLoss."""
 
     def forward(self, features: Sequence[dict[str, Any]]) -> Tensor:
-        """Loss in nats per query; ``features`` as for ContrastiveLoss, with ``surrogate`` vectors
-        of both sides and a mask of ``allowed`` passages.
+        """Loss in nats per query; ``features`` as for ContrastiveLoss, with a mask of ``allowed``
+        passages and, if there is a ``surrogate``, its vectors of both sides.
         """
         query, passage = ({**side} for side in features)
-        surrogate_QS, surrogate_BS = (side.pop("surrogate") for side in (query, passage))
-        true_QB = true_negative_mask(surrogate_QS, surrogate_BS, query["target"])
-        query["allowed"] = query["allowed"] & true_QB
+        surrogate_QS, surrogate_BS = (side.pop("surrogate", None) for side in (query, passage))
+        if surrogate_QS is not None and surrogate_BS is not None:
+            true_QB = true_negative_mask(surrogate_QS, surrogate_BS, query["target"])
+            query["allowed"] = query["allowed"] & true_QB
         return super().forward([query, passage])
 
 

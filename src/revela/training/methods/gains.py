@@ -45,7 +45,6 @@ from revela.training.device import on_cpu
 from revela.training.lm.language_model import LanguageModel, Packed
 from revela.training.methods.base import (
     BuildContext,
-    ChunkBatches,
     Collate,
     RetrieverLoss,
     Side,
@@ -53,7 +52,13 @@ from revela.training.methods.base import (
     off_diagonal,
     off_diagonal_softmax,
 )
-from revela.training.methods.revela import InBatch, RevelaLoss, block_diagonal, gates
+from revela.training.methods.revela import (
+    ChunkBatches,
+    InBatch,
+    RevelaLoss,
+    block_diagonal,
+    gates,
+)
 from revela.training.settings import Context, PositiveFloat, Preset, Retriever, checked
 
 TARGET_SCALE = 2.0  # factor of the target before its softmax

@@ -47,15 +47,13 @@ from revela.training.device import on_cpu, sent
 from revela.training.lm.language_model import LanguageModel
 from revela.training.methods.base import (
     BuildContext,
-    ChunkBatches,
-    ChunkQueries,
     Collate,
     RetrieverLoss,
     Side,
     load_lm,
     off_diagonal,
 )
-from revela.training.methods.revela import SHARED
+from revela.training.methods.revela import SHARED, ChunkBatches, ChunkQueries
 from revela.training.settings import PositiveFloat, Preset, checked
 
 PRESETS: dict[str, Preset] = {

@@ -67,6 +67,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -81,18 +82,20 @@ from revela.text.words import joined, words
 from revela.training.lm.document_attention import EPSILON, InBatchAttention, Kernel, by_layer
 from revela.training.lm.language_model import LanguageModel, Packed
 from revela.training.methods.base import (
+    Batch,
     BuildContext,
-    ChunkBatches,
-    ChunkQueries,
     Collate,
     DocumentAttention,
     Heads,
+    Method,
     RetrieverLoss,
+    Row,
     Side,
     detached_backward,
     load_lm,
     off_diagonal,
     off_diagonal_softmax,
+    row_random,
     tokenize,
 )
 from revela.training.methods.heads import Head, cached_ranking, heads_from_file, ranked_heads
@@ -151,6 +154,14 @@ PRESETS: dict[str, Preset] = {
 
 
 @checked
+class ChunkQueries(Method):
+    """Settings of queries that are made of the chunks themselves."""
+
+    query_side: Rare[Literal["first-half", "random-span", "whole"]] = "first-half"
+    "Part of a chunk that is its query; random-span: half of its tokens, from a random place on."
+
+
+@checked
 class InBatch(DocumentAttention, ChunkQueries):
     """Settings of in-batch attention, for the methods that use it."""
 
@@ -193,6 +204,55 @@ class Revela(InBatch):
             parts.model, lm, gates_LH=gates_LH, tau=self.tau, kernel=self.kernel, **parts.batching
         )
         return loss, ChunkBatches(parts, tokenizer, self.query_side)
+
+
+@dataclass(frozen=True)
+class ChunkBatches:
+    """Collates chunks as queries, passages and LM input (revela, gains, replug).
+
+    ``query_side`` is the part of a chunk that is its query: the first half of its tokens (Revela,
+    section 4), a random span of that length ("random-span"), or all ("whole").
+    """
+
+    parts: BuildContext
+    tokenizer: Any
+    query_side: str
+
+    def __call__(self, rows: Sequence[Row]) -> Batch:
+        texts = [row["text"] for row in rows]
+        tokens = tokenize(self.tokenizer, texts, self.parts.lm.lm_tokens)
+        return {
+            **self.parts.sides(self._queries(rows, texts), texts),
+            **{f"chunk_{name}": tokens[name] for name in ("input_ids", "attention_mask")},
+            "chunk_document": torch.tensor([row["document"] for row in rows]),
+        }
+
+    def _queries(self, rows: Sequence[Row], texts: Sequence[str]) -> Sequence[str]:
+        if self.query_side == "whole":
+            return texts
+        seed, is_random = self.parts.training.seed, self.query_side == "random-span"
+        rngs = [row_random(row, seed) for row in rows] if is_random else None
+        return split_in_half(texts, self.parts.model.tokenizer, self.parts.lm.lm_tokens, rngs)
+
+
+def split_in_half(
+    texts: Sequence[str],
+    tokenizer: Any,
+    max_tokens: int,
+    draws: Sequence[random.Random] | None = None,
+) -> list[str]:
+    """The first half of each text's tokens, after truncation to ``max_tokens``; with ``draws``, a
+    random span of that length.
+    """
+    read = tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
+    found = []
+    for i, (text, spans) in enumerate(zip(texts, read["offset_mapping"], strict=True)):
+        tokens = min(len(spans), max_tokens)
+        length = tokens // 2
+        start = draws[i].randint(0, tokens - length) if draws and length else 0
+        begin = spans[start][0] if draws and length else 0
+        found.append(text[begin : spans[start + length - 1][1]] if length else text)
+    return found
 
 
 class RevelaLoss(RetrieverLoss):
