@@ -16,7 +16,7 @@ from revela.cli import app
 from revela.training.methods.base import Method
 from revela.training.methods.registry import METHODS, PRESETS
 from revela.training.recipe import SECTIONS, settings_of
-from revela.training.settings import RARE
+from revela.training.settings import RARE, Preset
 
 DOCS = Path(__file__).parents[1] / "docs"
 COMMANDS = """# Command line
@@ -105,7 +105,7 @@ def file_of_methods(name: str) -> str:
     parts += [f"The file is `src/{path}.py`.", ""]
     for preset, changed in module.PRESETS.items():
         command = f"revela train docs/ --method {preset} --out {preset}-retriever"
-        rows = [f"{key} = {toml_of(value)}" for key, value in changed.items() if key != "method"]
+        rows = toml_of(changed)
         method = f"`{preset}` is method `{changed['method']}`"
         parts += [f"{method}, with" if rows else f"{method} with its defaults.", ""]
         parts += ["```toml", *rows, "```", ""] if rows else []
@@ -117,9 +117,15 @@ def file_of_methods(name: str) -> str:
     return "\n".join(parts) + "\n"
 
 
-def toml_of(value: object) -> str:
-    """A setting's value as TOML has it."""
-    return str(value).lower() if isinstance(value, bool) else json.dumps(value)
+def toml_of(preset: Preset) -> list[str]:
+    """The settings of a preset as a recipe file, by section."""
+    known = settings_of(METHODS[preset["method"]])
+    sections: dict[str, list[str]] = {}
+    for name, value in preset.items():
+        if name != "method":
+            shown = str(value).lower() if isinstance(value, bool) else json.dumps(value)
+            sections.setdefault(known[name][0], []).append(f"{name} = {shown}")
+    return [row for title, rows in sections.items() for row in (f"[{title}]", *rows, "")][:-1]
 
 
 def table(section: str, method: type[Method] = Method) -> list[str]:

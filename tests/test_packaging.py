@@ -85,7 +85,7 @@ def test_the_wheel_is_the_package(released):
     about = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
     assert set(wheel.namelist()) == inside | {info + name for name in about}
     ends = {Path(name).suffix or Path(name).name for name in inside}
-    assert ends == {".py", ".toml", ".html", ".typed"}  # code, presets, pages, py.typed
+    assert ends == {".py", ".html", ".typed"}  # code, pages, py.typed
     said = wheel.read(metadata).decode()
     assert "\nLicense-Expression: Apache-2.0\n" in said
     about, readme = said.split("\n\n", 1)

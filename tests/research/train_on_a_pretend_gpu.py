@@ -87,8 +87,8 @@ def trained(name: str, lm: Path, out: Path) -> dict[str, Any]:
     """Losses and gradients of a run, and the waits of each of its steps."""
     models = dict.fromkeys(("model", "lm"), str(lm))
     recipe = Recipe.of(**models | RUNS[name] | dict(keep="best"))
-    check = None if name == "spans" else CHECK
-    documents = MORE if name == "spans" else DOCUMENTS
+    check = None if name == "dwell-spans" else CHECK
+    documents = MORE if name == "dwell-spans" else DOCUMENTS
     counted: list[dict[str, int]] = []
     os.environ["REVELA_CACHE"] = str(out.parent / "cache")  # the LM's heads are found here
     first = 0.3 if "gate_heads" in RUNS[name] else InBatch.gate_first_layer  # as for the records
