@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -44,11 +44,11 @@ from revela.training.generated_queries import QueryLM
 from revela.training.groups.store import GroupFolder
 from revela.training.groups_per_batch import fitting_groups
 from revela.training.lm.encoder_decoder import new_encoder_decoder
-from revela.training.methods.base import BuildContext, Heads
+from revela.training.methods.base import BuildContext
 from revela.training.methods.cde import in_context
 from revela.training.methods.matryoshka import at_widths
 from revela.training.models import find_model, find_weights
-from revela.training.negatives import Negatives, mined_negatives
+from revela.training.negatives import mined_negatives
 from revela.training.outcome import Outcome, save_outcome
 from revela.training.recipe import Recipe
 from revela.training.record import (
@@ -67,7 +67,7 @@ from revela.training.record import (
 from revela.training.retriever.build import add_lora, frozen_in_bf16, untrained_retriever
 from revela.training.retriever.context import ContextEncoder, add_context, train_context_encoder
 from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, insert_fit
-from revela.training.retriever.module import RetrieverEncoder, RetrieverModule
+from revela.training.retriever.module import RetrieverEncoder
 from revela.training.retriever.static_trainable import TrainableTable
 from revela.training.settings import Fit, Retriever
 from revela.training.step import (
@@ -195,9 +195,26 @@ def train(
 
         # Method and optimiser.
         budget = Budget(settings.max_steps, settings.max_minutes, settings.max_tokens_read)
-        heads = partial(recorded, out, "heads")
-        parts = _build_context(
-            data, encoder.retriever, context_encoder, budget, negatives, folder, heads
+        parts = BuildContext(
+            recipe.groups,
+            recipe.queries,
+            recipe.retriever,
+            recipe.context,
+            recipe.lm,
+            settings,
+            encoder.retriever,
+            data.documents,
+            data.rows,
+            device,
+            encoder.retriever.bf16,
+            count=budget.count,
+            context_encoder=context_encoder,
+            corpora=data.corpora,
+            relevant=data.relevant,
+            mined=negatives,
+            folder=folder,
+            written=data.generated_queries,
+            heads=partial(recorded, out, "heads"),
         )
         loss_module, collate = recipe.method.build(parts)
         if widths := recipe.retriever.matryoshka:
@@ -384,37 +401,3 @@ def _add_lora(
     add_lora(model, *lora)
     if context_encoder is not None:
         train_context_encoder(context_encoder, *lora)
-
-
-def _build_context(
-    data: TrainingSet,
-    retriever: RetrieverModule,
-    context_encoder: ContextEncoder | None,
-    budget: Budget,
-    negatives: Negatives | None,
-    folder: Path,
-    heads: Callable[[Callable[[], Heads]], Heads],
-) -> BuildContext:
-    """The input of ``build``; the retriever was loaded from ``folder``."""
-    recipe = data.recipe
-    return BuildContext(
-        recipe.groups,
-        recipe.queries,
-        recipe.retriever,
-        recipe.context,
-        recipe.lm,
-        recipe.training,
-        retriever,
-        data.documents,
-        data.rows,
-        retriever.device,
-        retriever.bf16,
-        count=budget.count,
-        context_encoder=context_encoder,
-        corpora=data.corpora,
-        relevant=data.relevant,
-        mined=negatives,
-        folder=folder,
-        written=data.generated_queries,
-        heads=heads,
-    )
