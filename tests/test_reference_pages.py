@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import sys
+
 import pytest
 
 from research.reference_pages import pages
+from revela.training.methods.registry import METHODS, PRESETS
+from revela.training.recipe import settings_of
 
 PAGES = pages()
 
@@ -19,8 +24,14 @@ def test_every_setting_is_documented():
     assert len(rows) > 70 and all(row.rstrip("| ").endswith(".") for row in rows)
 
 
-def test_every_preset_has_a_command():
-    from revela.training.methods.registry import PRESETS
+def test_every_flag_in_the_header_of_a_method_is_a_setting():
+    for method in METHODS.values():
+        named = set(re.findall(r"--([a-z][a-z-]*)", sys.modules[method.__module__].__doc__))
+        known = {name.replace("_", "-") for name in settings_of(method)}
+        others = {"method", "model", "pairs", "move", "negatives"}  # of other methods, and of probe
+        assert named - known <= others and len(named) > 4 * (method.name != "gains")
 
+
+def test_every_preset_has_a_command():
     everything = "".join(PAGES.values())
     assert all(f"revela train docs/ --method {name} " in everything for name in PRESETS)

@@ -117,7 +117,7 @@ class Retriever:
     or new:base, an encoder-decoder without training and a tokenizer of the corpus."""
     offline_model: Rare[str] = SMOLLM2
     """Replaces the default --model and --lm when the hub cannot be reached and they are not cached.
-    Empty: refuse to start, as the presets paper, paper-code and dream-paper do."""
+    Empty: refuse to start, as the presets with -paper in their name do."""
     layers: NonNegativeInt = 6
     """Lower layers of a decoder that the retriever keeps. 0: all. Sentence-Transformers models and
     T5Gemma stay complete."""
@@ -154,9 +154,6 @@ class Context:
     """Documents read in training: texts of the batch, any of its corpus, or none (constant: learned
     rows only, as a control)."""
     context_tokens: ClassVar[int] = 64  # per document
-    context_dropout: ClassVar[float] = 0.005  # of each slot of each text
-    context_null: ClassVar[float] = 0.1
-    "Probability of a batch without documents, so that a retriever works without a corpus."
 
 
 @checked

@@ -21,28 +21,33 @@ each other's queries. They leave the softmax:
 Both stages learn from L: d L / d c sums over all texts of the batch, queries and passages, and goes
 on to M1. If ``embed`` computes texts in parts (GradCache), autograd sums over the parts before it
 reaches M1, so two stages need no cache of their own. Context documents are embedded in parts too.
-A method that compares with the retriever before training (gains) turns off its LoRA; it then reads
-the context of the batch too.
+The method gains compares with the retriever before training, by turning its LoRA off; that
+retriever reads the context of the batch too.
 
 Differs from the paper, and the setting that makes it nearly equal:
 - tau is 0.05: --tau 0.02. The rate is 1e-4 with 10 steps of warm-up: --learning-rate 2e-5
-  --warmup-steps 1000.
-- Groups of 32, 16 documents as context: --group-size 256 --context 64 (512 for the large model).
+  --warmup-steps 1000. A run stops after 20 minutes: --max-steps N --max-minutes 0 (three epochs).
+- Groups of 32 pairs, 16 documents as context: --group-size 512 --context 64 (512 for the large
+  model). Random batches: --groups random. No context: --context 0.
+- Texts of at most 156 tokens: --lm-tokens 64 (small), 512 (large). 64 tokens of a context document.
 - MiniLM is the surrogate of clusters and filter; the paper has GTR and nomic-embed: --surrogate
-  names one for both.
-- Queries are the authors' own words (--queries); the paper trains on 234 million mined pairs, and
-  on BGE's: --pairs.
+  names one for both, empty for no filter.
+- Queries are words that the authors of the text wrote (--queries: titles, docstrings, telling
+  sentences); the paper trains on 234 million mined pairs, and on BGE's: --pairs. Prompts:
+  --query-prompt 'search_query: ' --passage-prompt 'search_document: '.
+- LoRA on both stages: the paper trains all weights, which --lora-rank 0 does without a context
+  only.
 - A batch without documents has probability 0.1 (``NO_DOCUMENTS``), so that the retriever works
-  without a corpus; the paper only drops slots, with 0.005 (``SLOT_DROPOUT``). No setting yet.
-- LoRA on both stages: the paper trains all weights. No setting yet.
+  without a corpus; the paper only drops slots, with 0.005 (``SLOT_DROPOUT``). None yet.
 - Both stages start from one language model, the first stage with one layer, its head giving 0 at
   first; the paper's are two whole NomicBERTs. A decoder whose slots hold vectors of documents
-  before any training is ruined by them. No setting yet.
+  before any training is ruined by them. None yet.
 - No residual MLP after M2, which is no stock module; the eight soft-prompt tokens are anchors
   without documents: --context-from constant.
 - One context per batch, not permuted per text. A decoder attends to it causally, so order matters.
-- k-means level by level, 256 clusters each (flat, it is quadratic); no SVD; a group never has
-  chunks of two domains.
+- k-means of 10 steps from one start, level by level, 256 clusters each (100 steps, the best of 3
+  starts, flat); no SVD; a group never has chunks of two domains.
+- At use, the context is drawn once from the corpus and saved (revela fit --context).
 
 Read next: retriever/context.py (M1, slots), retriever/module.py (M2), groups/similarity.py
 (clusters and their order), groups/strategies.py (groups along the order), contrastive.py, base.py.

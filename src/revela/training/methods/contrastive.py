@@ -15,9 +15,13 @@ as query, all judged relevant documents).
 **Crops** (Contriever; Izacard et al., TMLR 2022): a crop of a text finds another crop of it among
 the crops of all texts of the batch, and of all processes.
 
-Differs from Contriever: crops are runs of words, not of tokens; there is no momentum encoder and no
-queue; --tau is 0.05 as in its released code, and the batch is smaller (--group-size,
---groups-per-batch). None has deletion of words switched on.
+Differs from Contriever, and the setting that makes it nearly equal:
+- Crops are runs of words, not of tokens, of 10 to 50 % of a window of 240 words; no word is deleted
+  (Contriever deletes 10 % of the tokens). --crop-window; deletion: none yet.
+- Cosines at --tau 0.05; Contriever compares by dot products. None yet.
+- Negatives are the crops of the batch; Contriever has a queue and a momentum encoder. No setting:
+  --group-size and --groups-per-batch enlarge the batch.
+Differs from ANCE: the first negatives are BM25's, and the optimiser goes on from round to round.
 
 Read next: base.py, training/negatives.py (hard negatives, mined anew), generated_queries.py and
 ranking/queries.py (queries), text/judgements.py (judged pairs).

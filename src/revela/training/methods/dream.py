@@ -25,24 +25,26 @@ The query-focused heads (QRHead, Zhang et al., 2025):
 The LM reads B candidates d and then Q questions q, each of which continues the candidates' text. A
 head's score is the nDCG@10 of the candidate that answers q, mean over questions.
 
-Differs from the paper, and the setting that makes it equal (in the preset dream-paper):
-- Six layers with a fit and mean pooling: --layers 0, --pooling eos, --token-weighting 0,
-  --whitening 0, --lexical 0.
+Differs from the paper, and the setting of the preset dream-paper that makes it equal:
+- Six lower layers with a fit and mean pooling: --layers 0, --token-weighting 0, --whitening 0,
+  --lexical 0, --lower-case no; no prompts: --query-prompt '' --passage-prompt ''.
 - LoRA of rank 64: --lora-rank 32, --lora-alpha 64. One group a step: --groups-per-step 32.
-- Chunks of 48 words: --chunk-words 120. The best state by a label-free check: --keep last.
+- The best state by a label-free check is kept: --keep last.
 
 Differs still, in dream-paper too:
+- --pooling eos appends an EOS and reads it; the paper reads the last token of the text. None yet.
 - SmolLM2-135M judges and writes the questions: --lm meta-llama/Llama-3.1-8B-Instruct, --query-lm
-  Qwen/Qwen3-14B; both are asked by examples here, by instruction and chat template there.
-- No number of steps: --max-steps 1500 --max-minutes 0.
-- The start of tau and g, and the learning rate (0.2, 0.5 and 1e-4), are ours: the paper's are not
-  known. --tau, --gate, --learning-rate.
-- A group is a run of chunks of one or two documents: the paper cuts each document into 16 chunks
-  and asks for one of them; here every chunk with a question is asked for in turn, as all questions
-  share one reading. No setting yet.
-- --pooling eos appends an EOS and reads it; the paper reads the last token of the text.
-- Heads are found by 64 questions (5,000 there), without QRHead's filter of outlying tokens; one g
-  for all heads. --heads FILE names others.
+  Qwen/Qwen3-14B. Questions are asked for by examples, not by the instruction of appendix A.
+- A run stops after 20 minutes and 4,000 questions: --max-steps 1500 --max-minutes 0 --max-queries
+  48000.
+- The start of tau and g, and the learning rate (0.2, 0.5 and 1e-4), are ours, as the paper's are
+  not known: --tau, --gate, --learning-rate. tau and g learn at the retriever's rate. None yet.
+- A group is a run of chunks of one or two documents (--chunk-words 120 is ours); the paper cuts
+  each document into 16 chunks and asks for one of them. Here every chunk with a question is asked
+  for in turn, as all questions share one reading. None yet.
+- Heads are found by 64 questions, by 5,000 in the paper: --heads FILE names others; random ones:
+  none yet. Weights w of at most 1e-4 are skipped. One g for all heads.
+- The judge is frozen; LoRA on it: none yet.
 
 Read next: lm/document_attention.py (A~ V), lm/prompts.py (what the LM reads), lm/language_model.py,
 generated_queries.py (the questions), base.py, heads.py. The control is InfoNCE on the same queries:

@@ -25,19 +25,25 @@ each of its tenths (figures 3 and 5; probes/exact_match.py); the accuracy of hid
 
 Differs from the paper, and the setting that makes it nearly equal:
 - The encoder with mean pooling is the retriever; the paper takes the decoder's one token. The
-  decoder is saved beside it (``encoder-decoder/``), so that training goes on. No setting yet.
+  decoder is saved beside it (``encoder-decoder/``), so that training goes on. None yet.
 - A T5Gemma of random weights (--model new:small) and a tokenizer of the corpus; the paper takes
-  T5-base and replaces its bias by RoPE with dynamic NTK. Only the order of its rows can be
-  expected.
-- The learning rate falls linearly from 1e-3 after 50 steps; the paper's is 1e-5 with a cosine and
-  10 % of warm-up: --learning-rate, --warmup-steps; no cosine yet. 64 chunks of 512 tokens an
-  update, 80 of 2,048 in the paper: --lm-tokens 2048.
+  T5-base and replaces its bias by RoPE with dynamic NTK. Numbers cannot be compared, only which
+  stage has the larger bias.
+- Stage 1: 64 windows of 512 tokens an update, at most 20 minutes, rate 1e-3 after 50 steps, falling
+  linearly: --lm-tokens 2048 --groups-per-step 5 --max-steps 49152 --warmup-steps 4915 --max-minutes
+  0. The paper's rate is 1e-5 (an earlier version has 2e-2) with a cosine, which is none yet.
 - A text may begin and end with a run or a span. T5's begin with a run and end with a span, so its
   places are not treated alike. No setting.
+- Stage 2: research/recipes/dwell/crops.toml has 32 texts an update; the paper 512, at 5e-6, for one
+  epoch: --group-size 512 --learning-rate 5e-6.
+- Stage 3: the preset dwell-pairs is small (4 negatives, 8 queries, 40 steps, mined every 10); the
+  paper has 9 negatives, 512 queries, 8 epochs at 5e-6, mined every 2: --negatives 9 --group-size
+  512 --learning-rate 5e-6 --refresh-every N. Its first negatives are ANCE-MaxP's, and its optimiser
+  starts anew in each episode; here BM25's, and it goes on. None yet.
 - Crops and pairs compare cosines at --tau 0.05; eq. 1 as printed has no temperature, and the
-  authors' code takes dot products. No setting yet.
-- Stage 3 begins with BM25's negatives, the paper with ANCE-MaxP's, and its optimiser starts anew in
-  each episode. No setting yet.
+  authors' code takes dot products. None yet.
+- The probe has no run with documents as they are, and ranks against the moved documents and some
+  others, not a whole collection. None yet.
 
 Read next: lm/encoder_decoder.py, contrastive.py, training/negatives.py, probes/run.py, base.py.
 

@@ -17,7 +17,8 @@ weights it is the gain alone: it tells chunks of one document from others with a
 instead of 0.69 (docs/results.md). To first order, g is the signal for which REPLUG reads every
 pair.
 
-No paper has it: Revela's loss, REPLUG's target (replug.py) and standard scores are its parts.
+It is of no paper: it puts together Revela's loss and REPLUG's divergence from a ranking
+(replug.py).
 
 Read next: revela.py (the loss and its gates), base.py.
 

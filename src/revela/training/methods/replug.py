@@ -8,18 +8,20 @@ ranking by likelihood.
 - log P(D_i | D_j): the LM's mean log-likelihood of the tokens of chunk i after chunk j.
 - q_i, d_j: the retriever's vectors of chunk i as query and chunk j as passage.
 
-Differs from the appendix, and the setting that makes it equal:
-- The start of all methods here (six layers with a fit and mean pooling, LoRA of rank 64, one group
-  a step), so that only the method differs: preset replug-paper. Both temperatures (1e-3) and the
-  learning rate (5e-4) are the appendix's in both presets.
+Differs from the appendix, and the setting of the preset replug-paper that makes it equal:
+- The start of all methods here, so that only the method differs (six lower layers with a fit and
+  mean pooling, LoRA of rank 64, one group a step, chunks of 48 words): --layers 0, --pooling eos,
+  --token-weighting 0, --whitening 0, --lexical 0, --lora-rank 256, --groups-per-step 32,
+  --chunk-words 120. Both temperatures (1e-3; tau_lm is a constant) and the learning rate (5e-4) are
+  the appendix's in both presets.
 
 Differs still, in replug-paper too:
 - SmolLM2-135M for both models: --lm meta-llama/Llama-3.2-1B, --model.
-- No number of steps: --max-steps 4500 --max-minutes 0.
+- A run stops after 20 minutes: --max-steps 4500 --max-minutes 0.
 - The appendix sums over all j, i itself too. Here j = i is excluded, as a chunk after itself wins
   trivially. No setting.
-- The likelihood is the mean over tokens, without a separator between D_j and D_i; the appendix
-  leaves open whether it is the mean or the sum.
+- The likelihood is the mean over tokens, without a separator between D_j and D_i, as in REPLUG's
+  code; the appendix leaves both open. No setting.
 
 Read next: lm/language_model.py (a reading that continues another), base.py (batches).
 

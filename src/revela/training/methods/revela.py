@@ -6,10 +6,12 @@ which chunks help to predict which.
     b_i    = sum_j Sim_ij b_ij                                   (eq. 7)
     h_i    = s_i + b_i                --mix sum                  (eq. 8)
     h_i    = (1 - g) s_i + g b_i      --mix gated                (ours)
-    L      = mean over tokens of -log p(token | those before it, other chunks)
+    L      = mean over groups of the mean over tokens of
+             -log p(token | those before it, the other chunks)
 
 - q_i, p_j: the retriever's vectors of chunk i as query and chunk j as passage, in one group.
-- Q_i, K_j, V_j: the LM's attention queries of chunk i, keys and values of chunk j; m, tokens of j.
+- Q_i: the LM's attention queries of chunk i in this reading; K_j, V_j: keys and values of chunk j,
+  from a plain reading of j; m: the tokens of j.
 - s_i: the LM's own attention output within chunk i.
 - h_i: the mixed output, from which the LM predicts chunk i. The sum is in all heads of an LM that
   is trained too, by LoRA. The gates g are in some heads of a frozen LM.
@@ -24,14 +26,13 @@ g is 0.1 in every head. loss(siblings) weights the other chunks of a chunk's doc
 loss(others) the chunks of other documents. A high score means that more of the head lowers the
 next-token loss on siblings and raises it on others.
 
-Differs from the paper, and the setting that makes it equal (all in the preset revela-paper):
-- Gates on a frozen LM, and Sim of cosines divided by their standard deviation: --mix sum,
-  --lm-lora.
-- tau is 1, of standardised cosines: --tau 1e-4, of bf16 cosines (the published code's rounding).
-- Six layers with a fit and mean pooling: --layers 0, --pooling eos, --token-weighting 0,
-  --whitening 0, --lexical 0.
-- LoRA of rank 64: --lora-rank 256 (alpha 64 is the code's, the paper states none), --lora-dropout
-  0.1.
+Differs from the paper, and the setting of the preset revela-paper that makes it equal:
+- Gates on a frozen LM, Sim of cosines divided by their standard deviation, in fp32: --mix sum,
+  which also takes bf16 cosines, as the authors' code does, and V-normalises b; --lm-lora.
+- tau is 1: --tau 1e-4.
+- Six lower layers with a fit and mean pooling: --layers 0, --pooling eos, --token-weighting 0,
+  --whitening 0, --lexical 0, --lower-case no, --max-tokens 2048.
+- LoRA of rank 64: --lora-rank 256, --lora-dropout 0.1 (alpha 64 is the code's, the paper has none).
 - Chunks of 48 words: --chunk-words 120. Groups of one document and similar ones: --groups
   document-random, runs of contiguous chunks of any one or two documents.
 - One group a step, 10 steps of warm-up: --groups-per-step 32, --warmup-steps 100.
@@ -39,13 +40,17 @@ Differs from the paper, and the setting that makes it equal (all in the preset r
 
 Differs still, in revela-paper too:
 - SmolLM2-135M for both models: --lm meta-llama/Llama-3.2-1B, --model as in the paper's table 1.
-- No number of steps: --max-steps 10000 --max-minutes 0 (one epoch of the paper's Wikipedia).
+- A run stops after 20 minutes: --max-steps 10000 --max-minutes 0 (one epoch of the paper's text).
+- The text is the user's, 5 % of it held out, near-duplicates dropped: revela groups
+  hub:trumancai/revela_training_corpus, --held-out 0, --near-duplicates 0.
 - For code the query is the whole chunk: revela-paper-code, or --query-side whole. (The authors'
-  code takes whole chunks of StackOverflow only.)
+  code takes whole chunks of StackOverflow only.) Without V-normalisation: no setting yet.
 - The query is half of the chunk's own tokens; the authors' code counts BOS and prefix in the half,
   some three tokens. No setting: the paper says half of the chunk.
 - Chunks are packed, not padded. No setting: padding changes no result.
-- 32 groups are added up over passes: torchrun --nproc-per-node 4 spreads them over GPUs.
+- 32 groups are added up over passes: torchrun on stored groups spreads them over GPUs.
+- The warm-up is linear; that of the authors' DeepSpeed is logarithmic. No setting: 100 steps of
+  10,000.
 
 Read next: lm/document_attention.py (eqs. 5 to 8), lm/language_model.py (the two readings),
 base.py (batches), heads.py (cache of rankings).
