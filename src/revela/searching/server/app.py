@@ -35,9 +35,7 @@ from revela.searching.filters import OWN_COLUMNS
 from revela.searching.index import Index
 from revela.searching.server import Access, Limits, Site, schemas
 from revela.searching.server.concurrency import (
-    BODY_ERRORS,
     ConcurrencyLimit,
-    answers,
     in_thread,
     together,
     while_connected,
@@ -87,6 +85,7 @@ class SearchService:
             redoc_url=None,
             openapi_url=None if isinstance(self.index, Words) else "/openapi.json",
             redirect_slashes=False,
+            responses={"default": {"description": "An error", "model": schemas.Error}},
             exception_handlers=ERROR_HANDLERS,
             middleware=[
                 Middleware(HeadAsGet),
@@ -95,9 +94,9 @@ class SearchService:
             ],
             lifespan=self._lifespan,
         )
-        app.get("/", **answers({}, "The page", "text/html"))(self.page)
-        app.get("/v1/index", **answers({}))(self.index_info)
-        app.post("/v1/search", **answers(BODY_ERRORS))(self.search)
+        app.get("/", **_as_text("text/html"))(self.page)
+        app.get("/v1/index")(self.index_info)
+        app.post("/v1/search")(self.search)
         self.add_routes(app)
         return app
 
@@ -215,19 +214,12 @@ class Service(SearchService):
 
     def add_routes(self, app: FastAPI) -> None:
         """Add the routes that need the retriever, and those for who runs the server."""
-        unknown = {404: "No such model"}
-        app.get("/healthz", **answers({503: "The server is stopping"}))(self.healthz)
-        app.get("/v1/models", **answers({}))(self.models)
-        app.get("/v1/models/{name:path}", **answers(unknown))(self.model)
-        app.post(
-            "/v1/embeddings",
-            response_model=schemas.Embeddings,
-            **answers({**BODY_ERRORS, **unknown}),
-        )(self.embeddings)
-        app.post(
-            "/v1/rerank", response_model_exclude_none=True, **answers({**BODY_ERRORS, **unknown})
-        )(self.rerank)
-        Instrumentator().instrument(app).expose(app, **answers({}, "Metrics", "text/plain"))
+        app.get("/healthz")(self.healthz)
+        app.get("/v1/models")(self.models)
+        app.get("/v1/models/{name:path}")(self.model)
+        app.post("/v1/embeddings", response_model=schemas.Embeddings)(self.embeddings)
+        app.post("/v1/rerank", response_model_exclude_none=True)(self.rerank)
+        Instrumentator().instrument(app).expose(app, **_as_text("text/plain"))
 
     def close(self) -> None:
         """Encode what waits, and end the threads."""
@@ -338,6 +330,12 @@ class Service(SearchService):
         if not self.encoding.batcher.alive:
             raise APIError(503, "the server is stopping: ask another")
         return schemas.Health()
+
+
+def _as_text(media_type: str) -> dict[str, Any]:
+    """The options of a route that answers with text."""
+    content = {media_type: {"schema": {"type": "string"}}}
+    return {"response_class": Response, "responses": {200: {"content": content}}}
 
 
 def _marked(shown: Snippet) -> schemas.Marked:
