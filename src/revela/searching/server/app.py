@@ -42,7 +42,7 @@ from revela.searching.server.concurrency import (
 )
 from revela.searching.server.encoding import Encoding, ServedModel
 from revela.searching.server.errors import ERROR_HANDLERS, APIError, no_such_model
-from revela.searching.server.middleware import BodyLimit, Guard, HeadAsGet
+from revela.searching.server.middleware import BodyLimit, Guard
 from revela.searching.server.schemas import EmbeddingRequest, RerankRequest, SearchRequest
 from revela.searching.snippets import Snippet, distinct, heading_of
 from revela.searching.word_search import Words
@@ -88,13 +88,13 @@ class SearchService:
             responses={"default": {"description": "An error", "model": schemas.Error}},
             exception_handlers=ERROR_HANDLERS,
             middleware=[
-                Middleware(HeadAsGet),
                 Middleware(Guard, access=self.access),
                 Middleware(BodyLimit, limit=self.limits.max_body_bytes),
             ],
             lifespan=self._lifespan,
         )
         app.get("/", **_as_text("text/html"))(self.page)
+        app.head("/", include_in_schema=False)(self.page)
         app.get("/v1/index")(self.index_info)
         app.post("/v1/search")(self.search)
         self.add_routes(app)
@@ -102,7 +102,7 @@ class SearchService:
 
     def add_routes(self, app: FastAPI) -> None:
         """Add the other routes."""
-        app.api_route("/{path:path}", methods=["GET", "POST"])(self.not_yet)
+        app.api_route("/{path:path}", methods=["GET", "HEAD", "POST"])(self.not_yet)
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -215,6 +215,7 @@ class Service(SearchService):
     def add_routes(self, app: FastAPI) -> None:
         """Add the routes that need the retriever, and those for who runs the server."""
         app.get("/healthz")(self.healthz)
+        app.head("/healthz", include_in_schema=False)(self.healthz)
         app.get("/v1/models")(self.models)
         app.get("/v1/models/{name:path}")(self.model)
         app.post("/v1/embeddings", response_model=schemas.Embeddings)(self.embeddings)

@@ -1,4 +1,4 @@
-"""Access control, a limit of the body, and HEAD."""
+"""Access control, and a limit of the body."""
 
 from __future__ import annotations
 
@@ -102,15 +102,3 @@ class BodyLimit:
             return message
 
         await self.app(scope, receive_within, send)
-
-
-class HeadAsGet:
-    """Route HEAD as GET, which FastAPI does not do; uvicorn drops the body."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}
-        await self.app(scope, receive, send)
