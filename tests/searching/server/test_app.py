@@ -7,7 +7,6 @@ from __future__ import annotations
 import base64
 import json
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -16,14 +15,13 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from served import Gate, build, documents, encoder, index, make_service, running, server, slow
+from served import build, documents, encoder, index, make_service, running, server, slow
 
 from conftest import wait_for
 from revela.errors import QueryError, RevelaError
 from revela.searching.server import Access, Site, lifecycle
-from revela.searching.server.app import THREADS
 from revela.searching.server.lifecycle import listen
-from revela.types import Document, Hits
+from revela.types import Document
 
 TEXTS = ["ocean1 ocean2", "engine3", "a longer text on the garden and the planet", "ocean1 ocean2"]
 EMBEDDINGS, SEARCH, RERANK = "/v1/embeddings", "/v1/search", "/v1/rerank"
@@ -371,45 +369,6 @@ def test_a_full_queue_is_429_with_retry_after(make_service, slow):
             assert refused.json()["error"]["code"] == "queue_full"
         slow.open.set()
         assert [answer.result(120).status_code for answer in (first, waits, searches)] == [200] * 3
-
-
-def leave(server, path, content, after=0.2):
-    """Ask, and go away before the answer."""
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(server.url + path, json=content, timeout=httpx.Timeout(60, read=after))
-
-
-def test_texts_of_a_client_that_has_left_are_not_encoded(make_service, slow):
-    with running(make_service(encoder=slow)) as server, ThreadPoolExecutor(2) as pool:
-        slow.stop()
-        first = pool.submit(post, server, EMBEDDINGS, embedding(input="first"))
-        assert slow.begun.wait(60)
-        leave(server, EMBEDDINGS, embedding(input="abandoned"), after=0.3)
-        time.sleep(0.2)
-        slow.open.set()
-        assert first.result(120).status_code == 200
-        assert post(server, EMBEDDINGS, embedding(input="later")).status_code == 200
-        assert [text for _, texts in slow.batches for text in texts] == ["first", "later"]
-
-
-@pytest.mark.parametrize(
-    ("path", "asked"), [(EMBEDDINGS, embedding()), (SEARCH, query(mode="lexical"))]
-)
-def test_clients_that_have_left_keep_their_threads(make_service, index, monkeypatch, path, asked):
-    """Texts are counted, and searches run, in few threads."""
-    held = Gate()
-    held.stop()
-    monkeypatch.setattr(type(index), "search", lambda *_, **__: held.wait() or Hits())
-    with running(make_service()) as server:
-        encoder = server.service.encoding.encoder
-        monkeypatch.setattr(encoder, "count_tokens", lambda t, role: held.wait() or [1] * len(t))
-        for _ in range(THREADS + 2):
-            leave(server, path, asked, after=0.1)
-        time.sleep(0.2)
-        assert held.count == THREADS
-        held.open.set()
-        assert post(server, path, asked).status_code == 200
-        assert held.count == THREADS + 1  # what waited was dropped
 
 
 def test_shutdown_finishes_accepted_requests(make_service, slow):

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from anyio import to_thread
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 from prometheus_fastapi_instrumentator import Instrumentator
 from pydantic_core import to_json
 from starlette.middleware import Middleware
@@ -34,12 +34,7 @@ from revela.ranking.steps import check_query
 from revela.searching.filters import OWN_COLUMNS
 from revela.searching.index import Index
 from revela.searching.server import Access, Limits, Site, schemas
-from revela.searching.server.concurrency import (
-    ConcurrencyLimit,
-    in_thread,
-    together,
-    while_connected,
-)
+from revela.searching.server.concurrency import ConcurrencyLimit, in_thread, together
 from revela.searching.server.encoding import Encoding, ServedModel
 from revela.searching.server.errors import ERROR_HANDLERS, APIError, no_such_model
 from revela.searching.server.middleware import BodyLimit, Guard
@@ -136,12 +131,12 @@ class SearchService:
             rerank="none",
         )
 
-    async def search(self, body: SearchRequest, request: Request) -> schemas.SearchResults:
+    async def search(self, body: SearchRequest) -> schemas.SearchResults:
         """Search: the best documents, each with its best passage."""
         start = time.perf_counter()
         try:
             with self.search_limit.acquire():
-                hits, found = await while_connected(request, self._search(body))
+                hits, found = await self._search(body)
         except QueryError as error:  # any other is the index's fault
             raise APIError(400, str(error), error.param or None) from error
         return schemas.SearchResults(
@@ -227,7 +222,7 @@ class Service(SearchService):
         self.encoding.batcher.close()
         super().close()
 
-    async def embeddings(self, body: EmbeddingRequest, request: Request) -> Response:
+    async def embeddings(self, body: EmbeddingRequest) -> Response:
         """Vectors of texts, in OpenAI's format."""
         if body.model not in self.names:
             raise no_such_model(self.names)
@@ -236,25 +231,22 @@ class Service(SearchService):
             message = f"this model was not trained for that: leave it out, or give one of {trained}"
             raise APIError(400, message, "dimensions")
         role: Role = body.input_type or ("query" if body.model.endswith(":query") else "passage")
-        rows, tokens = await while_connected(request, self._encoded(body, role))
+        tokens = await self.encoding.tokens(body.input, role, bool(body.truncate), "input")
+        rows = await self.encoding.encode(body.input, tokens, role)
         vectors = shortened(np.stack(rows), body.dimensions or self.width)
         form = body.encoding_format or "float"
         write = partial(embeddings_json, vectors, form, self.name, sum(tokens))
         content = await in_thread(self.encoding.threads, write)
         return Response(content, media_type="application/json")
 
-    async def _encoded(self, body: EmbeddingRequest, role: Role) -> tuple[list[Any], list[int]]:
-        tokens = await self.encoding.tokens(body.input, role, bool(body.truncate), "input")
-        return await self.encoding.encode(body.input, tokens, role), tokens
-
-    async def rerank(self, body: RerankRequest, request: Request) -> schemas.RerankResults:
+    async def rerank(self, body: RerankRequest) -> schemas.RerankResults:
         """The client's own texts, the most relevant first."""
         if body.model not in (None, *self.names):
             raise no_such_model(self.names)
         try:
             check_query(body.query)
             with self.search_limit.acquire():
-                scores = await while_connected(request, self._reranked(body))
+                scores = await self._reranked(body)
         except QueryError as error:
             message = str(error) if error.param else NO_TOKENS
             raise APIError(400, message, error.param or None) from error

@@ -8,12 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
-from fastapi import Request
-
-from revela.searching.server.errors import APIError, queue_full
+from revela.searching.server.errors import queue_full
 
 T = TypeVar("T")
-CLIENT_LEFT = 499  # for the metrics; the client does not read it
 
 
 class ConcurrencyLimit:
@@ -47,25 +44,3 @@ async def together(*work: Coroutine[object, object, T]) -> list[T]:
 async def in_thread(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
     """Run ``work`` in a thread; it does not start if the call is cancelled before."""
     return await asyncio.get_running_loop().run_in_executor(threads, work)
-
-
-async def while_connected(request: Request, work: Coroutine[object, object, T]) -> T:
-    """Run ``work``; cancel it if the client disconnects.
-
-    Raises:
-        APIError: the client has left.
-    """
-    task, left = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
-    try:
-        done, _ = await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
-        if task in done:
-            return task.result()
-        raise APIError(CLIENT_LEFT, "the client has left")
-    finally:
-        task.cancel()
-        left.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -40,7 +40,6 @@ class Encoding:
     def __init__(self, model: ServedModel, limits: Limits) -> None:
         self.limits, self.encoder = limits, model.encoder
         self.batcher = Batcher(model.encoder, limits.batch_tokens, limits.max_tokens)
-        # Work of a client that has left keeps its thread to the end, which bounds the threads.
         self.threads = ThreadPoolExecutor(THREADS, "texts")
 
     async def tokens(
