@@ -110,7 +110,7 @@ class Slow:
     def __init__(self, encoder: TorchEncoder) -> None:
         self.open, self.begun = threading.Event(), threading.Event()
         self.open.set()
-        self.model, self.encoder = encoder.model, encoder
+        self.model, self.encoder, self.lacks_tokens = encoder.model, encoder, ""
         self.limit, self.count_tokens = encoder.limit, encoder.count_tokens
         self.batches: list[tuple[str, list[str]]] = []
 

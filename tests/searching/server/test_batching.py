@@ -121,8 +121,7 @@ def test_a_cancelled_call_is_not_encoded(slow, batcher):
     assert [texts for _, texts in slow.batches] == [["first"], ["later"]]
 
 
-def test_an_error_fails_its_own_texts_and_no_others(slow, batcher, monkeypatch):
-    """Of other batches, and of its own batch, whose texts are read one by one."""
+def test_an_error_fails_its_own_batch_and_no_other(slow, batcher, monkeypatch):
     encode = slow._encode
 
     def broken(role, texts):
@@ -137,10 +136,6 @@ def test_an_error_fails_its_own_texts_and_no_others(slow, batcher, monkeypatch):
     failed, nan, fine = behind_a_batch(slow, batcher, *calls)
     assert isinstance(failed, MemoryError) and isinstance(nan, RevelaError) and len(fine) == 2
     assert batcher.waiting_tokens["passage"] == 0
-    calls = [([word], [5], "passage") for word in ("one", "broken", "two")]
-    one, failed, two = behind_a_batch(slow, batcher, *calls)
-    assert isinstance(failed, MemoryError) and len(one) == len(two) == 1
-    assert [texts for _, texts in slow.batches[1:]] == [["one"], ["two"]]
 
 
 def test_an_encoder_that_gives_a_vector_too_few_fails_its_batch_and_the_next_is_encoded(

@@ -243,13 +243,14 @@ class Service(SearchService):
         """The client's own texts, the most relevant first."""
         if body.model not in (None, *self.names):
             raise no_such_model(self.names)
+        if self.encoding.encoder.lacks_tokens:
+            raise APIError(400, NO_TOKENS)
         try:
             check_query(body.query)
             with self.search_limit.acquire():
                 scores = await self._reranked(body)
         except QueryError as error:
-            message = str(error) if error.param else NO_TOKENS
-            raise APIError(400, message, error.param or None) from error
+            raise APIError(400, str(error), error.param or None) from error
         results = list[schemas.RerankResult]()
         for i, score in list(scores.items())[: body.top_n]:
             text = body.documents[i] if body.return_documents else None

@@ -128,18 +128,8 @@ class Batcher:
             try:
                 self._encode_batch(*following)
             except Exception as error:
-                self._encode_singly(*following, error)
-
-    def _encode_singly(self, role: Role, batch: _Batch, error: Exception) -> None:
-        """Encode a failed batch again, request by request, so that only faulty requests fail."""
-        requests = dict.fromkeys(job for job, _ in batch)
-        for request in requests:
-            try:
-                if len(requests) == 1:
-                    raise error
-                self._encode_batch(role, [(job, i) for job, i in batch if job is request])
-            except Exception as fault:
-                request.fail(fault)
+                for job, _ in following[1]:
+                    job.fail(error)
 
     def _encode_batch(self, role: Role, batch: _Batch) -> None:
         encode = self._encode_with(role, any(job.with_tokens for job, _ in batch))

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from revela.encoders.base import TextEncoder
-from revela.errors import QueryError, RevelaError
+from revela.errors import RevelaError
 from revela.searching.server import Limits
 from revela.searching.server.batching import Batcher
 from revela.searching.server.concurrency import in_thread
@@ -75,11 +75,8 @@ class Encoding:
 
         Raises:
             APIError: the queue is full (429).
-            QueryError: the model has no vectors of tokens.
         """
         try:
             return await self.batcher.encode(texts, tokens, role, with_tokens)
-        except QueryError:
-            raise
         except RevelaError as error:  # the model's fault, and it names a path
             raise RuntimeError("the model gives no vectors") from error
