@@ -239,7 +239,6 @@ class IndexInfo(AnswerModel):
     updated: datetime = Field(
         description="When it was made, changed, or brought in step with its files last."
     )
-    examples: list[str] = Field(description="Some queries that it answers.")
     columns: dict[str, str] = Field(description="Columns for filters, and their types.")
     tokens: bool = Field(description='Whether "rerank": "late-interaction" is available.')
     rerank: Rerank = Field(description="How a search that says nothing is re-ranked.")
