@@ -38,12 +38,6 @@ if TYPE_CHECKING:
 
 ADAPTERS = "adapter_config.json"
 NO_LIMIT = 10**9  # tokens; tokenizers without a limit have a larger number
-# Models with a fixed number of computed positions, and the setting that holds the number.
-FIXED_POSITIONS = {
-    "gptj": "max_position_embeddings",
-    "codegen": "max_position_embeddings",
-    "mpt": "max_seq_len",
-}
 TASKS: dict[Role, str] = {"query": "query", "passage": "document"}
 """The roles of a text, as sentence-transformers calls them."""
 
@@ -160,8 +154,8 @@ def positions_of(model: PreTrainedModel) -> int | None:
     from torch import nn
 
     config, counts = model.config, list[int]()
-    if config.model_type in FIXED_POSITIONS:
-        counts.append(getattr(config, FIXED_POSITIONS[config.model_type]))
+    if config.model_type in ("gptj", "codegen", "mpt"):  # a fixed number is computed
+        counts.append(getattr(config, "max_position_embeddings", 0) or config.max_seq_len)
     for name, part in model.named_modules():
         if isinstance(part, nn.Embedding) and re.search(r"wpe$|(?<!relative_)position[^.]*$", name):
             # RoBERTa counts from the row after the padding's, OPT from its offset.
