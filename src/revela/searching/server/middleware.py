@@ -45,8 +45,8 @@ class Guard:
     def _check(self, headers: Headers, path: str) -> APIError | None:
         if self.local_only and not is_loopback(_host_of(headers.get("host", ""))):
             message = (
-                "this server answers requests for localhost only: start it with --token-env or "
-                "--token-file to reach it by other names"
+                "this server answers requests for localhost only: start it with --token-env to "
+                "reach it by other names"
             )
             return APIError(421, message)
         origin = headers.get("origin") if self.checks_origin else None
