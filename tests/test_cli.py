@@ -194,7 +194,7 @@ BAD = {
     "index {tmp} --out {tmp} --append": "is not an index",
     **{
         f"index --out {{tmp}} {more} --delete d1": "--delete takes ids and no corp"
-        for more in ("{tmp}", "--append", "--model x", "--metadata year")
+        for more in ("{tmp}", "--append", "--sync")
     },
     "index {tmp} --out {tmp}/index --sync --append": "leave --append out",
     "index {tmp} --out {tmp}/index --yes --model x": "--yes lets --sync",
