@@ -262,17 +262,6 @@ def _snapshot(name: str, repo: str, revision: str) -> Path:
     try:
         folder = Path(snapshot_download(repo, revision=revision or None, allow_patterns=DOWNLOADED))
     except Exception as error:  # of the library, the HTTP client, Xet or the disk
-        known = " nor ".join(EMBEDDED)
-        reasons = {
-            errors.HFValidationError: f"is neither a folder nor a hub id (owner/name) nor {known}",
-            errors.GatedRepoError: "is given on request: ask on the hub, and run hf auth login",
-            errors.RepositoryNotFoundError: "is no folder, and on the hub it does not exist or is "
-            "private: check the name, or run hf auth login",
-            errors.RevisionNotFoundError: f"has no revision {revision}: name a branch or commit",
-        }
-        for kind, reason in reasons.items():
-            if isinstance(error, kind):
-                raise RevelaError(f"{name} {reason}") from error
         is_local = isinstance(error, errors.LocalEntryNotFoundError)
         if is_local and not isinstance(error.__cause__, errors.HfHubHTTPError):
             raise Unreachable(
@@ -283,7 +272,8 @@ def _snapshot(name: str, repo: str, revision: str) -> Path:
         reason = first_line((is_local and error.__cause__) or error)
         raise RevelaError(
             disk_error(error)
-            or f"{name} cannot be downloaded ({reason}): try again later, or give a local folder"
+            or f"{name} is neither a folder nor a hub id that can be downloaded ({reason}): check "
+            "the name, run hf auth login if it is private, or try again later"
         ) from error
     if not any(folder.rglob("*.safetensors")):
         raise Unreachable(
