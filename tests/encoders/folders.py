@@ -325,11 +325,8 @@ def with_parts(*make: Callable[[], Any], **how: Any) -> Make:
     return lambda folder, tokenizer: pooled(folder, tokenizer, *(part() for part in make), **how)
 
 
-ACTIVATIONS = (nn.Tanh, nn.Identity, nn.ReLU, nn.GELU, nn.Sigmoid, nn.SiLU)
-POOLINGS = (
-    *("cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"),
-    ("mean", "max"),
-)
+ACTIVATIONS = (nn.Tanh, nn.Identity, nn.ReLU)  # the last is read by torch
+POOLINGS = ("cls", "lasttoken", ("mean", "max"))  # the last two likewise
 NO_SPECIAL = dict(pad_token=None, bos_token=None, eos_token=None)
 KINDS: dict[str, Make] = {
     **{name: with_parts(modules.Normalize, name=name) for name in BERTS},
