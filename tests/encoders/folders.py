@@ -227,47 +227,11 @@ def wordpiece(folder: Path, _: Any, name: str = "bert", **config: Any) -> None:
     edit(folder / "tokenizer_config.json", lambda found: {**found, **config})
 
 
-def with_graph(folder: Path, tokenizer: Any, change: Callable[[Path], None]) -> None:
-    """A model that revela reads by the ONNX file in its folder, which ``change`` changes."""
-    wordpiece(folder, tokenizer, "distilbert", do_lower_case=False)
-    model = t.DistilBertModel.from_pretrained(folder)
-    (folder / "onnx").mkdir()
-    export_states(model, folder / "onnx" / "model.onnx")
-    change(folder)
-
-
-def export_states(model: Any, file: Path) -> None:
-    """As models of the hub bring: ids in, states out."""
-
-    class States(nn.Module):
-        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-            return model(input_ids, attention_mask).last_hidden_state
-
-    ids, axes = torch.ones(2, 7, dtype=torch.long), {0: "batch", 1: "length"}
-    program = torch.onnx.export(
-        States().eval(), (ids, torch.ones_like(ids)), dynamo=True, verbose=False,
-        output_names=["last_hidden_state"],
-        input_names=["input_ids", "attention_mask"], dynamic_shapes=(axes, axes),
-    )  # fmt: skip
-    program.save(file)
-
-
-def fine_tuned(folder: Path) -> None:
-    model = t.DistilBertModel.from_pretrained(folder)
-    torch.manual_seed(7)
-    for weight in model.parameters():
-        weight.data += torch.randn_like(weight) * weight.std().nan_to_num()
-    model.save_pretrained(folder)
-
-
-def in_openvino(folder: Path) -> None:
-    import openvino as ov
-
-    graph = ov.Core().read_model(folder / "onnx" / "model.onnx")
-    (folder / "openvino").mkdir()
-    ov.save_model(graph, folder / "openvino" / "openvino_model.xml", compress_to_fp16=False)
-    for file in (folder / "onnx").iterdir():
-        file.unlink()
+def prefix_space(folder: Path, tokenizer: Any) -> None:
+    """transformers takes it from tokenizer_config.json, and tokenizer.json has none."""
+    pooled(folder, tokenizer, name="roberta")
+    given = dict(tokenizer_class="RobertaTokenizer", add_prefix_space=True)
+    edit(folder / "tokenizer_config.json", lambda found: {**found, **given})
 
 
 def without(folder: Path, tokenizer: Any, *names: str, name: str = "bert") -> None:
@@ -370,6 +334,7 @@ KINDS: dict[str, Make] = {
     "lower case by tokenizer_config": functools.partial(wordpiece, do_lower_case=True),
     "capitals by tokenizer_config": functools.partial(wordpiece, do_lower_case=False),
     "accents by tokenizer_config": functools.partial(wordpiece, strip_accents=False),
+    "prefix space, roberta": prefix_space,
     "capitals, distilbert": functools.partial(wordpiece, name="distilbert", do_lower_case=False),
     "truncated on the left, distilbert": kind(
         name="distilbert", of_tokenizer=dict(truncation_side="left")
@@ -380,17 +345,6 @@ KINDS: dict[str, Make] = {
     "table, fp16": functools.partial(table, dtype=torch.float16),
     "table, model2vec in int8": model2vec,
     "table, Dense": lambda folder, tokenizer: table(folder, tokenizer, dense(nn.Tanh())),
-}
-# Folders that bring a graph of their own.
-GRAPHS: dict[str, Make] = {
-    "ONNX": functools.partial(with_graph, change=lambda folder: None),
-    "stale ONNX": functools.partial(with_graph, change=fine_tuned),
-    "stale OpenVINO": functools.partial(
-        with_graph, change=lambda folder: (in_openvino(folder), fine_tuned(folder))
-    ),
-    "empty ONNX": functools.partial(
-        with_graph, change=lambda folder: (folder / "onnx" / "model.onnx").write_bytes(b"")
-    ),
 }
 # Folders that are refused, and what the sentence says.
 DAMAGED: dict[str, tuple[Make, str]] = {

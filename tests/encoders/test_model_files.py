@@ -268,14 +268,12 @@ def test_a_fingerprint_is_kept_until_they_change(tmp_path, monkeypatch):
 LOADED = ("config_sentence_transformers.json", "sentence_bert_config.json", "vocab.txt")
 WEIGHTS = ("model.safetensors", "spiece.model", "pytorch_model.bin")
 INSIDE = ("tokenizer_config.json", "1_Pooling/config.json", "chat_template.jinja", "tekken.json")
-GRAPHS = ("onnx/model.onnx", "0_T/onnx/model.onnx_data", "openvino/openvino_model.xml")
 
 
-@pytest.mark.parametrize("name", [*LOADED, *WEIGHTS, *INSIDE, *GRAPHS, "context/context.json"])
+@pytest.mark.parametrize("name", [*LOADED, *WEIGHTS, *INSIDE, "context/context.json"])
 def test_fingerprint_follows_every_file_that_is_loaded(tmp_path, name):
-    for folder in ("1_Pooling", "checkpoints", ".model-abc", "context", "onnx", "0_T/onnx"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "openvino").mkdir()
+    for folder in ("1_Pooling", "checkpoints", ".model-abc", "context"):
+        (tmp_path / folder).mkdir()
     (tmp_path / "modules.json").write_text("[]")
     (tmp_path / name).write_text("one")
     first = model_files.fingerprint(tmp_path)

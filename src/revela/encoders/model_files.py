@@ -25,7 +25,7 @@ from revela.types import fp32
 
 LOADED = (
     *("modules.json", "*config*.json", "*token*.json", "vocab.*", "merges.txt", "*.model"),
-    *("*.safetensors", "*.bin", "*.jinja", "tekken.json", "context.json", "onnx/*", "openvino/*"),
+    *("*.safetensors", "*.bin", "*.jinja", "tekken.json", "context.json"),
 )
 CONFIG = "config_sentence_transformers.json"
 MATRYOSHKA, WORDS_TO_VECTORS = "matryoshka_dims", "words_to_vectors"  # keys of ours
