@@ -102,19 +102,6 @@ def dense(activation: nn.Module, rows: int = WIDTH, width: int = 12) -> modules.
     return modules.Dense(rows, width, activation_function=activation)
 
 
-def routed(folder: Path, tokenizer: Any, behind: bool) -> None:
-    """Roles with modules of their own: behind the pooling, or all of them."""
-    first = transformer(tokenizer, folder.with_name("raw"))
-    mean = modules.Pooling(WIDTH, pooling_mode="mean")
-    if behind:
-        routes = [dense(nn.Tanh())], [dense(nn.Identity(), WIDTH, 12), modules.Normalize()]
-        saved(folder, [first, mean, modules.Router.for_query_document(*routes)], prompts=PROMPTS)
-        return
-    other = transformer(tokenizer, folder.with_name("other"), "roberta")
-    routes = [other, modules.Pooling(WIDTH, pooling_mode="cls")], [first, mean]
-    saved(folder, [modules.Router.for_query_document(*routes)], prompts=PROMPTS)
-
-
 def half(folder: Path, tokenizer: Any, dtype: torch.dtype) -> None:
     pooled(folder, tokenizer, dense(nn.Tanh()))
     SentenceTransformer(str(folder), device="cpu").to(dtype).save_pretrained(str(folder))
@@ -307,8 +294,6 @@ KINDS: dict[str, Make] = {
     "Dropout": with_parts(lambda: modules.Dropout(0.5)),
     **{f"pooling {mode}": kind(pooling=mode) for mode in POOLINGS},
     "prompt left out of the pooling": kind(include_prompt=False),
-    "router": functools.partial(routed, behind=False),
-    "router behind the pooling": functools.partial(routed, behind=True),
     "fp16": functools.partial(half, dtype=torch.float16),
     "bf16": functools.partial(half, dtype=torch.bfloat16),
     "sharded": sharded,

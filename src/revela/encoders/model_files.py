@@ -29,7 +29,6 @@ LOADED = (
 )
 CONFIG = "config_sentence_transformers.json"
 MATRYOSHKA, WORDS_TO_VECTORS = "matryoshka_dims", "words_to_vectors"  # keys of ours
-ROUTES = ("router_config.json", "config.json")  # the config of a router, new and old
 CONTEXT = "context"  # folder of a contextual module's documents
 SAVE_AGAIN = (
     "only safetensors are read, so open it in the library that made it and save it again by "
@@ -90,17 +89,12 @@ def resolve(name: str) -> Path:
 
 
 def modules_of(folder: Path) -> list[tuple[str, Path]]:
-    """Kind and folder of each module of a Sentence-Transformers model, including those in routers;
-    [] for other folders and for damaged ones.
+    """Kind and folder of each module of a Sentence-Transformers model; [] for other folders and for
+    damaged ones.
     """
     try:
         listed = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
         found = [(module["type"], folder / module["path"]) for module in listed]
-        for _, place in found:  # the loop appends to it
-            for name in ROUTES:
-                if (place / name).is_file():
-                    inside = json.loads((place / name).read_text(encoding="utf-8"))
-                    found += [(kind, place / at) for at, kind in inside.get("types", {}).items()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
     return [(kind.rpartition(".")[2], place) for kind, place in found]
@@ -108,8 +102,7 @@ def modules_of(folder: Path) -> list[tuple[str, Path]]:
 
 def gives_tokens(folder: Path) -> bool:
     """Whether a retriever has token vectors for comparing queries and passages."""
-    kinds = [kind for kind, _ in modules_of(folder)]
-    return kinds[:1] == ["Transformer"] and not {"Router", "Asym"} & {*kinds}
+    return [kind for kind, _ in modules_of(folder)][:1] == ["Transformer"]
 
 
 @contextmanager
@@ -142,7 +135,9 @@ def table_folder(folder: Path) -> Path | None:
 
 
 def check_retriever(folder: Path) -> None:
-    """Raise RevelaError unless a folder is a Sentence-Transformers model in safetensors."""
+    """Raise RevelaError unless a folder is a Sentence-Transformers model in safetensors that reads
+    queries and passages by the same modules.
+    """
     if not (folder / "modules.json").is_file():
         reason = f"{folder} is not a Sentence-Transformers folder: it has no modules.json"
         if (folder / "config.json").is_file():
@@ -151,6 +146,11 @@ def check_retriever(folder: Path) -> None:
                 f"{folder} --out RETRIEVER"
             )
         raise RevelaError(reason)
+    if {"Router", "Asym"} & {kind for kind, _ in modules_of(folder)}:
+        raise RevelaError(
+            f"{folder} reads queries and passages by different modules (Router): give a model that "
+            "reads both by the same"
+        )
     check_safetensors(folder)
 
 
