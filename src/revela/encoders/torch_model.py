@@ -25,7 +25,6 @@ from revela.encoders.model_files import (
 from revela.encoders.prompts import OWN, Given, prompts_of
 from revela.errors import RevelaError
 from revela.quiet_libraries import silence_libraries
-from revela.terminal import loading_bar
 from revela.types import Precision, Role
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def open_model(
     silence_libraries()
     check_retriever(Path(folder))
     check_weights(Path(folder))
-    with opening(Path(folder)), loading_bar(Path(folder)):
+    with opening(Path(folder)):
         model = SentenceTransformer(str(folder), device=device, local_files_only=True).float()
         if any((place / ADAPTERS).is_file() for _, place in modules_of(Path(folder))):
             merge_adapters(model)
