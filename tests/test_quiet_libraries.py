@@ -1,11 +1,10 @@
-"""Bars where one has to wait, and only there; what libraries say, where nothing else says it."""
+"""Bars where one has to wait, and only there."""
 
 from __future__ import annotations
 
 import time
 
-from revela import quiet_libraries, terminal
-from revela.training.lm.language_model import load_language_model
+from revela import terminal
 
 
 def slowly(seconds: float) -> None:
@@ -25,16 +24,4 @@ def test_what_takes_long_shows_how_much_is_left_and_what_is_short_shows_nothing(
     assert shown.endswith("\r")  # gone when it is done
     monkeypatch.setenv("RANK", "1")
     slowly(0.15)
-    assert capsys.readouterr().err == ""
-
-
-def test_a_large_model_shows_how_much_of_it_is_read(tiny_lm_folder, monkeypatch, capsys):
-    quiet_libraries.silence_libraries()
-    load_language_model(tiny_lm_folder, bf16=False)
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(terminal, "LARGE_MODEL", 1)
-    load_language_model(tiny_lm_folder, bf16=False)
-    assert "Loading weights: 100%" in capsys.readouterr().err
-    monkeypatch.setenv("RANK", "1")
-    load_language_model(tiny_lm_folder, bf16=False)
     assert capsys.readouterr().err == ""

@@ -140,7 +140,6 @@ def test_scores_on_a_collection(saved_retriever, keep):
     record: Record = {}
     for system, outcome in found.items():
         record[system] = _short(scores["ndcg@10"] for scores in outcome.scores.values())
-        record[f"{system}, first"] = list(outcome.first.values())
     keep("scores", record)
 
 

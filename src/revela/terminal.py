@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 SHOWN_AFTER = 5.0  # seconds
-LARGE_MODEL = 2_000_000_000  # bytes of weights that take longer to load
 
 
 def progress_bar(
@@ -21,9 +18,8 @@ def progress_bar(
     """A bar that the first process shows after ``SHOWN_AFTER``, and removes at the end."""
     from tqdm.auto import tqdm
 
-    return tqdm(
-        items, what, total, False, unit=unit, delay=SHOWN_AFTER, disable=not _is_first_process()
-    )
+    is_first = int(os.environ.get("RANK") or 0) == 0
+    return tqdm(items, what, total, False, unit=unit, delay=SHOWN_AFTER, disable=not is_first)
 
 
 def duration(minutes: float) -> str:
@@ -47,23 +43,3 @@ def counted(number: int, one: str, many: str = "") -> str:
 def megabytes(size: int) -> str:
     """A number of bytes, for messages."""
     return f"{size / 1e6:,.1f} MB"
-
-
-@contextmanager
-def loading_bar(folder: Path) -> Iterator[None]:
-    """While open, transformers shows its bar if the weights are large."""
-    from transformers.utils import logging as bars
-
-    size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
-    if size < LARGE_MODEL or not _is_first_process():
-        yield
-        return
-    bars.enable_progress_bar()
-    try:
-        yield
-    finally:
-        bars.disable_progress_bar()
-
-
-def _is_first_process() -> bool:
-    return int(os.environ.get("RANK") or 0) == 0

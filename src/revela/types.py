@@ -7,7 +7,6 @@ import math
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -217,7 +216,7 @@ class Hit:
 
 
 class Hits(list[Hit]):
-    """Results of a search, best first; a list that notebooks show as a table."""
+    """Results of a search, best first."""
 
     @property
     def answer(self) -> Answer | None:
@@ -227,14 +226,6 @@ class Hits(list[Hit]):
         if confidence > SURE:
             return "sure"
         return "perhaps" if confidence > PERHAPS else "unlikely"
-
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{hit.score:.3f}</td><td>{escape(hit.title or hit.id)}</td>"
-            f"<td style='text-align: left'>{escape(hit.text)}</td></tr>"
-            for hit in self
-        )
-        return f"<table><tr><th>score</th><th>document</th><th>passage</th></tr>{rows}</table>"
 
 
 class QueryTokens(NamedTuple):

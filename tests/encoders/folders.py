@@ -102,19 +102,6 @@ def dense(activation: nn.Module, rows: int = WIDTH, width: int = 12) -> modules.
     return modules.Dense(rows, width, activation_function=activation)
 
 
-def routed(folder: Path, tokenizer: Any, behind: bool) -> None:
-    """Roles with modules of their own: behind the pooling, or all of them."""
-    first = transformer(tokenizer, folder.with_name("raw"))
-    mean = modules.Pooling(WIDTH, pooling_mode="mean")
-    if behind:
-        routes = [dense(nn.Tanh())], [dense(nn.Identity(), WIDTH, 12), modules.Normalize()]
-        saved(folder, [first, mean, modules.Router.for_query_document(*routes)], prompts=PROMPTS)
-        return
-    other = transformer(tokenizer, folder.with_name("other"), "roberta")
-    routes = [other, modules.Pooling(WIDTH, pooling_mode="cls")], [first, mean]
-    saved(folder, [modules.Router.for_query_document(*routes)], prompts=PROMPTS)
-
-
 def half(folder: Path, tokenizer: Any, dtype: torch.dtype) -> None:
     pooled(folder, tokenizer, dense(nn.Tanh()))
     SentenceTransformer(str(folder), device="cpu").to(dtype).save_pretrained(str(folder))
@@ -227,47 +214,11 @@ def wordpiece(folder: Path, _: Any, name: str = "bert", **config: Any) -> None:
     edit(folder / "tokenizer_config.json", lambda found: {**found, **config})
 
 
-def with_graph(folder: Path, tokenizer: Any, change: Callable[[Path], None]) -> None:
-    """A model that revela reads by the ONNX file in its folder, which ``change`` changes."""
-    wordpiece(folder, tokenizer, "distilbert", do_lower_case=False)
-    model = t.DistilBertModel.from_pretrained(folder)
-    (folder / "onnx").mkdir()
-    export_states(model, folder / "onnx" / "model.onnx")
-    change(folder)
-
-
-def export_states(model: Any, file: Path) -> None:
-    """As models of the hub bring: ids in, states out."""
-
-    class States(nn.Module):
-        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-            return model(input_ids, attention_mask).last_hidden_state
-
-    ids, axes = torch.ones(2, 7, dtype=torch.long), {0: "batch", 1: "length"}
-    program = torch.onnx.export(
-        States().eval(), (ids, torch.ones_like(ids)), dynamo=True, verbose=False,
-        output_names=["last_hidden_state"],
-        input_names=["input_ids", "attention_mask"], dynamic_shapes=(axes, axes),
-    )  # fmt: skip
-    program.save(file)
-
-
-def fine_tuned(folder: Path) -> None:
-    model = t.DistilBertModel.from_pretrained(folder)
-    torch.manual_seed(7)
-    for weight in model.parameters():
-        weight.data += torch.randn_like(weight) * weight.std().nan_to_num()
-    model.save_pretrained(folder)
-
-
-def in_openvino(folder: Path) -> None:
-    import openvino as ov
-
-    graph = ov.Core().read_model(folder / "onnx" / "model.onnx")
-    (folder / "openvino").mkdir()
-    ov.save_model(graph, folder / "openvino" / "openvino_model.xml", compress_to_fp16=False)
-    for file in (folder / "onnx").iterdir():
-        file.unlink()
+def prefix_space(folder: Path, tokenizer: Any) -> None:
+    """transformers takes it from tokenizer_config.json, and tokenizer.json has none."""
+    pooled(folder, tokenizer, name="roberta")
+    given = dict(tokenizer_class="RobertaTokenizer", add_prefix_space=True)
+    edit(folder / "tokenizer_config.json", lambda found: {**found, **given})
 
 
 def without(folder: Path, tokenizer: Any, *names: str, name: str = "bert") -> None:
@@ -325,11 +276,8 @@ def with_parts(*make: Callable[[], Any], **how: Any) -> Make:
     return lambda folder, tokenizer: pooled(folder, tokenizer, *(part() for part in make), **how)
 
 
-ACTIVATIONS = (nn.Tanh, nn.Identity, nn.ReLU, nn.GELU, nn.Sigmoid, nn.SiLU)
-POOLINGS = (
-    *("cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"),
-    ("mean", "max"),
-)
+ACTIVATIONS = (nn.Tanh, nn.Identity, nn.ReLU)  # the last is read by torch
+POOLINGS = ("cls", "lasttoken", ("mean", "max"))  # the last two likewise
 NO_SPECIAL = dict(pad_token=None, bos_token=None, eos_token=None)
 KINDS: dict[str, Make] = {
     **{name: with_parts(modules.Normalize, name=name) for name in BERTS},
@@ -346,8 +294,6 @@ KINDS: dict[str, Make] = {
     "Dropout": with_parts(lambda: modules.Dropout(0.5)),
     **{f"pooling {mode}": kind(pooling=mode) for mode in POOLINGS},
     "prompt left out of the pooling": kind(include_prompt=False),
-    "router": functools.partial(routed, behind=False),
-    "router behind the pooling": functools.partial(routed, behind=True),
     "fp16": functools.partial(half, dtype=torch.float16),
     "bf16": functools.partial(half, dtype=torch.bfloat16),
     "sharded": sharded,
@@ -373,6 +319,7 @@ KINDS: dict[str, Make] = {
     "lower case by tokenizer_config": functools.partial(wordpiece, do_lower_case=True),
     "capitals by tokenizer_config": functools.partial(wordpiece, do_lower_case=False),
     "accents by tokenizer_config": functools.partial(wordpiece, strip_accents=False),
+    "prefix space, roberta": prefix_space,
     "capitals, distilbert": functools.partial(wordpiece, name="distilbert", do_lower_case=False),
     "truncated on the left, distilbert": kind(
         name="distilbert", of_tokenizer=dict(truncation_side="left")
@@ -383,17 +330,6 @@ KINDS: dict[str, Make] = {
     "table, fp16": functools.partial(table, dtype=torch.float16),
     "table, model2vec in int8": model2vec,
     "table, Dense": lambda folder, tokenizer: table(folder, tokenizer, dense(nn.Tanh())),
-}
-# Folders that bring a graph of their own.
-GRAPHS: dict[str, Make] = {
-    "ONNX": functools.partial(with_graph, change=lambda folder: None),
-    "stale ONNX": functools.partial(with_graph, change=fine_tuned),
-    "stale OpenVINO": functools.partial(
-        with_graph, change=lambda folder: (in_openvino(folder), fine_tuned(folder))
-    ),
-    "empty ONNX": functools.partial(
-        with_graph, change=lambda folder: (folder / "onnx" / "model.onnx").write_bytes(b"")
-    ),
 }
 # Folders that are refused, and what the sentence says.
 DAMAGED: dict[str, tuple[Make, str]] = {

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from folders import DAMAGED, KINDS, PROMPTS, WIDTH, edit, pooled, saved, transformer, words
+from folders import DAMAGED, KINDS, WIDTH, edit, pooled, saved, transformer, words
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
@@ -18,7 +18,7 @@ from conftest import build_context
 from revela import Document, Index, Retriever, RevelaError
 from revela.encoders.load import load_encoder
 from revela.encoders.model_files import modules_of, resolve
-from revela.encoders.prompts import prompts_of
+from revela.encoders.prompts import BGE, BGE_ZH, prompts_of
 from revela.encoders.torch_model import open_model, positions_of
 from revela.text.words import has_words
 from revela.training.recipe import Recipe
@@ -33,8 +33,6 @@ TEXTS = [
     " ".join(f"{word} {i}" for i in range(30) for word in ("Sea", "the", "garden1")),
 ]  # fmt: skip
 NOT_TRAINED = {
-    "router": r"different modules \(Router\), and training takes a model with one: give",
-    "router behind the pooling": r"different modules \(Router\), and training takes",
     "table, Dense": r"cannot be trained \(StaticEmbedding, Dense\): give one that begins with",
 }
 
@@ -117,7 +115,7 @@ def test_encoder(folder, expected):
 
 
 INDEXED = (
-    *("bert", "truncated", "router", "layout of 2, lower case", "left padding"),
+    *("bert", "truncated", "layout of 2, lower case", "left padding"),
     *("truncated on the left", "no limit, roberta", "table, truncated"),
 )
 
@@ -179,9 +177,7 @@ def test_export(name, tiny_tokenizer, tmp_path):
     np.testing.assert_allclose(np.linalg.norm(tokens_TW, axis=1), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name", ["router", "table, truncated", "capitals by tokenizer_config", "fp16"]
-)
+@pytest.mark.parametrize("name", ["table, truncated", "capitals by tokenizer_config", "fp16"])
 def test_service_and_evaluation(name, tiny_tokenizer, tmp_path):
     pytest.importorskip("fastapi")
     from starlette.testclient import TestClient
@@ -281,6 +277,26 @@ def test_known_models_that_name_no_prompts(place, tiny_tokenizer, tmp_path):
     assert prompts_of(folder) == ("q: ", "")
 
 
+@pytest.mark.parametrize(
+    ("names", "query"),
+    [
+        ("e5-small e5-base e5-large e5-small-v2 e5-base-v2 e5-large-v2 USER-base", "query: "),
+        ("multilingual-e5-small multilingual-e5-base multilingual-e5-large", "query: "),
+        ("bge-small-en bge-base-en bge-large-en", BGE.query),
+        ("bge-small-en-v1.5 bge-base-en-v1.5 bge-large-en-v1.5", BGE.query),
+        ("bge-small-zh bge-base-zh bge-large-zh", BGE_ZH.query),
+        ("bge-small-zh-v1.5 bge-base-zh-v1.5 bge-large-zh-v1.5", BGE_ZH.query),
+        ("nomic-embed-text-v1 nomic-embed-text-v1.5 modernbert-embed-base", "search_query: "),
+        ("ru-en-RoSBERTa", "search_query: "),
+        ("ruri-base ruri-large", "クエリ: "),
+        ("bge-m3 multilingual-e5-large-instruct my-e5-small nomic-embed-text-v2-moe", ""),
+    ],
+)
+def test_names_of_known_models(names, query, tmp_path):
+    for name in names.split():
+        assert prompts_of(tmp_path / name).query == query, name
+
+
 def test_verbs_take_prompts(succeeds, refused, tiny_tokenizer, tmp_path):
     folder, out, texts = tmp_path / "model", tmp_path / "index", tmp_path / "texts"
     pooled(folder, tiny_tokenizer, prompts=None)
@@ -318,44 +334,23 @@ def test_a_limit_beyond_the_positions_is_named(tiny_tokenizer, tmp_path, caplog)
     assert "has 63 positions, fewer than its limit of 512 tokens: it reads 63 tokens" in said
 
 
-def test_a_table_for_queries_and_a_transformer_for_passages(tiny_tokenizer, tmp_path):
-    folder, first = tmp_path / "model", transformer(tiny_tokenizer, tmp_path / "raw")
-    own = modules.StaticEmbedding(tiny_tokenizer, embedding_dim=WIDTH)
-    routes = [own], [first, modules.Pooling(WIDTH, pooling_mode="mean")]
-    saved(folder, [modules.Router.for_query_document(*routes)], prompts=PROMPTS)
-    for precision in ("fp32", "bf16"):
-        found = of_encoder(load_encoder(folder, precision))
-        for ours, theirs in zip(found, stock(folder), strict=True):
-            most = 1e-5 if precision == "fp32" else 0.05
-            np.testing.assert_allclose(ours, theirs, atol=most)
-    assert len(load_encoder(folder, "fp32", max_tokens=8).encode_queries(TEXTS)) == len(TEXTS)
-
-
-@pytest.mark.parametrize("name", ["router", "router behind the pooling"])
-def test_where_routes_cannot_be_followed_is_one_sentence(name, tiny_tokenizer, tmp_path):
-    pytest.importorskip("onnxruntime")
-    from revela.encoders.graph_export import export_onnx
-
-    folder = tmp_path / "model"
-    KINDS[name](folder, tiny_tokenizer)
-    with pytest.raises(RevelaError, match=r"different modules \(Router\) cannot be exported"):
-        export_onnx(open_model(folder), tmp_path / "onnx")
-    encoder = load_encoder(folder, "fp32")
-    for ask in (encoder.encode_with_tokens, encoder.query_tokens):
-        with pytest.raises(RevelaError, match="token vectors cannot be compared: search without"):
-            ask(TEXTS)
-
-
-def test_a_role_without_a_route_is_one_sentence(tiny_tokenizer, tmp_path):
-    parts = [transformer(tiny_tokenizer, tmp_path / "raw"), modules.Pooling(WIDTH)]
-    saved(tmp_path / "model", [modules.Router({"document": parts})])
-    with pytest.raises(RevelaError, match=r"has no route for a query .*: give another model"):
-        load_encoder(tmp_path / "model", "fp32")
+@pytest.mark.parametrize("behind", [True, False])
+def test_modules_by_role_are_refused(behind, tiny_tokenizer, tmp_path):
+    first, mean = transformer(tiny_tokenizer, tmp_path / "raw"), modules.Pooling(WIDTH)
+    table = modules.StaticEmbedding(tiny_tokenizer, embedding_dim=WIDTH)
+    linear = modules.Dense(WIDTH, WIDTH)
+    routes = ([linear], [modules.Normalize()]) if behind else ([table], [first, mean])
+    router = modules.Router.for_query_document(*routes)
+    saved(tmp_path / "model", [first, mean, router] if behind else [router])
+    reads = [lambda folder: load_encoder(folder, "fp32"), Retriever, open_model]
+    for read in [*reads, lambda folder: untrained_retriever(RetrieverSettings(), folder, [])]:
+        with pytest.raises(RevelaError, match=r"by different modules \(Router\): give a model"):
+            read(tmp_path / "model")
 
 
 @pytest.mark.parametrize(
     ("kind", "place"),
-    [("Dense, Tanh", ""), ("Dense, Tanh", "2_Dense"), ("router", "query_0_Transformer")],
+    [("Dense, Tanh", ""), ("Dense, Tanh", "2_Dense")],
 )
 def test_weights_outside_of_safetensors_are_one_sentence(kind, place, tiny_tokenizer, tmp_path):
     folder = tmp_path / "model"
@@ -376,12 +371,9 @@ def test_a_state_of_a_trainer_is_no_weight(tiny_tokenizer, tmp_path):
     assert resolve(str(tmp_path / "model")) == tmp_path / "model"
 
 
-def test_modules_of_routes_and_of_older_folders(tiny_tokenizer, tmp_path):
+def test_modules_of_a_damaged_folder(tiny_tokenizer, tmp_path):
     folder = tmp_path / "model"
-    KINDS["router"](folder, tiny_tokenizer)
-    kinds = [kind for kind, _ in modules_of(folder)]
-    assert kinds == ["Router", "Transformer", "Pooling", "Transformer", "Pooling"]
-    (folder / "router_config.json").rename(folder / "config.json")
-    assert [kind for kind, _ in modules_of(folder)] == kinds
+    pooled(folder, tiny_tokenizer)
+    assert [kind for kind, _ in modules_of(folder)] == ["Transformer", "Pooling"]
     (folder / "modules.json").write_text('{"a": 1}')
     assert modules_of(folder) == []

@@ -167,7 +167,7 @@ def test_a_revision_is_named_after_an_at(hub):
     assert model_files.resolve(f"owner/name@{commit(1)}").name == commit(1)
     assert model_files.resolve("owner/name@main").name == commit(2)
     assert model_files.name_of(model_files.resolve(f"owner/name@{commit(1)}")) == "owner/name"
-    with pytest.raises(RevelaError, match="owner/name@v9 has no revision v9: name a branch"):
+    with pytest.raises(RevelaError, match=r"owner/name@v9 is neither .*404.*: check the name"):
         model_files.resolve("owner/name@v9")
 
 
@@ -176,7 +176,7 @@ def test_ids_without_an_owner(hub):
     hub.models["sentence-transformers/all-MiniLM-L6-v2"] = {commit(2): FILES}
     assert model_files.resolve("gpt2").name == commit(1)
     assert model_files.resolve("all-MiniLM-L6-v2").name == commit(2)
-    with pytest.raises(RevelaError, match="my-folder is no folder, and on the hub it does not ex"):
+    with pytest.raises(RevelaError, match=r"my-folder is neither .*404.*: check the name"):
         model_files.resolve("my-folder")
 
 
@@ -211,8 +211,8 @@ def test_a_run_that_is_resumed_reads_the_commit_that_it_began_with(
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (429, "cannot be downloaded .*429 Too Many Requests.*: try again later"),
-        (500, "cannot be downloaded .*500 Internal Server Error.*: try again later"),
+        (429, "can be downloaded .*429 Too Many Requests.* or try again later"),
+        (500, "can be downloaded .*500 Internal Server Error.* or try again later"),
         (OSError(errno.ENOSPC, "No space left on device", "hub"), "hub cannot be written"),
     ],
 )
@@ -269,14 +269,12 @@ def test_a_fingerprint_is_kept_until_they_change(tmp_path, monkeypatch):
 LOADED = ("config_sentence_transformers.json", "sentence_bert_config.json", "vocab.txt")
 WEIGHTS = ("model.safetensors", "spiece.model", "pytorch_model.bin")
 INSIDE = ("tokenizer_config.json", "1_Pooling/config.json", "chat_template.jinja", "tekken.json")
-GRAPHS = ("onnx/model.onnx", "0_T/onnx/model.onnx_data", "openvino/openvino_model.xml")
 
 
-@pytest.mark.parametrize("name", [*LOADED, *WEIGHTS, *INSIDE, *GRAPHS, "context/context.json"])
+@pytest.mark.parametrize("name", [*LOADED, *WEIGHTS, *INSIDE, "context/context.json"])
 def test_fingerprint_follows_every_file_that_is_loaded(tmp_path, name):
-    for folder in ("1_Pooling", "checkpoints", ".model-abc", "context", "onnx", "0_T/onnx"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "openvino").mkdir()
+    for folder in ("1_Pooling", "checkpoints", ".model-abc", "context"):
+        (tmp_path / folder).mkdir()
     (tmp_path / "modules.json").write_text("[]")
     (tmp_path / name).write_text("one")
     first = model_files.fingerprint(tmp_path)

@@ -12,7 +12,8 @@ from revela import Retriever, evaluate
 from revela.encoders.load import load_encoder
 from revela.errors import RevelaError
 from revela.evaluation.collection import Collection, load_collection
-from revela.evaluation.evaluate import outcomes, short_names
+from revela.evaluation.evaluate import outcomes, rankings, short_names, without_themselves
+from revela.evaluation.metrics import Outcome
 from revela.training.recipe import Recipe
 from revela.training.retriever.build import build_retriever
 from tests.collection_folder import write_collection, write_lines
@@ -76,9 +77,10 @@ def test_a_query_that_is_a_document_does_not_find_itself():
 
         encode_queries = encode_passages
 
-    for system, outcome in outcomes(collection, {"m": Words()}).items():
-        assert outcome.first["1"] == "2" and outcome.first["4"] == "4", system
-        assert outcome.scores["1"]["ndcg@10"] == 1.0, system
+    for system, run in rankings(collection, {"m": Words()}):
+        found = without_themselves(collection, run)
+        assert next(iter(found["1"])) == "2" and next(iter(found["4"])) == "4", system
+        assert Outcome.of(qrels, found).scores["1"]["ndcg@10"] == 1.0, system
 
 
 def test_evaluate_gives_the_scores_of_every_system_by_collection(tmp_path, monkeypatch):

@@ -255,8 +255,6 @@ def test_an_index_is_cut_at_a_score_and_says_what_gave_it(tmp_path):
         cut = index.search(query, rerank=rerank, min_score=least)
         assert [hit.id for hit in cut] == [hit.id for hit in hits if hit.score >= least]
     assert index.search(query, min_score=1.1) == []
-    shown = index.search(query)._repr_html_()  # in a notebook
-    assert shown.count("<tr>") == 11 and f"<td>{index.search(query)[0].score:.3f}</td>" in shown
     dense = index.search(query, mode="dense", explain=True)
     assert all(hit.explanation.vectors == pytest.approx(hit.score) for hit in dense)
     assert dense[0].confidence is None

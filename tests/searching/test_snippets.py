@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from revela.ranking.bm25 import BM25
-from revela.searching.examples import examples_of
 from revela.searching.highlight import HighlightTerms
 from revela.searching.plain_lines import plain
 from revela.searching.snippets import (
@@ -270,20 +269,3 @@ def test_no_query_takes_long(piece):
 def test_equal_texts_are_grouped_below_their_first():
     hits = [Hit(str(i), 1, "", text) for i, text in enumerate(["a  b", "c", "a\nb", "c ", "d"])]
     assert distinct(hits, 9) == {0: [2], 1: [3], 4: []} and list(distinct(hits, 2)) == [0, 1]
-
-
-def test_examples_are_headings_or_else_sentences():
-    titles = ["Guide > How to **install** it", "", "v1.2.3", "Guide > See also", "README"]
-    hits = [Hit("a.md", 1, title, "x") for title in titles] + [Hit("b.md", 1, "B > See also", "y")]
-    assert examples_of([*hits, Hit("c.md", 1, "C", "## Care of bees\nx")]) == [
-        "How to install it",
-        "Care of bees",
-    ]
-    said = ["# The garden opens at nine.\nMore.", "x = f(y, z) + 1", "See https://a.b/c for more."]
-    said += ["Intro\n\nThe garden opens at nine.\nMore."]
-    hits = [Hit("d1", 1, "", text) for text in said]
-    assert examples_of(hits) == ["The garden opens at nine."]
-    assert examples_of([]) == []
-    many = [f"heading of chapter {letter}" for letter in "abcdefghij"]
-    found = examples_of([Hit("a", 1, title, "x") for title in many])
-    assert found == [many[0], many[4], many[9]]

@@ -109,30 +109,21 @@ def test_every_grammar_is_installed():
 @pytest.fixture
 def without_tree_sitter(monkeypatch):
     monkeypatch.setitem(sys.modules, "tree_sitter", None)
-    for cached in (code._parser, code._warn_no_grammar):
-        cached.cache_clear()
+    code._parser.cache_clear()
     yield
-    for cached in (code._parser, code._warn_no_grammar):
-        cached.cache_clear()
+    code._parser.cache_clear()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_without_the_extra_code_is_cut_at_blank_lines_and_one_line_says_so(
-    without_tree_sitter, monkeypatch, workers, caplog, capfd
-):
+def test_without_the_extra_code_is_cut_at_blank_lines(without_tree_sitter, monkeypatch, workers):
     javascript = "function f() { return 1; }\nfunction g() { return 2; }\n\nlet h = 3;\n\n"
-    prose = Document("d", "A sentence of six words here.")
-    python = Document("a.py", "".join(SOURCES["a.py"]), kind="code")
-    assert units(python.text, python.id) == SOURCES["a.py"]
-    chunk(prose, 0, 10), chunk(python, 0, 10)
-    assert not caplog.messages
+    python = "".join(SOURCES["a.py"])
+    assert units(python, "a.py") == SOURCES["a.py"]
     monkeypatch.setattr("revela.text.chunk.BATCH", 1)  # each document is a task of a worker
     documents = [Document(f"{i}.js", javascript, kind="code") for i in range(8)]
     pieces = [c.text for c in chunk_all(documents, 12, workers)]
     functions = javascript.index("let")
     assert pieces == [javascript[:functions], javascript[functions:]] * 8
-    assert len(caplog.messages) == 1 and not capfd.readouterr().err
-    assert caplog.messages[0].endswith("run pip install '.[code]' in a checkout of revela")
 
 
 def test_without_a_known_ending_python_is_tried_and_then_the_margin():

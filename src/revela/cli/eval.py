@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from revela.cli.flags import PROMPTS, Flat, Out, PromptFlags, Several
-from revela.cli.printing import print_report, print_table, snippet
+from revela.cli.printing import print_report, print_table
 from revela.encoders.prompts import Given as GivenPrompts
 from revela.errors import RevelaError, extra
 from revela.ranking.steps import Rerank
@@ -19,7 +19,6 @@ from revela.types import Precision
 if TYPE_CHECKING:
     from revela.evaluation.evaluate import Evaluation
     from revela.evaluation.results import SystemScores
-    from revela.evaluation.significance import Gain
 
 
 CHANCE = 0.05  # p values of this or more count as chance
@@ -32,7 +31,6 @@ def eval(
     benchmark: Annotated[list[str], Several] = [],  # noqa: B006
     text: Annotated[list[Path], Several] = [],  # noqa: B006
     out: Out = Path("mteb-results"),
-    show: int = 0,
     language: str = "auto",
     weight: float | None = None,
     rerank: Rerank | None = None,
@@ -61,9 +59,6 @@ def eval(
         of code have to find what they belong to among held-out documents.
     out:
         Folder for results of --benchmark, in mteb's layout; finished tasks in it are not run again.
-    show:
-        Print this many queries on which the first model beats the second (BM25 if there is one
-        model) most, and as many on which it loses most.
     language:
         With --on and --text: language whose words BM25 stems, as for index; auto finds it.
     weight:
@@ -100,7 +95,7 @@ def eval(
             rerank, max_tokens, precision, True, language, weight, runs, prompts.given
         )
         done = evaluations(model, on, options)
-        scores |= _print_evaluations(done, show)
+        scores |= _print_evaluations(done)
     if benchmark:
         scores |= _run_benchmarks(model, benchmark, out, max_tokens, precision, prompts.given)
     if json_file is not None:
@@ -108,17 +103,14 @@ def eval(
         print(f"saved to {json_file}")
 
 
-def _print_evaluations(
-    evaluations: Iterator[Evaluation], show: int
-) -> dict[str, dict[str, SystemScores]]:
+def _print_evaluations(evaluations: Iterator[Evaluation]) -> dict[str, dict[str, SystemScores]]:
     """Print each evaluation as it is finished; the scores by collection and system."""
     from revela.evaluation.metrics import METRICS
-    from revela.evaluation.significance import greatest_gains
 
     results = {}
     main, *others = METRICS
     for evaluation in evaluations:
-        collection, outcomes = evaluation.collection, evaluation.outcomes
+        collection = evaluation.collection
         print(_verdict(evaluation.name, evaluation.scores))
         sizes = f"{len(collection.documents):,} documents, {len(collection.queries):,} queries"
         print(f"{evaluation.name}: {sizes}, language {collection.bm25.terms.language}")
@@ -129,11 +121,6 @@ def _print_evaluations(
             rows.append([system, s.means[main], s.margin, *(s.means[m] for m in others), *p])
         tested = [f"p, {name}" for name in evaluation.references]
         print_table(evaluation.name, ["system", main, "±", *others, *tested], rows)
-        if show:
-            first, second = [*evaluation.models, "BM25"][:2]
-            for a, b in ((first, second), (second, first)):
-                gains = greatest_gains(collection, outcomes[a], outcomes[b], show)
-                _print_gains(f"{evaluation.name}: where {a} beats {b} most", a, b, gains)
     print(
         "±: half the 95 % interval of nDCG@10 (Student's t over queries); p: of nDCG@10, "
         "two-sided, by random signs"
@@ -237,18 +224,6 @@ def _run_benchmarks(
         print(f"{label}: " + ", ".join(f"{name} {value!r}" for name, value in used.items()))
     print(f"mteb's own files: {out / 'results'}")
     return {f"{task} (mteb)": systems for task, systems in scores.items()}
-
-
-def _print_gains(title: str, better: str, worse: str, gains: Sequence[Gain]) -> None:
-    """Queries with both scores and the documents ranked first."""
-    print(f"\n{title}" + ("" if gains else ": nowhere"))
-    for number, gain in enumerate(gains, 1):
-        print(f"{number}. {snippet(gain.query)}")
-        systems = zip((better, worse), gain.scores, gain.first, strict=True)
-        for system, score, (text, is_relevant) in systems:
-            mark = "(relevant)" if is_relevant else "(not relevant)"
-            first = f"first {mark}: {snippet(text)}" if text else "finds nothing"
-            print(f"   {system} {score:.3f}, {first}")
 
 
 def _p(p: float | None) -> str | None:

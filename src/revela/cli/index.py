@@ -84,13 +84,9 @@ def index(
         With --engine ray: chunks per commit; a kill loses at most these.
     """
     if delete:
-        options = (append, sync, yes, model, metadata, precision, commit_every)
-        defaults = (False, False, False, None, None, "auto", COMMIT_EVERY)
-        sections = (prompts, settings, reading, engine)
-        if corpus or options != defaults or sections != (PROMPTS, INDEXING, READING, ENGINE):
+        if corpus or append or sync:
             raise RevelaError(
-                "--delete takes ids and no corpus or option but --out: first delete, then add with "
-                "--append"
+                "--delete takes ids and no corpus: first delete, then add with --append"
             )
         _delete(out, delete)
         return

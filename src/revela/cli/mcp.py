@@ -35,7 +35,6 @@ def mcp(
     http: int | None = None,
     host: str = "127.0.0.1",
     token_env: str | None = None,
-    token_file: Path | None = None,
     model: str | None = None,
     prompts: Annotated[PromptFlags, Flat] = PROMPTS,
     show_config: Annotated[bool, Parameter(negative=())] = False,
@@ -57,8 +56,6 @@ def mcp(
     token_env:
         Environment variable with the token that HTTP clients must send (Authorization: Bearer
         TOKEN).
-    token_file:
-        File with that token.
     model:
         As for search.
     show_config:
@@ -70,7 +67,7 @@ def mcp(
             raise RevelaError("--show-config is for a server over stdin: leave out --http")
         _print_config(index_folder, model, dict(name=name, base_url=base_url, **vars(prompts)))
         return
-    token = token_of(token_env, token_file)
+    token = token_of(token_env)
     if token and http is None:
         raise RevelaError("a token is for --http: give a port, or leave the token out")
     from revela.searching.server.mcp import mcp_server
@@ -191,9 +188,7 @@ def _serve(server: Any, host: str, port: int, token: str | None) -> None:
     listening = listen(host, port, "--http")
     address = listening.getsockname()[0]
     if token is None and not is_loopback(address):
-        raise RevelaError(
-            f"anyone who reaches {host} could read the index: give --token-env or --token-file"
-        )
+        raise RevelaError(f"anyone who reaches {host} could read the index: give --token-env")
     limits = Limits()
     running = server_of(http_app(server, Access(token, token is None), limits), limits)
     _show_once()

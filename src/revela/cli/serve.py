@@ -14,7 +14,6 @@ from cyclopts import Parameter
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
 from revela.errors import RevelaError
 from revela.searching.server import Access, Limits, Site
-from revela.text.readers.common import open_text
 from revela.types import Precision
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8080,
     token_env: str | None = None,
-    token_file: Path | None = None,
     name: str | None = None,
     model: str | None = None,
     prompts: Annotated[PromptFlags, Flat] = PROMPTS,
@@ -55,8 +53,6 @@ def serve(
         Port to listen on; 0 takes any free port.
     token_env:
         Environment variable with the token that clients must send (Authorization: Bearer TOKEN).
-    token_file:
-        File with that token.
     name:
         Name of the model for clients; default: minilm-l6 if it is embedded, its hub id, or the name
         of its folder.
@@ -74,7 +70,7 @@ def serve(
     no_cache:
         As for search.
     """
-    token = token_of(token_env, token_file)
+    token = token_of(token_env)
     if min(astuple(limits)) <= 0:
         raise RevelaError("a limit of revela serve is not positive: give numbers above 0")
     if sync is not None and not sync > 0:
@@ -98,7 +94,7 @@ def serve(
     url = lifecycle.url_of(host, listening)
     if token is None and not local:
         print(
-            "anyone who reaches this address can use it: give --token-env or --token-file",
+            "anyone who reaches this address can use it: give --token-env",
             flush=True,
         )
     service = partial(_service, name=name, limits=limits, access=access, site=site)
@@ -144,25 +140,12 @@ def _service(
     return Service(index, model, limits, access, site)
 
 
-def token_of(variable: str | None, file: Path | None) -> str | None:
-    """The token that clients must send, from a variable or a file; None without either."""
-    if variable is not None and file is not None:
-        raise RevelaError("--token-env and --token-file are both given: give one")
-    if variable is not None:
-        if not (token := os.environ.get(variable, "").strip()):
-            raise RevelaError(
-                f"the environment variable {variable} is empty or not set: set it to the token"
-            )
-        return token
-    if file is not None:
-        try:
-            with open_text(file, "strict") as handle:
-                token = handle.read().strip()
-        except (OSError, ValueError) as error:
-            raise RevelaError(
-                f"{file} cannot be read ({type(error).__name__}): give a text file as --token-file"
-            ) from error
-        if not token:
-            raise RevelaError(f"{file} is empty: write the token into it")
-        return token
-    return None
+def token_of(variable: str | None) -> str | None:
+    """The token that clients must send, from an environment variable; None without one."""
+    if variable is None:
+        return None
+    if not (token := os.environ.get(variable, "").strip()):
+        raise RevelaError(
+            f"the environment variable {variable} is empty or not set: set it to the token"
+        )
+    return token

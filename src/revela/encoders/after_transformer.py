@@ -12,23 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from revela.encoders.bert import MASK, layer_norm, linear, numbers
+from revela.encoders.bert import MASK, linear, numbers
 from revela.encoders.model_files import Weights
 
 if TYPE_CHECKING:
     from openvino import Model
 
 VECTOR, TOKENS = "sentence_embedding", "unit_token_embeddings"
-# Former flags of Sentence-Transformers' pooling -> mode, in the order in which modes are joined.
-FLAGS = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
-ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")
+# Poolings as Sentence-Transformers names them, in two ways, and by its former flags.
+CLS: tuple[Any, ...] = ("cls", ["cls"], ["pooling_mode_cls_token"])
+MEAN: tuple[Any, ...] = ("mean", ["mean"], ["pooling_mode_mean_tokens"], [])
 EPS = 1e-12  # minimum length in a division, as in torch
 
 
@@ -82,6 +75,8 @@ def _unit(vectors: Any) -> Any:
 
 def _changed(vectors: Any, kind: str, folder: Path) -> Any:
     """Vectors (B, D) after a module that follows the pooling."""
+    from openvino import opset13 as op
+
     if kind == "Normalize":
         return _unit(vectors)
     if kind == "Dropout":  # only used in training
@@ -89,12 +84,13 @@ def _changed(vectors: Any, kind: str, folder: Path) -> Any:
     if kind == "Dense":
         about, name = _read(folder), "sentence_embedding"
         inside = about.get("module_input_name", name), about.get("module_output_name") or name
-        if about.get("use_residual") or inside != (name, name):
+        activation = about.get("activation_function", "Tanh").rpartition(".")[2]
+        is_known = inside == (name, name) and activation in ("Tanh", "Identity")
+        if about.get("use_residual") or not is_known:
             raise Unsupported("Dense")
         weights = Weights(folder)
-        return _activated(linear(vectors, weights, "linear", "linear.bias" in weights), about)
-    if kind == "LayerNorm":
-        return layer_norm(vectors, Weights(folder), "norm", 1e-5)
+        vectors = linear(vectors, weights, "linear", "linear.bias" in weights)
+        return op.tanh(vectors) if activation == "Tanh" else vectors
     raise Unsupported(kind)
 
 
@@ -109,54 +105,12 @@ def _pooled(tokens_BLD: Any, mask_BL1: Any, about: dict[str, Any]) -> Any:
 
     if not about.get("include_prompt", True):
         raise Unsupported("pooling without the prompt")
-    modes = about.get("pooling_mode") or [mode for flag, mode in FLAGS.items() if about.get(flag)]
-    modes = [modes] if isinstance(modes, str) else modes or ["mean"]
-    tokens, none = op.constant(np.array([1], np.int64)), op.constant(np.float32(1e-9))
-    pooled = []
-    for mode in modes:
-        if mode == "cls":
-            first = op.constant(np.array(0, np.int64))
-            pooled.append(op.gather(tokens_BLD, first, tokens))
-        elif mode == "max":
-            one, far = op.constant(np.float32(1)), op.constant(np.float32(-3e38))
-            hidden = op.multiply(op.subtract(one, mask_BL1), far)
-            pooled.append(op.reduce_max(op.add(tokens_BLD, hidden), tokens))
-        elif mode in ("mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"):
-            weights_BL1 = _weights(mask_BL1, mode)
-            total = op.reduce_sum(op.multiply(tokens_BLD, weights_BL1), tokens)
-            size = op.maximum(op.reduce_sum(weights_BL1, tokens), none)
-            size = op.sqrt(size) if mode == "mean_sqrt_len_tokens" else size
-            pooled.append(op.divide(total, size))
-        else:
-            raise Unsupported(f"pooling {mode}")
-    return op.concat(pooled, 1) if len(pooled) > 1 else pooled[0]
-
-
-def _weights(mask_BL1: Any, mode: str) -> Any:
-    """Weights of tokens: equal, growing from first to last, or only on the last."""
-    from openvino import opset13 as op
-
-    if mode not in ("weightedmean", "lasttoken"):
-        return mask_BL1
-    tokens = op.constant(np.array(1, np.int64))
-    places_BL1 = op.multiply(op.cum_sum(mask_BL1, tokens), mask_BL1)
-    if mode == "weightedmean":
-        return places_BL1
-    last_B11 = op.reduce_max(places_BL1, tokens, True)
-    return op.convert(op.equal(places_BL1, last_B11), "f32")
-
-
-def _activated(inputs: Any, about: dict[str, Any]) -> Any:
-    from openvino import opset13 as op
-
-    name = about.get("activation_function", "Tanh").rpartition(".")[2]
-    if name not in ACTIVATIONS:
-        raise Unsupported(f"Dense with {name}")
-    if name == "Identity":
-        return inputs
-    if name == "SiLU":
-        return op.swish(inputs)
-    if name == "GELU":
-        return op.gelu(inputs, "erf")
-    activate = {"Tanh": op.tanh, "ReLU": op.relu, "Sigmoid": op.sigmoid}[name]
-    return activate(inputs)
+    flags = [name for name, value in about.items() if value and name.startswith("pooling_mode_")]
+    mode = about.get("pooling_mode") or flags
+    if mode in CLS:
+        return op.squeeze(op.gather(tokens_BLD, numbers(0), numbers(1)), numbers(1))
+    if mode not in MEAN:
+        raise Unsupported(f"pooling {mode}")
+    total = op.reduce_sum(op.multiply(tokens_BLD, mask_BL1), numbers(1))
+    least = op.constant(np.float32(1e-9))
+    return op.divide(total, op.maximum(op.reduce_sum(mask_BL1, numbers(1)), least))

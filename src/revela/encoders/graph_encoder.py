@@ -49,9 +49,7 @@ class Graph:
         """The graph's inputs for a batch."""
         if self.table_VD is not None:
             return {WORDS: fp32(self.table_VD[ids_BL]), MASK: mask_BL}
-        names = {name for value in self.model.inputs for name in value.get_names()}
-        every = {IDS: ids_BL, MASK: mask_BL, "token_type_ids": np.zeros_like(ids_BL)}
-        return {name: values for name, values in every.items() if name in names}
+        return {IDS: ids_BL, MASK: mask_BL}
 
     def compiled(self, outputs: Sequence[str]) -> Any:
         """Compile the part of the graph that computes these outputs."""

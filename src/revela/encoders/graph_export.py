@@ -28,10 +28,9 @@ from revela.encoders.model_files import fingerprint
 from revela.encoders.prompts import Prompts
 from revela.encoders.torch_encoder import TorchEncoder
 from revela.encoders.torch_model import (
-    has_routes,
     open_model,
     slot_ids,
-    transformers_of,
+    transformer_of,
     unit_vectors,
 )
 from revela.errors import RevelaError, first_line, install_extra
@@ -123,7 +122,7 @@ def _as_graph(model: SentenceTransformer, tokens: bool) -> nn.Module:
 
         def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
             features = {IDS: input_ids, MASK: attention_mask}
-            return tuple(unit_vectors(self.model, self.model, features, tokens))
+            return tuple(unit_vectors(self.model, features, tokens))
 
     return Graph().eval()
 
@@ -131,12 +130,7 @@ def _as_graph(model: SentenceTransformer, tokens: bool) -> nn.Module:
 def _write_graph(model: SentenceTransformer, file: Path, tokens: bool) -> None:
     import torch
 
-    if has_routes(model):
-        raise RevelaError(
-            "a model that reads queries and passages by different modules (Router) cannot be "
-            "exported to ONNX, as a graph has one input: serve it with torch"
-        )
-    if not transformers_of(model):
+    if transformer_of(model) is None:
         raise RevelaError(
             f"a {type(model[0]).__name__} cannot be exported to ONNX: "
             "only retrievers that begin with a transformer can"

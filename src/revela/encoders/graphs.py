@@ -1,8 +1,7 @@
 """Open a retriever's folder as a graph, in the precision that is fastest on this processor.
 
-The graph is built from a BERT's weights, or read from the folder's own ONNX or OpenVINO file, or
-from the export of graph_export.py in the cache. An int8 copy is made once, and cached if
-it retrieves as well as the graph in fp32.
+The graph is built from a BERT's weights, or read from the export of graph_export.py in the cache.
+An int8 copy is made once, and cached if it retrieves as well as the graph in fp32.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 
 from revela.encoders.after_transformer import Unsupported, with_modules
 from revela.encoders.base import check_max_tokens, truncate
-from revela.encoders.bert import MASK, STATES, bert, is_bert, max_positions
+from revela.encoders.bert import STATES, bert, is_bert, max_positions
 from revela.encoders.cpu import fastest, openvino_core
 from revela.encoders.graph_encoder import Graph, GraphEncoder
 from revela.encoders.int8 import quantised
@@ -29,12 +28,10 @@ from revela.types import Precision
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from openvino import Model
 
 log = logging.getLogger(__name__)
 VERSION = 4  # format of exports and of int8 copies
 EXPORT, TOKENIZER, CONFIG = "model.onnx", "tokenizer.json", "retriever.json"  # files of an export
-OWN_FILES = ("openvino/openvino_model.xml", f"onnx/{EXPORT}")
 LEAST_COSINE = 0.98  # minimum of the mean cosine between vectors in int8 and in fp32
 SEQUENCES, LENGTH, BATCH = 64, 32, 16  # random tokens for measuring the ranges of int8
 # Two halves of each text; the first should find the second.
@@ -84,7 +81,10 @@ def open_graph(
             query, passage = prompts_of(folder, prompts)
         if (export / EXPORT).is_file():
             encoder = open_export(export, folder, max_tokens, (query, passage))
-        elif graph := _graph(folder, config, modules):
+        elif is_bert(config) and not _is_unusual(inside):
+            states, table_VD = bert(config, Weights(inside))
+            width = read_config(folder).get("truncate_dim")
+            graph = Graph(with_modules(states, modules[1:], width), "fp32", table_VD)
             tokenizer, limit = _tokenizer(inside, config), max_tokens or _limit(inside, config)
             padding = config.get("pad_token_id") or 0
             how = (query, passage), limit, padding, str(folder)
@@ -118,34 +118,6 @@ def open_export(
     limit, place = max_tokens or about["max_tokens"], folder or export
     graph = Graph(openvino_core().read_model(export / EXPORT), "fp32")
     return GraphEncoder(graph, tokenizer, prompts, limit, padding, str(place))
-
-
-def _graph(folder: Path, config: dict[str, Any], modules: list[tuple[str, Path]]) -> Graph | None:
-    """The graph in fp32; None if there is none."""
-    inside, after = modules[0][1], modules[1:]
-    width = read_config(folder).get("truncate_dim")
-    if is_bert(config) and not _is_unusual(inside):
-        states, table_VD = bert(config, Weights(inside))
-        return Graph(with_modules(states, after, width), "fp32", table_VD)
-    for name in OWN_FILES:
-        # OpenVINO raises RuntimeError for what it cannot read; the weights may be whole.
-        with suppress(Unsupported, RuntimeError):
-            if (inside / name).is_file():
-                states = _states_of(openvino_core().read_model(inside / name))
-                return Graph(with_modules(states, after, width), "fp32")
-    return None
-
-
-def _states_of(model: Model) -> Model:
-    """A model's own graph, with the states of tokens as its first output."""
-    import openvino as ov
-
-    named = {name: value for value in model.outputs for name in value.get_names()}
-    states = next((named[n] for n in ("last_hidden_state", STATES) if n in named), None)
-    inputs = {name for value in model.inputs for name in value.get_names()}
-    if states is None or not {"input_ids", MASK} <= inputs or "past_key_values" in str(inputs):
-        raise Unsupported("the graph's inputs and outputs")
-    return ov.Model([states.get_node().input_value(0)], model.get_parameters(), "own")
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -91,25 +91,24 @@ def _open_graph(
     if not (export_folder(digest).exists() or embedded_name(folder)):
         if kept.is_file():
             agrees = json.loads(kept.read_text(encoding="utf-8"))
-        elif has_torch() and find_spec("sentence_transformers") and open_graph(folder, "fp32"):
-            agrees = _agrees_with_torch(folder)
+        elif has_torch() and find_spec("sentence_transformers"):
+            if (graph := open_graph(folder, "fp32")) is None:
+                return None
+            agrees = _agrees_with_torch(folder, graph)
             with suppress(RevelaError, OSError), atomic_write(kept) as temporary:
                 temporary.write_text(json.dumps(agrees), encoding="utf-8")
     return open_graph(folder, precision, max_tokens, prompts) if agrees else None
 
 
-def _agrees_with_torch(folder: Path) -> bool:
+def _agrees_with_torch(folder: Path, graph: GraphEncoder) -> bool:
     """Whether a folder's graph gives the vectors that sentence-transformers gives."""
     from revela.encoders.graph_export import difference
     from revela.encoders.torch_model import open_model
 
-    graph = open_graph(folder, "fp32")
-    model = open_model(folder, device="cpu")
-    with suppress(Exception):  # of OpenVINO, for a graph that does not fit
-        if graph and difference(graph, model) < MAX_DIFFERENCE:
-            return True
-    log.info(f"{folder}: its graph gives other vectors than its weights, and is not used")
-    return False
+    agrees = difference(graph, open_model(folder, device="cpu")) < MAX_DIFFERENCE
+    if not agrees:
+        log.info(f"{folder}: its graph gives other vectors than torch, and is not used")
+    return agrees
 
 
 def keep_graph(folder: Path, even_with_gpu: bool = False) -> None:

@@ -25,11 +25,10 @@ from revela.types import fp32
 
 LOADED = (
     *("modules.json", "*config*.json", "*token*.json", "vocab.*", "merges.txt", "*.model"),
-    *("*.safetensors", "*.bin", "*.jinja", "tekken.json", "context.json", "onnx/*", "openvino/*"),
+    *("*.safetensors", "*.bin", "*.jinja", "tekken.json", "context.json"),
 )
 CONFIG = "config_sentence_transformers.json"
 MATRYOSHKA, WORDS_TO_VECTORS = "matryoshka_dims", "words_to_vectors"  # keys of ours
-ROUTES = ("router_config.json", "config.json")  # the config of a router, new and old
 CONTEXT = "context"  # folder of a contextual module's documents
 SAVE_AGAIN = (
     "only safetensors are read, so open it in the library that made it and save it again by "
@@ -90,17 +89,12 @@ def resolve(name: str) -> Path:
 
 
 def modules_of(folder: Path) -> list[tuple[str, Path]]:
-    """Kind and folder of each module of a Sentence-Transformers model, including those in routers;
-    [] for other folders and for damaged ones.
+    """Kind and folder of each module of a Sentence-Transformers model; [] for other folders and for
+    damaged ones.
     """
     try:
         listed = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
         found = [(module["type"], folder / module["path"]) for module in listed]
-        for _, place in found:  # the loop appends to it
-            for name in ROUTES:
-                if (place / name).is_file():
-                    inside = json.loads((place / name).read_text(encoding="utf-8"))
-                    found += [(kind, place / at) for at, kind in inside.get("types", {}).items()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
     return [(kind.rpartition(".")[2], place) for kind, place in found]
@@ -108,8 +102,7 @@ def modules_of(folder: Path) -> list[tuple[str, Path]]:
 
 def gives_tokens(folder: Path) -> bool:
     """Whether a retriever has token vectors for comparing queries and passages."""
-    kinds = [kind for kind, _ in modules_of(folder)]
-    return kinds[:1] == ["Transformer"] and not {"Router", "Asym"} & {*kinds}
+    return [kind for kind, _ in modules_of(folder)][:1] == ["Transformer"]
 
 
 @contextmanager
@@ -142,7 +135,9 @@ def table_folder(folder: Path) -> Path | None:
 
 
 def check_retriever(folder: Path) -> None:
-    """Raise RevelaError unless a folder is a Sentence-Transformers model in safetensors."""
+    """Raise RevelaError unless a folder is a Sentence-Transformers model in safetensors that reads
+    queries and passages by the same modules.
+    """
     if not (folder / "modules.json").is_file():
         reason = f"{folder} is not a Sentence-Transformers folder: it has no modules.json"
         if (folder / "config.json").is_file():
@@ -151,6 +146,11 @@ def check_retriever(folder: Path) -> None:
                 f"{folder} --out RETRIEVER"
             )
         raise RevelaError(reason)
+    if {"Router", "Asym"} & {kind for kind, _ in modules_of(folder)}:
+        raise RevelaError(
+            f"{folder} reads queries and passages by different modules (Router): give a model that "
+            "reads both by the same"
+        )
     check_safetensors(folder)
 
 
@@ -262,17 +262,6 @@ def _snapshot(name: str, repo: str, revision: str) -> Path:
     try:
         folder = Path(snapshot_download(repo, revision=revision or None, allow_patterns=DOWNLOADED))
     except Exception as error:  # of the library, the HTTP client, Xet or the disk
-        known = " nor ".join(EMBEDDED)
-        reasons = {
-            errors.HFValidationError: f"is neither a folder nor a hub id (owner/name) nor {known}",
-            errors.GatedRepoError: "is given on request: ask on the hub, and run hf auth login",
-            errors.RepositoryNotFoundError: "is no folder, and on the hub it does not exist or is "
-            "private: check the name, or run hf auth login",
-            errors.RevisionNotFoundError: f"has no revision {revision}: name a branch or commit",
-        }
-        for kind, reason in reasons.items():
-            if isinstance(error, kind):
-                raise RevelaError(f"{name} {reason}") from error
         is_local = isinstance(error, errors.LocalEntryNotFoundError)
         if is_local and not isinstance(error.__cause__, errors.HfHubHTTPError):
             raise Unreachable(
@@ -283,7 +272,8 @@ def _snapshot(name: str, repo: str, revision: str) -> Path:
         reason = first_line((is_local and error.__cause__) or error)
         raise RevelaError(
             disk_error(error)
-            or f"{name} cannot be downloaded ({reason}): try again later, or give a local folder"
+            or f"{name} is neither a folder nor a hub id that can be downloaded ({reason}): check "
+            "the name, run hf auth login if it is private, or try again later"
         ) from error
     if not any(folder.rglob("*.safetensors")):
         raise Unreachable(

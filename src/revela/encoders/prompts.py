@@ -6,6 +6,7 @@ if it has none, from ``KNOWN``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -60,48 +61,25 @@ BGE_ZH = Prompts("为这个句子生成表示以用于检索相关文章：")
 NOMIC = Prompts("search_query: ", "search_document: ")
 RURI = Prompts("クエリ: ", "文章: ")
 
-# Embedders of the hub whose folders name no prompts. The prompts are those of mteb 2.26:
-# get_model_meta(NAME).loader_kwargs["model_prompts"]. All are fixed strings; no model needs remote
-# code.
+# Embedders of the hub whose folders name no prompts, by the last part of their names. The prompts
+# are those of mteb 2.26: get_model_meta(NAME).loader_kwargs["model_prompts"]. All are fixed
+# strings; no model needs remote code.
 KNOWN = {
-    "intfloat/e5-small": E5,
-    "intfloat/e5-base": E5,
-    "intfloat/e5-large": E5,
-    "intfloat/e5-small-v2": E5,
-    "intfloat/e5-base-v2": E5,
-    "intfloat/e5-large-v2": E5,
-    "intfloat/multilingual-e5-small": E5,
-    "intfloat/multilingual-e5-base": E5,
-    "intfloat/multilingual-e5-large": E5,
-    "deepvk/USER-base": E5,
-    "BAAI/bge-small-en": BGE,
-    "BAAI/bge-base-en": BGE,
-    "BAAI/bge-large-en": BGE,
-    "BAAI/bge-small-en-v1.5": BGE,
-    "BAAI/bge-base-en-v1.5": BGE,
-    "BAAI/bge-large-en-v1.5": BGE,
-    "BAAI/bge-small-zh": BGE_ZH,
-    "BAAI/bge-base-zh": BGE_ZH,
-    "BAAI/bge-large-zh": BGE_ZH,
-    "BAAI/bge-small-zh-v1.5": BGE_ZH,
-    "BAAI/bge-base-zh-v1.5": BGE_ZH,
-    "BAAI/bge-large-zh-v1.5": BGE_ZH,
-    "nomic-ai/nomic-embed-text-v1": NOMIC,
-    "nomic-ai/nomic-embed-text-v1.5": NOMIC,
-    "nomic-ai/modernbert-embed-base": NOMIC,
-    "ai-forever/ru-en-RoSBERTa": NOMIC,
-    "cl-nagoya/ruri-base": RURI,
-    "cl-nagoya/ruri-large": RURI,
+    r"(multilingual-)?e5-(small|base|large)(-v2)?|USER-base": E5,
+    r"bge-(small|base|large)-en(-v1\.5)?": BGE,
+    r"bge-(small|base|large)-zh(-v1\.5)?": BGE_ZH,
+    r"nomic-embed-text-v1(\.5)?|modernbert-embed-base|ru-en-RoSBERTa": NOMIC,
+    r"ruri-(base|large)": RURI,
 }
-_BY_FOLDER = {name.rpartition("/")[2]: prompts for name, prompts in KNOWN.items()}
 
 
 def prompts_of(folder: Path, given: Given = OWN) -> Prompts:
     """The prompts to use with the model in a folder."""
     named = named_prompts(folder)
     if not any(named):
-        name = name_of(folder)
-        named = KNOWN.get(name) or _BY_FOLDER.get(name) or named
+        name = name_of(folder).rpartition("/")[2]
+        known = (prompts for pattern, prompts in KNOWN.items() if re.fullmatch(pattern, name))
+        named = next(known, named)
     return named.replaced(given)
 
 

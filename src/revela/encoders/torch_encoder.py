@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from revela.encoders import torch_model
 from revela.encoders.base import Encoded, Features, TextEncoder, no_transformer
 from revela.encoders.prompts import OWN, Given, Prompts
-from revela.types import ROLES, Precision, Role
+from revela.types import Precision, Role
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -33,18 +33,15 @@ class TorchEncoder(TextEncoder):
         max_tokens: int | None = None,
         name: str = "the model",
     ) -> None:
-        transformers = torch_model.transformers_of(model)
-        self.bf16 = bf16 and bool(transformers)
+        transformer = torch_model.transformer_of(model)
+        self.bf16 = bf16 and transformer is not None
         self.model, self.precision, self.name = model.eval(), "bf16" if self.bf16 else "fp32", name
         self.prompts, self.slots = Prompts.named(model.prompts), len(torch_model.slot_ids(model))
-        self.parts = {role: torch_model.parts_of(model, role) for role in ROLES}
-        if torch_model.has_routes(model):
-            self.lacks_tokens = torch_model.ROUTES_DIFFER
-        elif not transformers:
-            self.lacks_tokens = no_transformer(name)
         if max_tokens is not None:
             torch_model.truncate_at(model, max_tokens, name)
-        for transformer in transformers:
+        if transformer is None:
+            self.lacks_tokens = no_transformer(name)
+        else:
             # With padding before a text, its learned positions would depend on the other texts.
             transformer.tokenizer.padding_side = "right"
         self.limit = torch_model.own_limit(model)
@@ -63,7 +60,7 @@ class TorchEncoder(TextEncoder):
     @functools.cached_property
     def tokenizer(self) -> Any:
         """A copy, as sentence-transformers changes its own at every call."""
-        tokenizer: Any = self.parts["passage"][0].tokenizer
+        tokenizer: Any = self.model[0].tokenizer
         with self._lock:
             tokenizer = copy.deepcopy(getattr(tokenizer, "backend_tokenizer", tokenizer))
         tokenizer.no_padding()
@@ -76,11 +73,11 @@ class TorchEncoder(TextEncoder):
             return dict(self.model.preprocess(texts, prompt=prompt, task=task))
 
     def encode_batch(self, features: Features, role: Role, with_tokens: bool) -> Encoded:
-        """Run the modules of a role, one batch at a time."""
+        """Run the model, one batch at a time."""
         import torch
 
-        device, parts = self.model.device, self.parts[role]
+        device = self.model.device
         with self._lock, torch.inference_mode():
             read = {k: v.to(device) if hasattr(v, "to") else v for k, v in features.items()}
-            found = torch_model.unit_vectors(self.model, parts, read, with_tokens, self.bf16)
+            found = torch_model.unit_vectors(self.model, read, with_tokens, self.bf16)
             return Encoded(*(tensor.cpu().numpy() for tensor in found))

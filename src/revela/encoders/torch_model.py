@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,33 +23,21 @@ from revela.encoders.model_files import (
     refuse_missing,
 )
 from revela.encoders.prompts import OWN, Given, prompts_of
-from revela.errors import RevelaError, first_line
+from revela.errors import RevelaError
 from revela.quiet_libraries import silence_libraries
-from revela.terminal import loading_bar
-from revela.types import ROLES, Precision, Role
+from revela.types import Precision, Role
 
 if TYPE_CHECKING:
     import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Transformer
-    from torch import Tensor, nn
+    from torch import Tensor
     from transformers import PreTrainedModel
 
 ADAPTERS = "adapter_config.json"
 NO_LIMIT = 10**9  # tokens; tokenizers without a limit have a larger number
-# Models with a fixed number of computed positions, and the setting that holds the number.
-FIXED_POSITIONS = {
-    "gptj": "max_position_embeddings",
-    "codegen": "max_position_embeddings",
-    "mpt": "max_seq_len",
-}
 TASKS: dict[Role, str] = {"query": "query", "passage": "document"}
 """The roles of a text, as sentence-transformers calls them."""
-
-ROUTES_DIFFER = (
-    "this model reads queries and passages by different modules, whose token vectors cannot be "
-    "compared: search without --rerank and --keep-tokens"
-)
 
 
 def tokens_per_batch(device: torch.device) -> int:
@@ -75,22 +62,19 @@ def open_model(
     silence_libraries()
     check_retriever(Path(folder))
     check_weights(Path(folder))
-    with opening(Path(folder)), loading_bar(Path(folder)):
+    with opening(Path(folder)):
         model = SentenceTransformer(str(folder), device=device, local_files_only=True).float()
         if any((place / ADAPTERS).is_file() for _, place in modules_of(Path(folder))):
             merge_adapters(model)
-    if not isinstance(model[0], modules.Transformer | modules.StaticEmbedding | modules.Router):
+    if not isinstance(model[0], modules.Transformer | modules.StaticEmbedding):
         raise RevelaError(
-            f"{folder} begins with a {type(model[0]).__name__}, and a transformer, a table of "
-            "tokens (StaticEmbedding) or a Router of those can be read: give another model"
+            f"{folder} begins with a {type(model[0]).__name__}, and a transformer or a table of "
+            "tokens (StaticEmbedding) can be read: give another model"
         )
     model.prompts.update(prompts_of(Path(folder), prompts).by_name())
-    for part in model.modules():
-        if isinstance(part, modules.Transformer) and part.tokenizer is not None:
-            add_pad_token(part)
-            limit_tokens(part)
-    for role in ROLES:
-        parts_of(model, role)  # refuses a model without a route for it
+    if (transformer := transformer_of(model)) is not None and transformer.tokenizer is not None:
+        add_pad_token(transformer)
+        limit_tokens(transformer)
     return model
 
 
@@ -160,8 +144,8 @@ def positions_of(model: PreTrainedModel) -> int | None:
     from torch import nn
 
     config, counts = model.config, list[int]()
-    if config.model_type in FIXED_POSITIONS:
-        counts.append(getattr(config, FIXED_POSITIONS[config.model_type]))
+    if config.model_type in ("gptj", "codegen", "mpt"):  # a fixed number is computed
+        counts.append(getattr(config, "max_position_embeddings", 0) or config.max_seq_len)
     for name, part in model.named_modules():
         if isinstance(part, nn.Embedding) and re.search(r"wpe$|(?<!relative_)position[^.]*$", name):
             # RoBERTa counts from the row after the padding's, OPT from its offset.
@@ -193,43 +177,11 @@ def special_tokens_of(tokenizer: Any) -> tuple[list[int], list[int]]:
     return ids[:first], ids[first + len(plain) :]
 
 
-def has_routes(model: SentenceTransformer) -> bool:
-    """Whether a model reads queries and passages by modules of their own (``Router``)."""
-    from sentence_transformers.sentence_transformer.modules import Router
-
-    return any(isinstance(part, Router) for part in model)
-
-
-def parts_of(model: SentenceTransformer, role: Role = "passage") -> list[nn.Module]:
-    """The modules that read texts of this role, in order.
-
-    Raises:
-        RevelaError: the role has no route.
-    """
-    try:
-        return list(_without_routes(model, role))
-    except ValueError as error:
-        raise RevelaError(
-            f"this model has no route for a {TASKS[role]} ({first_line(error)}): give another model"
-        ) from error
-
-
-def _without_routes(parts: Iterable[nn.Module], role: Role) -> Iterator[nn.Module]:
-    from sentence_transformers.sentence_transformer.modules import Router
-
-    for part in parts:
-        if isinstance(part, Router):
-            route = part._resolve_route(task=TASKS[role], modality="text")  # nothing public says it
-            yield from _without_routes(part.sub_modules[route], role)
-        else:
-            yield part
-
-
-def transformers_of(model: SentenceTransformer) -> list[Transformer]:
-    """The transformers of a model: one, or one per route."""
+def transformer_of(model: SentenceTransformer) -> Transformer | None:
+    """The transformer that a model begins with; None if it begins with a table of tokens."""
     from sentence_transformers.sentence_transformer import modules
 
-    return [part for part in model.modules() if isinstance(part, modules.Transformer)]
+    return model[0] if isinstance(model[0], modules.Transformer) else None
 
 
 def truncate_at(model: SentenceTransformer, max_tokens: int, name: str) -> None:
@@ -238,23 +190,24 @@ def truncate_at(model: SentenceTransformer, max_tokens: int, name: str) -> None:
     Raises:
         RevelaError: it cannot read as many.
     """
-    slots, found = len(slot_ids(model)), transformers_of(model)
-    read = [positions_of(t.model) or max_positions(t.model.config.to_dict()) for t in found]
-    most = min(filter(None, read), default=None if found else own_limit(model))
+    slots = len(slot_ids(model))
+    if (transformer := transformer_of(model)) is None:
+        check_max_tokens(max_tokens, own_limit(model), name)
+        truncate(model[0].tokenizer, max_tokens)
+        return
+    inside = transformer.model
+    most = positions_of(inside) or max_positions(inside.config.to_dict())
     check_max_tokens(max_tokens, most and most - slots, name)
-    for transformer in found:
-        transformer.max_seq_length = max_tokens + slots
-    if not found:
-        truncate(parts_of(model)[0].tokenizer, max_tokens + slots)
+    transformer.max_seq_length = max_tokens + slots
 
 
 def own_limit(model: SentenceTransformer) -> int | None:
     """Maximum tokens of a text, prompt and special tokens included; None: no limit."""
-    first: Any = parts_of(model)[0]
-    if hasattr(first, "max_seq_length") and first in transformers_of(model):
-        limit: int | None = first.max_seq_length
+    if (transformer := transformer_of(model)) is not None:
+        limit: int | None = transformer.max_seq_length
         return limit
-    return (getattr(getattr(first, "tokenizer", None), "truncation", None) or {}).get("max_length")
+    tokenizer = getattr(model[0], "tokenizer", None)
+    return (getattr(tokenizer, "truncation", None) or {}).get("max_length")
 
 
 def slot_ids(model: Any) -> range:
@@ -266,11 +219,7 @@ def slot_ids(model: Any) -> range:
 
 
 def unit_vectors(
-    model: SentenceTransformer,
-    parts: Iterable[nn.Module],
-    features: Features,
-    with_tokens: bool,
-    bf16: bool = False,
+    model: SentenceTransformer, features: Features, with_tokens: bool, bf16: bool = False
 ) -> list[Tensor]:
     """Run a model's modules on tokenized texts: the texts' vectors (B, D) and, if requested, the
     tokens' (B, L, W), in fp32 and of length one.
@@ -286,7 +235,7 @@ def unit_vectors(
     from sentence_transformers.sentence_transformer import modules
     from torch.nn.functional import normalize
 
-    first, *rest = parts
+    first, *rest = model
     with torch.autocast(model.device.type, torch.bfloat16) if bf16 else nullcontext():
         features = dict(first(features))
     half = torch.bfloat16

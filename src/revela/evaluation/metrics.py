@@ -49,15 +49,13 @@ def _dcg(gains: list[int]) -> float:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of one system: judged query -> metrics, and query -> id of its first document."""
+    """Results of one system: judged query -> metrics."""
 
     scores: dict[str, dict[str, float]]
-    first: dict[str, str]
 
     @classmethod
     def of(cls, qrels: Qrels, run: Run) -> Outcome:
-        first = {query: next(iter(ranking)) for query, ranking in run.items() if ranking}
-        return cls(per_query(qrels, run), first)
+        return cls(per_query(qrels, run))
 
     def means(self) -> dict[str, float]:
         """Averages over the judged queries; 0 without queries."""

@@ -11,19 +11,17 @@ import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.evaluation.collection import Collection
 from revela.evaluation.metrics import Outcome
 from revela.evaluation.results import SystemScores
 
 RESAMPLES, SEED = 9_999, 0  # random sign patterns
 BLOCK = 1_000  # patterns in memory at a time
 CONFIDENCE = 0.95
-MEASURE = "ndcg@10"  # the metric of margins, tests and gains
+MEASURE = "ndcg@10"  # the metric of margins and tests
 
 
 def p_values(
@@ -108,37 +106,6 @@ def standings(
         )
         for name, outcome in outcomes.items()
     }
-
-
-@dataclass(frozen=True)
-class Gain:
-    """A query that one system answers better than another; pairs are (better, worse).
-
-    Attributes:
-        scores: nDCG@10.
-        first: the text ranked first ("" if none), and whether it is relevant.
-    """
-
-    query: str
-    scores: tuple[float, float]
-    first: tuple[tuple[str, bool], tuple[str, bool]]
-
-
-def greatest_gains(
-    collection: Collection, better: Outcome, worse: Outcome, count: int
-) -> list[Gain]:
-    """At most ``count`` queries on which ``better`` beats ``worse``, greatest gain first."""
-    texts = dict(zip(collection.document_ids, collection.documents, strict=True))
-    queries = dict(zip(collection.query_ids, collection.queries, strict=True))
-
-    def first(outcome: Outcome, query: str) -> tuple[str, bool]:
-        document = outcome.first.get(query, "")
-        return texts.get(document, ""), collection.qrels[query].get(document, 0) > 0
-
-    scores = {q: (better.scores[q][MEASURE], worse.scores[q][MEASURE]) for q in queries}
-    gains = {q: high - low for q, (high, low) in scores.items() if high > low}
-    greatest = sorted(gains, key=lambda q: -gains[q])[:count]
-    return [Gain(queries[q], scores[q], (first(better, q), first(worse, q))) for q in greatest]
 
 
 def _values(outcome: Outcome) -> NDArray[np.float64]:

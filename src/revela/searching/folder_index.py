@@ -132,30 +132,26 @@ class _Text:
             place = _place(self.path.resolve(), folder, settings, prompts)
         words = self._words(place, settings)
         with writing(place.parent, wait=True):
-            scan, index, began = None, _opened_in(place, folder, options), time.perf_counter()
+            scan, index = None, _opened_in(place, folder, options)
             if is_new := index is None:
-                scan, began = self.scan, time.perf_counter()
+                scan = self.scan
                 load.keep_graph(folder)
                 precision = self.options.get("precision", "auto")
                 encoder = load.load_encoder(folder, precision, prompts=prompts)
                 index = Index.create(
                     place, folder, settings=settings, encoder=encoder, prompts=prompts
                 )
-            steps = {"loading the model": time.perf_counter() - began}
             with index.changes(wait=True) as changes:
                 scan = scan or rescan(changes, [self.path], READING)
-                began, answer = time.perf_counter(), partial(self._answer_before, index)
+                answer = partial(self._answer_before, index)
                 tell = words.tell if words else None
                 changed = sync(changes, scan, ALL, self.progress, answer, tell, self.cached)
-                encoded = time.perf_counter()
-            steps |= {"reading": scan.seconds, "encoding": encoded - began}
-            steps["finishing"] = time.perf_counter() - encoded
             index.notice = ""
             if is_new:
                 index = Index.open(place, folder, encoder=encoder, **options)
         for line in scan.report.lines()[not scan.report.bytes_unread :] if changed.any else []:
             log.info(line)
-        log.info(_summary(self.path, place, changed, steps, time.perf_counter() - start))
+        log.info(_summary(self.path, place, changed, time.perf_counter() - start))
         if temporary:
             weakref.finalize(index, temporary.cleanup)
         else:
@@ -250,11 +246,8 @@ def _opened_in(place: Path, model: Path, options: Mapping[str, Any]) -> Index | 
     return None
 
 
-def _summary(
-    path: Path, place: Path, changed: Counts, steps: Mapping[str, float], seconds: float
-) -> str:
+def _summary(path: Path, place: Path, changed: Counts, seconds: float) -> str:
     kept = f"its index is {place} ({megabytes(bytes_of(place))})"
     if not changed.any:
         return f"{path} is unchanged, {counted(changed.unchanged, 'document')}; {kept}"
-    spent = ", ".join(f"{step} {time:.1f}" for step, time in steps.items() if time >= 0.05)
-    return f"{path}: {changed.describe()}; {duration(seconds / 60)} ({spent}); {kept}"
+    return f"{path}: {changed.describe()}; {duration(seconds / 60)}; {kept}"

@@ -27,7 +27,7 @@ from revela.ranking.steps import Mode, Rerank, SearchOptions, check_query
 from revela.searching.filters import where_sql
 from revela.searching.index_search import IndexStore, hit_of, hits_of
 from revela.searching.manifest import Indexing, Info, new_info
-from revela.searching.rows import HIT_COLUMNS, check_columns
+from revela.searching.rows import check_columns
 from revela.searching.state import STATE, Snapshot, StaleSnapshot, State, unfinished_in
 from revela.searching.table import Table, as_stored
 from revela.text.analyzer import check_language
@@ -256,14 +256,6 @@ class Index:
     def updated(self) -> datetime:
         """When it was last made, changed or updated from its files."""
         return datetime.fromtimestamp((self.folder / STATE).stat().st_mtime, UTC)
-
-    def examples(self) -> list[str]:
-        """Some queries that it can answer: headings or titles of documents; else sentences."""
-        from revela.searching.examples import examples_of
-
-        columns = [*HIT_COLUMNS, *self.info.columns]
-        rows = self._retried(lambda: self.table.sample(*columns)).to_pylist()
-        return examples_of([hit_of(row, self.info.columns) for row in rows])
 
     def sample(self) -> list[str]:
         """At most a thousand passages, evenly spaced."""

@@ -59,7 +59,6 @@ class Scan:
                 "--join-titles joins rows of neighbouring files, and --sync reads each by itself: "
                 "join them before, or leave --sync out"
             )
-        start = time.perf_counter()
         self.sources = [absolute(source) for source in sources]
         self.reading, self.report = reading, ReadReport()
         self.read: list[FileState] = []  # new and changed files
@@ -73,7 +72,6 @@ class Scan:
             Document, progress_bar("reading", "document", self._documents(recorded or {}))
         )
         self.report.documents = len(self.documents)
-        self.seconds = time.perf_counter() - start
 
     def check_report(self, others: int = 0) -> None:
         """Raise RevelaError if too much could not be read, or no document was found; ``others`` is

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from revela.text.code import join_at, split_lines, units, warn_if_no_grammar
+from revela.text.code import join_at, split_lines, units
 from revela.text.endings import has_headings
 from revela.text.headings import Section, sections
 from revela.text.parallel import batches, ordered_map
@@ -34,8 +34,6 @@ def chunk(document: Document, index: int, max_words: int) -> list[Chunk]:
     >>> [c.text for c in chunk(Document("bees", text), 0, max_words=8)]
     ['Bees dance. The angle gives the direction. ', 'It is exact.']
     """
-    if document.kind == "code":
-        warn_if_no_grammar(document.id)
     return list(_cut(document, index, _piece_lengths(document, max_words)))
 
 
@@ -45,9 +43,6 @@ def chunk_all(documents: Iterable[Document], max_words: int, workers: int = 1) -
 
     def numbered() -> Iterator[list[tuple[int, Document]]]:
         for batch in batches(enumerate(documents), lambda pair: len(pair[1].text), BATCH):
-            for _, document in batch:
-                if document.kind == "code":
-                    warn_if_no_grammar(document.id)
             waiting.append(batch)
             yield batch
 

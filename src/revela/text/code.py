@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
-import logging
 import re
 import textwrap
 import warnings
@@ -20,14 +19,11 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revela.errors import install_extra
 from revela.text.endings import suffix
 from revela.text.words import count_words
 
 if TYPE_CHECKING:
     from tree_sitter import Node
-
-log = logging.getLogger(__name__)
 
 LONGEST = 2**22  # characters; the tree of a longer file, usually data, would take gigabytes
 MIN_WORDS = 3  # minimum of a docstring's first paragraph
@@ -99,21 +95,6 @@ def units(text: str, name: str) -> list[str]:
         if not lines[i - 1].strip() and lines[i].strip() and not lines[i][0].isspace()
     }
     return join_at(lines, starts | (after_blank - inside))
-
-
-def warn_if_no_grammar(name: str) -> None:
-    """Warn, once per process, if code is cut at blank lines, as its grammar is missing."""
-    grammar = GRAMMARS.get(suffix(Path(name)))
-    if grammar and _parser(*grammar) is None:
-        _warn_no_grammar()
-
-
-@functools.cache
-def _warn_no_grammar() -> None:
-    log.warning(
-        "code other than Python is cut at blank lines, not at its functions, as tree-sitter or a "
-        f"grammar is missing: run {install_extra('code')}"
-    )
 
 
 def split_lines(text: str) -> list[str]:

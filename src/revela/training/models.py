@@ -10,7 +10,6 @@ from revela.encoders.embedded import SMOLLM2, log_once
 from revela.encoders.load import load_encoder
 from revela.encoders.model_files import Unreachable, refuse_missing, resolve
 from revela.errors import RevelaError, first_line
-from revela.terminal import loading_bar
 from revela.training.settings import LM, Groups, Retriever, TorchPrecision
 
 if TYPE_CHECKING:
@@ -71,8 +70,7 @@ def opened_model(auto: Any, folder: Path, kind: str = "a causal LM", **settings:
 def opened(auto: Any, folder: Path, kind: str = "a causal LM", **settings: Any) -> Any:
     """Load a class of transformers from a folder."""
     try:
-        with loading_bar(folder):
-            return auto.from_pretrained(folder, local_files_only=True, **settings)
+        return auto.from_pretrained(folder, local_files_only=True, **settings)
     except Exception as error:  # tokenizers raise no other for a damaged file
         reason = first_line(error)
         raise RevelaError(f"{folder} cannot be opened as {kind}: {reason}") from error

@@ -98,7 +98,7 @@ def rank_models(
         systems |= check.queries(encoder_of(candidate, recipe, fitted_to, held_out), name)
         alone, fused = _mean(systems[name]), _mean(systems[with_bm25(name)])
         log.info(f"{fused:.3f} {name} (without BM25 {alone:.3f})")
-    outcomes = {name: Outcome(_by_query(by_task), first={}) for name, by_task in systems.items()}
+    outcomes = {name: Outcome(_by_query(by_task)) for name, by_task in systems.items()}
     ranked = sorted(outcomes, key=lambda name: -outcomes[name].means()[MEASURE])
     tested = standings(outcomes, list(dict.fromkeys((ranked[0], BM25))))
     means = {name: {task: float(s.mean()) for task, s in systems[name].items()} for name in ranked}

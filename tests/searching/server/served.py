@@ -104,35 +104,20 @@ def server(make_service) -> Iterator[Running]:
         yield up
 
 
-class Gate:
-    """Work passes while it is open, and is counted; ``stop`` holds it from the next on."""
-
-    def __init__(self) -> None:
-        self.open, self.begun, self.count = threading.Event(), threading.Event(), 0
-        self.open.set()
-
-    def stop(self) -> None:
-        self.open.clear()
-        self.begun.clear()
-
-    def wait(self) -> None:
-        self.count += 1
-        self.begun.set()
-        assert self.open.wait(120)
-
-
-class Slow(Gate):
-    """An encoder that records its batches since it was stopped."""
+class Slow:
+    """An encoder that records its batches since it was stopped; while it is not open, they wait."""
 
     def __init__(self, encoder: TorchEncoder) -> None:
-        super().__init__()
-        self.model, self.encoder = encoder.model, encoder
+        self.open, self.begun = threading.Event(), threading.Event()
+        self.open.set()
+        self.model, self.encoder, self.lacks_tokens = encoder.model, encoder, ""
         self.limit, self.count_tokens = encoder.limit, encoder.count_tokens
         self.batches: list[tuple[str, list[str]]] = []
 
     def _encode(self, role, texts):
         self.batches.append((role, list(texts)))
-        self.wait()
+        self.begun.set()
+        assert self.open.wait(120)
         encode = {
             "query": self.encoder.encode_queries,
             "passage": self.encoder.encode_passages,
@@ -150,7 +135,8 @@ class Slow(Gate):
         return self._encode("query with tokens", queries)
 
     def stop(self) -> None:
-        super().stop()
+        self.open.clear()
+        self.begun.clear()
         self.batches.clear()
 
 

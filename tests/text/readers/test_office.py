@@ -387,15 +387,12 @@ def test_titles_that_programs_give_are_none():
     assert plain_title("Untitled love\n") == "Untitled love"
 
 
-@pytest.mark.parametrize("cells", [("cells", "source"), ("worksheets", "input")])
-def test_notebooks_of_formats_3_and_4(tmp_path, cells):
-    where, source = cells
+def test_notebooks_are_read_without_what_they_printed(tmp_path):
     made = [{"cell_type": "markdown", "source": ["# Bats\n", "They hear."]}, None]
     printed = [{"output_type": "stream", "text": ["never read\n"]}]
-    made += [{"cell_type": "code", source: "a\n```\nb", "outputs": printed}]
+    made += [{"cell_type": "code", "source": "a\n```\nb", "outputs": printed}]
     made += [{"cell_type": "raw", "source": None}]
-    content = [{"cells": made}] if where == "worksheets" else made
-    (tmp_path / "a.ipynb").write_text(json.dumps({where: content}))
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": made}))
     text = text_of(tmp_path / "a.ipynb", "Bats")
     assert text == "# Bats\nThey hear.\n\n````\na\n```\nb\n````"
 
@@ -408,13 +405,13 @@ def test_broken_and_empty_ones_are_named(tmp_path):
         (tmp_path / name).write_bytes(whole[: len(whole) // 2])
     (tmp_path / "other.xlsx").write_bytes(whole)
     (tmp_path / "other.epub").write_bytes(whole)
-    (tmp_path / "old.ipynb").write_text('{"worksheets": []}')
+    (tmp_path / "new.ipynb").write_text('{"cells": []}')
     documents, report = read_corpus([tmp_path], max_bad_share=1)
     assert [d.id for d in documents] == ["a.docx"] and report.bad == 6
     assert report.examples["Word without text"] == ["empty.docx"]
     bad = [place.split(":")[0] for place in report.examples["damaged or encrypted .xlsx"]]
     assert bad == ["other.xlsx", "torn.xlsx"]
-    assert report.examples["notebook without text"] == ["old.ipynb"]
+    assert report.examples["notebook without text"] == ["new.ipynb"]
     with pytest.raises(RevelaError, match=r"empty\.docx: Word without text"):
         read_corpus([tmp_path / "empty.docx"])
 

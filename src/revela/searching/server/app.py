@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from anyio import to_thread
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 from prometheus_fastapi_instrumentator import Instrumentator
 from pydantic_core import to_json
 from starlette.middleware import Middleware
@@ -34,17 +34,10 @@ from revela.ranking.steps import check_query
 from revela.searching.filters import OWN_COLUMNS
 from revela.searching.index import Index
 from revela.searching.server import Access, Limits, Site, schemas
-from revela.searching.server.concurrency import (
-    BODY_ERRORS,
-    ConcurrencyLimit,
-    answers,
-    in_thread,
-    together,
-    while_connected,
-)
+from revela.searching.server.concurrency import ConcurrencyLimit, in_thread, together
 from revela.searching.server.encoding import Encoding, ServedModel
 from revela.searching.server.errors import ERROR_HANDLERS, APIError, no_such_model
-from revela.searching.server.middleware import BodyLimit, Guard, HeadAsGet
+from revela.searching.server.middleware import BodyLimit, Guard
 from revela.searching.server.schemas import EmbeddingRequest, RerankRequest, SearchRequest
 from revela.searching.snippets import Snippet, distinct, heading_of
 from revela.searching.word_search import Words
@@ -87,23 +80,24 @@ class SearchService:
             redoc_url=None,
             openapi_url=None if isinstance(self.index, Words) else "/openapi.json",
             redirect_slashes=False,
+            responses={"default": {"description": "An error", "model": schemas.Error}},
             exception_handlers=ERROR_HANDLERS,
             middleware=[
-                Middleware(HeadAsGet),
                 Middleware(Guard, access=self.access),
                 Middleware(BodyLimit, limit=self.limits.max_body_bytes),
             ],
             lifespan=self._lifespan,
         )
-        app.get("/", **answers({}, "The page", "text/html"))(self.page)
-        app.get("/v1/index", **answers({}))(self.index_info)
-        app.post("/v1/search", **answers(BODY_ERRORS))(self.search)
+        app.get("/", **_as_text("text/html"))(self.page)
+        app.head("/", include_in_schema=False)(self.page)
+        app.get("/v1/index")(self.index_info)
+        app.post("/v1/search")(self.search)
         self.add_routes(app)
         return app
 
     def add_routes(self, app: FastAPI) -> None:
         """Add the other routes."""
-        app.api_route("/{path:path}", methods=["GET", "POST"])(self.not_yet)
+        app.api_route("/{path:path}", methods=["GET", "HEAD", "POST"])(self.not_yet)
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -131,18 +125,17 @@ class SearchService:
             documents=len(self.index),
             passages=0,
             updated=datetime.now(UTC),
-            examples=[],
             columns=OWN_COLUMNS,
             tokens=False,
             rerank="none",
         )
 
-    async def search(self, body: SearchRequest, request: Request) -> schemas.SearchResults:
+    async def search(self, body: SearchRequest) -> schemas.SearchResults:
         """Search: the best documents, each with its best passage."""
         start = time.perf_counter()
         try:
             with self.search_limit.acquire():
-                hits, found = await while_connected(request, self._search(body))
+                hits, found = await self._search(body)
         except QueryError as error:  # any other is the index's fault
             raise APIError(400, str(error), error.param or None) from error
         return schemas.SearchResults(
@@ -215,26 +208,20 @@ class Service(SearchService):
 
     def add_routes(self, app: FastAPI) -> None:
         """Add the routes that need the retriever, and those for who runs the server."""
-        unknown = {404: "No such model"}
-        app.get("/healthz", **answers({503: "The server is stopping"}))(self.healthz)
-        app.get("/v1/models", **answers({}))(self.models)
-        app.get("/v1/models/{name:path}", **answers(unknown))(self.model)
-        app.post(
-            "/v1/embeddings",
-            response_model=schemas.Embeddings,
-            **answers({**BODY_ERRORS, **unknown}),
-        )(self.embeddings)
-        app.post(
-            "/v1/rerank", response_model_exclude_none=True, **answers({**BODY_ERRORS, **unknown})
-        )(self.rerank)
-        Instrumentator().instrument(app).expose(app, **answers({}, "Metrics", "text/plain"))
+        app.get("/healthz")(self.healthz)
+        app.head("/healthz", include_in_schema=False)(self.healthz)
+        app.get("/v1/models")(self.models)
+        app.get("/v1/models/{name:path}")(self.model)
+        app.post("/v1/embeddings", response_model=schemas.Embeddings)(self.embeddings)
+        app.post("/v1/rerank", response_model_exclude_none=True)(self.rerank)
+        Instrumentator().instrument(app).expose(app, **_as_text("text/plain"))
 
     def close(self) -> None:
         """Encode what waits, and end the threads."""
         self.encoding.batcher.close()
         super().close()
 
-    async def embeddings(self, body: EmbeddingRequest, request: Request) -> Response:
+    async def embeddings(self, body: EmbeddingRequest) -> Response:
         """Vectors of texts, in OpenAI's format."""
         if body.model not in self.names:
             raise no_such_model(self.names)
@@ -243,28 +230,26 @@ class Service(SearchService):
             message = f"this model was not trained for that: leave it out, or give one of {trained}"
             raise APIError(400, message, "dimensions")
         role: Role = body.input_type or ("query" if body.model.endswith(":query") else "passage")
-        rows, tokens = await while_connected(request, self._encoded(body, role))
+        tokens = await self.encoding.tokens(body.input, role, bool(body.truncate), "input")
+        rows = await self.encoding.encode(body.input, tokens, role)
         vectors = shortened(np.stack(rows), body.dimensions or self.width)
         form = body.encoding_format or "float"
         write = partial(embeddings_json, vectors, form, self.name, sum(tokens))
         content = await in_thread(self.encoding.threads, write)
         return Response(content, media_type="application/json")
 
-    async def _encoded(self, body: EmbeddingRequest, role: Role) -> tuple[list[Any], list[int]]:
-        tokens = await self.encoding.tokens(body.input, role, bool(body.truncate), "input")
-        return await self.encoding.encode(body.input, tokens, role), tokens
-
-    async def rerank(self, body: RerankRequest, request: Request) -> schemas.RerankResults:
+    async def rerank(self, body: RerankRequest) -> schemas.RerankResults:
         """The client's own texts, the most relevant first."""
         if body.model not in (None, *self.names):
             raise no_such_model(self.names)
+        if self.encoding.encoder.lacks_tokens:
+            raise APIError(400, NO_TOKENS)
         try:
             check_query(body.query)
             with self.search_limit.acquire():
-                scores = await while_connected(request, self._reranked(body))
+                scores = await self._reranked(body)
         except QueryError as error:
-            message = str(error) if error.param else NO_TOKENS
-            raise APIError(400, message, error.param or None) from error
+            raise APIError(400, str(error), error.param or None) from error
         results = list[schemas.RerankResult]()
         for i, score in list(scores.items())[: body.top_n]:
             text = body.documents[i] if body.return_documents else None
@@ -314,7 +299,6 @@ class Service(SearchService):
             documents=index.documents,
             passages=len(index),
             updated=index.updated,
-            examples=index.examples(),
             columns={**OWN_COLUMNS, **index.info.columns},
             tokens=index.info.settings.keep_tokens,
             rerank=index.options().rerank,
@@ -334,10 +318,14 @@ class Service(SearchService):
         return schemas.Model(id=name, created=self.created, dimensions=self.width)
 
     async def healthz(self) -> schemas.Health:
-        """Whether the server encodes texts."""
-        if not self.encoding.batcher.alive:
-            raise APIError(503, "the server is stopping: ask another")
+        """Whether the server runs."""
         return schemas.Health()
+
+
+def _as_text(media_type: str) -> dict[str, Any]:
+    """The options of a route that answers with text."""
+    content = {media_type: {"schema": {"type": "string"}}}
+    return {"response_class": Response, "responses": {200: {"content": content}}}
 
 
 def _marked(shown: Snippet) -> schemas.Marked:

@@ -103,18 +103,13 @@ class Batcher:
         with self._change:
             self._drop_done(role)
             waiting = self.waiting_tokens[role]
-            if not self.alive or waiting + sum(tokens) > self._max_tokens:
+            if self._closing or waiting + sum(tokens) > self._max_tokens:
                 seconds = self._seconds_until(waiting + sum(tokens) - self._max_tokens)
                 raise queue_full("texts", seconds)
             self.waiting_tokens[role] += sum(tokens)
             self._jobs[role].append(job)
             self._change.notify()
         return await asyncio.wrap_future(job.future)
-
-    @property
-    def alive(self) -> bool:
-        """Whether the batcher's thread is running."""
-        return self._thread.is_alive() and not self._closing
 
     def close(self) -> None:
         """Refuse new texts, encode those in the queue, and end the thread."""
@@ -129,34 +124,12 @@ class Batcher:
         return max(1, math.ceil(tokens / speed))
 
     def _work(self) -> None:
-        try:
-            while following := self._next_batch():
-                try:
-                    self._encode_batch(*following)
-                except Exception as error:
-                    self._encode_singly(*following, error)
-        finally:
-            self._fail_waiting()
-
-    def _fail_waiting(self) -> None:
-        """Fail waiting requests when an error has ended the thread; ``close`` leaves none."""
-        with self._change:
-            self._closing = True
-            waiting = [job for role in ROLES for job in self._jobs[role]]
-            waiting += [job for role in ROLES for batch in self._batches[role] for job, _ in batch]
-            for job in waiting:
-                job.fail(RuntimeError("the model's thread has ended"))
-
-    def _encode_singly(self, role: Role, batch: _Batch, error: Exception) -> None:
-        """Encode a failed batch again, request by request, so that only faulty requests fail."""
-        requests = dict.fromkeys(job for job, _ in batch)
-        for request in requests:
+        while following := self._next_batch():
             try:
-                if len(requests) == 1:
-                    raise error
-                self._encode_batch(role, [(job, i) for job, i in batch if job is request])
-            except Exception as fault:
-                request.fail(fault)
+                self._encode_batch(*following)
+            except Exception as error:
+                for job, _ in following[1]:
+                    job.fail(error)
 
     def _encode_batch(self, role: Role, batch: _Batch) -> None:
         encode = self._encode_with(role, any(job.with_tokens for job, _ in batch))

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from revela.encoders.base import TextEncoder
-from revela.errors import QueryError, RevelaError
+from revela.errors import RevelaError
 from revela.searching.server import Limits
 from revela.searching.server.batching import Batcher
 from revela.searching.server.concurrency import in_thread
@@ -40,7 +40,6 @@ class Encoding:
     def __init__(self, model: ServedModel, limits: Limits) -> None:
         self.limits, self.encoder = limits, model.encoder
         self.batcher = Batcher(model.encoder, limits.batch_tokens, limits.max_tokens)
-        # Work of a client that has left keeps its thread to the end, which bounds the threads.
         self.threads = ThreadPoolExecutor(THREADS, "texts")
 
     async def tokens(
@@ -76,11 +75,8 @@ class Encoding:
 
         Raises:
             APIError: the queue is full (429).
-            QueryError: the model has no vectors of tokens.
         """
         try:
             return await self.batcher.encode(texts, tokens, role, with_tokens)
-        except QueryError:
-            raise
         except RevelaError as error:  # the model's fault, and it names a path
             raise RuntimeError("the model gives no vectors") from error

@@ -1,4 +1,4 @@
-"""Access control, a limit of the body, and HEAD."""
+"""Access control, and a limit of the body."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Guard:
     def _check(self, headers: Headers, path: str) -> APIError | None:
         if self.local_only and not is_loopback(_host_of(headers.get("host", ""))):
             message = (
-                "this server answers requests for localhost only: start it with --token-env or "
-                "--token-file to reach it by other names"
+                "this server answers requests for localhost only: start it with --token-env to "
+                "reach it by other names"
             )
             return APIError(421, message)
         origin = headers.get("origin") if self.checks_origin else None
@@ -102,15 +102,3 @@ class BodyLimit:
             return message
 
         await self.app(scope, receive_within, send)
-
-
-class HeadAsGet:
-    """Route HEAD as GET, which FastAPI does not do; uvicorn drops the body."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}
-        await self.app(scope, receive, send)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -14,7 +13,6 @@ from pydantic import (
     FailFast,
     Field,
     WithJsonSchema,
-    model_validator,
 )
 from pydantic_core import PydanticKnownError
 
@@ -23,17 +21,6 @@ from revela.searching.filters import EXAMPLE
 from revela.searching.server.errors import APIError
 from revela.types import Answer, Explanation, Role, is_unicode
 
-# Other APIs' names of our fields, if the spelling is not similar.
-ALIASES = {
-    "top_k": "k",
-    "topk": "k",
-    "top_n": "k",
-    "limit": "k",
-    "size": "k",
-    "q": "query",
-    "filter": "where",
-    "texts": "input",
-}
 ONE_OR_MORE = {
     "anyOf": [
         {"type": "string", "minLength": 1},
@@ -76,21 +63,6 @@ Text = Annotated[str, AfterValidator(_unicode)]
 
 class RequestModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_unknown(cls, body: Any) -> Any:
-        """Suggest a field for an unknown name."""
-        fields = list(cls.model_fields)
-        for name in body if isinstance(body, dict) else ():
-            if name not in fields:
-                close = [ALIASES.get(name, ""), *get_close_matches(name[:40], fields, 1)]
-                hint = next(
-                    (f"send {field}" for field in close if field in fields),
-                    f"there are {', '.join(fields)}",
-                )
-                raise APIError(400, f"there is no field {name[:40]}: {hint}", name[:100])
-        return body
 
 
 class EmbeddingRequest(RequestModel):
@@ -267,7 +239,6 @@ class IndexInfo(AnswerModel):
     updated: datetime = Field(
         description="When it was made, changed, or brought in step with its files last."
     )
-    examples: list[str] = Field(description="Some queries that it answers.")
     columns: dict[str, str] = Field(description="Columns for filters, and their types.")
     tokens: bool = Field(description='Whether "rerank": "late-interaction" is available.')
     rerank: Rerank = Field(description="How a search that says nothing is re-ranked.")

@@ -97,9 +97,7 @@ def read_notebook(path: Path, name: str, fields: Fields, report: ReadReport) -> 
     source = read_decoded(path, name, report)
     notebook = _parsed(source) if source.strip() else {"cells": []}
     try:
-        # Format 3 has sheets of cells, and calls the source of a cell "input".
-        sheets = notebook.get("worksheets", [notebook])
-        texts = [_cell(cell) for sheet in sheets for cell in sheet["cells"] if cell]
+        texts = [_cell(cell) for cell in notebook["cells"] if cell]
     except (KeyError, TypeError) as error:
         raise DamagedFile("no Jupyter notebook") from error
     text = without_surrogates("\n\n".join(text for text in texts if text))
@@ -109,13 +107,10 @@ def read_notebook(path: Path, name: str, fields: Fields, report: ReadReport) -> 
 
 
 def _cell(cell: dict[str, Any]) -> str:
-    source = cell["source"] if "source" in cell else cell.get("input")
-    text = "".join(source or "").strip()  # a string, or its lines
+    text = "".join(cell.get("source") or "").strip()  # a string, or its lines
     if text and cell["cell_type"] == "code":
         fence = "`" * (1 + max(2, *map(len, re.findall("`+", text + "``"))))
         return f"{fence}\n{text}\n{fence}"
-    if cell["cell_type"] == "heading":
-        return f"{'#' * cell.get('level', 1)} {text}"
     return text
 
 

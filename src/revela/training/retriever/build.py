@@ -26,14 +26,12 @@ from revela.encoders.torch_model import (
     add_missing_rows,
     add_pad_token,
     check_weights,
-    has_routes,
     limit_tokens,
     merge_adapters,
     open_model,
     special_tokens_of,
 )
 from revela.errors import RevelaError, first_line
-from revela.terminal import loading_bar
 from revela.training.packing import can_pack
 from revela.training.retriever.static_trainable import TrainableTable, make_trainable
 from revela.training.settings import Retriever
@@ -55,11 +53,6 @@ def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
     given = settings.query_prompt, settings.passage_prompt
     if (folder / "modules.json").is_file():
         model = open_model(folder, prompts=prompts_set(*given))
-        if has_routes(model):
-            raise RevelaError(
-                f"{folder} reads queries and passages by different modules (Router), and training "
-                "takes a model with one: give another --model"
-            )
         if isinstance(model[0], modules.Transformer):
             add_missing_rows(model[0])
         return model
@@ -67,17 +60,16 @@ def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
     try:
         # A named modality, so that an instruct model's chat template is not applied: text is
         # embedded as it is, not as a user's turn.
-        with loading_bar(folder):
-            transformer = modules.Transformer(
-                str(folder),
-                model_kwargs={"dtype": torch.float32},
-                max_seq_length=settings.max_tokens,
-                do_lower_case=settings.lower_case == "yes",
-                modality_config={
-                    "text": {"method": "forward", "method_output_name": "last_hidden_state"}
-                },
-                module_output_name="token_embeddings",
-            )
+        transformer = modules.Transformer(
+            str(folder),
+            model_kwargs={"dtype": torch.float32},
+            max_seq_length=settings.max_tokens,
+            do_lower_case=settings.lower_case == "yes",
+            modality_config={
+                "text": {"method": "forward", "method_output_name": "last_hidden_state"}
+            },
+            module_output_name="token_embeddings",
+        )
     except Exception as error:
         raise RevelaError(f"{folder} cannot be opened as a model: {first_line(error)}") from error
     has_two_depths = hasattr(transformer.model.config, "decoder")  # T5Gemma

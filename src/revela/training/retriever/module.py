@@ -27,9 +27,7 @@ from revela.encoders.base import Encoded, Features, TextEncoder, without_slots
 from revela.encoders.prompts import Prompts
 from revela.encoders.torch_model import (
     TASKS,
-    has_routes,
     own_limit,
-    parts_of,
     slot_ids,
     tokens_per_batch,
 )
@@ -44,9 +42,6 @@ class RetrieverModule(nn.Module):
     their unit vectors, by ``states`` and ``pool``.
 
     The model's own modules may be replaced at any time (by a fit), its prompts and slots may not.
-    A model with a ``Router`` reads each role by modules of its own; tokens are then counted as
-    passages are read.
-
     Args:
         model: stays as it is, except while ``evaluating``.
         bf16: run the transformer, if there is one, under bf16 autocast. The modules after it stay
@@ -66,9 +61,8 @@ class RetrieverModule(nn.Module):
 
     def __init__(self, model: SentenceTransformer, bf16: bool = False) -> None:
         super().__init__()
-        self.model, self.training, self.has_routes = model, model.training, has_routes(model)
-        first = [self.parts(role)[0] for role in ROLES]
-        self.bf16 = bf16 and any(isinstance(part, modules.Transformer) for part in first)
+        self.model, self.training = model, model.training
+        self.bf16 = bf16 and isinstance(self.parts()[0], modules.Transformer)
         self.prompts, self.slots = Prompts.named(model.prompts), slot_ids(self)
         self._asked: dict[Role, dict[str, Any]] = {  # of sentence-transformers, for each role
             role: {"task": TASKS[role], "prompt": prompt or None}
@@ -79,9 +73,9 @@ class RetrieverModule(nn.Module):
         self.context: tuple[Tensor, Tensor] | None = None
         self.slot_dropout, self.packs = 0.0, True
 
-    def parts(self, role: Role = "passage") -> list[nn.Module]:
-        """The modules that read texts of this role, in order."""
-        return parts_of(self.model, role) if self.has_routes else list(self.model)
+    def parts(self) -> list[nn.Module]:
+        """The modules that read texts, in order."""
+        return list(self.model)
 
     @property
     def tokenizer(self) -> Any:
@@ -128,7 +122,7 @@ class RetrieverModule(nn.Module):
         """The features, and the states of the transformer's last layer (``token_embeddings``, B, T,
         W) in fp32; on the model's device.
         """
-        first, device = self.parts(role)[0], self.device
+        first, device = self.parts()[0], self.device
         read = {
             name: sent(value, device)
             if isinstance(value, Tensor) and value.device != device
@@ -154,7 +148,7 @@ class RetrieverModule(nn.Module):
     def pool(self, features: Features, role: Role = "passage") -> Tensor:
         """(B, D) vectors of any norm, of features with states."""
         features = dict(features)  # modules write into it
-        for part in self.parts(role)[1:]:
+        for part in self.parts()[1:]:
             features = part(features)
         vectors_BD: Tensor = features["sentence_embedding"]
         return vectors_BD
