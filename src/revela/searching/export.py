@@ -32,8 +32,8 @@ def encode(out: Path, documents: Sequence[Document], info: Info, encoder: TextEn
     count, writer = 0, None
     with atomic_write(out) as path, tqdm(total=len(documents), unit="document") as bar:
         for batch in batches(documents, lambda document: len(document.text) + 1, BATCH):
-            rows = encode_rows(Batch.of(batch, None, info, out), info, encoder, out, None)
-            public = public_rows(rows.encoded)
+            rows, _ = encode_rows(Batch.of(batch, None, info, out).rows, info, encoder, out, None)
+            public = public_rows(rows)
             writer = writer or pq.ParquetWriter(path, public.schema)
             writer.write_table(public)
             count += len(public)
