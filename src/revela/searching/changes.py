@@ -152,10 +152,7 @@ class Changes:
                     tell(done / max(1, total))
 
     def commit(
-        self,
-        rows: Any,
-        former: tuple[list[int], TermCounts],
-        terms: TermCounts | None = None,
+        self, rows: Any, former: tuple[list[int], TermCounts], terms: TermCounts | None = None
     ) -> None:
         """Add rows in Arrow with these terms, and delete the former ones (``Table.find``)."""
         numbers, removed = former
