@@ -42,9 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # They take about a minute each. Begun first, with --no-loadscope-reorder, they leave no worker
 # waiting for another at the end.
 LONGEST = (
-    *("training/test_processes.py", "searching/test_on_ray.py", "searching/test_every_write.py"),
-    *("training/test_train.py", "research/test_gpu_kit.py", "research/test_pretend_gpu.py"),
-    *("test_pages.py", "test_cli.py"),
+    *("training/test_processes.py", "searching/test_every_write.py", "training/test_train.py"),
+    *("research/test_gpu_kit.py", "research/test_pretend_gpu.py", "test_pages.py", "test_cli.py"),
 )
 
 

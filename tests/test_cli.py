@@ -191,7 +191,6 @@ BAD = {
     },
     "index {tmp} --out {tmp}/index --sync --append": "leave --append out",
     "index {tmp} --out {tmp}/index --yes --model x": "--yes lets --sync",
-    "index {tmp} --out {tmp}/index --sync --engine ray": "--sync reads in this process",
     "index {tmp} --out {tmp}/index --sync --join-titles --model x": "--join-titles joins rows",
     "search {tmp} query --top 0": "--top must be 1 or more (got 0)",
     "search {tmp} query": "no document found in",

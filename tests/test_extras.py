@@ -42,13 +42,6 @@ def convert_gguf(folder):
     _convert_gguf(folder / "model.gguf", folder / "out")
 
 
-def connect_to_ray(folder):
-    from revela.searching.on_ray import Cluster, connected
-
-    with connected(Cluster()):
-        pass
-
-
 @pytest.mark.parametrize(
     ("name", "package", "use"),
     [
@@ -56,7 +49,6 @@ def connect_to_ray(folder):
         ("report", "jinja2", write_page),
         ("train", "onnxscript", export_to_onnx),
         ("train", "gguf", convert_gguf),
-        ("ray", "ray", connect_to_ray),
     ],
 )
 def test_a_missing_extra_is_one_sentence(tmp_path, monkeypatch, name, package, use):

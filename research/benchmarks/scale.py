@@ -3,26 +3,19 @@
     python -m research.benchmarks.scale lookup --rows 10000000 --out FOLDER
     python -m research.benchmarks.scale recall --rows 1000000 --width 384 --out FOLDER
     python -m research.benchmarks.scale memory --documents 100000 --out FOLDER
-    python -m research.benchmarks.scale actors --documents 2000 --out FOLDER
-    python -m research.benchmarks.scale kill --documents 2000 --kills 10 --out FOLDER
     python -m research.benchmarks.scale edits --documents 600 --out FOLDER
 
 ``lookup``: milliseconds to look up 200 ids, as --append does for each batch. ``recall``: recall@10
-against the exact scan, on synthetic clusters. ``memory``: peak memory of the driver of ``revela
-index --engine ray``, with a static retriever. ``actors``: seconds of one process, and of Ray with
-two actors of one thread. ``kill``: the driver is killed at random moments; the index must hold the
-rows of one process, once, and no unreferenced file. ``edits``: one of as many files, of 2,000 words
-each, is edited ten times; seconds of each update of the index, with token vectors by MiniLM, and
-the bytes that they keep.
+against the exact scan, on synthetic clusters. ``memory``: seconds and peak memory of ``revela
+index`` with a static retriever, for so many documents of 60 words and for ten times as many.
+``edits``: one of as many files, of 2,000 words each, is edited ten times; seconds of each update of
+the index, with token vectors by MiniLM, and the bytes that they keep.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
-import random
 import re
 import subprocess
 import sys
@@ -40,9 +33,8 @@ from revela.searching.index import Index
 from revela.searching.locations import Start
 from revela.searching.manifest import Indexing, Info
 from revela.searching.rows import Row, Stored, arrow_rows
-from revela.searching.state import read_info
 from revela.searching.sync import rescan, sync
-from revela.searching.table import CELLS, Table, table_uri
+from revela.searching.table import CELLS, Table
 
 BATCH = 2**17  # rows made at a time
 LOOKED_UP, TIMES = 200, 50
@@ -154,85 +146,24 @@ def looking_up(folder: Path) -> Path:
     return folder
 
 
-def run(*arguments: object) -> tuple[float, float, float]:
-    """Run ``revela index``: seconds, seconds of its progress bar, and peak GB."""
+def memory(arguments: argparse.Namespace) -> None:
     script = (
         "import resource, sys\nfrom revela.cli import main\n"
         "try:\n    main()\nfinally:\n"
-        "    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "    print('peak', peak, file=sys.stderr)\n"
+        "    print('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)\n"
     )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    began = time.perf_counter()
-    command = [sys.executable, "-c", script, "index", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    seconds = time.perf_counter() - began
-    working = re.findall(r"100%.*?\[(?:(\d+):)?(\d+):(\d+)<[^\]\n]*document", done.stderr)[-1]
-    hours, minutes, rest = (int(part or 0) for part in working)
-    bar = 3600 * hours + 60 * minutes + rest
-    return seconds, bar, int(re.findall(r"peak (\d+)", done.stderr)[-1]) / 2**20
-
-
-def memory(arguments: argparse.Namespace) -> None:
     model = looking_up(arguments.out / "looking-up")
     for count in (arguments.documents, 10 * arguments.documents):
         out = arguments.out / f"memory-{count}-{time.time_ns()}"
-        corpus = corpus_of(arguments.out, count)
-        flags = ("--model", model, "--engine", "ray", "--workers", 1, "--commit-every", 10**5)
-        seconds, _, peak = run(corpus, "--out", out, *flags)
-        facts = dict(documents=count, seconds=round(seconds), driver_gb=round(peak, 2))
-        print(json.dumps(facts), flush=True)
-
-
-def actors(arguments: argparse.Namespace) -> None:
-    corpus = corpus_of(arguments.out, arguments.documents)
-    common = (corpus, "--model", "embedded:minilm-l6", "--precision", "fp32")
-    for name, flags in (("local", ()), ("ray", ("--engine", "ray", "--workers", 2))):
-        out = arguments.out / f"actors-{name}-{time.time_ns()}"
-        seconds, bar, _ = run(*common, "--out", out, *flags)
-        facts = dict(engine=name, documents=arguments.documents, seconds=round(seconds, 1))
-        print(json.dumps({**facts, "bar_s": round(bar, 1)}), flush=True)
-
-
-def rows_of(folder: Path) -> list[tuple[str, int, str, str]]:
-    table = Table.open(folder, read_info(folder)).lance
-    found = table.search().select(["id", "chunk", "passage", "digest"]).limit(10**8).to_list()
-    return sorted((row["id"], row["chunk"], row["passage"], row["digest"]) for row in found)
-
-
-def committed(out: Path) -> int:
-    """Rows of a table that another process writes."""
-    if not Path(table_uri(out), "_versions").is_dir():
-        return 0
-    return len(Table.open(out, read_info(out)))
-
-
-def kill(arguments: argparse.Namespace) -> None:
-    corpus, rng = corpus_of(arguments.out, arguments.documents), random.Random(0)
-    model = looking_up(arguments.out / "looking-up")
-    alone, out = (arguments.out / f"kill-{name}-{time.time_ns()}" for name in ("alone", "ray"))
-    run(corpus, "--model", model, "--out", alone)
-    flags = ("--engine", "ray", "--workers", 1, "--commit-every", arguments.documents // 100)
-    common = ("--model", model, "--out", out, *flags)
-    command = [sys.executable, "-m", "revela", "index", *map(str, (corpus, *common))]
-    kept = [0]
-    for turn in range(arguments.kills):
-        driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        # Every other time it is killed wherever it is, then once it has committed something.
-        while turn % 2 and driver.poll() is None and committed(out) == kept[-1]:
-            time.sleep(0.05)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            driver.wait(rng.uniform(0, 3 if turn % 2 else 30))
-        driver.kill()
-        driver.wait()
-        kept.append(committed(out))
-        print(kept, file=sys.stderr, flush=True)
-    if not read_info(out).finished:
-        run(corpus, *common)
-    files = len(list(Path(table_uri(out), "data").iterdir()))
-    facts = dict(rows_after_each_kill=kept[1:], same_rows=rows_of(out) == rows_of(alone))
-    print(json.dumps({**facts, "rows": committed(out), "data_files": files}))
+        flags = (corpus_of(arguments.out, count), "--out", out, "--model", model)
+        command = [sys.executable, "-c", script, "index", *map(str, flags)]
+        began = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        seconds = time.perf_counter() - began
+        peak_gb = int(re.findall(r"peak (\d+)", done.stderr)[-1]) / 2**20
+        facts = dict(documents=count, seconds=round(seconds), peak_gb=round(peak_gb, 2))
+        print(json.dumps({**facts, "index_gb": round(bytes_of(out) / 2**30, 2)}), flush=True)
 
 
 def edits(arguments: argparse.Namespace) -> None:
@@ -257,15 +188,13 @@ def edits(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    whats = {"lookup": lookup, "recall": recall, "memory": memory, "actors": actors, "kill": kill}
-    whats |= {"edits": edits}
+    whats = {"lookup": lookup, "recall": recall, "memory": memory, "edits": edits}
     parser = parser_of(__doc__)
     parser.add_argument("what", choices=list(whats))
     parser.add_argument("--out", type=Path, default=RESEARCH / "out" / "scale")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--documents", type=int, default=2000)
-    parser.add_argument("--kills", type=int, default=10)
     arguments = parser.parse_args()
     whats[arguments.what](arguments)
 

@@ -222,7 +222,7 @@ def test_terms_are_counted_while_others_search(tmp_path):
     with ThreadPoolExecutor(2) as pool:
         searches = [pool.submit(made.state.idf, terms) for _ in range(500)]
         for _ in range(100):
-            made.state.commit(made.state.snapshot().version, [TermCounts.of([terms])])
+            made.state.commit(made.state.snapshot().version, TermCounts.of([terms]))
     assert all((search.result() >= 0).all() for search in searches)
     wanted = idf(np.array([100]), before + 100)[0]
     assert made.state.idf(terms).tolist() == [wanted] * 50

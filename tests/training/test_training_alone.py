@@ -14,7 +14,7 @@ from tests.collection_folder import write_collection, write_lines
 from tests.test_core import SOURCE, site_without
 
 MISSING = (
-    *("lancedb", "lance", "openvino", "fastapi", "starlette", "uvicorn", "mcp", "mteb", "ray"),
+    *("lancedb", "openvino", "fastapi", "starlette", "uvicorn", "mcp", "mteb"),
     *("mammoth", "pptx", "openpyxl", "pypdfium2", "onnx", "onnxscript", "onnxruntime"),
     *("tree_sitter", "jinja2", "matplotlib", "prometheus_fastapi_instrumentator"),
 )

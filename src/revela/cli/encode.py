@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from revela.cli.flags import (
-    ENGINE,
-    PROMPTS,
-    Corpus,
-    Engine,
-    Flat,
-    Out,
-    PromptFlags,
-    reader_of_parts,
-)
+from revela.cli.flags import PROMPTS, Corpus, Flat, Out, PromptFlags
 from revela.cli.printing import print_report
-from revela.searching import on_ray
 from revela.searching.manifest import Indexing, new_info
 from revela.text.load import READING, Reading
 from revela.types import Precision
@@ -33,7 +23,6 @@ def encode(
     prompts: Annotated[PromptFlags, Flat] = PROMPTS,
     reading: Annotated[Reading, Flat] = READING,
     precision: Precision = "auto",
-    engine: Annotated[Engine, Flat] = ENGINE,
 ) -> None:
     """Write the chunks of a corpus and their vectors to a file, without an index.
 
@@ -42,8 +31,7 @@ def encode(
     corpus:
         As for train.
     out:
-        NAME.parquet, with the columns id, chunk, title, text and vector (a folder of files with
-        --engine ray).
+        NAME.parquet, with the columns id, chunk, title, text and vector.
     model:
         The retriever: a Sentence-Transformers folder, a hub id or embedded:minilm-l6.
     chunk_words:
@@ -66,16 +54,8 @@ def encode(
     settings = Indexing(chunk_words=chunk_words, dimensions=dimensions)
     info = new_info(folder, encoder, settings, {}, prompts.given)
 
-    if engine.engine == "ray":
-        from revela.searching.build_on_ray import SurveyedCorpus
-
-        with on_ray.connected(engine):
-            surveyed = SurveyedCorpus(corpus, reader_of_parts(reading, ()))
-            print_report(surveyed.report)
-            count = vectors.encode_on_ray(out, surveyed, info, engine, precision)
-    else:
-        documents, report = read_corpus(corpus, reading, distinct=False, min_words=1)
-        print_report(report)
-        check_repeated(document.id for document in documents)
-        count = vectors.encode(out, documents, info, encoder, len(documents))
+    documents, report = read_corpus(corpus, reading, distinct=False, min_words=1)
+    print_report(report)
+    check_repeated(document.id for document in documents)
+    count = vectors.encode(out, documents, info, encoder)
     print(f"{count:,} vectors of {info.width} numbers in {out}")

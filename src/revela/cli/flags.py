@@ -6,16 +6,13 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from revela.encoders.prompts import Given as GivenPrompts
 from revela.errors import RevelaError
 from revela.files import check_free
-from revela.searching.on_ray import Cluster
-from revela.text.load import Reading
-from revela.text.parts import DocumentReader
 
 Corpus = Annotated[list[Path], Parameter(negative=())]
 
@@ -44,17 +41,6 @@ Flat = Parameter(name="*", consume_multiple=True, negative_iterable=())
 
 
 @dataclasses.dataclass(frozen=True)
-class Engine(Cluster):
-    """Where the work is done."""
-
-    engine: Literal["local", "ray"] = "local"
-    "Work in this process, or in many by Ray, here or on a cluster."
-
-
-ENGINE = Engine()
-
-
-@dataclasses.dataclass(frozen=True)
 class PromptFlags:
     """Prompts in place of those that an embedder's folder names."""
 
@@ -69,22 +55,6 @@ class PromptFlags:
 
 
 PROMPTS = PromptFlags()
-
-
-def reader_of_parts(
-    reading: Reading, metadata: Sequence[str], rename_repeated: bool = False
-) -> DocumentReader:
-    """How --engine ray reads a corpus for search; ``rename_repeated`` as for ``read_corpus``.
-
-    Raises:
-        RevelaError: titles are to be joined, over files that it reads apart.
-    """
-    if reading.join_titles:
-        raise RevelaError(
-            "--join-titles joins rows of neighbouring files, which --engine ray reads apart: join "
-            "them before, or give --engine local"
-        )
-    return DocumentReader(reading.fields(metadata), 1, rename_repeated)
 
 
 def check_paths(corpus: Sequence[Path], out: Path | None) -> None:

@@ -9,22 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from revela.cli.flags import (
-    ENGINE,
-    PROMPTS,
-    Engine,
-    Flat,
-    Out,
-    PromptFlags,
-    Several,
-    reader_of_parts,
-)
+from revela.cli.flags import PROMPTS, Flat, Out, PromptFlags, Several
 from revela.cli.printing import print_report
 from revela.encoders.prompts import Given as GivenPrompts
 from revela.errors import RevelaError
-from revela.searching import on_ray
 from revela.searching.manifest import Indexing
-from revela.searching.on_ray import Cluster
 from revela.terminal import counted
 from revela.text.load import READING, Reading
 from revela.types import Precision
@@ -34,7 +23,7 @@ if TYPE_CHECKING:
     from revela.searching.ingest import Counts
     from revela.types import Document
 
-INDEXING, COMMIT_EVERY = Indexing(), 10**6
+INDEXING = Indexing()
 
 
 def index(
@@ -51,8 +40,6 @@ def index(
     settings: Annotated[Indexing, Flat] = INDEXING,
     reading: Annotated[Reading, Flat] = READING,
     precision: Precision = "auto",
-    engine: Annotated[Engine, Flat] = ENGINE,
-    commit_every: int = COMMIT_EVERY,
 ) -> None:
     """Make an index of a corpus; add to it, delete from it, or bring it in step. The same command
     goes on with a run that was killed.
@@ -80,8 +67,6 @@ def index(
         Fields or columns to keep with each document, for filters of revela search --where.
     precision:
         Arithmetic; auto is int8, bf16 or fp32, whichever this processor or GPU is fast in.
-    commit_every:
-        With --engine ray: chunks per commit; a kill loses at most these.
     """
     if delete:
         if corpus or append or sync:
@@ -94,7 +79,7 @@ def index(
     from revela.text.analyzer import check_language
 
     check_language(settings.language)
-    _check_sync(sync, yes, append, engine)
+    _check_sync(sync, yes, append)
     is_recorded = sync and (info := read_info(out)) is not None and info.finished
     if not corpus and not is_recorded:
         raise RevelaError("give a corpus to index, or ids of documents to --delete")
@@ -102,8 +87,6 @@ def index(
     job = Job(corpus or [], reading, out, model, fields, prompts.given, settings, precision)
     if is_recorded:
         opened, changed = follow_recorded(job, yes)
-    elif engine.engine == "ray":
-        opened, changed = write_by_ray(job, append, engine, commit_every)
     elif append or (reading.join_titles and not sync):
         opened, changed = write_at_once(job, append)
     else:
@@ -117,13 +100,11 @@ def index(
         print(f"{cut} longer than the model reads, and cut by its tokenizer")
 
 
-def _check_sync(sync: bool, yes: bool, append: bool, engine: Engine) -> None:
+def _check_sync(sync: bool, yes: bool, append: bool) -> None:
     if yes and not sync:
         raise RevelaError("--yes lets --sync delete documents: give both, or leave it out")
     if sync and append:
         raise RevelaError("--sync adds and deletes what it has to: leave --append out")
-    if sync and engine != ENGINE:
-        raise RevelaError("--sync reads in this process: leave --engine and its options out")
 
 
 @dataclass(frozen=True)
@@ -156,16 +137,6 @@ class Job:
             )
         return opened
 
-    def opened(self, append: bool) -> tuple[Index | None, list[str]]:
-        """The index to append to, None for a new one, and the fields of its metadata."""
-        from revela.searching.state import unfinished_in
-
-        if append:
-            index = self.existing()
-            return index, list(index.info.columns)
-        unfinished_in(self.out)  # refuses a folder that is taken
-        return None, self.metadata
-
     def create(self, texts: Sequence[str], columns: Mapping[str, str]) -> Index:
         """A new index by the given model, or the one that a killed run has begun with, or the one
         that suits the languages of the texts.
@@ -194,9 +165,10 @@ class Job:
 def write_by_file(job: Job) -> tuple[Index, Counts]:
     """Make an index that records its files."""
     from revela.searching.rows import metadata_columns
+    from revela.searching.state import unfinished_in
     from revela.searching.sync import Scan, sync
 
-    job.opened(append=False)
+    unfinished_in(job.out)  # refuses a folder that is taken
     scan = Scan(job.corpus, job.reading, job.metadata)
     scan.check_report()
     print_report(scan.report)
@@ -209,9 +181,15 @@ def write_by_file(job: Job) -> tuple[Index, Counts]:
 def write_at_once(job: Job, append: bool) -> tuple[Index, Counts]:
     """Add documents to an index, without a record of their files."""
     from revela.searching.rows import metadata_columns
+    from revela.searching.state import unfinished_in
     from revela.text.load import read_corpus
 
-    index, fields = job.opened(append)
+    index, fields = None, job.metadata
+    if append:
+        index = job.existing()
+        fields = list(index.info.columns)
+    else:
+        unfinished_in(job.out)  # refuses a folder that is taken
     documents, report = read_corpus(
         job.corpus, job.reading, distinct=False, min_words=1, metadata=fields, rename_repeated=True
     )
@@ -219,23 +197,6 @@ def write_at_once(job: Job, append: bool) -> tuple[Index, Counts]:
     if index is None:
         index = job.create(_texts_of(documents), metadata_columns(documents, fields))
     return index, index.add(documents, progress=True)
-
-
-def write_by_ray(
-    job: Job, append: bool, cluster: Cluster, commit_every: int
-) -> tuple[Index, Counts]:
-    """``write_at_once``, by a cluster."""
-    from revela.searching import build_on_ray
-
-    index, fields = job.opened(append)
-    with on_ray.connected(cluster):
-        reader = reader_of_parts(job.reading, fields, rename_repeated=True)
-        survey = build_on_ray.SurveyedCorpus(job.corpus, reader)
-        print_report(survey.report)
-        if index is None:
-            texts = [] if job.model else survey.first_texts()
-            index = job.create(texts, survey.metadata_columns())
-        return index, build_on_ray.add(index, survey, cluster, commit_every, job.precision)
 
 
 def follow_recorded(job: Job, yes: bool) -> tuple[Index, Counts]:

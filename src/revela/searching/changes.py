@@ -131,18 +131,20 @@ class Changes:
         ) as bar:
             for some in batches_of(documents):
                 batch = Batch.of(some, before, self.info, self.folder)
+                counts = batch.counts
                 if batch.rows:
                     known, analyze = before.passages(batch.replaced), self.table.passage_terms
-                    batch = encode_rows(
-                        batch, self.info, self._encoder(), self.folder, analyze, known
+                    rows, cut = encode_rows(
+                        batch.rows, self.info, self._encoder(), self.folder, analyze, known
                     )
-                    terms = TermCounts.of(map(str.split, batch.encoded["terms"].to_pylist()))
-                    self.commit(batch.encoded, before.find(batch.replaced), [terms])
+                    terms = TermCounts.of(map(str.split, rows["terms"].to_pylist()))
+                    self.commit(rows, before.find(batch.replaced), terms)
+                    counts += Counts(chunks=len(rows), cut=cut)
                 self._done += len(some)
-                yield batch.counts
+                yield counts
                 read = sum(count_words(document.text) for document in some) if is_counted else 0
                 done += read
-                if batch.encoded is not None:
+                if batch.rows:
                     bar.update(read)
                 elif bar.total:  # was there before, and says nothing about the pace
                     bar.total -= read
@@ -150,29 +152,20 @@ class Changes:
                     tell(done / max(1, total))
 
     def commit(
-        self,
-        rows: Any,
-        former: tuple[list[int], TermCounts],
-        terms: Iterable[TermCounts] = (),
-        write: Callable[[Any, list[int]], None] | None = None,
+        self, rows: Any, former: tuple[list[int], TermCounts], terms: TermCounts | None = None
     ) -> None:
-        """Add rows with these terms, and delete the former ones (``Table.find``).
-
-        Args:
-            rows: in Arrow, or what ``write`` takes; None: none.
-            write: adds rows and deletes others, by their numbers; None: here.
-        """
+        """Add rows in Arrow with these terms, and delete the former ones (``Table.find``)."""
         numbers, removed = former
         if rows is None and not numbers:
             return
-        (write or self.table.replace)(rows, numbers)
-        self.state.commit(self.table.version, terms, [removed])
+        self.table.replace(rows, numbers)
+        self.state.commit(self.table.version, terms, removed)
 
     # Steps
 
     def find_language(self, texts: Sequence[str]) -> None:
         """Find the language of a new index in a sample of its texts, and note it."""
-        if self.info.language or not texts:
+        if self.info.language:
             return
         chosen, found = self.info.settings.language, detect(texts)
         if chosen == "auto":
@@ -191,27 +184,19 @@ class Changes:
         self.state.commit(before.number)
         return before
 
-    def finish(
-        self,
-        pack: Callable[[], None] | None = None,
-        measure: Callable[[], Calibration] | None = None,
-    ) -> None:
+    def finish(self) -> None:
         """Pack the table unless little has changed, measure words and vectors if the index is new
         or has doubled, and let it be searched.
-
-        Args:
-            pack: packs the table; None: ``Table.pack``.
-            measure: None: here.
         """
         size, is_new = len(self.table), not self.info.finished
         must_measure = self.info.calibration.is_outdated(size)
-        if must_measure and not measure:
+        if must_measure:
             self._find_language_again()
         if is_new or self.table.is_worth_packing(self.state.snapshot().changed):
-            self._pack(pack or self.table.pack)
+            self._pack()
         info = replace(self.info, finished=True)
         if must_measure:
-            measured = measure() if measure else calibrate(self.table, self._encoder())
+            measured = calibrate(self.table, self._encoder())
             info = replace(info, calibration=replace(measured, passages=size))
         if info != self.info:
             self.state.commit(self.table.version, info=info)
@@ -225,8 +210,8 @@ class Changes:
                 "same command goes on from there"
             )
 
-    def _pack(self, pack: Callable[[], None]) -> None:
-        pack()
+    def _pack(self) -> None:
+        self.table.pack()
         self.state.commit(self.table.version, packed=True)
         self.table.clean()  # of versions that the state names no more
 
@@ -244,7 +229,7 @@ class Changes:
         self._use(replace(info, language=language))
         self.table.rewrite_terms()
         terms = TermCounts.of(self.table.terms())
-        self.state.commit(self.table.version, [terms], info=self.info, replace_all=True)
+        self.state.commit(self.table.version, terms, info=self.info, replace_all=True)
 
     def _restore(self) -> None:
         """Undo what a killed run wrote to the table but not to the state, and pack what it left."""
@@ -255,7 +240,7 @@ class Changes:
             self.state.commit(self.table.version)
         changed = self.state.snapshot().changed
         if self.info.finished and self.table.is_worth_packing(changed):
-            self._pack(self.table.pack)
+            self._pack()
 
     def _use(self, info: Info) -> None:
         self.info, self.table = info, replace(self.table, info=info)

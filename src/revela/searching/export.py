@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +11,10 @@ from tqdm import tqdm
 from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
 from revela.files import atomic_write
-from revela.ranking.bm25 import TermCounts
-from revela.searching import on_ray
-from revela.searching.build_on_ray import Job, SurveyedCorpus
 from revela.searching.ingest import BATCH, Batch, encode_rows
 from revela.searching.manifest import Info
-from revela.searching.on_ray import Cluster
 from revela.text.parallel import batches
-from revela.types import Document, Precision
-
-TOGETHER = 64  # batches in a file that a cluster writes
+from revela.types import Document
 
 
 def check_out(out: Path) -> None:
@@ -33,24 +25,15 @@ def check_out(out: Path) -> None:
         raise RevelaError(f"{out} exists: choose another --out")
 
 
-def encode(
-    out: Path,
-    documents: Iterable[Document],
-    info: Info,
-    encoder: TextEncoder,
-    total: int | None = None,
-) -> int:
-    """Write the chunks of documents and their vectors to a new file; returns how many there are.
-    ``total`` is the number of documents, for a progress bar.
-    """
+def encode(out: Path, documents: Sequence[Document], info: Info, encoder: TextEncoder) -> int:
+    """Write the chunks of documents and their vectors to a new file; returns how many there are."""
     import pyarrow.parquet as pq
 
     count, writer = 0, None
-    bar = tqdm(total=total, unit="document", disable=total is None)
-    with atomic_write(out) as path, bar:
+    with atomic_write(out) as path, tqdm(total=len(documents), unit="document") as bar:
         for batch in batches(documents, lambda document: len(document.text) + 1, BATCH):
-            rows = encode_rows(Batch.of(batch, None, info, out), info, encoder, out, None)
-            public = public_rows(rows.encoded)
+            rows, _ = encode_rows(Batch.of(batch, None, info, out).rows, info, encoder, out, None)
+            public = public_rows(rows)
             writer = writer or pq.ParquetWriter(path, public.schema)
             writer.write_table(public)
             count += len(public)
@@ -58,40 +41,6 @@ def encode(
         if writer is not None:
             writer.close()
     return count
-
-
-def encode_on_ray(
-    out: Path, corpus: SurveyedCorpus, info: Info, cluster: Cluster, precision: Precision
-) -> int:
-    """``encode`` on a connected cluster; writes a folder of Parquet files."""
-    count, known = 0, set[bytes]()
-    with atomic_write(out) as folder:
-        folder.mkdir()
-        job = VectorFiles(folder.resolve(), info, corpus.reading, precision)
-        written = on_ray.stream(corpus.parts, job.read, job.load, job.write, cluster, TOGETHER)
-        with tqdm(total=len(corpus), unit="document") as bar:
-            for part in written:
-                known |= set(part.files)
-                count += part.counts.chunks
-                bar.update(part.counts.documents)
-        for file in folder.iterdir():
-            if file.name.encode() not in known:  # of a worker that was killed
-                file.unlink()
-    return count
-
-
-@dataclass(frozen=True)
-class VectorFiles(Job):
-    """A ``Job`` that writes Parquet files into ``folder``."""
-
-    finds_terms = False
-
-    def _files(self, rows: Any) -> tuple[list[bytes], list[TermCounts]]:
-        import pyarrow.parquet as pq
-
-        name = f"{uuid.uuid4().hex}.parquet"
-        pq.write_table(public_rows(rows), self.folder / name)
-        return [name.encode()], []
 
 
 def public_rows(rows: Any) -> Any:

@@ -12,9 +12,9 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -83,21 +83,18 @@ def batches_of(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Documents on their way into a table.
 
     Attributes:
-        counts: of the documents and their chunks.
+        counts: of the documents.
         replaced: ids of documents whose former rows are deleted.
         rows: of the documents that are new or have changed.
-        encoded: these rows in Arrow; None: not yet, or there are none.
     """
 
     counts: Counts
     replaced: list[str]
     rows: list[Row]
-    encoded: Any = None
 
     @classmethod
     def of(
@@ -119,22 +116,20 @@ class Batch:
 
 
 def encode_rows(
-    batch: Batch,
+    rows: list[Row],
     info: Info,
     encoder: TextEncoder,
     folder: Path,
     analyze: Analyzer | None,
     known: Mapping[str, Stored] | None = None,
-) -> Batch:
-    """Encode the rows of a batch, if it has any.
+) -> tuple[Any, int]:
+    """Encode rows; returns them in Arrow, and the number of chunks that were cut to the window.
 
     Args:
         analyze: gives their terms.
         known: passages that are not encoded again.
     """
-    if not batch.rows:
-        return batch
-    rows, cut = cut_to_fit(batch.rows, encoder)
+    rows, cut = cut_to_fit(rows, encoder)
     passages, stored = [row.passage for row in rows], dict(known or {})
     blank = Stored(np.zeros(info.width, np.float32), b"" if info.settings.keep_tokens else None)
     stored |= {passage: blank for passage in passages if not has_words(passage)}
@@ -148,9 +143,7 @@ def encode_rows(
         stored |= zip(fresh, made, strict=True)
     named = (searched(row.id, row.passage) for row in rows)
     terms = [" ".join(analyze(text)) if analyze else None for text in named]
-    encoded = arrow_rows(info, rows, [stored[passage] for passage in passages], terms)
-    counts = batch.counts + Counts(chunks=len(rows), cut=cut)
-    return replace(batch, counts=counts, rows=[], encoded=encoded)
+    return arrow_rows(info, rows, [stored[passage] for passage in passages], terms), cut
 
 
 def passages_of(document: Document, chunk_words: int) -> Iterator[tuple[str, str, Start]]:

@@ -10,7 +10,7 @@ import json
 import reprlib
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -109,26 +109,9 @@ def metadata_columns(documents: Iterable[Document], fields: Sequence[str]) -> di
     """
     kinds: dict[str, set[str]] = {name: set() for name in fields}
     for document in documents if fields else ():
-        note_kinds(kinds, document)
-    return columns_of_kinds(kinds)
-
-
-def note_kinds(kinds: Mapping[str, set[str]], document: Document) -> None:
-    """Add the kinds of a document's metadata to those of each field."""
-    for name, found in kinds.items():
-        if (value := document.metadata.get(name)) is not None:
-            found.add(_kind_of(value))
-
-
-def _kind_of(value: Value) -> str:
-    """The Arrow type that holds a value."""
-    if isinstance(value, bool | float):
-        return "bool" if isinstance(value, bool) else "double"
-    return "int64" if isinstance(value, int) and -(2**63) <= value < 2**63 else "string"
-
-
-def columns_of_kinds(kinds: Mapping[str, set[str]]) -> dict[str, str]:
-    """``metadata_columns`` for fields whose kinds are known."""
+        for name, found in kinds.items():
+            if (value := document.metadata.get(name)) is not None:
+                found.add(_kind_of(value))
     check_columns(kinds)
     if missing := [name for name, found in kinds.items() if not found]:
         raise RevelaError(
@@ -139,6 +122,13 @@ def columns_of_kinds(kinds: Mapping[str, set[str]]) -> dict[str, str]:
         name: "double" if found == number else found.pop() if len(found) == 1 else "string"
         for name, found in kinds.items()
     }
+
+
+def _kind_of(value: Value) -> str:
+    """The Arrow type that holds a value."""
+    if isinstance(value, bool | float):
+        return "bool" if isinstance(value, bool) else "double"
+    return "int64" if isinstance(value, int) and -(2**63) <= value < 2**63 else "string"
 
 
 def check_columns(names: Iterable[str]) -> None:

@@ -191,8 +191,8 @@ class State:
     def commit(
         self,
         version: int,
-        added: Iterable[TermCounts] = (),
-        removed: Iterable[TermCounts] = (),
+        added: TermCounts | None = None,
+        removed: TermCounts | None = None,
         info: Info | None = None,
         *,
         replace_all: bool = False,
@@ -214,16 +214,17 @@ class State:
                 database.execute("delete from terms")
                 chunks = 0
             size = 0
-            for sign, changes in ((1, added), (-1, removed)):
-                for counts in changes:
-                    size += counts.chunks
-                    chunks += sign * counts.chunks
-                    numbers = (sign * counts.counts).tolist()
-                    hashes = _signed(counts.hashes)
-                    database.executemany(COUNT, zip(hashes, numbers, strict=True))
-                    if sign < 0:
-                        gone = ((term,) for term in hashes)
-                        database.executemany("delete from terms where hash = ? and n = 0", gone)
+            for sign, counts in ((1, added), (-1, removed)):
+                if counts is None:
+                    continue
+                size += counts.chunks
+                chunks += sign * counts.chunks
+                numbers = (sign * counts.counts).tolist()
+                hashes = _signed(counts.hashes)
+                database.executemany(COUNT, zip(hashes, numbers, strict=True))
+                if sign < 0:
+                    gone = ((term,) for term in hashes)
+                    database.executemany("delete from terms where hash = ? and n = 0", gone)
             changed = 0 if packed else changed + (max(size, COMMIT) if size else 0)
             database.execute(
                 "update about set version = ?, chunks = ?, changed = ?, info = coalesce(?, info)",
@@ -313,14 +314,9 @@ class State:
                     (file.path,),
                 )
 
-    def forget(self, ids: Iterable[str] | None = None) -> None:
-        """Note that documents may differ from their files, so that these are read again; None: all
-        documents.
-        """
+    def forget(self, ids: Iterable[str]) -> None:
+        """Note that documents may differ from their files, so that these are read again."""
         with self._transaction() as database:
-            if ids is None:
-                database.execute("delete from files")
-                return
             if not database.execute("select 1 from documents limit 1").fetchone():
                 return
             for name in ids:

@@ -353,11 +353,6 @@ def _unchecked_calls() -> Iterator[None]:
         pydantic.validate_call = checked
 
 
-def table_uri(folder: Path) -> str:
-    """The path of an index's table, for other programs that read Lance."""
-    return str(folder / f"{TABLE}.lance")
-
-
 def as_stored(vectors_ND: Vectors, info: Info, folder: Path) -> Vectors:
     """Vectors as an index stores them, (N, W): truncated to its width."""
     vectors_NW = shortened(np.ascontiguousarray(vectors_ND, np.float32), info.settings.dimensions)

@@ -100,11 +100,9 @@ def read_corpus(
     return documents, report
 
 
-def first_claim(taken: set[int] | None = None) -> Callable[[str], bool]:
-    """A function that tells whether an id is given to it for the first time; it adds the hash of
-    each to ``taken``.
-    """
-    seen = set[int]() if taken is None else taken
+def first_claim() -> Callable[[str], bool]:
+    """A function that tells whether an id is given to it for the first time."""
+    seen = set[int]()
 
     def claim(name: str) -> bool:
         before = len(seen)

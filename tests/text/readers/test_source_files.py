@@ -195,25 +195,26 @@ def test_what_git_ignores_and_programs_make_is_left_out(tmp_path):
     assert "mine.txt" in {d.id for d in read_corpus([tree])[0]}
 
 
-def test_reports_of_parts_add_up_and_are_one_screen():
+def test_reports_add_up_and_are_one_screen():
     both, other = ReadReport(), ReadReport()
-    for number in range(14):
-        other.leave_unread(Path(f"a.{number:02}"), "binary")
-    other.leave_unread(Path("b.docx"), "pip install it")
-    other.note("read as UTF-16", "c.txt")
-    both.leave_unread(Path("a.13"), "binary")
+    for number in (*range(14), 13):
+        both.leave_unread(Path(f"a.{number:02}"), "binary")
+    both.leave_unread(Path("b.docx"), "pip install it")
     both.note("read as UTF-16", "d.txt")
+    other.note("read as UTF-16", "c.txt")
+    other.skip("damaged", "e.pdf", bad=True)
     both.add(other)
     named = ", ".join(f"1 .{number:02}" for number in range(9))
     assert both.lines()[1:] == [
         "2: read as UTF-16 (d.txt, c.txt)",
         f"not read: 2 .13, {named}, 4 other endings (binary); 1 .docx (pip install it)",
+        "skipped 1: damaged (e.pdf)",
     ]
     for _ in range(2):
         both.skip("shorter than a sentence", "d.txt")
     for number in range(99):
         both.skip(f"row of {number} fields under a header of 200", f"a.csv:{number}", bad=True)
-    assert len(both.lines()) == 16 and both.lines()[-1] == "88 other lines of this kind"
+    assert len(both.lines()) == 16 and both.lines()[-1] == "89 other lines of this kind"
     assert not any("shorter" in line for line in both.lines()), "faults are named first"
 
 

@@ -128,12 +128,10 @@ def files_of(source: Path | str, report: ReadReport) -> Iterator[File]:
     report.names |= names
 
 
-def read_file(
-    file: File, fields: Fields, report: ReadReport, reader: Reader | None = None
-) -> Iterator[Document]:
-    """The documents of a file; ``reader`` replaces the format's reader, to read only a part."""
+def read_file(file: File, fields: Fields, report: ReadReport) -> Iterator[Document]:
+    """The documents of a file."""
     path, name = file.path, file.name
-    reader = reader or READERS.get(suffix(path), read_text)
+    reader = READERS.get(suffix(path), read_text)
     with check_unchanged(path):
         try:
             for document in reader(path, name, fields, report):

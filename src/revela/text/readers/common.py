@@ -105,16 +105,9 @@ class ReadReport:
         self.bytes_unread += 0 if read else size
 
     def add(self, other: ReadReport) -> None:
-        """Add the report of another part of the corpus."""
-        self.documents += other.documents
-        self.words += other.words
-        self.passages += other.passages
-        self.articles += other.articles
-        self.bytes_read += other.bytes_read
-        self.bytes_unread += other.bytes_unread
+        """Add what another report has skipped and noted."""
         self.skipped.update(other.skipped)
         self.noted.update(other.noted)
-        self.unread.update(other.unread)
         self.bad_reasons.update(other.bad_reasons)
         for reason, places in other.examples.items():
             self.examples[reason] = [*self.examples.get(reason, []), *places][:MAX_EXAMPLES]

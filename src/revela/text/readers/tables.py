@@ -44,19 +44,13 @@ LINES_ABOVE = 20  # of a CSV file, maximum, above its header
 DELIMITERS = {".csv": ",;\t|", ".tsv": "\t"}
 
 
-def read_parquet(
-    path: Path, name: str, fields: Fields, report: ReadReport, row_groups: range | None = None
-) -> Iterator[Document]:
-    """Read a Parquet file, or some of its row groups."""
+def read_parquet(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     columns = partial(_text_columns, fields=fields)
-    for before, batch in parquet_batches(path, columns, ROWS, row_groups):
-        yield from documents_of([batch], name, fields, report, before)
+    yield from documents_of(parquet_batches(path, columns, ROWS), name, fields, report)
 
 
-def parquet_batches(
-    path: Path, columns: Callable[[Any], list[str]], size: int, row_groups: range | None = None
-) -> Iterator[tuple[int, Any]]:
-    """(number of rows before, record batch) of a file. ``columns``: a schema -> names to read."""
+def parquet_batches(path: Path, columns: Callable[[Any], list[str]], size: int) -> Iterator[Any]:
+    """The record batches of a file. ``columns``: a schema -> names to read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -66,12 +60,8 @@ def parquet_batches(
         pa.OSFile(os.fsencode(path)) as source,
         pq.ParquetFile(source, pre_buffer=False, buffer_size=2**20) as file,
     ):
-        first = row_groups.start if row_groups else 0
-        before = sum(file.metadata.row_group(i).num_rows for i in range(first))
         names = columns(file.schema_arrow)
-        for batch in file.iter_batches(size, row_groups, names, use_threads=False):
-            yield before, batch
-            before += len(batch)
+        yield from file.iter_batches(size, columns=names, use_threads=False)
 
 
 @contextmanager
@@ -104,18 +94,20 @@ def read_arrow(path: Path, name: str, fields: Fields, report: ReadReport) -> Ite
             schema = file.schema
             batches = (file.get_batch(i) for i in range(file.num_record_batches))
         columns = _text_columns(schema, fields)
-        number = 0
-        for batch in batches:
+
+        def validated(batch: Any) -> Any:
             part = batch.select(columns)
             part.validate(full=True)  # wrong offsets would read this process's memory
-            yield from documents_of([part], name, fields, report, number)
-            number += len(part)
+            return part
+
+        yield from documents_of(map(validated, batches), name, fields, report)
 
 
 def documents_of(
-    batches: Iterable[Any], name: str, fields: Fields, report: ReadReport, number: int = 0
+    batches: Iterable[Any], name: str, fields: Fields, report: ReadReport
 ) -> Iterator[Document]:
-    """The rows of record batches or tables as documents, numbered after ``number``."""
+    """The rows of record batches or tables as documents, numbered from 1."""
+    number = 0
     parts = (b.slice(start, ROWS) for b in batches for start in range(0, b.num_rows, ROWS))
     for part in parts:
         for row in part.select(columns_of(part.schema.names, fields)).to_pylist():

@@ -90,7 +90,7 @@ def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
         return [name for name in ("src", "text") if name in schema.names]
 
     with refuse_damage(file):
-        for _, batch in parquet_batches(file, columns, ROWS):
+        for batch in parquet_batches(file, columns, ROWS):
             yield from batch.to_pylist()
 
 
