@@ -150,19 +150,6 @@ def _take_own_gpu() -> None:
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0))
 
 
-def log_unused_devices() -> None:
-    """Log if one process trains where several were requested, or where there are more GPUs."""
-    if world_size() > 1:
-        return
-    if LAUNCHED & os.environ.keys():
-        log.info("1 process")  # accelerate launch starts only one without a GPU
-    if (gpus := torch.cuda.device_count()) > 1:
-        log.info(
-            f"there are {gpus} GPUs, and a run uses the first: name another by "
-            "CUDA_VISIBLE_DEVICES, or use all by torchrun (docs/scale.md)"
-        )
-
-
 def from_rank_zero(make: Callable[[], Value]) -> Value:
     """Call ``make`` in rank 0 only, and give all processes what it returns."""
     if world_size() == 1:

@@ -122,7 +122,6 @@ def train(
         bf16 = uses_bf16(settings.precision, device)
         is_first, processes = distributed.is_rank_zero(), distributed.world_size()
         plan = plan if is_first else NO_CHECKS
-        distributed.log_unused_devices()
         _warn_of_warmup(settings.warmup_steps, settings.max_steps)
 
         # Data: a corpus or stored groups, the same in all processes.

@@ -129,24 +129,11 @@ PRESETS: dict[str, Preset] = {
     # The start that all methods have here, so that only the method differs.
     "dream": {"method": "dream"},
     # As published, as far as the paper says: rank, pooling, heads, 16 chunks of a document.
-    "dream-paper": {
-        "method": "dream",
-        "chunk_words": 120,
-        "offline_model": "",
-        "layers": 0,
-        "pooling": "eos",
-        "lower_case": "no",
-        "query_prompt": "",
-        "passage_prompt": "",
-        "lora_rank": 32,
-        "lora_alpha": 64,
-        **NO_FIT,
-        "query_heads": 16,
-        "tau": 0.2,
-        "gate": 0.5,
-        "groups_per_step": 32,
-        "keep": "last",
-    },
+    "dream-paper": {"method": "dream", "query_heads": 16, "tau": 0.2, "gate": 0.5}
+    | {"chunk_words": 120, "offline_model": "", "layers": 0, "pooling": "eos", "lower_case": "no"}
+    | {"query_prompt": "", "passage_prompt": "", "lora_rank": 32, "lora_alpha": 64}
+    | NO_FIT
+    | {"groups_per_step": 32, "keep": "last"},
     # The control: InfoNCE on the same queries, against the other chunks of the group.
     "dream-infonce": {"method": "contrastive-pairs"},
 }

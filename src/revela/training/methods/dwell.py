@@ -91,45 +91,20 @@ if TYPE_CHECKING:
 IGNORED = -100  # label of padding
 
 PRESETS: dict[str, Preset] = {
-    "dwell-spans": {
-        "method": "dwell-spans",
-        "groups": "random",
-        "model": "new:small",
-        "layers": 0,
-        "lower_case": "no",
-        "query_prompt": "",
-        "passage_prompt": "",
-        "max_tokens": 2048,
-        "lora_rank": 0,
-        **NO_FIT,
-        "lm_tokens": 512,
-        "learning_rate": 1e-3,
-        "warmup_steps": 50,
-        "groups_per_step": 4,
-        "check_every": 0,
-        "keep": "last",
-    },
+    # Stage 1, small.
+    "dwell-spans": {"method": "dwell-spans", "groups": "random"}
+    | {"model": "new:small", "layers": 0, "lower_case": "no", "max_tokens": 2048, "lora_rank": 0}
+    | {"query_prompt": "", "passage_prompt": "", "lm_tokens": 512}
+    | NO_FIT
+    | {"learning_rate": 1e-3, "warmup_steps": 50, "groups_per_step": 4}
+    | {"check_every": 0, "keep": "last"},
     # Stage 3, small: give --model and --pairs.
-    "dwell-pairs": {
-        "method": Pairs.name,
-        "held_out": 0.0,
-        "near_duplicates": 0.0,
-        "group_size": 8,
-        "refresh_every": 10,
-        "max_tokens": 2048,
-        "lora_rank": 0,
-        **NO_FIT,
-        "lm_tokens": 2048,
-        "tau": 0.05,
-        "negatives": 4,
-        "learning_rate": 3e-4,
-        "warmup_steps": 2,
-        "max_steps": 40,
-        "max_minutes": 0.0,
-        "retriever_batch": 16,
-        "check_every": 0,
-        "keep": "last",
-    },
+    "dwell-pairs": {"method": Pairs.name, "tau": 0.05, "negatives": 4, "refresh_every": 10}
+    | {"held_out": 0.0, "near_duplicates": 0.0, "group_size": 8}
+    | {"max_tokens": 2048, "lora_rank": 0, "lm_tokens": 2048, "retriever_batch": 16}
+    | NO_FIT
+    | {"learning_rate": 3e-4, "warmup_steps": 2, "max_steps": 40, "max_minutes": 0.0}
+    | {"check_every": 0, "keep": "last"},
 }
 
 

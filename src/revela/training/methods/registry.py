@@ -12,27 +12,19 @@ from revela.training.methods import cde, contrastive, dream, dwell, gains, replu
 from revela.training.methods.base import Method
 from revela.training.settings import Preset
 
+FILES = (revela, replug, dream, cde, contrastive, dwell, gains)
 METHODS: dict[str, type[Method]] = {
-    method.name: method
-    for method in (
-        revela.Revela,
-        replug.Replug,
-        dream.Dream,
-        cde.CDE,
-        contrastive.Pairs,
-        contrastive.Crops,
-        dwell.Spans,
-        gains.Gains,
-    )
+    "revela": revela.Revela,
+    "replug": replug.Replug,
+    "dream": dream.Dream,
+    "cde": cde.CDE,
+    "contrastive-pairs": contrastive.Pairs,
+    "contrastive-crop": contrastive.Crops,
+    "dwell-spans": dwell.Spans,
+    "gains": gains.Gains,
 }
 PRESETS: dict[str, Preset] = {
-    **revela.PRESETS,
-    **replug.PRESETS,
-    **dream.PRESETS,
-    **cde.PRESETS,
-    **contrastive.PRESETS,
-    **dwell.PRESETS,
-    **gains.PRESETS,
+    name: settings for file in FILES for name, settings in file.PRESETS.items()
 }
 "All settings that a preset leaves out have their defaults."
 DEFAULT = "revela-gated"

@@ -61,7 +61,7 @@ from revela.training.settings import PositiveFloat, Preset, checked
 PRESETS: dict[str, Preset] = {
     "replug": {"method": "replug", "learning_rate": 5e-4},
     # As in the appendix: all but the signal is Revela's.
-    "replug-paper": {**SHARED, "method": "replug", "tau": 1e-3, "learning_rate": 5e-4},
+    "replug-paper": SHARED | {"method": "replug", "tau": 1e-3, "learning_rate": 5e-4},
 }
 
 

@@ -124,24 +124,14 @@ PROBE_PIECES = 4  # documents per group, and pieces per document
 MIN_WORDS, MAX_WORDS = 6, 48  # of a piece
 
 # What Revela and its baseline REPLUG share in the paper.
-SHARED: Preset = {
-    "chunk_words": 120,
-    "groups": "document-random",
-    "offline_model": "",
-    "layers": 0,
-    "pooling": "eos",
-    "lower_case": "no",
-    "max_tokens": 2048,
-    "lora_rank": 256,
-    "lora_alpha": 64,
-    "lora_dropout": 0.1,
-    **NO_FIT,
-    "warmup_steps": 100,
-    "groups_per_step": 32,
-    "keep": "last",
-}
-PAPER: Preset = {
-    **SHARED,
+SHARED: Preset = (
+    {"chunk_words": 120, "groups": "document-random"}
+    | {"offline_model": "", "layers": 0, "pooling": "eos", "lower_case": "no", "max_tokens": 2048}
+    | {"lora_rank": 256, "lora_alpha": 64, "lora_dropout": 0.1}
+    | NO_FIT
+    | {"warmup_steps": 100, "groups_per_step": 32, "keep": "last"}
+)
+PAPER: Preset = SHARED | {
     "method": "revela",
     "lm_lora": True,
     "mix": "sum",
@@ -154,7 +144,7 @@ PRESETS: dict[str, Preset] = {
     # As published: h = s + b in every layer of an LM that is trained too.
     "revela-paper": PAPER,
     # As published for code: the whole chunk is its query.
-    "revela-paper-code": {**PAPER, "query_side": "whole"},
+    "revela-paper-code": PAPER | {"query_side": "whole"},
 }
 
 
