@@ -42,7 +42,7 @@ docs: $(VENV)/ready
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
 	! grep -rnoE '(<(script|img|iframe|link)[^>]+(src|href)=|url\(|@import )["'"'"']?(https?:)?//.{0,60}' build/site --include='*.html' --include='*.css'
 
-# docs/command-line.md and docs/objectives.md, from the settings themselves.
+# docs/command-line.md and docs/methods.md, from the settings themselves.
 reference: $(VENV)/ready
 	$(VENV)/bin/python -m research.reference_pages
 

@@ -40,14 +40,14 @@ def test_loss_and_gradients_are_the_packages(nano, tiny_lm_folder, kind):
     model = tiny_retriever(tiny_lm_folder, **options, **prompts).requires_grad_()
     lm, made = LanguageModel(tiny_lm(kind)), PromptMaker(tokenizer, nano.MAX_TOKENS, len(TEXTS))
     steered = dict(tau=nano.TAU, gate=nano.GATE, group_size=len(TEXTS))
-    objective = DreamLoss(RetrieverModule(model), lm, HEADS, **steered)
+    loss_module = DreamLoss(RetrieverModule(model), lm, HEADS, **steered)
     sides = (QUESTIONS, nano.QUERY), (TEXTS, nano.PASSAGE)
     questions = list(zip(QUESTIONS, ANSWERS, strict=True))
     features = [
         *(model.preprocess(texts, prompt=prompt) for texts, prompt in sides),
         *made.with_answers(TEXTS, questions),
     ]
-    expected = objective(features)
+    expected = loss_module(features)
     expected.backward()
 
     prompt = nano.make_prompt(tokenizer, TEXTS, QUESTIONS, [TEXTS[i] for i in ANSWERS])
@@ -56,7 +56,7 @@ def test_loss_and_gradients_are_the_packages(nano, tiny_lm_folder, kind):
     assert len({len(row[row > 0]) for row in prompt.role_QL}) == len(QUESTIONS)
     torch.testing.assert_close(loss, expected, atol=1e-5, rtol=0)
     steering = [retriever.log_tau, retriever.gate_logit]
-    wanted = [objective.log_tau, objective.gate_logit]
+    wanted = [loss_module.log_tau, loss_module.gate_logit]
     assert_close([p.grad for p in steering], [p.grad for p in wanted])
     own, stock = (dict(m.named_parameters()) for m in (retriever.model, model[0].model))
     assert own.keys() == stock.keys()

@@ -60,14 +60,14 @@ def watched(case: dict[str, Any], seen: dict[str, Any]) -> Iterator[None]:
             raise failing[case["fails"]]
         advance(progress)
 
-    def checking(objective, step):
-        seen["tensors"] = trainable_state(objective)
-        shards = [p for p in objective.parameters() if isinstance(p, DTensor)]
+    def checking(loss_module, step):
+        seen["tensors"] = trainable_state(loss_module)
+        shards = [p for p in loss_module.parameters() if isinstance(p, DTensor)]
         seen["sharded"] = sum(p.to_local().numel() for p in shards)
         if case.get("fails") == "weights" and distributed.rank() == 1 and step:
             with torch.no_grad():
-                next(p for p in objective.parameters() if p.requires_grad).add_(1e-3)
-        check(objective, step)
+                next(p for p in loss_module.parameters() if p.requires_grad).add_(1e-3)
+        check(loss_module, step)
 
     with (
         mock.patch.object(BatchReader, "my_rows", my_rows),

@@ -221,7 +221,7 @@ def test_the_first_process_alone_prints_and_each_holds_half_of_a_shared_lm(both,
     folder, printed = both
     said = "".join(printed[f"two-{name}"] for name in CASES)
     assert said.count("2 processes, on the CPU\n") == len(CASES)
-    assert said.count("token weights and whitening fitted") == len(CASES) - 1  # not spans
+    assert said.count("token weights and whitening fitted") == len(CASES) - 1  # not dwell-spans
     weights = load_file(tiny_lm_folder / "model.safetensors")
     in_layers = sum(tensor.numel() for name, tensor in weights.items() if ".layers." in name)
     assert of_both(folder / "two-shared lm", "sharded") == [in_layers / 2] * 2

@@ -44,8 +44,8 @@ from revela.training.training_set import TrainingSet
 from revela.types import Document
 
 SHORT = Recipe.of(**TINY, save_every=3, gate_heads=4)
-# The preset's surrogate is MiniLM, which knows none of the words here.
 LEARNED = dict(method="dream", queries="telling-sentence", chunk_words=30, query_heads=3)
+# The preset's surrogate is MiniLM, which knows none of the words here.
 CDE = {"method": "cde", "surrogate": ""}
 
 

@@ -256,10 +256,10 @@ def test_the_split_backward_equals_the_joined_one():
     features, gradients = {"input_ids": ids, "attention_mask": mask}, []
     for frozen in (False, True):
         lm = LanguageModel(build("llama").float().requires_grad_(not frozen))
-        objective = objective_of(lm)
-        loss = objective([features] * 3)
+        loss_module = loss_module_of(lm)
+        loss = loss_module([features] * 3)
         loss.backward()
-        gradients.append((loss.detach(), objective.model.table.weight.grad))
+        gradients.append((loss.detach(), loss_module.model.table.weight.grad))
     for joined, split in zip(*gradients, strict=True):
         assert split.abs().sum() > 0
         torch.testing.assert_close(joined, split, atol=1e-6, rtol=1e-4)
@@ -306,7 +306,7 @@ def test_logits_that_are_not_the_heads_output_are_used_in_the_loss():
         LanguageModel(model, "cohere").score_only(ids[0])
 
 
-def objective_of(lm, model=None, **changes):
+def loss_module_of(lm, model=None, **changes):
     gates_LH = torch.full((4, 4), 0.3)
     return RevelaLoss(model or Embed(), lm, tau=0.1, gates_LH=gates_LH, **changes)
 
@@ -317,10 +317,10 @@ def test_groups_of_a_batch_count_as_if_they_were_read_one_by_one():
     ids = torch.randint(3, 400, (6, 5), generator=torch.Generator().manual_seed(1))
     mask = torch.tensor([[1] * n + [0] * (5 - n) for n in (5, 5, 5, 2, 3, 2)])
     features = {"input_ids": ids, "attention_mask": mask}
-    together = objective_of(lm, group_size=3)
+    together = loss_module_of(lm, group_size=3)
     loss = together([features] * 3)
     loss.backward()
-    apart = objective_of(lm)
+    apart = loss_module_of(lm)
     groups = slice(0, 3), slice(3, 6)
     losses = [apart([{k: v[g] for k, v in features.items()}] * 3) for g in groups]
     (sum(losses) / 2).backward()

@@ -100,29 +100,29 @@ def tokenized(*texts):
 
 
 def test_the_start_has_no_dropout_and_training_goes_on_with_it():
-    objective, texts = RetrieverLoss(Noisy(), tau=1.0), tokenized([5, 6], [7, 8])
+    loss_module, texts = RetrieverLoss(Noisy(), tau=1.0), tokenized([5, 6], [7, 8])
     start = InitialRetriever()
-    found = [start.embed(objective, texts) for _ in range(2)]
+    found = [start.embed(loss_module, texts) for _ in range(2)]
     want = Embed()(texts)
     assert torch.equal(found[0], want) and torch.equal(found[1], want)
-    assert objective.model.noisy == [False, False] and objective.model.training
+    assert loss_module.model.noisy == [False, False] and loss_module.model.training
     assert not found[0].requires_grad
 
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_text_is_read_once_for_the_start_whatever_is_beside_it(keep):
-    objective, start = RetrieverLoss(Embed(), tau=1.0), InitialRetriever(keep)
-    first = start.embed(objective, tokenized([5, 6], [7, 8], [9, 10]))
-    objective.model.table.weight.data.neg_()  # so that reading again shows
-    again = start.embed(objective, tokenized([9, 10], [5, 6]))
+    loss_module, start = RetrieverLoss(Embed(), tau=1.0), InitialRetriever(keep)
+    first = start.embed(loss_module, tokenized([5, 6], [7, 8], [9, 10]))
+    loss_module.model.table.weight.data.neg_()  # so that reading again shows
+    again = start.embed(loss_module, tokenized([9, 10], [5, 6]))
     assert torch.equal(again, (1 if keep else -1) * first[[2, 0]])
-    new = start.embed(objective, tokenized([9, 10], [9, 10, 11]))
-    assert torch.equal(start.embed(objective, tokenized([9, 10, 11])), new[1:])
+    new = start.embed(loss_module, tokenized([9, 10], [9, 10, 11]))
+    assert torch.equal(start.embed(loss_module, tokenized([9, 10, 11])), new[1:])
 
 
 def test_no_more_vectors_of_the_start_are_kept_than_there_is_room_for(monkeypatch):
     monkeypatch.setattr(gains, "MAX_CACHED", 8 * 2)
-    objective, start = RetrieverLoss(Embed(), tau=1.0), InitialRetriever(cache=True)
+    loss_module, start = RetrieverLoss(Embed(), tau=1.0), InitialRetriever(cache=True)
     for i in range(3, 9):
-        start.embed(objective, tokenized([i, i + 1]))
+        start.embed(loss_module, tokenized([i, i + 1]))
     assert len(start.cached) == 2

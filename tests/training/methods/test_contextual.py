@@ -1,4 +1,4 @@
-"""A context around an objective: gradients of both stages by plain autograd over equations written
+"""A context around a method: gradients of both stages by plain autograd over equations written
 out, null contexts, and which documents a batch reads.
 """
 

@@ -50,9 +50,9 @@ def test_false_negatives_leave_the_denominator(group_size):
         for n in (4, 6)
     )
     near_p[1] = near_p[0]  # as near to the first query as its own
-    objective = FilteredLoss(model, tau=0.1)
+    loss_module = FilteredLoss(model, tau=0.1)
     side = {**query, "target": target, "allowed": allowed(target, group_size)}
-    loss = objective([{**side, "surrogate": near_q}, {**passage, "surrogate": near_p}]).item()
+    loss = loss_module([{**side, "surrogate": near_q}, {**passage, "surrogate": near_p}]).item()
     q, p = unit(model, query, passage)
     scores = (q @ p.T / 0.1).tolist()
     nearness = (near_q @ near_p.T).tolist()
@@ -106,10 +106,10 @@ def test_gradcache_reads_again_with_the_same_dropout():
     for cached in (False, True):
         torch.manual_seed(7)
         model, log_tau = Dropping(0.4), torch.tensor(0.1, dtype=torch.float64).log()
-        objective = ContrastiveLoss(model, tau=0.1, retriever_batch=2).double()
+        loss_module = ContrastiveLoss(model, tau=0.1, retriever_batch=2).double()
         torch.manual_seed(0)
         if cached:
-            loss = objective([{**features(5, 0), "target": target}, features(5, 1)])
+            loss = loss_module([{**features(5, 0), "target": target}, features(5, 1)])
         else:
             sides = []
             for ids in (features(5, seed)["input_ids"] for seed in (0, 1)):
@@ -136,11 +136,11 @@ def test_gradcache_keeps_as_much_for_a_large_batch_as_for_a_small_one():
             return self.wide(super().pool(features)).relu().view(-1, 50, 10).sum(1)
 
     def kept(n: int, batch: int) -> float:
-        sizes, objective = [], ContrastiveLoss(Wide(), tau=0.1, retriever_batch=batch)
+        sizes, loss_module = [], ContrastiveLoss(Wide(), tau=0.1, retriever_batch=batch)
         with torch.autograd.graph.saved_tensors_hooks(
             lambda tensor: sizes.append(tensor.numel()) or tensor, lambda tensor: tensor
         ):
-            objective([{**features(n, 0), "target": torch.arange(n)}, features(n, 1)])
+            loss_module([{**features(n, 0), "target": torch.arange(n)}, features(n, 1)])
         return sum(sizes) / n
 
     assert kept(64, 0) > 500  # read at once, each text leaves its wide layer

@@ -101,9 +101,9 @@ def test_the_answers_loss_and_its_gradients_equal_the_naive_pass():
         logit = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
         if fast:
             lm = LanguageModel(frozen_llama())
-            objective = DreamLoss(Embed(), lm, heads, tau=0.1, gate=0.5, group_size=3)
+            loss_module = DreamLoss(Embed(), lm, heads, tau=0.1, gate=0.5, group_size=3)
             side = {k: v for k, v in tail.items() if k != "group"}
-            loss = objective.answer_loss(prompt, side, weights, logit)
+            loss = loss_module.answer_loss(prompt, side, weights, logit)
         else:
             gate = logit.sigmoid()
             loss = naive_answer_loss(frozen_llama(), prompt, tail, weights, gate, set(heads))
@@ -123,10 +123,10 @@ def test_it_learns_and_leaves_groups_without_questions_out():
     }
     question = {k: v[:2] for k, v in side.items()}
     lm = LanguageModel(frozen_llama().float())
-    objective = DreamLoss(Embed(), lm, [(1, 0), (2, 1), (2, 3)], tau=0.3, gate=0.5, group_size=3)
-    losses = train_by_sgd(objective, [question, side, twice, tail], steps=15, rate=0.3)
-    assert losses[-1] < losses[0] and 0 < objective.gate_logit.sigmoid() < 1
-    table = objective.model.table.weight.grad
+    loss_module = DreamLoss(Embed(), lm, [(1, 0), (2, 1), (2, 3)], tau=0.3, gate=0.5, group_size=3)
+    losses = train_by_sgd(loss_module, [question, side, twice, tail], steps=15, rate=0.3)
+    assert losses[-1] < losses[0] and 0 < loss_module.gate_logit.sigmoid() < 1
+    table = loss_module.model.table.weight.grad
     assert table[side["input_ids"][3:]].abs().sum() == 0  # the second group asks nothing
     assert table[side["input_ids"][:3]].abs().sum() > 0
 

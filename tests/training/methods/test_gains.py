@@ -45,9 +45,9 @@ def build(lm, model=None, **changes):
 
 
 def test_gains_are_finite_differences_of_the_loss_at_equal_weights(lm):
-    objective, chunk = build(lm), sides()[2]
+    loss_module, chunk = build(lm), sides()[2]
     packed = lm.pack(chunk["input_ids"], chunk["attention_mask"])
-    gains = objective.gains(packed)
+    gains = loss_module.gains(packed)
 
     def loss(scores):
         weights = torch.zeros(2 * SIZE, 2 * SIZE).double()
@@ -55,7 +55,7 @@ def test_gains_are_finite_differences_of_the_loss_at_equal_weights(lm):
             others = [j for j in range(2 * SIZE) if j != i and j // SIZE == i // SIZE]
             for j in others:
                 weights[i, j] = scores[i, j].exp() / sum(scores[i, k].exp() for k in others)
-        mix = InBatchAttention(weights, packed.lengths, objective.gates_LH, v_norm=False)
+        mix = InBatchAttention(weights, packed.lengths, loss_module.gates_LH, v_norm=False)
         losses = lm.token_losses(
             packed, packed.layout.with_next_R, lm.prefill(packed, range(2, 4)), mix
         )
@@ -77,10 +77,10 @@ def test_gains_are_finite_differences_of_the_loss_at_equal_weights(lm):
 def test_loss_and_gradient_equal_the_naive_loop(lm, retriever_batch):
     query, passage, chunk = sides()
     model, began = moved_since_it_began()
-    objective = build(lm, model, retriever_batch=retriever_batch)
-    loss = objective([query, passage, chunk])
+    loss_module = build(lm, model, retriever_batch=retriever_batch)
+    loss = loss_module([query, passage, chunk])
     fast = torch.autograd.grad(loss, model.table.weight)[0]
-    gains = objective.gains(lm.pack(chunk["input_ids"], chunk["attention_mask"])).double()
+    gains = loss_module.gains(lm.pack(chunk["input_ids"], chunk["attention_mask"])).double()
 
     def cosines(encoder, i, others):
         vectors, passages = (encoder.pool(side) for side in (query, passage))

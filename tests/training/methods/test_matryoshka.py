@@ -38,7 +38,7 @@ def test_a_batch_is_what_a_loop_over_cut_vectors_gives(retriever_batch):
     torch.manual_seed(1)
     model = Embed()
     loss = ContrastiveLoss(model, tau=0.1, retriever_batch=retriever_batch)
-    objective = Matryoshka(loss, model, WIDTHS)
+    loss_module = Matryoshka(loss, model, WIDTHS)
     expected = {}
     for width in WIDTHS:
         plain = copy.deepcopy(model)
@@ -48,7 +48,7 @@ def test_a_batch_is_what_a_loop_over_cut_vectors_gives(retriever_batch):
     seen = set()
     for _ in range(30):
         model.zero_grad()
-        loss = objective(sides())
+        loss = loss_module(sides())
         loss.backward()
         width = int(model.table.weight.grad.abs().sum(0).gt(0).sum())
         seen.add(width)

@@ -60,9 +60,9 @@ def test_the_loss_moves_the_retriever_towards_the_lm_and_groups_stay_apart(model
     ids, mask = chunks()
     features = {"input_ids": ids, "attention_mask": mask}
     lm = LanguageModel(model)
-    objective = ReplugLoss(Embed(), lm, tau=0.1, tau_lm=0.1, group_size=2)
-    loss = objective([features] * 3)
+    loss_module = ReplugLoss(Embed(), lm, tau=0.1, tau_lm=0.1, group_size=2)
+    loss = loss_module([features] * 3)
     assert loss.item() == pytest.approx(0.0)  # two chunks leave one choice
-    objective = ReplugLoss(Embed(), lm, tau=0.1, tau_lm=0.1)
-    losses = train_by_sgd(objective, [features] * 3, steps=20, rate=0.5)
+    loss_module = ReplugLoss(Embed(), lm, tau=0.1, tau_lm=0.1)
+    losses = train_by_sgd(loss_module, [features] * 3, steps=20, rate=0.5)
     assert losses[-1] < 0.5 * losses[0]

@@ -79,7 +79,7 @@ def folder(tmp_path_factory):
 
 
 def built(folder, **changes):
-    """A retriever, and the objective's loss and batches for it."""
+    """A retriever, and the method's loss and batches for it."""
     recipe = Recipe.of("dwell-spans", **{"model": "new:tiny", "lm_tokens": 48, **changes})
     model = tiny_retriever(folder, layers=0, query_prompt="", passage_prompt="")
     add_lora(model, 0, 1, 0.0)
