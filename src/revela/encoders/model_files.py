@@ -72,7 +72,7 @@ def resolve(name: str) -> Path:
         return embedded_folder(name)
     if name.startswith(NEW):
         raise RevelaError(
-            f"{name} is made by revela train CORPUS --preset spans --model {name} only: give the "
+            f"{name} is made by revela train CORPUS --method dwell-spans --model {name} only: give the "
             "folder of that run"
         )
     if name.startswith("embedded:"):
