@@ -72,8 +72,8 @@ def resolve(name: str) -> Path:
         return embedded_folder(name)
     if name.startswith(NEW):
         raise RevelaError(
-            f"{name} is made by revela train CORPUS --method dwell-spans --model {name} only: give the "
-            "folder of that run"
+            f"{name} is made by revela train CORPUS --method dwell-spans --model {name} only: "
+            "give the folder of that run"
         )
     if name.startswith("embedded:"):
         raise RevelaError(f"{name} is not embedded: there are {' and '.join(EMBEDDED)}")
