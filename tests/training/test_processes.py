@@ -304,7 +304,7 @@ def test_settings_that_two_processes_cannot_have(tmp_path, monkeypatch, message)
 
 def test_torchrun_lets_every_flag_through():
     """It reads the whole command line, and refuses what two of its own flags begin with."""
-    fields = dataclasses.fields(settings_flags(METHODS["revela"]))
+    fields = dataclasses.fields(settings_flags(METHODS["revela"], {}))
     flags = [f"--{field.name.replace('_', '-')}" for field in fields]
     parsed = parse_args(["-m", "revela", "train", "groups", "--out", "out", "--resume", *flags])
     assert parsed.training_script_args[-len(flags) :] == flags

@@ -86,4 +86,4 @@ def fit(
     print(f"fitted in {duration(result.minutes)}, {bytes_of(out) / 1e6:,.0f} MB in {out}: {go_on}")
 
 
-fit.__annotations__["given"] = Annotated[settings_flags(Revela, SETTINGS) | None, Flat]
+fit.__annotations__["given"] = Annotated[settings_flags(Revela, {}, SETTINGS) | None, Flat]

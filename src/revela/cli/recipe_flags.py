@@ -27,7 +27,7 @@ from revela.training.recipe import (
     read_recipe,
     settings_of,
 )
-from revela.training.settings import RARE
+from revela.training.settings import RARE, Preset
 
 COMPARED = ("revela-gated", "contrastive-crop")
 "What ``revela compare`` compares if nothing names a method."
@@ -44,13 +44,13 @@ def show_settings(verb: Any, tokens: Sequence[str]) -> None:
     values = dict(pairwise(" ".join(tokens).replace("=", " ").split()))
     name = values.get("--method", values.get("--methods", DEFAULT))
     try:
-        method, _ = find_method(name)
+        method, preset = find_method(name)
     except RevelaError:  # the verb says so when it runs
-        method, _ = find_method(DEFAULT)
+        method, preset = find_method(DEFAULT)
     if tokens[0] == "train":
         text, heading, parameters = inspect.cleandoc(verb.__doc__).partition("Parameters\n")
         verb.__doc__ = f"{text}{about(method)}\n\n{heading}{parameters}"
-    flags = settings_flags(method, without="method" if tokens[0] == "compare" else "")
+    flags = settings_flags(method, preset, without="method" if tokens[0] == "compare" else "")
     verb.__annotations__["given"] = Annotated[flags | None, Flat]
 
 
@@ -62,9 +62,11 @@ def about(method: type[Method]) -> str:
     return re.sub(r"\n(Memory|When to use it|Measured): ", r"\n\n\1: ", "\n\n".join(parts))
 
 
-def settings_flags(shown: type[Method], names: Collection[str] = (), without: str = "") -> type:
+def settings_flags(
+    shown: type[Method], preset: Preset, names: Collection[str] = (), without: str = ""
+) -> type:
     """A dataclass with a field per flag, None where it is not given; of these settings alone, if
-    there are ``names``.
+    there are ``names``. Its defaults are the preset's; rare settings are shown if they are in it.
     """
     sections = sorted(SECTIONS, key=lambda section: section != "method")
     groups = {
@@ -72,16 +74,18 @@ def settings_flags(shown: type[Method], names: Collection[str] = (), without: st
         for place, section in enumerate(sections, 10)
     }
     text = (
-        f"What to learn from: a preset ({', '.join(PRESETS)}), a method, which has the preset of "
-        f"its name, or FILE.py:Class. [default: {DEFAULT}]"
+        f"What to learn from: a preset ({', '.join(PRESETS)}; paper: as published), a method, "
+        f"which has the preset of its name, or FILE.py:Class. [default: {DEFAULT}]"
     )
     about = Parameter(help=text, group=groups["method"])
     flags: dict[str, Any] = {"method": ("method", Annotated[str | None, about], None)}
     for method in (shown, *METHODS.values()):
         for name, (section, item) in settings_of(method).items():
-            default = "" if item.default in ("", ()) else f" [default: {item.default}]"
-            text = " ".join((item.description or "").split()) + default
-            show = method is shown and (name in names or RARE not in item.metadata)
+            default = preset.get(name, item.default)
+            text = " ".join((item.description or "").split())
+            text += "" if default in ("", ()) else f" [default: {default}]"
+            is_named = name in names or name in preset
+            show = method is shown and (is_named or RARE not in item.metadata)
             kind: Any = item.annotation
             about = Parameter(help=text, show=show, group=groups[section], negative_iterable=())
             flags.setdefault(name, (name, Annotated[kind | None, about], None))

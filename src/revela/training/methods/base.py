@@ -8,8 +8,8 @@ GradCache (Gao et al., 2021) computes a step's backward pass in parts, with the 
 - ``embed_in_parts`` runs the retriever on a few texts at a time without storing activations. The
   backward pass runs it again.
 - ``detached_backward`` differentiates a loss at once by a few small tensors. This frees the graph
-  of the loss before the backward pass through what made those tensors. Memory is the larger of the
-  two graphs, not their sum.
+  of the loss before the backward pass through what made those tensors. With both, memory is the
+  larger of the two graphs, not their sum.
 
 Shapes: N texts of a batch, n of one of its groups, D width of a vector.
 """

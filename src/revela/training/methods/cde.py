@@ -50,7 +50,8 @@ Differs from the paper, and the setting that makes it nearly equal:
 - At use, the context is drawn once from the corpus and saved (revela fit --context).
 
 Read next: retriever/context.py (M1, slots), retriever/module.py (M2), groups/similarity.py
-(clusters and their order), groups/strategies.py (groups along the order), contrastive.py, base.py.
+(clusters and their order), groups/strategies.py (groups along the order), contrastive.py, base.py;
+docs/papers.md has every equation and setting in the order of the paper.
 
 Cost: J more tokens per text, and J documents per batch for the first stage; no LM.
 Memory: as for contrastive learning, and the first stage's graph of J documents.

@@ -24,7 +24,8 @@ Differs from Contriever, and the setting that makes it nearly equal:
 Differs from ANCE: the first negatives are BM25's, and the optimiser goes on from round to round.
 
 Read next: base.py, training/negatives.py (hard negatives, mined anew), generated_queries.py and
-ranking/queries.py (queries), text/judgements.py (judged pairs).
+ranking/queries.py (queries), text/judgements.py (judged pairs); docs/papers.md has every equation
+and setting in the order of the paper.
 
 Cost: the retriever reads both sides; no LM.
 Memory: texts are embedded a few at a time with --retriever-batch (GradCache), so time limits a

@@ -8,8 +8,8 @@ the LM looks for an answer.
           -log p(token | those before it)                        (eq. 10)
 
 - q, d_i: the retriever's vectors of the question and of candidate chunk D_i.
-- A: the LM's attention in the rows of the question and in the query-focused heads, those that look
-  from a question to its answer. A' replaces it.
+- A: the LM's attention in the rows of the question (with the words around it, lm/prompts.py) and in
+  the query-focused heads, those that look from a question to its answer. A' replaces it.
 - g, tau: the gate and the temperature, both trained.
 
 A frozen LM reads the candidates, then a question, then the chunk that answers it. A retriever that
@@ -17,7 +17,7 @@ gives the answer more weight lowers the loss. A~ times the values is document at
 candidates are read once, without a graph, and all questions continue that reading. This is exact,
 because nothing before a question depends on w.
 
-The query-focused heads (QRHead, Zhang et al., 2025):
+The query-focused heads (after QRHead, Zhang et al., 2025, without its filter of outlying tokens):
 
     score(q, d) = mean over q's rows of sum_{m in d} A_m         (eqs. 4, 5)
                   - the same for the question "N/A"
@@ -35,11 +35,11 @@ Differs still, in dream-paper too:
 - --pooling eos appends an EOS and reads it; the paper reads the last token of the text. None yet.
 - SmolLM2-135M judges and writes the questions: --lm meta-llama/Llama-3.1-8B-Instruct, --query-lm
   Qwen/Qwen3-14B. Questions are asked for by examples, not by the instruction of appendix A.
-- A run stops after 20 minutes and 4,000 questions: --max-steps 1500 --max-minutes 0 --max-queries
-  48000.
+- A run stops after 20 minutes, and asks about 4,000 chunks at most: --max-steps 1500 --max-minutes
+  0 --max-queries 0 (all). The paper reads 48,000 candidate sets once.
 - The start of tau and g, and the learning rate (0.2, 0.5 and 1e-4), are ours, as the paper's are
   not known: --tau, --gate, --learning-rate. tau and g learn at the retriever's rate. None yet.
-- A group is a run of chunks of one or two documents (--chunk-words 120 is ours); the paper cuts
+- A group is runs of chunks of one or more documents (--chunk-words 120 is ours); the paper cuts
   each document into 16 chunks and asks for one of them. Here every chunk with a question is asked
   for in turn, as all questions share one reading. None yet.
 - Heads are found by 64 questions, by 5,000 in the paper: --heads FILE names others; random ones:
@@ -47,7 +47,8 @@ Differs still, in dream-paper too:
 - The judge is frozen; LoRA on it: none yet.
 
 Read next: lm/document_attention.py (A~ V), lm/prompts.py (what the LM reads), lm/language_model.py,
-generated_queries.py (the questions), base.py, heads.py. The control is InfoNCE on the same queries:
+generated_queries.py (the questions), groups/strategies.py, base.py, heads.py; docs/papers.md has
+every equation and setting in the order of the paper. The control is InfoNCE on the same queries:
 contrastive.py, preset dream-infonce.
 
 Cost: one reading of all candidates, and one forward and backward pass over questions and answers.
@@ -128,7 +129,7 @@ PROBE_QUESTIONS = 64  # by which heads are found
 PRESETS: dict[str, Preset] = {
     # The start that all methods have here, so that only the method differs.
     "dream": {"method": "dream"},
-    # As published, as far as the paper says: rank, pooling, heads, 16 chunks of a document.
+    # As published in rank and number of heads; the header says what is not.
     "dream-paper": {"method": "dream", "query_heads": 16, "tau": 0.2, "gate": 0.5}
     | {"chunk_words": 120, "offline_model": "", "layers": 0, "pooling": "eos", "lower_case": "no"}
     | {"query_prompt": "", "passage_prompt": "", "lora_rank": 32, "lora_alpha": 64}

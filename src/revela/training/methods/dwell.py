@@ -45,7 +45,8 @@ Differs from the paper, and the setting that makes it nearly equal:
 - The probe has no run with documents as they are, and ranks against the moved documents and some
   others, not a whole collection. None yet.
 
-Read next: lm/encoder_decoder.py, contrastive.py, training/negatives.py, probes/run.py, base.py.
+Read next: lm/encoder_decoder.py, contrastive.py, training/negatives.py, probes/run.py, base.py;
+docs/papers.md has every equation and setting in the order of the paper.
 
 Cost: one reading of each text by the encoder, and of a fifth as many tokens by the decoder.
 Memory: the graph of encoder and decoder for one batch of texts.

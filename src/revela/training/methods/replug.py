@@ -8,31 +8,31 @@ ranking by likelihood.
 - log P(D_i | D_j): the LM's mean log-likelihood of the tokens of chunk i after chunk j.
 - q_i, d_j: the retriever's vectors of chunk i as query and chunk j as passage.
 
-Differs from the appendix, and the setting of the preset replug-paper that makes it equal:
-- The start of all methods here, so that only the method differs (six lower layers with a fit and
-  mean pooling, LoRA of rank 64, one group a step, chunks of 48 words): --layers 0, --pooling eos,
-  --token-weighting 0, --whitening 0, --lexical 0, --lora-rank 256, --groups-per-step 32,
-  --chunk-words 120. Both temperatures (1e-3; tau_lm is a constant) and the learning rate (5e-4) are
-  the appendix's in both presets.
+Differs from the appendix, and the preset that makes it equal:
+- The start of all methods here, so that only the method differs: replug-paper has all of the
+  settings of revela-paper (revela.py: SHARED) but --mix, --lm-lora, --tau and --learning-rate. Both
+  temperatures (1e-3; tau_lm is a constant) and the rate (5e-4) are the appendix's in both presets.
 
 Differs still, in replug-paper too:
 - SmolLM2-135M for both models: --lm meta-llama/Llama-3.2-1B, --model.
-- A run stops after 20 minutes: --max-steps 4500 --max-minutes 0.
+- A run stops after 20 minutes: --max-steps 4500 --max-minutes 0. The text is the user's, 5 % of it
+  held out, near-duplicates dropped: --held-out 0, --near-duplicates 0.
 - The appendix sums over all j, i itself too. Here j = i is excluded, as a chunk after itself wins
   trivially. No setting.
 - The likelihood is the mean over tokens, without a separator between D_j and D_i, as in REPLUG's
   code; the appendix leaves both open. No setting.
 
-Read next: lm/language_model.py (a reading that continues another), base.py (batches).
+Read next: revela.py (batches), lm/language_model.py (a reading that continues another), base.py;
+docs/papers.md has every equation and setting in the order of the paper.
 
-Cost: the frozen LM reads every D_i after every D_j, B^2 readings where Revela needs two. D_j is
-read once, and all D_i continue its key-value cache.
-Memory: the cache of one group, and the logits of B chunks at a time; no graph of the LM.
+Cost: the frozen LM reads B (B - 1) chunks of a group where Revela's reads 2 B. D_j is read once,
+and all D_i continue its key-value cache.
+Memory: the cache of one group, and a block of rows of logits at a time; no graph of the LM.
 When to use it: as a reference; gains gives nearly the same signal for two readings.
 Measured: eight minutes of one core from a fitted start take SciFact from 0.583 to 0.585 and CosQA
 from 0.364 to 0.361.
 
-Shapes: B chunks of a group, T tokens in all.
+Shapes: B chunks of a group of at most L tokens, R tokens that are predicted.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ labels:
 
     score = d loss(others) / d g - d loss(siblings) / d g        (ours)
 
-g is 0.1 in every head. loss(siblings) weights the other chunks of a chunk's document equally,
-loss(others) the chunks of other documents. A high score means that more of the head lowers the
-next-token loss on siblings and raises it on others.
+The derivative is by the gate of one head, at 0.1 in every head. loss(siblings) has equal weights on
+the other chunks of a chunk's document, loss(others) on the chunks of other documents. A head with a
+high score helps to predict a chunk from its document, and not from others.
 
 Differs from the paper, and the setting of the preset revela-paper that makes it equal:
 - Gates on a frozen LM, Sim of cosines divided by their standard deviation, in fp32: --mix sum,
@@ -33,18 +33,21 @@ Differs from the paper, and the setting of the preset revela-paper that makes it
 - Six lower layers with a fit and mean pooling: --layers 0, --pooling eos, --token-weighting 0,
   --whitening 0, --lexical 0, --lower-case no, --max-tokens 2048.
 - LoRA of rank 64: --lora-rank 256, --lora-dropout 0.1 (alpha 64 is the code's, the paper has none).
-- Chunks of 48 words: --chunk-words 120. Groups of one document and similar ones: --groups
-  document-random, runs of contiguous chunks of any one or two documents.
+- Chunks of 48 words: --chunk-words 120 (16 a group in both; the LM reads 156 tokens of each, as in
+  the authors' code). Groups of one document and similar ones: --groups document-random, runs of
+  contiguous chunks of any documents, one or two if each has half a group of chunks.
 - One group a step, 10 steps of warm-up: --groups-per-step 32, --warmup-steps 100.
 - The best state by a label-free check is kept: --keep last.
 
 Differs still, in revela-paper too:
 - SmolLM2-135M for both models: --lm meta-llama/Llama-3.2-1B, --model as in the paper's table 1.
-- A run stops after 20 minutes: --max-steps 10000 --max-minutes 0 (one epoch of the paper's text).
+- A run stops after 20 minutes: --max-steps 10000 --max-minutes 0 (one epoch; code 11,000).
 - The text is the user's, 5 % of it held out, near-duplicates dropped: revela groups
   hub:trumancai/revela_training_corpus, --held-out 0, --near-duplicates 0.
 - For code the query is the whole chunk: revela-paper-code, or --query-side whole. (The authors'
   code takes whole chunks of StackOverflow only.) Without V-normalisation: no setting yet.
+- Chunks of a group are contiguous; section 4.1 prints them interleaved. No setting yet.
+- Prompts are "query: " and "passage: ", as in the authors' code: --query-prompt, --passage-prompt.
 - The query is half of the chunk's own tokens; the authors' code counts BOS and prefix in the half,
   some three tokens. No setting: the paper says half of the chunk.
 - Chunks are packed, not padded. No setting: padding changes no result.
@@ -53,18 +56,21 @@ Differs still, in revela-paper too:
   10,000.
 
 Read next: lm/document_attention.py (eqs. 5 to 8), lm/language_model.py (the two readings),
-base.py (batches), heads.py (cache of rankings).
+groups/strategies.py (groups), base.py (what methods share), heads.py (cache of rankings);
+docs/papers.md has every equation and setting in the order of the paper.
 
 Cost: the LM reads each chunk once below the first gated layer and twice above it; with --mix sum
 twice everywhere, forward and backward.
-Memory: only d L / d Sim (B x B numbers) leaves a frozen LM. It is computed at once
-(``detached_backward``), so memory is the larger of the LM's and the retriever's, not the sum.
+Memory: only d L / d Sim (B x B numbers) leaves a frozen LM, and is computed at once. With
+--retriever-batch memory is the larger of the LM's graph and the retriever's, else their sum, as
+with --mix sum, where the LM's graph is that of both readings.
 When to use it: to adapt a retriever to prose without any queries.
 Measured: eight minutes of one core from a fitted start take SciFact from 0.583 to 0.592 and CosQA
 from 0.364 to 0.365 (one seed of two; no gain that holds). From raw weights 150 steps take a subset
 of SciFact from 0.03 to 0.49.
 
-Shapes: B chunks of a batch, T tokens in all, L layers, H heads, G key-value heads, D width.
+Shapes: B chunks of a batch, T tokens in all, R of them predicted, L layers, H heads, G key-value
+heads, D width of a head or a vector.
 """
 
 from __future__ import annotations
@@ -161,7 +167,7 @@ class InBatch(DocumentAttention, ChunkQueries):
     """Settings of in-batch attention, for the methods that use it."""
 
     tau: PositiveFloat = 1.0
-    "Softmax temperature: of z-scored cosines with --mix gated, of raw cosines with --mix sum."
+    "Softmax temperature: of standardised cosines with --mix gated, of cosines with --mix sum."
     gate: float = Field(default=0.5, gt=0, le=1)
     "The gate g: share of the other chunks in the attention output of the gated heads."
     gate_heads: NonNegativeInt = 24
@@ -250,6 +256,39 @@ def split_in_half(
     return found
 
 
+def in_batch_weights(
+    query_BD: Tensor,
+    passage_BD: Tensor,
+    tau: float | Tensor,
+    *,
+    standardise: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """(B, B) Sim: softmax over j != i of cos(query_i, passage_j) / tau.
+
+    Asymmetric; the diagonal is 0, rows sum to 1.
+
+    ``standardise`` (ours) divides a row's cosines by their standard deviation first, so that only
+    their order and relative distances count. Without it the cheapest way to a lower loss is a
+    sharper softmax: vectors collapse onto a few directions, where cosines differ most. The loss
+    falls, and so does retrieval among thousands (research/notebook.md).
+
+    Args:
+        query_BD, passage_BD: unit vectors of the chunks as queries and passages.
+        tau: temperature of the cosines, or of the standardised cosines.
+        standardise: see above.
+        dtype: compute in this precision (rounding ties of the published run's bf16 smooth Sim).
+            None: that of the input.
+    """
+    if dtype is not None:
+        query_BD, passage_BD = query_BD.to(dtype), passage_BD.to(dtype)
+    scores_BB = query_BD @ passage_BD.T
+    if standardise:
+        variance_B1 = off_diagonal(scores_BB).var(dim=1, correction=0, keepdim=True)
+        scores_BB = scores_BB / (variance_B1 + TINY).sqrt()
+    return off_diagonal_softmax(scores_BB / tau)
+
+
 class RevelaLoss(RetrieverLoss):
     """The loss of a batch of groups.
 
@@ -318,39 +357,6 @@ class RevelaLoss(RetrieverLoss):
         return torch.stack([losses.mean() for losses in torch.split(losses_R, counts)]).mean()
 
 
-def in_batch_weights(
-    query_BD: Tensor,
-    passage_BD: Tensor,
-    tau: float | Tensor,
-    *,
-    standardise: bool = False,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """(B, B) Sim: softmax over j != i of cos(query_i, passage_j) / tau.
-
-    Asymmetric; the diagonal is 0, rows sum to 1.
-
-    ``standardise`` (ours) divides a row's cosines by their standard deviation first, so that only
-    their order and relative distances count. Without it the cheapest way to a lower loss is a
-    sharper softmax: vectors collapse onto a few directions, where cosines differ most. The loss
-    falls, and so does retrieval among thousands (research/notebook.md).
-
-    Args:
-        query_BD, passage_BD: unit vectors of the chunks as queries and passages.
-        tau: temperature of the cosines, or of the standardised cosines.
-        standardise: see above.
-        dtype: compute in this precision (rounding ties of the published run's bf16 smooth Sim).
-            None: that of the input.
-    """
-    if dtype is not None:
-        query_BD, passage_BD = query_BD.to(dtype), passage_BD.to(dtype)
-    scores_BB = query_BD @ passage_BD.T
-    if standardise:
-        variance_B1 = off_diagonal(scores_BB).var(dim=1, correction=0, keepdim=True)
-        scores_BB = scores_BB / (variance_B1 + TINY).sqrt()
-    return off_diagonal_softmax(scores_BB / tau)
-
-
 def block_diagonal(blocks: Iterable[Tensor]) -> Tensor:
     """One matrix of square blocks on its diagonal."""
     matrix: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
@@ -375,6 +381,9 @@ def gates_on_heads(lm: LanguageModel, gate: float, heads: Sequence[tuple[int, in
     for layer, head in heads:
         gates_LH[layer, head] = gate
     return gates_LH
+
+
+# Gates and the probe that finds their heads: ours, not in the paper.
 
 
 def gates(settings: InBatch, parts: BuildContext, lm: Any, tokenizer: Any, folder: Path) -> Tensor:
