@@ -19,7 +19,7 @@ from cyclopts import Group, Parameter
 from revela.cli.flags import Flat
 from revela.errors import RevelaError
 from revela.training.methods.base import Method
-from revela.training.methods.registry import DEFAULT, METHODS, PRESETS, find_method
+from revela.training.methods.registry import DEFAULT, FILES, METHODS, PRESETS, find_method
 from revela.training.recipe import (
     SECTIONS,
     Recipe,
@@ -49,16 +49,19 @@ def show_settings(verb: Any, tokens: Sequence[str]) -> None:
         method, preset = find_method(DEFAULT)
     if tokens[0] == "train":
         text, heading, parameters = inspect.cleandoc(verb.__doc__).partition("Parameters\n")
-        verb.__doc__ = f"{text}{about(method)}\n\n{heading}{parameters}"
+        verb.__doc__ = f"{text}{about(name, method)}\n\n{heading}{parameters}"
     flags = settings_flags(method, preset, without="method" if tokens[0] == "compare" else "")
     verb.__annotations__["given"] = Annotated[flags | None, Flat]
 
 
-def about(method: type[Method]) -> str:
-    """What the header of a method's file says: formula, symbols, cost, memory, use and figures."""
-    text = inspect.cleandoc(sys.modules[method.__module__].__doc__ or method.__doc__ or "")
+def about(name: str, method: type[Method]) -> str:
+    """What the header of the file of a preset or method says: formula, symbols, cost, figures."""
+    file = next((file for file in FILES if name in file.PRESETS), None)
+    module = file or sys.modules.get(method.__module__)
+    text = inspect.cleandoc((module and module.__doc__) or method.__doc__ or "")
     left_out = ("Differs", "Read next:", "Shapes:")
-    parts = (part for part in text.split("\n\n") if not part.startswith(left_out))
+    parts = [part for part in text.split("\n\n") if not part.startswith(left_out)]
+    parts += ["docs/methods.md has what differs from the paper, and the settings of each preset."]
     return re.sub(r"\n(Memory|When to use it|Measured): ", r"\n\n\1: ", "\n\n".join(parts))
 
 

@@ -82,9 +82,9 @@ class Groups:
     group_size: Annotated[int, Field(ge=2)] = 16
     "Chunks per group."
     surrogate: str = ""
-    """Model that finds similar chunks, as for --model. In infonce and crop it also filters false
-    negatives: passages that it scores at least as high as the positive. Empty: the retriever's own
-    token embeddings."""
+    """Model that finds similar chunks, as for --model. The method cde also filters false negatives
+    by it: passages that it scores at least as high as the positive. Empty: the retriever's own
+    token embeddings, and no filter."""
     surrogate_tokens: ClassVar[int] = 64  # per text
     refresh_every: Rare[PositiveInt] = 200
     "Steps between rebuilds of iterative groups, and between minings of --negatives."

@@ -85,8 +85,8 @@ BASE = "from revela.training.methods.base import Method\n"
     ("text", "sentence"),
     [
         (None, "own.py does not exist"),
-        ("x = 1", "own.py has no class Own that is a subclass of"),
-        ("Own = 3", "own.py has no class Own that is a subclass of"),
+        ("x = 1", "own.py has no class 'Own' that is a subclass of"),
+        ("Own = 3", "own.py has no class 'Own' that is a subclass of"),
         ("import nothing_like_it", "own.py raises ModuleNotFoundError: No module named"),
         (f"{BASE}class Own(Method): pass", "class Own lacks name and build"),
         (
@@ -96,7 +96,7 @@ BASE = "from revela.training.methods.base import Method\n"
         (
             f"{BASE}from revela.training.settings import checked\n@checked\nclass Own(Method):\n"
             "  name = 'own'\n  tau: float\n  def build(self): ...",
-            r"Own\(\) fails: .*give every setting a default",
+            "Own.tau has no default: give it one",
         ),
     ],
 )
@@ -106,6 +106,8 @@ def test_a_file_without_a_method_is_refused_in_a_sentence(tmp_path, text, senten
         file.write_text(text)
     with pytest.raises(RevelaError, match=sentence) as error:
         Recipe.of(f"{file}:Own")
+    with pytest.raises(RevelaError, match=r"own\.py"):  # and without the class
+        Recipe.of(str(file))
     assert "\n" not in str(error.value)
 
 
@@ -115,6 +117,8 @@ def test_a_file_without_a_method_is_refused_in_a_sentence(tmp_path, text, senten
         ("gated", "revela-gated"),
         ("paper", "revela-paper"),
         ("replugg", "replug"),
+        ("cde-paper", "cde"),
+        ("REVELA", "revela"),
         ("crop", "contrastive-crop"),
     ],
 )

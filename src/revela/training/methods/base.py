@@ -80,8 +80,10 @@ class Method:
         """The loss and its collator.
 
         Returns:
-            A module from the sides of a batch (a dict of tensors each) to a scalar loss; and a
-            function from rows ({"text", "query", "document"}) to tensors by name, SIDE_NAME.
+            A module from the sides of a batch (a dict of tensors each, in the order of their first
+            tensor) to a scalar loss; and a function from rows ("text", "query", which may be "",
+            "document", "row", "epoch") to tensors by name, SIDE_NAME. It counts the tokens that
+            the retriever reads by ``parts.count``, as ``parts.sides`` does.
         """
         raise NotImplementedError
 

@@ -1,8 +1,9 @@
 """CDE, contextual document embeddings (Morris & Rush, ICLR 2025; arXiv 2410.02525): batches of
 similar texts, and a retriever that reads other documents of the corpus before every text.
 
-**Contextual batches** (section 4.1). Pairs of query and passage are clustered by a surrogate f, and
-groups are cut from an order in which similar pairs are neighbours. Some passages of a group answer
+**Contextual batches** (section 4.1). Pairs of query and passage are clustered by a surrogate f
+(k-means over [q; d] and [d; q], groups/similarity.py), and groups are cut from an order in which
+similar clusters are neighbours (a greedy travelling salesman's). Some passages of a group answer
 each other's queries. They leave the softmax:
 
     L    = -mean_i log( exp(s_ii) / sum_{j in S_i} exp(s_ij) )
@@ -21,17 +22,19 @@ each other's queries. They leave the softmax:
 Both stages learn from L: d L / d c sums over all texts of the batch, queries and passages, and goes
 on to M1. If ``embed`` computes texts in parts (GradCache), autograd sums over the parts before it
 reaches M1, so two stages need no cache of their own. Context documents are embedded in parts too.
-The method gains compares with the retriever before training, by turning its LoRA off; that
-retriever reads the context of the batch too.
-
 Differs from the paper, and the setting that makes it nearly equal:
 - tau is 0.05: --tau 0.02. The rate is 1e-4 with 10 steps of warm-up: --learning-rate 2e-5
   --warmup-steps 1000. A run stops after 20 minutes: --max-steps N --max-minutes 0 (three epochs).
 - Groups of 32 pairs, 16 documents as context: --group-size 512 --context 64 (512 for the large
-  model). Random batches: --groups random. No context: --context 0.
-- Texts of at most 156 tokens: --lm-tokens 64 (small), 512 (large). 64 tokens of a context document.
+  model), --retriever-batch 32 to save memory. A cluster is a batch. Random batches: --groups
+  random. No context: --context 0.
+- Chunks of 48 words: --chunk-words 400 --lm-tokens 512 (large), --lm-tokens 64 (small). A context
+  document has 64 tokens, as has a text for the surrogate. No setting yet.
+- The start of all methods here, six layers of a decoder with a fit and mean pooling: an encoder is
+  nearer to NomicBERT, --model embedded:minilm-l6 (no fit). The best state is kept: --keep last.
 - MiniLM is the surrogate of clusters and filter; the paper has GTR and nomic-embed: --surrogate
-  names one for both, empty for no filter.
+  names one for both. Clusters without the filter: contrastive-pairs with the settings of cde. The
+  filter also drops mined negatives, which the authors' code keeps.
 - Queries are words that the authors of the text wrote (--queries: titles, docstrings, telling
   sentences); the paper trains on 234 million mined pairs, and on BGE's: --pairs. Prompts:
   --query-prompt 'search_query: ' --passage-prompt 'search_document: '.

@@ -9,23 +9,34 @@ hidden spans of a text. Nothing in it favours the beginning.
     x = x_1 .. x_n    ->    input   x_1 <0> x_4 x_5 <1> x_8 ..
                             target  <0> x_2 x_3 <1> x_6 x_7 .. END
 
-- <k>: the sentinel that replaces span k.
+- Sentinel k replaces span k.
 - ``span_share`` of the tokens are hidden, in spans of ``span_length`` tokens on average.
 
-**2. Crops** (eq. 1): two random crops of a text find each other. --method contrastive-crop
-(contrastive.py), from the folder that stage 1 saved: --model.
+The retriever is the encoder. To run it:
 
-**3. Judged pairs**, with hard negatives that the retriever mines anew every --refresh-every steps:
---method dwell-pairs --pairs FOLDER (contrastive.py, training/negatives.py).
+    revela train TEXT --method dwell-spans --out SPANS
 
-**The probes**, by ``revela probe MODEL``: an answer is moved through its document, and its rank is
-measured by place (figure 1, --move FOLDER; probes/moved_passage.py); the cosine of a document with
-each of its tenths (figures 3 and 5; probes/exact_match.py); the accuracy of hidden spans by place
-(figure 4; probes/decoder.py).
+**2. Crops** (eq. 1; contrastive.py): two random crops of a text find each other.
+
+    revela train TEXT --recipe research/recipes/dwell/crops.toml
+        --model SPANS --out CROPS
+
+**3. Judged pairs** (contrastive.py), with hard negatives that the retriever mines anew every
+--refresh-every steps (training/negatives.py).
+
+    revela train JUDGED/corpus.jsonl --pairs JUDGED --method dwell-pairs
+        --model CROPS --out PAIRS
+
+**The probes**: an answer is moved through its document, and its rank is measured by place (figure
+1; probes/moved_passage.py); the cosine of a document with each of its tenths (figures 3 and 5;
+probes/exact_match.py); the accuracy of hidden spans by place, of a model with its decoder (figure
+4; probes/decoder.py).
+
+    revela probe PAIRS TEXT --move JUDGED --max-tokens 2048
 
 Differs from the paper, and the setting that makes it nearly equal:
-- The encoder with mean pooling is the retriever; the paper takes the decoder's one token. The
-  decoder is saved beside it (``encoder-decoder/``), so that training goes on. None yet.
+- The encoder with mean pooling is the retriever; the paper takes the decoder's one token: none yet.
+  The decoder is saved beside it (``encoder-decoder/``), so that training goes on.
 - A T5Gemma of random weights (--model new:small) and a tokenizer of the corpus; the paper takes
   T5-base and replaces its bias by RoPE with dynamic NTK. Numbers cannot be compared, only which
   stage has the larger bias.
@@ -38,12 +49,13 @@ Differs from the paper, and the setting that makes it nearly equal:
   epoch: --group-size 512 --learning-rate 5e-6.
 - Stage 3: the preset dwell-pairs is small (4 negatives, 8 queries, 40 steps, mined every 10); the
   paper has 9 negatives, 512 queries, 8 epochs at 5e-6, mined every 2: --negatives 9 --group-size
-  512 --learning-rate 5e-6 --refresh-every N. Its first negatives are ANCE-MaxP's, and its optimiser
-  starts anew in each episode; here BM25's, and it goes on. None yet.
+  512 --learning-rate 5e-6 --refresh-every N (2 epochs: 2 queries / 512), --retriever-batch 24. Its
+  first negatives are ANCE-MaxP's, and its optimiser starts anew in each episode; here BM25's, and
+  it goes on. None yet.
 - Crops and pairs compare cosines at --tau 0.05; eq. 1 as printed has no temperature, and the
   authors' code takes dot products. None yet.
-- The probe has no run with documents as they are, and ranks against the moved documents and some
-  others, not a whole collection. None yet.
+- The probe has no run with documents as they are, takes documents that fill the input, and ranks
+  against the moved documents and some others, not a whole collection. None yet.
 
 Read next: lm/encoder_decoder.py, contrastive.py, training/negatives.py, probes/run.py, base.py;
 docs/papers.md has every equation and setting in the order of the paper.
@@ -101,7 +113,7 @@ PRESETS: dict[str, Preset] = {
     | {"check_every": 0, "keep": "last"},
     # Stage 3, small: give --model and --pairs.
     "dwell-pairs": {"method": Pairs.name, "tau": 0.05, "negatives": 4, "refresh_every": 10}
-    | {"held_out": 0.0, "near_duplicates": 0.0, "group_size": 8}
+    | {"held_out": 0.0, "near_duplicates": 0.0, "groups": "document-random", "group_size": 8}
     | {"max_tokens": 2048, "lora_rank": 0, "lm_tokens": 2048, "retriever_batch": 16}
     | NO_FIT
     | {"learning_rate": 3e-4, "warmup_steps": 2, "max_steps": 40, "max_minutes": 0.0}

@@ -89,7 +89,9 @@ class Gains(InBatch):
     def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
         lm, tokenizer, folder = load_lm(parts)
         gates_LH = gates(self, parts, lm, tokenizer, folder)
-        initial, tau, kernel = InitialRetriever.of(parts), self.tau, self.kernel
+        # A vector depends on its text alone, unless there are contexts or widths of a batch.
+        is_fixed = parts.context_encoder is None and not parts.retriever.matryoshka
+        initial, tau, kernel = InitialRetriever(is_fixed), self.tau, self.kernel
         loss = GainsLoss(
             parts.model, lm, initial, gates_LH=gates_LH, tau=tau, kernel=kernel, **parts.batching
         )
@@ -145,11 +147,6 @@ class InitialRetriever:
 
     def __init__(self, cache: bool = False) -> None:
         self.cache, self.cached = cache, dict[bytes, Tensor]()
-
-    @classmethod
-    def of(cls, parts: BuildContext) -> InitialRetriever:
-        """With a cache, unless vectors depend on a batch's context or width."""
-        return cls(parts.context_encoder is None and not parts.retriever.matryoshka)
 
     @torch.no_grad()
     def embed(self, loss: RetrieverLoss, side: Side) -> Tensor:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import runpy
 from difflib import get_close_matches
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from revela.errors import RevelaError, first_line
 from revela.training.methods import cde, contrastive, dream, dwell, gains, replug, revela
@@ -45,44 +46,40 @@ def find_method(name: str) -> tuple[type[Method], Preset]:
         return METHODS[settings.pop("method")], settings
     if name in METHODS:
         return METHODS[name], {}
-    file, colon, class_name = name.rpartition(".py:")
-    if colon:
-        return _method_in_file(Path(f"{file}.py"), class_name), {}
-    names = list(dict.fromkeys([*PRESETS, *METHODS]))
-    close = [*get_close_matches(name, names), *(other for other in names if name in other)]
-    shown = ", ".join(dict.fromkeys(close or names))
-    mean = f"did you mean {shown}?" if close else f"give one of {shown}, or FILE.py:Class"
-    raise RevelaError(f"--method {name} is unknown: {mean}")
+    file, has_class, class_name = name.rpartition(".py:")
+    if has_class or name.endswith(".py"):
+        return _method_in_file(Path(f"{file}.py" if has_class else name), class_name), {}
+    names, stem = list(dict.fromkeys([*PRESETS, *METHODS])), name.lower().partition("-")[0]
+    close = [other for other in names if name.lower() in other or other.startswith(stem)]
+    close = list(dict.fromkeys([*close, *get_close_matches(name.lower(), names)]))
+    mean = "did you mean" if close else "give FILE.py:Class, or one of"
+    raise RevelaError(f"--method {name} is unknown: {mean} {', '.join(close or names)}")
 
 
 def _method_in_file(file: Path, class_name: str) -> type[Method]:
     """A subclass of ``Method`` in a file of Python, which is run."""
     if not file.is_file():
         raise RevelaError(f"--method {file}:{class_name}: {file} does not exist")
-    spec = importlib.util.spec_from_file_location(f"revela_method_{file.stem}", file.resolve())
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look up the module of their class
     try:
-        spec.loader.exec_module(module)
+        found = runpy.run_path(str(file), run_name=file.stem).get(class_name)
     except Exception as error:
         raise RevelaError(f"{file} raises {type(error).__name__}: {first_line(error)}") from error
-    found = getattr(module, class_name, None)
     if not isinstance(found, type) or not issubclass(found, Method):
         raise RevelaError(
-            f"{file} has no class {class_name} that is a subclass of "
-            "revela.training.methods.base.Method: name one after the colon"
+            f"{file} has no class {class_name!r} that is a subclass of "
+            f"revela.training.methods.base.Method: name one, {file}:Class"
         )
-    missing = [] if found.name else ["name"]
-    if found.build is Method.build:
-        missing.append("build()")
-    if found.reads == "windows" and found.window_words is Method.window_words:
-        missing.append("window_words()")
+    lacks = {
+        "name": not found.name,
+        "build()": found.build is Method.build,
+        "window_words()": found.reads == "windows" and found.window_words is Method.window_words,
+        "@checked above it": "__pydantic_fields__" not in vars(found),
+    }
+    if missing := [part for part, is_missing in lacks.items() if is_missing]:
+        raise RevelaError(f"{file}: class {class_name} lacks {' and '.join(missing)}: write it")
     try:
         found()
-    except ValueError as error:
-        why = f"{class_name}() fails: {first_line(error)}"
-        raise RevelaError(f"{file}: {why}: give every setting a default") from error
-    if missing:
-        raise RevelaError(f"{file}: class {class_name} lacks {' and '.join(missing)}: write it")
+    except ValidationError as error:
+        setting = error.errors()[0]["loc"][0]
+        raise RevelaError(f"{file}: {class_name}.{setting} has no default: give it one") from error
     return found
