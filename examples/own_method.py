@@ -3,7 +3,8 @@
 #
 # A method is its settings (a frozen dataclass), how a batch is made, and a loss. This one wants the
 # chunks of a document near to each other. [Make a model](../docs/train.md#write-a-method) explains
-# the parts. On the command line: `revela train TEXT --method examples/own_method.py:Neighbours`.
+# the parts. In a file of its own, without the trainings below, it can be named on the command line:
+# `revela train TEXT --method neighbours.py:Neighbours`.
 
 # %%
 import json
