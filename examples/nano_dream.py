@@ -1,7 +1,7 @@
 """DREAM (Tang & Yang, 2026; arXiv 2606.24667) in one file, with torch and transformers only: a
 retriever learns to search a folder of text, without labels, from how well an LM answers questions.
 
-    python examples/nano_dream.py docs --query "how do I keep an index up to date?"
+    python examples/nano_dream.py [FOLDER]       # of text; without it, this project's docs
 
 A frozen LM reads candidates, a question, and the chunk that answers it. In the heads that look from
 questions to answers, the retriever says how much attention each candidate gets. Attention to the
@@ -217,7 +217,8 @@ def share_found(retriever: Retriever, groups: list[Group]) -> float:
 @torch.no_grad()
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("folder", type=Path, help="text to train on and to search, .md and .txt")
+    docs = Path(__file__).parents[1] / "docs"
+    parser.add_argument("folder", type=Path, nargs="?", default=docs, help="of .md and .txt files")
     parser.add_argument("--query", default="how do I keep an index up to date?")
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M", help="hub id or folder")
     parser.add_argument("--steps", type=int, default=12)

@@ -1,8 +1,9 @@
-"""What the tests of examples/nano_*.py share: the example itself, texts, and small models."""
+"""What the tests of examples/nano_*.py share: the example itself, texts, small models, a run."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from types import ModuleType
 import torch
 from transformers import AutoModelForCausalLM
 
-from conftest import tiny_config
+from conftest import make_rows, tiny_config
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TEXTS = [  # of different lengths
@@ -51,3 +52,52 @@ def assert_close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> Non
     largest = max([1e-9, *(float(gradient.abs().max()) for gradient in expected)])
     for got, want in zip(found, expected, strict=True):
         torch.testing.assert_close(got / largest, want / largest, atol=1e-5, rtol=0)
+
+
+def gradients(model) -> dict[str, torch.Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same_gradients(model, expected) -> None:
+    found, wanted = gradients(model), gradients(expected)
+    assert found.keys() == wanted.keys()
+    assert_close([found[name] for name in wanted], list(wanted.values()))
+
+
+def run_on_a_folder(nano: ModuleType, folder: Path, capsys, *options: str) -> list[float]:
+    """Write files with nested folders and both line ends, run ``main`` for three steps on them, and
+    check what it prints. Returns the score before and after.
+    """
+    text = folder / "text"
+    (text / "below").mkdir(parents=True)
+    for i, row in enumerate(make_rows(12, sentences=30)):
+        ends = "\r\n" if i % 3 else "\n"
+        file = (text / "below" if i % 2 else text) / f"{i}.md"
+        file.write_text(f"# {row['title']}{ends}{ends}{row['text']}", newline="")
+    nano.main([str(text), "--out", str(folder / "out"), "--steps", "3", *options])
+    printed = capsys.readouterr().out
+    losses = re.findall(r"loss (\d+\.\d+)", printed)
+    assert len(losses) == 3 and len(set(losses)) == 3
+    hits = re.findall(r"^-?0\.\d{3}  (?:below/)?\d+\.md: .+", printed, re.M)
+    assert len(hits) == 3 and hits == sorted(hits, reverse=True)
+    [scores] = re.findall(r"^MRR .*: (0\.\d{3}) -> (0\.\d{3})", printed, re.M)
+    return [float(score) for score in scores]
+
+
+def write_folder(folder: Path) -> None:
+    """Made-up files of text, and one that is not read."""
+    for i, row in enumerate(make_rows(12, sentences=90)):
+        (folder / f"{i}.md").write_text(f"# {row['title']}\n\n{row['text']}")
+    (folder / "c.csv").write_text("not read")
+
+
+def scores(printed: str) -> list[float]:
+    """Before training, after it, and with other contexts."""
+    line = next(line for line in printed.splitlines() if line.startswith("MRR: "))
+    return [float(score) for score in re.findall(r"[01]\.\d{3}", line)]
+
+
+def assert_hits(printed: str) -> None:
+    """The best first."""
+    found = re.findall(r"^(-?[01]\.\d{3})  .+", printed, re.M)
+    assert len(found) == 3 and found == sorted(found, key=float, reverse=True)

@@ -99,6 +99,16 @@ def test_a_folder_is_asked_about_trained_on_and_searched(nano, tiny_lm_folder, t
     assert len(hits) == 3 and hits == sorted(hits, reverse=True)
 
 
+def test_the_score_of_a_frozen_retriever_stays(nano, tiny_lm_folder):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_lm_folder, padding_side="right")
+    retriever, lm = nano.Retriever(str(tiny_lm_folder), tokenizer), tiny_lm("llama")
+    groups = [nano.Group(TEXTS, QUESTIONS, ANSWERS), nano.Group(TEXTS[::-1], QUESTIONS, [3, 0])]
+    before = nano.share_found(retriever, groups)
+    retriever.model.requires_grad_(False)
+    nano.train(retriever, lm, groups * 3, HEADS)
+    assert nano.share_found(retriever, groups) == before
+
+
 def test_a_step_makes_the_loss_of_its_group_smaller(nano, tiny_lm_folder):
     tokenizer = AutoTokenizer.from_pretrained(tiny_lm_folder, padding_side="right")
     retriever, lm = nano.Retriever(str(tiny_lm_folder), tokenizer), tiny_lm("llama")
