@@ -13,7 +13,7 @@ corpus of its own, of similar texts, and the encoder reads some of its documents
     loss       = mean of -log softmax_j( cos(phi(q_i; D), phi(d_j; D)) / tau ) at j = i, over all j
                  that are allowed for i
 
-f is a surrogate (here the LM's mean token embedding); M1 and M2 are the two stages, both lower
+f is a surrogate (here tf-idf over the LM's tokens); M1 and M2 are the two stages, both lower
 layers of one LM; a_j are learned rows, and the head gives 0 at first. Pairs need no labels: a
 heading or a first sentence asks for the sentences after it.
 
@@ -22,7 +22,7 @@ from 0.088 to 0.103; 0.094 with null vectors in place of the context.
 
 Smaller than in the paper (theirs in brackets): 32 pairs a batch (256 and more), 16 documents as
 context (64 or 512), one and four layers of SmolLM2-135M (two NomicBERTs), 14 steps (three epochs of
-234 million pairs), f of token embeddings (GTR and nomic-embed).
+234 million pairs), f by tf-idf (GTR and nomic-embed).
 
 Differs from the paper: the rows a_j and the head of 0, since vectors of documents in the place of
 tokens ruin a decoder at first; no MLP after M2; one context a batch.
@@ -48,7 +48,6 @@ from torch import nn
 from transformers import AutoModel, AutoTokenizer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DOCS = Path(__file__).parents[1] / "docs"
 WORDS, MAX_TOKENS = 64, 64  # words of a pair, about; tokens that the encoder reads of a text
 BATCH, SLOTS = 32, 16  # pairs of a batch; J, documents of a context
 FIRST_LAYERS, LAYERS = 1, 4  # of M1 and of M2, the lower parts of a transformer
@@ -237,7 +236,8 @@ def mean_reciprocal_rank(query_QX, document_NX) -> float:
 @torch.no_grad()
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("folder", type=Path, nargs="?", default=DOCS, help="of .md and .txt files")
+    docs = Path(__file__).parents[1] / "docs"
+    parser.add_argument("folder", type=Path, nargs="?", default=docs, help="of .md and .txt files")
     parser.add_argument("--query", default="how do I keep an index up to date?")
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M", help="hub id or folder")
     parser.add_argument("--steps", type=int, default=14)

@@ -17,7 +17,7 @@ answer makes it easier to predict, so the loss teaches the retriever what answer
 tau and g are trained, too. Smaller than in the paper (theirs in brackets): 8 candidates (16), of
 which 4 are asked for, by questions of the same LM (one, by Qwen3-14B); six layers and their mean
 (all, the last token's state), all weights at one rate (LoRA of rank 32), SmolLM2-135M for both
-parts (Llama-3.1-8B-Instruct answers), 12 groups (48,000): too few for a gain.
+parts (Llama-3.1-8B-Instruct answers), 4 groups (48,000): too few for a gain.
 
 Shapes: B candidates, Q questions, P tokens of the candidates, L of a question and its answer, M = P
 + L, T tokens that are predicted, N texts, H heads, K selected ones of a layer, W width of a vector.
@@ -221,7 +221,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=docs, help="of .md and .txt files")
     parser.add_argument("--query", default="how do I keep an index up to date?")
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M", help="hub id or folder")
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=4)
     args = parser.parse_args(argv)
     transformers.logging.disable_progress_bar()
     random.seed(0)

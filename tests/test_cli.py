@@ -564,7 +564,7 @@ def test_eval_compares_models_and_asks_mteb(
         ("seed = 1", "seed is no section of settings"),
         ("[method]\ntau = inf", "--tau inf: it should be a finite number"),
         ("[retriever]\nmatryoshka = 0.5", "--matryoshka 0.5: it should be a valid tuple"),
-        ("[method]\nmethod = 3", "--method 3 is unknown: give one of"),
+        ("[method]\nmethod = 3", "--method 3 is unknown: give FILE.py:Class, or one of"),
     ],
 )
 def test_a_recipe_of_odd_values_is_refused(tmp_path, toml, message):

@@ -18,6 +18,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 from conftest import make_rows, serving, write_texts
+from revela.cli.main import TRAINING_VERBS
 from tests.collection_folder import write_collection, write_lines
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -40,6 +41,7 @@ sys.meta_path = [Without if finder is PathFinder else finder for finder in sys.m
 """
 VERBS = """
 import contextlib, io, json, sys
+from revela.cli.main import TRAINING_VERBS
 from revela.cli import main
 
 for command in json.loads(sys.argv[1]):
@@ -69,7 +71,8 @@ for name in revela.__all__:
         print(name, "|", error)
 """
 # Modules that need an extra at import, with all that is in them.
-EXTRAS = ("revela.training.", "revela.evaluation.mteb")
+EXTRAS = ("revela.training.", "revela.evaluation.mteb", "revela.cli.recipe_flags")
+EXTRAS += tuple(f"revela.cli.{verb}" for verb in (*TRAINING_VERBS, "fit"))
 
 
 def site_without(names) -> str:

@@ -167,15 +167,19 @@ def _rank_on_text(
     from revela.evaluation.significance import MEASURE
     from revela.text.analyzer import check_language
     from revela.text.load import read_corpus
-    from revela.training.rank_models import BM25, rank_models
-    from revela.training.recipe import Recipe
+    from revela.training.rank_models import BM25, Sections, rank_models
+    from revela.training.settings import Corpus, Retriever, Training
 
     check_language(language)
     documents, report = read_corpus(list(text), distinct=False, min_words=1, rename_repeated=True)
     print_report(report)
     query, passage = (AUTO if prompt is None else prompt for prompt in prompts)
-    recipe = Recipe().replace(
-        language=language, precision=precision, query_prompt=query, passage_prompt=passage
+    if precision == "int8":
+        raise RevelaError("--text takes --precision auto, fp32 or bf16 (got int8)")
+    recipe = Sections(
+        Corpus(language=language),
+        Retriever(query_prompt=query, passage_prompt=passage),
+        Training(precision=precision),
     )
     scores = rank_models(documents, models, recipe)
     best, *others = scores

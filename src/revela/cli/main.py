@@ -125,14 +125,14 @@ def prepare(tokens: list[str]) -> None:
     """Give the verb of this command line its own help and, if it trains, its settings as flags.
     They are made for these verbs only, to keep the others fast.
     """
+    if tokens and tokens[0] in (*TRAINING_VERBS, "fit"):
+        with extra("train", f"revela {tokens[0]}"):  # before the file of the verb, which imports it
+            from revela.cli.recipe_flags import show_settings
     if not tokens or tokens[0] not in app:
         return
     verb = app[tokens[0]]
     verb.help = None  # the docstring in place of the summary
     if tokens[0] in TRAINING_VERBS:
-        with extra("train", f"revela {tokens[0]}"):
-            from revela.cli.recipe_flags import show_settings
-
         show_settings(verb.default_command, tokens)
 
 

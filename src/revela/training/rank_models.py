@@ -28,7 +28,7 @@ from revela.text.analyzer import detect
 from revela.text.chunk import PASSAGE_WORDS
 from revela.text.load import split_held_out
 from revela.text.spool import arrow_list
-from revela.training.recipe import Recipe
+from revela.training.settings import Corpus, Retriever, Training
 from revela.types import Document, evenly_spaced
 
 log = logging.getLogger(__name__)
@@ -53,8 +53,17 @@ class Candidate:
         return forms[self.kind].format(self.model)
 
 
+@dataclass(frozen=True)
+class Sections:
+    """The sections of a recipe that a ranking reads; without torch, as recipes are not."""
+
+    corpus: Corpus
+    retriever: Retriever
+    training: Training
+
+
 def rank_models(
-    documents: Sequence[Document], models: Sequence[str], recipe: Recipe
+    documents: Sequence[Document], models: Sequence[str], recipe: Sections
 ) -> dict[str, SystemScores]:
     """Score models on a text without labels, alone and fused with BM25, and BM25; best first.
 
@@ -77,7 +86,8 @@ def rank_models(
     drawn = evenly_spaced(len(documents), DOCUMENTS) if documents else ()
     sample = arrow_list(Document, (documents[i] for i in drawn))
     if recipe.corpus.language == "auto":
-        recipe = recipe.replace(language=detect([document.full_text for document in sample]))
+        language = detect([document.full_text for document in sample])
+        recipe = replace(recipe, corpus=replace(recipe.corpus, language=language))
     fitted_to, held_out = split_held_out(sample, HELD_OUT, DOCUMENTS)
     test = tasks(held_out, PASSAGE_WORDS, QUERIES, PASSAGES, recipe.training.seed)
     if (count := sum(len(task.queries) for task in test)) < MIN_QUERIES:
@@ -128,7 +138,7 @@ def _candidates(names: Sequence[str]) -> list[Candidate]:
 
 def encoder_of(
     candidate: Candidate,
-    recipe: Recipe,
+    recipe: Sections,
     documents: Sequence[Document],
     held_out: Sequence[Document],
 ) -> TextEncoder:
@@ -142,10 +152,12 @@ def encoder_of(
     with extra("train", str(candidate)):
         from revela.encoders.torch_model import uses_bf16
         from revela.training.device import compute_device
+        from revela.training.recipe import Recipe
         from revela.training.retriever.build import untrained_retriever
         from revela.training.retriever.module import RetrieverEncoder
-        from revela.training.training_set import TrainingSet
-        from revela.training.word_table import fit_encoder, tables
+    from revela.training.recipe import Recipe
+    from revela.training.training_set import TrainingSet
+    from revela.training.word_table import fit_encoder, tables
 
     silence_libraries()
     if candidate.kind == "table":
@@ -154,5 +166,6 @@ def encoder_of(
         return table.encoder()
     model = untrained_retriever(recipe.retriever, folder, documents).to(compute_device())
     encoder = RetrieverEncoder(model, uses_bf16(recipe.training.precision, model.device))
-    fit_encoder(encoder, TrainingSet(recipe, documents))
+    whole = Recipe(recipe.corpus, retriever=recipe.retriever, training=recipe.training)
+    fit_encoder(encoder, TrainingSet(whole, documents))
     return encoder

@@ -18,14 +18,12 @@ The retriever is the encoder. To run it:
 
 **2. Crops** (eq. 1; contrastive.py): two random crops of a text find each other.
 
-    revela train TEXT --recipe research/recipes/dwell/crops.toml
-        --model SPANS --out CROPS
+    revela train TEXT --recipe research/recipes/dwell/crops.toml --model SPANS --out CROPS
 
 **3. Judged pairs** (contrastive.py), with hard negatives that the retriever mines anew every
 --refresh-every steps (training/negatives.py).
 
-    revela train JUDGED/corpus.jsonl --pairs JUDGED --method dwell-pairs
-        --model CROPS --out PAIRS
+    revela train JUDGED/corpus.jsonl --pairs JUDGED --method dwell-pairs --model CROPS --out PAIRS
 
 **The probes**: an answer is moved through its document, and its rank is measured by place (figure
 1; probes/moved_passage.py); the cosine of a document with each of its tenths (figures 3 and 5;
