@@ -7,17 +7,19 @@ A frozen LM reads candidates, a question, and the chunk that answers it. In the 
 questions to answers, the retriever says how much attention each candidate gets. Attention to the
 answer makes it easier to predict, so the loss teaches the retriever what answers a question:
 
-    score = attention of the question's tokens to candidate i, less that of "N/A" (eqs. 4-5)
-            the heads in which it ranks the answer best are selected
-    w     = softmax over i of cos(question, candidate i) / tau
-    A~    = w_i (A within candidate i, normalised to sum to 1) on its tokens, 0 elsewhere
-    A'    = (1 - g) A + g A~    in the question's rows of the selected heads, in place of A
-    loss  = mean of -log p(a token of the answer | the tokens before it)          (eq. 10)
+    score = attention of the question's tokens to candidate i, less that of "N/A"
+            the heads in which it ranks the answer best are selected     (eqs. 4-5)     find_heads
+    w     = softmax over i of cos(question, candidate i) / tau                   Retriever.weights
+    A~    = w_i (A within candidate i, normalised to sum to 1) on its tokens, 0 elsewhere   inject
+    A'    = (1 - g) A + g A~    in the question's rows of the selected heads, in place of A inject
+    loss  = mean of -log p(a token of the answer | the tokens before it) (eq. 10)      answer_loss
 
 tau and g are trained, too. Smaller than in the paper (theirs in brackets): 8 candidates (16), of
-which 4 are asked for, by questions of the same LM (one, by Qwen3-14B); six layers and their mean
-(all, the last token's state), all weights at one rate (LoRA of rank 32), SmolLM2-135M for both
-parts (Llama-3.1-8B-Instruct answers), 4 groups (48,000): too few for a gain.
+which 4 are asked for, by questions of the same LM (one, by Qwen3-14B): about half of them fit their
+chunk; six layers and their mean (all, the last token's state), all weights at one rate (LoRA of
+rank 32), SmolLM2-135M for both parts (Llama-3.1-8B-Instruct answers), 8 groups (48,000), of which
+4 select the heads (5,000). That is too few for a gain: MRR goes from 0.111 to 0.116 on the docs, in
+100 s on two cores, and falls to 0.044 at three times the rate.
 
 Shapes: B candidates, Q questions, P tokens of the candidates, L of a question and its answer, M = P
 + L, T tokens that are predicted, N texts, H heads, K selected ones of a layer, W width of a vector.
@@ -27,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -38,15 +41,19 @@ from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DOCS = Path(__file__).parents[1] / "docs"
 CANDIDATES, ASKED, WORDS, MAX_TOKENS = 8, 4, 48, 96  # words and tokens of a chunk, at most
-LAYERS, LEARNING_RATE = 6, 4e-4  # of the retriever, the lower part of a transformer
-HEADS, PROBED, TESTED = 16, 4, 4  # heads that are selected; groups that select them, and that test
+LAYERS, LEARNING_RATE = 6, 3e-5  # of the retriever, the lower part of a transformer
+HEADS, PROBED, TESTED = 16, 4, 10  # heads that are selected; groups that select them, that test
 TAU, GATE = 0.2, 0.5  # at the start; the paper's are not known
 QUERY, PASSAGE = "query: ", "passage: "  # what the retriever reads before a text
 ASK, LEAD = "Which passage answers this question? ", "\nThis one:\n"
 WRITE = """Text: Honey bees dance to tell the others where flowers are, and how far away.
-Question: How do bees tell others where flowers are?
-
+Question: How do honey bees tell others where flowers are?
+Text: The air is thinner on high mountains. Water boils at less heat there, and rice takes longer.
+Question: Why does it take longer to cook rice on a mountain?
+Text: `backup --to DIR` copies the database. It runs each night; `--keep 7` deletes older copies.
+Question: How many copies of the database are kept?
 Text: {}
 Question:"""
 
@@ -58,21 +65,32 @@ class Group(NamedTuple):
 
 
 def read_chunks(folder: Path) -> list[str]:
-    """The words of each file, cut into chunks."""
-    files = sorted(path for path in folder.rglob("*") if path.suffix in (".md", ".txt"))
-    texts = [file.read_text("utf-8", "replace").split() for file in files]
-    return [" ".join(words[i : i + WORDS]) for words in texts for i in range(0, len(words), WORDS)]
+    """Chunks of whole sentences where they end in time; tables and code are left out."""
+    chunks = []
+    for file in sorted(path for path in folder.rglob("*") if path.suffix in (".md", ".txt")):
+        prose = re.sub(r"(?ms)^```.*?^```|^\|.*?$", "", file.read_text("utf-8", "replace"))
+        words = prose.split()
+        while window := words[:WORDS]:
+            ends = [i for i, word in enumerate(window, 1) if word[-1] in ".!?:" and 2 * i > WORDS]
+            size = ends[-1] if ends else WORDS
+            chunks.append(" ".join(window[:size]))
+            words = words[size:]
+    return chunks
 
 
-def ask(lm, tokenizer, texts: list[str]) -> Group:
-    """Let the LM write a question about some of the candidates."""
-    answers = random.sample(range(len(texts)), ASKED)
-    prompts = [WRITE.format(texts[i]) for i in answers]
-    given = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt").to(DEVICE)
-    lm.set_attn_implementation("sdpa")
-    written = lm.generate(**given, max_new_tokens=20, do_sample=False)
-    said = tokenizer.batch_decode(written[:, given["input_ids"].shape[1] :], True)
-    return Group(texts, [text.strip().split("\n")[0] for text in said], answers)
+def make_groups(lm, tokenizer, runs: list[list[str]]) -> list[Group]:
+    """Let the LM write questions about some of each run of neighbouring chunks."""
+    answers = [random.sample(range(CANDIDATES), ASKED) for _ in runs]
+    texts = [run[i] for run, places in zip(runs, answers, strict=True) for i in places]
+    questions = []
+    for i in range(0, len(texts), 32):
+        prompts = [WRITE.format(text) for text in texts[i : i + 32]]
+        given = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
+        written = lm.generate(**given.to(DEVICE), max_new_tokens=20, do_sample=False)
+        said = tokenizer.batch_decode(written[:, given["input_ids"].shape[1] :], True)
+        questions += [question.strip().split("\n")[0] for question in said]
+    asked = [questions[i : i + ASKED] for i in range(0, len(questions), ASKED)]
+    return [Group(*group) for group in zip(runs, asked, answers, strict=True)]
 
 
 class Retriever(nn.Module):
@@ -208,24 +226,28 @@ def train(retriever: Retriever, lm, groups: list[Group], heads: list[tuple[int, 
         print(f"step {step:2}  loss {loss:.3f}", flush=True)
 
 
-def share_found(retriever: Retriever, groups: list[Group]) -> float:
-    """The share of questions whose answer is the nearest of the candidates."""
-    best = torch.cat([retriever.weights(group).argmax(dim=1) for group in groups]).tolist()
-    return sum(map(int.__eq__, best, [i for g in groups for i in g.answers])) / len(best)
+def encode(retriever: Retriever, prompt: str, texts: list[str]):
+    """(N, W) vectors, a few texts at a time."""
+    return torch.cat([retriever(prompt, texts[i : i + 32]) for i in range(0, len(texts), 32)])
+
+
+def mean_reciprocal_rank(scores_QN, answer_Q) -> float:
+    own_Q1 = scores_QN.gather(1, answer_Q[:, None])
+    return float((1 / (1 + (scores_QN > own_Q1).sum(dim=1))).mean())
 
 
 @torch.no_grad()
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    docs = Path(__file__).parents[1] / "docs"
-    parser.add_argument("folder", type=Path, nargs="?", default=docs, help="of .md and .txt files")
+    parser.add_argument("folder", type=Path, nargs="?", default=DOCS, help="of .md and .txt files")
     parser.add_argument("--query", default="how do I keep an index up to date?")
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M", help="hub id or folder")
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=8)
     args = parser.parse_args(argv)
+    transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     random.seed(0)
-    chunks, count = read_chunks(args.folder), PROBED + args.steps + TESTED
+    chunks, count = read_chunks(args.folder), args.steps + TESTED
     runs = [chunks[i : i + CANDIDATES] for i in range(0, len(chunks) - CANDIDATES + 1, CANDIDATES)]
     if len(runs) < count:
         parser.error(f"{args.folder} has fewer than {count * CANDIDATES} chunks in .md and .txt")
@@ -234,15 +256,25 @@ def main(argv: list[str] | None = None) -> None:
     retriever = Retriever(args.model, tokenizer).to(DEVICE)
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(DEVICE)
     lm.requires_grad_(False)
-    groups = [ask(lm, tokenizer, run) for run in random.sample(runs, count)]
-    heads = find_heads(lm, tokenizer, groups[:PROBED])
-    print("heads:", " ".join(f"{layer}-{head}" for layer, head in heads))
-    before = share_found(retriever, groups[-TESTED:])
+    groups = make_groups(lm, tokenizer, random.sample(runs, count))
+    trained, tests = groups[:-TESTED], groups[-TESTED:]
+    heads = find_heads(lm, tokenizer, trained[:PROBED])
+    print("heads:", " ".join(f"{layer}-{head}" for layer, head in heads), flush=True)
+    asked = [args.query, *(question for group in tests for question in group.questions)]
+    places = [chunks.index(group.texts[i]) for group in tests for i in group.answers]
+    answer_Q = torch.tensor(places, device=DEVICE)
+
+    def search():
+        """The scores of all chunks for the query that is asked (N,), and for the tests (Q, N)."""
+        scores_MN = encode(retriever, QUERY, asked) @ encode(retriever, PASSAGE, chunks).T
+        return scores_MN[0], scores_MN[1:]
+
+    before = mean_reciprocal_rank(search()[1], answer_Q)
     with torch.enable_grad():
-        train(retriever, lm, groups[PROBED:-TESTED], heads)
-    print(f"found among candidates: {before:.3f} -> {share_found(retriever, groups[-TESTED:]):.3f}")
-    parts = [retriever(PASSAGE, chunks[i : i + 32]) for i in range(0, len(chunks), 32)]
-    scores_N = torch.cat(parts) @ retriever(QUERY, [args.query])[0]
+        train(retriever, lm, trained, heads)
+    scores_N, scores_QN = search()
+    after = mean_reciprocal_rank(scores_QN, answer_Q)
+    print(f"MRR of {len(places)} questions, {len(chunks)} chunks: {before:.3f} -> {after:.3f}")
     for i in scores_N.argsort(descending=True)[:3].tolist():
         print(f"{scores_N[i]:.3f}  {chunks[i][:78]}")
 

@@ -93,7 +93,7 @@ def write_folder(folder: Path) -> None:
 
 def scores(printed: str) -> list[float]:
     """Before training, after it, and with other contexts."""
-    line = next(line for line in printed.splitlines() if line.startswith("MRR: "))
+    line = next(line for line in printed.splitlines() if line.startswith("MRR"))
     return [float(score) for score in re.findall(r"[01]\.\d{3}", line)]
 
 

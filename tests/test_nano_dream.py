@@ -8,14 +8,22 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from conftest import make_rows, tiny_retriever
+from conftest import tiny_retriever
 from revela.training.lm.language_model import LanguageModel
 from revela.training.lm.prompts import PromptMaker
 from revela.training.methods.dream import DreamLoss, score_query_heads
 from revela.training.methods.heads import ranked_heads
 from revela.training.retriever.module import RetrieverModule
 from revela.types import Chunk
-from tests.nano_example import TEXTS, assert_close, example, tiny_lm
+from tests.nano_example import (
+    TEXTS,
+    assert_close,
+    assert_hits,
+    example,
+    scores,
+    tiny_lm,
+    write_folder,
+)
 
 QUESTIONS, ANSWERS = ["Where is ocean4?", "What is the violin2 of the castle about?"], [1, 4]
 HEADS = [(1, 2), (1, 0), (3, 1)]
@@ -86,27 +94,22 @@ def test_heads_are_ranked_as_by_the_package(nano, tiny_lm_folder):
     assert len(found) == 5 and by_score == pytest.approx([float(scores_LH[h]) for h in ranked])
 
 
-def test_a_folder_is_asked_about_trained_on_and_searched(nano, tiny_lm_folder, tmp_path, capsys):
-    for i, row in enumerate(make_rows(12, sentences=60)):
-        (tmp_path / f"{i}.md").write_text(f"# {row['title']}\n\n{row['text']}")
-    (tmp_path / "c.csv").write_text("not read")
-    nano.main([str(tmp_path), "--model", str(tiny_lm_folder), "--steps", "3"])
+def test_a_folder_is_asked_about_trained_on_and_searched(
+    nano, tiny_lm_folder, tmp_path, monkeypatch, capsys
+):
+    write_folder(tmp_path)
+    run = [str(tmp_path), "--model", str(tiny_lm_folder), "--steps", "3"]
+    nano.main(run)
     printed = capsys.readouterr().out
     losses = re.findall(r"loss (\d\.\d+)", printed)
     assert len(losses) == 3 and len(set(losses)) == 3
-    assert re.search(r"found among candidates: [01]\.\d{3} -> [01]\.\d{3}$", printed, re.M)
-    hits = re.findall(r"^-?0\.\d{3}  .+", printed, re.M)
-    assert len(hits) == 3 and hits == sorted(hits, reverse=True)
+    before, after = scores(printed)
+    assert before != after
+    assert_hits(printed)
 
-
-def test_the_score_of_a_frozen_retriever_stays(nano, tiny_lm_folder):
-    tokenizer = AutoTokenizer.from_pretrained(tiny_lm_folder, padding_side="right")
-    retriever, lm = nano.Retriever(str(tiny_lm_folder), tokenizer), tiny_lm("llama")
-    groups = [nano.Group(TEXTS, QUESTIONS, ANSWERS), nano.Group(TEXTS[::-1], QUESTIONS, [3, 0])]
-    before = nano.share_found(retriever, groups)
-    retriever.model.requires_grad_(False)
-    nano.train(retriever, lm, groups * 3, HEADS)
-    assert nano.share_found(retriever, groups) == before
+    monkeypatch.setattr(nano, "LEARNING_RATE", 0.0)
+    nano.main(run)
+    assert scores(capsys.readouterr().out) == [before, before]
 
 
 def test_a_step_makes_the_loss_of_its_group_smaller(nano, tiny_lm_folder):
