@@ -182,7 +182,7 @@ def test_chunks_end_with_sentences_and_batches_are_of_runs(nano, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "chunks"),
-    [("nano_revela", 8), ("nano_replug", 4), ("nano_dream", 96), ("nano_cde", 64)],
+    [("nano_revela", 8), ("nano_replug", 4), ("nano_dream", 144), ("nano_cde", 64)],
 )
 def test_it_is_short_without_imports_of_ours_and_refuses_too_little_text(
     name, chunks, tmp_path, capsys
