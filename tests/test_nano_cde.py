@@ -96,8 +96,8 @@ def test_vectors_loss_and_gradients_are_the_packages(
     expected = objective([{k: v for k, v in s.items() if torch.is_tensor(v)} for s in sides])
     expected.backward()
 
-    for found, features, role in zip(vectors, (query, passage), ("query", "passage"), strict=True):
-        torch.testing.assert_close(found, retriever(features, role), atol=1e-5, rtol=0)
+    for found, features in zip(vectors, (query, passage), strict=True):
+        torch.testing.assert_close(found, retriever(features), atol=1e-5, rtol=0)
     torch.testing.assert_close(loss, expected, atol=1e-5, rtol=0)
     own = {name: p.grad for name, p in encoder.named_parameters() if p.grad is not None}
     wanted = {name: parameters[name].grad for name in own}

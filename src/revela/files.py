@@ -92,13 +92,19 @@ def writing(folder: Path, wait: bool = False) -> Iterator[None]:
         lock.release()
 
 
-def check_free(out: Path) -> None:
-    """Raise RevelaError if ``out`` exists and has more than a run killed at its start leaves."""
-    early = hidden_prefix("run.json"), LOCK
-    if out.exists() and (
-        not out.is_dir() or any(not entry.name.startswith(early) for entry in out.iterdir())
+def check_free(out: Path, early: tuple[str, ...] = (), otherwise: str = "") -> None:
+    """Raise RevelaError if ``out`` exists, unless it is a folder with nothing but what a process
+    killed at its start leaves, names that begin with ``early``.
+    """
+    if out.exists() and not (
+        early and out.is_dir() and all(entry.name.startswith(early) for entry in out.iterdir())
     ):
-        raise RevelaError(f"{out} exists: choose another --out, or continue that run with --resume")
+        raise RevelaError(f"{out} exists: choose another --out{otherwise}")
+
+
+def check_free_for_run(out: Path) -> None:
+    """``check_free`` for a training run, which could be resumed."""
+    check_free(out, (hidden_prefix("run.json"), LOCK), ", or continue that run with --resume")
 
 
 @contextmanager

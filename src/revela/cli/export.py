@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 from revela.cli.flags import PROMPTS, Flat, Out, PromptFlags
-from revela.errors import RevelaError, extra
+from revela.errors import extra
+from revela.files import check_free
 
 
 def export(model: str, *, out: Out, prompts: Annotated[PromptFlags, Flat] = PROMPTS) -> None:
@@ -19,8 +20,7 @@ def export(model: str, *, out: Out, prompts: Annotated[PromptFlags, Flat] = PROM
     out:
         Folder for the export.
     """
-    if out.exists():
-        raise RevelaError(f"{out} exists: choose another --out")
+    check_free(out)
     from revela.encoders.graph_export import export_onnx
     from revela.encoders.graphs import EXPORT
     from revela.encoders.model_files import resolve

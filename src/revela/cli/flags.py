@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from revela.encoders.prompts import Given as GivenPrompts
 from revela.errors import RevelaError
-from revela.files import check_free
+from revela.files import check_free_for_run
 
 Corpus = Annotated[list[Path], Parameter(negative=())]
 
@@ -60,7 +60,7 @@ PROMPTS = PromptFlags()
 def check_paths(corpus: Sequence[Path], out: Path | None) -> None:
     """Refuse a corpus that does not exist, and a folder that is taken, before torch is imported."""
     if out is not None:
-        check_free(out)
+        check_free_for_run(out)
     for source in corpus:
         if not (source.exists() or str(source).startswith("hub:")):
             from revela.text.readers import files_of

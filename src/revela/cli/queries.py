@@ -8,6 +8,7 @@ from revela.cli.flags import Corpus, Out, check_paths
 from revela.cli.printing import one_line, snippet
 from revela.cli.recipe_flags import Given, RecipeFile, recipe_of
 from revela.errors import RevelaError, extra
+from revela.files import check_free
 
 
 def queries(
@@ -36,8 +37,8 @@ def queries(
     recipe_file:
         A TOML file of settings, as for train.
     """
-    if out is not None and out.exists():
-        raise RevelaError(f"{out} exists: choose another --out")
+    if out is not None:
+        check_free(out)
     with extra("train", "revela queries"):
         from revela.training.methods.contrastive import Pairs
         from revela.training.training_set import TrainingSet

@@ -34,7 +34,7 @@ from revela.encoders.torch_model import (
     unit_vectors,
 )
 from revela.errors import RevelaError, first_line, install_extra
-from revela.files import atomic_write
+from revela.files import atomic_write, check_free
 from revela.quiet_libraries import silence_warnings
 from revela.terminal import progress_bar
 from revela.types import Vectors
@@ -76,8 +76,7 @@ def export_onnx(model: SentenceTransformer, out: Path, tokens: bool = False) -> 
         raise RevelaError(
             f"export to ONNX needs {', '.join(missing)}: run {install_extra('train')}"
         )
-    if out.exists():
-        raise RevelaError(f"{out} exists: choose another --out")
+    check_free(out)
     model = model.cpu().float().eval()
     with atomic_write(out) as temporary, progress_bar("exporting", "part", total=2) as shown:
         temporary.mkdir()

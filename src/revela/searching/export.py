@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
-from revela.files import atomic_write
+from revela.files import atomic_write, check_free
 from revela.searching.ingest import BATCH, Batch, encode_rows
 from revela.searching.manifest import Info
 from revela.text.parallel import batches
@@ -21,8 +21,7 @@ def check_out(out: Path) -> None:
     """Raise RevelaError if the file exists or its name does not end in .parquet."""
     if out.suffix != ".parquet":
         raise RevelaError(f"{out}: give --out a name that ends in .parquet")
-    if out.exists():
-        raise RevelaError(f"{out} exists: choose another --out")
+    check_free(out)
 
 
 def encode(out: Path, documents: Sequence[Document], info: Info, encoder: TextEncoder) -> int:

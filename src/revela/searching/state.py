@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.errors import RevelaError
-from revela.files import LOCK, atomic_write, hidden_prefix
+from revela.files import LOCK, atomic_write, check_free, hidden_prefix
 from revela.ranking.bm25 import TermCounts, idf
 from revela.searching.manifest import Info
 from revela.types import hash64
@@ -367,11 +367,7 @@ def unfinished_in(folder: Path) -> Info | None:
     """
     early = LOCK, hidden_prefix(STATE)  # written before the state
     if (info := read_info(folder)) is None:
-        is_free = not folder.exists() or (
-            folder.is_dir() and all(entry.name.startswith(early) for entry in folder.iterdir())
-        )
-        if not is_free:
-            raise RevelaError(f"{folder} exists: choose another --out")
+        check_free(folder, early)
     elif info.finished:
         raise RevelaError(
             f"{folder} exists: choose another --out, bring this index in step with --sync, or add "

@@ -9,7 +9,7 @@ import torch
 from revela.encoders.model_files import NEW
 from revela.encoders.torch_model import uses_bf16
 from revela.errors import RevelaError
-from revela.files import check_free
+from revela.files import check_free_for_run
 from revela.text.analyzer import check_language
 from revela.text.judgements import read_judgements
 from revela.training import distributed
@@ -62,7 +62,7 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
             raise RevelaError("--pairs reads documents as they are judged: leave out --join-titles")
         read_judgements(Path(folder), "train")
     if not resume:  # a resumed run keeps its models
-        check_free(out)
+        check_free_for_run(out)
         _check_models(recipe.retriever, recipe.lm.lm if recipe.method.reads_lm else "")
 
 

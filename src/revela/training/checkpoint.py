@@ -30,7 +30,7 @@ from revela.errors import RevelaError, first_line
 from revela.files import (
     LOCK,
     atomic_write,
-    check_free,
+    check_free_for_run,
     hidden_prefix,
     remove_unfinished,
     remove_whole,
@@ -75,11 +75,11 @@ def output_folder(out: Path, resume: bool) -> Iterator[Event]:
     if resume:
         read_record(out)
     else:
-        check_free(out)
+        check_free_for_run(out)
     with writing(out):
         try:
             if not resume:
-                check_free(out)  # another run may have taken it
+                check_free_for_run(out)  # another run may have taken it
             remove_unfinished(out, [*BEFORE_CHECKPOINT, "model"])
             names = "checkpoint", "best", "fit", "groups", "negatives"
             remove_unfinished(out / CHECKPOINTS, names)

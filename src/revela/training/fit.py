@@ -24,7 +24,7 @@ from revela.encoders.model_files import (
 from revela.encoders.torch_model import open_model, uses_bf16
 from revela.errors import RevelaError
 from revela.evaluation.label_free import HeldOutCheck
-from revela.files import atomic_write
+from revela.files import atomic_write, check_free
 from revela.quiet_libraries import silence_libraries
 from revela.text.analyzer import check_language
 from revela.text.chunk import PASSAGE_WORDS
@@ -107,7 +107,7 @@ def fit(
     if static:
         given, reason = ["prune"] if options.prune else [], "--static, which keeps no layers"
         _refuse_unread(settings, LAYER_SETTINGS, given, reason)
-    _check_free(out)
+    check_free(out)
     check_single_process()
     check_language(recipe.corpus.language)
     silence_libraries()
@@ -145,7 +145,7 @@ def bake_context(corpus: Sequence[Path], out: Path, recipe: Recipe, options: Fit
     unread = (*LAYER_SETTINGS, "language")
     reason = "--context, which fills the slots of a retriever"
     _refuse_unread(recipe.to_dict(), unread, given, reason)
-    _check_free(out)
+    check_free(out)
     model, settings, seed = recipe.retriever.model, recipe.corpus, recipe.training.seed
     folder = resolve(model)
     check_retriever(folder)
@@ -243,11 +243,6 @@ def _refuse_unread(
     if changed:
         flag = changed[0].replace("_", "-")
         raise RevelaError(f"--{flag} has no effect with {reason}: leave one of them out")
-
-
-def _check_free(out: Path) -> None:
-    if out.exists():
-        raise RevelaError(f"{out} exists: choose another --out")
 
 
 def _language_model(name: str, layers: int) -> Path:

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from revela.terminal import progress_bar
-from revela.types import Vectors
+from revela.types import Vectors, unit
 
 BRANCH = 256  # clusters per level
 ITERATIONS = 10
@@ -91,14 +91,8 @@ def paired(queries_ND: Vectors, passages_ND: Vectors) -> tuple[Vectors, Vectors]
     With both, two pairs are also clustered if the query of one is near the passage of the other
     (CDE, section 4.1).
     """
-    joined = (
-        np.concatenate([queries_ND, passages_ND], axis=1),
-        np.concatenate([passages_ND, queries_ND], axis=1),
-    )
-    pairs_ND, swapped_ND = (
-        v / np.maximum(np.linalg.norm(v, axis=1, keepdims=True), 1e-12) for v in joined
-    )
-    return pairs_ND.astype(np.float32), swapped_ND.astype(np.float32)
+    pairs_ND = unit(np.concatenate([queries_ND, passages_ND], axis=1))
+    return pairs_ND, unit(np.concatenate([passages_ND, queries_ND], axis=1))
 
 
 def _labels(

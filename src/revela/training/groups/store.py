@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.errors import RevelaError, first_line
-from revela.files import atomic_write
+from revela.files import atomic_write, check_free
 from revela.text.spool import ArrowList, read, write
 from revela.training.groups.strategies import Groups
 from revela.training.settings import Strategy
@@ -134,8 +134,7 @@ def is_group_folder(path: Path) -> bool:
 
 def check_out(out: Path, strategy: Strategy, pairs: str) -> None:
     """Raise RevelaError if the folder exists, or if the groups cannot be built before training."""
-    if out.exists():
-        raise RevelaError(f"{out} exists: choose another --out")
+    check_free(out)
     if strategy == "iterative":
         raise RevelaError(
             "iterative groups are built while a retriever trains: give --groups iterative to "

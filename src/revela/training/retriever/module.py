@@ -118,7 +118,7 @@ class RetrieverModule(nn.Module):
             self.model.preprocess(read, **self._asked[role], processing_kwargs={"text": limit})
         )
 
-    def states(self, features: Features, role: Role = "passage") -> Features:
+    def states(self, features: Features) -> Features:
         """The features, and the states of the transformer's last layer (``token_embeddings``, B, T,
         W) in fp32; on the model's device.
         """
@@ -145,7 +145,7 @@ class RetrieverModule(nn.Module):
         half = torch.bfloat16
         return {k: v.float() if getattr(v, "dtype", None) == half else v for k, v in read.items()}
 
-    def pool(self, features: Features, role: Role = "passage") -> Tensor:
+    def pool(self, features: Features) -> Tensor:
         """(B, D) vectors of any norm, of features with states."""
         features = dict(features)  # modules write into it
         for part in self.parts()[1:]:
@@ -153,9 +153,9 @@ class RetrieverModule(nn.Module):
         vectors_BD: Tensor = features["sentence_embedding"]
         return vectors_BD
 
-    def forward(self, features: Features, role: Role = "passage") -> Tensor:
+    def forward(self, features: Features) -> Tensor:
         """(B, D) unit vectors of tokenized texts, cut to ``width``; in fp32 or better."""
-        vectors_BD = self.pool(self.states(features, role), role)
+        vectors_BD = self.pool(self.states(features))
         vectors_BD = vectors_BD[:, : self.width or self.model.truncate_dim]
         dtype = torch.promote_types(vectors_BD.dtype, torch.float32)
         return F.normalize(vectors_BD.to(dtype), dim=-1)
@@ -248,4 +248,4 @@ class RetrieverEncoder(TextEncoder):
         context = read.pop("context")
         with self._lock, torch.inference_mode(), retriever.evaluating():
             retriever.width, retriever.context = None, context  # not a training batch's
-            return Encoded(retriever(read, role).cpu().numpy())
+            return Encoded(retriever(read).cpu().numpy())
