@@ -48,14 +48,9 @@ def mined_negatives(
     """The miner of a run; arguments as for ``Negatives``.
 
     Raises:
-        RevelaError: there are too few passages, or groups are iterative.
+        RevelaError: there are too few passages.
     """
     recipe = data.recipe
-    if recipe.groups.groups == "iterative":
-        raise RevelaError(
-            "--negatives cannot be mined for --groups iterative, which are not known before: give "
-            "another --groups, such as cluster"
-        )
     size = recipe.groups.refresh_every * recipe.training.groups_per_step
     endless = (group for epoch in count() for group in groups(epoch))
     rounds = iter(lambda: list(islice(endless, size)), None)
