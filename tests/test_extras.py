@@ -18,18 +18,6 @@ PYPROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_te
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 
 
-def draw_curves(folder):
-    from revela.training.plots import Plot
-
-    Plot("", "loss", []).svg()
-
-
-def write_page(folder):
-    from revela.training.report import Results, render
-
-    render(Results(), [])
-
-
 def export_to_onnx(folder):
     from revela.encoders.graph_export import export_onnx
 
@@ -45,8 +33,6 @@ def convert_gguf(folder):
 @pytest.mark.parametrize(
     ("name", "package", "use"),
     [
-        ("report", "matplotlib", draw_curves),
-        ("report", "jinja2", write_page),
         ("train", "onnxscript", export_to_onnx),
         ("train", "gguf", convert_gguf),
     ],

@@ -36,7 +36,7 @@ def compare(
     on:
         Folders with judged queries, as for eval.
     out:
-        Folder for the runs and compare.json, which revela report makes a page of.
+        Folder for the runs and compare.json.
     methods:
         What to compare: presets, methods, or FILE.py:Class of your own. Default: the method of
         --recipe, or else revela-gated and contrastive-crop.

@@ -47,7 +47,6 @@ VERBS = {
         "eval": "Score models and BM25, on judged queries or on your own text.",
         "probe": "Measure the position bias of a model, and the geometry of its vectors.",
         "queries": "Write queries for a corpus with a language model, or a test set of them.",
-        "report": "Put runs side by side on one HTML page.",
     },
     "Use it elsewhere": {
         "encode": "Write the chunks of a corpus and their vectors to a file.",

@@ -151,30 +151,6 @@ class Run(RunFile):
         finished = (folder / "modules.json").is_file() and file.about.finished
         return cls(file.settings, file.about, metrics, finished)
 
-    def checks(self) -> list[tuple[MetricsRow, Scores]]:
-        """(row, scores by task) of each label-free check."""
-        return [(row, row.check) for row in self.metrics if row.check is not None]
-
-    def losses(self) -> list[tuple[float, float]]:
-        """(minutes of training, loss) of each logged step."""
-        return [(row.minutes, row.loss) for row in self.metrics if row.loss is not None]
-
-    def start(self) -> Scores:
-        """Label-free scores before the first step; {} without a check."""
-        return next((check for row, check in self.checks() if row.step == 0), {})
-
-    def saved(self) -> Scores:
-        """Label-free scores of the saved state; of the last check while the run is not finished."""
-        checks = self.checks()
-        kept = [check for row, check in checks if row.step == self.metrics[-1].kept]
-        return (kept or [check for _, check in checks] or [{}])[-1]
-
-    def in_words(self) -> str:
-        """The outcome of the run, in a sentence."""
-        if not self.finished or not self.metrics or self.metrics[-1].kept is None:
-            return "the run is not finished"
-        return outcome_in_words(self.start(), self.saved(), self.metrics[-1].kept)
-
 
 @dataclass(frozen=True)
 class CurvePoint:
