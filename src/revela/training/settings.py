@@ -240,7 +240,7 @@ class Training:
     save_every: Rare[PositiveInt] = 50
     "Steps between checkpoints."
     log_every: Rare[PositiveInt] = 5
-    "Steps between lines of metrics.jsonl."
+    "Steps between lines of metrics.jsonl, which has a line for each checkpoint too."
     seed: NonNegativeInt = 0
     "Seed of all random numbers."
     threads: NonNegativeInt = 0

@@ -332,8 +332,11 @@ def agree(budget: Budget, seconds: float, tokens: int, stop: int, processes: int
     return int(max(all_stops))
 
 
-def check_finite(step: int, sums: Tensor, grad_norm: Tensor) -> tuple[float, float]:
-    """The loss summed over all processes, and the last gradient norm; waits for the device once.
+def check_finite(
+    step: int, sums: Tensor, grad_norm: Tensor, loss_module: nn.Module
+) -> tuple[float, float, dict[str, float]]:
+    """The loss summed over all processes, the last gradient norm, and what the parts of the loss
+    have ``logged``; waits for the device once.
 
     Args:
         step: steps done.
@@ -343,13 +346,18 @@ def check_finite(step: int, sums: Tensor, grad_norm: Tensor) -> tuple[float, flo
     Raises:
         RevelaError: a loss or gradient since the last logged line was not finite.
     """
-    numbers = torch.stack([distributed.all_reduce_sum(sums[0]), sums[1], grad_norm]).tolist()
-    if not all(map(math.isfinite, numbers)):
+    logged: Tensors = {}
+    for part in loss_module.modules():
+        logged |= getattr(part, "logged", {})
+    own = (number.to(grad_norm) for number in logged.values())
+    summed = distributed.all_reduce_sum(sums[0])
+    loss, norms, norm, *numbers = torch.stack([summed, sums[1], grad_norm, *own]).tolist()
+    if not all(map(math.isfinite, (loss, norms, norm))):
         raise RevelaError(
             f"the loss or its gradient was not finite at step {step} or shortly before: "
             "give a lower --learning-rate or --precision fp32, and another --out; or --resume"
         )
-    return numbers[0], numbers[2]
+    return loss, norm, dict(zip(logged, numbers, strict=True))
 
 
 class Progress:
@@ -376,7 +384,14 @@ class Progress:
         """Count one step."""
         self._bar.update(1)
 
-    def log(self, step: int, loss: float, grad_norm: float, learning_rate: float) -> None:
+    def log(
+        self,
+        step: int,
+        loss: float,
+        grad_norm: float,
+        learning_rate: float,
+        method: dict[str, float] | None = None,
+    ) -> None:
         """Write and show the mean loss since the last line, and the last step's numbers."""
         if not distributed.is_rank_zero():
             return
@@ -392,6 +407,8 @@ class Progress:
                 tokens_per_second=round(rate, 1),
                 grad_norm=round(grad_norm, 8),
                 learning_rate=round(learning_rate, 8),
+                method={name: round(value, 6) for name, value in (method or {}).items()} or None,
+                tokens_read=budget.tokens,
             )
         )
         done = budget.done(step)

@@ -283,12 +283,10 @@ def train(
                 progress.advance()
                 stopped = agree(budget, watch.lap(), tokens, stop.requested, processes)
                 ends = budget.done(step) >= 1.0
-                logs = step % settings.log_every == 0
                 saves = ends or stopped or step % settings.save_every == 0
-                if logs or saves:
-                    summed, norm = check_finite(step, sums, grad_norm)
-                if logs:
-                    progress.log(step, summed / (step - logged), norm, rate)
+                if saves or step % settings.log_every == 0:
+                    summed, norm, own = check_finite(step, sums, grad_norm, loss_module)
+                    progress.log(step, summed / (step - logged), norm, rate, own)
                     logged, sums = step, torch.zeros_like(sums)
                 if checks and not ends and checks.is_due(step, done):
                     reader.wait()
