@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import shutil
 import signal
 import threading
@@ -209,6 +210,36 @@ def test_batches_are_made_while_a_step_computes(ahead):
     assert read == [((0, 0), True), ((0, 1), not ahead), ((1, 0), not ahead)]
 
 
+def test_every_step_is_in_a_logged_loss(recipe, documents, tmp_path):
+    """Also the last steps, and those before a checkpoint."""
+    for name, every in (("all", 1), ("some", 4)):
+        few = dict(log_every=every, save_every=3, max_steps=5)
+        train(recipe.replace(**few), documents, tmp_path / name)
+    one, some = losses(tmp_path / "all"), losses(tmp_path / "some")
+    means = {3: (one[1] + one[2] + one[3]) / 3, 4: one[4], 5: one[5]}
+    assert some == pytest.approx(means, rel=1e-6)
+    row = logged(tmp_path / "some")[-1]
+    assert row["tokens_read"] > 0 and row["learning_rate"] > 0 and row["grad_norm"] > 0
+
+
+OWN = {
+    "gated": ({}, {"sim_entropy": (0.5, math.log(7)), "sim_hard_rows": (0, 0)}),
+    "paper": (RESUMED["paper"], {"sim_entropy": (0, 0.2), "sim_hard_rows": (0.5, 1)}),
+    "dream": (LEARNED, {"tau": (0.2, 0.2), "gate": (0.5, 0.5)}),
+    "crop": (RESUMED["crop"], {"accuracy": (0, 1)}),
+    "cde": (RESUMED["cde"], {"accuracy": (0, 1)}),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_method_logs_its_own_numbers(recipe, documents, tmp_path, name):
+    settings, bounds = OWN[name]
+    train(recipe.replace(**settings, max_steps=1), documents, tmp_path / "out")
+    (row,) = logged(tmp_path / "out")
+    assert row["method"].keys() == bounds.keys()
+    assert all(low <= row["method"][what] <= high for what, (low, high) in bounds.items())
+
+
 def test_a_second_ctrl_c_stops_at_once(recipe, documents, tmp_path, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(Progress, "advance", ctrl_c_after(3, presses=2))
@@ -391,7 +422,12 @@ REFUSED = [
     (dict(group_size=5000), "fewer than a group of 5000"),
     (dict(model="nowhere/at/all"), "neither a folder nor a hub id"),
     (dict(model="embedded:nothing"), "there are embedded:"),
-    (dict(max_steps=0), "without a limit has no end: give --max-steps, --max-minutes or --max-tok"),
+    (
+        dict(max_steps=0),
+        "without a limit has no end: give --max-steps, --max-epochs, --max-min",
+    ),
+    (dict(restart_optimizer=True), "--restart-optimizer goes by minings of --negatives: give"),
+    (dict(refresh_epochs=2), "--refresh-epochs goes by minings of --negatives: give"),
     (preset("dream-infonce", queries="first-sentence", chunk_words=4), "no chunk has a query"),
     (preset("replug", lm_lora=True), "--lm-lora has no effect on --method replug"),
     (preset("dream", lm_tokens=256), "more than the 2,048"),
@@ -634,6 +670,7 @@ def test_metrics_go_to_a_tracker(recipe, documents, tmp_path, monkeypatch):
     assert name == ("revela", str(out / "tracker")) and (settings, end) == (8, "finished")
     steps = losses(out)
     assert [(step, line["loss"]) for step, line in lines if "loss" in line] == list(steps.items())
+    assert 0 < lines[1][1]["method/sim_entropy"] < math.log(7)
     checks = [
         (step, line["check/task"], line["judged/task"]) for step, line in lines[:1] + lines[3:4]
     ]
@@ -647,6 +684,16 @@ def test_a_tracker_that_is_not_installed_is_refused(recipe, documents, tmp_path,
     with pytest.raises(RevelaError, match="--track wandb needs its package: install it by pip"):
         train(recipe.replace(track="wandb"), documents, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_retriever_with_dot_products_says_so(recipe, documents, tmp_path):
+    settings = preset("contrastive-crop", group_size=8, max_steps=2, similarity="dot")
+    out = tmp_path / "out"
+    train(recipe.replace(**settings), documents, out)
+    model = open_model(out)
+    saved = json.loads((out / "config_sentence_transformers.json").read_text())
+    assert saved["similarity_fn_name"] == "dot" and not isinstance(model[-1], modules.Normalize)
+    assert model.prompts["query"] == "query: " and len(losses(out)) == 2
 
 
 def test_a_context_goes_around_another_method(recipe, documents, tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from revela.encoders.model_files import NEW
+from revela.encoders.model_files import NEW, table_folder
 from revela.encoders.torch_model import uses_bf16
 from revela.errors import RevelaError
 from revela.files import check_free_for_run
@@ -51,10 +51,7 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
             "--shard-lm shards the LM over several processes: start them by torchrun, or leave it "
             "out"
         )
-    if not (training.max_steps or training.max_minutes or training.max_tokens_read):
-        raise RevelaError(
-            "a run without a limit has no end: give --max-steps, --max-minutes or --max-tokens-read"
-        )
+    _check_limits(recipe)
     if folder := recipe.pairs:
         if processes > 1:
             raise RevelaError("--pairs takes one process: start revela without torchrun")
@@ -66,6 +63,20 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
         _check_models(recipe.retriever, recipe.lm.lm if recipe.method.reads_lm else "")
 
 
+def _check_limits(recipe: Recipe) -> None:
+    """Refuse a run without an end, and settings of minings where nothing is mined."""
+    t = recipe.training
+    limits = t.max_steps, t.max_epochs, t.max_minutes, t.max_tokens_read
+    if not any(limits):
+        raise RevelaError(
+            "a run without a limit has no end: give --max-steps, --max-epochs, --max-minutes or "
+            "--max-tokens-read"
+        )
+    if not recipe.negatives and (t.restart_optimizer or recipe.groups.refresh_epochs):
+        flag = "--restart-optimizer" if t.restart_optimizer else "--refresh-epochs"
+        raise RevelaError(f"{flag} goes by minings of --negatives: give --negatives 1 or more")
+
+
 def _check_models(retriever: Retriever, lm: str) -> None:
     """Refuse unsupported families of models; reads no weights. ``lm`` is empty if none is read."""
     from revela.quiet_libraries import silence_libraries
@@ -75,7 +86,13 @@ def _check_models(retriever: Retriever, lm: str) -> None:
     silence_libraries()
     name, offline = retriever.model, retriever.offline_model
     if not name.startswith(NEW):
-        check_model(find_weights(name, offline), retriever.layers, retriever.lora_rank)
+        folder = find_weights(name, offline)
+        if retriever.similarity == "dot" and table_folder(folder):
+            raise RevelaError(
+                f"--similarity dot is for a transformer, and --model {name} is a static retriever, "
+                "whose vectors have length one in training: leave it out"
+            )
+        check_model(folder, retriever.layers, retriever.lora_rank)
     if lm:
         check_language_model(find_weights(lm, offline), lm)
 

@@ -116,6 +116,8 @@ class MetricsRow:
         minutes: training time.
         loss: nats, mean since the last line with one.
         tokens_per_second: that the retriever read since then.
+        method: numbers of the method's own, of the last batch in the first process
+            (``RetrieverLoss.logged``).
         kept: the step of the saved state.
         check: label-free scores.
         judged: scores on judged queries, of compared runs.
@@ -127,6 +129,7 @@ class MetricsRow:
     tokens_per_second: float | None = None
     grad_norm: float | None = None
     learning_rate: float | None = None
+    method: dict[str, float] | None = None
     kept: int | None = None
     tokens_read: int | None = None
     check: Scores | None = None

@@ -36,7 +36,10 @@ def test_info_nce_by_hand():
     passage = torch.tensor([[0.5**0.5, 0.5**0.5], [1.0, 0.0], [0.0, 1.0]])
     scores = torch.tensor([[0.5**0.5, 1.0, 0.0], [0.5**0.5, 0.0, 1.0]]) / 0.5
     want = -(scores[0].log_softmax(0)[1] + scores[1].log_softmax(0)[0]) / 2
-    torch.testing.assert_close(info_nce(query, passage, torch.tensor([1, 0]), 0.5), want)
+    logged = {}
+    loss = info_nce(query, passage, torch.tensor([1, 0]), 0.5, logged=logged)
+    torch.testing.assert_close(loss, want)
+    assert logged == {"accuracy": 0.5}  # the second query is nearest to another's passage
 
 
 @pytest.mark.parametrize("group_size", [6, 3])

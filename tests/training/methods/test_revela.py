@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,6 +21,7 @@ from revela.training.methods.revela import (
     gates_on_heads,
     in_batch_weights,
     probe_heads,
+    sharpness,
 )
 
 
@@ -41,6 +44,8 @@ def test_sim_by_hand_and_asymmetric():
     want = (torch.tensor([0.5**0.5, 0.0]) / 0.5).softmax(0)  # row 0 against passages 1 and 2
     torch.testing.assert_close(weights[0, 1:], want)
     assert weights[0, 1] != weights[1, 0]
+    found = sharpness(torch.tensor([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]]))
+    assert found == {"sim_entropy": pytest.approx(0.5 * math.log(2)), "sim_hard_rows": 0.5}
 
 
 def test_standardised_weights_by_hand_and_with_equal_cosines():

@@ -181,6 +181,10 @@ class RetrieverLoss(nn.Module):
         tau: temperature of the cosines.
         group_size: texts per group; a batch has one or more groups. 0: a batch is one group.
         retriever_batch: texts per forward pass; see ``embed_in_parts``.
+
+    Attributes:
+        logged: numbers of the last batch, by name, for metrics.jsonl and trackers: scalars without
+            a gradient, on the device.
     """
 
     def __init__(
@@ -192,7 +196,7 @@ class RetrieverLoss(nn.Module):
         retriever_batch: int = 0,
     ) -> None:
         super().__init__()
-        self.model, self.tau = model, tau
+        self.model, self.tau, self.logged = model, tau, dict[str, Tensor]()
         self.group_size, self.retriever_batch = group_size, retriever_batch
 
     def embed(self, side: Side) -> Tensor:

@@ -238,13 +238,16 @@ def info_nce(
     tau: float | Tensor,
     allowed_QB: Tensor | None = None,
     weight_Q: Tensor | None = None,
+    logged: dict[str, Tensor] | None = None,
 ) -> Tensor:
-    """L in nats, over the ``allowed_QB`` passages or all, of unit vectors. ``weight_Q`` is each
-    query's share in the mean; None: all are equal.
+    """L in nats, over the ``allowed_QB`` passages or all. ``weight_Q`` is each query's share in the
+    mean; None: all are equal. ``logged`` gets the share of queries that find their passage first.
     """
     scores_QB = query_QD @ passage_BD.T / tau
     if allowed_QB is not None:
         scores_QB = scores_QB.masked_fill(~allowed_QB, -torch.inf)
+    if logged is not None:
+        logged["accuracy"] = (scores_QB.detach().argmax(dim=1) == target_Q).float().mean()
     if weight_Q is None:
         return F.cross_entropy(scores_QB, target_Q)
     return F.cross_entropy(scores_QB, target_Q, reduction="none") @ weight_Q
@@ -277,7 +280,8 @@ class ContrastiveLoss(RetrieverLoss):
         if allowed_QB is None:
             passage_BD, first = gather_from_ranks(passage_BD)
             target_Q = target_Q + first
-        return info_nce(query_QD, passage_BD, target_Q, self.tau, allowed_QB, weight_Q)
+        masked = self.tau, allowed_QB, weight_Q
+        return info_nce(query_QD, passage_BD, target_Q, *masked, self.logged)
 
 
 def gather_from_ranks(vectors_BD: Tensor) -> tuple[Tensor, int]:

@@ -128,6 +128,7 @@ BASE_GATE = 0.1  # of every head in the probe
 PROBE_GROUPS = 5
 PROBE_PIECES = 4  # documents per group, and pieces per document
 MIN_WORDS, MAX_WORDS = 6, 48  # of a piece
+HARD = 0.99  # weight of a row of Sim that hardly gives a gradient
 
 # What Revela and its baseline REPLUG share in the paper.
 SHARED: Preset = (
@@ -335,7 +336,9 @@ class RevelaLoss(RetrieverLoss):
         dtype = None if gated else torch.bfloat16
         sim = partial(in_batch_weights, tau=self.tau, standardise=gated, dtype=dtype)
         pairs = zip(self.groups(query_BD), self.groups(passage_BD), strict=True)
-        return block_diagonal(sim(query, passage).float() for query, passage in pairs)
+        blocks = [sim(query, passage).float() for query, passage in pairs]
+        self.logged = sharpness(torch.cat(blocks).detach())
+        return block_diagonal(blocks)
 
     def lm_loss(self, packed: Packed, weights_BB: Tensor) -> Tensor:
         """L with Sim = ``weights_BB``: the mean over groups of the mean over tokens."""
@@ -355,6 +358,13 @@ class RevelaLoss(RetrieverLoss):
         lengths = [packed.lengths[group] for group in self.places(len(packed.lengths))]
         counts = [sum(group) - len(group) for group in lengths]
         return torch.stack([losses.mean() for losses in torch.split(losses_R, counts)]).mean()
+
+
+def sharpness(sim_NB: Tensor) -> dict[str, Tensor]:
+    """The mean entropy of rows of Sim in nats, and the share of rows with a weight above 0.99."""
+    is_hard_N = sim_NB.amax(dim=1) > HARD
+    entropy = torch.special.entr(sim_NB).sum(dim=1).mean()
+    return {"sim_entropy": entropy, "sim_hard_rows": is_hard_N.float().mean()}
 
 
 def block_diagonal(blocks: Iterable[Tensor]) -> Tensor:
