@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from revela.training.groups.strategies import (
     document_groups,
+    interleaved_groups,
     mixed_groups,
     ordered_groups,
     random_groups,
@@ -59,19 +60,6 @@ def test_a_document_gives_contiguous_chunks(sizes, seed):
             members = sorted(i for i in group if owners[i] == document)
             gaps = sum(b - a != 1 for a, b in pairwise(members))
             assert gaps <= 1  # the head and the tail of one document may fill a group together
-
-
-def test_same_seed_same_groups_other_epoch_other_groups():
-    owners = corpus([3, 20, 7, 40, 5] * 5)
-    first = list(document_groups(owners, 16, seed=1))
-    assert first == list(document_groups(owners, 16, seed=1))
-    assert first != list(document_groups(owners, 16, seed=1, epoch=1))
-    assert first != list(document_groups(owners, 16, seed=2))
-
-
-def test_order_inside_a_group_is_shuffled():
-    (group,) = document_groups(corpus([16]), 16, seed=0)
-    assert sorted(group) == list(range(16)) != group
 
 
 @given(st.lists(st.integers(1, 7), min_size=4, max_size=60), st.integers(0, 5))
@@ -130,6 +118,17 @@ def test_random_groups_leave_less_than_a_group(chunks, size, seed):
     assert len(set(used)) == len(used) and set(used) <= set(range(chunks))
     assert groups == list(random_groups(chunks, size, seed))
     assert chunks < 50 or groups != list(random_groups(chunks, size, seed, epoch=1))
+
+
+def test_interleaved_groups_take_a_chunk_of_each_document_in_turn():
+    """Of documents with chunks 0 to 2, 3, and 4 and 5: the first of each, then the others."""
+
+    def all_groups(passages):
+        made = (interleaved_groups(corpus([3, 1, 2]), 3, passages, seed) for seed in range(60))
+        return {tuple(sorted(group)) for groups in made for group in groups}
+
+    assert {(0, 3, 4), (1, 2, 5)} < all_groups(3) and (0, 1, 2) not in all_groups(3)
+    assert {(0, 1, 2), (3, 4, 5)} < all_groups(1) and (0, 3, 4) not in all_groups(1)
 
 
 @given(
