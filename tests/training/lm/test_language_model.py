@@ -315,10 +315,9 @@ def test_logits_that_are_not_the_heads_output_are_used_in_the_loss():
 @pytest.mark.parametrize("bf16", [False, True])
 def test_a_trained_lm_is_saved_with_its_lora_in_fp32(tiny_lm_folder, tmp_path, bf16):
     lm = load_language_model(tiny_lm_folder, bf16=bf16, lora=(2, 4, 0.0))
-    moved = [p for p in lm.parameters() if p.requires_grad]
-    for p in moved:
+    for p in filter(lambda p: p.requires_grad, lm.parameters()):
         p.data.normal_(std=0.05, generator=torch.Generator().manual_seed(0))
-    lm.save(tiny_lm_folder, tmp_path / "lm")
+    lm.save(tmp_path / "lm")
     ids, stock = torch.arange(3, 20)[None], AutoModelForCausalLM.from_pretrained(tmp_path / "lm")
     want, start = lm.logits(lm.pack(ids, ids**0)), open_causal_lm(tiny_lm_folder, torch.float32)
     assert stock.dtype == torch.float32 and AutoTokenizer.from_pretrained(tmp_path / "lm")("a")

@@ -291,12 +291,13 @@ class LanguageModel(nn.Module):
         """Whether some parameter is trained (LoRA)."""
         return any(p.requires_grad for p in self.model.parameters())
 
-    def save(self, start: Path, folder: Path) -> None:
-        """Save with LoRA merged into the fp32 weights of the folder ``start``, from which this LM
-        was loaded (its own may be bf16).
+    def save(self, folder: Path) -> None:
+        """Save the trained LM and its tokenizer, with LoRA merged into the fp32 weights that it was
+        loaded from (its own may be bf16).
         """
         from peft import PeftModel
 
+        start = Path(self.model.peft_config["default"].base_model_name_or_path)
         with tempfile.TemporaryDirectory() as adapter:
             self.model.save_pretrained(adapter, save_embedding_layers=False)
             whole = PeftModel.from_pretrained(open_causal_lm(start, torch.float32), adapter)

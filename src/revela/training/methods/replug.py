@@ -140,9 +140,8 @@ class ReplugLoss(RetrieverLoss):
         query, passage, chunk = features
         losses = []
         ids, masks = (self.groups(on_cpu(chunk[k])) for k in ("input_ids", "attention_mask"))
-        for cosine_BB, ids_BL, mask_BL in zip(
-            self.cosines(query, passage), ids, masks, strict=True
-        ):
+        groups = zip(self.cosines(query, passage), ids, masks, strict=True)
+        for cosine_BB, ids_BL, mask_BL in groups:
             likelihoods_BB = likelihoods(self.lm, ids_BL, mask_BL, self.lead)
             losses.append(ranking_divergence(likelihoods_BB / self.tau_lm, cosine_BB / self.tau))
         return torch.stack(losses).mean()
@@ -160,8 +159,7 @@ class QuestionsLoss(ReplugLoss):
         question_QD, passage_ND = self.embed(question), self.embed(passage)
         answer_Q, losses = on_cpu(tail["group"]), []
         for group in self.places(len(passage_ND)):
-            mine_Q = (answer_Q >= group.start) & (answer_Q < group.stop)
-            if not mine_Q.any():
+            if not (mine_Q := (answer_Q >= group.start) & (answer_Q < group.stop)).any():
                 continue
             tails = {name: on_cpu(tensor)[mine_Q] for name, tensor in tail.items()}
             candidates = {name: on_cpu(tensor)[group] for name, tensor in prompt.items()}

@@ -215,19 +215,17 @@ class Revela(InBatch):
 
     def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
         lm, tokenizer, folder = load_lm(parts, self.lm_lora)
-        is_gated = self.mix == "gated"
-        gates_LH = gates(self, parts, lm, tokenizer, folder) if is_gated else None
+        gates_LH = gates(self, parts, lm, tokenizer, folder) if self.mix == "gated" else None
         form: Any = {"gates_LH": gates_LH, "v_norm": {"on": True, "off": False}.get(self.v_norm)}
         form |= {"tau": self.tau, "kernel": self.kernel, **parts.batching}
         loss = RevelaLoss(parts.model, lm, **form)
-        loss.lm_folder = folder
         return loss, ChunkBatches(parts, tokenizer, self.query_side, self.whole_query_sources)
 
     def save(self, loss: nn.Module, folder: Path) -> None:
         """Save the trained LM if requested."""
         for part in loss.modules() if self.save_lm else ():
             if isinstance(part, RevelaLoss):
-                part.lm.save(part.lm_folder, folder / "lm")
+                part.lm.save(folder / "lm")
 
 
 @dataclass(frozen=True)
@@ -354,7 +352,6 @@ class RevelaLoss(RetrieverLoss):
     """
 
     gates_LH: Tensor | None
-    lm_folder = Path()  # of the LM before training
     exact_logits = False  # see linear_cross_entropy: the mean loss needs none
 
     def __init__(
