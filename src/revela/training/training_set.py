@@ -342,8 +342,7 @@ class TrainingSet:
             groups: Groups = partial(random_groups, len(folder.rows), size, training.seed)
         elif size > folder.size:
             raise RevelaError(
-                f"{folder.folder} holds groups of {folder.size}: give --group-size {folder.size} "
-                "or less"
+                f"{folder.folder} holds groups of {folder.size}: give --group-size {folder.size}"
             )
         else:
             groups = folder.order(training.seed, training.fixed_groups_per_batch, size)

@@ -8,13 +8,20 @@ ranking by likelihood.
 - log P(D_i | D_j): the LM's mean log-likelihood of the tokens of chunk i after chunk j.
 - q_i, d_j: the retriever's vectors of chunk i as query and chunk j as passage.
 
+On questions (method replug-questions), P_LM(d | q) = softmax_d( log P(D_q | d, q) / tau_lm ), over
+all candidates d of a group, the target D_q too. The LM reads a candidate, the question and the
+target in DREAM's words (lm/prompts.py). DREAM has such a baseline and does not state its form: this
+is the simplest reading. The target is likeliest after itself: by 2.9 to 4.6 nats per token in 8 of
+8 questions about a group (SmolLM2-135M), so at tau_lm 1e-3 the loss is InfoNCE against the group. A
+--tau-lm of about 1 lets the other candidates count.
+
 Differs from the appendix, and the preset that makes it equal:
 - The start of all methods here, so that only the method differs: replug-paper has all of the
   settings of revela-paper (revela.py: SHARED) but --mix, --lm-lora, --tau and --learning-rate. Both
-  temperatures (1e-3; tau_lm is a constant) and the rate (5e-4) are the appendix's in both presets.
+  temperatures (--tau and --tau-lm 1e-3) and the rate (5e-4) are the appendix's in both presets.
 
 Differs still, in replug-paper too:
-- SmolLM2-135M for both models: --lm meta-llama/Llama-3.2-1B, --model.
+- SmolLM2-135M as retriever: --model.
 - A run stops after 20 minutes: --max-steps 4500 --max-minutes 0. The text is the user's, 5 % of it
   held out, near-duplicates dropped: --held-out 0, --near-duplicates 0.
 - The appendix sums over all j, i itself too. Here j = i is excluded, as a chunk after itself wins
@@ -26,7 +33,7 @@ Read next: revela.py (batches), lm/language_model.py (a reading that continues a
 docs/papers.md has every equation and setting in the order of the paper.
 
 Cost: the frozen LM reads B (B - 1) chunks of a group where Revela's reads 2 B. D_j is read once,
-and all D_i continue its key-value cache.
+and all D_i continue its key-value cache. On Q questions it reads B Q answers.
 Memory: the cache of one group, and a block of rows of logits at a time; no graph of the LM.
 When to use it: as a reference; gains gives nearly the same signal for two readings.
 Measured: eight minutes of one core from a fitted start take SciFact from 0.583 to 0.585 and CosQA

@@ -28,7 +28,9 @@ high score helps to predict a chunk from its document, and not from others.
 
 Differs from the paper, and the setting of the preset revela-paper that makes it equal:
 - Gates on a frozen LM, Sim of cosines divided by their standard deviation, in fp32: --mix sum,
-  which also takes bf16 cosines, as the authors' code does, and V-normalises b; --lm-lora.
+  which also takes bf16 cosines, as the authors' code does, and V-normalises b (in
+  revela-paper-code not, as in the later version: --v-norm off); --lm-lora.
+- SmolLM2-135M as LM: --lm meta-llama/Llama-3.2-1B.
 - tau is 1: --tau 1e-4.
 - Six lower layers with a fit and mean pooling: --layers 0, --pooling eos, --token-weighting 0,
   --whitening 0, --lexical 0, --lower-case no, --max-tokens 2048.
@@ -40,13 +42,15 @@ Differs from the paper, and the setting of the preset revela-paper that makes it
 - The best state by a label-free check is kept: --keep last.
 
 Differs still, in revela-paper too:
-- SmolLM2-135M for both models: --lm meta-llama/Llama-3.2-1B, --model as in the paper's table 1.
+- SmolLM2-135M as retriever, the smallest of the paper's table 1: --model.
 - A run stops after 20 minutes: --max-steps 10000 --max-minutes 0 (one epoch; code 11,000).
 - The text is the user's, 5 % of it held out, near-duplicates dropped: revela groups
   hub:trumancai/revela_training_corpus, --held-out 0, --near-duplicates 0.
-- For code the query is the whole chunk: revela-paper-code, or --query-side whole. (The authors'
-  code takes whole chunks of StackOverflow only.) Without V-normalisation: no setting yet.
-- Chunks of a group are contiguous; section 4.1 prints them interleaved. No setting yet.
+- For code the query is the whole chunk: revela-paper-code, or --query-side whole. The authors'
+  code takes whole chunks of StackOverflow only: --whole-query-sources stackoverflow.
+- Chunks of a group are contiguous, as in section 5.2; section 4.1 prints them interleaved over n
+  passages: --groups interleaved, --interleaved-passages n.
+- The trained LM is not saved: --save-lm.
 - Prompts are "query: " and "passage: ", as in the authors' code: --query-prompt, --passage-prompt.
 - The query is half of the chunk's own tokens; the authors' code counts BOS and prefix in the half,
   some three tokens. No setting: the paper says half of the chunk.
