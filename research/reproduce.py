@@ -162,8 +162,8 @@ TABLES = {
     ),
     "revela-batch": Table(
         "13 tasks of BEIR",
-        *("group-size.toml", "revela-paper", ("1b",)),
-        flags={**JUDGE, **STEPS},
+        *("group-size.toml", "revela-paper", ("1b",), WIKIPEDIA_GROUPS, True),
+        flags=JUDGE,
         paper={
             "arXiv v1": _means({"1b": {"chunks-8": 0.413, "chunks-12": 0.411, "chunks-16": 0.423}})
         },

@@ -42,13 +42,14 @@ RUN = TINY | dict(learning_rate=2e-3, max_steps=8)
 ASKED: dict[str, Any] = dict(queries="telling-sentence", chunk_words=30, query_heads=3)
 GATED = dict(gate_heads=4)
 RUNS = {name: {"method": name, **RUN} for name in PRESETS if name != "dwell-pairs"}  # judged pairs
-for name in ("revela-gated", "revela-paper", "revela-paper-code", "gains"):
+for name in ("revela-gated", "gains"):
     RUNS[name] |= GATED
 for name in ("revela-paper", "replug-paper"):
     RUNS[name] |= dict(groups_per_step=2)
 RUNS["dream"] |= ASKED
 RUNS["dream-paper"] |= ASKED
 RUNS["dream-infonce"] |= dict(queries="title")
+RUNS["replug-questions"] |= dict(queries="telling-sentence", chunk_words=30)
 RUNS["contrastive-crop"] |= dict(crop_window=40)
 RUNS["dwell-spans"] |= dict(model="new:tiny", lora_rank=0)
 RUNS["cde"] |= dict(surrogate="")  # the preset's surrogate is MiniLM

@@ -115,7 +115,7 @@ def small_recipe(preset: str, model: Path) -> Recipe:
     )  # fmt: skip
     recipe = Recipe.of(preset)
     names = recipe.to_dict()
-    if "gate_heads" in names:
+    if names.get("mix") != "sum" and "gate_heads" in names:
         settings |= dict(gate_heads=0)
     if recipe.method.reads == "queries":
         settings |= dict(queries="telling-sentence", chunk_words=30)

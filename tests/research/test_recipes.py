@@ -34,7 +34,7 @@ def test_the_commands_at_the_head_parse(file):
     for verb, given in map(parsed, commands(file)):
         verbs.append(verb)
         assert verb != "compare" or given["recipe_file"] == Path("research/recipes") / file.name
-    assert verbs in (["compare", "report"], ["groups", "compare", "compare", "compare", "report"])
+    assert sorted(set(verbs) - {"groups"}) == ["compare", "report"] and verbs[-1] == "report"
 
 
 @pytest.mark.parametrize("stage", ["spans", "crops"])
@@ -62,12 +62,13 @@ def test_one_runs_at_tiny_scale_and_its_table_is_written(succeeds, corpus_file, 
     judged, out = write_judged(tmp_path / "judged", make_rows(20, seed=5)), tmp_path / "runs"
     small = ("--group-size", 4, "--groups-per-step", 1, "--warmup-steps", 0, "--points", 1)
     flags = ("--on", judged, "--recipe", RECIPES / "random-groups.toml", "--out", out)
-    trained = ("--methods", "revela-paper", models, *TINY_FLAGS, *small)
+    tiny = (TINY_FLAGS[0].replace("--gate-heads 4 ", ""), *TINY_FLAGS[1:])
+    trained = ("--methods", "revela-paper", models, *tiny, *small)
     succeeds("compare", corpus_file, *flags, *trained)
     names = ["document", "random"]
     for name in names:
         settings = json.loads((out / f"{name}-0" / "run.json").read_text())
-        assert settings["groups"] == name and settings["mix"] == "sum"
+        assert settings["groups"].startswith(name) and settings["mix"] == "sum"
     said = succeeds("report", out, "--out", tmp_path / "table.html")
     assert "runs: 2" in said
     page = (tmp_path / "table.html").read_text()

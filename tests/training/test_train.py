@@ -126,7 +126,10 @@ SMALL = dict(layers=2, group_size=8, lora_rank=4, warmup_steps=2)
 ASKED = dict(queries="telling-sentence", chunk_words=30)
 RESUMED = {
     "gated": {},
-    "paper": {"method": "revela-paper"} | SMALL | dict(groups_per_step=2, groups="cluster"),
+    "paper": {"method": "revela-paper"}
+    | SMALL
+    | dict(groups_per_step=2, groups="cluster")
+    | dict(gate_heads=24, save_lm=True),
     "crop": {"method": "contrastive-crop"}
     | dict(group_size=8, crop_window=30, lora_rank=0, keep="last"),
     "dream": LEARNED | dict(groups_per_step=2, groups_per_batch=2),
@@ -137,7 +140,9 @@ RESUMED = {
 @pytest.mark.parametrize("name", RESUMED)
 def test_resume_equals_unbroken(recipe, documents, tiny_lm_folder, tmp_path, name):
     files = {"cde": 7, "crop": 4}.get(name, 1)
-    assert_resume_equals_unbroken(recipe.replace(**RESUMED[name]), documents, tmp_path, files)
+    recipe = recipe.replace(**RESUMED[name], lm=recipe.lm.lm)
+    assert_resume_equals_unbroken(recipe, documents, tmp_path, files)
+    assert (tmp_path / "whole" / "lm" / "model.safetensors").is_file() == (name == "paper")
     if name == "crop":  # of which all weights are trained
         start = load_file(tiny_lm_folder / "model.safetensors")
         found = load_file(tmp_path / "whole" / "model.safetensors")
@@ -431,6 +436,9 @@ REFUSED = [
     (preset("dream-infonce", queries="first-sentence", chunk_words=4), "no chunk has a query"),
     (preset("replug", lm_lora=True), "--lm-lora has no effect on --method replug"),
     (preset("dream", lm_tokens=256), "more than the 2,048"),
+    (preset("revela-paper", gate_heads=4), "--gate-heads has no effect on --mix sum"),
+    (preset("revela-gated", save_lm=True), "--save-lm saves an LM that is trained: give --lm-lora"),
+    (dict(whole_query_sources=("2",)), "--whole-query-sources 2: no stored group has this source"),
 ]
 
 

@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, groupby
+from operator import attrgetter
 from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
@@ -104,20 +105,21 @@ def _grouped(data: TrainingSet, sources: Sequence[Path]) -> GroupedCorpus:
 
 
 def _prebuilt(source: Path, size: int, corpus: Corpus) -> GroupedCorpus:
-    """Read prebuilt groups, each as one document."""
+    """Read prebuilt groups, each row as one document, which has one group or more."""
     members = arrow_list(Member, group_members(source, size))
-    groups = zip(*[iter(members)] * size, strict=True)
+    by_row = (list(row) for _, row in groupby(members, attrgetter("document")))
     documents, held_out = split_held_out(
-        arrow_list(Document, (Document(g[0].name, "\n\n".join(m.text for m in g)) for g in groups)),
+        arrow_list(Document, (Document(r[0].name, "\n\n".join(m.text for m in r)) for r in by_row)),
         corpus.held_out,
         corpus.held_out_at_most,
     )
     held_out_ids = {document.id for document in held_out}
-    texts = (member.text for member in members if member.name not in held_out_ids)
-    rows = arrow_list(Chunk, (Chunk(i // size, text) for i, text in enumerate(texts)))
+    left = (member for member in members if member.name not in held_out_ids)
+    numbered = enumerate(row for _, row in groupby(left, attrgetter("document")))
+    rows = arrow_list(Chunk, (Chunk(i, member.text) for i, row in numbered for member in row))
     log.info(
-        f"read {len(documents) + len(held_out):,} groups from {source}; {len(held_out):,} of them "
-        "held out"
+        f"read {len(documents) + len(held_out):,} rows of groups from {source}; "
+        f"{len(held_out):,} of them held out"
     )
     starts = range(0, len(rows), size)
     return GroupedCorpus(documents, held_out, rows, (list(range(i, i + size)) for i in starts))

@@ -15,7 +15,7 @@ from revela.encoders.embedded import SMOLLM2
 from revela.text.load import Reading
 
 Pooling = Literal["eos", "last", "mean", "weighted-mean"]
-Strategy = Literal["document", "document-random", "random", "cluster"]
+Strategy = Literal["document", "document-random", "interleaved", "random", "cluster"]
 TorchPrecision = Literal["auto", "fp32", "bf16"]
 Reads = Literal["chunks", "queries", "windows"]
 "The rows that a method reads."
@@ -78,9 +78,12 @@ class Groups:
 
     groups: Strategy = "document"
     """Which chunks share a group: those of a document (short documents join similar ones, or with
-    document-random any), any (random), or similar ones by --surrogate (cluster)."""
+    document-random any), those of several documents in turn (interleaved), any (random; also
+    shuffles stored groups), or similar ones by --surrogate (cluster)."""
     group_size: Annotated[int, Field(ge=2)] = 16
-    "Chunks per group."
+    "Chunks per group. Larger stored groups are cut into groups of this size."
+    interleaved_passages: Rare[PositiveInt] = 2
+    "Documents whose chunks take turns in interleaved groups."
     surrogate: str = ""
     """Model that finds similar chunks, as for --model. The method cde also filters false negatives
     by it: passages that it scores at least as high as the positive. Empty: the retriever's own

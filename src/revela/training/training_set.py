@@ -59,6 +59,7 @@ from revela.training.groups.strategies import (
     Groups,
     document_groups,
     groups_along,
+    interleaved_groups,
     random_groups,
     spread_groups,
     with_queries,
@@ -297,6 +298,9 @@ class TrainingSet:
         groups: Groups
         if settings.groups == "random":
             groups = partial(random_groups, len(rows), size, seed)
+        elif settings.groups == "interleaved":
+            owners, passages = rows.column("document"), settings.interleaved_passages
+            groups = partial(interleaved_groups, owners, size, passages, seed)
         elif settings.groups == "cluster":
 
             def order() -> NDArray[np.int64]:
@@ -318,17 +322,20 @@ class TrainingSet:
         return groups if self.lazy_queries else with_queries(rows, groups, reads)
 
     def _stored_groups(self, folder: GroupFolder) -> tuple[Groups, int]:
-        """Epoch -> groups of a folder, ordered by the recipe's seed; and their number."""
-        training, reads = self.recipe.training, self.recipe.method.reads
-        if folder.size != self.recipe.groups.group_size:
+        """Epoch -> groups of a folder, ordered by the recipe's seed; and their number in the first
+        epoch.
+        """
+        training, size = self.recipe.training, self.recipe.groups.group_size
+        if self.recipe.groups.groups == "random":
+            groups: Groups = partial(random_groups, len(folder.rows), size, training.seed)
+        elif size > folder.size:
             raise RevelaError(
                 f"{folder.folder} holds groups of {folder.size}: give --group-size {folder.size}"
             )
-        groups = folder.order(training.seed, training.fixed_groups_per_batch)
-        if reads != "queries":
-            return groups, len(folder)
-        has_query = folder.rows.column("query").reshape(len(folder), folder.size) != ""
-        return with_queries(folder.rows, groups, reads), int(has_query.any(axis=1).sum())
+        else:
+            groups = folder.order(training.seed, training.fixed_groups_per_batch, size)
+        groups = with_queries(folder.rows, groups, self.recipe.method.reads)
+        return groups, sum(1 for _ in groups(0))
 
     def _no_group(self) -> str:
         size, queries = self.recipe.groups.group_size, self.recipe.queries

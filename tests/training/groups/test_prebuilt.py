@@ -75,7 +75,7 @@ def test_a_dataset_of_the_hub_is_streamed_once(tmp_path, monkeypatch):
     monkeypatch.setattr(
         datasets, "load_dataset", lambda *a, **named: asked.append(a) or load(*a, **named)
     )
-    texts = [[f"passage {j} of row {i}, in a few words" for j in range(4)] for i in range(20)]
+    texts = [[f"passage {j} of row {i}, in a few words" for j in range(8)] for i in range(20)]
     rows = [{"src": f"posts {i}", "text": row} for i, row in enumerate(texts)]
     source = hub_folder(tmp_path / "owner" / "name", rows)
     recipe = Recipe.of("revela-paper", group_size=4, held_out=0.1, chunk_words=8)
@@ -83,8 +83,10 @@ def test_a_dataset_of_the_hub_is_streamed_once(tmp_path, monkeypatch):
     assert len(asked) == 2  # its first row, and all
     assert len(folder.held_out) == 2 and folder.settings["documents"] == 18
     left = {document.text for document in folder.held_out}
-    stored = [[m.text for m in folder.members(range(4 * i, 4 * i + 4))] for i in range(18)]
-    assert sorted(stored) == sorted(row for row in texts if "\n\n".join(row) not in left)
+    stored = [[m.text for m in folder.members(range(4 * i, 4 * i + 4))] for i in range(36)]
+    kept = [row for row in texts if "\n\n".join(row) not in left]
+    assert sorted(stored) == sorted(row[i : i + 4] for row in kept for i in (0, 4))
+    assert {m.document for m in folder.rows} == set(range(18))
     assert {m.name for m in folder.rows} == {d.id for d in folder.documents}
 
 

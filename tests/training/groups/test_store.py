@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,10 @@ from revela.errors import RevelaError
 from revela.text.spool import arrow_list
 from revela.training.groups import store as shards
 from revela.training.groups.store import GroupedCorpus, GroupFolder, is_group_folder, save_groups
+from revela.training.groups.strategies import random_groups
+from revela.training.recipe import Recipe
 from revela.training.step import row_batches
+from revela.training.training_set import TrainingSet
 from revela.types import Chunk, Document
 
 SIZE = 4
@@ -56,17 +59,25 @@ def test_what_is_stored_is_what_was_given(tmp_path, monkeypatch, count, block):
     }
 
 
-@pytest.mark.parametrize("together", [1, 3])
-def test_an_epoch_has_every_group_once_in_the_order_of_its_seed(tmp_path, together):
-    folder, _ = saved(tmp_path / "g")
-    epoch = list(folder.order(7, together)(0))
-    assert sorted(i for group in epoch for i in group) == list(range(100 * SIZE))
-    assert all(max(group) // SIZE == min(group) // SIZE for group in epoch)
-    assert epoch == list(GroupFolder(tmp_path / "g").order(7, together)(0))
-    assert epoch != list(folder.order(7, together)(1)) and epoch != list(
-        folder.order(8, together)(0)
-    )
-    assert any(group != sorted(group) for group in epoch)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_recipe_cuts_stored_groups_to_its_size_or_shuffles_their_chunks(tmp_path, size):
+    folder, _ = saved(tmp_path / "g", 96)  # 16 shards of 6 groups
+    folder.settings["documents"] = 96
+
+    def groups_of(**settings):
+        groups, number = TrainingSet(Recipe.of(**settings), folder).groups(None, None, tmp_path)
+        found = list(groups(0))
+        assert len(found) == number and sorted(chain(*found)) == list(range(96 * SIZE))
+        return found
+
+    cut = groups_of(group_size=size, seed=7, groups_per_batch=2)
+    assert max(len({i // SIZE for i in group}) for group in cut) == (2 if size == 3 else 1)
+    orders = [list(folder.order(seed, 2, size)(epoch)) for seed, epoch in ((7, 0), (7, 1), (8, 0))]
+    assert cut == orders[0] and cut not in orders[1:] and any(g != sorted(g) for g in cut)
+    shuffled = list(random_groups(96 * SIZE, size, 0))
+    assert groups_of(group_size=size, groups="random") == shuffled
+    with pytest.raises(RevelaError, match="holds groups of 4: give --group-size 4"):
+        groups_of(group_size=6)
 
 
 @pytest.mark.parametrize("together", [1, 2])

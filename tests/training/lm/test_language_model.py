@@ -8,7 +8,12 @@ import types
 
 import pytest
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+)
 
 import naive
 from conftest import SHARED, Embed, tiny_config
@@ -20,8 +25,9 @@ from revela.training.lm.document_attention import (
     InBatchAttention,
     reference_attention,
 )
-from revela.training.lm.language_model import LanguageModel
+from revela.training.lm.language_model import LanguageModel, load_language_model
 from revela.training.methods.revela import RevelaLoss
+from revela.training.models import open_causal_lm
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma3", "gpt_neox"]
 LENGTHS = [5, 3, 4]
@@ -302,6 +308,20 @@ def test_logits_that_are_not_the_heads_output_are_used_in_the_loss():
     want = model(input_ids=ids, labels=ids).loss
     lm = LanguageModel(model)
     torch.testing.assert_close(lm.loss(lm.pack(ids, torch.ones_like(ids))), want, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_trained_lm_is_saved_with_its_lora_in_fp32(tiny_lm_folder, tmp_path, bf16):
+    lm = load_language_model(tiny_lm_folder, bf16=bf16, lora=(2, 4, 0.0))
+    for p in filter(lambda p: p.requires_grad, lm.parameters()):
+        p.data.normal_(std=0.05, generator=torch.Generator().manual_seed(0))
+    lm.save(tmp_path / "lm")
+    ids, stock = torch.arange(3, 20)[None], AutoModelForCausalLM.from_pretrained(tmp_path / "lm")
+    want, start = lm.logits(lm.pack(ids, ids**0)), open_causal_lm(tiny_lm_folder, torch.float32)
+    assert stock.dtype == torch.float32 and AutoTokenizer.from_pretrained(tmp_path / "lm")("a")
+    close = dict(atol=0.02 if bf16 else 1e-5, rtol=0)
+    torch.testing.assert_close(stock(ids).logits[0], want.float(), **close)
+    assert (start(ids).logits[0] - want).abs().max() > 0.1
 
 
 def loss_module_of(lm, model=None, **changes):

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from conftest import Embed, build_context, tiny_retriever
+from revela.text.spool import arrow_list
+from revela.training.groups.store import Member
 from revela.training.methods import gains
 from revela.training.methods.base import RetrieverLoss
 from revela.training.methods.gains import InitialRetriever
@@ -78,6 +80,18 @@ def test_the_query_side_is_what_the_setting_says(tiny_lm_folder, tiny_tokenizer,
         ]
     if is_random:
         assert all(first[i].removeprefix(prompt).strip() in text for i, text in enumerate(TEXTS))
+
+
+@pytest.mark.parametrize(("sources", "whole"), [(("2",), {1, 2}), (("posts", "3"), {1, 3})])
+def test_chunks_of_some_sources_are_whole_queries(tiny_lm_folder, tiny_tokenizer, sources, whole):
+    model, names = RetrieverModule(tiny_retriever(tiny_lm_folder)), ("a:1", "posts:1", "b:2", "c:1")
+    members = (Member(i, TEXTS[0], name=name) for i, name in enumerate(names))
+    rows, given = arrow_list(Member, members), (torch.device("cpu"), False)
+    parts = build_context(Recipe.of(), model, [], rows, *given, corpora=[1, 3])
+    asked = [{"text": TEXTS[0], "document": i, "row": i, "epoch": 0} for i in range(4)]
+    batches = (ChunkBatches(parts, tiny_tokenizer, "first-half", s) for s in ((), sources))
+    plain, mixed = (batch(asked)["query_attention_mask"].sum(dim=1) for batch in batches)
+    assert set((mixed > plain).nonzero().flatten().tolist()) == whole
 
 
 class Noisy(Embed):

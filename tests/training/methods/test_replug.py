@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from conftest import Embed, frozen_llama, train_by_sgd
+from conftest import Embed, build_context, frozen_llama, tiny_retriever, train_by_sgd
 from revela.training.lm.language_model import LanguageModel
+from revela.training.lm.prompts import PromptMaker
 from revela.training.methods.replug import ReplugLoss, likelihoods, ranking_divergence
+from revela.training.models import open_causal_lm
+from revela.training.recipe import Recipe
+from revela.training.retriever.module import RetrieverModule
+from revela.training.step import sides
 
 LENGTHS = [5, 1, 3, 4]
 
@@ -66,3 +72,33 @@ def test_the_loss_moves_the_retriever_towards_the_lm_and_groups_stay_apart(model
     loss_module = ReplugLoss(Embed(), lm, tau=0.1, tau_lm=0.1)
     losses = train_by_sgd(loss_module, [features] * 3, steps=20, rate=0.5)
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_questions_rank_candidates_by_the_likelihood_of_the_answer(tiny_lm_folder, tiny_tokenizer):
+    """By a stock pass for each candidate and question; the second group has no question."""
+    texts = ["ocean1 engine2 garden3", "planet4 market5", "violin0 enzyme1 castle2", "glacier3"] * 2
+    questions = {1: "which market", 3: "where is the glacier"}
+    settings = dict(lm=str(tiny_lm_folder), group_size=4, tau=0.5, tau_lm=0.05)
+    recipe = Recipe.of("replug-questions", **settings)
+    model = RetrieverModule(tiny_retriever(tiny_lm_folder))
+    parts = build_context(recipe, model, [], [], torch.device("cpu"), False)
+    loss_module, collate = recipe.method.build(parts)
+    rows = [{"text": text, "query": questions.get(i, "")} for i, text in enumerate(texts)]
+    found = loss_module(sides(collate(rows)))
+    stock, maker = (
+        open_causal_lm(tiny_lm_folder, torch.float32),
+        PromptMaker(tiny_tokenizer, 156, 1),
+    )
+    passages, losses = model(model.tokenize(texts[:4], "passage")), []
+    for i, question in questions.items():
+        tail, means = maker.tail(question, texts[i])[0], []
+        n_answer = len(tail) - len(maker.tail(question)[0])
+        for text in texts[:4]:
+            ids = torch.tensor([maker.candidates([text])[0] + tail])
+            logits = stock(ids).logits[0, -n_answer - 1 : -1]
+            means.append(-F.cross_entropy(logits, ids[0, -n_answer:]))
+        cosines = model(model.tokenize([question], "query")) @ passages.T
+        p, q = torch.stack(means) / 0.05, cosines[0] / 0.5
+        losses.append(p.softmax(0) @ (p.log_softmax(0) - q.log_softmax(0)))
+    torch.testing.assert_close(found, torch.stack(losses).mean(), rtol=1e-4, atol=0)
+    assert found.requires_grad

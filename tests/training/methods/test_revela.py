@@ -6,16 +6,14 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 
-from conftest import frozen_llama
+from conftest import Embed, frozen_llama
 from revela.training.lm.document_attention import InBatchAttention
 from revela.training.lm.language_model import LanguageModel
 from revela.training.methods.heads import ranked_heads
 from revela.training.methods.revela import (
     BASE_GATE,
+    RevelaLoss,
     gated_heads,
     gates_in_upper_layers,
     gates_on_heads,
@@ -25,17 +23,6 @@ from revela.training.methods.revela import (
 )
 
 
-@given(
-    st.integers(2, 20), st.sampled_from([1e-4, 1e-2, 0.05, 1.0]), st.booleans(), st.integers(0, 5)
-)
-def test_sim_rows_sum_to_one_without_the_diagonal(size, tau, standardise, seed):
-    generator = torch.Generator().manual_seed(seed)
-    query, passage = F.normalize(torch.randn(2, size, 8, generator=generator), dim=2)
-    weights = in_batch_weights(query, passage, tau, standardise=standardise)
-    assert torch.equal(weights.diagonal(), torch.zeros(size))
-    torch.testing.assert_close(weights.sum(1), torch.ones(size))
-
-
 def test_sim_by_hand_and_asymmetric():
     half = 0.5**0.5
     query = torch.tensor([[1.0, 0], [0, 1], [half, half]])
@@ -43,7 +30,8 @@ def test_sim_by_hand_and_asymmetric():
     weights = in_batch_weights(query, passage, 0.5)
     want = (torch.tensor([0.5**0.5, 0.0]) / 0.5).softmax(0)  # row 0 against passages 1 and 2
     torch.testing.assert_close(weights[0, 1:], want)
-    assert weights[0, 1] != weights[1, 0]
+    assert weights[0, 1] != weights[1, 0] and torch.equal(weights.diagonal(), torch.zeros(3))
+    torch.testing.assert_close(weights.sum(1), torch.ones(3))
     found = sharpness(torch.tensor([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]]))
     assert found == {"sim_entropy": pytest.approx(0.5 * math.log(2)), "sim_hard_rows": 0.5}
 
@@ -75,6 +63,20 @@ def test_gates_choose_layers_and_heads(lm):
     assert gated_heads(gates_in_upper_layers(lm, 0.3, 2)) == {2: [0, 1, 2, 3], 3: [0, 1, 2, 3]}
     gates = gates_on_heads(lm, 0.3, [(1, 2), (3, 0)])
     assert gated_heads(gates) == {1: [2], 3: [0]} and gates[3, 0] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("gates", [None, torch.full((4, 4), 0.3)], ids=["sum", "gated"])
+def test_v_norm_is_on_with_the_sum_alone_unless_it_is_set(lm, gates):
+    ids = torch.randint(3, 400, (3, 5), generator=torch.Generator().manual_seed(0))
+    side, form = {"input_ids": ids, "attention_mask": ids**0}, dict(gates_LH=gates, tau=0.1)
+    forms = {
+        v_norm: RevelaLoss(Embed(), lm, v_norm=v_norm, **form) for v_norm in (None, True, False)
+    }
+    losses = {v_norm: loss([side] * 3).item() for v_norm, loss in forms.items()}
+    assert losses[None] == losses[gates is None] != losses[gates is not None]
+    packed, weights = lm.pack(*side.values()), forms[None].weights(*[Embed()(side).detach()] * 2)
+    mix = InBatchAttention(weights, packed.lengths, gates, v_norm=True)
+    assert losses[True] == pytest.approx(lm.loss(packed, lm.prefill(packed, range(4)), mix).item())
 
 
 def test_the_probe_is_the_derivative_of_the_loss_to_each_gate(lm):

@@ -42,7 +42,9 @@ _first_of_hub_is_group = functools.cache(_first_is_group)  # one request over th
 
 
 def group_members(source: Path, size: int) -> Iterator[Member]:
-    """The chunks of prebuilt groups: the first ``size`` texts of every row, as one document's."""
+    """The chunks of prebuilt groups, for groups of ``size``: of every row, as one document's, as
+    many texts as fill whole groups.
+    """
     name = display_path(Path(source.name))
     for number, (place, row) in enumerate(_rows(source)):
         group = row if isinstance(row, dict) else {"text": row, "src": name}
@@ -60,7 +62,8 @@ def group_members(source: Path, size: int) -> Iterator[Member]:
                 f"{source}:{place} has {len(texts)} texts, fewer than a group of {size}: lower "
                 "--group-size"
             )
-        yield from (Member(number, text, name=f"{origin}:{place}") for text in texts[:size])
+        whole = texts[: len(texts) // size * size]
+        yield from (Member(number, text, name=f"{origin}:{place}") for text in whole)
 
 
 def _rows(source: Path) -> Iterator[tuple[int, Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -105,12 +106,17 @@ class GroupFolder:
         """The chunks of a group, given as indices."""
         return [self.rows[i] for i in group]
 
-    def order(self, seed: int, batch: int = 1) -> Groups:
+    def order(self, seed: int, batch: int = 1, size: int = 0) -> Groups:
         """Epoch -> every group once, as indices of ``rows``; ``batch`` consecutive groups are from
         one shard.
 
-        The order of groups and of their chunks depends on seed and epoch only.
+        The order of groups and of their chunks depends on seed and epoch only. Groups of another
+        ``size`` than the stored one are cut from the stored groups of a shard in sequence: each
+        stored group gives two of half its size; groups of 12 from groups of 16 have chunks of one
+        or two. Fewer than ``size`` chunks of a shard are left over.
         """
+        size = size or self.size
+        together = math.lcm(batch * size, self.size) // self.size  # stored groups read at a time
         firsts = np.cumsum([0, *self._counts])
 
         def groups(epoch: int) -> Iterator[list[int]]:
@@ -118,10 +124,12 @@ class GroupFolder:
             counts = zip(firsts, self._counts, strict=False)
             shards = [first + rng.permutation(count) for first, count in counts]
             shards = [shards[i] for i in rng.permutation(len(shards))]
-            for start in range(0, max(self._counts), batch):
+            for start in range(0, max(self._counts), together):
                 for shard in shards:
-                    for group in shard[start : start + batch].tolist():
-                        yield (group * self.size + rng.permutation(self.size)).tolist()
+                    stored = shard[start : start + together, None]
+                    chunks = (stored * self.size + np.arange(self.size)).ravel()
+                    for first in range(0, len(chunks) - size + 1, size):
+                        yield chunks[first + rng.permutation(size)].tolist()
 
         return groups
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import numpy as np
@@ -99,6 +99,22 @@ def random_groups(chunks: int, size: int, seed: int, epoch: int = 0) -> Iterator
     order = np.random.default_rng([seed, epoch]).permutation(chunks)
     for start in range(0, chunks - size + 1, size):
         yield order[start : start + size].tolist()
+
+
+def interleaved_groups(
+    owners: NDArray[np.int64], size: int, passages: int, seed: int, epoch: int = 0
+) -> Iterator[list[int]]:
+    """Groups of consecutive chunks of d11, d21, ..., dn1, d12, d22, ... (Revela, section 4.1).
+
+    ``passages``, the n of the paper, is a number of random documents whose chunks take turns; a
+    document that has no more is skipped. The next n documents follow.
+    """
+    documents = list(_by_document(owners))
+    random.Random(f"{seed}/{epoch}").shuffle(documents)
+    blocks = (documents[i : i + passages] for i in range(0, len(documents), passages))
+    turns = (chunk for block in blocks for turn in zip_longest(*block) for chunk in turn)
+    order_R = np.array([chunk for chunk in turns if chunk is not None], dtype=np.int64)
+    yield from ordered_groups([order_R], size, seed, epoch)
 
 
 def ordered_groups(

@@ -18,6 +18,7 @@ tokens that can be scored, H query heads, G key-value heads, D head width, V voc
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -32,7 +33,7 @@ from torch import Tensor, nn
 from revela.errors import RevelaError, first_line
 from revela.training.device import autocast, sent
 from revela.training.lm.cross_entropy import linear_cross_entropy
-from revela.training.models import open_causal_lm, opened, opened_model
+from revela.training.models import load_tokenizer, open_causal_lm, opened, opened_model
 from revela.training.packing import Layout, attention, attention_with_prefix, layout_of
 
 ATTENTION = "revela"
@@ -288,6 +289,19 @@ class LanguageModel(nn.Module):
     def trainable(self) -> bool:
         """Whether some parameter is trained (LoRA)."""
         return any(p.requires_grad for p in self.model.parameters())
+
+    def save(self, folder: Path) -> None:
+        """Save the trained LM and its tokenizer, with LoRA merged into the fp32 weights that it was
+        loaded from (its own may be bf16).
+        """
+        from peft import PeftModel
+
+        start = Path(self.model.peft_config["default"].base_model_name_or_path)
+        with tempfile.TemporaryDirectory() as adapter:
+            self.model.save_pretrained(adapter, save_embedding_layers=False)
+            whole = PeftModel.from_pretrained(open_causal_lm(start, torch.float32), adapter)
+        whole.merge_and_unload().save_pretrained(folder)
+        load_tokenizer(start).save_pretrained(folder)
 
     def shard(self) -> None:
         """Shard every decoder layer over the processes; a layer is gathered while it runs.

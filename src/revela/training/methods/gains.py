@@ -94,7 +94,7 @@ class Gains(InBatch):
         loss = GainsLoss(
             parts.model, lm, initial, gates_LH=gates_LH, tau=tau, kernel=kernel, **parts.batching
         )
-        return loss, ChunkBatches(parts, tokenizer, self.query_side)
+        return loss, ChunkBatches(parts, tokenizer, self.query_side, self.whole_query_sources)
 
 
 class GainsLoss(RevelaLoss):

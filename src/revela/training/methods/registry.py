@@ -17,6 +17,7 @@ FILES = (revela, replug, dream, cde, contrastive, dwell, gains)
 METHODS: dict[str, type[Method]] = {
     "revela": revela.Revela,
     "replug": replug.Replug,
+    "replug-questions": replug.ReplugQuestions,
     "dream": dream.Dream,
     "cde": cde.CDE,
     "contrastive-pairs": contrastive.Pairs,

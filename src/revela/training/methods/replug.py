@@ -8,13 +8,20 @@ ranking by likelihood.
 - log P(D_i | D_j): the LM's mean log-likelihood of the tokens of chunk i after chunk j.
 - q_i, d_j: the retriever's vectors of chunk i as query and chunk j as passage.
 
+On questions (method replug-questions), P_LM(d | q) = softmax_d( log P(D_q | d, q) / tau_lm ), over
+all candidates d of a group, the target D_q too. The LM reads a candidate, the question and the
+target in DREAM's words (lm/prompts.py). DREAM has such a baseline and does not state its form: this
+is the simplest reading. The target is likeliest after itself: by 2.9 to 4.6 nats per token in 8 of
+8 questions about a group (SmolLM2-135M), so at tau_lm 1e-3 the loss is InfoNCE against the group. A
+--tau-lm of about 1 lets the other candidates count.
+
 Differs from the appendix, and the preset that makes it equal:
 - The start of all methods here, so that only the method differs: replug-paper has all of the
   settings of revela-paper (revela.py: SHARED) but --mix, --lm-lora, --tau and --learning-rate. Both
-  temperatures (1e-3; tau_lm is a constant) and the rate (5e-4) are the appendix's in both presets.
+  temperatures (--tau and --tau-lm 1e-3) and the rate (5e-4) are the appendix's in both presets.
 
 Differs still, in replug-paper too:
-- SmolLM2-135M for both models: --lm meta-llama/Llama-3.2-1B, --model.
+- SmolLM2-135M as retriever: --model.
 - A run stops after 20 minutes: --max-steps 4500 --max-minutes 0. The text is the user's, 5 % of it
   held out, near-duplicates dropped: --held-out 0, --near-duplicates 0.
 - The appendix sums over all j, i itself too. Here j = i is excluded, as a chunk after itself wins
@@ -26,7 +33,7 @@ Read next: revela.py (batches), lm/language_model.py (a reading that continues a
 docs/papers.md has every equation and setting in the order of the paper.
 
 Cost: the frozen LM reads B (B - 1) chunks of a group where Revela's reads 2 B. D_j is read once,
-and all D_i continue its key-value cache.
+and all D_i continue its key-value cache. On Q questions it reads B Q answers.
 Memory: the cache of one group, and a block of rows of logits at a time; no graph of the LM.
 When to use it: as a reference; gains gives nearly the same signal for two readings.
 Measured: eight minutes of one core from a fitted start take SciFact from 0.583 to 0.585 and CosQA
@@ -38,7 +45,6 @@ Shapes: B chunks of a group of at most L tokens, R tokens that are predicted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -47,43 +53,68 @@ from torch import Tensor, nn
 from revela.encoders.torch_model import special_tokens_of
 from revela.training.device import on_cpu, sent
 from revela.training.lm.language_model import LanguageModel
+from revela.training.lm.prompts import ANSWER, PromptMaker, read_candidates
 from revela.training.methods.base import (
     BuildContext,
     Collate,
+    Method,
     RetrieverLoss,
     Side,
     load_lm,
     off_diagonal,
 )
+from revela.training.methods.dream import PromptBatches
 from revela.training.methods.revela import SHARED, ChunkBatches, ChunkQueries
-from revela.training.settings import PositiveFloat, Preset, checked
+from revela.training.settings import PositiveFloat, Preset, Rare, checked
 
 PRESETS: dict[str, Preset] = {
     "replug": {"method": "replug", "learning_rate": 5e-4},
     # As in the appendix: all but the signal is Revela's.
     "replug-paper": SHARED | {"method": "replug", "tau": 1e-3, "learning_rate": 5e-4},
+    # A baseline of DREAM, on its questions; no form of it is published.
+    "replug-questions": {"method": "replug-questions", "learning_rate": 5e-4},
 }
 
 
 @checked
-class Replug(ChunkQueries):
-    """Learn the ranking of chunks by the likelihood of another chunk after each."""
+class Temperatures(Method):
+    """Settings of REPLUG, on chunks and on questions."""
 
-    name = "replug"
     reads_lm = True
-    learned_from = "{model} learned to rank texts by how likely {lm} finds another text after each."
 
     tau: PositiveFloat = 1e-3
     "Temperature of the cosines."
-    tau_lm: ClassVar[float] = 1e-3
+    tau_lm: Rare[PositiveFloat] = 1e-3
     "Temperature of the LM's mean log-likelihoods."
+
+
+@checked
+class Replug(Temperatures, ChunkQueries):
+    """Learn the ranking of chunks by the likelihood of another chunk after each."""
+
+    name = "replug"
+    learned_from = "{model} learned to rank texts by how likely {lm} finds another text after each."
 
     def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
         lm, tokenizer, _ = load_lm(parts)
         before, _ = special_tokens_of(tokenizer)
         tau, tau_lm, lead = self.tau, self.tau_lm, len(before)
         loss = ReplugLoss(parts.model, lm, tau=tau, tau_lm=tau_lm, lead=lead, **parts.batching)
-        return loss, ChunkBatches(parts, tokenizer, self.query_side)
+        return loss, ChunkBatches(parts, tokenizer, self.query_side, self.whole_query_sources)
+
+
+@checked
+class ReplugQuestions(Temperatures):
+    """Learn the ranking of chunks by the likelihood of the answer after each and the question."""
+
+    name = "replug-questions"
+    reads = "queries"
+    learned_from = "{model} learned to rank texts by how likely {lm} finds an answer after each."
+
+    def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
+        lm, tokenizer, _ = load_lm(parts)
+        loss = QuestionsLoss(parts.model, lm, tau=self.tau, tau_lm=self.tau_lm, **parts.batching)
+        return loss, PromptBatches(parts, PromptMaker(tokenizer, parts.lm.lm_tokens, 1))
 
 
 class ReplugLoss(RetrieverLoss):
@@ -116,20 +147,61 @@ class ReplugLoss(RetrieverLoss):
         query, passage, chunk = features
         losses = []
         ids, masks = (self.groups(on_cpu(chunk[k])) for k in ("input_ids", "attention_mask"))
-        for cosine_BB, ids_BL, mask_BL in zip(
-            self.cosines(query, passage), ids, masks, strict=True
-        ):
+        groups = zip(self.cosines(query, passage), ids, masks, strict=True)
+        for cosine_BB, ids_BL, mask_BL in groups:
             likelihoods_BB = likelihoods(self.lm, ids_BL, mask_BL, self.lead)
             losses.append(ranking_divergence(likelihoods_BB / self.tau_lm, cosine_BB / self.tau))
         return torch.stack(losses).mean()
 
 
+class QuestionsLoss(ReplugLoss):
+    """The loss of a batch of groups: as ``ReplugLoss``, with questions and what answers them."""
+
+    def forward(self, features: Sequence[Side]) -> Tensor:
+        """Loss in nats per question, the mean over groups with a question; ``features`` are
+        questions and candidates for the retriever, and for the LM a prompt of each candidate and a
+        tail of each question (lm/prompts.py; the "group" of a tail is its answer).
+        """
+        question, passage, prompt, tail = features
+        question_QD, passage_ND = self.embed(question), self.embed(passage)
+        answer_Q, losses = on_cpu(tail["group"]), []
+        for group in self.places(len(passage_ND)):
+            if not (mine_Q := (answer_Q >= group.start) & (answer_Q < group.stop)).any():
+                continue
+            tails = {name: on_cpu(tensor)[mine_Q] for name, tensor in tail.items()}
+            candidates = {name: on_cpu(tensor)[group] for name, tensor in prompt.items()}
+            cosine_QB = question_QD[sent(mine_Q, question_QD.device)] @ passage_ND[group].T
+            teacher_QB = answer_likelihoods(self.lm, candidates, tails)
+            losses.append(divergence(teacher_QB / self.tau_lm, cosine_QB / self.tau))
+        return torch.stack(losses).mean()
+
+
 def ranking_divergence(teacher_BB: Tensor, student_BB: Tensor) -> Tensor:
     """Mean over rows i of KL(softmax(teacher) || softmax(student)) over j != i (Revela, A.3)."""
-    student, teacher = (
-        off_diagonal(scores).log_softmax(dim=-1) for scores in (student_BB, teacher_BB)
-    )
+    return divergence(off_diagonal(teacher_BB), off_diagonal(student_BB))
+
+
+def divergence(teacher_QB: Tensor, student_QB: Tensor) -> Tensor:
+    """Mean over rows of KL(softmax(teacher) || softmax(student))."""
+    student, teacher = (scores.log_softmax(dim=-1) for scores in (student_QB, teacher_QB))
     return F.kl_div(student, teacher.to(student.dtype), reduction="batchmean", log_target=True)
+
+
+@torch.no_grad()
+def answer_likelihoods(lm: LanguageModel, prompt: Side, tail: Side) -> Tensor:
+    """(Q, B) log P(answer of q | candidate, q) in nats per token; one row of ``prompt`` for each
+    candidate, and one of ``tail`` for each question.
+    """
+    counts = (tail["role"] == ANSWER).sum(dim=1).tolist()
+    columns = []
+    for i in range(len(prompt["input_ids"])):
+        candidate = {name: tensor[i : i + 1] for name, tensor in prompt.items()}
+        read = read_candidates(lm, candidate, tail)
+        rows_R = on_cpu(read.tails.layout.with_next_R)
+        rows_R = sent(rows_R[read.role_T[rows_R + 1] == ANSWER], lm.device)
+        losses_R = lm.token_losses(read.tails, rows_R, prefix=read.memory, exact=True)
+        columns.append(-torch.stack([part.mean() for part in torch.split(losses_R, counts)]))
+    return torch.stack(columns, dim=1)
 
 
 @torch.no_grad()

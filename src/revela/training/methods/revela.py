@@ -28,7 +28,9 @@ high score helps to predict a chunk from its document, and not from others.
 
 Differs from the paper, and the setting of the preset revela-paper that makes it equal:
 - Gates on a frozen LM, Sim of cosines divided by their standard deviation, in fp32: --mix sum,
-  which also takes bf16 cosines, as the authors' code does, and V-normalises b; --lm-lora.
+  which also takes bf16 cosines, as the authors' code does, and V-normalises b (in
+  revela-paper-code not, as in the later version: --v-norm off); --lm-lora.
+- SmolLM2-135M as LM: --lm meta-llama/Llama-3.2-1B.
 - tau is 1: --tau 1e-4.
 - Six lower layers with a fit and mean pooling: --layers 0, --pooling eos, --token-weighting 0,
   --whitening 0, --lexical 0, --lower-case no, --max-tokens 2048.
@@ -40,13 +42,15 @@ Differs from the paper, and the setting of the preset revela-paper that makes it
 - The best state by a label-free check is kept: --keep last.
 
 Differs still, in revela-paper too:
-- SmolLM2-135M for both models: --lm meta-llama/Llama-3.2-1B, --model as in the paper's table 1.
+- SmolLM2-135M as retriever, the smallest of the paper's table 1: --model.
 - A run stops after 20 minutes: --max-steps 10000 --max-minutes 0 (one epoch; code 11,000).
 - The text is the user's, 5 % of it held out, near-duplicates dropped: revela groups
   hub:trumancai/revela_training_corpus, --held-out 0, --near-duplicates 0.
-- For code the query is the whole chunk: revela-paper-code, or --query-side whole. (The authors'
-  code takes whole chunks of StackOverflow only.) Without V-normalisation: no setting yet.
-- Chunks of a group are contiguous; section 4.1 prints them interleaved. No setting yet.
+- For code the query is the whole chunk: revela-paper-code, or --query-side whole. The authors'
+  code takes whole chunks of StackOverflow only: --whole-query-sources stackoverflow.
+- Chunks of a group are contiguous, as in section 5.2; section 4.1 prints them interleaved over n
+  passages: --groups interleaved, --interleaved-passages n.
+- The trained LM is not saved: --save-lm.
 - Prompts are "query: " and "passage: ", as in the authors' code: --query-prompt, --passage-prompt.
 - The query is half of the chunk's own tokens; the authors' code counts BOS and prefix in the half,
   some three tokens. No setting: the paper says half of the chunk.
@@ -77,11 +81,12 @@ from __future__ import annotations
 
 import logging
 import random
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, NonNegativeInt
@@ -132,7 +137,7 @@ HARD = 0.99  # weight of a row of Sim that hardly gives a gradient
 
 # What Revela and its baseline REPLUG share in the paper.
 SHARED: Preset = (
-    {"chunk_words": 120, "groups": "document-random"}
+    {"chunk_words": 120, "groups": "document-random", "lm": "meta-llama/Llama-3.2-1B"}
     | {"offline_model": "", "layers": 0, "pooling": "eos", "lower_case": "no", "max_tokens": 2048}
     | {"lora_rank": 256, "lora_alpha": 64, "lora_dropout": 0.1}
     | NO_FIT
@@ -150,8 +155,8 @@ PRESETS: dict[str, Preset] = {
     "revela-gated": {"method": "revela"},
     # As published: h = s + b in every layer of an LM that is trained too.
     "revela-paper": PAPER,
-    # As published for code: the whole chunk is its query.
-    "revela-paper-code": PAPER | {"query_side": "whole"},
+    # As published for code: the whole chunk is its query, and b is not V-normalised.
+    "revela-paper-code": PAPER | {"query_side": "whole", "v_norm": "off"},
 }
 
 
@@ -161,6 +166,9 @@ class ChunkQueries(Method):
 
     query_side: Rare[Literal["first-half", "random-span", "whole"]] = "first-half"
     "Part of a chunk that is its query; random-span: half of its tokens, from a random place on."
+    whole_query_sources: Annotated[Rare[tuple[str, ...]], Field(strict=False)] = ()
+    """Sources of stored groups whose whole chunks are queries: the numbers (1, 2, ...) of corpora
+    that were given to revela groups, or names (src) in rows that were groups already."""
 
 
 @checked
@@ -189,10 +197,22 @@ class Revela(InBatch):
     mix: Rare[Literal["gated", "sum"]] = "gated"
     """How the in-batch output joins the LM's own attention: (1-g) s + g b, with cosines divided by
     their standard deviation; or the paper's s + b, V-normalised, with bf16 cosines as they are."""
+    v_norm: Rare[Literal["auto", "on", "off"]] = "auto"
+    "V-normalise the in-batch output b; auto does so with --mix sum."
     lm_lora: Rare[bool] = False
     "Train the LM too, by LoRA of the retriever's rank; otherwise it is frozen."
+    save_lm: Rare[bool] = False
+    "Save the LM that --lm-lora trained, with its LoRA merged, in the folder lm of the run."
 
     def refuse(self, retriever: Retriever, context: Context) -> None:
+        for name in ("gate", "gate_heads", "heads"):
+            if self.mix == "sum" and getattr(self, name) != getattr(Revela(), name):
+                raise RevelaError(
+                    f"--{name.replace('_', '-')} has no effect on --mix sum, which has no gates: "
+                    "leave it out, or give --mix gated"
+                )
+        if self.save_lm and not self.lm_lora:
+            raise RevelaError("--save-lm saves an LM that is trained: give --lm-lora")
         if self.lm_lora and not retriever.lora_rank:
             raise RevelaError(
                 "--lm-lora puts LoRA of the retriever's rank on the LM: give --lora-rank 1 or more"
@@ -200,12 +220,17 @@ class Revela(InBatch):
 
     def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
         lm, tokenizer, folder = load_lm(parts, self.lm_lora)
-        is_gated = self.mix == "gated"
-        gates_LH = gates(self, parts, lm, tokenizer, folder) if is_gated else None
-        loss = RevelaLoss(
-            parts.model, lm, gates_LH=gates_LH, tau=self.tau, kernel=self.kernel, **parts.batching
-        )
-        return loss, ChunkBatches(parts, tokenizer, self.query_side)
+        gates_LH = gates(self, parts, lm, tokenizer, folder) if self.mix == "gated" else None
+        form: Any = {"gates_LH": gates_LH, "v_norm": {"on": True, "off": False}.get(self.v_norm)}
+        form |= {"tau": self.tau, "kernel": self.kernel, **parts.batching}
+        loss = RevelaLoss(parts.model, lm, **form)
+        return loss, ChunkBatches(parts, tokenizer, self.query_side, self.whole_query_sources)
+
+    def save(self, loss: nn.Module, folder: Path) -> None:
+        """Save the trained LM if requested."""
+        for part in loss.modules() if self.save_lm else ():
+            if isinstance(part, RevelaLoss):
+                part.lm.save(folder / "lm")
 
 
 @dataclass(frozen=True)
@@ -213,12 +238,25 @@ class ChunkBatches:
     """Collates chunks as queries, passages and LM input (revela, gains, replug).
 
     ``query_side`` is the part of a chunk that is its query: the first half of its tokens (Revela,
-    section 4), a random span of that length ("random-span"), or all ("whole").
+    section 4), a random span of that length ("random-span"), or all ("whole"). The chunks of
+    ``whole_sources`` are queries as a whole in any case.
     """
 
     parts: BuildContext
     tokenizer: Any
     query_side: str
+    whole_sources: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.whole_sources:
+            return
+        rows, numbers = self.parts.rows, range(1, len(self.parts.corpora) + 2)
+        names = set(rows.column("name")) if hasattr(rows[0], "name") else set()
+        if unknown := set(self.whole_sources) - {*map(str, numbers), *map(_source_in, names)}:
+            raise RevelaError(
+                f"--whole-query-sources {min(unknown)}: no stored group has this source: give the "
+                "number of a corpus of revela groups, or the src of rows in its files"
+            )
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
         texts = [row["text"] for row in rows]
@@ -234,7 +272,22 @@ class ChunkBatches:
             return texts
         seed, is_random = self.parts.training.seed, self.query_side == "random-span"
         rngs = [row_random(row, seed) for row in rows] if is_random else None
-        return split_in_half(texts, self.parts.model.tokenizer, self.parts.lm.lm_tokens, rngs)
+        halves = split_in_half(texts, self.parts.model.tokenizer, self.parts.lm.lm_tokens, rngs)
+        if not self.whole_sources:
+            return halves
+        pairs = zip(rows, halves, strict=True)
+        return [row["text"] if self._is_whole(row) else half for row, half in pairs]
+
+    def _is_whole(self, row: Row) -> bool:
+        corpus = bisect(self.parts.corpora, row["document"]) + 1
+        source = _source_in(getattr(self.parts.rows[row["row"]], "name", ""))
+        return not {str(corpus), source}.isdisjoint(self.whole_sources)
+
+
+def _source_in(name: str) -> str:
+    """The src in the name of a row that was a group (groups/prebuilt.py); "" for other names."""
+    source, _, place = name.rpartition(":")
+    return source if place.isdigit() else ""
 
 
 def split_in_half(
@@ -296,8 +349,9 @@ class RevelaLoss(RetrieverLoss):
     Args:
         model: the retriever.
         lm: the language model.
-        gates_LH: gates of the gated form. None: the paper's sum, with V-normalised b and with Sim
-            from bf16 cosines that are not standardised.
+        gates_LH: gates of the gated form. None: the paper's sum, with Sim from bf16 cosines that
+            are not standardised.
+        v_norm: V-normalise b. None: with the sum only.
         kernel: see document_attention.
         tau, batching: see RetrieverLoss.
     """
@@ -312,11 +366,13 @@ class RevelaLoss(RetrieverLoss):
         *,
         gates_LH: Tensor | None,
         tau: float,
+        v_norm: bool | None = None,
         kernel: Kernel = "auto",
         **batching: int,
     ) -> None:
         super().__init__(model, tau=tau, **batching)
         self.lm, self.kernel = lm, kernel
+        self.v_norm = gates_LH is None if v_norm is None else v_norm
         self.register_buffer("gates_LH", gates_LH)
         self.heads = None if gates_LH is None else gated_heads(gates_LH)
         self.layers = list(range(lm.n_layers) if self.heads is None else self.heads)
@@ -342,14 +398,13 @@ class RevelaLoss(RetrieverLoss):
 
     def lm_loss(self, packed: Packed, weights_BB: Tensor) -> Tensor:
         """L with Sim = ``weights_BB``: the mean over groups of the mean over tokens."""
-        gated = self.gates_LH is not None
         mix = InBatchAttention(
             weights_BB,
             packed.lengths,
             self.gates_LH,
             self.heads,
-            v_norm=not gated,
-            epsilon=EPSILON if gated else 0.0,
+            v_norm=self.v_norm,
+            epsilon=0.0 if self.gates_LH is None else EPSILON,
             kernel=self.kernel,
         )
         memory = self.lm.prefill(packed, self.layers)
