@@ -10,6 +10,8 @@ import pytest
 
 from revela.errors import RevelaError
 from revela.training.generated_queries import (
+    EXAMPLES,
+    INSTRUCTION,
     Answer,
     QueryFile,
     QueryLM,
@@ -58,10 +60,10 @@ def test_other_outputs_are_rejected(output, reason):
 def lm(tiny_lm_folder, tmp_path, monkeypatch):
     """A file of queries, opened with a language model that answers by a function."""
 
-    def opened(write):
+    def opened(write, prompt=""):
         monkeypatch.setattr("revela.training.lm.generate.writer", lambda *_: write)
         monkeypatch.setattr("revela.training.generated_queries.WRITING_BATCH", 2)
-        return QueryLM(str(tiny_lm_folder), tmp_path / "queries.jsonl", "", 64, Training())
+        return QueryLM(str(tiny_lm_folder), tmp_path / "queries.jsonl", "", 64, Training(), prompt)
 
     return opened
 
@@ -94,6 +96,21 @@ def test_the_file_keeps_answers_and_goes_on_after_a_kill(lm, tmp_path):
     assert len(done) == 1 and len(answers) == 6 and answers[0] == answers[5] != Answer()
     assert len(QueryFile(path, again.file.by).answers) == path.read_bytes().count(b"\n") - 1 == 5
     assert QueryFile(path, "another model").answers == {}
+
+
+def test_the_prompt_is_three_examples_our_instruction_or_one_s_own(lm, tmp_path, monkeypatch):
+    read, file = [], tmp_path / "prompt.txt"
+    file.write_text("Ask about {passage}\n")
+    for prompt in ("", "instruction", "On {passage}:", str(file)):
+        opened = lm(lambda some: [VALVE] * len(some), prompt)
+        monkeypatch.setattr(
+            "revela.training.lm.generate.writer", lambda _, text, *__: read.append(text) or len
+        )
+        assert opened.missing([PASSAGE]) and opened._writer  # the answers to one are not another's
+        opened.file.add([PASSAGE], [Answer(VALVE)])
+    assert read == [EXAMPLES, INSTRUCTION, "On {passage}:", "Ask about {passage}"]
+    with pytest.raises(RevelaError, match="--question-prompt Why has no "):
+        lm(len, "Why")
 
 
 def test_a_question_to_several_passages_is_one_to_none():

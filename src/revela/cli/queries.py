@@ -42,9 +42,10 @@ def queries(
     recipe_file:
         A TOML file of settings, as for train.
     """
-    for made in (out, chunks):
-        if made is not None:
-            check_free(made)
+    if out is not None:
+        check_free(out)
+    if chunks is not None and chunks.exists():
+        raise RevelaError(f"{chunks} exists: choose another --chunks")
     with extra("train", "revela queries"):
         from revela.training.methods.contrastive import Pairs
         from revela.training.training_set import TrainingSet

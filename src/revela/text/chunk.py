@@ -74,13 +74,14 @@ def _split_lengths(document: Document, parts: int) -> list[int]:
     place, or of the nearest word if no sentence ends within a third of a chunk. [] if the document
     is too short.
     """
-    text, size = document.text, len(document.text) / parts
+    text, bounds = document.text, [0]
     pieces = units(text, document.id) if document.kind == "code" else sentences(text)
     ends, word_ends = (np.cumsum([*map(len, some)]) for some in (pieces, words(text)))
     if len(word_ends) < SPLIT_WORDS * parts:
         return []
-    bounds = [0]
-    for place in size * np.arange(1, parts):
+    for left in range(parts, 1, -1):
+        size = (len(text) - bounds[-1]) / left
+        place = bounds[-1] + size
         end, word_end = (int(some[np.abs(some - place).argmin()]) for some in (ends, word_ends))
         bounds.append(end if abs(end - place) < size / 3 else word_end)
     bounds.append(len(text))

@@ -40,4 +40,4 @@ def rank_heads(
     prompts = PromptMaker(tokenizer, lm_tokens, recipe.groups.group_size)
     rows, written, source = data.rows, data.generated_queries, recipe.queries.queries
     probed = getattr(recipe.method, "probe_questions", 0)
-    return folder, query_heads(lm, prompts, folder, rows, written, seed, source, probed)
+    return folder, query_heads(lm, prompts, folder, rows, written, source, seed, probed)

@@ -190,7 +190,9 @@ class TrainingSet:
         parts = groups.group_size if groups.groups == "split" else 0
         chunks = arrow_list(Chunk, chunk_all(titled, words, cores(threads), parts))
         if parts and (short := documents - len(chunks) // parts):
-            log.info(f"{short:,} of {documents:,} documents are too short for {parts} chunks each")
+            log.info(
+                f"too short for {parts} chunks, left out: {short:,} of {documents:,} documents"
+            )
         return chunks
 
     @cached_property
@@ -207,15 +209,14 @@ class TrainingSet:
             return arrow_list(Chunk, windows(chunks, method.window_words(recipe.lm.lm_tokens)))
         if method.reads == "chunks":
             return chunks
-        queries, seed = recipe.queries, recipe.training.seed
+        queries, targets, seed = recipe.queries, recipe.queries.targets, recipe.training.seed
         if queries.questions:
             rows = with_questions(chunks, Path(queries.questions))
         elif queries.queries == "lm":
-            rows = sample_chunks(chunks, queries.max_queries, queries.targets)
+            rows = sample_chunks(chunks, queries.max_queries, targets)
             if self.lazy_queries:
                 return rows
-            is_target_R = draw_targets(rows, queries.targets, seed)
-            return generate_queries(self.query_lm(), rows, is_target_R)
+            return generate_queries(self.query_lm(), rows, draw_targets(rows, targets, seed))
         else:
             made = {
                 "title": with_titles(chunks, self.documents),

@@ -67,7 +67,7 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -142,13 +142,8 @@ PRESETS: dict[str, Preset] = {
     | {"offline_model": "", "layers": 0, "pooling": "last", "lower_case": "no"}
     | {"query_prompt": "", "passage_prompt": "", "lora_rank": 32, "lora_alpha": 64}
     | NO_FIT
-    | {
-        "groups_per_step": 32,
-        "max_steps": 1500,
-        "max_epochs": 1,
-        "max_minutes": 0.0,
-        "keep": "last",
-    },
+    | {"groups_per_step": 32, "max_steps": 1500, "max_epochs": 1}
+    | {"max_minutes": 0.0, "keep": "last"},
     # The control: InfoNCE on the same queries, against the other chunks of the group.
     "dream-infonce": {"method": "contrastive-pairs"},
 }
@@ -180,7 +175,7 @@ class Dream(DocumentAttention):
     "Train the LM too, by LoRA of the retriever's rank; otherwise it is frozen."
 
     def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
-        training, (lm, tokenizer, folder) = parts.training, load_lm(parts, self.lm_lora)
+        lm, tokenizer, folder = load_lm(parts, self.lm_lora)
         size, tokens = parts.groups.group_size, parts.lm.lm_tokens
         max_length = (size + 1) * (tokens + 8) + QUESTION_TOKENS
         if lm.max_tokens is not None and max_length > lm.max_tokens:
@@ -188,35 +183,33 @@ class Dream(DocumentAttention):
                 f"{size} candidates of {tokens} tokens may take {max_length:,} tokens, more than "
                 f"the {lm.max_tokens:,} that {parts.lm.lm} reads: lower --lm-tokens or --group-size"
             )
-        prompts, number, seed = (
-            PromptMaker(tokenizer, tokens, size),
-            self.query_heads,
-            training.seed,
-        )
+        prompts, training = PromptMaker(tokenizer, tokens, size), parts.training
+        rows, written, source = parts.rows, parts.written, parts.queries.queries
 
         def chosen_heads() -> Heads:
-            if self.heads in ("random", "random-middle"):
-                return random_heads(lm, number, seed, self.heads == "random-middle")
-            if self.heads == "published" and is_judge(lm) and number <= len(PUBLISHED_HEADS):
+            kind, number, seed = self.heads, self.query_heads, training.seed
+            if kind in ("random", "random-middle"):
+                return random_heads(lm, number, seed, kind == "random-middle")
+            if kind == "published" and is_judge(lm) and number <= len(PUBLISHED_HEADS):
                 return PUBLISHED_HEADS[:number]
-            if self.heads in ("", "published"):
-                source, probed, rows = parts.queries.queries, self.probe_questions, parts.rows
+            if kind in ("", "published"):
                 ranking = query_heads(
-                    lm, prompts, folder, rows, parts.written, seed, source, probed
+                    lm, prompts, folder, rows, written, source, seed, self.probe_questions
                 )
             else:
-                ranking = heads_from_file(Path(self.heads), "questions", folder)
+                ranking = heads_from_file(Path(kind), "questions", folder)
             return [(layer, head) for layer, head, _ in ranking[:number]]
 
         heads = parts.heads(chosen_heads)
         names = " ".join(f"{layer}-{head}" for layer, head in heads)
-        log.info(f"{len(heads)} heads ({self.heads or 'found by the probe'}): {names}")
+        do = "are random" if self.heads.startswith("random") else "look from questions to answers"
+        log.info(f"{len(heads)} heads that {do}: {names}")
         tau, gate, kernel = self.tau, self.gate, self.kernel
         loss = DreamLoss(
             parts.model, lm, heads, tau=tau, gate=gate, kernel=kernel, **parts.batching
         )
-        rate = training.learning_rate or 1.0
-        loss.scalar_times = (self.scalar_learning_rate or rate) / rate
+        base = training.learning_rate or 1.0
+        loss.scalar_times = (self.scalar_learning_rate or base) / base
         return loss, PromptBatches(parts, prompts)
 
 
@@ -390,8 +383,8 @@ def query_heads(
     folder: Path,
     rows: ArrowList[Chunk],
     written: GeneratedQueries | None,
-    seed: int,
     source: str,
+    seed: int,
     probe_questions: int,
 ) -> list[Head]:
     """Rank heads by how they look from a question to its answer, in nDCG@10.
@@ -399,12 +392,22 @@ def query_heads(
     ``written`` has the queries of ``rows`` if they are written during training; ``source`` is
     ``--queries``.
     """
-    spread = source in QUERIES_PER_DOCUMENT
-    made = _groups_with_questions(rows, written, prompts.group_size, seed, spread)
+    # Stored groups are in another order.
+    rows = rows.select(np.argsort(rows.column("document"), kind="stable"))
+    strategy = spread_groups if source in QUERIES_PER_DOCUMENT else document_groups
+    order: Groups = partial(strategy, rows.column("document"), prompts.group_size, seed)
+    row: Callable[[int], Chunk] = rows.__getitem__
+    if written is None:
+        order = with_queries(rows, order, "queries")
+    else:  # a copy: training must not depend on the questions asked here
+        written = GeneratedQueries(written.lm, rows, written.is_target_R)
+        order, row = written.groups(order), written.row
     groups, n_questions = list[list[Chunk]](), 0
-    while n_questions < probe_questions and (group := next(made, None)):
-        groups.append(group)
-        n_questions += sum(bool(member.query) for member in group)
+    for group in order(0):
+        groups.append([row(i) for i in group])
+        n_questions += sum(bool(member.query) for member in groups[-1])
+        if n_questions >= probe_questions:
+            break
 
     def probe() -> list[Head]:
         shown = progress_bar("probing heads", "group", groups)
@@ -417,24 +420,6 @@ def query_heads(
         found = len(best.intersection(PUBLISHED_HEADS))
         log.info(f"{found} of the {len(PUBLISHED_HEADS)} published heads are among as many best")
     return ranking
-
-
-def _groups_with_questions(
-    rows: ArrowList[Chunk], written: GeneratedQueries | None, size: int, seed: int, spread: bool
-) -> Iterator[list[Chunk]]:
-    """The chunks of each group that has a question."""
-    # Stored groups are in another order.
-    rows = rows.select(np.argsort(rows.column("document"), kind="stable"))
-    strategy = spread_groups if spread else document_groups
-    groups: Groups = partial(strategy, rows.column("document"), size, seed)
-    row: Callable[[int], Chunk] = rows.__getitem__
-    if written is None:
-        groups = with_queries(rows, groups, "queries")
-    else:  # a copy: training must not depend on the questions asked here
-        probed = GeneratedQueries(written.lm, rows, written.is_target_R)
-        groups, row = probed.groups(groups), probed.row
-    for group in groups(0):
-        yield [row(i) for i in group]
 
 
 class AttentionMass:
