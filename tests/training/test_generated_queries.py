@@ -21,6 +21,7 @@ from revela.training import compare as comparison
 from revela.training import generated_queries as query_lm
 from revela.training.generated_queries import GeneratedQueries
 from revela.training.lm import generate
+from revela.training.methods import dream as dream_module
 from revela.training.rank_heads import rank_heads
 from revela.training.recipe import Recipe
 from revela.training.record import UNKNOWN
@@ -206,12 +207,20 @@ def test_questions_of_another_program_train_as_those_of_the_query_lm(
     assert_equal(of_run(tmp_path / "written"), of_run(tmp_path / "brought"))
 
 
-@pytest.mark.parametrize("line", ['{"chunk": "It."}', "Why?", '{"chunk": "It.", "question": "?"}'])
-def test_a_question_without_its_chunk_is_refused(recipe, tmp_path, line):
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        *(('{"chunk": "It."}', "has no .chunk. and"), ("Why?", "has no .chunk. and")),
+        (
+            '{"chunk": "It.", "question": "Who?"}',
+            "asks about a chunk that the corpus does not have",
+        ),
+    ],
+)
+def test_a_question_without_its_chunk_is_refused(recipe, tmp_path, line, why):
     file, chunk = tmp_path / "asked.jsonl", TrainingSet(recipe, DOCUMENTS).chunks[5].text
     file.write_text(json.dumps({"chunk": chunk.strip(), "question": "Which?"}) + f"\n{line}\n")
-    why = "asks about a chunk that the corpus does not have" if "?" in line[1:] else 'has no "chunk'
-    with pytest.raises(RevelaError, match=f"asked.jsonl:2 {why if line != 'Why?' else 'has no'}"):
+    with pytest.raises(RevelaError, match=f"asked.jsonl:2 {why}"):
         TrainingSet(recipe.replace(questions=str(file)), DOCUMENTS).rows.column("query")
 
 
@@ -271,12 +280,11 @@ def test_the_probe_of_heads_asks_as_many_as_it_reads_and_training_reads_the_same
     assert "for those that look from a question to its answer, once" in caplog.text
     train_into("known", "one.jsonl", **dream)
     n_asked = len(asked)
-    monkeypatch.setattr("revela.training.methods.dream.is_judge", lambda _: True)
-    best = ranking[0][:2], (9, 9)
-    monkeypatch.setattr("revela.training.methods.dream.PUBLISHED_HEADS", [*best])
+    monkeypatch.setattr(dream_module, "is_judge", lambda _: True)
+    monkeypatch.setattr(dream_module, "PUBLISHED_HEADS", [(9, 9), *(h[:2] for h in ranking)])
     rank_heads(recipe.replace(**dream, probe_questions=8), DOCUMENTS, tmp_path / "few.jsonl")
     assert len(asked) - n_asked == query_lm.BLOCK < n_asked
-    assert "of the 2 published heads" in caplog.text
+    assert "16 of the 17 published heads" in caplog.text
     (tmp_path / "cache").rename(tmp_path / "gone")
     train_into("probed", "two.jsonl", **dream)
     assert_equal(of_run(tmp_path / "known"), of_run(tmp_path / "probed"))
