@@ -346,6 +346,12 @@ NO_EFFECT = {
     "compare --methods contrastive-crop revela-paper --no-lm-lora --gate-heads 3 --on {tmp}":
         "stop",
     "compare --methods revela-gated dream --recipe {tmp}/r.toml --on {tmp}": "stop",
+    "train --method dream --groups split --queries title": "--groups split makes a group of one",
+    "groups --method contrastive-crop --groups split": "its own: --method contrastive-crop cannot",
+    "train --method dream --questions {tmp}/r.toml --queries title":
+        "--questions replaces --queries title: leave one of them out",
+    "train --method dream --questions {tmp}/q.jsonl": "q.jsonl does not exist: give a JSONL file",
+    "train --method dream --lm-lora --lora-rank 0": "--lm-lora puts LoRA of the retriever's rank",
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -59,7 +60,8 @@ def test_main_tables_are_trained_as_published():
     assert (revela.training.learning_rate, replug.training.learning_rate) == (1e-4, 5e-4)
     assert {recipe.method.query_side for recipe in recipes["revela-2"].values()} == {"whole"}
     dream, infonce = recipes["dream-1"].values()
-    assert dream.queries == infonce.queries and dream.retriever == infonce.retriever
+    assert dream == Recipe.of("dream-paper")
+    assert replace(infonce, method=dream.method, lm=dream.lm) == dream
     cells = {name: (r.groups.groups, r.context.context) for name, r in recipes["cde-1"].items()}
     assert cells == {
         "plain": ("document-random", 0), "batches": ("cluster", 0),

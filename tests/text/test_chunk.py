@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import SHARED
-from revela.text.chunk import chunk
+from revela.text.chunk import SPLIT_WORDS, chunk, chunk_all
 from revela.text.sentences import sentences
-from revela.text.words import count_words
+from revela.text.words import count_words, words
 from revela.types import Document
 
 SCRIPTS = "ab. (「」。！？،؟।॥։\n\u3000蜜蜂カがとー\u3099กิำน์ខ្ញុំ។မြန်ကို།हिन्दी한글é\u0301\u200d👩\ufe00"
@@ -43,6 +43,22 @@ def test_chunks_lose_no_word_and_are_never_too_long(text, max_words, kind):
     chunks = chunk(Document("d", text, kind=kind), 3, max_words)
     assert "".join("".join(c.text for c in chunks).split()) == "".join(text.split())
     assert all(0 < count_words(c.text) <= max_words and c.document == 3 for c in chunks)
+
+
+@given(WORDS | PROSE, st.integers(2, 9), st.sampled_from(["prose", "code"]))
+def test_a_document_is_split_into_so_many_chunks_or_none(text, parts, kind):
+    chunks = [c.text for c in chunk_all([Document("d", text, kind=kind)], 9, parts=parts)]
+    assert not chunks or ("".join(chunks) == text and len(chunks) == parts)
+    assert all(piece.strip() for piece in chunks)
+    assert not chunks or len(words(text)) >= SPLIT_WORDS * parts
+
+
+def test_a_split_ends_at_a_sentence_that_is_near_and_else_between_words():
+    prose, run = "Bees dance at noon in the sun. " * 7 + "Do they? ", "word " * 40
+    for text, ends in ((prose, (". ", "? ")), (run, ("d ",))):
+        chunks = [c.text for c in chunk_all([Document("d", text)], 9, parts=4)]
+        assert all(piece.endswith(ends) for piece in chunks)
+        assert max(map(len, chunks)) < 1.6 * min(map(len, chunks))
 
 
 @given(WORDS, st.integers(1, 9))

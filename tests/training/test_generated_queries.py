@@ -7,7 +7,9 @@ from __future__ import annotations
 import json
 import time
 from types import SimpleNamespace
+from zlib import crc32
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -19,6 +21,7 @@ from revela.training import compare as comparison
 from revela.training import generated_queries as query_lm
 from revela.training.generated_queries import GeneratedQueries
 from revela.training.lm import generate
+from revela.training.methods import dream as dream_module
 from revela.training.rank_heads import rank_heads
 from revela.training.recipe import Recipe
 from revela.training.record import UNKNOWN
@@ -26,7 +29,9 @@ from revela.training.step import Progress
 from revela.training.train import train
 from revela.training.training_set import TrainingSet
 from revela.types import Document
+from tests.collection_folder import write_lines
 
+SPLIT = dict(groups="split", targets=1)
 DOCUMENTS = [Document(row["_id"], row["text"]) for row in make_rows(24)]
 
 
@@ -161,6 +166,64 @@ def test_a_repeated_question_goes_when_both_of_its_chunks_are_known(
     assert "queries for 1 of 6 chunks" in said and "4 asked of several" in said
 
 
+def test_one_chunk_of_each_split_document_is_asked_about(recipe, asked, tmp_path, caplog):
+    caplog.set_level("INFO", "revela")
+    documents = [*DOCUMENTS, Document("short", "A note.")]
+    drawn = []
+    for seed in (0, 1):
+        recipe = recipe.replace(**SPLIT, max_queries=10, seed=seed)
+        data = TrainingSet(recipe, documents, queries_file=tmp_path / f"{seed}.jsonl")
+        groups, number = data.groups(None, None, tmp_path)
+        rows = [[data.generated_queries.row(i) for i in group] for group in groups(0)]
+        assert number == 10 and len(data.rows) == 80 and len(asked) == 10
+        for group in rows:
+            (target,) = [row.text.strip() for row in group if row.query]
+            assert target in asked and {row.document for row in group} == {group[0].document}
+        assert sum(len(group) == 8 for group in rows) == len(rows) > 5
+        drawn.append([*asked])
+        asked.clear()
+    assert drawn[0] != drawn[1] and "for 8 chunks, left out: 1 of 25" in caplog.text
+    taken = TrainingSet(recipe.replace(queries="telling-sentence"), DOCUMENTS).rows
+    assert (np.bincount(taken.column("document"), taken.column("query") != "") <= 1).all()
+
+
+def test_questions_of_another_program_train_as_those_of_the_query_lm(
+    recipe, train_into, succeeds, tmp_path, monkeypatch
+):
+    def ask(passages):
+        return [f"Which {p.split()[0]} is number {crc32(p.encode())}?" for p in passages]
+
+    monkeypatch.setattr(generate, "writer", lambda *_: ask)
+    text, file = tmp_path / "text.jsonl", tmp_path / "chunks.jsonl"
+    write_lines(text, ({"_id": d.id, "text": d.text} for d in DOCUMENTS))
+    small = "--method dream-infonce --groups split --targets 1 --group-size 8 --held-out 0"
+    assert "24 chunks" in succeeds("queries", text, small, f"--chunks {file} --near-duplicates 0")
+    chunks = [json.loads(line)["chunk"] for line in file.open()]
+    pairs = zip(chunks, ask([chunk.strip() for chunk in chunks]), strict=True)
+    write_lines(tmp_path / "asked.jsonl", ({"chunk": c, "question": q} for c, q in pairs))
+    train_into("written", **SPLIT)
+    monkeypatch.delattr(generate, "writer")
+    train_into("brought", **SPLIT, questions=str(tmp_path / "asked.jsonl"))
+    assert_equal(of_run(tmp_path / "written"), of_run(tmp_path / "brought"))
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        *(('{"chunk": "It."}', "has no .chunk. and"), ("Why?", "has no .chunk. and")),
+        (
+            '{"chunk": "It.", "question": "Who?"}',
+            "asks about a chunk that the corpus does not have",
+        ),
+    ],
+)
+def test_a_question_without_its_chunk_is_refused(recipe, tmp_path, line, why):
+    file, chunk = tmp_path / "asked.jsonl", TrainingSet(recipe, DOCUMENTS).chunks[5].text
+    file.write_text(json.dumps({"chunk": chunk.strip(), "question": "Which?"}) + f"\n{line}\n")
+    with pytest.raises(RevelaError, match=f"asked.jsonl:2 {why}"):
+        TrainingSet(recipe.replace(questions=str(file)), DOCUMENTS).rows.column("query")
+
+
 def test_without_a_single_query_nothing_is_left_behind(train_into, tmp_path, monkeypatch):
     monkeypatch.setattr(generate, "writer", lambda *_: lambda some: ["no"] * len(some))
     with pytest.raises(RevelaError, match="no chunk has a query: try another --queries than lm"):
@@ -216,6 +279,12 @@ def test_the_probe_of_heads_asks_as_many_as_it_reads_and_training_reads_the_same
     assert len(ranking) == 16 and 64 <= len(asked) <= few
     assert "for those that look from a question to its answer, once" in caplog.text
     train_into("known", "one.jsonl", **dream)
+    n_asked = len(asked)
+    monkeypatch.setattr(dream_module, "is_judge", lambda _: True)
+    monkeypatch.setattr(dream_module, "PUBLISHED_HEADS", [(9, 9), *(h[:2] for h in ranking)])
+    rank_heads(recipe.replace(**dream, probe_questions=8), DOCUMENTS, tmp_path / "few.jsonl")
+    assert len(asked) - n_asked == query_lm.BLOCK < n_asked
+    assert "16 of the 17 published heads" in caplog.text
     (tmp_path / "cache").rename(tmp_path / "gone")
     train_into("probed", "two.jsonl", **dream)
     assert_equal(of_run(tmp_path / "known"), of_run(tmp_path / "probed"))

@@ -10,12 +10,15 @@ import pytest
 
 from revela.errors import RevelaError
 from revela.training.generated_queries import (
+    EXAMPLES,
+    INSTRUCTION,
     Answer,
     QueryFile,
     QueryLM,
     check_output,
     without_repeats,
 )
+from revela.training.lm import generate
 from revela.training.settings import Training
 
 PASSAGE = (
@@ -26,42 +29,33 @@ VALVE = "Which valve closes when it contracts?"
 
 
 @pytest.mark.parametrize(
-    ("output", "question"),
+    ("output", "answer"),
     [
-        (f"{VALVE}</question> More.", VALVE),
-        ("<question>\nWhich  valve closes\nwhen it contracts? And why?", VALVE),
+        (f"{VALVE}</question> More.", Answer(VALVE)),
+        ("<question>\nWhich  valve closes\nwhen it contracts? And why?", Answer(VALVE)),
+        ("", Answer(rejected="empty")),
+        ("  </question>", Answer(rejected="empty")),
+        ("The mitral valve has two leaflets.", Answer(rejected="not a question")),
+        ("Why so?", Answer(rejected="too short or too long")),
+        ("How do bees tell one another where flowers are?", Answer(rejected="repeats an example")),
+        ("What is the name of the method?", Answer(rejected="says nothing of the passage")),
+        ("What is the main topic of this passage?", Answer(rejected="speaks of the passage")),
+        ("Lies between the left atrium and the left ventricle?", Answer(rejected="copied")),
+        ("It lies between the left atrium?", Answer(rejected="copied")),
     ],
 )
-def test_a_question_is_taken_out_of_an_output(output, question):
-    assert check_output(output, PASSAGE) == Answer(question)
-
-
-@pytest.mark.parametrize(
-    ("output", "reason"),
-    [
-        ("", "empty"),
-        ("  </question>", "empty"),
-        ("The mitral valve has two leaflets.", "not a question"),
-        ("Why so?", "too short or too long"),
-        ("How do bees tell one another where flowers are?", "repeats an example"),
-        ("What is the name of the main method used?", "says nothing of the passage"),
-        ("What is the main topic of this passage?", "speaks of the passage"),
-        ("Lies between the left atrium and the left ventricle?", "copied"),
-        ("It lies between the left atrium?", "copied"),
-    ],
-)
-def test_other_outputs_are_rejected(output, reason):
-    assert check_output(output, PASSAGE) == Answer(rejected=reason)
+def test_a_question_is_taken_out_of_an_output_or_rejected(output, answer):
+    assert check_output(output, PASSAGE) == answer
 
 
 @pytest.fixture
 def lm(tiny_lm_folder, tmp_path, monkeypatch):
     """A file of queries, opened with a language model that answers by a function."""
 
-    def opened(write):
+    def opened(write, prompt=""):
         monkeypatch.setattr("revela.training.lm.generate.writer", lambda *_: write)
         monkeypatch.setattr("revela.training.generated_queries.WRITING_BATCH", 2)
-        return QueryLM(str(tiny_lm_folder), tmp_path / "queries.jsonl", "", 64, Training())
+        return QueryLM(str(tiny_lm_folder), tmp_path / "queries.jsonl", "", 64, Training(), prompt)
 
     return opened
 
@@ -94,6 +88,19 @@ def test_the_file_keeps_answers_and_goes_on_after_a_kill(lm, tmp_path):
     assert len(done) == 1 and len(answers) == 6 and answers[0] == answers[5] != Answer()
     assert len(QueryFile(path, again.file.by).answers) == path.read_bytes().count(b"\n") - 1 == 5
     assert QueryFile(path, "another model").answers == {}
+
+
+def test_the_prompt_is_three_examples_our_instruction_or_one_s_own(lm, tmp_path, monkeypatch):
+    read, file = [], tmp_path / "prompt.txt"
+    file.write_text("Ask about {passage}\n")
+    for prompt in ("", "instruction", "On {passage}:", str(file)):
+        opened = lm(len, prompt)
+        monkeypatch.setattr(generate, "writer", lambda _, text, *__: read.append(text) or len)
+        assert opened.missing([PASSAGE]) and opened._writer  # the answers to one are not another's
+        opened.file.add([PASSAGE], [Answer(VALVE)])
+    assert read == [EXAMPLES, INSTRUCTION, "On {passage}:", "Ask about {passage}"]
+    with pytest.raises(RevelaError, match="--question-prompt Why has no "):
+        lm(len, "Why")
 
 
 def test_a_question_to_several_passages_is_one_to_none():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from revela.cli.flags import Corpus, Out, check_paths
@@ -15,6 +16,7 @@ def queries(
     corpus: Corpus,
     *,
     out: Out | None = None,
+    chunks: Out | None = None,
     show: int = 5,
     recipe_file: RecipeFile = None,
     given: Given = None,
@@ -32,6 +34,9 @@ def queries(
     out:
         Folder for a test set in BEIR layout, for revela eval. --queries says where the queries come
         from, and --max-queries how many.
+    chunks:
+        Write no queries, but the chunks to ask about into this JSONL file: with a "question" in
+        each line it is the file of --questions.
     show:
         Print this many of them.
     recipe_file:
@@ -39,6 +44,8 @@ def queries(
     """
     if out is not None:
         check_free(out)
+    if chunks is not None and chunks.exists():
+        raise RevelaError(f"{chunks} exists: choose another --chunks")
     with extra("train", "revela queries"):
         from revela.training.methods.contrastive import Pairs
         from revela.training.training_set import TrainingSet
@@ -49,9 +56,14 @@ def queries(
         recipe = recipe.replace(method=Pairs())
     check_paths(corpus, None)
     silence_libraries()
-    data = TrainingSet.read(recipe, corpus, lazy_queries=False)
+    data = TrainingSet.read(recipe, corpus, lazy_queries=chunks is not None)
     if data.folder is not None:
         raise RevelaError(f"{corpus[0]} holds groups, with their queries: give the text itself")
+    if chunks is not None:
+        asked = data.rows.select(data.is_target_R.nonzero()[0])
+        lines = [json.dumps({"chunk": row.text}, ensure_ascii=False) + "\n" for row in asked]
+        chunks.write_text("".join(lines), encoding="utf-8")
+        return print(f"{len(lines):,} chunks to ask about saved to {chunks}")
     if out is None:
         pairs = [(row.query, row.text) for row in data.rows if row.query]
         print(f"queries are kept in {data.queries_file}")

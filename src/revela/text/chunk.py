@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, pairwise
+
+import numpy as np
 
 from revela.text.code import join_at, split_lines, units
 from revela.text.endings import has_headings
@@ -23,7 +25,10 @@ from revela.text.words import count_words, words
 from revela.types import Chunk, Document
 
 PASSAGE_WORDS = 120  # default maximum of a passage that is searched
+SPLIT_WORDS = 5  # minimum words per chunk of a document that is split into a number of chunks
 BATCH = 2**20  # characters per task of a worker process
+Cut = Callable[[Document], list[int]]
+"""Document -> the lengths of its pieces, in characters."""
 _PAUSES = ",;:\u060c\u061b\u3001\uff0c\uff1a\uff1b"
 
 
@@ -37,8 +42,14 @@ def chunk(document: Document, index: int, max_words: int) -> list[Chunk]:
     return list(_cut(document, index, _piece_lengths(document, max_words)))
 
 
-def chunk_all(documents: Iterable[Document], max_words: int, workers: int = 1) -> Iterator[Chunk]:
-    """Chunks of all documents, in order; the same for any number of worker processes."""
+def chunk_all(
+    documents: Iterable[Document], max_words: int, workers: int = 1, parts: int = 0
+) -> Iterator[Chunk]:
+    """Chunks of all documents, in order; the same for any number of worker processes.
+
+    ``parts``: split every document into this many chunks of nearly equal length in place of chunks
+    of ``max_words``; documents that are too short have none.
+    """
     waiting: deque[list[tuple[int, Document]]] = deque()
 
     def numbered() -> Iterator[list[tuple[int, Document]]]:
@@ -47,14 +58,35 @@ def chunk_all(documents: Iterable[Document], max_words: int, workers: int = 1) -
             yield batch
 
     # Workers return the lengths of pieces, not their text.
-    measure = functools.partial(_measure, max_words=max_words)
-    for lengths in ordered_map(measure, numbered(), workers):
+    whole = functools.partial(_piece_lengths, max_words=max_words)
+    cut = functools.partial(_split_lengths, parts=parts) if parts else whole
+    for lengths in ordered_map(functools.partial(_measure, cut=cut), numbered(), workers):
         for (index, document), pieces in zip(waiting.popleft(), lengths, strict=True):
             yield from _cut(document, index, pieces)
 
 
-def _measure(numbered: Sequence[tuple[int, Document]], max_words: int) -> list[list[int]]:
-    return [_piece_lengths(document, max_words) for _, document in numbered]
+def _measure(numbered: Sequence[tuple[int, Document]], cut: Cut) -> list[list[int]]:
+    return [cut(document) for _, document in numbered]
+
+
+def _split_lengths(document: Document, parts: int) -> list[int]:
+    """Cut at the end of the sentence (in code, of the function or block) that is nearest to each
+    place, or of the nearest word if no sentence ends within a third of a chunk. [] if the document
+    is too short.
+    """
+    text, bounds = document.text, [0]
+    pieces = units(text, document.id) if document.kind == "code" else sentences(text)
+    ends, word_ends = (np.cumsum([*map(len, some)]) for some in (pieces, words(text)))
+    if len(word_ends) < SPLIT_WORDS * parts:
+        return []
+    for left in range(parts, 1, -1):
+        size = (len(text) - bounds[-1]) / left
+        place = bounds[-1] + size
+        end, word_end = (int(some[np.abs(some - place).argmin()]) for some in (ends, word_ends))
+        bounds.append(end if abs(end - place) < size / 3 else word_end)
+    bounds.append(len(text))
+    chunks = [text[start:end] for start, end in pairwise(bounds)]
+    return list(map(len, chunks)) if all(map(str.strip, chunks)) else []
 
 
 def _piece_lengths(document: Document, max_words: int) -> list[int]:

@@ -14,6 +14,8 @@ from revela.text.analyzer import check_language
 from revela.text.judgements import read_judgements
 from revela.training import distributed
 from revela.training.device import compute_device
+from revela.training.generated_queries import read_prompt
+from revela.training.groups.strategies import QUERIES_PER_DOCUMENT
 from revela.training.lm.document_attention import has_varlen
 from revela.training.lm.encoder_decoder import size_of
 from revela.training.methods.base import Method
@@ -38,6 +40,11 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
     if getattr(recipe.method, "kernel", "") == "varlen":
         _check_varlen(training.precision)
     _check_trained_weights(recipe.retriever, recipe.context)
+    check_data(recipe)
+    if getattr(recipe.method, "lm_lora", False) and not recipe.retriever.lora_rank:
+        raise RevelaError(
+            "--lm-lora puts LoRA of the retriever's rank on the LM: give --lora-rank 1 or more"
+        )
     per_batch = training.groups_per_batch
     if per_batch != "auto" and training.groups_per_step % per_batch:
         raise RevelaError(
@@ -75,6 +82,28 @@ def _check_limits(recipe: Recipe) -> None:
     if not recipe.negatives and (t.restart_optimizer or recipe.groups.refresh_epochs):
         flag = "--restart-optimizer" if t.restart_optimizer else "--refresh-epochs"
         raise RevelaError(f"{flag} goes by minings of --negatives: give --negatives 1 or more")
+
+
+def check_data(recipe: Recipe) -> None:
+    """Refuse settings of groups and queries that cannot be combined or read."""
+    kind, queries, method = recipe.groups.groups, recipe.queries, recipe.method
+    others = {
+        "--pairs": bool(recipe.pairs),
+        f"--method {method.name}": method.reads == "windows",
+        f"--queries {queries.queries}": queries.queries in QUERIES_PER_DOCUMENT,
+    }
+    if kind == "split" and (other := next((name for name, is_on in others.items() if is_on), "")):
+        raise RevelaError(
+            f"--groups split makes a group of one document's chunks, each with a query of its own: "
+            f"{other} cannot"
+        )
+    if queries.questions and queries.queries != "lm":
+        raise RevelaError(
+            f"--questions replaces --queries {queries.queries}: leave one of them out"
+        )
+    if queries.questions and not Path(queries.questions).is_file():
+        raise RevelaError(f"{queries.questions} does not exist: give a JSONL file as --questions")
+    read_prompt(queries.question_prompt)
 
 
 def _check_models(retriever: Retriever, lm: str) -> None:

@@ -1,8 +1,8 @@
 """Let a language model write queries for chunks, before or during training; check and store them.
 
-The prompt has three examples of a passage and a question that it answers (DREAM, appendix A, uses
-an instruction). Every answer, accepted or not, is appended to a file at once, so that a stopped run
-can continue.
+The prompt has three examples of a passage and a question that it answers; DREAM's appendix A has an
+instruction, and ``INSTRUCTION`` is one in our words. Every answer, accepted or not, is appended to
+a file at once, so that a stopped run can continue.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from revela.encoders.model_files import fingerprint, name_of
 from revela.errors import RevelaError
@@ -31,7 +33,7 @@ from revela.text.spool import ArrowList, arrow_list
 from revela.text.words import count_terms, runs, terms
 from revela.training.distributed import cores
 from revela.training.lm import generate
-from revela.training.lm.generate import CLOSING, Prompting, Writer
+from revela.training.lm.generate import CLOSING, PLACE, Writer
 from revela.training.models import find_model
 from revela.training.settings import Training
 from revela.types import Chunk
@@ -44,7 +46,7 @@ NO_QUERY = "no chunk has a query: try another --queries than {}, or another --qu
 Groups = Callable[[int], Iterator[list[int]]]  # as in groups/
 
 # A small model follows examples; it repeats an instruction instead of following it.
-EXAMPLES = Prompting(
+EXAMPLES = (
     "Passage: Bees tell one another where flowers are by dancing. The angle of the dance gives the "
     "direction, and its length the distance.\n"
     "Question: How do bees tell one another where flowers are?\n\n"
@@ -53,8 +55,11 @@ EXAMPLES = Prompting(
     "Question: Why does food take longer to cook on high mountains?\n\n"
     "Passage: def area(radius): return math.pi * radius ** 2\n"
     "Question: How is the area of a circle computed from its radius?\n\n"
-    "Passage: ",
-    "\nQuestion:",
+    f"Passage: {PLACE}\nQuestion:"
+)
+INSTRUCTION = (
+    "Write one question that the passage below answers. Readers of the question have not seen the "
+    f"passage. Write only the question.\n\nPassage: {PLACE}\n\nQuestion:"
 )
 OPENING = "<question>"
 BEGINNING = b'{"passage": "'  # of every line of a file of queries
@@ -108,7 +113,7 @@ def check_output(output: str, passage: str) -> Answer:
         return Answer(rejected="too short or too long")
     if _SPEAKS_OF_ITSELF.search(question):
         return Answer(rejected="speaks of the passage")
-    if question in EXAMPLES.before:
+    if question in EXAMPLES:
         return Answer(rejected="repeats an example")
     of_passage = f" {' '.join(terms(passage.lower()))} "
     telling = [w for w in words if len(w) > 3 and w not in _SAYS_NOTHING]
@@ -180,14 +185,41 @@ def without_repeats(answers: Sequence[Answer]) -> list[Answer]:
     return [REPEATED if a.query and counts[a.query.lower()] > 1 else a for a in answers]
 
 
-def sample_chunks(chunks: ArrowList[Chunk], max_queries: int) -> ArrowList[Chunk]:
-    """The chunks to write queries for: all of some random documents, at most ``max_queries`` in
-    all, but of at least one document.
+def read_prompt(prompt: str) -> str:
+    """The examples (""), our instruction, or the prompt in a text or file; RevelaError if it has no
+    place for the passage.
+    """
+    text = {"": EXAMPLES, "instruction": INSTRUCTION}.get(prompt, prompt)
+    with suppress(OSError, ValueError):  # it may be no path
+        text = text if PLACE in text else Path(text).read_text(encoding="utf-8").rstrip("\n")
+    if PLACE not in text:
+        raise RevelaError(f"--question-prompt {prompt} has no {PLACE}: give a text or file with it")
+    return text
+
+
+def draw_targets(chunks: ArrowList[Chunk], targets: int, seed: int) -> NDArray[np.bool_]:
+    """Which chunks to ask about: ``targets`` random ones of each document, those with a query
+    before others; 0: all.
+    """
+    owners = chunks.column("document")
+    if not targets:
+        return np.ones(len(owners), np.bool_)
+    drawn = np.random.default_rng(seed).random(len(owners))
+    order = np.lexsort((drawn, chunks.column("query") == "", owners))
+    place_R = np.empty(len(owners), np.int64)  # within its document
+    place_R[order] = np.arange(len(owners)) - np.searchsorted(owners[order], owners[order])
+    return place_R < targets
+
+
+def sample_chunks(chunks: ArrowList[Chunk], max_queries: int, targets: int = 0) -> ArrowList[Chunk]:
+    """The chunks to write queries for: all of some random documents, of which ``targets`` (0: all)
+    are asked about, at most ``max_queries`` in all, but of at least one document.
 
     The sample is the same in every run, so that queries are written once.
     """
     owners = chunks.column("document")
     documents, counts = np.unique(owners, return_counts=True)
+    counts = np.minimum(counts, targets or counts)
     order = list(range(len(documents)))
     random.Random(0).shuffle(order)
     n_fitting = int((np.cumsum(counts[order]) <= max_queries).sum()) if max_queries else len(order)
@@ -195,9 +227,43 @@ def sample_chunks(chunks: ArrowList[Chunk], max_queries: int) -> ArrowList[Chunk
     return chunks.select(np.flatnonzero(np.isin(owners, sample)))
 
 
-def generate_queries(lm: QueryLM, chunks: ArrowList[Chunk]) -> ArrowList[Chunk]:
-    """Chunks with queries from a language model."""
-    pairs = zip(chunks, write_queries(lm, [chunk.text for chunk in chunks]), strict=True)
+def generate_queries(
+    lm: QueryLM, chunks: ArrowList[Chunk], is_target_R: NDArray[np.bool_]
+) -> ArrowList[Chunk]:
+    """Chunks, the targets with queries from a language model."""
+    rows = np.flatnonzero(is_target_R).tolist()
+    query_of = dict(zip(rows, write_queries(lm, [chunks[i].text for i in rows]), strict=True))
+    asked = (replace(chunk, query=query_of.get(i, "")) for i, chunk in enumerate(chunks))
+    return arrow_list(Chunk, asked)
+
+
+def with_questions(chunks: ArrowList[Chunk], file: Path) -> ArrowList[Chunk]:
+    """The chunks of all documents that a JSONL file asks about, with its questions.
+
+    Raises:
+        RevelaError: a line has no chunk and question, or its chunk is not of these.
+    """
+    asked: dict[str, tuple[int, str]] = {}  # text -> its line and question
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):
+        try:
+            row = json.loads(line)
+            asked[row["chunk"].strip()] = number, " ".join(row["question"].split())
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise RevelaError(
+                f'{file}:{number} has no "chunk" and "question": take the lines of revela queries '
+                "--chunks, and add a question to each"
+            ) from None
+    rows = [i for i, chunk in enumerate(chunks) if chunk.text.strip() in asked]
+    if unknown := asked.keys() - {chunks[i].text.strip() for i in rows}:
+        raise RevelaError(
+            f"{file}:{min(asked[text][0] for text in unknown)} asks about a chunk that the corpus "
+            "does not have: make the chunks by revela queries --chunks, with the settings of this "
+            "run"
+        )
+    owners = chunks.column("document")
+    kept = chunks.select(np.flatnonzero(np.isin(owners, owners[np.array(rows, np.int64)])))
+    queries = (asked.get(chunk.text.strip(), (0, ""))[1] for chunk in kept)
+    pairs = zip(kept, queries, strict=True)
     return arrow_list(Chunk, (replace(chunk, query=query) for chunk, query in pairs))
 
 
@@ -235,12 +301,15 @@ class QueryLM:
         offline_model: str,
         lm_tokens: int,
         training: Training,
+        prompt: str = "",
     ) -> None:
         if path is None:
             raise RevelaError("written queries need a file to be kept in: give --queries-file")
         self.lm_tokens, self.training = lm_tokens, training
         self.name, self.folder = find_model(name, offline_model)
-        by = f"{fingerprint(self.folder)}, examples"
+        self.prompt = read_prompt(prompt)
+        about = _digest(self.prompt) if prompt else "examples"
+        by = f"{fingerprint(self.folder)}, {about}"
         self.file = QueryFile(path, by)
 
     def __str__(self) -> str:
@@ -264,7 +333,7 @@ class QueryLM:
 
     @cached_property
     def _writer(self) -> Writer:
-        return generate.writer(self.folder, EXAMPLES, self.lm_tokens, self.training.precision)
+        return generate.writer(self.folder, self.prompt, self.lm_tokens, self.training.precision)
 
     def unload(self) -> None:
         """Free the memory of the model."""
@@ -279,13 +348,16 @@ class GeneratedQueries:
     in the file already, so a resumed or repeated run reads the same.
     """
 
-    def __init__(self, lm: QueryLM, rows: ArrowList[Chunk]) -> None:
-        self.lm, self.rows = lm, rows
+    def __init__(self, lm: QueryLM, rows: ArrowList[Chunk], is_target_R: NDArray[np.bool_]) -> None:
+        self.lm, self.rows, self.is_target_R = lm, rows, is_target_R
         self._answers, self._chunks_of = dict[int, Answer](), dict[str, set[int]]()
 
     def row(self, index: int) -> Chunk:
         """A row with its query; its group must have been yielded by ``groups``."""
-        return replace(self.rows[index], query=self._answers[index].query)
+        return replace(self.rows[index], query=self._query(index))
+
+    def _query(self, index: int) -> str:
+        return self._answers[index].query if self.is_target_R[index] else ""
 
     def groups(self, order: Groups) -> Groups:
         """Epoch -> the groups of ``order`` in which any chunk has a query; RevelaError if none."""
@@ -293,10 +365,11 @@ class GeneratedQueries:
         def epoch_groups(epoch: int) -> Iterator[list[int]]:
             groups, is_empty = order(epoch), True
             for group in groups:
-                block = [group, *islice(groups, max(0, BLOCK // len(group) - 1))]
-                self._write(sorted({row for group in block for row in group}))
+                size = max(1, int(self.is_target_R[group].sum()))
+                block = [group, *islice(groups, max(0, BLOCK // size - 1))]
+                self._write(sorted({i for group in block for i in group if self.is_target_R[i]}))
                 for group in block:
-                    if any(self._answers[row].query for row in group):
+                    if any(map(self._query, group)):
                         is_empty = False
                         yield group
             if is_empty:

@@ -31,7 +31,7 @@ def make_test_set(data: TrainingSet, out: Path) -> list[tuple[str, str]]:
     data = TrainingSet(recipe, documents, queries_file=data.queries_file, lazy_queries=False)
     passages, max_queries, seed = data.chunks, recipe.queries.max_queries, recipe.training.seed
     answers_of = defaultdict[str, list[int]](list)  # query -> the passages that answer it
-    if recipe.queries.queries == "lm":
+    if recipe.queries.queries == "lm" and not recipe.queries.questions:
         drawn = _sample(range(len(passages)), max_queries, seed)
         written = write_queries(data.query_lm(), [passages[i].text for i in drawn])
         pairs: Iterable[tuple[int, str]] = zip(drawn, written, strict=True)

@@ -39,4 +39,5 @@ def rank_heads(
     data = TrainingSet(recipe, documents, queries_file=queries_file)
     prompts = PromptMaker(tokenizer, lm_tokens, recipe.groups.group_size)
     rows, written, source = data.rows, data.generated_queries, recipe.queries.queries
-    return folder, query_heads(lm, prompts, folder, rows, written, seed, source)
+    probed = getattr(recipe.method, "probe_questions", 0)
+    return folder, query_heads(lm, prompts, folder, rows, written, source, seed, probed)

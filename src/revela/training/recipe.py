@@ -20,7 +20,7 @@ from revela.training.methods.base import Method
 from revela.training.methods.registry import DEFAULT, METHODS, find_method
 from revela.training.methods.revela import Revela
 
-OF_GENERATED_QUERIES = {"query_lm", "queries_file"}
+OF_GENERATED_QUERIES = {"query_lm", "queries_file", "question_prompt"}
 "Settings of [queries] that every method reads with --check-questions."
 FIELDS = "__pydantic_fields__"
 "Where a section's class has its fields, by name."

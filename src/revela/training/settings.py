@@ -15,7 +15,7 @@ from revela.encoders.embedded import SMOLLM2
 from revela.text.load import Reading
 
 Pooling = Literal["eos", "last", "mean", "weighted-mean"]
-Strategy = Literal["document", "document-random", "interleaved", "random", "cluster"]
+Strategy = Literal["document", "document-random", "interleaved", "random", "cluster", "split"]
 TorchPrecision = Literal["auto", "fp32", "bf16"]
 Reads = Literal["chunks", "queries", "windows"]
 "The rows that a method reads."
@@ -79,7 +79,8 @@ class Groups:
     groups: Strategy = "document"
     """Which chunks share a group: those of a document (short documents join similar ones, or with
     document-random any), those of several documents in turn (interleaved), any (random; also
-    shuffles stored groups), or similar ones by --surrogate (cluster)."""
+    shuffles stored groups), or similar ones by --surrogate (cluster). split: every document, cut
+    into --group-size chunks of nearly equal length, is a group."""
     group_size: Annotated[int, Field(ge=2)] = 16
     "Chunks per group. Larger stored groups are cut into groups of this size."
     interleaved_passages: Rare[PositiveInt] = 2
@@ -110,6 +111,14 @@ class Queries:
     "JSONL file that keeps written queries. Empty: one in the cache, by the place of the corpus."
     max_queries: Rare[NonNegativeInt] = 4000
     "Maximum queries to write; training uses the documents that have them. 0: no limit."
+    targets: Rare[NonNegativeInt] = 0
+    "Ask about this many chunks of each document, drawn by the seed. 0: about all."
+    questions: Rare[str] = ""
+    """JSONL file of questions that another program wrote, each with its chunk (revela queries
+    --chunks), in place of --query-lm."""
+    question_prompt: Rare[str] = ""
+    """Prompt of --query-lm: a text, or a file, with {passage} in it; or `instruction`, ours. Empty:
+    three examples, which small models follow better."""
 
 
 @checked

@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import count, groupby, islice
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,6 @@ from revela.training.groups.strategies import Groups
 from revela.training.methods.base import Collate
 from revela.training.methods.cde import CDE
 from revela.training.record import Metrics, MetricsRow
-from revela.training.retriever.static_trainable import LexicalAndDense
 from revela.training.settings import Training
 from revela.training.training_set import TrainingSet
 from revela.types import Chunk
@@ -236,15 +235,23 @@ def sides(tensors: Tensors) -> list[Tensors]:
     return list(by_side.values())
 
 
+@runtime_checkable
+class HasMultipliers(Protocol):
+    """A module some of whose parameters have another learning rate."""
+
+    def learning_rate_multipliers(self) -> dict[nn.Parameter, float]: ...
+
+
 def make_optimizer(loss_module: nn.Module, settings: Training) -> torch.optim.AdamW:
     """AdamW over the trained parameters, in their order.
 
-    "times" of a parameter group is a factor of its learning rate, above 1 for a table of words.
+    "times" of a parameter group is a factor of its learning rate: 1, or what the method
+    ``learning_rate_multipliers`` of a module says.
     """
     times = {
         parameter: factor
         for module in loss_module.modules()
-        if isinstance(module, LexicalAndDense)
+        if isinstance(module, HasMultipliers)
         for parameter, factor in module.learning_rate_multipliers().items()
     }
     trained = [p for p in loss_module.parameters() if p.requires_grad]

@@ -42,8 +42,10 @@ from revela.training.generated_queries import (
     NO_QUERY,
     GeneratedQueries,
     QueryLM,
+    draw_targets,
     generate_queries,
     sample_chunks,
+    with_questions,
 )
 from revela.training.groups.order import (
     ORDER,
@@ -118,6 +120,7 @@ class TrainingSet:
             lazy_queries
             and self.folder is None
             and reads_queries
+            and not recipe.queries.questions
             and not (recipe.pairs or recipe.negatives)  # these need all queries first, as do
             and recipe.groups.groups != "cluster"  # groups by similarity
         )
@@ -165,9 +168,10 @@ class TrainingSet:
         if self.folder is not None:
             return self.folder.fingerprint
         digest = hashlib.blake2b(digest_size=8)
+        brings_queries = self.recipe.pairs or self.recipe.queries.questions
         for document in self.documents:
             digest.update(f"{document.title}\0{document.text}\0".encode())
-        for row in self.grouped_rows if self.recipe.pairs else ():
+        for row in self.grouped_rows if brings_queries else ():
             digest.update(f"{row.document}\0{row.query}\0".encode())
         return digest.hexdigest()
 
@@ -181,7 +185,14 @@ class TrainingSet:
             for d in progress_bar("chunking", "document", self.documents)
         )
         words, threads = self.recipe.corpus.chunk_words, self.recipe.training.threads
-        return arrow_list(Chunk, chunk_all(titled, words, cores(threads)))
+        groups, documents = self.recipe.groups, len(self.documents)
+        parts = groups.group_size if groups.groups == "split" else 0
+        chunks = arrow_list(Chunk, chunk_all(titled, words, cores(threads), parts))
+        if parts and (short := documents - len(chunks) // parts):
+            log.info(
+                f"too short for {parts} chunks, left out: {short:,} of {documents:,} documents"
+            )
+        return chunks
 
     @cached_property
     def rows(self) -> ArrowList[Chunk]:
@@ -197,29 +208,48 @@ class TrainingSet:
             return arrow_list(Chunk, windows(chunks, method.window_words(recipe.lm.lm_tokens)))
         if method.reads == "chunks":
             return chunks
-        if recipe.queries.queries == "lm":
-            sample = sample_chunks(chunks, recipe.queries.max_queries)
-            return sample if self.lazy_queries else generate_queries(self.query_lm(), sample)
-        rows = {
-            "title": with_titles(chunks, self.documents),
-            "first-sentence": with_first_sentences(chunks),
-            "telling-sentence": with_telling_sentences(chunks),
-            "authors-words": with_authors_words(chunks, self.documents),
-        }
-        return arrow_list(Chunk, rows[recipe.queries.queries])
+        queries, targets, seed = recipe.queries, recipe.queries.targets, recipe.training.seed
+        if queries.questions:
+            rows = with_questions(chunks, Path(queries.questions))
+        elif queries.queries == "lm":
+            rows = sample_chunks(chunks, queries.max_queries, targets)
+            if self.lazy_queries:
+                return rows
+            return generate_queries(self.query_lm(), rows, draw_targets(rows, targets, seed))
+        else:
+            made = {
+                "title": with_titles(chunks, self.documents),
+                "first-sentence": with_first_sentences(chunks),
+                "telling-sentence": with_telling_sentences(chunks),
+                "authors-words": with_authors_words(chunks, self.documents),
+            }
+            rows = arrow_list(Chunk, made[queries.queries])
+        if not queries.targets:
+            return rows
+        pairs = zip(rows, draw_targets(rows, queries.targets, seed), strict=True)
+        return arrow_list(
+            Chunk,
+            (row if is_asked else dataclasses.replace(row, query="") for row, is_asked in pairs),
+        )
+
+    @cached_property
+    def is_target_R(self) -> NDArray[np.bool_]:
+        """Which ``rows`` are asked about."""
+        return draw_targets(self.rows, self.recipe.queries.targets, self.recipe.training.seed)
 
     def query_lm(self) -> QueryLM:
         """The language model that writes queries, with the file of its answers."""
         recipe, offline_model = self.recipe, self.recipe.retriever.offline_model
         name, lm_tokens = recipe.queries.query_lm or recipe.lm.lm, recipe.lm.lm_tokens
-        return QueryLM(name, self.queries_file, offline_model, lm_tokens, recipe.training)
+        prompt = recipe.queries.question_prompt
+        return QueryLM(name, self.queries_file, offline_model, lm_tokens, recipe.training, prompt)
 
     @cached_property
     def generated_queries(self) -> GeneratedQueries | None:
         """The queries of ``rows``, if a language model writes them during training."""
         if not self.lazy_queries:
             return None
-        return GeneratedQueries(self.query_lm(), self.rows)
+        return GeneratedQueries(self.query_lm(), self.rows, self.is_target_R)
 
     @cached_property
     def grouped_rows(self) -> ArrowList[Chunk]:
@@ -282,7 +312,8 @@ class TrainingSet:
             f"-> {number:,} groups of {size} per epoch"
         )
         if (queries := self.generated_queries) is not None:
-            if missing := queries.lm.missing(row.text for row in self.rows):
+            asked = self.rows.select(np.flatnonzero(self.is_target_R))
+            if missing := queries.lm.missing(row.text for row in asked):
                 log.info(f"{queries.lm} as training comes to them: {len(missing):,} or fewer")
             groups = queries.groups(groups)
         return groups, number

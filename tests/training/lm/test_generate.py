@@ -6,16 +6,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from revela.training.generated_queries import Prompting
 from revela.training.lm import generate as writer
+from revela.training.lm.generate import PLACE
 
-PROMPTING = Prompting("Passage: engine1. ", " Question:")
+PROMPT = f"Passage: engine1. {PLACE} Question:"
 
 
 def test_a_real_model_writes_what_it_would_write_alone(tiny_lm_folder):
     """Padded, in a batch, after a beginning read once: the words of generating from one text."""
     passages = ["ocean1 ocean2.", "garden1 garden2 garden3 garden4 garden5."]
-    outputs = writer.writer(tiny_lm_folder, PROMPTING, 64, "fp32")(passages)
+    outputs = writer.writer(tiny_lm_folder, PROMPT, 64, "fp32")(passages)
     tokenizer = AutoTokenizer.from_pretrained(tiny_lm_folder)
     model = AutoModelForCausalLM.from_pretrained(tiny_lm_folder)
     for passage, output in zip(passages, outputs, strict=True):
@@ -39,7 +39,7 @@ def test_a_token_without_a_row_is_read(tiny_lm_folder, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tiny_lm_folder)
     tokenizer.add_tokens(["<image>"])
     tokenizer.save_pretrained(tmp_path)
-    (output,) = writer.writer(tmp_path, PROMPTING, 64, "fp32")(["ocean1 <image> ocean2."])
+    (output,) = writer.writer(tmp_path, PROMPT, 64, "fp32")(["ocean1 <image> ocean2."])
     assert output
 
 
@@ -57,5 +57,5 @@ def test_it_computes_in_the_precision_that_is_asked_for(
         return opened[-1]
 
     monkeypatch.setattr(writer, "open_causal_lm", noting)
-    writer.writer(tiny_lm_folder, PROMPTING, 64, precision)
+    writer.writer(tiny_lm_folder, PROMPT, 64, precision)
     assert {parameter.dtype for parameter in opened[0].parameters()} == {dtype}

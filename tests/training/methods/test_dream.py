@@ -4,13 +4,20 @@ search for its heads.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from conftest import Embed, frozen_llama, train_by_sgd
+from conftest import Embed, build_context, frozen_llama, train_by_sgd
 from revela.training.lm.language_model import LanguageModel
 from revela.training.lm.prompts import ANSWER, QUESTION
-from revela.training.methods.dream import DreamLoss, score_query_heads
+from revela.training.methods import dream
+from revela.training.methods.dream import PUBLISHED_HEADS, DreamLoss, score_query_heads
+from revela.training.recipe import Recipe
+from revela.training.settings import Training
+from revela.training.step import make_optimizer
 
 DOCUMENTS = [-1, 0, 0, 0, -1, 1, 1, -1, 2, 2, 2, 2, -1]  # of the candidates' text
 
@@ -96,18 +103,23 @@ def naive_answer_loss(model, prompt, tail, weights, gate, heads):
 def test_the_answers_loss_and_its_gradients_equal_the_naive_pass():
     prompt, tail = texts()
     heads, found = [(1, 2), (1, 0), (3, 1)], []
+    key = "model.layers.0.self_attn.k_proj.weight"  # of a judge that learns, too
     for fast in (False, True):
         weights = torch.tensor([[0.1, 0.6, 0.3], [0.5, 0.25, 0.25]]).double().requires_grad_()
         logit = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+        llama = frozen_llama()
+        llama.get_parameter(key).requires_grad_()
         if fast:
-            lm = LanguageModel(frozen_llama())
+            lm = LanguageModel(llama)
             loss_module = DreamLoss(Embed(), lm, heads, tau=0.1, gate=0.5, group_size=3)
             side = {k: v for k, v in tail.items() if k != "group"}
             loss = loss_module.answer_loss(prompt, side, weights, logit)
         else:
             gate = logit.sigmoid()
-            loss = naive_answer_loss(frozen_llama(), prompt, tail, weights, gate, set(heads))
-        found.append((loss.detach(), *torch.autograd.grad(loss, [weights, logit])))
+            loss = naive_answer_loss(llama, prompt, tail, weights, gate, set(heads))
+        found.append(
+            (loss.detach(), *torch.autograd.grad(loss, [weights, logit, llama.get_parameter(key)]))
+        )
     for slow, fast in zip(*found, strict=True):
         assert slow.abs().sum() > 0
         # transformers' norms round to fp32
@@ -121,14 +133,52 @@ def test_it_learns_and_leaves_groups_without_questions_out():
         "input_ids": torch.randint(3, 400, (6, 4), generator=torch.Generator().manual_seed(5)),
         "attention_mask": torch.ones(6, 4),
     }
-    question = {k: v[:2] for k, v in side.items()}
-    lm = LanguageModel(frozen_llama().float())
-    loss_module = DreamLoss(Embed(), lm, [(1, 0), (2, 1), (2, 3)], tau=0.3, gate=0.5, group_size=3)
+    question, found, heads = {k: v[:2] for k, v in side.items()}, [], [(1, 0), (2, 1), (2, 3)]
+    for is_trained in (True, False):
+        lm = LanguageModel(frozen_llama().float())
+        weight = lm.model.get_parameter("model.layers.0.mlp.up_proj.weight")
+        weight.requires_grad_(is_trained)
+        loss_module = DreamLoss(Embed(), lm, heads, tau=0.3, gate=0.5, group_size=3)
+        loss_module([question, side, twice, tail]).backward()
+        found.append(loss_module.model.table.weight.grad.clone())
+        assert (weight.grad is not None) == is_trained
+    torch.testing.assert_close(*found)
     losses = train_by_sgd(loss_module, [question, side, twice, tail], steps=15, rate=0.3)
     assert losses[-1] < losses[0] and 0 < loss_module.gate_logit.sigmoid() < 1
     table = loss_module.model.table.weight.grad
     assert table[side["input_ids"][3:]].abs().sum() == 0  # the second group asks nothing
     assert table[side["input_ids"][:3]].abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "number", "chosen"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct@main", "published", 3, PUBLISHED_HEADS[:3]),
+        ("meta-llama/Llama-3.1-8B-Instruct", "published", 17, [(4, 5)]),  # not so many
+        ("meta-llama/Llama-3.1-8B", "published", 3, [(4, 5)]),
+        ("any", "random", 99, None),
+        ("any", "random-middle", 99, None),
+    ],
+)
+def test_heads_are_published_random_or_found(monkeypatch, tmp_path, name, heads, number, chosen):
+    lm = SimpleNamespace(name=name, n_layers=32, n_heads=32, max_tokens=None)
+    monkeypatch.setattr(dream, "load_lm", lambda *_: (lm, None, tmp_path))
+    monkeypatch.setattr(dream, "query_heads", lambda *_: [(4, 5, 1.0)])
+    settings = dict(heads=heads, query_heads=number, scalar_learning_rate=0.01)
+
+    def built(seed):
+        recipe = Recipe.of("dream-paper", **settings, seed=seed)
+        return recipe.method.build(build_context(recipe, Embed(), [], [], "cpu", False))[0]
+
+    loss = built(0)
+    groups = make_optimizer(loss, Training()).param_groups
+    rates = [(len(group["params"]), group["times"]) for group in groups]
+    assert rates == [(2, pytest.approx(100)), (1, 1.0)]  # tau and the gate, the retriever
+    assert loss.heads == built(0).heads == (chosen or loss.heads)
+    if heads.startswith("random"):
+        layers = {layer for layer, _ in loss.heads}
+        assert len(set(loss.heads)) == 99 and loss.heads != built(1).heads
+        assert (min(layers), max(layers)) == ((10, 21) if "middle" in heads else (0, 31))
 
 
 def planted():

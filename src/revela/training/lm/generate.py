@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,24 +20,18 @@ from revela.training.models import load_tokenizer, open_causal_lm
 from revela.types import Precision
 
 NEW_TOKENS = 40  # maximum length of the output
+PLACE = "{passage}"  # in a prompt
 CLOSING = "</question>"  # by which some models end a question
 
 Writer = Callable[[Sequence[str]], list[str]]
 """Passages -> what a language model writes about each."""
 
 
-@dataclass(frozen=True)
-class Prompting:
-    """A prompt: the text before and after the passage."""
-
-    before: str
-    after: str
-
-
-def writer(folder: Path, prompting: Prompting, passage_tokens: int, precision: Precision) -> Writer:
+def writer(folder: Path, prompt: str, passage_tokens: int, precision: Precision) -> Writer:
     """Open the LM in a folder as a function that writes about passages, greedily.
 
-    The text before the passages is read here, once. Passages are truncated to ``passage_tokens``.
+    The text of the prompt before ``PLACE`` is read here, once. Passages are truncated to
+    ``passage_tokens``.
     """
     from transformers import DynamicCache
 
@@ -46,7 +39,7 @@ def writer(folder: Path, prompting: Prompting, passage_tokens: int, precision: P
     dtype = torch.bfloat16 if uses_bf16(precision, device) else torch.float32
     model = open_causal_lm(folder, dtype).to(device)
     tokenizer, rows = load_tokenizer(folder), model.get_input_embeddings().num_embeddings
-    before, after, start = prompting.before, prompting.after, start_ids(tokenizer)
+    (before, _, after), start = prompt.partition(PLACE), start_ids(tokenizer)
     head, foot = [*start, *plain_ids(tokenizer, before)], plain_ids(tokenizer, after)
     head_cache, head_1T = DynamicCache(), torch.tensor([head], device=device)
     with torch.inference_mode():

@@ -26,25 +26,34 @@ The LM reads B candidates d and then Q questions q, each of which continues the 
 head's score is the nDCG@10 of the candidate that answers q, mean over questions.
 
 Differs from the paper, and the setting of the preset dream-paper that makes it equal:
-- Six lower layers with a fit and mean pooling: --layers 0, --token-weighting 0, --whitening 0,
-  --lexical 0, --lower-case no; no prompts: --query-prompt '' --passage-prompt ''.
+- Six lower layers with a fit and mean pooling: --layers 0, --pooling last, --token-weighting 0,
+  --whitening 0, --lexical 0, --lower-case no; no prompts: --query-prompt '' --passage-prompt ''.
 - LoRA of rank 64: --lora-rank 32, --lora-alpha 64. One group a step: --groups-per-step 32.
+- SmolLM2-135M judges and writes the questions: --lm meta-llama/Llama-3.1-8B-Instruct, --query-lm
+  Qwen/Qwen3-14B.
+- A group is runs of chunks of one or more documents, and every chunk with a question is asked for
+  in turn, as all questions share one reading: --groups split, --targets 1.
+- About 4,000 chunks are asked about, and read again and again for 20 minutes: --max-queries 48000
+  --max-epochs 1 --max-steps 1500 --max-minutes 0.
+- 64 questions find the heads: --heads published (table 3) if the judge is that of the paper,
+  otherwise --probe-questions 5000.
 - The best state by a label-free check is kept: --keep last.
 
 Differs still, in dream-paper too:
-- --pooling eos appends an EOS and reads it; the paper reads the last token of the text. None yet.
-- SmolLM2-135M judges and writes the questions: --lm meta-llama/Llama-3.1-8B-Instruct, --query-lm
-  Qwen/Qwen3-14B. Questions are asked for by examples, not by the instruction of appendix A.
-- A run stops after 20 minutes, and asks about 4,000 chunks at most: --max-steps 1500 --max-minutes
-  0 --max-queries 0 (all). The paper reads 48,000 candidate sets once.
+- The paper's instruction for the questions (appendix A) is not in our sources: --question-prompt
+  instruction is ours; the default is three examples. A target whose question is rejected
+  (generated_queries.py) is not replaced: its document is left out, and in place of those left out
+  the last steps read the first documents again.
+- A document is cut at ends of sentences near 16 equal parts, and one with less than five words a
+  chunk is left out; the paper does not say how. Chunks are truncated to --lm-tokens 156.
 - The start of tau and g, and the learning rate (0.2, 0.5 and 1e-4), are ours, as the paper's are
-  not known: --tau, --gate, --learning-rate. tau and g learn at the retriever's rate. None yet.
-- A group is runs of chunks of one or more documents (--chunk-words 120 is ours); the paper cuts
-  each document into 16 chunks and asks for one of them. Here every chunk with a question is asked
-  for in turn, as all questions share one reading. None yet.
-- Heads are found by 64 questions, by 5,000 in the paper: --heads FILE names others; random ones:
-  none yet. Weights w of at most 1e-4 are skipped. One g for all heads.
-- The judge is frozen; LoRA on it: none yet.
+  not known: --tau, --gate, --learning-rate. So is the rate of tau and g: that of the retriever, at
+  which tau goes from 0.2 to 0.186 at most in 1,500 steps; --scalar-learning-rate gives another.
+- Weights w of at most 1e-4 are skipped. One g for all heads.
+
+Ablations: --heads random, --heads random-middle (of the middle third of the layers; figure 2 does
+not say which), --query-heads (figure 3), --lm-lora (figure 5: the judge is trained, too),
+--group-size (figure 6). With --lm-lora the reading of the candidates has a graph.
 
 Read next: lm/document_attention.py (A~ V), lm/prompts.py (what the LM reads), lm/language_model.py,
 generated_queries.py (the questions), groups/strategies.py, base.py, heads.py; docs/papers.md has
@@ -66,14 +75,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import random
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
 from revela.errors import RevelaError
@@ -118,23 +129,30 @@ from revela.training.methods.base import (
     load_lm,
 )
 from revela.training.methods.heads import Head, cached_ranking, heads_from_file, ranked_heads
-from revela.training.settings import NO_FIT, PositiveFloat, Preset, checked
+from revela.training.settings import NO_FIT, PositiveFloat, Preset, Rare, checked
 from revela.types import Chunk
 
 log = logging.getLogger(__name__)
 
 DEPTH = 10  # of a head's nDCG
-PROBE_QUESTIONS = 64  # by which heads are found
+JUDGE = "Llama-3.1-8B-Instruct"
+# The (layer, head) pairs of table 3, of JUDGE, which has 32 layers of 32 heads.
+PUBLISHED_HEADS = [(13, 18), (14, 22), (14, 13), (14, 31), (14, 20), (13, 1), (13, 13), (17, 24)]
+PUBLISHED_HEADS += [(16, 19), (17, 26), (16, 1), (16, 8), (20, 1), (24, 27), (16, 25), (13, 21)]
 
 PRESETS: dict[str, Preset] = {
     # The start that all methods have here, so that only the method differs.
     "dream": {"method": "dream"},
-    # As published in rank and number of heads; the header says what is not.
+    # As published; the header says what is not known.
     "dream-paper": {"method": "dream", "query_heads": 16, "tau": 0.2, "gate": 0.5}
-    | {"chunk_words": 120, "offline_model": "", "layers": 0, "pooling": "eos", "lower_case": "no"}
+    | {"heads": "published", "probe_questions": 5000, "lm": f"meta-llama/{JUDGE}"}
+    | {"groups": "split", "targets": 1, "max_queries": 48_000}
+    | {"query_lm": "Qwen/Qwen3-14B", "question_prompt": "instruction"}
+    | {"offline_model": "", "layers": 0, "pooling": "last", "lower_case": "no"}
     | {"query_prompt": "", "passage_prompt": "", "lora_rank": 32, "lora_alpha": 64}
     | NO_FIT
-    | {"groups_per_step": 32, "keep": "last"},
+    | {"groups_per_step": 32, "max_steps": 1500, "max_epochs": 1}
+    | {"max_minutes": 0.0, "keep": "last"},
     # The control: InfoNCE on the same queries, against the other chunks of the group.
     "dream-infonce": {"method": "contrastive-pairs"},
 }
@@ -154,9 +172,19 @@ class Dream(DocumentAttention):
     "Initial gate g: share of the retriever in the attention of the heads; it is trained."
     query_heads: PositiveInt = 16
     "Use this many heads: the best that look from a question to its answer."
+    heads: Rare[str] = ""
+    """JSON file of the heads to use, from revela heads --out with this --method; published: those
+    of the paper, if --lm is Llama-3.1-8B-Instruct; random, or random-middle (of the middle third of
+    the layers): drawn by the seed, as controls. Empty: find them."""
+    probe_questions: Rare[PositiveInt] = 64
+    "Find the heads by this many questions."
+    scalar_learning_rate: Rare[NonNegativeFloat] = 0.0
+    "Peak learning rate of tau and the gate. 0: that of the retriever."
+    lm_lora: Rare[bool] = False
+    "Train the LM too, by LoRA of the retriever's rank; otherwise it is frozen."
 
     def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
-        lm, tokenizer, folder = load_lm(parts)
+        lm, tokenizer, folder = load_lm(parts, self.lm_lora)
         size, tokens = parts.groups.group_size, parts.lm.lm_tokens
         max_length = (size + 1) * (tokens + 8) + QUESTION_TOKENS
         if lm.max_tokens is not None and max_length > lm.max_tokens:
@@ -164,24 +192,47 @@ class Dream(DocumentAttention):
                 f"{size} candidates of {tokens} tokens may take {max_length:,} tokens, more than "
                 f"the {lm.max_tokens:,} that {parts.lm.lm} reads: lower --lm-tokens or --group-size"
             )
-        prompts = PromptMaker(tokenizer, tokens, size)
+        prompts, training = PromptMaker(tokenizer, tokens, size), parts.training
+        rows, written, source = parts.rows, parts.written, parts.queries.queries
 
-        def best_heads() -> Heads:
-            if self.heads:
-                ranking = heads_from_file(Path(self.heads), "questions", folder)
+        def chosen_heads() -> Heads:
+            kind, number, seed = self.heads, self.query_heads, training.seed
+            if kind in ("random", "random-middle"):
+                return random_heads(lm, number, seed, kind == "random-middle")
+            if kind == "published" and is_judge(lm) and number <= len(PUBLISHED_HEADS):
+                return PUBLISHED_HEADS[:number]
+            if kind in ("", "published"):
+                ranking = query_heads(
+                    lm, prompts, folder, rows, written, source, seed, self.probe_questions
+                )
             else:
-                seed, source = parts.training.seed, parts.queries.queries
-                ranking = query_heads(lm, prompts, folder, parts.rows, parts.written, seed, source)
-            return [(layer, head) for layer, head, _ in ranking[: self.query_heads]]
+                ranking = heads_from_file(Path(kind), "questions", folder)
+            return [(layer, head) for layer, head, _ in ranking[:number]]
 
-        heads = parts.heads(best_heads)
+        heads = parts.heads(chosen_heads)
         names = " ".join(f"{layer}-{head}" for layer, head in heads)
-        log.info(f"{len(heads)} heads that look from questions to answers: {names}")
+        do = "are random" if self.heads.startswith("random") else "look from questions to answers"
+        log.info(f"{len(heads)} heads that {do}: {names}")
         tau, gate, kernel = self.tau, self.gate, self.kernel
         loss = DreamLoss(
             parts.model, lm, heads, tau=tau, gate=gate, kernel=kernel, **parts.batching
         )
+        base = training.learning_rate or 1.0
+        loss.scalar_times = (self.scalar_learning_rate or base) / base
         return loss, PromptBatches(parts, prompts)
+
+
+def is_judge(lm: LanguageModel) -> bool:
+    """Whether this is the paper's judge, by its name and size."""
+    name = lm.name.partition("@")[0].rpartition("/")[2]
+    return name == JUDGE and (lm.n_layers, lm.n_heads) == (32, 32)
+
+
+def random_heads(lm: LanguageModel, number: int, seed: int, middle: bool) -> Heads:
+    """Random (layer, head) pairs, of all layers or the ``middle`` third."""
+    cut = lm.n_layers // 3 if middle else 0
+    pairs = list(product(range(cut, lm.n_layers - cut), range(lm.n_heads)))
+    return random.Random(seed).sample(pairs, min(number, len(pairs)))
 
 
 @dataclass(frozen=True)
@@ -259,13 +310,18 @@ class DreamLoss(RetrieverLoss):
 
     Args:
         model: the retriever.
-        lm: the frozen language model.
+        lm: the language model.
         heads: (layer, head) pairs to inject into.
         tau: initial temperature; its logarithm is trained, so it stays positive.
         gate: initial g; its logit is trained, so it stays in (0, 1).
         kernel: see document_attention.
         batching: see RetrieverLoss.
+
+    Attributes:
+        scalar_times: factor of the learning rate of tau and g.
     """
+
+    scalar_times = 1.0
 
     def __init__(
         self,
@@ -282,6 +338,10 @@ class DreamLoss(RetrieverLoss):
         self.lm, self.heads, self.kernel = lm, list(heads), kernel
         self.log_tau = nn.Parameter(torch.tensor(math.log(tau)))
         self.gate_logit = nn.Parameter(torch.tensor(math.log(gate / (1 - gate))))
+
+    def learning_rate_multipliers(self) -> dict[nn.Parameter, float]:
+        """Factors of the learning rate."""
+        return dict.fromkeys((self.log_tau, self.gate_logit), self.scalar_times)
 
     def forward(self, features: Sequence[Side]) -> Tensor:
         """Loss in nats per token of an answer: the mean over groups of L.
@@ -304,7 +364,9 @@ class DreamLoss(RetrieverLoss):
                 continue
             weights_QB = (own_QD @ passage_BD.T / self.log_tau.exp()).softmax(dim=-1)
             loss_of = partial(self.answer_loss, *of_group(prompt, tail, i))
-            losses.append(detached_backward(loss_of, weights_QB, self.gate_logit))
+            if not self.lm.trainable:
+                loss_of = partial(detached_backward, loss_of)
+            losses.append(loss_of(weights_QB, self.gate_logit))
         return torch.stack(losses).mean()
 
     def answer_loss(
@@ -332,46 +394,43 @@ def query_heads(
     folder: Path,
     rows: ArrowList[Chunk],
     written: GeneratedQueries | None,
-    seed: int,
     source: str,
+    seed: int,
+    probe_questions: int,
 ) -> list[Head]:
     """Rank heads by how they look from a question to its answer, in nDCG@10.
 
     ``written`` has the queries of ``rows`` if they are written during training; ``source`` is
     ``--queries``.
     """
-    spread = source in QUERIES_PER_DOCUMENT
-    groups = list(_groups_with_questions(rows, written, prompts.group_size, seed, spread))
+    # Stored groups are in another order.
+    rows = rows.select(np.argsort(rows.column("document"), kind="stable"))
+    strategy = spread_groups if source in QUERIES_PER_DOCUMENT else document_groups
+    order: Groups = partial(strategy, rows.column("document"), prompts.group_size, seed)
+    row: Callable[[int], Chunk] = rows.__getitem__
+    if written is None:
+        order = with_queries(rows, order, "queries")
+    else:  # a copy: training must not depend on the questions asked here
+        written = GeneratedQueries(written.lm, rows, written.is_target_R)
+        order, row = written.groups(order), written.row
+    groups, n_questions = list[list[Chunk]](), 0
+    for group in order(0):
+        groups.append([row(i) for i in group])
+        n_questions += sum(bool(member.query) for member in groups[-1])
+        if n_questions >= probe_questions:
+            break
 
     def probe() -> list[Head]:
         shown = progress_bar("probing heads", "group", groups)
         return ranked_heads(score_query_heads(lm, map(prompts.head_example, shown)))
 
     probed = [[(member.text, member.query) for member in group] for group in groups]
-    return cached_ranking("questions", lm, folder, [prompts.lm_tokens, probed], probe)
-
-
-def _groups_with_questions(
-    rows: ArrowList[Chunk], written: GeneratedQueries | None, size: int, seed: int, spread: bool
-) -> Iterator[list[Chunk]]:
-    """The chunks of each group, until they have enough questions."""
-    # Stored groups are in another order.
-    rows = rows.select(np.argsort(rows.column("document"), kind="stable"))
-    strategy = spread_groups if spread else document_groups
-    groups: Groups = partial(strategy, rows.column("document"), size, seed)
-    row: Callable[[int], Chunk] = rows.__getitem__
-    if written is None:
-        groups = with_queries(rows, groups, "queries")
-    else:  # a copy: training must not depend on the questions asked here
-        probed = GeneratedQueries(written.lm, rows)
-        groups, row = probed.groups(groups), probed.row
-    n_questions = 0
-    for group in groups(0):
-        members = [row(i) for i in group]
-        yield members
-        n_questions += sum(bool(member.query) for member in members)
-        if n_questions >= PROBE_QUESTIONS:
-            return
+    ranking = cached_ranking("questions", lm, folder, [prompts.lm_tokens, probed], probe)
+    if is_judge(lm):
+        best = {(layer, head) for layer, head, _ in ranking[: len(PUBLISHED_HEADS)]}
+        found = len(best.intersection(PUBLISHED_HEADS))
+        log.info(f"{found} of the {len(PUBLISHED_HEADS)} published heads are among as many best")
+    return ranking
 
 
 class AttentionMass:
