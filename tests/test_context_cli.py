@@ -85,7 +85,7 @@ def test_what_cannot_be_given_a_context_is_refused(
         assert sentence in refused("fit", *arguments)
     few = ("--group-size", 2, "--chunk-words", 20, "--max-steps", 1, "--method", "contrastive-crop")
     err = refused("train", corpora[0], "--model", contextual, *out, *few)
-    assert f"{contextual} reads a context already: train the model that it was made of" in err
+    assert f"{contextual} has {SLOTS} slots for documents, and --context 0 with 1 vectors" in err
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
     assert "out exists: choose another --out" in refused("fit", *baked)

@@ -153,7 +153,18 @@ class Context:
     context_from: Rare[Literal["batch", "corpus", "constant"]] = "batch"
     """Documents read in training: texts of the batch, any of its corpus, or none (constant: learned
     rows only, as a control)."""
-    context_tokens: ClassVar[int] = 64  # per document
+    context_layers: Rare[NonNegativeInt] = 1
+    "Lower layers of the retriever that the first stage copies. 0: all."
+    context_tokens: Rare[PositiveInt] = 64
+    "Maximum tokens of a context document."
+    context_vectors_per_document: Rare[PositiveInt] = 1
+    """Vectors of a context document, one for each of so many equal runs of its tokens; --context
+    counts vectors, so fewer documents are read."""
+    context_dropout: Rare[Share] = 0.005
+    "Probability that a slot of a text has no document, in training."
+    context_null: Rare[Share] = 0.1
+    """Probability that a batch has no context documents, so that the retriever also works without a
+    corpus."""
 
 
 @checked

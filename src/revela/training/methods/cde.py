@@ -96,9 +96,6 @@ if TYPE_CHECKING:
     from revela.training.retriever.context import ContextEncoder
     from revela.training.retriever.module import RetrieverModule
 
-SLOT_DROPOUT = 0.005  # of each slot of each text
-NO_DOCUMENTS = 0.1  # probability of a batch without documents
-
 PRESETS: dict[str, Preset] = {
     # Similar chunks share a group, the retriever reads 16 documents; queries are authors' words.
     "cde": {
@@ -176,13 +173,13 @@ def in_context(
     loss: nn.Module, collate: Collate, parts: BuildContext, encoder: ContextEncoder
 ) -> tuple[nn.Module, Collate]:
     """A method's loss and collator for a retriever that reads a context."""
-    constant, retriever = encoder.constant, parts.model
-    retriever.slot_dropout = 0.0 if constant else SLOT_DROPOUT
+    constant, retriever, settings = encoder.constant, parts.model, parts.context
+    retriever.slot_dropout = 0.0 if constant else settings.context_dropout
     contextual = Contextual(
         loss,
         retriever,
         encoder,
-        null=NO_DOCUMENTS,
+        null=settings.context_null,
         retriever_batch=parts.training.retriever_batch,
         bf16=parts.bf16,
     )
@@ -250,8 +247,8 @@ class ContextBatches:
         return {**batch, **{f"context_{name}": tensor for name, tensor in tensors.items()}}
 
     def choose(self, rows: Sequence[Row]) -> list[int]:
-        """Rows of the corpus for the context of a batch: J, or all if there are fewer."""
-        slots = self.context_encoder.slots
+        """Rows of the corpus for the context of a batch: J / V, or all if there are fewer."""
+        slots = self.context_encoder.documents
         own = [int(row["row"]) for row in rows]
         rng = row_random(rows[0], self.parts.training.seed)
         if self.parts.context.context_from == "batch":
