@@ -108,6 +108,8 @@ def _check_trained_weights(retriever: Retriever, context: Context) -> None:
                 f"--model {name} has untrained weights, which LoRA would not train: give "
                 "--lora-rank 0"
             )
+        if context.context:
+            raise RevelaError(f"--context needs an encoder or a decoder, and --model {name} is both")
     if context.context % context.context_vectors_per_document:
         raise RevelaError(
             f"--context {context.context} cannot be divided by --context-vectors-per-document "

@@ -86,6 +86,16 @@ class Groups:
     by it: passages that it scores at least as high as the positive. Empty: the retriever's own
     token embeddings, and no filter."""
     surrogate_tokens: ClassVar[int] = 64  # per text
+    cluster_size: Rare[NonNegativeInt] = 0
+    """Chunks per cluster, on average, of --groups cluster. Small clusters share a group with the
+    next ones, large ones are split. 0: --group-size."""
+    packing: Rare[Literal["path", "random"]] = "path"
+    """Order of the clusters, along which groups are cut: from each to the most similar one (a
+    greedy travelling salesman's path), or random."""
+    kmeans_steps: Rare[PositiveInt] = 10
+    "Steps of the k-means that finds the clusters."
+    kmeans_starts: Rare[PositiveInt] = 1
+    "Random starts of k-means, of which the one with the least squared distances is taken."
     refresh_every: Rare[PositiveInt] = 200
     "Steps between rebuilds of iterative groups, and between minings of --negatives."
 

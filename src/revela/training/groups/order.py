@@ -23,7 +23,7 @@ from revela.training.groups.similarity import order_by_similarity, paired
 from revela.training.groups.strategies import groups_along, with_queries
 from revela.training.models import load_surrogate
 from revela.training.retriever.fit import lexical_vectors
-from revela.training.settings import Reads, TorchPrecision
+from revela.training.settings import Groups, Reads, TorchPrecision
 from revela.types import Chunk, Vectors
 
 ENCODING_BATCH = 2**14  # texts per write to disk
@@ -35,18 +35,41 @@ Encode = Callable[[Sequence[str]], Vectors]
 
 
 def similar_order(
-    rows: ArrowList[Chunk], encoders: tuple[Encode, Encode], size: int, seed: int, reads: Reads
+    rows: ArrowList[Chunk],
+    encoders: tuple[Encode, Encode],
+    settings: Groups,
+    seed: int,
+    reads: Reads,
 ) -> NDArray[np.int64]:
-    """The order of rows by these encoders of queries and passages, for groups of ``size``: of
-    chunks, or of pairs for methods that read queries.
+    """The order of rows by these encoders of queries and passages: of chunks, or of pairs for
+    methods that read queries.
     """
+    queries_RD, vectors_RD = both_sides(rows, encoders, reads)
+    second_RD = None
+    if queries_RD is not None:
+        vectors_RD, second_RD = paired(queries_RD, vectors_RD)
+    order = functools.partial(
+        order_by_similarity,
+        vectors_RD,
+        second_RD,
+        settings.cluster_size or settings.group_size,
+        seed,
+        packing=settings.packing,
+        steps=settings.kmeans_steps,
+        starts=settings.kmeans_starts,
+    )
+    return from_rank_zero(order)
+
+
+def both_sides(
+    rows: ArrowList[Chunk], encoders: tuple[Encode, Encode], reads: Reads
+) -> tuple[Vectors | None, Vectors]:
+    """The vectors of queries, for methods that read queries, and of passages."""
     encode_queries, encode_passages = encoders
     vectors_RD = encode_passages(LazyTexts(rows, lambda row: row.text))
-    second_RD = None
-    if reads == "queries":
-        queries_RD = encode_queries(LazyTexts(rows, lambda row: row.query or row.text))
-        vectors_RD, second_RD = paired(queries_RD, vectors_RD)
-    return from_rank_zero(lambda: order_by_similarity(vectors_RD, second_RD, size, seed))
+    if reads != "queries":
+        return None, vectors_RD
+    return encode_queries(LazyTexts(rows, lambda row: row.query or row.text)), vectors_RD
 
 
 def encoders_by(
@@ -94,7 +117,8 @@ class IterativeGroups:
         both = self.encoder.encode_queries, self.encoder.encode_passages
         queries, passages = map(encode_on_all_ranks, both)
         seed = int(rng.integers(2**31))
-        order_R = similar_order(rows, (queries, passages), self.size, seed, self.reads)
+        settings = Groups(group_size=self.size)
+        order_R = similar_order(rows, (queries, passages), settings, seed, self.reads)
         groups = groups_along(order_R, rows, self.size, self.seed, self.reads)
         built = islice(with_queries(rows, groups, self.reads)(round_), self.n_groups)
         return np.array([sample[group] for group in built], dtype=np.int64)

@@ -90,7 +90,7 @@ from revela.training.methods.base import (
 )
 from revela.training.methods.contrastive import ContrastiveLoss, Pairs, QueryBatches
 from revela.training.models import load_surrogate
-from revela.training.settings import Preset, checked
+from revela.training.settings import Preset, Rare, checked
 
 if TYPE_CHECKING:
     from revela.training.retriever.context import ContextEncoder
@@ -124,8 +124,13 @@ class CDE(Pairs):
 
     name = "cde"
 
+    filter: Rare[str] = "same"
+    """Model of the false-negative filter, as for --surrogate. same: the surrogate. Empty: no
+    filter."""
+
     def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
-        name, training = parts.groups.surrogate, parts.training
+        training = parts.training
+        name = parts.groups.surrogate if self.filter == "same" else self.filter
         surrogate = load_surrogate(name, training.precision) if name else None
         loss = FilteredLoss(parts.model, tau=self.tau, retriever_batch=training.retriever_batch)
         return loss, FilteredBatches(parts, surrogate)
