@@ -135,7 +135,7 @@ def table(section: str, method: type[Method] = Method) -> list[str]:
         if its_section != section:
             continue
         mark = " ·" if RARE in item.metadata else ""
-        default = " ".join(map(str, item.default)) if name == "matryoshka" else item.default
+        default = item.default
         text = " ".join((item.description or "").split()).replace("|", "\\|")
         if get_origin(item.annotation) is Literal:
             choices = (choice or "(empty)" for choice in get_args(item.annotation))

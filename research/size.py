@@ -52,7 +52,7 @@ LOOP |= {
     "methods.base",
 }
 LOOP |= {"retriever.module", "retriever.build", "retriever.save", "retriever.fit", "retriever.card"}
-LOOP |= {"retriever.static_trainable", "methods.matryoshka"}
+LOOP |= {"retriever.static_trainable"}
 DATA = {"training_set", "build_groups", "negatives", "generated_queries", "lm.generate"}
 DATA |= {f"groups.{name}" for name in ("order", "strategies", "similarity", "store", "prebuilt")}
 TRAINING = "revela.training."

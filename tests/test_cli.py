@@ -278,11 +278,11 @@ def test_a_method_in_a_recipe_brings_its_settings_as_the_flag_does(
     assert recipes[2].groups.group_size == PRESETS["contrastive-crop"]["group_size"]
 
 
-def test_several_widths_after_one_flag(recipes, refused, tmp_path):
-    (tmp_path / "r.toml").write_text("[retriever]\nmatryoshka = [64, 128]\n")
-    for flags in ("--matryoshka 64 128 --seed 1", f"--recipe {tmp_path / 'r.toml'}"):
+def test_several_numbers_after_one_flag(recipes, refused, tmp_path):
+    (tmp_path / "r.toml").write_text("[training]\nbetas = [0.8, 0.98]\n")
+    for flags in ("--betas 0.8 0.98 --seed 1", f"--recipe {tmp_path / 'r.toml'}"):
         refused("train", tmp_path, f"--out {tmp_path / 'o'}", flags)
-    assert [recipe.retriever.matryoshka for recipe in recipes] == [(64, 128)] * 2
+    assert [recipe.training.betas for recipe in recipes] == [(0.8, 0.98)] * 2
     assert recipes[0].training.seed == 1
 
 
@@ -563,7 +563,7 @@ def test_eval_compares_models_and_asks_mteb(
         ("[variants]\na = 1", "variant 'a' is no table"),
         ("seed = 1", "seed is no section of settings"),
         ("[method]\ntau = inf", "--tau inf: it should be a finite number"),
-        ("[retriever]\nmatryoshka = 0.5", "--matryoshka 0.5: it should be a valid tuple"),
+        ("[training]\nbetas = 0.5", "--betas 0.5: it should be a valid tuple"),
         ("[method]\nmethod = 3", "--method 3 is unknown: give FILE.py:Class, or one of"),
     ],
 )

@@ -55,8 +55,7 @@ RUNS["cde"] |= dict(surrogate="")  # the preset's surrogate is MiniLM
 # A run that draws fewer random numbers, should another training loop draw them in another order;
 # then what no preset turns on.
 RUNS["paper without dropout"] = RUNS["revela-paper"] | dict(lora_dropout=0.0)
-RUNS["iterative"] = RUNS["revela-gated"] | dict(groups="iterative", refresh_every=3)
-RUNS["options"] = RUNS["revela-gated"] | dict(matryoshka=(4, 16), retriever_batch=3)
+RUNS["options"] = RUNS["revela-gated"] | dict(retriever_batch=3)
 CROPS = dict(method="contrastive-crop", crop_window=20)
 GROUPS: dict[str, tuple[dict[str, Any], bool]] = {  # settings, and whether what is similar is known
     "document": ({}, False),

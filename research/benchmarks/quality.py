@@ -9,7 +9,7 @@ with the label-free fit (token weights and whitening), revela-gated, MiniLM, and
 on SciFact also a second seed and revela-paper for the same time. ``--what methods``: every
 method from the same start for the same minutes of one core, on SciFact and cosqa, its last
 state, beside that start. ``--what groups``: revela-gated's first updates with groups by
-document, at random, by clusters and iterative, on conala too, from an uninformed start (the EOS
+document, at random and by clusters, on conala too, from an uninformed start (the EOS
 vector), so that the difference is the groups'. Each row is kept in research/results/quality.csv and
 made only once; delete a row to make it again.
 """
@@ -60,10 +60,6 @@ VARIANTS = {  # of the presets, for --what methods
     "dream, tau .05": "--method dream --tau 0.05",
     "gains, by document": "--method gains --groups document",
     "contrastive-pairs, clusters": "--method contrastive-pairs --groups cluster",
-    "contrastive-pairs, iterative": (
-        "--method contrastive-pairs --groups iterative --refresh-every 100"
-    ),
-    "revela-gated, iterative": "--groups iterative --refresh-every 50",
 }
 ASKED = ("dream, rate 3e-4", "dream, tau .05")
 
@@ -228,9 +224,9 @@ def plan_groups(steps: int, seeds: Sequence[int]) -> Iterator[tuple[str, str, di
     """The same updates on groups of four kinds; the rate is what a start without a fit needs."""
     blank = "--pooling eos --token-weighting 0 --whitening 0 --lexical 0 --learning-rate 5e-4"
     limits = f"--threads 1 --keep last --max-minutes 0 --max-steps {steps}"
-    kinds = ("random", "document", "cluster", "iterative")
+    kinds = ("random", "document", "cluster")
     for seed, name, groups in product(seeds, ("cosqa", "conala", "scifact"), kinds):
-        chosen = f"--seed {seed} --groups {groups} --refresh-every {steps // 3}"
+        chosen = f"--seed {seed} --groups {groups}"
         flags = [*BOTH, *f"{limits} {blank} {chosen}".split()]
         yield name, f"groups {groups}, {steps} updates, seed {seed}", {"train": flags}
 

@@ -463,7 +463,6 @@ def test_judged_pairs_on_the_command_line(refused, corpus_file, tmp_path):
         (dict(pairs="judged", group_size=20), "17 pairs are fewer than a group of 20: lower --gro"),
         (dict(pairs="judged", join_titles=True), "as they are judged: leave out --join-titles"),
         (dict(negatives=99), "--negatives 99: there are .* passages to mine them"),
-        (dict(groups="iterative"), "give another --groups, such as cluster"),
         (dict(method="gains", negatives=1), "--negatives has no effect on --method gains"),
     ],
 )

@@ -41,12 +41,10 @@ CONTEXT = dict(context=3, context_from="corpus")
 CASES = {
     "all that can be trained": GATED | dict(lm_lora=True, lora_dropout=0.1),
     "several batches": GATED | dict(groups_per_step=8, groups_per_batch=2, max_steps=3),
-    "iterative": GATED | dict(groups="iterative", refresh_every=2),
     "shared lm": GATED | dict(shard_lm=True),
     "dream": RUN | {"method": "dream"} | ASKED | dict(query_heads=3),
     "negatives": RUN | {"method": "dream-infonce"} | ASKED | dict(negatives=2, refresh_every=2),
-    "crop": RUN
-    | dict(method="contrastive-crop", groups_per_batch=2, matryoshka=(16,), retriever_batch=3),
+    "crop": RUN | dict(method="contrastive-crop", groups_per_batch=2, retriever_batch=3),
     "cde": RUN | {"method": "cde"} | ASKED | CONTEXT,
     "spans": RUN | dict(method="dwell-spans", model="new:tiny", lora_rank=0),
 }
@@ -214,7 +212,7 @@ def test_two_processes_are_one(both, name):
         dealt.setdefault(number, []).extend(rows)
     assert dealt == dict(seen(one, 0)["read"]) and second
     all_rows = [row for rows in dealt.values() for row in rows]
-    assert len(set(all_rows)) == len(all_rows) or name == "iterative"
+    assert len(set(all_rows)) == len(all_rows)
 
 
 def test_the_first_process_alone_prints_and_each_holds_half_of_a_shared_lm(both, tiny_lm_folder):
@@ -225,7 +223,7 @@ def test_the_first_process_alone_prints_and_each_holds_half_of_a_shared_lm(both,
     weights = load_file(tiny_lm_folder / "model.safetensors")
     in_layers = sum(tensor.numel() for name, tensor in weights.items() if ".layers." in name)
     assert of_both(folder / "two-shared lm", "sharded") == [in_layers / 2] * 2
-    assert of_both(folder / "two-iterative", "sharded") == [0, 0]
+    assert of_both(folder / "two-several batches", "sharded") == [0, 0]
 
 
 @pytest.mark.parametrize("name", ["sigint", "sigterm"])

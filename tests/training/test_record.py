@@ -29,7 +29,7 @@ from revela.types import Chunk, Document
 
 
 def settings(**changes):
-    return Recipe.of(**{"matryoshka": (8,), **changes}).to_dict()
+    return Recipe.of(**{"gate_heads": 8, **changes}).to_dict()
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_the_same_goes_on_whatever_its_limits(begun):
     ("changes", "digest", "message"),
     [
         (dict(tau=0.5, seed=1), "one", r"other settings \(seed, tau\)"),
-        (dict(matryoshka=()), "one", r"other settings \(matryoshka\)"),
+        (dict(gate_heads=9), "one", r"other settings \(gate_heads\)"),
         ({}, "another", "was begun on another corpus: give that one, as it was"),
     ],
 )

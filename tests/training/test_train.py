@@ -21,7 +21,7 @@ from sentence_transformers.sentence_transformer import modules
 from transformers import AutoModel
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from conftest import TINY, TOPICS, MadeUpEncoder, logged, make_rows, tiny_retriever
+from conftest import TINY, logged, make_rows, tiny_retriever
 from revela.encoders.load import load_encoder
 from revela.encoders.model_files import commits, resolve
 from revela.encoders.torch_model import open_model
@@ -34,7 +34,6 @@ from revela.training.checkpoint import (
     saved_checkpoints,
 )
 from revela.training.checks import NO_CHECKS, CheckPlan
-from revela.training.groups.order import IterativeGroups
 from revela.training.methods.heads import save_heads
 from revela.training.methods.registry import METHODS as NAMES
 from revela.training.methods.revela import ChunkBatches, InBatch, RevelaLoss
@@ -43,7 +42,6 @@ from revela.training.record import Provenance
 from revela.training.retriever.card import Card, metadata_of
 from revela.training.step import BatchReader, Budget, Progress
 from revela.training.train import train
-from revela.training.training_set import TrainingSet
 from revela.types import Document
 
 SHORT = Recipe.of(**TINY, save_every=3, gate_heads=4)
@@ -130,10 +128,10 @@ def ctrl_c_after(steps, presses=1):
 SMALL = dict(layers=2, group_size=8, lora_rank=4, warmup_steps=2)
 ASKED = dict(queries="telling-sentence", chunk_words=30)
 RESUMED = {
-    "gated": dict(groups="iterative", refresh_every=2),
+    "gated": {},
     "paper": {"method": "revela-paper"} | SMALL | dict(groups_per_step=2, groups="cluster"),
     "crop": {"method": "contrastive-crop"}
-    | dict(group_size=8, crop_window=30, matryoshka=(4, 16), lora_rank=0, keep="last"),
+    | dict(group_size=8, crop_window=30, lora_rank=0, keep="last"),
     "dream": LEARNED | dict(groups_per_step=2, groups_per_batch=2),
     "cde": CDE | ASKED | dict(group_size=8, context=3),
     "whole": CDE | ASKED | dict(group_size=8, context=4, context_layers=2, lora_rank=0),
@@ -404,7 +402,6 @@ REFUSED = [
     ),
     (dict(restart_optimizer=True), "--restart-optimizer goes by minings of --negatives: give"),
     (dict(refresh_epochs=2), "--refresh-epochs goes by minings of --negatives: give"),
-    (dict(matryoshka=(8, 64)), "64: the vectors of this retriever have 64 numbers, give widths fr"),
     (preset("dream-infonce", queries="first-sentence", chunk_words=4), "no chunk has a query"),
     (preset("replug", lm_lora=True), "--lm-lora has no effect on --method replug"),
     (preset("dream", lm_tokens=256), "more than the 2,048"),
@@ -499,31 +496,6 @@ def test_every_method_says_what_it_learns_from():
     for name, kind in NAMES.items():
         sentence = kind.learned_from.format(**Recipe.of(kind()).to_dict())
         assert kind.name == name and "{" not in sentence
-
-
-def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp_path):
-    class ByWord(MadeUpEncoder):
-        """Chunks are alike that share this many of their words' beginnings."""
-
-        calls, encode_queries = 0, None
-
-        def encode_passages(self, texts, progress=False):
-            ByWord.calls += 1
-            counts = [[text.lower().count(topic) for topic in TOPICS] for text in texts]
-            return np.array(counts, dtype=np.float32)
-
-    rows = TrainingSet(recipe, documents).chunks
-    how = dict(size=8, n_groups=10, seed=0, reads="chunks")
-    groups = IterativeGroups(rows, ByWord(), tmp_path, **how)
-    first, second = list(groups(0)), list(groups(1))
-    assert len(first) == len(second) == 10 and first != second
-    assert all(len(set(group)) == 8 for group in first)
-    assert len({i for group in first for i in group}) == 80
-    kinds = [{int(rows[i].document) % 12 for i in group} for group in first]
-    assert sum(map(len, kinds)) / len(kinds) < 2.5  # of eight
-    calls = ByWord.calls
-    again = IterativeGroups(rows, ByWord(), tmp_path, **how)
-    assert list(again(0)) == first and list(again(1)) == second and ByWord.calls == calls
 
 
 def test_another_model_finds_false_negatives(recipe, documents, tiny_lm_folder, tmp_path):
@@ -695,7 +667,7 @@ def test_metrics_go_to_a_tracker(recipe, documents, tmp_path, monkeypatch):
 
     monkeypatch.setattr(tracking, "_available_trackers", [tracking.LoggerType.TENSORBOARD])
     monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "tensorboard", Tracker)
-    recipe = recipe.replace(max_steps=2, track="tensorboard", matryoshka=(8,))
+    recipe = recipe.replace(max_steps=2, track="tensorboard")
     out = tmp_path / "out"
     plan = CheckPlan(Scripted([0, 0.1, 0.5]), judge=Scripted([0.2, 0.3]))
     train(recipe, documents, out, plan=plan)
@@ -716,17 +688,6 @@ def test_a_tracker_that_is_not_installed_is_refused(recipe, documents, tmp_path,
     with pytest.raises(RevelaError, match="--track wandb needs its package: install it by pip"):
         train(recipe.replace(track="wandb"), documents, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_retriever_that_may_be_cut_says_so(recipe, documents, tmp_path):
-    settings = preset("contrastive-crop", group_size=8, max_steps=2, matryoshka=(4, 16))
-    out = tmp_path / "out"
-    train(recipe.replace(**settings), documents, out)
-    model = open_model(out)
-    saved = json.loads((out / "config_sentence_transformers.json").read_text())
-    assert saved["matryoshka_dims"] == [4, 16, model.get_embedding_dimension()]
-    assert model.prompts["query"] == "query: " and len(losses(out)) == 2
-    assert "cut to their first numbers (`truncate_dim`): 4, 16." in (out / "README.md").read_text()
 
 
 def test_a_context_goes_around_another_method(recipe, documents, tmp_path):

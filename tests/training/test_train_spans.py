@@ -114,7 +114,7 @@ def test_crops_start_from_it_by_lora_too(run_of_spans, documents, tmp_path):
         ({"method": "revela", "lm_lora": True, "lora_rank": 0}, "give --lora-rank 1 or more"),
         (
             {"method": "contrastive-crop", "model": "new:tiny", "lora_rank": 0, "context": 2},
-            "--context needs an encoder or a decoder, and --model new:tiny is both",
+            "--context needs an encoder or a decoder: --model new:tiny is both",
         ),
         (
             {"method": "cde", "context": 3, "context_vectors_per_document": 2},

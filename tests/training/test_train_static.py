@@ -32,7 +32,6 @@ CASES = {
     "revela-gated": {},
     "dream-infonce": {"queries": "telling-sentence", "negatives": 2},
     "contrastive-crop": {"crop_window": 30, "groups_per_step": 2, "groups_per_batch": 2},
-    "iterative": {"method": "revela-gated", "groups": "iterative", "refresh_every": 2},
 }
 
 
@@ -112,7 +111,6 @@ def test_rows_and_weights_have_learning_rates_of_their_own(recipe, documents, tm
 
 def test_what_a_table_cannot_do_is_refused(recipe, documents, tmp_path):
     for changes, sentence in (
-        ({"matryoshka": (8,)}, "--matryoshka has no use for a static retriever"),
         ({"context": 2}, "--context 2 needs a transformer, and this model reads each token"),
         (
             {"method": Spans(), "lora_rank": 0},

@@ -313,7 +313,7 @@ def recipe(rng: random.Random, folder: Path, sound: Sound) -> list[str]:
     return ["train", str(sound.corpus), "--out", str(folder / "out"), *small, *given, *SETTINGS]
 
 
-TEXTS = ["title", "telling-sentence", "cluster", "iterative", "mean", "eos", "best", "last", "cpu"]
+TEXTS = ["title", "telling-sentence", "cluster", "mean", "eos", "best", "last", "cpu"]
 
 
 def damage_folder(rng: random.Random, folder: Path) -> None:

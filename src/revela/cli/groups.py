@@ -55,8 +55,8 @@ def groups(
         with extra("train", "grouping"):
             from revela.training.build_groups import hardness
 
-        by = surrogate or "the model's word vectors"
-        print(f"mean score of the negatives within a group, by {by}: {hardness(recipe, folder):.3f}")
+        by, score = surrogate or "the model's word vectors", hardness(recipe, folder)
+        print(f"mean score of the negatives within a group, by {by}: {score:.3f}")
     for group in islice(folder.order(recipe.training.seed)(0), show):
         members = folder.members(sorted(group))
         title = f"group {group[0] // folder.size + 1:,}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -292,11 +292,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def add_to_config(folder: Path, matryoshka: Sequence[int], words_to_vectors: float) -> None:
-    """Add the widths that vectors may be truncated to, and the minimum of W / V."""
+def add_to_config(folder: Path, words_to_vectors: float) -> None:
+    """Add the minimum of W / V."""
     config = read_config(folder)
-    if matryoshka:
-        config[MATRYOSHKA] = sorted(set(matryoshka))
     if words_to_vectors != 1:
         config[WORDS_TO_VECTORS] = words_to_vectors
     (folder / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")

@@ -44,7 +44,7 @@ def build_groups(
         out: a new folder.
         weights: sampling weight of each source; empty: use all groups.
     """
-    check_out(out, recipe.groups.groups, recipe.pairs)
+    check_out(out, recipe.pairs)
     if weights and (len(weights) != len(sources) or min(weights) <= 0):
         raise RevelaError(
             f"--weights gives {len(weights)} numbers for {len(sources)} corpora: give each one "

@@ -120,7 +120,7 @@ def _check_trained_weights(retriever: Retriever, context: Context) -> None:
                 "--lora-rank 0"
             )
         if context.context:
-            raise RevelaError(f"--context needs an encoder or a decoder, and --model {name} is both")
+            raise RevelaError(f"--context needs an encoder or a decoder: --model {name} is both")
     if context.context % context.context_vectors_per_document:
         raise RevelaError(
             f"--context {context.context} cannot be divided by --context-vectors-per-document "

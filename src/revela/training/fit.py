@@ -18,7 +18,6 @@ from sentence_transformers import SentenceTransformer
 from revela.encoders.model_files import (
     check_retriever,
     resolve,
-    trained_dimensions,
     words_to_vectors_of,
 )
 from revela.encoders.torch_model import open_model, uses_bf16
@@ -175,7 +174,6 @@ def bake_context(
             open_model(folder),
             temporary,
             readme.read_text(encoding="utf-8") if readme.is_file() else "",
-            trained_dimensions(folder),
             SavedContext(first, first.of_texts(texts), about),
             words_to_vectors_of(folder),
         )

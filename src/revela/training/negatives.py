@@ -49,14 +49,9 @@ def mined_negatives(
     """The miner of a run, in rounds of ``size`` groups; other arguments as for ``Negatives``.
 
     Raises:
-        RevelaError: there are too few passages, or groups are iterative.
+        RevelaError: there are too few passages.
     """
     recipe = data.recipe
-    if recipe.groups.groups == "iterative":
-        raise RevelaError(
-            "--negatives cannot be mined for --groups iterative, which are not known before: give "
-            "another --groups, such as cluster"
-        )
     endless = (group for epoch in count() for group in groups(epoch))
     rounds = iter(lambda: list(islice(endless, size)), None)
     return Negatives(recipe.negatives, recipe.training.seed, data, rounds, encoder, folder)

@@ -74,7 +74,7 @@ def save_outcome(
         folder: of the model that was trained.
     """
     recipe, steps = data.recipe, outcome.steps
-    retriever, settings = recipe.retriever, {**recipe.to_dict(), **models}
+    settings = {**recipe.to_dict(), **models}
     of_steps = "" if outcome.kept == steps else f"{outcome.kept} of "
     scores = {
         "BM25": outcome.bm25,
@@ -95,7 +95,6 @@ def save_outcome(
         scores=scores if outcome.after else {},
         minutes=outcome.minutes,
         steps=steps,
-        matryoshka=retriever.matryoshka,
         slots=recipe.context.context,
         supervised=bool(pairs),
         metadata=metadata_of(models["model"], folder),
@@ -107,4 +106,4 @@ def save_outcome(
         rows = context_encoder.of_texts(context_texts)
         context = SavedContext(context_encoder, rows, {"drawn from": source})
     weight = encoder.words_to_vectors
-    save_retriever(encoder.model, out, card, retriever.matryoshka, context, weight)
+    save_retriever(encoder.model, out, card, context, weight)

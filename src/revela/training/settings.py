@@ -15,7 +15,7 @@ from revela.encoders.embedded import SMOLLM2
 from revela.text.load import Reading
 
 Pooling = Literal["eos", "last", "mean", "weighted-mean"]
-Strategy = Literal["document", "document-random", "random", "cluster", "iterative"]
+Strategy = Literal["document", "document-random", "random", "cluster"]
 TorchPrecision = Literal["auto", "fp32", "bf16"]
 Reads = Literal["chunks", "queries", "windows"]
 "The rows that a method reads."
@@ -78,8 +78,7 @@ class Groups:
 
     groups: Strategy = "document"
     """Which chunks share a group: those of a document (short documents join similar ones, or with
-    document-random any), any (random), or similar ones, as --surrogate (cluster) or the retriever
-    in training (iterative) finds them."""
+    document-random any), any (random), or similar ones by --surrogate (cluster)."""
     group_size: Annotated[int, Field(ge=2)] = 16
     "Chunks per group."
     surrogate: str = ""
@@ -98,7 +97,7 @@ class Groups:
     kmeans_starts: Rare[PositiveInt] = 1
     "Random starts of k-means, of which the one with the least squared distances is taken."
     refresh_every: Rare[PositiveInt] = 200
-    "Steps between rebuilds of iterative groups, and between minings of --negatives."
+    "Steps between minings of --negatives."
     refresh_epochs: Rare[NonNegativeInt] = 0
     "Epochs between minings of --negatives, instead of --refresh-every steps. 0: by steps."
 
@@ -156,9 +155,6 @@ class Retriever:
     "The scale of LoRA is alpha / rank."
     lora_dropout: Rare[Share] = 0.0
     "Dropout inside LoRA."
-    matryoshka: Annotated[tuple[PositiveInt, ...], Field(strict=False)] = ()
-    """Train vectors that may be truncated to these widths, for example 64 128 256; one width per
-    batch."""
 
 
 @checked
@@ -208,9 +204,6 @@ class LM:
     instruct model in 4 bits)."""
     lm_tokens: Annotated[int, Field(ge=2)] = 156
     "Maximum tokens of a chunk for the LM, and for the retriever in training."
-    loss_tokens: Rare[Literal["all", "corpus"]] = "all"
-    """Tokens in the softmax of the LM's loss: all, or those of the corpus, which saves more than
-    half of a step with a vocabulary of 262,144."""
     shard_lm: Rare[bool] = False
     """Under torchrun, shard the layers of the frozen LM over the processes, for an LM too large for
     one GPU. Each process reads the whole LM into main memory first."""

@@ -224,8 +224,7 @@ def reads_ahead(data: TrainingSet) -> bool:
     """Whether batches need no model: not the retriever, no LM to write queries, no surrogate."""
     recipe = data.recipe
     filters = isinstance(recipe.method, CDE) and recipe.groups.surrogate
-    is_iterative = recipe.groups.groups == "iterative"
-    return not (recipe.negatives or filters or is_iterative) and data.generated_queries is None
+    return not (recipe.negatives or filters) and data.generated_queries is None
 
 
 def sides(tensors: Tensors) -> list[Tensors]:

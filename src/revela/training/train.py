@@ -45,7 +45,6 @@ from revela.training.groups_per_batch import fitting_groups
 from revela.training.lm.encoder_decoder import new_encoder_decoder
 from revela.training.methods.base import BuildContext
 from revela.training.methods.cde import in_context
-from revela.training.methods.matryoshka import at_widths
 from revela.training.models import find_model, find_weights
 from revela.training.negatives import mined_negatives
 from revela.training.outcome import Outcome, save_outcome
@@ -154,7 +153,7 @@ def train(
         encoder.retriever.lower_limit(recipe.lm.lm_tokens)  # until it is saved
 
         # Groups: rows that are read together, and mined negatives if requested.
-        groups, n_groups = data.groups(model, encoder, checkpoints)
+        groups, n_groups = data.groups(model, checkpoints)
         max_steps, negatives = step_limit(settings, n_groups), None
         _warn_of_warmup(settings.warmup_steps, max_steps)
         epochs, per_step = recipe.groups.refresh_epochs, settings.groups_per_step
@@ -222,8 +221,6 @@ def train(
             heads=partial(recorded, out, "heads"),
         )
         loss_module, collate = recipe.method.build(parts)
-        if widths := recipe.retriever.matryoshka:
-            loss_module = at_widths(loss_module, encoder.retriever, widths)
         if context_encoder is not None:
             loss_module, collate = in_context(loss_module, collate, parts, context_encoder)
         loss_module.to(device)

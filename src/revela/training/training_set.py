@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
 from revela.files import cache_folder
 from revela.ranking.queries import (
@@ -48,7 +47,6 @@ from revela.training.generated_queries import (
 )
 from revela.training.groups.order import (
     ORDER,
-    IterativeGroups,
     Model,
     encoders_by,
     load_or_make,
@@ -120,7 +118,7 @@ class TrainingSet:
             and self.folder is None
             and reads_queries
             and not (recipe.pairs or recipe.negatives)  # these need all queries first, as do
-            and recipe.groups.groups not in ("cluster", "iterative")  # groups by similarity
+            and recipe.groups.groups != "cluster"  # groups by similarity
         )
 
     @classmethod
@@ -256,22 +254,18 @@ class TrainingSet:
                 relevant.setdefault(query, set()).add(chunk.document)
         return relevant
 
-    def groups(
-        self, model: SentenceTransformer, encoder: TextEncoder, folder: Path
-    ) -> tuple[Groups, int]:
+    def groups(self, model: SentenceTransformer, folder: Path) -> tuple[Groups, int]:
         """Group the rows.
 
         Args:
             model: the untrained retriever.
-            encoder: the retriever in training, for iterative groups.
-            folder: stores the order of clusters, or rounds of iterative groups, until the run
-                ends.
+            folder: stores the order of clusters until the run ends.
 
         Returns:
             Epoch -> groups, as indices of rows; and the number of groups in the first epoch, an
             upper bound if queries are written during training.
         """
-        recipe, size, rows = self.recipe, self.recipe.groups.group_size, self.grouped_rows
+        size, rows = self.recipe.groups.group_size, self.grouped_rows
         if len(rows) < size:
             raise RevelaError(self._no_group())
         if self.folder is not None:
@@ -286,11 +280,7 @@ class TrainingSet:
             f"{self.n_documents:,} documents -> {len(self.chunks):,} chunks{made} "
             f"-> {number:,} groups of {size} per epoch"
         )
-        if recipe.groups.groups == "iterative":
-            n_groups = recipe.groups.refresh_every * recipe.training.groups_per_step
-            seed, reads = recipe.training.seed, recipe.method.reads
-            groups = IterativeGroups(rows, encoder, folder, size, n_groups, seed, reads)
-        elif (queries := self.generated_queries) is not None:
+        if (queries := self.generated_queries) is not None:
             if missing := queries.lm.missing(row.text for row in self.rows):
                 log.info(f"{queries.lm} as training comes to them: {len(missing):,} or fewer")
             groups = queries.groups(groups)
@@ -307,8 +297,6 @@ class TrainingSet:
         groups: Groups
         if settings.groups == "random":
             groups = partial(random_groups, len(rows), size, seed)
-        elif settings.groups == "iterative":  # until there is a retriever in training
-            groups = groups_along(np.arange(len(rows)), rows, size, seed, reads)
         elif settings.groups == "cluster":
 
             def order() -> NDArray[np.int64]:

@@ -302,8 +302,6 @@ def test_logits_that_are_not_the_heads_output_are_used_in_the_loss():
     want = model(input_ids=ids, labels=ids).loss
     lm = LanguageModel(model)
     torch.testing.assert_close(lm.loss(lm.pack(ids, torch.ones_like(ids))), want, atol=1e-5, rtol=0)
-    with pytest.raises(RevelaError, match="--loss-tokens corpus: cohere scales its logits"):
-        LanguageModel(model, "cohere").score_only(ids[0])
 
 
 def loss_module_of(lm, model=None, **changes):
@@ -328,38 +326,6 @@ def test_groups_of_a_batch_count_as_if_they_were_read_one_by_one():
     torch.testing.assert_close(
         together.model.table.weight.grad, apart.model.table.weight.grad, atol=1e-7, rtol=1e-4
     )
-
-
-@pytest.mark.parametrize("kind", ["gemma3", "gpt_neox"])
-def test_a_loss_over_some_tokens_is_the_whole_one_without_the_others(kind):
-    """gpt_neox has a head of its own, gemma3 that of its embeddings."""
-    ids, mask, weights = batch()
-    lm = LanguageModel(build(kind).requires_grad_(False))
-    packed = lm.pack(ids, mask)
-    memory = lm.prefill(packed, range(lm.n_layers))
-    weights_BB = weights.clone().requires_grad_()
-    mix = InBatchAttention(weights_BB, packed.lengths, None, v_norm=True)
-    rows_R = packed.layout.with_next_R
-    targets_R = packed.ids_1T[0, rows_R + 1]
-    scored = sorted({3, 7, 9, 200, *targets_R.tolist()})
-
-    logits = lm.logits(packed, memory, mix).index_select(0, rows_R)[:, scored]
-    places = torch.tensor([scored.index(target) for target in targets_R.tolist()])
-    naive_losses = torch.nn.functional.cross_entropy(logits, places, reduction="none")
-    (naive_slope,) = torch.autograd.grad(naive_losses.sum(), weights_BB)
-    lm.score_only(torch.tensor([3, 7, 9, 200, 9]))  # the targets come later
-    losses = lm.token_losses(packed, rows_R, memory, mix)
-    (slope,) = torch.autograd.grad(losses.sum(), weights_BB)
-    torch.testing.assert_close(losses, naive_losses)
-    torch.testing.assert_close(slope, naive_slope)
-    whole = LanguageModel(build(kind).requires_grad_(False)).token_losses(
-        packed, rows_R, memory, mix
-    )
-    assert (losses < whole).all()
-    lm.token_losses(lm.pack(ids % 50 + 300, mask), rows_R)  # a batch leaves its targets behind it
-    torch.testing.assert_close(lm.token_losses(packed, rows_R, memory, mix), losses, atol=0, rtol=0)
-    lm.score_only(torch.arange(lm.model.config.vocab_size))
-    torch.testing.assert_close(lm.token_losses(packed, rows_R, memory, mix), whole)
 
 
 def test_a_language_model_without_its_head_is_refused(

@@ -16,7 +16,6 @@ from revela.text.spool import arrow_list
 from revela.training.methods import base
 from revela.training.methods.cde import ContextBatches, Contextual, in_context
 from revela.training.methods.contrastive import ContrastiveLoss
-from revela.training.methods.matryoshka import Matryoshka
 from revela.training.recipe import Recipe
 from revela.training.retriever.context import add_context
 from revela.training.retriever.module import RetrieverModule
@@ -198,18 +197,6 @@ def test_only_the_first_stages_transformer_is_under_bf16_autocast(tiny_lm_folder
     assert seen == {"layer": True, "dense": False}
     first.of_texts(TEXTS)  # as it is used and saved
     assert seen == {"layer": False, "dense": False}
-
-
-def test_with_widths(tiny_lm_folder):
-    """Around Matryoshka the retriever still reads the batch's context."""
-    model, first = parts_of(tiny_lm_folder, double=False)
-    retriever = RetrieverModule(model)
-    loss = Matryoshka(ContrastiveLoss(retriever, tau=TAU), retriever, [4, 32])
-    contextual = Contextual(loss, retriever, first)
-    contextual(sides_of(model, first)).backward()
-    assert first.model[4].linear.weight.grad.abs().max() > 0
-    names = [name for name, _ in contextual.named_parameters()]
-    assert len(names) == len(set(names))
 
 
 ROWS = [Chunk(i // 4, f"text {i}") for i in range(40)]  # of ten documents

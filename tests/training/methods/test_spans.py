@@ -147,7 +147,6 @@ def test_the_loss_is_that_of_the_stock_model(folder):
     [
         ({"lora_rank": 4}, "trains all weights: give --lora-rank 0"),
         ({"context": 2}, "--context has no effect on --method dwell-spans"),
-        ({"matryoshka": (8,)}, "--matryoshka has no effect on --method dwell-spans"),
     ],
 )
 def test_settings_that_do_not_suit(folder, change, message):

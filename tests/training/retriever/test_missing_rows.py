@@ -80,7 +80,6 @@ def test_it_is_trained(lm, tmp_path, embedder, tiny_lm_folder):
     small = dict(layers=1, group_size=4, gate_heads=2, max_steps=1)
     recipe = Recipe.of(model=str(model), lm=str(lm), **TINY | small)
     documents = [Document(str(i), text) for i, text in enumerate(WITH_IT[-9:])]
-    recipe = recipe.replace(loss_tokens="all" if embedder else "corpus")
     train(recipe, documents, tmp_path / "out")  # the LM reads it too
     vectors = Retriever(tmp_path / "out", "fp32").encode_passages(WITH_IT)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)

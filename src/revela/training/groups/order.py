@@ -1,33 +1,26 @@
-"""Order rows so that similar ones are neighbours: by words, by a surrogate model, or by the
-retriever in training, every ``refresh_every`` steps.
-"""
+"""Order rows so that similar ones are neighbours: by words, or by a surrogate model."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from revela.encoders.base import TextEncoder
 from revela.files import atomic_write
 from revela.terminal import progress_bar
 from revela.text.spool import ArrowList, LazyTexts, vectors_on_disk
 from revela.training.distributed import from_rank_zero, gathered, is_rank_zero, my_share, world_size
 from revela.training.groups.similarity import order_by_similarity, paired
-from revela.training.groups.strategies import groups_along, with_queries
 from revela.training.models import load_surrogate
 from revela.training.retriever.fit import lexical_vectors
 from revela.training.settings import Groups, Reads, TorchPrecision
 from revela.types import Chunk, Vectors
 
 ENCODING_BATCH = 2**14  # texts per write to disk
-POOL = 8  # rows sampled for a round of iterative groups, per row that the round needs
 ORDER = "groups-order.npy"  # file of a run
 
 Model = Callable[[], SentenceTransformer]
@@ -81,47 +74,6 @@ def encoders_by(
         return by_words, by_words
     encoder = load_surrogate(surrogate, precision)
     return encode_in_batches(encoder.encode_queries), encode_in_batches(encoder.encode_passages)
-
-
-@dataclass(frozen=True)
-class IterativeGroups:
-    """Round -> groups of similar rows, by the retriever in training, from a random sample.
-
-    Groups are stored in ``folder``, so that a resumed run reads the same.
-
-    Attributes:
-        encoder: the retriever in training.
-        size: rows of a group.
-        n_groups: groups of a round.
-        reads: the kind of rows that the method reads.
-    """
-
-    rows: ArrowList[Chunk]
-    encoder: TextEncoder
-    folder: Path
-    size: int
-    n_groups: int
-    seed: int
-    reads: Reads
-
-    def __call__(self, round_: int) -> Iterator[list[int]]:
-        file = self.folder / f"groups-{round_}.npy"
-        build = functools.partial(self._build, round_)
-        yield from load_or_make(file, build).tolist()
-
-    def _build(self, round_: int) -> NDArray[np.int64]:
-        rng = np.random.default_rng([self.seed, round_])
-        pool = min(len(self.rows), POOL * self.n_groups * self.size)
-        sample = np.sort(rng.choice(len(self.rows), pool, replace=False))
-        rows = self.rows.select(sample)
-        both = self.encoder.encode_queries, self.encoder.encode_passages
-        queries, passages = map(encode_on_all_ranks, both)
-        seed = int(rng.integers(2**31))
-        settings = Groups(group_size=self.size)
-        order_R = similar_order(rows, (queries, passages), settings, seed, self.reads)
-        groups = groups_along(order_R, rows, self.size, self.seed, self.reads)
-        built = islice(with_queries(rows, groups, self.reads)(round_), self.n_groups)
-        return np.array([sample[group] for group in built], dtype=np.int64)
 
 
 def load_or_make(file: Path, make: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:

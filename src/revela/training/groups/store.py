@@ -24,7 +24,6 @@ from revela.errors import RevelaError, first_line
 from revela.files import atomic_write, check_free
 from revela.text.spool import ArrowList, read, write
 from revela.training.groups.strategies import Groups
-from revela.training.settings import Strategy
 from revela.types import Chunk, Document
 
 MANIFEST, SAMPLE, HELD_OUT = "groups.json", "documents.arrow", "held-out.arrow"
@@ -132,14 +131,9 @@ def is_group_folder(path: Path) -> bool:
     return (path / MANIFEST).is_file() or any(path.glob("shard-*.arrow"))
 
 
-def check_out(out: Path, strategy: Strategy, pairs: str) -> None:
-    """Raise RevelaError if the folder exists, or if the groups cannot be built before training."""
+def check_out(out: Path, pairs: str) -> None:
+    """Raise RevelaError if the folder exists, or if the groups cannot be stored."""
     check_free(out)
-    if strategy == "iterative":
-        raise RevelaError(
-            "iterative groups are built while a retriever trains: give --groups iterative to "
-            "revela train"
-        )
     if pairs:
         raise RevelaError(
             "groups are stored without the judgements that --pairs reads: give --pairs to revela "

@@ -213,7 +213,6 @@ class LanguageModel(nn.Module):
         body = self._inner.base_model
         self._body = getattr(self._inner, "model", body) if body is self._inner else body  # Llama 4
         self._layers = self._decoder_layers()
-        self._scored_S: Tensor | None = None
         self._rows = int(self._inner.get_input_embeddings().num_embeddings)
         self._check_on_two_tokens()
 
@@ -387,45 +386,9 @@ class LanguageModel(nn.Module):
         output = self._run_mixed(self._body, packed, *streams)
         hidden_RD = output.last_hidden_state[0].index_select(0, rows_R)
         weight, bias = self._head.weight, self._head.bias
-        if self._scored_S is not None:
-            place_V, weight, bias = self._among(targets_R)
-            targets_R = place_V[targets_R]
         if self.bf16:  # a trained head, which is kept in fp32
             weight = weight.to(torch.bfloat16)
         return linear_cross_entropy(hidden_RD, weight, targets_R, bias, exact=exact)
-
-    def score_only(self, tokens: Tensor) -> None:
-        """Compute losses by a softmax over these tokens and the batch's own, in place of the
-        vocabulary.
-
-        A head of 262,144 tokens costs more than the layers. ``logits`` still covers the whole
-        vocabulary.
-
-        Raises:
-            RevelaError: the LM changes its logits after the head.
-        """
-        if not self._logits_are_heads:
-            raise RevelaError(
-                f"--loss-tokens corpus: {self.name} scales its logits, which takes all of them: "
-                "leave it out"
-            )
-        scored_S = torch.unique(tokens.clamp(max=self._rows - 1))
-        self._scored_S = scored_S.to(self._head.weight.device)
-        self._part = self._part_of_head(self._scored_S)
-
-    def _among(self, targets_R: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """``_part_of_head`` of the scored tokens and these."""
-        assert self._scored_S is not None
-        if len(new := targets_R[self._part[0][targets_R] < 0]):
-            return self._part_of_head(torch.unique(torch.cat([self._scored_S, new])))
-        return self._part
-
-    def _part_of_head(self, tokens_S: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The place of each token among these, or -1, (V,); their weights (S, D), biases (S,)."""
-        weight, bias = self._head.weight.detach(), self._head.bias
-        place_V = torch.full((len(weight),), -1, device=tokens_S.device)
-        place_V[tokens_S] = torch.arange(len(tokens_S), device=tokens_S.device)
-        return place_V, weight[tokens_S], None if bias is None else bias.detach()[tokens_S]
 
     def _run_mixed(
         self,

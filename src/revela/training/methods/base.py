@@ -32,7 +32,6 @@ from revela.training.generated_queries import GeneratedQueries
 from revela.training.lm.language_model import load_language_model
 from revela.training.models import find_weights, load_tokenizer
 from revela.training.settings import (
-    COUNTED,
     LM,
     Context,
     Groups,
@@ -43,7 +42,7 @@ from revela.training.settings import (
     Training,
     checked,
 )
-from revela.types import Chunk, Document, evenly_spaced
+from revela.types import Chunk, Document
 
 if TYPE_CHECKING:
     from revela.training.retriever.context import ContextEncoder
@@ -299,10 +298,6 @@ def load_lm(parts: BuildContext, trained: bool = False) -> tuple[Any, Any, Path]
     if settings.shard_lm:
         lm.shard()
     lm, tokenizer = lm.to(parts.device), load_tokenizer(folder)
-    if settings.loss_tokens == "corpus":
-        texts = [parts.rows[i].text for i in evenly_spaced(len(parts.rows), COUNTED).tolist()]
-        ids = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-        lm.score_only(torch.tensor([i for row in ids for i in row]))
     return lm, tokenizer, folder
 
 

@@ -134,13 +134,11 @@ class Spans(Method):
     def refuse(self, retriever: Retriever, context: Context) -> None:
         if retriever.lora_rank:
             raise RevelaError("--method dwell-spans trains all weights: give --lora-rank 0")
-        compared = {"--context": context.context, "--matryoshka": retriever.matryoshka}
-        for flag, given in compared.items():
-            if given:
-                raise RevelaError(
-                    f"{flag} has no effect on --method dwell-spans, which compares no vectors: "
-                    "leave it out, and give it to the stage after"
-                )
+        if context.context:
+            raise RevelaError(
+                "--context has no effect on --method dwell-spans, which compares no vectors: "
+                "leave it out, and give it to the stage after"
+            )
 
     def window_words(self, lm_tokens: int) -> int:
         # A word has at least one token, so a row has enough for SpanBatches to take a run of them.

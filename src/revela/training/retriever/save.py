@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ def save_retriever(
     model: SentenceTransformer,
     folder: Path,
     card: str,
-    matryoshka: Sequence[int] = (),
     context: SavedContext | None = None,
     words_to_vectors: float = 1.0,
 ) -> None:
@@ -42,7 +40,6 @@ def save_retriever(
 
     Args:
         card: text of README.md.
-        matryoshka: widths that its vectors were trained to be truncated to.
         context: of a retriever with slots, which are saved with its rows.
         words_to_vectors: see ``words_to_vectors_of``.
 
@@ -72,9 +69,7 @@ def save_retriever(
             _keep_tokenizer(place, model.tokenizer)
         # A path in the card may have bytes that are no UTF-8.
         (temporary / "README.md").write_text(card, encoding="utf-8", errors="replace")
-        if matryoshka:
-            matryoshka = [*matryoshka, int(model.get_embedding_dimension() or 0)]
-        add_to_config(temporary, matryoshka, words_to_vectors)
+        add_to_config(temporary, words_to_vectors)
         if isinstance(final[0], modules.Transformer):  # tables read tokenizer.json as it is
             _check_saved(final, temporary)
         make_readable(temporary)
