@@ -503,11 +503,13 @@ def test_another_model_finds_false_negatives(recipe, documents, tiny_lm_folder, 
     some = dict(queries="title", context=0, surrogate="", groups="document")
     recipe = recipe.replace(**preset("cde", group_size=8, max_steps=1, **some))
     found, name = [], str(tmp_path / "surrogate")
-    for changes in ({}, {"surrogate": name}, {"filter": name}, {"surrogate": name, "filter": ""}):
+    both, cut = {"surrogate": name, "filter": ""}, {"filter": name, "surrogate_tokens": 4}
+    for changes in ({}, {"surrogate": name}, {"filter": name}, both, cut):
         out = tmp_path / f"out-{len(found)}"
         train(recipe.replace(**changes), documents, out)
         found.append(losses(out)[1])
-    assert found[0] > found[1] and found == [found[0], found[1], found[1], found[0]]
+    none, filtered, *_, cut_short = found
+    assert none > filtered != cut_short and found[2:4] == [filtered, none]
 
 
 def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(

@@ -120,7 +120,7 @@ def hardness(recipe: Recipe, folder: GroupFolder) -> float:
     groups = [*islice(folder.order(settings.seed)(0), count)]
     rows = folder.rows.select(np.concatenate(groups))
     model, weighting = _model(recipe, folder.documents), recipe.fit.token_weighting
-    encoders = encoders_by(recipe.groups.surrogate, settings.precision, model, weighting)
+    encoders = encoders_by(recipe.groups, settings.precision, model, weighting)
     queries_RD, passages_RD = both_sides(rows, encoders, recipe.method.reads)
     passage_GND = passages_RD.reshape(len(groups), size, -1)
     query_GND = passage_GND if queries_RD is None else queries_RD.reshape(passage_GND.shape)

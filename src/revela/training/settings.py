@@ -85,7 +85,8 @@ class Groups:
     """Model that finds similar chunks, as for --model. The method cde also filters false negatives
     by it: passages that it scores at least as high as the positive. Empty: the retriever's own
     token embeddings, and no filter."""
-    surrogate_tokens: ClassVar[int] = 64  # per text
+    surrogate_tokens: Rare[PositiveInt] = 64
+    "Maximum tokens that the surrogate, and the model of --filter, read of a text."
     cluster_size: Rare[NonNegativeInt] = 0
     """Chunks per cluster, on average, of --groups cluster. Small clusters share a group with the
     next ones, large ones are split. 0: --group-size."""

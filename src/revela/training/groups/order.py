@@ -66,13 +66,13 @@ def both_sides(
 
 
 def encoders_by(
-    surrogate: str, precision: TorchPrecision, model: Model, token_weighting: float
+    settings: Groups, precision: TorchPrecision, model: Model, token_weighting: float
 ) -> tuple[Encode, Encode]:
     """Encoders of queries and passages: the surrogate, or the word vectors of ``model``."""
-    if not surrogate:
+    if not settings.surrogate:
         by_words = functools.partial(lexical_vectors, model(), token_weighting=token_weighting)
         return by_words, by_words
-    encoder = load_surrogate(surrogate, precision)
+    encoder = load_surrogate(settings.surrogate, precision, settings.surrogate_tokens)
     return encode_in_batches(encoder.encode_queries), encode_in_batches(encoder.encode_passages)
 
 

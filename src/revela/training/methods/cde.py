@@ -35,15 +35,16 @@ large model; ``cde-paper-small`` for table 1 and most figures:
   of a group: --cluster-size; random batches: --groups random; random order: --packing random.
 - 16 documents as context: --context 64 (small) or 512. None: --context 0.
 - Chunks of 48 words: --chunk-words 400 --lm-tokens 512 (large), --lm-tokens 64 (small). A context
-  document has 64 tokens: --context-tokens 512.
+  document has 64 tokens, as has a text for the surrogate: --context-tokens 512
+  --surrogate-tokens 512.
 - The start of all methods here, six layers of a decoder with a fit and mean pooling, M1 its lowest
   layer, and LoRA: --model google-bert/bert-base-uncased --layers 0 --context-layers 0 --lora-rank 0
-  and no fit. The paper has NomicBERT, whose folder in the hub needs code that is never run here;
-  BERT has positions that are learned, dropout of 0.1 (the authors train without), and 110 million
-  weights of 137.
+  and no fit. The paper has NomicBERT, whose folder in the hub needs code that is never run here.
+  BERT has learned positions, dropout of 0.1 (the authors train without) and 110 million weights
+  (137).
 - MiniLM is the surrogate of clusters and filter: --surrogate sentence-transformers/gtr-t5-base
-  --filter nomic-ai/nomic-embed-text-v1, which transformers opens without code of the hub. No filter:
-  --filter ''.
+  --filter nomic-ai/nomic-embed-text-v1, which transformers opens without code of the hub. No
+  filter: --filter ''.
 - k-means of 10 steps from one start: --kmeans-steps 100 --kmeans-starts 3.
 - Queries are words that the authors of the text wrote (--queries: titles, docstrings, telling
   sentences); the paper trains on 234 million mined pairs, then on 1.8 million labelled ones:
@@ -52,13 +53,13 @@ large model; ``cde-paper-small`` for table 1 and most figures:
   --context-null 0. The paper only drops slots, as --context-dropout 0.005 does.
 
 What has no setting, in the presets of the paper too:
-- A context vector is added to an anchor, by a head that gives 0 at first: a decoder whose slots hold
-  vectors of documents before any training is ruined by them.
+- A context vector is added to an anchor, by a head that gives 0 at first: a decoder whose slots
+  hold vectors of documents before any training is ruined by them.
 - No residual MLP after M2, which is no stock module; the eight soft-prompt tokens are anchors
   without documents: --context-from constant.
 - One context per batch, not permuted per text. A decoder attends to it causally, so order matters.
-- k-means goes level by level, 256 clusters each, as flat k-means is quadratic; no SVD, which only
-  saves time. A text has 64 tokens for a surrogate. A group never has chunks of two domains.
+- k-means goes level by level, 256 clusters each, as flat k-means is quadratic; no SVD. A group
+  never has chunks of two domains.
 - The filter also drops mined negatives, which the authors' code keeps: without labels they hold the
   most false ones, and all queries of a group share them.
 - At use, the context is drawn once from the corpus and saved: revela fit --context, with
@@ -153,7 +154,8 @@ PRESETS: dict[str, Preset] = {
     },
     # As published: two whole encoders, 512 tokens, 512 documents as context, batches of a cluster.
     "cde-paper": PAPER
-    | {"layers": 0, "chunk_words": 400, "lm_tokens": 512, "context": 512, "context_tokens": 512},
+    | {"layers": 0, "chunk_words": 400, "lm_tokens": 512, "context": 512}
+    | {"context_tokens": 512, "surrogate_tokens": 512},
     # The small setting of table 1 and of most figures.
     "cde-paper-small": PAPER | {"layers": 6, "lm_tokens": 64, "max_tokens": 64, "context": 64},
 }
@@ -170,9 +172,9 @@ class CDE(Pairs):
     filter."""
 
     def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
-        training = parts.training
-        name = parts.groups.surrogate if self.filter == "same" else self.filter
-        surrogate = load_surrogate(name, training.precision) if name else None
+        groups, training, surrogate = parts.groups, parts.training, None
+        if name := groups.surrogate if self.filter == "same" else self.filter:
+            surrogate = load_surrogate(name, training.precision, groups.surrogate_tokens)
         loss = FilteredLoss(parts.model, tau=self.tau, retriever_batch=training.retriever_batch)
         return loss, FilteredBatches(parts, surrogate)
 
