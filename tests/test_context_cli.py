@@ -67,6 +67,17 @@ def test_a_context_is_baked_into_a_stock_folder(
     assert "1." in succeeds("search", tmp_path / "index", title, "--mode", "dense", "-k", 1)
 
 
+@pytest.mark.parametrize("first", [0, 3])
+def test_the_first_documents_alone_are_baked(contextual, corpora, tmp_path, succeeds, first):
+    out = tmp_path / "out"
+    fit = ("fit", "--model", contextual, "--context", corpora[0], "--out", out)
+    assert f"{first} chunks of {corpora[0]}" in succeeds(*fit, "--context-first", first)
+    drawn = draw_documents(read_corpus(corpora[:1])[0], SLOTS, 0, 120)[:first]
+    stock = SentenceTransformer(str(out), device="cpu")
+    by_hand = live(contextual).in_context(drawn).encode_passages(TEXTS)
+    np.testing.assert_allclose(stock.encode_document(TEXTS), by_hand, atol=1e-5)
+
+
 def test_what_cannot_be_given_a_context_is_refused(
     contextual, saved_retriever, corpora, tmp_path, refused
 ):
@@ -78,6 +89,8 @@ def test_what_cannot_be_given_a_context_is_refused(
         ((corpora[0], *baked), "a fit reads one corpus: give it as revela fit CORPUS"),
         (("--model", saved_retriever, *baked[2:]), "has no first stage (context/), which --cont"),
         (("--model", tmp_path / "cut", *baked[2:]), "has no first stage (context/), which --cont"),
+        ((corpora[0], "--context-first", 1, *baked[:2], *out), "counts the chunks of --context"),
+        ((*baked, "--context-first", -1), "--context-first -1 counts the chunks of --context"),
         ((*baked, "--layers", 2), "--layers has no effect with --context"),
         ((*baked, "--static"), "--static has no effect with --context"),
         ((*baked, "--language", "de"), "--language has no effect with --context"),
@@ -85,7 +98,7 @@ def test_what_cannot_be_given_a_context_is_refused(
         assert sentence in refused("fit", *arguments)
     few = ("--group-size", 2, "--chunk-words", 20, "--max-steps", 1, "--method", "contrastive-crop")
     err = refused("train", corpora[0], "--model", contextual, *out, *few)
-    assert f"{contextual} reads a context already: train the model that it was made of" in err
+    assert f"{contextual} has {SLOTS} slots for documents, and --context 0 with 1 vectors" in err
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
     assert "out exists: choose another --out" in refused("fit", *baked)

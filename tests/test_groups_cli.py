@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from conftest import make_rows, tiny_retriever
+from revela.encoders.load import load_encoder
 from revela.training.groups.store import GroupFolder
 from test_cli import TINY_FLAGS
 from tests.collection_folder import write_lines
@@ -53,13 +55,28 @@ def test_who_holds_nothing_out_is_told_that_nothing_is_checked(
 def test_clusters_of_what_a_surrogate_finds_similar(
     succeeds, corpus_file, models, tiny_lm_folder, tmp_path
 ):
-    surrogate = tmp_path / "surrogate"
+    """And how hard they are."""
+    surrogate, found = tmp_path / "surrogate", {}
     tiny_retriever(tiny_lm_folder, layers=1, query_prompt="").save(str(surrogate))
-    flags = (*BUILD, models, "--groups", "cluster", "--surrogate", surrogate)
-    for method, asked in (("revela", ()), ("dream", ("--queries", "title"))):
-        given = (corpus_file, "--out", tmp_path / method, "--method", method, *asked)
-        succeeds("groups", *given, *flags)
-        assert len(GroupFolder(tmp_path / method)) > 10
+    flags = (*BUILD, models, "--surrogate", surrogate)
+    encoder = load_encoder(surrogate, "fp32")
+    for kind, method, asked in (
+        ("cluster", "revela", ()), ("random", "revela", ()),
+        ("cluster", "dream", ("--queries", "title")),
+    ):  # fmt: skip
+        out = tmp_path / f"{kind}-{method}"
+        given = (corpus_file, "--out", out, "--method", method, "--groups", kind, *asked)
+        said, folder, scores = succeeds("groups", *given, *flags), GroupFolder(out), []
+        assert len(folder) > 10
+        for group in folder.order(0)(0):
+            texts = [member.text for member in folder.members(group)]
+            queries = [m.query or m.text for m in folder.members(group)] if asked else None
+            passage_ND = encoder.encode_passages(texts)
+            query_ND = encoder.encode_queries(queries) if queries else passage_ND
+            scores.append((query_ND @ passage_ND.T)[~np.eye(8, dtype=bool)].mean())
+        found[out.name] = np.mean(scores)
+        assert f"within a group, by {surrogate}: {found[out.name]:.3f}\n" in said
+    assert found["cluster-revela"] > found["random-revela"]
 
 
 def test_several_corpora_in_given_shares(succeeds, refused, models, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from revela.training.methods.cde import Contextual, FilteredLoss, true_negative_
 from revela.training.methods.contrastive import info_nce
 from revela.training.retriever.context import add_context
 from revela.training.retriever.module import RetrieverModule
+from revela.training.settings import Context
 from tests.nano_example import TEXTS, assert_close, assert_hits, example, scores, write_folder
 
 QUERIES = [text[: len(text) // 2] for text in TEXTS]
@@ -53,8 +53,8 @@ def package(encoder, nano, tiny_lm_folder, slot_dropout: float):
     """
     own = dict(max_tokens=nano.MAX_TOKENS, query_prompt="", passage_prompt="")
     model = tiny_retriever(tiny_lm_folder, **own)
-    settings = dict(context=SLOTS, context_tokens=nano.MAX_TOKENS, context_from="batch")
-    first = add_context(SimpleNamespace(**settings), model, TEXTS[1], 0)
+    settings = Context(context=SLOTS, context_tokens=nano.MAX_TOKENS)
+    first = add_context(settings, model, TEXTS[1], 0)
     torch.testing.assert_close(first.anchors_AD, encoder.anchors_JW, atol=0, rtol=0)
     stages = {
         "first.": first.model[0].model,

@@ -126,7 +126,7 @@ def small_recipe(preset: str, model: Path) -> Recipe:
     if preset == "dwell-spans":
         settings |= dict(model="new:tiny", lora_rank=0)
     if recipe.groups.surrogate:
-        settings |= dict(surrogate="")
+        settings |= dict(surrogate="", filter="same", context=min(16, recipe.context.context))
     return recipe.replace(**settings)
 
 

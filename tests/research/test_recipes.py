@@ -47,6 +47,14 @@ def test_the_stages_of_dwell_parse(stage):
     assert recipe.retriever.max_tokens == 2048 and recipe.training.max_steps
 
 
+def test_the_phases_of_cde_parse():
+    file = RECIPES / "papers" / "cde-2-phases.toml"
+    (_, first), (_, second) = map(parsed, commands(file))
+    recipes = recipes_of(second["methods"], file, None)
+    assert [recipe.negatives for recipe in recipes.values()] == [0, 1, 2, 4, 8]
+    assert first["out"] == Path("runs/phase-1") and second["methods"] == ["cde-paper-small"]
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 @pytest.mark.parametrize("method", ["revela-gated", "revela-paper"])
 def test_variants_differ_in_what_the_file_says_and_nothing_else(file, method):

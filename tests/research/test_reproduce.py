@@ -64,8 +64,8 @@ def test_main_tables_are_trained_as_published():
     assert replace(infonce, method=dream.method, lm=dream.lm) == dream
     cells = {name: (r.groups.groups, r.context.context) for name, r in recipes["cde-1"].items()}
     assert cells == {
-        "plain": ("document-random", 0), "batches": ("cluster", 0),
-        "context": ("document-random", 16), "both": ("cluster", 16),
+        "plain": ("random", 0), "batches": ("cluster", 0),
+        "context": ("random", 64), "both": ("cluster", 64),
     }  # fmt: skip
 
 

@@ -9,17 +9,21 @@ import shutil
 import signal
 import threading
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
+from transformers import AutoModel
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from conftest import TINY, logged, make_rows, tiny_retriever
+from revela.encoders.load import load_encoder
 from revela.encoders.model_files import commits, resolve
 from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
@@ -134,12 +138,13 @@ RESUMED = {
     | dict(group_size=8, crop_window=30, lora_rank=0, keep="last"),
     "dream": LEARNED | dict(groups_per_step=2, groups_per_batch=2),
     "cde": CDE | ASKED | dict(group_size=8, context=3),
+    "whole": CDE | ASKED | dict(group_size=8, context=4, context_layers=2, lora_rank=0),
 }
 
 
 @pytest.mark.parametrize("name", RESUMED)
 def test_resume_equals_unbroken(recipe, documents, tiny_lm_folder, tmp_path, name):
-    files = {"cde": 7, "crop": 4}.get(name, 1)
+    files = {"cde": 7, "whole": 7, "crop": 4}.get(name, 1)
     recipe = recipe.replace(**RESUMED[name], lm=recipe.lm.lm)
     assert_resume_equals_unbroken(recipe, documents, tmp_path, files)
     assert (tmp_path / "whole" / "lm" / "model.safetensors").is_file() == (name == "paper")
@@ -536,12 +541,14 @@ def test_another_model_finds_false_negatives(recipe, documents, tiny_lm_folder, 
     tiny_retriever(tiny_lm_folder).save(str(tmp_path / "surrogate"))
     some = dict(queries="title", context=0, surrogate="", groups="document")
     recipe = recipe.replace(**preset("cde", group_size=8, max_steps=1, **some))
-    found = []
-    for changes in ({}, {"surrogate": str(tmp_path / "surrogate")}):
+    found, name = [], str(tmp_path / "surrogate")
+    both, cut = {"surrogate": name, "filter": ""}, {"filter": name, "surrogate_tokens": 4}
+    for changes in ({}, {"surrogate": name}, {"filter": name}, both, cut):
         out = tmp_path / f"out-{len(found)}"
         train(recipe.replace(**changes), documents, out)
         found.append(losses(out)[1])
-    assert found[0] > found[1]
+    none, filtered, *_, cut_short = found
+    assert none > filtered != cut_short and found[2:4] == [filtered, none]
 
 
 def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
@@ -644,6 +651,37 @@ def test_the_first_stage_trains_alike_whether_it_was_checked_before(
     for name, plan in plans.items():
         train(recipe.replace(check_every=1), documents, tmp_path / name, plan=plan)
     assert losses(tmp_path / "plain") == losses(tmp_path / "checked")
+
+
+@pytest.mark.parametrize("kind", ["bert", "lm"])
+def test_all_weights_of_both_stages_train_and_a_second_phase_goes_on(
+    request, documents, tmp_path, kind
+):
+    """Stock sentence-transformers opens what is saved; slots of a BERT still have no position."""
+    start = request.getfixturevalue(f"tiny_{kind}_folder")
+    some = dict(model=str(start), group_size=8, context=4, context_layers=0, lora_rank=0)
+    first = SHORT.replace(**CDE | ASKED | some | dict(max_steps=2, keep="last", layers=0))
+    one, two = tmp_path / "one", tmp_path / "two"
+    train(first, documents, one)
+    second = dict(model=str(one), negatives=1, query_prompt="search_query: ")
+    train(first.replace(**second), documents, two)
+    for stage in (".", "context"):
+        states = [open_model(folder)[0].model.state_dict() for folder in (one / stage, two / stage)]
+        states.insert(0, AutoModel.from_pretrained(start).state_dict())
+        layers = [name for name in states[0] if ".layer" in f".{name}" and "weight" in name]
+        assert len(layers) > 20 and all(name in state for state in states for name in layers)
+        for old, new in pairwise(states):
+            assert not any(torch.equal(old[name], new[name]) for name in layers)
+    if kind == "bert":
+        positions = open_model(two)[0].model.embeddings.position_embeddings.weight
+        assert not positions[1:5].any() and positions[0].any() and positions[5].any()
+    stock, texts = SentenceTransformer(str(two), device="cpu"), ["ocean1", "engine2 garden3"]
+    assert "search_query:" in stock.prompts["query"] and "context-3" in stock.prompts["query"]
+    found = load_encoder(two, "fp32").encode_queries(texts)
+    np.testing.assert_allclose(found, stock.encode_query(texts), atol=1e-5)
+    message = "has 4 slots for documents, and --context 3 with 1 vectors a document was given"
+    with pytest.raises(RevelaError, match=message):
+        train(first.replace(model=str(one), context=3), documents, tmp_path / "three")
 
 
 def test_metrics_go_to_a_tracker(recipe, documents, tmp_path, monkeypatch):

@@ -31,6 +31,7 @@ def fit(
     model: str,
     out: Out,
     context: Annotated[list[Path] | None, Several] = None,
+    context_first: int | None = None,
     prune: Annotated[bool, Parameter(negative=())] = False,
     static: Annotated[bool, Parameter(negative=())] = False,
     steps: int | None = None,
@@ -51,6 +52,9 @@ def fit(
         Folder for the retriever: a Sentence-Transformers model.
     context:
         In place of corpus: a corpus, of which N chunks are drawn for the slots of the retriever.
+    context_first:
+        With --context: read only so many of the drawn chunks, and leave the other slots without a
+        document. 0: read none.
     prune:
         Remove the tokens that the corpus does not use, most of a multilingual model's. Other words
         are then read in smaller pieces.
@@ -70,12 +74,17 @@ def fit(
             "a fit reads one corpus: give it as revela fit CORPUS for a language model, or as "
             "--context CORPUS for a retriever that was trained with --context"
         )
+    if context_first is not None and not (context and context_first >= 0):
+        raise RevelaError(
+            f"--context-first {context_first} counts the chunks of --context: give a corpus to "
+            "--context, and 0 or more"
+        )
     recipe = Recipe.of(model=model, **given_settings(given))
     options = FitOptions(prune, static, steps)
     text = shlex.join(map(str, corpus or context or []))
     go_on = f"go on with revela index {text} --model {shlex.quote(str(out))} --out INDEX"
     if context:
-        count = bake_context(context, out, recipe, options)
+        count = bake_context(context, out, recipe, options, context_first)
         print(f"{counted(count, 'chunk')} of {text} in the slots of {out}: {go_on}")
         return
     result = run(corpus or [], out, recipe, options, command_line())

@@ -20,7 +20,8 @@ def groups(
     recipe_file: RecipeFile = None,
     given: Given = None,
 ) -> None:
-    """Build the groups of chunks that training compares, and keep them for train.
+    """Build the groups of chunks that training compares, and keep them for train. With a surrogate,
+    print how hard they are: its mean score of the negatives within a group.
 
     Parameters
     ----------
@@ -50,6 +51,12 @@ def groups(
 
         folder = build_groups(recipe, corpus, out, weights)
     print(f"{len(folder):,} groups of {folder.size} in {folder.folder}")
+    if (surrogate := recipe.groups.surrogate) or recipe.groups.groups == "cluster":
+        with extra("train", "grouping"):
+            from revela.training.build_groups import hardness
+
+        by, score = surrogate or "the model's word vectors", hardness(recipe, folder)
+        print(f"mean score of the negatives within a group, by {by}: {score:.3f}")
     for group in islice(folder.order(recipe.training.seed)(0), show):
         members = folder.members(sorted(group))
         title = f"group {group[0] // folder.size + 1:,}"

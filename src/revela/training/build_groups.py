@@ -6,10 +6,11 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, chain, groupby
+from itertools import accumulate, chain, groupby, islice
 from operator import attrgetter
 from pathlib import Path
 
+import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from revela.errors import RevelaError
@@ -17,6 +18,7 @@ from revela.quiet_libraries import silence_libraries
 from revela.text.load import split_held_out
 from revela.text.spool import ArrowList, arrow_list
 from revela.training.check_settings import check_data
+from revela.training.groups.order import Model, both_sides, encoders_by
 from revela.training.groups.prebuilt import group_members, holds_groups
 from revela.training.groups.store import GroupedCorpus, GroupFolder, Member, check_out, save_groups
 from revela.training.groups.strategies import mixed_groups
@@ -28,6 +30,7 @@ from revela.training.training_set import TrainingSet, default_queries_file
 from revela.types import Chunk, Document
 
 log = logging.getLogger(__name__)
+SCORED = 4096  # rows whose negatives are scored
 
 
 def build_groups(
@@ -89,13 +92,7 @@ def _grouped(data: TrainingSet, sources: Sequence[Path]) -> GroupedCorpus:
         f"{len(held_out):,} documents held out"
     )
 
-    @functools.cache
-    def model() -> SentenceTransformer:
-        settings = data.recipe.retriever
-        folder = find_weights(settings.model, settings.offline_model)
-        return untrained_retriever(settings, folder, documents)
-
-    groups = iter(data.corpus_groups(model)(0))
+    groups = iter(data.corpus_groups(_model(data.recipe, documents))(0))
     first = next(groups, None)
     if first is None:
         names = ", ".join(map(str, sources))
@@ -104,6 +101,35 @@ def _grouped(data: TrainingSet, sources: Sequence[Path]) -> GroupedCorpus:
             "text, or lower --chunk-words or --group-size"
         )
     return GroupedCorpus(documents, held_out, rows, chain([first], groups))
+
+
+def _model(recipe: Recipe, documents: ArrowList[Document]) -> Model:
+    """Loads the untrained retriever once."""
+
+    @functools.cache
+    def model() -> SentenceTransformer:
+        settings = recipe.retriever
+        folder = find_weights(settings.model, settings.offline_model)
+        return untrained_retriever(settings, folder, documents)
+
+    return model
+
+
+def hardness(recipe: Recipe, folder: GroupFolder) -> float:
+    """The mean score of the negatives of a query (or chunk) in its group: the cosine by the
+    surrogate, or by word vectors without one, over a sample of groups.
+    """
+    count, size, settings = max(1, SCORED // folder.size), folder.size, recipe.training
+    groups = [*islice(folder.order(settings.seed)(0), count)]
+    rows = folder.rows.select(np.concatenate(groups))
+    model, weighting = _model(recipe, folder.documents), recipe.fit.token_weighting
+    encoders = encoders_by(recipe.groups, settings.precision, model, weighting)
+    queries_RD, passages_RD = both_sides(rows, encoders, recipe.method.reads)
+    passage_GND = passages_RD.reshape(len(groups), size, -1)
+    query_GND = passage_GND if queries_RD is None else queries_RD.reshape(passage_GND.shape)
+    all_G = (query_GND.sum(axis=1) * passage_GND.sum(axis=1)).sum(axis=1)
+    own_G = (query_GND * passage_GND).sum(axis=(1, 2))
+    return float((all_G - own_G).mean()) / (size * (size - 1))
 
 
 def _prebuilt(source: Path, size: int, corpus: Corpus) -> GroupedCorpus:

@@ -145,7 +145,7 @@ def _check_varlen(precision: TorchPrecision) -> None:
 
 
 def _check_trained_weights(retriever: Retriever, context: Context) -> None:
-    """Refuse settings that conflict with a new model, or with training all weights."""
+    """Refuse settings that conflict with a new model, and slots that documents cannot fill."""
     name, rank = retriever.model, retriever.lora_rank
     if name.startswith(NEW):
         size_of(name)
@@ -154,9 +154,12 @@ def _check_trained_weights(retriever: Retriever, context: Context) -> None:
                 f"--model {name} has untrained weights, which LoRA would not train: give "
                 "--lora-rank 0"
             )
-    if context.context and not rank:
+        if context.context:
+            raise RevelaError(f"--context needs an encoder or a decoder: --model {name} is both")
+    if context.context % context.context_vectors_per_document:
         raise RevelaError(
-            "--context cannot train all weights, only LoRA and slots: give --lora-rank 1 or more"
+            f"--context {context.context} cannot be divided by --context-vectors-per-document "
+            f"{context.context_vectors_per_document}: give a multiple of it"
         )
 
 

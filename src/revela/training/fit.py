@@ -136,9 +136,15 @@ def fit(
     return result
 
 
-def bake_context(corpus: Sequence[Path], out: Path, recipe: Recipe, options: FitOptions) -> int:
-    """Save a retriever that was trained with a context with chunks of another corpus in its slots;
-    returns their number.
+def bake_context(
+    corpus: Sequence[Path],
+    out: Path,
+    recipe: Recipe,
+    options: FitOptions,
+    most: int | None = None,
+) -> int:
+    """Save a retriever that was trained with a context with chunks of another corpus in its slots,
+    at most ``most``; returns their number.
     """
     given = [name for name, value in vars(options).items() if value != getattr(FIT_OPTIONS, name)]
     unread = (*LAYER_SETTINGS, "language")
@@ -159,7 +165,7 @@ def bake_context(corpus: Sequence[Path], out: Path, recipe: Recipe, options: Fit
     )
     for line in report.lines():
         log.info(line)
-    texts = draw_documents(documents, first.slots, seed, PASSAGE_WORDS)
+    texts = draw_documents(documents, first.documents, seed, PASSAGE_WORDS)[:most]
     source = without_folders(", ".join(map(str, corpus)))
     about = {"drawn from": f"{len(texts)} chunks of {source}", "seed": seed}
     readme = folder / "README.md"

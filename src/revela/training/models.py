@@ -10,7 +10,7 @@ from revela.encoders.embedded import SMOLLM2, log_once
 from revela.encoders.load import load_encoder
 from revela.encoders.model_files import Unreachable, refuse_missing, resolve
 from revela.errors import RevelaError, first_line
-from revela.training.settings import LM, Groups, Retriever, TorchPrecision
+from revela.training.settings import LM, Retriever, TorchPrecision
 
 if TYPE_CHECKING:
     import torch
@@ -76,6 +76,6 @@ def opened(auto: Any, folder: Path, kind: str = "a causal LM", **settings: Any) 
         raise RevelaError(f"{folder} cannot be opened as {kind}: {reason}") from error
 
 
-def load_surrogate(name: str, precision: TorchPrecision) -> TextEncoder:
-    """The encoder that ``--surrogate`` names."""
-    return load_encoder(find_weights(name, ""), precision, Groups.surrogate_tokens)
+def load_surrogate(name: str, precision: TorchPrecision, max_tokens: int) -> TextEncoder:
+    """The encoder that ``--surrogate`` or ``--filter`` names."""
+    return load_encoder(find_weights(name, ""), precision, max_tokens)

@@ -89,7 +89,18 @@ class Groups:
     """Model that finds similar chunks, as for --model. The method cde also filters false negatives
     by it: passages that it scores at least as high as the positive. Empty: the retriever's own
     token embeddings, and no filter."""
-    surrogate_tokens: ClassVar[int] = 64  # per text
+    surrogate_tokens: Rare[PositiveInt] = 64
+    "Maximum tokens that the surrogate, and the model of --filter, read of a text."
+    cluster_size: Rare[NonNegativeInt] = 0
+    """Chunks per cluster, on average, of --groups cluster. Small clusters share a group with the
+    next ones, large ones are split. 0: --group-size."""
+    packing: Rare[Literal["path", "random"]] = "path"
+    """Order of the clusters, along which groups are cut: from each to the most similar one (a
+    greedy travelling salesman's path), or random."""
+    kmeans_steps: Rare[PositiveInt] = 10
+    "Steps of the k-means that finds the clusters."
+    kmeans_starts: Rare[PositiveInt] = 1
+    "Random starts of k-means, of which the one with the least squared distances is taken."
     refresh_every: Rare[PositiveInt] = 200
     "Steps between minings of --negatives."
     refresh_epochs: Rare[NonNegativeInt] = 0
@@ -168,7 +179,18 @@ class Context:
     context_from: Rare[Literal["batch", "corpus", "constant"]] = "batch"
     """Documents read in training: texts of the batch, any of its corpus, or none (constant: learned
     rows only, as a control)."""
-    context_tokens: ClassVar[int] = 64  # per document
+    context_layers: Rare[NonNegativeInt] = 1
+    "Lower layers of the retriever that the first stage copies. 0: all."
+    context_tokens: Rare[PositiveInt] = 64
+    "Maximum tokens of a context document."
+    context_vectors_per_document: Rare[PositiveInt] = 1
+    """Vectors of a context document, one for each of so many equal runs of its tokens; --context
+    counts vectors, so fewer documents are read."""
+    context_dropout: Rare[Share] = 0.005
+    "Probability that a slot of a text has no document, in training."
+    context_null: Rare[Share] = 0.1
+    """Probability that a batch has no context documents, so that the retriever also works without a
+    corpus."""
 
 
 @checked

@@ -17,7 +17,6 @@ from sentence_transformers import SentenceTransformer
 
 from revela.encoders.model_files import NEW, commits, fingerprint, words_to_vectors_of
 from revela.encoders.torch_model import slot_ids, uses_bf16
-from revela.errors import RevelaError
 from revela.files import remove_whole
 from revela.quiet_libraries import silence_libraries
 from revela.text.spool import LazyTexts
@@ -64,7 +63,12 @@ from revela.training.record import (
     versions,
 )
 from revela.training.retriever.build import add_lora, frozen_in_bf16, untrained_retriever
-from revela.training.retriever.context import ContextEncoder, add_context, train_context_encoder
+from revela.training.retriever.context import (
+    ContextEncoder,
+    add_context,
+    continue_context,
+    train_context_encoder,
+)
 from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, insert_fit
 from revela.training.retriever.module import RetrieverEncoder
 from revela.training.retriever.static_trainable import TrainableTable
@@ -135,14 +139,12 @@ def train(
         # Retriever before the fit, and an encoder of its current state.
         folder = _model_folder(data, checkpoints)
         model = untrained_retriever(recipe.retriever, folder, data.documents).to(device)
-        if slot_ids(model):
-            raise RevelaError(
-                f"{recipe.retriever.model} reads a context already: train the model that it was "
-                "made of"
-            )
         context_texts, context_encoder = list[str](), None
         if recipe.context.context:
             context_texts = _context_texts(data)
+        if slot_ids(model):  # a second phase
+            context_encoder = continue_context(recipe.context, model, folder)
+        elif context_texts:
             context_encoder = add_context(recipe.context, model, context_texts[0], settings.seed)
         read_context = None if context_encoder is None else context_encoder.of_texts
         encoder = RetrieverEncoder(model, bf16, read_context)
@@ -347,8 +349,9 @@ def _model_folder(data: TrainingSet, checkpoints: Path) -> Path:
 
 def _context_texts(data: TrainingSet) -> list[str]:
     """The texts of a contextual retriever's context, for checks and for the saved model."""
-    slots, rng = data.recipe.context.context, random.Random(data.recipe.training.seed)
-    drawn = rng.sample(range(len(data.rows)), min(len(data.rows), slots))
+    settings, rng = data.recipe.context, random.Random(data.recipe.training.seed)
+    documents = settings.context // settings.context_vectors_per_document
+    drawn = rng.sample(range(len(data.rows)), min(len(data.rows), documents))
     return [data.rows[i].text for i in drawn]
 
 
@@ -400,4 +403,4 @@ def _add_lora(
     lora = settings.lora_rank, settings.lora_alpha, settings.lora_dropout
     add_lora(model, *lora)
     if context_encoder is not None:
-        train_context_encoder(context_encoder, *lora)
+        train_context_encoder(context_encoder, model, *lora)

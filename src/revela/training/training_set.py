@@ -336,8 +336,8 @@ class TrainingSet:
 
             def order() -> NDArray[np.int64]:
                 precision = recipe.training.precision
-                encoders = encoders_by(settings.surrogate, precision, model, weighting)
-                return similar_order(rows, encoders, size, seed, reads)
+                encoders = encoders_by(settings, precision, model, weighting)
+                return similar_order(rows, encoders, settings, seed, reads)
 
             order_R = order() if folder is None else load_or_make(folder / ORDER, order)
             groups = groups_along(order_R, rows, size, seed, reads)

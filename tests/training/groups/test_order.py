@@ -7,9 +7,11 @@ import pytest
 
 from revela.text.spool import arrow_list
 from revela.training.generated_queries import sample_chunks
+from revela.training.groups.order import similar_order
 from revela.training.groups.store import GroupedCorpus, save_groups
 from revela.training.groups.strategies import groups_along
 from revela.training.recipe import Recipe
+from revela.training.settings import Groups
 from revela.training.training_set import TrainingSet
 from revela.types import Chunk, Document
 
@@ -28,6 +30,21 @@ def test_groups_of_similar_chunks_have_a_query_once(queries):
         assert len(made) == 10
         assert sorted(i for group in made for i in group) == list(range(100))
         assert all(len({rows[i].query for i in group}) == 10 for group in made)
+
+
+@pytest.mark.parametrize("cluster_size", [0, 16])
+def test_groups_are_cut_from_clusters_of_another_size(cluster_size):
+    """Of four kinds, each of four near places: groups of a place, or of any places of a kind."""
+    place = np.random.default_rng(0).permutation(np.repeat(np.arange(16), 4))
+    centres = np.random.default_rng(1).normal(size=(4, 8))[np.arange(16) // 4] * 9
+    vectors = centres[place] + np.random.default_rng(2).normal(size=(16, 8))[place]
+    rows = arrow_list(Chunk, (Chunk(i, f"text {i}") for i in range(64)))
+    settings = Groups(group_size=4, cluster_size=cluster_size, kmeans_steps=50, kmeans_starts=9)
+    encoders = (None, lambda texts: vectors.astype(np.float32))
+    groups = place[similar_order(rows, encoders, settings, 0, "chunks")].reshape(16, 4)
+    places, kinds = ([len(set(g)) for g in some.tolist()] for some in (groups, groups // 4))
+    assert np.mean(kinds) < 1.3
+    assert (np.mean(places) > 2) == (cluster_size == 16)
 
 
 def test_documents_are_drawn_until_there_are_enough_chunks_to_ask():

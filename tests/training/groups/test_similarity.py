@@ -71,6 +71,28 @@ def test_like_stands_beside_like(monkeypatch, branch, sample):
     )
 
 
+@pytest.mark.parametrize("packing", ["path", "random"])
+def test_a_path_goes_from_each_cluster_to_the_next_and_a_random_order_does_not(packing):
+    kinds = np.repeat(np.arange(24), 16)
+    vectors = (kinds + 0.01 * points(len(kinds), 1, 0)[:, 0])[:, None].astype(np.float32)
+    passed = kinds[order_by_similarity(vectors, None, 16, 0, packing=packing)]
+    steps = np.abs(np.diff(passed))
+    assert np.count_nonzero(steps) < 40  # clusters stay whole
+    assert (steps.sum() > 80) == (packing == "random")
+
+
+def test_more_steps_and_more_starts_of_k_means_give_closer_clusters():
+    vectors = points(400, 6, 0)
+
+    def squares(steps, starts):
+        rng, members = np.random.default_rng(0), np.arange(400)
+        labels = cluster._labels(vectors, None, members, 20, rng, steps, starts)
+        parts = [vectors[labels == k] for k in range(20)]
+        return sum(((part - part.mean(axis=0)) ** 2).sum() for part in parts if len(part))
+
+    assert squares(1, 1) > 1.01 * squares(10, 1) > 1.01 * squares(10, 5)
+
+
 def test_a_cluster_of_one_and_a_large_one_both_find_their_place():
     vectors = np.concatenate([np.zeros((40, 2)), [[9.0, 0.0]], [[9.1, 0.0]]]).astype(np.float32)
     order = order_by_similarity(vectors, None, 8, 0).tolist()

@@ -14,7 +14,7 @@ from conftest import build_context, make_rows, tiny_retriever
 from revela.encoders.torch_model import slot_ids
 from revela.text.spool import arrow_list
 from revela.training.methods import base
-from revela.training.methods.cde import ContextBatches, Contextual
+from revela.training.methods.cde import ContextBatches, Contextual, in_context
 from revela.training.methods.contrastive import ContrastiveLoss
 from revela.training.recipe import Recipe
 from revela.training.retriever.context import add_context
@@ -59,9 +59,11 @@ def sides_of(model, first, texts=6, documents=SLOTS):
 def wrapped(model, first, batch=0, dropout=0.0, null=0.0):
     model, first = copy.deepcopy((model, first))
     retriever = RetrieverModule(model)
-    retriever.slot_dropout = dropout
     loss = ContrastiveLoss(retriever, tau=TAU, retriever_batch=batch)
-    return Contextual(loss, retriever, first, null=null, retriever_batch=batch), model, first
+    probabilities = dict(context_dropout=dropout, context_null=null)
+    recipe = Recipe.of(context=SLOTS, retriever_batch=batch, **probabilities)
+    parts = build_context(recipe, retriever, [], [], torch.device("cpu"), False)
+    return in_context(loss, None, parts, first)[0], model, first
 
 
 def gradients(*modules):

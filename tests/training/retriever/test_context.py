@@ -5,6 +5,7 @@ sentence-transformers, order, null contexts, and who is refused.
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def plain(request, tiny_bert_folder, tiny_lm_folder):
 def contextual(plain, **changes):
     """A copy with slots, and a first stage whose head and null row are not 0."""
     model = copy.deepcopy(plain)
-    first = add_context(Context(SLOTS, **changes), model, TEXTS[0], 0)
+    first = add_context(Context(**{"context": SLOTS} | changes), model, TEXTS[0], 0)
     with torch.no_grad():
         generator = torch.Generator().manual_seed(5)
         for tensor in (first.model[4].linear.weight, first.null_D):
@@ -81,22 +82,38 @@ def test_a_vector_is_equation_5(plain):
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
-def test_a_context_is_its_anchors_and_what_the_first_stage_reads(plain):
-    """c_j = a_j + Dense(GELU(Dense(LayerNorm(mean of M1's states)))), text by text."""
-    _, first = contextual(plain)
+@pytest.mark.parametrize(("layers", "tokens", "per_document"), [(1, 64, 1), (2, 20, 2)])
+def test_a_context_is_its_anchors_and_what_the_first_stage_reads(
+    plain, tmp_path, layers, tokens, per_document
+):
+    """c_j = a_j + Dense(GELU(Dense(LayerNorm(mean of M1's states)))), run by run of each text."""
+    sizes = dict(context_tokens=tokens, context_vectors_per_document=per_document)
+    _, first = contextual(plain, context=4, context_layers=layers, **sizes)
+    assert first.model[0].model.config.num_hidden_layers == layers
+    SavedContext(first, first.null_JD, {}).save(tmp_path / "context")
     reader = first.model
-    rows_JD = first.of_texts(TEXTS)
-    for row_D, anchor_D, text in zip(rows_JD, first.anchors_JD, TEXTS[:SLOTS], strict=True):
+    rows_JD, found = first.of_texts(TEXTS), []
+    for text in TEXTS[: 4 // per_document]:
         read = reader.tokenizer(
-            reader.prompts["document"] + text, truncation=True, max_length=64, return_tensors="pt"
+            reader.prompts["document"] + text,
+            truncation=True,
+            max_length=tokens,
+            return_tensors="pt",
         )
         states_TD = reader[0].model(input_ids=read["input_ids"]).last_hidden_state[0]
-        x = reader[2].norm(states_TD.mean(dim=0))
-        x = reader[4].linear(torch.nn.functional.gelu(reader[3].linear(x)))
-        torch.testing.assert_close(row_D, (anchor_D + x).detach(), atol=1e-6, rtol=0)
-    few = first.of_texts(TEXTS[:2])
-    torch.testing.assert_close(few[2:], first.null_JD[2:].detach())
+        bounds = [len(states_TD) * run // per_document for run in range(per_document + 1)]
+        for start, end in pairwise(bounds):
+            x = reader[2].norm(states_TD[start:end].mean(dim=0))
+            found.append(reader[4].linear(torch.nn.functional.gelu(reader[3].linear(x))))
+    expected_JD = (first.anchors_JD + torch.stack(found)).detach()
+    torch.testing.assert_close(rows_JD, expected_JD, atol=1e-6, rtol=0)
+    torch.testing.assert_close(load_context_encoder(tmp_path).of_texts(TEXTS), rows_JD)
+    few = first.of_texts(TEXTS[:1])
+    torch.testing.assert_close(few[per_document:], first.null_JD[per_document:].detach())
     torch.testing.assert_close(first.of_texts([]), first.null_JD.detach())
+    short = {"token_embeddings": torch.ones(1, 3, 2), "attention_mask": torch.tensor([[1, 0, 0]])}
+    runs_VT = first._runs(short)["attention_mask"]
+    assert runs_VT.tolist() == [[1, 0, 0]] * per_document
 
 
 def test_slots_that_are_masked_change_nothing(plain):

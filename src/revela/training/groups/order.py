@@ -17,7 +17,7 @@ from revela.training.distributed import from_rank_zero, gathered, is_rank_zero, 
 from revela.training.groups.similarity import order_by_similarity, paired
 from revela.training.models import load_surrogate
 from revela.training.retriever.fit import lexical_vectors
-from revela.training.settings import Reads, TorchPrecision
+from revela.training.settings import Groups, Reads, TorchPrecision
 from revela.types import Chunk, Vectors
 
 ENCODING_BATCH = 2**14  # texts per write to disk
@@ -28,28 +28,51 @@ Encode = Callable[[Sequence[str]], Vectors]
 
 
 def similar_order(
-    rows: ArrowList[Chunk], encoders: tuple[Encode, Encode], size: int, seed: int, reads: Reads
+    rows: ArrowList[Chunk],
+    encoders: tuple[Encode, Encode],
+    settings: Groups,
+    seed: int,
+    reads: Reads,
 ) -> NDArray[np.int64]:
-    """The order of rows by these encoders of queries and passages, for groups of ``size``: of
-    chunks, or of pairs for methods that read queries.
+    """The order of rows by these encoders of queries and passages: of chunks, or of pairs for
+    methods that read queries.
     """
+    queries_RD, vectors_RD = both_sides(rows, encoders, reads)
+    second_RD = None
+    if queries_RD is not None:
+        vectors_RD, second_RD = paired(queries_RD, vectors_RD)
+    order = functools.partial(
+        order_by_similarity,
+        vectors_RD,
+        second_RD,
+        settings.cluster_size or settings.group_size,
+        seed,
+        packing=settings.packing,
+        steps=settings.kmeans_steps,
+        starts=settings.kmeans_starts,
+    )
+    return from_rank_zero(order)
+
+
+def both_sides(
+    rows: ArrowList[Chunk], encoders: tuple[Encode, Encode], reads: Reads
+) -> tuple[Vectors | None, Vectors]:
+    """The vectors of queries, for methods that read queries, and of passages."""
     encode_queries, encode_passages = encoders
     vectors_RD = encode_passages(LazyTexts(rows, lambda row: row.text))
-    second_RD = None
-    if reads == "queries":
-        queries_RD = encode_queries(LazyTexts(rows, lambda row: row.query or row.text))
-        vectors_RD, second_RD = paired(queries_RD, vectors_RD)
-    return from_rank_zero(lambda: order_by_similarity(vectors_RD, second_RD, size, seed))
+    if reads != "queries":
+        return None, vectors_RD
+    return encode_queries(LazyTexts(rows, lambda row: row.query or row.text)), vectors_RD
 
 
 def encoders_by(
-    surrogate: str, precision: TorchPrecision, model: Model, token_weighting: float
+    settings: Groups, precision: TorchPrecision, model: Model, token_weighting: float
 ) -> tuple[Encode, Encode]:
     """Encoders of queries and passages: the surrogate, or the word vectors of ``model``."""
-    if not surrogate:
+    if not settings.surrogate:
         by_words = functools.partial(lexical_vectors, model(), token_weighting=token_weighting)
         return by_words, by_words
-    encoder = load_surrogate(surrogate, precision)
+    encoder = load_surrogate(settings.surrogate, precision, settings.surrogate_tokens)
     return encode_in_batches(encoder.encode_queries), encode_in_batches(encoder.encode_passages)
 
 

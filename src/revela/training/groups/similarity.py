@@ -1,10 +1,10 @@
 """Order vectors of chunks so that similar chunks are neighbours: contextual batching (CDE; Morris &
 Rush, ICLR 2025, section 4.1).
 
-k-means with a given cluster size, then a greedy travelling salesman over the centroids. Cutting the
-order into groups splits large clusters, and merges small ones with the next. Both steps go level by
-level, ``BRANCH`` clusters at a time, which costs N * BRANCH products per level. Flat k-means costs
-N * N / size, and so does a flat travelling salesman.
+k-means with a given cluster size, then a greedy travelling salesman over the centroids, or a random
+order of the clusters. Cutting the order into groups splits large clusters, and merges small ones
+with the next. Both steps go level by level, ``BRANCH`` clusters at a time, which costs N * BRANCH
+products per level. Flat k-means costs N * N / size, and so does a flat travelling salesman.
 
 Shapes: N chunks, K centroids, D width of a vector.
 """
@@ -22,7 +22,6 @@ from revela.terminal import progress_bar
 from revela.types import Vectors, unit
 
 BRANCH = 256  # clusters per level
-ITERATIONS = 10
 SAMPLE = BRANCH * 256  # vectors that k-means is trained on, and vectors read at a time
 ROWS, CENTROIDS = 4096, 1024  # size of a block of k-means' distance matrix
 
@@ -32,13 +31,19 @@ def order_by_similarity(
     swapped_ND: Vectors | None,
     size: int,
     seed: int,
+    *,
+    packing: str = "path",
+    steps: int = 10,
+    starts: int = 1,
 ) -> NDArray[np.int64]:
     """Order indices so that neighbours are similar; deterministic for the same vectors and seed.
 
     Args:
         swapped_ND: for pairs, the second vectors of ``paired``: k-means is trained on them, too,
             but does not order them.
-        size: maximum members of a cluster. Their order is random.
+        size: average members of a cluster. Their order is random.
+        packing: "path", or "random" for a random order of the clusters.
+        steps, starts: of k-means; the best of several starts is taken.
     """
     rng = np.random.default_rng(seed)
     order: list[NDArray[np.int64]] = []
@@ -48,7 +53,7 @@ def order_by_similarity(
         k = min(BRANCH, -(-len(members) // size))
         labels = np.zeros(len(members), dtype=np.int64)
         if k > 1:
-            labels = _labels(vectors_ND, swapped_ND, members, k, rng)
+            labels = _labels(vectors_ND, swapped_ND, members, k, rng, steps, starts)
         clusters = np.unique(labels)
         if len(clusters) == 1:  # small enough, or all alike
             order.append(rng.permutation(members))
@@ -68,6 +73,8 @@ def order_by_similarity(
     with progress_bar("clustering", "chunk", total=len(vectors_ND)) as bar:
         if len(vectors_ND):
             visit(np.arange(len(vectors_ND)), None)
+    if packing == "random":
+        order = [order[i] for i in rng.permutation(len(order))]
     return np.concatenate(order) if order else np.empty(0, dtype=np.int64)
 
 
@@ -101,8 +108,10 @@ def _labels(
     members: NDArray[np.int64],
     k: int,
     rng: np.random.Generator,
+    steps: int,
+    starts: int,
 ) -> NDArray[np.int64]:
-    """The cluster of each member, 0 to k - 1, by k-means trained on a sample.
+    """The cluster of each member, 0 to k - 1, by the best k-means trained on a sample.
 
     Clusters may be empty. The vectors may be on disk.
     """
@@ -114,17 +123,30 @@ def _labels(
     sample_ND = vectors_ND[sample]
     if swapped_ND is not None:
         sample_ND = np.concatenate([sample_ND, swapped_ND[sample]])
-    means = FastKMeans(
-        sample_ND.shape[1],
-        k,
-        gpu=False,  # fastkmeans 0.5.0's Triton kernel returned labels >= k on an H200
-        niter=ITERATIONS,
-        seed=int(rng.integers(2**31)),
-        chunk_size_data=ROWS,
-        chunk_size_centroids=CENTROIDS,
+
+    def trained() -> FastKMeans:
+        means = FastKMeans(
+            sample_ND.shape[1],
+            k,
+            gpu=False,  # fastkmeans 0.5.0's Triton kernel returned labels >= k on an H200
+            niter=steps,
+            seed=int(rng.integers(2**31)),
+            chunk_size_data=ROWS,
+            chunk_size_centroids=CENTROIDS,
+        )
+        with _global_random_state():
+            means.train(sample_ND)
+        return means
+
+    def squared_distances(means: FastKMeans) -> float:
+        blocks = (sample_ND[i : i + ROWS] for i in range(0, len(sample_ND), ROWS))
+        return sum(
+            float(((block - means.centroids[means.predict(block)]) ** 2).sum()) for block in blocks
+        )
+
+    means = (
+        trained() if starts == 1 else min((trained() for _ in range(starts)), key=squared_distances)
     )
-    with _global_random_state():
-        means.train(sample_ND)
     return np.concatenate(
         [means.predict(vectors_ND[members[i : i + SAMPLE]]) for i in range(0, len(members), SAMPLE)]
     )

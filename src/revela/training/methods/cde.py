@@ -15,42 +15,55 @@ each other's queries. They leave the softmax:
     c_j  = a_j + head(M1(y_j)),  j = 1 .. J
     phi  = M2(c_1 .. c_J, E(x_1) .. E(x_T))                      (eqs. 5, 6)
 
-- y_j: the context documents of the batch; x_t: the tokens of a text, E: their embeddings.
+- y_j: the context documents of the batch; x_t: the tokens of a text, E: their embeddings. With
+  several vectors per document, y_j is a run of its tokens.
 - M1, head: the first stage (``ContextEncoder``); a_j are its anchors, learned rows.
 - M2: the second stage, the retriever. It reads c before the text, and pools over the text alone.
 
 Both stages learn from L: d L / d c sums over all texts of the batch, queries and passages, and goes
 on to M1. If ``embed`` computes texts in parts (GradCache), autograd sums over the parts before it
 reaches M1, so two stages need no cache of their own. Context documents are embedded in parts too.
-Differs from the paper, and the setting that makes it nearly equal:
+With LoRA (--lora-rank) or all weights (0) of both stages. A second phase is a run whose --model is
+the retriever of the first; its first stage trains on.
+
+Differs from the paper, and the setting that switches it off. ``cde-paper`` has all of them, for the
+large model; ``cde-paper-small`` for table 1 and most figures:
 - tau is 0.05: --tau 0.02. The rate is 1e-4 with 10 steps of warm-up: --learning-rate 2e-5
-  --warmup-steps 1000. A run stops after 20 minutes: --max-steps N --max-minutes 0 (three epochs).
-- Groups of 32 pairs, 16 documents as context: --group-size 512 --context 64 (512 for the large
-  model), --retriever-batch 32 to save memory. A cluster is a batch. Random batches: --groups
-  random. No context: --context 0.
+  --warmup-steps 1000. A run stops after 20 minutes: --max-epochs 3 --max-minutes 0. The state with
+  the best check is kept: --keep last.
+- Groups of 32 pairs: --group-size 512 --retriever-batch 32, to save memory. Clusters have the size
+  of a group: --cluster-size; random batches: --groups random; random order: --packing random.
+- 16 documents as context: --context 64 (small) or 512. None: --context 0.
 - Chunks of 48 words: --chunk-words 400 --lm-tokens 512 (large), --lm-tokens 64 (small). A context
-  document has 64 tokens, as has a text for the surrogate. No setting yet.
-- The start of all methods here, six layers of a decoder with a fit and mean pooling: an encoder is
-  nearer to NomicBERT, --model embedded:minilm-l6 (no fit). The best state is kept: --keep last.
-- MiniLM is the surrogate of clusters and filter; the paper has GTR and nomic-embed: --surrogate
-  names one for both. Clusters without the filter: contrastive-pairs with the settings of cde. The
-  filter also drops mined negatives, which the authors' code keeps.
+  document has 64 tokens, as has a text for the surrogate: --context-tokens 512
+  --surrogate-tokens 512.
+- The start of all methods here, six layers of a decoder with a fit and mean pooling, M1 its lowest
+  layer, and LoRA: --model google-bert/bert-base-uncased --layers 0 --context-layers 0 --lora-rank 0
+  and no fit. The paper has NomicBERT, whose folder in the hub needs code that is never run here.
+  BERT has learned positions, dropout of 0.1 (the authors train without) and 110 million weights
+  (137).
+- MiniLM is the surrogate of clusters and filter: --surrogate sentence-transformers/gtr-t5-base
+  --filter nomic-ai/nomic-embed-text-v1, which transformers opens without code of the hub. No
+  filter: --filter ''.
+- k-means of 10 steps from one start: --kmeans-steps 100 --kmeans-starts 3.
 - Queries are words that the authors of the text wrote (--queries: titles, docstrings, telling
-  sentences); the paper trains on 234 million mined pairs, and on BGE's: --pairs. Prompts:
-  --query-prompt 'search_query: ' --passage-prompt 'search_document: '.
-- LoRA on both stages: the paper trains all weights, which --lora-rank 0 does without a context
-  only.
-- A batch without documents has probability 0.1 (``NO_DOCUMENTS``), so that the retriever works
-  without a corpus; the paper only drops slots, with 0.005 (``SLOT_DROPOUT``). None yet.
-- Both stages start from one language model, the first stage with one layer, its head giving 0 at
-  first; the paper's are two whole NomicBERTs. A decoder whose slots hold vectors of documents
-  before any training is ruined by them. None yet.
+  sentences); the paper trains on 234 million mined pairs, then on 1.8 million labelled ones:
+  --pairs. Prompts: --query-prompt 'search_query: ' --passage-prompt 'search_document: '.
+- A batch without documents has probability 0.1, so that the retriever works without a corpus:
+  --context-null 0. The paper only drops slots, as --context-dropout 0.005 does.
+
+What has no setting, in the presets of the paper too:
+- A context vector is added to an anchor, by a head that gives 0 at first: a decoder whose slots
+  hold vectors of documents before any training is ruined by them.
 - No residual MLP after M2, which is no stock module; the eight soft-prompt tokens are anchors
   without documents: --context-from constant.
 - One context per batch, not permuted per text. A decoder attends to it causally, so order matters.
-- k-means of 10 steps from one start, level by level, 256 clusters each (100 steps, the best of 3
-  starts, flat); no SVD; a group never has chunks of two domains.
-- At use, the context is drawn once from the corpus and saved (revela fit --context).
+- k-means goes level by level, 256 clusters each, as flat k-means is quadratic; no SVD. A group
+  never has chunks of two domains.
+- The filter also drops mined negatives, which the authors' code keeps: without labels they hold the
+  most false ones, and all queries of a group share them.
+- At use, the context is drawn once from the corpus and saved: revela fit --context, with
+  --context-first N for the first n documents alone.
 
 Read next: retriever/context.py (M1, slots), retriever/module.py (M2), groups/similarity.py
 (clusters and their order), groups/strategies.py (groups along the order), contrastive.py, base.py;
@@ -90,15 +103,36 @@ from revela.training.methods.base import (
 )
 from revela.training.methods.contrastive import ContrastiveLoss, Pairs, QueryBatches
 from revela.training.models import load_surrogate
-from revela.training.settings import Preset, checked
+from revela.training.settings import NO_FIT, Preset, Rare, checked
 
 if TYPE_CHECKING:
     from revela.training.retriever.context import ContextEncoder
     from revela.training.retriever.module import RetrieverModule
 
-SLOT_DROPOUT = 0.005  # of each slot of each text
-NO_DOCUMENTS = 0.1  # probability of a batch without documents
-
+PAPER: Preset = NO_FIT | {
+    "method": "cde",
+    "groups": "cluster",
+    "group_size": 512,
+    "kmeans_steps": 100,
+    "kmeans_starts": 3,
+    "surrogate": "sentence-transformers/gtr-t5-base",
+    "filter": "nomic-ai/nomic-embed-text-v1",
+    "queries": "authors-words",
+    "model": "google-bert/bert-base-uncased",
+    "offline_model": "",
+    "lora_rank": 0,
+    "query_prompt": "search_query: ",
+    "passage_prompt": "search_document: ",
+    "context_layers": 0,
+    "context_null": 0.0,
+    "tau": 0.02,
+    "learning_rate": 2e-5,
+    "warmup_steps": 1000,
+    "retriever_batch": 32,
+    "max_minutes": 0.0,
+    "max_epochs": 3,
+    "keep": "last",
+}
 PRESETS: dict[str, Preset] = {
     # Similar chunks share a group, the retriever reads 16 documents; queries are authors' words.
     "cde": {
@@ -118,6 +152,12 @@ PRESETS: dict[str, Preset] = {
         "context": 16,
         "context_from": "corpus",
     },
+    # As published: two whole encoders, 512 tokens, 512 documents as context, batches of a cluster.
+    "cde-paper": PAPER
+    | {"layers": 0, "chunk_words": 400, "lm_tokens": 512, "context": 512}
+    | {"context_tokens": 512, "surrogate_tokens": 512},
+    # The small setting of table 1 and of most figures.
+    "cde-paper-small": PAPER | {"layers": 6, "lm_tokens": 64, "max_tokens": 64, "context": 64},
 }
 
 
@@ -127,9 +167,14 @@ class CDE(Pairs):
 
     name = "cde"
 
+    filter: Rare[str] = "same"
+    """Model of the false-negative filter, as for --surrogate. same: the surrogate. Empty: no
+    filter."""
+
     def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
-        name, training = parts.groups.surrogate, parts.training
-        surrogate = load_surrogate(name, training.precision) if name else None
+        groups, training, surrogate = parts.groups, parts.training, None
+        if name := groups.surrogate if self.filter == "same" else self.filter:
+            surrogate = load_surrogate(name, training.precision, groups.surrogate_tokens)
         loss = FilteredLoss(parts.model, tau=self.tau, retriever_batch=training.retriever_batch)
         return loss, FilteredBatches(parts, surrogate)
 
@@ -176,13 +221,13 @@ def in_context(
     loss: nn.Module, collate: Collate, parts: BuildContext, encoder: ContextEncoder
 ) -> tuple[nn.Module, Collate]:
     """A method's loss and collator for a retriever that reads a context."""
-    constant, retriever = encoder.constant, parts.model
-    retriever.slot_dropout = 0.0 if constant else SLOT_DROPOUT
+    constant, retriever, settings = encoder.constant, parts.model, parts.context
+    retriever.slot_dropout = 0.0 if constant else settings.context_dropout
     contextual = Contextual(
         loss,
         retriever,
         encoder,
-        null=NO_DOCUMENTS,
+        null=settings.context_null,
         retriever_batch=parts.training.retriever_batch,
         bf16=parts.bf16,
     )
@@ -250,8 +295,8 @@ class ContextBatches:
         return {**batch, **{f"context_{name}": tensor for name, tensor in tensors.items()}}
 
     def choose(self, rows: Sequence[Row]) -> list[int]:
-        """Rows of the corpus for the context of a batch: J, or all if there are fewer."""
-        slots = self.context_encoder.slots
+        """Rows of the corpus for the context of a batch: J / V, or all if there are fewer."""
+        slots = self.context_encoder.documents
         own = [int(row["row"]) for row in rows]
         rng = row_random(rows[0], self.parts.training.seed)
         if self.parts.context.context_from == "batch":

@@ -2,19 +2,20 @@
 so that a text's vector depends on what is special in that corpus (CDE; Morris & Rush, ICLR 2025).
 
     phi(d; D) = M2(c_1, ..., c_J, E(d_1), ..., E(d_T))    eq. 5; eq. 6 for queries
-    c_j       = a_j + head(M1(y_j))                       y_j: documents of the corpus
+    c_j       = a_j + head(M1(y_j))                       y_j: documents of the corpus, or
+                                                          equal runs of a document's tokens
 
 The second stage M2 is the retriever. It reads c_j through a *slot*: an added token
 ``<|context-j|>`` whose row in M2's own embedding table is c_j. The prompts of both roles hold all
 slots, and the pooling leaves slots out, so the saved retriever is a stock Sentence-Transformers
 folder.
 
-The first stage M1 is a copy of the lowest layer, with a mean over tokens and a small head, saved as
-a stock folder ``context/`` in the retriever's. It differs from the paper by learned *anchors* a_j
-and a head that gives 0 at first, because document vectors in its slots ruin an untrained decoder;
-and there is no residual MLP after M2.
+The first stage M1 is a copy of the lowest layer or more, with a mean over tokens and a small head,
+saved as a stock folder ``context/`` in the retriever's. It differs from the paper by learned
+*anchors* a_j and a head that gives 0 at first, because document vectors in its slots ruin an
+untrained decoder; and there is no residual MLP after M2.
 
-Shapes: J slots, D width of the embedding table.
+Shapes: J slots, N documents of V vectors each, T tokens, D width of the embedding table.
 """
 
 from __future__ import annotations
@@ -47,7 +48,6 @@ from revela.training.settings import Context
 from revela.types import Document
 
 ROWS, ABOUT = "rows.safetensors", "context.json"
-LAYERS = 1  # of the first stage
 NOISE = 0.1  # of the embedding table's root mean square
 
 
@@ -56,15 +56,21 @@ class ContextEncoder(nn.Module):
 
     ``model`` gives head(M1(y)), run by ``stage``; ``anchors_AD`` has a row for each slot or one for
     all. A slot without a document has ``null_D`` in place of its vector. A ``constant`` context is
-    the anchors, whatever the documents.
+    the anchors, whatever the documents. A document fills ``per_document`` slots.
     """
 
     def __init__(
-        self, model: SentenceTransformer, anchors_AD: Tensor, slots: int, constant: bool = False
+        self,
+        model: SentenceTransformer,
+        anchors_AD: Tensor,
+        slots: int,
+        constant: bool = False,
+        per_document: int = 1,
     ) -> None:
         super().__init__()
         self.stage, self.slots, self.constant = RetrieverModule(model), slots, constant
-        self.stage.packs = False  # one layer, for J documents: padding costs little
+        self.per_document, self.documents = per_document, slots // per_document
+        self.stage.packs = False  # ``_runs`` reads padded states
         self.anchors_AD = nn.Parameter(anchors_AD.clone())
         self.null_D = nn.Parameter(torch.zeros_like(anchors_AD[0]))
 
@@ -84,25 +90,43 @@ class ContextEncoder(nn.Module):
         return self.anchors_JD + self.null_D
 
     def of_vectors(self, vectors_ND: Tensor) -> Tensor:
-        """The context (J, D) of N <= J vectors by ``model``; the other slots are null."""
+        """The context (J, D) of at most J vectors by ``model``; the other slots are null."""
         rest = self.null_D.expand(self.slots - len(vectors_ND), -1)
         return self.anchors_JD + torch.cat([vectors_ND.to(rest.dtype), rest])
 
     @torch.no_grad()
     def of_texts(self, texts: Sequence[str]) -> Tensor:
-        """The context (J, D) of the first J texts; with fewer texts, the other slots are null."""
+        """The context (J, D) of the first J / V texts; the slots of fewer texts are null."""
         if self.constant:
             return self.anchors_JD.detach()
         vectors_ND = self.anchors_AD.new_zeros(0, self.anchors_AD.shape[1])
-        if batch := texts[: self.slots]:
+        if batch := texts[: self.documents]:
             with self.stage.evaluating():
                 vectors_ND = self.vectors(self.stage.tokenize(batch, "passage"))
         return self.of_vectors(vectors_ND.float())
 
     def vectors(self, documents: Features, bf16: bool = False) -> Tensor:
-        """head(M1(y)) of tokenized documents, (N, D); with ``bf16`` as in training."""
+        """head(M1(y)) of tokenized documents, (N * V, D); with ``bf16`` as in training."""
         self.stage.bf16 = bf16
-        return self.stage.pool(self.stage.states(documents))
+        return self.stage.pool(self._runs(self.stage.states(documents)))
+
+    def _runs(self, features: Features) -> Features:
+        """The states of each document, V times, each time with the mask of another of V equal runs
+        of its tokens; a run has a token even where there are fewer than V.
+        """
+        if (count := self.per_document) == 1:
+            return features
+        mask_NT, run_V = features["attention_mask"], torch.arange(count + 1)
+        place_NT, length_N1 = mask_NT.cumsum(dim=1) - 1, mask_NT.sum(dim=1, keepdim=True)
+        bounds_NV = length_N1 * run_V.to(length_N1) // count
+        first_NV1 = bounds_NV[:, :-1, None]
+        end_NV1 = torch.maximum(bounds_NV[:, 1:, None], first_NV1 + 1)
+        place_N1T = place_NT.masked_fill(mask_NT == 0, -1)[:, None]
+        runs_NVT = (place_N1T >= first_NV1) & (place_N1T < end_NV1)
+        return {
+            "token_embeddings": features["token_embeddings"].repeat_interleave(count, dim=0),
+            "attention_mask": runs_NVT.flatten(0, 1).long(),
+        }
 
 
 def add_context(
@@ -120,8 +144,10 @@ def add_context(
     else:
         mask = model.tokenizer.mask_token_id
         anchors_AD = _anchors_of_mask(table_VD, mask, settings.context, seed if constant else None)
-    reader = _documents_reader(model, settings.context_tokens)
-    first = ContextEncoder(reader, anchors_AD, settings.context, constant).to(model.device)
+    reader = _documents_reader(model, settings.context_layers, settings.context_tokens)
+    per_document = settings.context_vectors_per_document
+    first = ContextEncoder(reader, anchors_AD, settings.context, constant, per_document)
+    first.to(model.device)
     add_slots(model, settings.context)
     write_context(model, first.null_JD)
     return first
@@ -141,10 +167,11 @@ def _anchors_of_mask(table_VD: Tensor, mask: int | None, slots: int, seed: int |
     return anchor_1D + NOISE * table_VD.square().mean().sqrt() * noise_JD
 
 
-def _documents_reader(model: SentenceTransformer, tokens: int) -> SentenceTransformer:
-    """head(M1(y)): a copy of a retriever's lowest layer, a mean, and a head that gives 0."""
+def _documents_reader(model: SentenceTransformer, layers: int, tokens: int) -> SentenceTransformer:
+    """head(M1(y)): a copy of a retriever's lower layers, a mean, and a head that gives 0."""
     transformer = copy.deepcopy(model[0])
-    keep_lower_layers(transformer.model, LAYERS)
+    if layers:
+        keep_lower_layers(transformer.model, layers)
     width = transformer.get_embedding_dimension()
     table = transformer.model.get_input_embeddings()
     last = modules.Dense(width, table.embedding_dim, activation_function=nn.Identity())
@@ -163,11 +190,36 @@ def _documents_reader(model: SentenceTransformer, tokens: int) -> SentenceTransf
     return reader
 
 
-def train_context_encoder(first: ContextEncoder, rank: int, alpha: int, dropout: float) -> None:
-    """Freeze all but LoRA, head, anchors and null row, in place."""
+def continue_context(settings: Context, model: SentenceTransformer, folder: Path) -> ContextEncoder:
+    """The first stage of a retriever in ``folder`` that has slots already, to be trained on."""
+    first, own = load_context_encoder(folder), len(slot_ids(model))
+    per_document = settings.context_vectors_per_document
+    if first is None or (first.slots, first.per_document) != (settings.context, per_document):
+        raise RevelaError(
+            f"{folder} has {own} slots for documents, and --context {settings.context} with "
+            f"{per_document} vectors a document was given: give the settings that it was trained "
+            "with, or train the model that it was made of"
+        )
+    if SLOT.format(0) not in (model.prompts["query"] or ""):  # --query-prompt, --passage-prompt
+        _slots_in_prompts(model, own)
+    return first
+
+
+def train_context_encoder(
+    first: ContextEncoder, model: SentenceTransformer, rank: int, alpha: int, dropout: float
+) -> None:
+    """Freeze all of the first stage but head, anchors, null row and LoRA (rank 0: but nothing), in
+    place. In the second stage, ``model``, slots get no position by training either.
+    """
+    first.requires_grad_(True)
     add_lora(first.model, rank, alpha, dropout)
     for part in list(first.model)[2:]:
         part.requires_grad_(True)
+    table = position_table(model[0].model)
+    if table is not None and not rank:
+        of_text_P1 = torch.ones_like(table.weight[:, :1])
+        of_text_P1[_first_position(table) :][: first.slots] = 0
+        table.weight.register_hook(of_text_P1.mul)  # type: ignore[no-untyped-call]
 
 
 def _check_slots(model: SentenceTransformer, count: int) -> None:
@@ -204,13 +256,17 @@ def add_slots(model: SentenceTransformer, count: int) -> None:
     table.weight.data[ids.start : ids.stop] = 0
     if positions is not None:
         _insert_positions(transformer, positions, count)
+    _slots_in_prompts(model, count)
+    model.max_seq_length = (model.max_seq_length or 512) + count
+    _leave_slots_out(model)
+
+
+def _slots_in_prompts(model: SentenceTransformer, count: int) -> None:
     slots = "".join(SLOT.format(j) for j in range(count))
     for role in sorted({"query", "document", "passage"} | set(model.prompts)):
         prompt = model.prompts.get(role) or ""
-        words = "" if positions is not None else prompt.rstrip()
+        words = "" if position_table(model[0].model) is not None else prompt.rstrip()
         model.prompts[role] = f"{words}{slots}{prompt[len(words) :]}"
-    model.max_seq_length = (model.max_seq_length or 512) + count
-    _leave_slots_out(model)
 
 
 def position_table(transformer: Any) -> nn.Embedding | None:
@@ -219,10 +275,14 @@ def position_table(transformer: Any) -> nn.Embedding | None:
     return table if isinstance(table, nn.Embedding) else None
 
 
+def _first_position(table: nn.Embedding) -> int:
+    """Position of the first slot, after that of the first token."""
+    return 1 if table.padding_idx is None else table.padding_idx + 2
+
+
 def _insert_positions(transformer: Any, table: nn.Embedding, count: int) -> None:
     """Insert rows of 0 after the first position, so that the text keeps its positions."""
-    first = 1 if table.padding_idx is None else table.padding_idx + 2
-    old = table.weight.data
+    first, old = _first_position(table), table.weight.data
     rows = torch.cat([old[:first], old.new_zeros(count, old.shape[1]), old[first:]])
     embeddings = transformer.embeddings
     longer = nn.Embedding(len(rows), rows.shape[1], table.padding_idx, _weight=rows)
@@ -291,6 +351,7 @@ class SavedContext:
         plain = {k: v.detach().float().cpu().clone().contiguous() for k, v in tensors.items()}
         save_file(plain, folder / ROWS)
         settings = {"format": 1, "slots": first.slots, "constant": first.constant}
+        settings |= {"anchors": len(first.anchors_AD), "vectors per document": first.per_document}
         (folder / ABOUT).write_text(json.dumps({**settings, **self.about}, indent=1))
 
 
@@ -302,7 +363,9 @@ def load_context_encoder(folder: Path) -> ContextEncoder | None:
     first = open_model(folder)
     try:
         about, tensors = json.loads((folder / ABOUT).read_text()), load_file(folder / ROWS)
-        stage = ContextEncoder(first, tensors["anchors_JD"], int(about["slots"]), about["constant"])
+        sizes = int(about["slots"]), about["constant"], int(about.get("vectors per document", 1))
+        anchors_AD = tensors["anchors_JD"][: about.get("anchors")]
+        stage = ContextEncoder(first, anchors_AD, *sizes)
         stage.null_D.data.copy_(tensors["null_D"])
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = first_line(error)
