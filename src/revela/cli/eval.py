@@ -36,6 +36,8 @@ def eval(
     rerank: Rerank | None = None,
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
     runs: Path | None = None,
+    candidates: Annotated[list[Path], Several] = [],  # noqa: B006
+    depth: int = 1024,
     max_tokens: int | None = None,
     prompts: Annotated[PromptFlags, Flat] = PROMPTS,
     precision: Precision = "auto",
@@ -69,6 +71,10 @@ def eval(
         Write all scores, including those of each query, to this file.
     runs:
         With --on: write every system's ranking to a file in this folder, COLLECTION/SYSTEM.trec.
+    candidates:
+        With --on: a TREC run for each of its folders; models and BM25 rank only its documents.
+    depth:
+        With --candidates: take the best documents of each query, up to this number.
     max_tokens:
         With --on and --benchmark: truncate texts to this number of tokens instead of the model's
         own limit, at most to its number of positions.
@@ -84,6 +90,8 @@ def eval(
         )
     if text and max_tokens is not None:
         raise RevelaError("--max-tokens has no effect on --text: leave it out, or give --on")
+    if candidates and not on:
+        raise RevelaError("--candidates has no effect without --on: give the folder of its queries")
     scores: dict[str, dict[str, SystemScores]] = {}
     if text:
         scores |= _rank_on_text(model, text, language, precision, prompts.given)
@@ -91,9 +99,8 @@ def eval(
         from revela.api import evaluations
         from revela.evaluation.evaluate import EvalOptions
 
-        options = EvalOptions(
-            rerank, max_tokens, precision, True, language, weight, runs, prompts.given
-        )
+        others = prompts.given, candidates, depth
+        options = EvalOptions(rerank, max_tokens, precision, True, language, weight, runs, *others)
         done = evaluations(model, on, options)
         scores |= _print_evaluations(done)
     if benchmark:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from revela.encoders.base import TextEncoder
 from revela.encoders.prompts import OWN, Given
-from revela.evaluation.collection import DEPTH, Collection, load_collection
+from revela.errors import RevelaError
+from revela.evaluation.collection import Collection, load_collection
 from revela.evaluation.metrics import Outcome, Run
 from revela.evaluation.results import SystemScores
 from revela.evaluation.runs import (
@@ -21,16 +22,17 @@ from revela.evaluation.runs import (
     check_ids,
     check_run,
     file_name,
+    read_candidates,
     read_run,
     search_runs,
     with_ids_of,
     write_run,
 )
 from revela.evaluation.significance import standings
-from revela.ranking.exact import rankings_of, top_k
 from revela.ranking.fusion import Scores, check_weight
 from revela.ranking.late_interaction import encode_packed
 from revela.ranking.steps import MemoryStore, Rerank, SearchOptions
+from revela.terminal import counted
 from revela.text.analyzer import check_language
 from revela.types import Precision
 
@@ -68,6 +70,9 @@ class EvalOptions:
         weight: weight of the vectors in the fusion by score, 0 to 1; None: by the rule of
             fusion.py.
         runs: folder for TREC run files, one per system and collection.
+        candidates: a TREC run per collection, whose best documents of a query are ranked; none: all
+            documents.
+        depth: candidates per query.
         prompts: prefixes of queries and of passages; None keeps the models' own.
     """
 
@@ -79,6 +84,8 @@ class EvalOptions:
     weight: float | None = None
     runs: Path | None = None
     prompts: Given = OWN
+    candidates: Sequence[Path] = ()
+    depth: int = 1024
 
 
 def evaluations(
@@ -103,11 +110,29 @@ def evaluations(
         for label, name in labelled.items()
         if label not in {*runs, *searched}
     }
+    if options.depth < 1:
+        raise RevelaError(f"--depth {options.depth} is no number of candidates: give 1 or more")
+    if options.candidates and (ranked := [*runs, *searched]):
+        raise RevelaError(
+            f"--candidates are ranked by a model, and {ranked[0]} is a ranking or has one: give "
+            "the model"
+        )
+    if options.candidates and len(options.candidates) != len(on):
+        raise RevelaError(
+            f"--candidates has {counted(len(options.candidates), 'run')} and --on "
+            f"{counted(len(on), 'folder')}: give one run per folder, in their order"
+        )
     # Read all folders before scoring any, so that a bad one is refused at once.
     collections = {
         name: with_ids_of(load_collection(Path(folder), language=options.language), searched, runs)
         for name, folder in short_names(on).items()
     }
+    if options.candidates:
+        given = zip(collections.items(), options.candidates, strict=True)
+        collections = {
+            name: collection.among(read_candidates(path, collection), options.depth)
+            for (name, collection), path in given
+        }
     for collection in collections.values():
         for label, run in runs.items():
             check_run(run, label, collection)
@@ -164,7 +189,7 @@ def rankings(
         by_tokens = rerank == "late-interaction"
         store = store_of(collection, encoder, by_tokens, progress)
         vectors = encoder.encode_queries(collection.queries)
-        dense = rankings_of(*top_k(vectors, store.vectors_ND, DEPTH))
+        dense = collection.nearest(vectors, store.vectors_ND)
         yield name, by_id(collection, dense)
         asked = collection.queries, vectors, dense, collection.lexical
         by_score = SearchOptions(weight=weight)

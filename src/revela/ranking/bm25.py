@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.ranking.exact import rankings_of
+from revela.ranking.exact import ranking_of, rankings_of
 from revela.terminal import progress_bar
 from revela.text.analyzer import CORPUS_WORDS, Analyzer, detect
 from revela.types import Vectors, hash64
@@ -140,10 +140,24 @@ class BM25:
             indices[matching], scores[matching] = found
         return indices, scores
 
-    def rankings(self, queries: Sequence[str], k: int) -> list[dict[int, float]]:
-        """{text: score} of each query, best first, of the k best texts with a word of it."""
-        found = rankings_of(*self.top_k(queries, k))
+    def rankings(
+        self, queries: Sequence[str], k: int, among: Sequence[Sequence[int]] | None = None
+    ) -> list[dict[int, float]]:
+        """{text: score} of each query, best first, of the k best texts with a word of it, or of all
+        those ``among`` that are given for it.
+        """
+        if among is None:
+            found = rankings_of(*self.top_k(queries, k))
+        else:
+            known = [self.known(self.terms.of_query(query)) for query in queries]
+            pairs = zip(among, known, strict=True)
+            found = [ranking_of(rows, self._scores(terms)[[*rows]]) for rows, terms in pairs]
         return [{text: score for text, score in one.items() if score > 0} for one in found]
+
+    def _scores(self, terms: list[str]) -> Vectors:
+        """BM25 of every text, (N,), for known terms."""
+        found = self._index.get_scores(terms) if terms else np.zeros(self.size, np.float32)
+        return np.asarray(found, np.float32)
 
     def known(self, terms: Iterable[str]) -> list[str]:
         """Those of these terms that a text has."""
