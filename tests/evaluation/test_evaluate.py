@@ -190,5 +190,5 @@ def test_candidates_of_a_run_are_all_that_is_ranked(tmp_path, monkeypatch):
             evaluate(["m"], [folder], candidates=[run])
     with pytest.raises(RevelaError, match="has 1 run and --on 2 folders"):
         evaluate(["m"], [folder, folder], candidates=[run])
-    with pytest.raises(RevelaError, match="and first.trec is a ranking or has one"):
+    with pytest.raises(RevelaError, match=r"and first\.trec is a ranking or has one"):
         evaluate([run], [folder], candidates=[run])

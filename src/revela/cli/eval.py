@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
@@ -24,6 +25,20 @@ if TYPE_CHECKING:
 CHANCE = 0.05  # p values of this or more count as chance
 
 
+@dataclass(frozen=True)
+class CandidateFlags:
+    """Documents that are ranked."""
+
+    candidates: tuple[Path, ...] = ()
+    """With --on: a TREC run for each of its folders. Models and BM25 rank only what it finds for a
+    query."""
+    depth: int = 1024
+    "With --candidates: take this number of each query's best documents."
+
+
+CANDIDATES = CandidateFlags()
+
+
 def eval(
     model: Annotated[list[str], Several],
     *,
@@ -36,8 +51,7 @@ def eval(
     rerank: Rerank | None = None,
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
     runs: Path | None = None,
-    candidates: Annotated[list[Path], Several] = [],  # noqa: B006
-    depth: int = 1024,
+    among: Annotated[CandidateFlags, Flat] = CANDIDATES,
     max_tokens: int | None = None,
     prompts: Annotated[PromptFlags, Flat] = PROMPTS,
     precision: Precision = "auto",
@@ -71,10 +85,6 @@ def eval(
         Write all scores, including those of each query, to this file.
     runs:
         With --on: write every system's ranking to a file in this folder, COLLECTION/SYSTEM.trec.
-    candidates:
-        With --on: a TREC run for each of its folders; models and BM25 rank only its documents.
-    depth:
-        With --candidates: take the best documents of each query, up to this number.
     max_tokens:
         With --on and --benchmark: truncate texts to this number of tokens instead of the model's
         own limit, at most to its number of positions.
@@ -90,7 +100,7 @@ def eval(
         )
     if text and max_tokens is not None:
         raise RevelaError("--max-tokens has no effect on --text: leave it out, or give --on")
-    if candidates and not on:
+    if among.candidates and not on:
         raise RevelaError("--candidates has no effect without --on: give the folder of its queries")
     scores: dict[str, dict[str, SystemScores]] = {}
     if text:
@@ -99,7 +109,7 @@ def eval(
         from revela.api import evaluations
         from revela.evaluation.evaluate import EvalOptions
 
-        others = prompts.given, candidates, depth
+        others = prompts.given, among.candidates, among.depth
         options = EvalOptions(rerank, max_tokens, precision, True, language, weight, runs, *others)
         done = evaluations(model, on, options)
         scores |= _print_evaluations(done)

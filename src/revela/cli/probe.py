@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from revela.cli.flags import Corpus, Flat
+from revela.cli.flags import Corpus, Flat, Several
 from revela.cli.printing import print_report, print_table
 from revela.errors import RevelaError, extra
 from revela.text.load import READING, Reading
@@ -25,7 +25,7 @@ def probe(
     corpus: Corpus,
     *,
     move: Path | None = None,
-    pairs: Path | None = None,
+    pairs: Annotated[list[Path], Several] = [],  # noqa: B006
     max_tokens: int = 512,
     documents: int = 200,
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
@@ -51,8 +51,8 @@ def probe(
         Move the answers of this folder in BEIR layout: neighbouring passages of one title make an
         article, and the judged ones are the answers.
     pairs:
-        Folder in BEIR layout whose queries and judged passages are the pairs of the geometry;
-        without it, they are halves of chunks.
+        Folders in BEIR layout whose queries and judged passages are the pairs of the geometry;
+        without any, they are halves of chunks.
     max_tokens:
         Truncate texts to this length, or to the model's own limit if that is lower.
     documents:
@@ -116,6 +116,6 @@ def _print_geometry(it: Geometry) -> None:
     rank = f"{it.effective_rank:.1f} of {min(it.pairs, it.width)}"
     print_table(
         f"geometry, {it.pairs:,} pairs",
-        ["alignment", "uniformity", "anisotropy", "effective rank"],
-        [[it.alignment, it.uniformity, it.anisotropy, rank]],
+        ["alignment", "uniformity", "with queries", "anisotropy", "effective rank"],
+        [[it.alignment, it.uniformity, it.uniformity_of_both, it.anisotropy, rank]],
     )

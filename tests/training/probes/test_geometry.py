@@ -55,8 +55,10 @@ class Table(MadeUpEncoder):
 
 def test_geometry_measures_queries_against_passages_and_passages_alone():
     found = g.geometry([("q", "p")] * 20, Table())
-    alone = [measure(Y[:20]) for measure in (g.uniformity, g.anisotropy, g.effective_rank)]
-    assert found == g.Geometry(g.alignment(X[:20], Y[:20]), *alone, 20, 6)
+    even, *alone = (measure(Y[:20]) for measure in (g.uniformity, g.anisotropy, g.effective_rank))
+    both = g.uniformity(np.concatenate([X[:20], Y[:20]]))
+    assert found == g.Geometry(g.alignment(X[:20], Y[:20]), even, both, *alone, 20, 6)
+    assert both != pytest.approx(even, abs=1e-3)
 
 
 def test_pairs_of_a_collection_are_best_judged_and_name_a_passage_once():

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from revela.encoders.torch_model import open_model, uses_bf16
@@ -38,9 +39,9 @@ class ProbeOptions:
 
     Args:
         max_tokens: maximum tokens per text, prompt included; at most the model's own limit.
-        count: maximum number of documents, of answers and of pairs.
+        count: maximum number of documents, of answers, and of pairs of a folder.
         move: folder in BEIR layout with answers to move.
-        pairs: folder in BEIR layout for the geometry; None: halves of chunks.
+        pairs: folders in BEIR layout for the geometry; none: halves of chunks.
     """
 
     max_tokens: int = 512
@@ -48,7 +49,7 @@ class ProbeOptions:
     seed: int = 0
     precision: Precision = "auto"
     move: Path | None = None
-    pairs: Path | None = None
+    pairs: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,8 @@ def probe_retriever(
     encoder.retriever.lower_limit(options.max_tokens)
     window = token_window(encoder.retriever, name)
     texts = long_texts(documents, window, count, seed)
-    if options.pairs is None:
-        pairs = pairs_of_text(documents, count, seed)
-    else:
-        pairs = pairs_of_collection(load_collection(options.pairs), count, seed)
+    judged = (pairs_of_collection(load_collection(f), count, seed) for f in options.pairs)
+    pairs = [*chain.from_iterable(judged)] or pairs_of_text(documents, count, seed)
     answered = options.move and load_answers(options.move)
     moved = move_all(answered, window, count, seed) if answered else []
     tokens = window.size - SPARE
