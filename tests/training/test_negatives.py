@@ -4,6 +4,7 @@ is resumed, and others once the retriever has learned.
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -268,6 +269,27 @@ def test_a_resumed_run_reads_the_same_negatives(recipe, tmp_path, rounds):
     assert np.array_equal(rounds[0][1], whole[2][1])
     assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
     assert not (tmp_path / "whole" / "checkpoints").exists()
+
+
+def test_the_optimiser_starts_afresh_with_each_mining_and_resumes_so(recipe, tmp_path, rounds):
+    """Every two epochs; until the first step after that as without, at a constant rate."""
+    changes = dict(refresh_epochs=2, max_epochs=4, max_steps=0, groups_per_step=2)
+    recipe, found = recipe.replace(schedule="constant", warmup_steps=0, **changes), []
+    for restarts in (False, True):
+        out = tmp_path / str(restarts)
+        train(recipe.replace(restart_optimizer=restarts), DOCUMENTS, out)
+        found.append(losses(out))
+    per_mining = round(2 * json.loads((out / "run.json").read_text())["about"]["groups"] / 2)
+    assert [round_ for round_, _ in rounds] == [0, 1] * 2
+    plain, afresh = (list(steps.values()) for steps in found)
+    assert len(plain) == 2 * per_mining
+    assert plain[: per_mining + 1] == afresh[: per_mining + 1]
+    assert plain[per_mining + 1] != afresh[per_mining + 1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Progress, "advance", ctrl_c_after(per_mining))
+        train(recipe.replace(restart_optimizer=True), DOCUMENTS, tmp_path / "broken")
+    train(recipe.replace(restart_optimizer=True), DOCUMENTS, tmp_path / "broken", resume=True)
+    assert losses(tmp_path / "broken") == found[1]
 
 
 def test_a_refresh_sees_what_was_learned(recipe, tmp_path, rounds, monkeypatch):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import islice, pairwise
+from dataclasses import replace
+from itertools import islice
 
 import pytest
 import torch
 
 import revela.training.step as steps
-from revela.training.step import Budget, row_batches, sides
+from revela.training.settings import Training
+from revela.training.step import Budget, make_optimizer, row_batches, sides, step_limit
 
 
 def test_progress_follows_the_nearer_limit():
@@ -21,11 +23,46 @@ def test_progress_follows_the_nearer_limit():
     assert by_tokens.done(10**6) == 0.25
 
 
-def test_learning_rate_warms_up_and_falls_to_zero():
-    budget = Budget(max_steps=100)
-    factors = [budget.learning_rate_factor(step, 10) for step in range(101)]
-    assert factors[0] == pytest.approx(0.1) and max(factors) <= 1 and factors[100] == 0
-    assert all(a > b for a, b in pairwise(factors[10:]))
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("linear", [0.1, 0.9, 0.5, 0.2]),
+        ("cosine", [0.1, (1 + 0.9510565) / 2, 0.5, (1 - 0.8090170) / 2]),
+        ("constant", [0.1, 1, 1, 1]),
+    ],
+)
+def test_learning_rate_warms_up_and_follows_its_schedule(schedule, expected):
+    """Over the run; or, with restarts, over every 100 steps."""
+    settings = Training(schedule=schedule, warmup_steps=10)
+    budget, places = Budget(max_steps=100), (0, 10, 50, 80)
+    assert [budget.learning_rate_factor(i, settings) for i in places] == pytest.approx(expected)
+    assert budget.learning_rate_factor(100, settings) == (schedule == "constant")
+    budget = Budget(max_steps=1000)
+    restarted = [budget.learning_rate_factor(300 + i, settings, restarts=100) for i in places]
+    assert restarted == pytest.approx(expected)
+
+
+def test_epochs_are_a_limit_in_steps():
+    settings = Training(max_epochs=3, groups_per_step=4)
+    assert step_limit(settings, groups=10) == 8 and step_limit(Training(), groups=10) == 0
+    assert step_limit(replace(settings, max_steps=5), groups=10) == 5
+
+
+def test_adamw_has_the_betas_and_the_weight_decay_of_the_settings():
+    """Two steps by hand, from a weight of 1 with a gradient of 1, then 3."""
+    module = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.ones_(module.weight)
+    optimizer = make_optimizer(module, Training(betas=(0.5, 0.6), weight_decay=0.1))
+    first, second, weight, rate = 0.0, 0.0, 1.0, 0.2
+    for step, gradient in enumerate((1.0, 3.0), 1):
+        optimizer.param_groups[0]["lr"] = rate
+        (gradient * module.weight.sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        first, second = 0.5 * first + 0.5 * gradient, 0.6 * second + 0.4 * gradient**2
+        moment, norm = first / (1 - 0.5**step), (second / (1 - 0.6**step)) ** 0.5
+        weight = weight * (1 - rate * 0.1) - rate * moment / norm
+        assert module.weight.item() == pytest.approx(weight, rel=1e-5)
 
 
 def test_batches_go_on_into_the_next_epoch():

@@ -394,7 +394,12 @@ REFUSED = [
     (dict(group_size=5000), "fewer than a group of 5000"),
     (dict(model="nowhere/at/all"), "neither a folder nor a hub id"),
     (dict(model="embedded:nothing"), "there are embedded:"),
-    (dict(max_steps=0), "without a limit has no end: give --max-steps, --max-minutes or --max-tok"),
+    (
+        dict(max_steps=0),
+        "without a limit has no end: give --max-steps, --max-epochs, --max-min",
+    ),
+    (dict(restart_optimizer=True), "--restart-optimizer goes by minings of --negatives: give"),
+    (dict(refresh_epochs=2), "--refresh-epochs goes by minings of --negatives: give"),
     (dict(matryoshka=(8, 64)), "64: the vectors of this retriever have 64 numbers, give widths fr"),
     (preset("dream-infonce", queries="first-sentence", chunk_words=4), "no chunk has a query"),
     (preset("replug", lm_lora=True), "--lm-lora has no effect on --method replug"),

@@ -51,10 +51,7 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
             "--shard-lm shards the LM over several processes: start them by torchrun, or leave it "
             "out"
         )
-    if not (training.max_steps or training.max_minutes or training.max_tokens_read):
-        raise RevelaError(
-            "a run without a limit has no end: give --max-steps, --max-minutes or --max-tokens-read"
-        )
+    _check_limits(recipe)
     if folder := recipe.pairs:
         if processes > 1:
             raise RevelaError("--pairs takes one process: start revela without torchrun")
@@ -64,6 +61,20 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
     if not resume:  # a resumed run keeps its models
         check_free_for_run(out)
         _check_models(recipe.retriever, recipe.lm.lm if recipe.method.reads_lm else "")
+
+
+def _check_limits(recipe: Recipe) -> None:
+    """Refuse a run without an end, and settings of minings where nothing is mined."""
+    t = recipe.training
+    limits = t.max_steps, t.max_epochs, t.max_minutes, t.max_tokens_read
+    if not any(limits):
+        raise RevelaError(
+            "a run without a limit has no end: give --max-steps, --max-epochs, --max-minutes or "
+            "--max-tokens-read"
+        )
+    if not recipe.negatives and (t.restart_optimizer or recipe.groups.refresh_epochs):
+        flag = "--restart-optimizer" if t.restart_optimizer else "--refresh-epochs"
+        raise RevelaError(f"{flag} goes by minings of --negatives: give --negatives 1 or more")
 
 
 def _check_models(retriever: Retriever, lm: str) -> None:

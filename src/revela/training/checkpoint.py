@@ -53,7 +53,8 @@ IGNORED_WHEN_COMPARING_FINISHED_RUNS = frozenset(
     {"save_every", "log_every", "track", "offline_model"}
 )
 CHANGEABLE_ON_RESUME = IGNORED_WHEN_COMPARING_FINISHED_RUNS | {
-    *("max_steps", "max_minutes", "max_tokens_read", "check_every", "threads", "shard_lm")
+    *("max_steps", "max_epochs", "max_minutes", "max_tokens_read", "check_every", "threads"),
+    "shard_lm",
 }
 
 

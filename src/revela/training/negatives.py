@@ -2,13 +2,14 @@
 
 After ANCE (Xiong et al., ICLR 2021), and stage 3 of Dwell in the Beginning.
 
-Training has rounds of ``refresh_every`` steps. The first batch of a round ranks all passages for
-the queries of the round's groups: with BM25 in the first round, later with the current retriever.
-Of the ``MINED_FROM`` best passages that do not answer the query, ``--negatives`` are drawn for each
-row, seeded by run, round and row.
+Training has rounds of ``refresh_every`` steps, or of ``refresh_epochs`` passes over the groups. The
+first batch of a round ranks all passages for the queries of the round's groups: with BM25 in the
+first round, later with the current retriever. Of the ``MINED_FROM`` best passages that do not
+answer the query, ``--negatives`` are drawn for each row, seeded by run, round and row.
 
-The optimiser and its learning-rate schedule continue over the rounds. (The authors of Dwell start a
-new optimiser in each.) The loss filters false negatives by the surrogate, mined ones included.
+The optimiser and its learning-rate schedule continue over the rounds; with ``restart_optimizer``
+they start afresh in each, as in Dwell. The loss filters false negatives by the surrogate, mined
+ones included.
 
 Cost: each round encodes the whole corpus once, and keeps a vector per passage on disk.
 
@@ -43,9 +44,9 @@ MINED_FROM = 200  # of the ranking, without the answers
 
 
 def mined_negatives(
-    data: TrainingSet, groups: Groups, encoder: TextEncoder, folder: Path
+    data: TrainingSet, groups: Groups, encoder: TextEncoder, folder: Path, size: int
 ) -> Negatives:
-    """The miner of a run; arguments as for ``Negatives``.
+    """The miner of a run, in rounds of ``size`` groups; other arguments as for ``Negatives``.
 
     Raises:
         RevelaError: there are too few passages, or groups are iterative.
@@ -56,7 +57,6 @@ def mined_negatives(
             "--negatives cannot be mined for --groups iterative, which are not known before: give "
             "another --groups, such as cluster"
         )
-    size = recipe.groups.refresh_every * recipe.training.groups_per_step
     endless = (group for epoch in count() for group in groups(epoch))
     rounds = iter(lambda: list(islice(endless, size)), None)
     return Negatives(recipe.negatives, recipe.training.seed, data, rounds, encoder, folder)

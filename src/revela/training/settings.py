@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 from revela.encoders.embedded import SMOLLM2
 from revela.text.load import Reading
 
-Pooling = Literal["eos", "mean", "weighted-mean"]
+Pooling = Literal["eos", "last", "mean", "weighted-mean"]
 Strategy = Literal["document", "document-random", "random", "cluster", "iterative"]
 TorchPrecision = Literal["auto", "fp32", "bf16"]
 Reads = Literal["chunks", "queries", "windows"]
@@ -29,6 +29,7 @@ Rare = Annotated[T, RARE]
 "A setting that ``--help`` omits; docs/command-line.md lists all."
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 CHECKED = ConfigDict(
     extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
 )
@@ -88,6 +89,8 @@ class Groups:
     surrogate_tokens: ClassVar[int] = 64  # per text
     refresh_every: Rare[PositiveInt] = 200
     "Steps between rebuilds of iterative groups, and between minings of --negatives."
+    refresh_epochs: Rare[NonNegativeInt] = 0
+    "Epochs between minings of --negatives, instead of --refresh-every steps. 0: by steps."
 
 
 @checked
@@ -122,7 +125,11 @@ class Retriever:
     """Lower layers of a decoder that the retriever keeps. 0: all. Sentence-Transformers models and
     T5Gemma stay complete."""
     pooling: Rare[Pooling] = "mean"
-    "How a decoder's token vectors become one vector."
+    """How a decoder's token vectors become one vector: the mean, one weighted by position, the
+    state of the text's last token, or that of an EOS appended to it."""
+    similarity: Rare[Literal["cosine", "dot"]] = "cosine"
+    """How vectors are compared, in training and in the saved model: by cosine, or by dot product,
+    without normalisation; revela index needs cosines."""
     lower_case: Rare[Literal["auto", "yes", "no"]] = "auto"
     "Fold case in the retriever's tokenizer; auto does so if the corpus has almost no capitals."
     query_prompt: Rare[str] = "auto"
@@ -197,6 +204,14 @@ class Training:
     times for their weights."""
     warmup_steps: Rare[NonNegativeInt] = 10
     "Steps of linear warm-up."
+    schedule: Rare[Literal["linear", "cosine", "constant"]] = "linear"
+    "Learning rate after the warm-up: falls to 0 linearly or by half a cosine, or stays."
+    weight_decay: Rare[NonNegativeFloat] = 0.0
+    "Weight decay of AdamW, on all trained weights."
+    betas: Rare[Annotated[tuple[Beta, Beta], Field(strict=False)]] = (0.9, 0.999)
+    "Decay rates of AdamW's two moments."
+    restart_optimizer: Rare[bool] = False
+    "Start the optimiser and its schedule afresh with each mining of --negatives."
     groups_per_step: PositiveInt = 1
     "Groups per optimiser step, over all processes."
     groups_per_batch: Rare[PositiveInt | Literal["auto"]] = "auto"
@@ -207,6 +222,8 @@ class Training:
     all at once."""
     max_steps: NonNegativeInt = 0
     "Stop after this many steps. 0: no limit."
+    max_epochs: NonNegativeInt = 0
+    "Stop after this many passes over the groups. 0: no limit."
     max_minutes: NonNegativeFloat = 20.0
     """Stop after this much training time. 0: no limit. The learning rate falls to 0 at the nearest
     limit."""

@@ -36,6 +36,7 @@ from revela.training.methods.base import Collate
 from revela.training.methods.cde import CDE
 from revela.training.record import Metrics, MetricsRow
 from revela.training.retriever.static_trainable import LexicalAndDense
+from revela.training.settings import Training
 from revela.training.training_set import TrainingSet
 from revela.types import Chunk
 
@@ -86,9 +87,28 @@ class Budget:
         by_tokens = self.tokens / self.max_tokens if self.max_tokens else 0.0
         return min(1.0, max(by_step, by_time, by_tokens))
 
-    def learning_rate_factor(self, step: int, warmup_steps: int) -> float:
-        """Factor of linear warm-up over steps times linear decay to 0 over the run."""
-        return min(1.0, (step + 1) / max(1, warmup_steps)) * (1.0 - self.done(step))
+    def learning_rate_factor(self, step: int, settings: Training, restarts: int = 0) -> float:
+        """Factor of linear warm-up times the schedule, over the run, or over every ``restarts``
+        steps.
+        """
+        done = self.done(step)
+        if restarts:
+            step %= restarts
+            done = step / restarts
+        decay = {"linear": 1.0 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}
+        warmup = min(1.0, (step + 1) / max(1, settings.warmup_steps))
+        return warmup * decay.get(settings.schedule, 1.0)
+
+
+def steps_of(epochs: int, groups: int, groups_per_step: int) -> int:
+    """The steps of so many passes over the groups; the last may go on into the next pass."""
+    return -(-epochs * groups // groups_per_step)
+
+
+def step_limit(settings: Training, groups: int) -> int:
+    """The nearer of ``max_steps`` and ``max_epochs`` (of so many groups), in steps; 0: no limit."""
+    epochs = steps_of(settings.max_epochs, groups, settings.groups_per_step)
+    return min(filter(None, (settings.max_steps, epochs)), default=0)
 
 
 class Batch(NamedTuple):
@@ -217,7 +237,7 @@ def sides(tensors: Tensors) -> list[Tensors]:
     return list(by_side.values())
 
 
-def make_optimizer(loss_module: nn.Module, learning_rate: float) -> torch.optim.AdamW:
+def make_optimizer(loss_module: nn.Module, settings: Training) -> torch.optim.AdamW:
     """AdamW over the trained parameters, in their order.
 
     "times" of a parameter group is a factor of its learning rate, above 1 for a table of words.
@@ -232,7 +252,13 @@ def make_optimizer(loss_module: nn.Module, learning_rate: float) -> torch.optim.
     same_rate = groupby(trained, lambda p: times.get(p, 1.0))
     groups: list[dict[str, Any]] = [{"params": [*ps], "times": factor} for factor, ps in same_rate]
     fused = True if trained[0].device.type == "cuda" or len(groups) > 1 else None
-    return torch.optim.AdamW(groups, lr=learning_rate, weight_decay=0.0, fused=fused)
+    return torch.optim.AdamW(
+        groups,
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        weight_decay=settings.weight_decay,
+        fused=fused,
+    )
 
 
 def take_step(

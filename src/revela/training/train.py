@@ -81,6 +81,8 @@ from revela.training.step import (
     make_optimizer,
     read_rows,
     reads_ahead,
+    step_limit,
+    steps_of,
     take_step,
 )
 from revela.training.training_set import TrainingSet
@@ -122,7 +124,6 @@ def train(
         bf16 = uses_bf16(settings.precision, device)
         is_first, processes = distributed.is_rank_zero(), distributed.world_size()
         plan = plan if is_first else NO_CHECKS
-        _warn_of_warmup(settings.warmup_steps, settings.max_steps)
 
         # Data: a corpus or stored groups, the same in all processes.
         data = source if isinstance(source, TrainingSet) else TrainingSet(recipe, source)
@@ -152,9 +153,12 @@ def train(
 
         # Groups: rows that are read together, and mined negatives if requested.
         groups, n_groups = data.groups(model, encoder, checkpoints)
-        negatives = None
+        max_steps, negatives = step_limit(settings, n_groups), None
+        _warn_of_warmup(settings.warmup_steps, max_steps)
+        epochs, per_step = recipe.groups.refresh_epochs, settings.groups_per_step
+        refresh = steps_of(epochs, n_groups, per_step) or recipe.groups.refresh_every
         if recipe.negatives:
-            negatives = mined_negatives(data, groups, encoder, checkpoints)
+            negatives = mined_negatives(data, groups, encoder, checkpoints, refresh * per_step)
             groups = negatives.groups
 
         # Record: run.json, metrics.jsonl, and a tracker if requested.
@@ -193,7 +197,7 @@ def train(
         _add_lora(recipe.retriever, model, context_encoder)
 
         # Method and optimiser.
-        budget = Budget(settings.max_steps, settings.max_minutes, settings.max_tokens_read)
+        budget = Budget(max_steps, settings.max_minutes, settings.max_tokens_read)
         parts = BuildContext(
             recipe.groups,
             recipe.queries,
@@ -221,7 +225,7 @@ def train(
         if context_encoder is not None:
             loss_module, collate = in_context(loss_module, collate, parts, context_encoder)
         loss_module.to(device)
-        optimizer = make_optimizer(loss_module, settings.learning_rate)
+        optimizer = make_optimizer(loss_module, settings)
         distributed.copy_first(run_tensors(loss_module))
         check_same_weights(loss_module, step)
 
@@ -252,10 +256,10 @@ def train(
                 return 1
             return fitting_groups(settings.groups_per_step, groups, read, loss_module)
 
-        per_step = settings.groups_per_step
         per_batch = recorded(out, "groups_per_batch", groups_per_batch)
         budget.take_count()  # of what was read to find it
         reader = BatchReader(groups, read, budget, per_step, per_batch, across_groups, ahead, step)
+        restarts = refresh if settings.restart_optimizer else 0
         stopped, logged, sums = 0, step, torch.zeros(2, device=device)
         with (
             frozen_in_bf16(model, encoder.retriever.bf16),
@@ -267,7 +271,9 @@ def train(
             while (done := budget.done(step)) < 1.0 and not stopped:
                 between_steps.clear()
                 batches, tokens = reader.next_step()
-                factor = budget.learning_rate_factor(step, settings.warmup_steps)
+                if restarts and step % restarts == 0:
+                    optimizer = make_optimizer(loss_module, settings)
+                factor = budget.learning_rate_factor(step, settings, restarts)
                 rate = settings.learning_rate * factor
                 loss, grad_norm = take_step(
                     loss_module, optimizer, batches, rate, settings.seed, processes
@@ -315,7 +321,7 @@ def train(
             if not stopped:
                 remove_whole(checkpoints)
                 update_record(out, finished=True)
-                _warn_of_warmup(settings.warmup_steps, 0 if settings.max_steps else step)
+                _warn_of_warmup(settings.warmup_steps, 0 if max_steps else step)
             return outcome
 
         return distributed.from_rank_zero(finish)

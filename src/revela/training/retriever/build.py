@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 RARE_CASE = 0.005  # of a corpus's letters, at most, in the case that it does not have
-POOLING_MODES = {"eos": "lasttoken", "mean": "mean", "weighted-mean": "weightedmean"}
+POOLING_MODES = dict(eos="lasttoken", last="lasttoken", mean="mean") | {
+    "weighted-mean": "weightedmean"
+}
 
 
 def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
