@@ -48,6 +48,7 @@ def test_a_retriever_is_probed(succeeds, retriever, corpus_file, squad_like, tmp
     out = succeeds("probe", retriever, corpus_file, *flags, "--json", out_file)
     assert "exact match: 6 documents of " in out
     assert "4 queries, 4 answers at ten places each, 1 other documents" in out
+    assert "half of the answers begin before character 511" in out and "unmoved" in out
     assert "slope per tenth" in out and "effective rank" in out
     found = json.loads(out_file.read_text())
     profiles = found["profiles"]

@@ -48,8 +48,9 @@ def probe(
     corpus:
         Text, as for train; documents of at least --max-tokens are used.
     move:
-        Move the answers of this folder in BEIR layout: neighbouring passages of one title make an
-        article, and the judged ones are the answers.
+        Move the answers of this folder in BEIR layout: neighbouring passages of one title make a
+        document, and the judged ones are the answers; or, with passages.jsonl, rows are documents,
+        and answers the passages (text) that it has for queries (_id).
     pairs:
         Folders in BEIR layout whose queries and judged passages are the pairs of the geometry;
         without any, they are halves of chunks.
@@ -102,6 +103,8 @@ def _print_profiles(profiles: Mapping[str, Profile]) -> None:
         [str(place + 1), *(_between(p.places[place], 3) for p in columns)]
         for place in range(len(columns[0].places))
     ]
+    unmoved = ["" if p.unmoved is None else f"{p.unmoved:.3f}" for p in columns]
+    rows += [["unmoved", *unmoved]] if any(unmoved) else []
     rows.append(["slope per tenth", *(_between(p.slope, 4) for p in columns)])
     rows.append(["first - last", *(_between(p.drop, 3) for p in columns)])
     rows.append(["first > last", *(_between(p.first_wins, 2) for p in columns)])
@@ -109,7 +112,10 @@ def _print_profiles(profiles: Mapping[str, Profile]) -> None:
 
 
 def _between(interval: Interval, digits: int) -> str:
-    return f"{interval.value:.{digits}f} ±{(interval.high - interval.low) / 2:.{digits}f}"
+    value = f"{interval.value:.{digits}f}"
+    if interval.low is None or interval.high is None:
+        return value
+    return f"{value} ±{(interval.high - interval.low) / 2:.{digits}f}"
 
 
 def _print_geometry(it: Geometry) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
@@ -61,6 +61,7 @@ class ProbeResult:
         tokens: tokens per text.
         geometry: of a retriever.
         context: number of documents in a contextual retriever's context.
+        answers_begin: the median number of characters before an answer in its document.
     """
 
     profiles: dict[str, Profile]
@@ -69,6 +70,7 @@ class ProbeResult:
     tokens: int = 0
     geometry: Geometry | None = None
     context: int = 0
+    answers_begin: float | None = None
 
 
 def probe_retriever(
@@ -100,12 +102,14 @@ def probe_retriever(
         queries = sum(len(m.answer.queries) for m in moved)
         log.info(
             f"moved passage: {queries:,} queries, {len(moved):,} answers at ten places each, "
-            f"{len(others):,} other documents"
+            f"{len(others):,} other documents; half of the answers begin before character "
+            f"{answered.begin:,.0f}"
         )
         profiles |= moved_passage(moved, others, encoder)
     log.info(f"geometry: {len(pairs):,} pairs")
     measured = geometry(pairs, encoder)
-    return ProbeResult(profiles, name, tokens=tokens, geometry=measured, context=encoder.slots)
+    result = ProbeResult(profiles, name, tokens=tokens, geometry=measured, context=encoder.slots)
+    return replace(result, answers_begin=answered.begin if answered else None)
 
 
 def probe_encoder_decoder(
