@@ -54,7 +54,7 @@ def test_a_crop_of_chinese_is_a_piece_of_it():
 )
 def test_a_batch_has_the_crops_of_the_settings(settings, expected):
     """Each setting makes other queries and passages of the same texts."""
-    parts = ["a0 a1 a2 a3.", "b0 b1 b2 b3.", "c0 c1 c2 c3."]
+    parts = ["Anna walks to town.", "Birds fly over hills.", "Carla reads old books."]
     rows = [{"text": " ".join(parts), "row": i, "epoch": 0} for i in range(40)]
     context = SimpleNamespace(
         training=Training(), sides=lambda first, second: {"first": first, "second": second}
