@@ -402,6 +402,7 @@ REFUSED = [
     (dict(refresh_epochs=2), "--refresh-epochs goes by minings of --negatives: give"),
     (dict(matryoshka=(8, 64)), "64: the vectors of this retriever have 64 numbers, give widths fr"),
     (preset("dream-infonce", queries="first-sentence", chunk_words=4), "no chunk has a query"),
+    (dict(method="dwell-pairs"), "--queries judged are those of --pairs: give their folder"),
     (preset("replug", lm_lora=True), "--lm-lora has no effect on --method replug"),
     (preset("dream", lm_tokens=256), "more than the 2,048"),
 ]

@@ -54,6 +54,11 @@ class Recipe:
         """Mined negatives per query; 0: none."""
         return int(getattr(self.method, "negatives", 0))
 
+    def check_judged(self) -> None:
+        """Refuse judged queries without their folder."""
+        if self.queries.queries == "judged" and not self.pairs:
+            raise RevelaError("--queries judged are those of --pairs: give their folder")
+
     @classmethod
     def of(cls, method: str | Method = DEFAULT, **settings: Any) -> Recipe:
         """The recipe of a method, with some settings replaced.
