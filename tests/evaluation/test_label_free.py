@@ -121,10 +121,12 @@ def test_the_fused_score_of_a_task_is_that_of_the_fusion_without_what_is_exclude
     """Against a loop over all passages, each scored by itself."""
 
     class Noise(MadeUpEncoder):
+        scale = 1.0
+
         def encode_passages(self, texts, progress=False):
             drawn = (np.random.default_rng(zlib.crc32(text.encode())) for text in texts)
             vectors = np.stack([rng.normal(size=16) for rng in drawn]).astype(np.float32)
-            return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+            return self.scale * vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
         encode_queries = encode_passages
 
@@ -146,8 +148,13 @@ def test_the_fused_score_of_a_task_is_that_of_the_fusion_without_what_is_exclude
         ranked = list(fuse_scores(cosines, shares, rule))[:10]
         gain = sum(1 / np.log2(i + 2) for i, d in enumerate(ranked) if str(d) in relevant)
         gains.append(gain / sum(1 / np.log2(i + 2) for i in range(min(10, len(relevant)))))
-    found = HeldOutCheck([sibling])(encoder)["sibling + BM25"]
+    check = HeldOutCheck([sibling])
+    found = check(encoder)["sibling + BM25"]
     assert np.isclose(found, np.mean(gains)) and found > 0.1
+    encoder.by_dot = True
+    by_rank = check(encoder)
+    encoder.scale = 100.0
+    assert check(encoder) == by_rank and by_rank["sibling + BM25"] != found
 
 
 def test_questions_ask_for_the_chunk_that_they_were_written_about():

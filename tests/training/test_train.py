@@ -684,13 +684,15 @@ def test_a_tracker_that_is_not_installed_is_refused(recipe, documents, tmp_path,
     assert not (tmp_path / "out").exists()
 
 
-def test_a_retriever_that_may_be_cut_says_so(recipe, documents, tmp_path):
+def test_a_retriever_that_may_be_cut_or_has_dot_products_says_so(recipe, documents, tmp_path):
     settings = preset("contrastive-crop", group_size=8, max_steps=2, matryoshka=(4, 16))
+    settings["similarity"] = "dot"
     out = tmp_path / "out"
     train(recipe.replace(**settings), documents, out)
     model = open_model(out)
     saved = json.loads((out / "config_sentence_transformers.json").read_text())
     assert saved["matryoshka_dims"] == [4, 16, model.get_embedding_dimension()]
+    assert saved["similarity_fn_name"] == "dot" and not isinstance(model[-1], modules.Normalize)
     assert model.prompts["query"] == "query: " and len(losses(out)) == 2
     assert "cut to their first numbers (`truncate_dim`): 4, 16." in (out / "README.md").read_text()
 

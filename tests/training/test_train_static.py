@@ -113,6 +113,7 @@ def test_rows_and_weights_have_learning_rates_of_their_own(recipe, documents, tm
 def test_what_a_table_cannot_do_is_refused(recipe, documents, tmp_path):
     for changes, sentence in (
         ({"matryoshka": (8,)}, "--matryoshka has no use for a static retriever"),
+        ({"similarity": "dot"}, "--similarity dot is for a transformer, and --model"),
         ({"context": 2}, "--context 2 needs a transformer, and this model reads each token"),
         (
             {"method": Spans(), "lora_rank": 0},

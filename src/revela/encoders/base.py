@@ -1,4 +1,5 @@
-"""The base class of encoders: texts in, finite unit vectors out, with the prompt of each role.
+"""The base class of encoders: texts in, finite vectors out, with the prompt of each role. Vectors
+have length one, unless the model compares them by dot products.
 
 An encoder computes one batch; prompts, batches by length, order and checks are here.
 
@@ -38,7 +39,7 @@ STEM = SLOT.partition("{}")[0]
 
 
 class Encoded(NamedTuple):
-    """Unit vectors of texts, and of all their tokens if they were requested."""
+    """Vectors of texts, and unit vectors of all their tokens if they were requested."""
 
     vectors_BD: Vectors
     tokens_BLW: Vectors | None = None
@@ -54,6 +55,7 @@ class TextEncoder(ABC):
             None: not at all.
         words_to_vectors: see ``words_to_vectors_of``.
         precision: "int8", "bf16" or "fp32".
+        by_dot: whether vectors have any length, and are compared by dot products.
         slots: documents that the model reads as its context; 0: none.
         lacks_tokens: why the model has no token vectors; "" if it has them.
         blank: what is read in place of a text without words, which has no token to pool; None:
@@ -68,6 +70,7 @@ class TextEncoder(ABC):
     limit: int | None = None
     words_to_vectors = 1.0
     precision = "fp32"
+    by_dot = False
     slots = 0
     lacks_tokens = ""
     blank: str | None = "."

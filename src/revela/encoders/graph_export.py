@@ -28,10 +28,11 @@ from revela.encoders.model_files import fingerprint
 from revela.encoders.prompts import Prompts
 from revela.encoders.torch_encoder import TorchEncoder
 from revela.encoders.torch_model import (
+    compares_by_dot,
     open_model,
     slot_ids,
+    text_vectors,
     transformer_of,
-    unit_vectors,
 )
 from revela.errors import RevelaError, first_line, install_extra
 from revela.files import atomic_write, check_free
@@ -75,6 +76,10 @@ def export_onnx(model: SentenceTransformer, out: Path, tokens: bool = False) -> 
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         raise RevelaError(
             f"export to ONNX needs {', '.join(missing)}: run {install_extra('train')}"
+        )
+    if compares_by_dot(model):
+        raise RevelaError(
+            "an export gives vectors of length one, and this model compares them by dot products"
         )
     check_free(out)
     model = model.cpu().float().eval()
@@ -121,7 +126,7 @@ def _as_graph(model: SentenceTransformer, tokens: bool) -> nn.Module:
 
         def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
             features = {IDS: input_ids, MASK: attention_mask}
-            return tuple(unit_vectors(self.model, features, tokens))
+            return tuple(text_vectors(self.model, features, tokens))
 
     return Graph().eval()
 

@@ -16,6 +16,7 @@ from revela.encoders.model_files import (
     check_retriever,
     embedded_name,
     fingerprint,
+    saved_for_dot,
     table_folder,
     words_to_vectors_of,
 )
@@ -57,7 +58,7 @@ def _open(
     folder: Path, precision: Precision, max_tokens: int | None, prompts: Given
 ) -> TextEncoder:
     """By the first that reads the folder: a table, a graph, torch."""
-    if table_folder(folder):
+    if table_folder(folder) and not saved_for_dot(folder):
         return StaticEncoder.load(folder, max_tokens, prompts)
     if precision == "int8" or not has_gpu():
         how = precision, max_tokens, prompts

@@ -100,6 +100,21 @@ def modules_of(folder: Path) -> list[tuple[str, Path]]:
     return [(kind.rpartition(".")[2], place) for kind, place in found]
 
 
+def saved_for_dot(folder: Path) -> bool:
+    """Whether a model's vectors are compared by dot products, and not of length one."""
+    is_dot = read_config(folder).get("similarity_fn_name") == "dot"
+    return is_dot and [kind for kind, _ in modules_of(folder)][-1:] != ["Normalize"]
+
+
+def check_cosine(folder: Path) -> None:
+    """Raise RevelaError for a model whose vectors an index cannot hold."""
+    if saved_for_dot(folder):
+        raise RevelaError(
+            f"{folder} compares vectors by dot products, and an index is calibrated for cosines: "
+            "give another --model, or train with --similarity cosine"
+        )
+
+
 def gives_tokens(folder: Path) -> bool:
     """Whether a retriever has token vectors for comparing queries and passages."""
     return [kind for kind, _ in modules_of(folder)][:1] == ["Transformer"]

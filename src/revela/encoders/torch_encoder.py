@@ -44,7 +44,7 @@ class TorchEncoder(TextEncoder):
         else:
             # With padding before a text, its learned positions would depend on the other texts.
             transformer.tokenizer.padding_side = "right"
-        self.limit = torch_model.own_limit(model)
+        self.by_dot, self.limit = torch_model.compares_by_dot(model), torch_model.own_limit(model)
         self.batch_tokens = torch_model.tokens_per_batch(model.device)
         self._lock = threading.Lock()  # tokenizers are not thread-safe
 
@@ -79,5 +79,5 @@ class TorchEncoder(TextEncoder):
         device = self.model.device
         with self._lock, torch.inference_mode():
             read = {k: v.to(device) if hasattr(v, "to") else v for k, v in features.items()}
-            found = torch_model.unit_vectors(self.model, read, with_tokens, self.bf16)
+            found = torch_model.text_vectors(self.model, read, with_tokens, self.bf16)
             return Encoded(*(tensor.cpu().numpy() for tensor in found))

@@ -218,11 +218,19 @@ def slot_ids(model: Any) -> range:
     return range(first, first + count)
 
 
-def unit_vectors(
+def compares_by_dot(model: SentenceTransformer) -> bool:
+    """Whether a model's vectors are compared by dot products, and not of length one."""
+    from sentence_transformers.sentence_transformer import modules
+
+    return model.similarity_fn_name == "dot" and not isinstance(model[-1], modules.Normalize)
+
+
+def text_vectors(
     model: SentenceTransformer, features: Features, with_tokens: bool, bf16: bool = False
 ) -> list[Tensor]:
     """Run a model's modules on tokenized texts: the texts' vectors (B, D) and, if requested, the
-    tokens' (B, L, W), in fp32 and of length one.
+    tokens' (B, L, W), in fp32 and of length one; the texts' as they are if the model
+    ``compares_by_dot``.
 
     Tokens' vectors are the transformer's states as late interaction compares them: after the linear
     layer that follows the pooling where the model has one.
@@ -243,14 +251,15 @@ def unit_vectors(
     states: Any = features.get("token_embeddings")  # before other modules replace them
     for part in rest:
         features = part(features)
-    found = [features["sentence_embedding"][:, : model.truncate_dim]]
+    vectors_BD = features["sentence_embedding"][:, : model.truncate_dim].float()
+    found = [vectors_BD if compares_by_dot(model) else normalize(vectors_BD, dim=-1)]
     if with_tokens:
         after = itertools.dropwhile(lambda part: not isinstance(part, modules.Pooling), rest)
         linear = next((part.linear for part in after if isinstance(part, modules.Dense)), None)
         if linear is not None and linear.in_features == states.shape[-1]:
             states = linear(states)
-        found.append(states)
-    return [normalize(vectors.float(), dim=-1) for vectors in found]
+        found.append(normalize(states.float(), dim=-1))
+    return found
 
 
 def has_fast_bf16(device: torch.device) -> bool:

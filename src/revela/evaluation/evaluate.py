@@ -29,7 +29,7 @@ from revela.evaluation.runs import (
     write_run,
 )
 from revela.evaluation.significance import standings
-from revela.ranking.fusion import Scores, check_weight
+from revela.ranking.fusion import FusionRule, Scores, check_weight
 from revela.ranking.late_interaction import encode_packed
 from revela.ranking.steps import MemoryStore, Rerank, SearchOptions
 from revela.terminal import counted
@@ -180,20 +180,22 @@ def rankings(
     weight: float | None = None,
 ) -> Iterator[tuple[str, Run]]:
     """Rankings of BM25, and of each encoder: alone, fused with BM25 by score, and by rank (RRF).
+    Dot products have no scale that BM25's score fits, and are fused by rank alone.
 
     With ``rerank="late-interaction"`` also the fusion by score re-ranked by token vectors, for
     encoders that have them.
     """
     yield "BM25", by_id(collection, collection.lexical)
     for name, encoder in encoders.items():
-        by_tokens = rerank == "late-interaction"
+        by_tokens = rerank == "late-interaction" and not encoder.by_dot
         store = store_of(collection, encoder, by_tokens, progress)
         vectors = encoder.encode_queries(collection.queries)
         dense = collection.nearest(vectors, store.vectors_ND)
         yield name, by_id(collection, dense)
         asked = collection.queries, vectors, dense, collection.lexical
-        by_score = SearchOptions(weight=weight)
-        yield f"{name} + BM25", by_id(collection, store.rankings(*asked, by_score))
+        if not encoder.by_dot:
+            by_score = SearchOptions(weight=weight)
+            yield f"{name} + BM25", by_id(collection, store.rankings(*asked, by_score))
         by_rank = SearchOptions(fusion="rank")
         yield f"{name} + BM25 (RRF)", by_id(collection, store.rankings(*asked, by_rank))
         if by_tokens:
@@ -212,7 +214,9 @@ def store_of(
         vectors_ND, packed = encode_packed(encoder, collection.documents)
     else:
         vectors_ND = encoder.encode_passages(collection.documents, progress=progress)
-    rule = collection.calibrate(encoder, vectors_ND, by_tokens=by_tokens).rule
+    rule = FusionRule()
+    if not encoder.by_dot:
+        rule = collection.calibrate(encoder, vectors_ND, by_tokens=by_tokens).rule
     return MemoryStore(collection.bm25, vectors_ND, rule, packed, collection.document_ids)
 
 

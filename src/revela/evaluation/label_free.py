@@ -25,10 +25,10 @@ from revela.evaluation.metrics import per_query
 from revela.evaluation.significance import MEASURE
 from revela.ranking.bm25 import BM25
 from revela.ranking.exact import rankings_of, top_k
-from revela.ranking.fusion import Scores
+from revela.ranking.fusion import FusionRule, Scores
 from revela.ranking.queries import with_docstrings
 from revela.ranking.sentence_test import SentenceTest
-from revela.ranking.steps import MemoryStore
+from revela.ranking.steps import MemoryStore, SearchOptions
 from revela.text.chunk import chunk
 from revela.text.words import count_words, joined, words
 from revela.types import Chunk, Document
@@ -46,7 +46,8 @@ Ask = Callable[[Sequence[str]], Sequence[str]]
 
 
 class HeldOutCheck:
-    """Scores an encoder on tasks by nDCG@10, alone and fused with BM25 by score; and BM25.
+    """Scores an encoder on tasks by nDCG@10, alone and fused with BM25 by score (by rank if it
+    compares by dot products); and BM25.
 
     Both scores of an encoder select a state: an index is searched by the fusion, in which BM25 may
     already find what the vectors learn.
@@ -70,12 +71,15 @@ class HeldOutCheck:
         alone, fused = dict[str, PerQuery](), dict[str, PerQuery]()
         for pool in self._pools:
             vectors_ND = encoder.encode_passages(pool.passages, True)
-            store = MemoryStore(pool.bm25, vectors_ND, pool.test(encoder, vectors_ND).rule)
+            by_rank = encoder.by_dot  # dot products have no scale that BM25's score fits
+            rule = FusionRule() if by_rank else pool.test(encoder, vectors_ND).rule
+            options = SearchOptions(fusion="rank" if by_rank else "score")
+            store = MemoryStore(pool.bm25, vectors_ND, rule)
             for task, lexical in pool.tasks:
                 queries_QD = encoder.encode_queries(task.queries)
                 dense = rankings_of(*top_k(queries_QD, vectors_ND, DEPTH))
                 alone[task.name] = _score(task, dense)
-                found = store.rankings(task.queries, queries_QD, dense, lexical)
+                found = store.rankings(task.queries, queries_QD, dense, lexical, options)
                 fused[task.name] = _score(task, found)
         return {name: alone, with_bm25(name): fused}
 

@@ -60,7 +60,8 @@ class MtebEncoder:
         unusual: dict[str, Any] = {"max_tokens": max_tokens} if max_tokens else {}
         unusual |= {} if encoder.precision == "fp32" else {"arithmetic": encoder.precision}
         about = {"name": name, "revision": revision, "experiment_kwargs": unusual or None}
-        about |= {"similarity_fn_name": ScoringFunction.COSINE}
+        score = ScoringFunction.DOT_PRODUCT if encoder.by_dot else ScoringFunction.COSINE
+        about |= {"similarity_fn_name": score}
         self.mteb_model_meta = ModelMeta.create_empty(about)
 
     @classmethod

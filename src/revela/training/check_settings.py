@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from revela.encoders.model_files import NEW
+from revela.encoders.model_files import NEW, table_folder
 from revela.encoders.torch_model import uses_bf16
 from revela.errors import RevelaError
 from revela.files import check_free_for_run
@@ -87,7 +87,13 @@ def _check_models(retriever: Retriever, lm: str) -> None:
     silence_libraries()
     name, offline = retriever.model, retriever.offline_model
     if not name.startswith(NEW):
-        check_model(find_weights(name, offline), retriever.layers, retriever.lora_rank)
+        folder = find_weights(name, offline)
+        if retriever.similarity == "dot" and table_folder(folder):
+            raise RevelaError(
+                f"--similarity dot is for a transformer, and --model {name} is a static retriever, "
+                "whose vectors have length one in training: leave it out"
+            )
+        check_model(folder, retriever.layers, retriever.lora_rank)
     if lm:
         check_language_model(find_weights(lm, offline), lm)
 

@@ -15,10 +15,16 @@ import torch
 from sentence_transformers.sentence_transformer import modules
 from small import build, fit
 
+from revela.encoders.graph_export import export_onnx
+from revela.encoders.load import load_encoder
 from revela.encoders.torch_encoder import TorchEncoder
 from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
+from revela.evaluation.collection import Collection
+from revela.evaluation.evaluate import outcomes
+from revela.searching.index import Index
 from revela.training.checkpoint import trainable_state
+from revela.training.methods.contrastive import ContrastiveLoss
 from revela.training.retriever.build import add_lora, frozen_in_bf16, merged
 from revela.training.retriever.module import RetrieverEncoder, RetrieverModule
 from revela.training.retriever.save import save_retriever
@@ -45,7 +51,7 @@ def test_saved_folders_give_the_same_vectors_in_stock_sentence_transformers(
     tiny_lm_folder, tmp_path
 ):
     encoders = {}
-    for pooling in ("mean", "eos", "weighted-mean"):
+    for pooling in ("mean", "eos", "weighted-mean", "last"):
         model = build(tiny_lm_folder, pooling)
         if pooling == "mean":
             fit(model, TEXTS, token_weighting=1e-3, whitening=0.25, lexical=1.0)
@@ -61,6 +67,47 @@ def test_saved_folders_give_the_same_vectors_in_stock_sentence_transformers(
         np.testing.assert_allclose(passages, encoder.encode_passages(TEXTS), atol=1e-5)
         assert not np.allclose(queries, passages, atol=1e-3)  # the prompts differ
     assert not [*tmp_path.rglob("*.bin"), *tmp_path.rglob("*.pt")]
+
+
+def test_the_last_token_and_dot_products(tiny_lm_folder, tmp_path):
+    """No EOS and no normalisation: in training, in stock modules, in evaluations; an index and an
+    export need cosines.
+    """
+    model, out = build(tiny_lm_folder, "last", similarity="dot"), tmp_path / "dot"
+    retriever, every = RetrieverModule(model), torch.arange(len(TEXTS))
+    read = [retriever.tokenize(TEXTS, role) for role in ("query", "passage")]
+    ends = read[0]["attention_mask"].sum(dim=1) - 1
+    assert model.tokenizer.eos_token_id not in read[0]["input_ids"][every, ends].tolist()
+    states = retriever.states(read[0])["token_embeddings"][every, ends]
+    query, passage = (retriever(features).detach() for features in read)
+    torch.testing.assert_close(query, states)
+    loss = ContrastiveLoss(retriever, tau=2.0)([{**read[0], "target": every}, read[1]])
+    by_hand = torch.nn.functional.cross_entropy(query @ passage.T / 2, every)
+    torch.testing.assert_close(loss, by_hand)
+    fit(model, TEXTS, whitening=0.25)
+    save_retriever(model, out, "card")
+    about = json.loads((out / "config_sentence_transformers.json").read_text())
+    assert about["similarity_fn_name"] == "dot"
+    assert not any(isinstance(part, modules.Normalize) for part in open_model(out))
+    encoder = load_encoder(out, "fp32")
+    stock = open_model(out).encode_query(TEXTS)
+    np.testing.assert_allclose(encoder.encode_queries(TEXTS), stock, atol=1e-5)
+    assert np.linalg.norm(stock, axis=1).max() > 1.1
+    collection = Collection("some", ["a", "b"], TEXTS[:2], ["q"], ["ocean1"], {"q": {"a": 1}})
+    assert [*outcomes(collection, {"m": encoder})] == ["BM25", "m", "m + BM25 (RRF)"]
+    with pytest.raises(RevelaError, match=r"compares vectors by dot products, and an index is"):
+        Index.create(tmp_path / "index", out)
+    with pytest.raises(RevelaError, match="an export gives vectors of length one"):
+        export_onnx(open_model(out), tmp_path / "onnx")
+
+
+def test_an_embedder_is_trained_by_the_similarity_of_the_settings(tiny_bert_folder):
+    """Whatever it was made for."""
+    kinds = {
+        similarity: [type(part).__name__ for part in build(tiny_bert_folder, similarity=similarity)]
+        for similarity in ("cosine", "dot")
+    }
+    assert kinds == {"cosine": ["Transformer", "Pooling", "Normalize"], "dot": kinds["cosine"][:2]}
 
 
 def randomise_lora(model):

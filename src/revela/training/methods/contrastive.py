@@ -28,7 +28,7 @@ rank 256, EOS, tau 0.01, 15 negatives of each text, 256 texts an update, crops a
 The paper does not say the rest. Taken from revela-paper: the rate, its warm-up, alpha and dropout
 of LoRA, all layers without a fit, the last state. From Contriever: windows, shares of crops,
 deletion of a tenth. Guesses: both tasks have equal shares, one epoch, and the negatives are the
-other texts of a group of 16 (n processes need --groups-per-batch n, with 16 n - 1 negatives).
+other texts of a group of 16.
 Differs from ANCE: the first negatives are BM25's, and the optimiser goes on from round to round.
 
 Read next: base.py, training/negatives.py (hard negatives, mined anew), generated_queries.py and

@@ -18,19 +18,20 @@ import numpy as np
 from revela.encoders.base import TextEncoder
 from revela.text.words import split_evenly
 from revela.training.probes.places import PLACES, SEGMENT_TENTHS, Profile, Scores, profile
+from revela.types import unit
 
 
 def exact_match(texts: Sequence[str], encoder: TextEncoder) -> dict[str, Profile]:
     """Cosine of each text with its ten parts: in the order of the text, and averaged over both
-    orders. The encoder must give unit vectors and truncate nothing.
+    orders. The encoder must truncate nothing.
     """
     parts = [split_evenly(text, PLACES) for text in texts]
     reverse = [
         (" " if of_text[0][-1].isspace() else "").join(map(str.strip, reversed(of_text)))
         for of_text in parts
     ]
-    passages = encoder.encode_passages([*texts, *reverse], progress=True)
-    queries = encoder.encode_queries(list(chain.from_iterable(parts)), progress=True)
+    passages = unit(encoder.encode_passages([*texts, *reverse], progress=True))
+    queries = unit(encoder.encode_queries(list(chain.from_iterable(parts)), progress=True))
     queries_NPD = queries.reshape(len(texts), PLACES, -1)
     forward_NP, reverse_NP = (
         np.einsum("nd,npd->np", passages_ND, queries_NPD).astype(np.float64)

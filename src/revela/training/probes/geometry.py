@@ -23,7 +23,7 @@ from revela.errors import RevelaError
 from revela.evaluation.collection import Collection
 from revela.text.chunk import chunk
 from revela.text.words import joined, words
-from revela.types import Document, Vectors
+from revela.types import Document, Vectors, unit
 
 MIN_WORDS, MAX_WORDS = 40, 120  # per chunk; its halves are a pair
 
@@ -78,9 +78,11 @@ def _sampled(pairs: Sequence[Pair], count: int, seed: int, size: str) -> list[Pa
 
 
 def geometry(pairs: Sequence[Pair], encoder: TextEncoder) -> Geometry:
-    """Measure an encoder of unit vectors; anisotropy and effective rank are of passages."""
-    queries_ND = encoder.encode_queries([query for query, _ in pairs], progress=True)
-    passages_ND = encoder.encode_passages([passage for _, passage in pairs], progress=True)
+    """Measure an encoder's vectors, at length one; anisotropy and effective rank are of
+    passages.
+    """
+    queries_ND = unit(encoder.encode_queries([query for query, _ in pairs], progress=True))
+    passages_ND = unit(encoder.encode_passages([passage for _, passage in pairs], progress=True))
     return Geometry(
         alignment(queries_ND, passages_ND),
         uniformity(passages_ND),

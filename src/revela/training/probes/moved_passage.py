@@ -220,8 +220,8 @@ def _cut(texts: Sequence[str], window: TokenWindow) -> list[str]:
 def moved_passage(
     moved: Sequence[Moved], others: Sequence[str], encoder: TextEncoder
 ) -> dict[str, Profile]:
-    """Profiles of the reciprocal rank and the cosine of each query's document, by the place of its
-    answer. The encoder must give unit vectors.
+    """Profiles of the reciprocal rank and the cosine (or dot product) of each query's document, by
+    the place of its answer.
     """
     texts = [m.texts[place] for place in range(PLACES) for m in moved]
     texts += [m.unmoved for m in moved]
@@ -235,7 +235,8 @@ def moved_passage(
     cosines_QP, ranks_QP = scores_by_place(queries_QD, passages_PAD, others_OD, own_Q)
     reciprocal_QP = np.where(ranks_QP <= DEPTH, 1.0 / ranks_QP, 0.0)
     owners = [moved[own].answer.document for own in own_Q.tolist()]
-    scores = {f"MRR@{DEPTH}": reciprocal_QP, "cosine": cosines_QP}
+    compared = "dot product" if encoder.by_dot else "cosine"
+    scores = {f"MRR@{DEPTH}": reciprocal_QP, compared: cosines_QP}
     return {
         f"moved passage, {name}": replace(
             profile(scores_QP[:, :PLACES], MOVED_TENTHS, owners),

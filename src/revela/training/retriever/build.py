@@ -41,22 +41,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 RARE_CASE = 0.005  # of a corpus's letters, at most, in the case that it does not have
-POOLING_MODES = dict(eos="lasttoken", last="lasttoken", mean="mean") | {
-    "weighted-mean": "weightedmean"
-}
+POOLING_MODES = {"mean": "mean", "weighted-mean": "weightedmean"}  # else the last token
 
 
 def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
     """Build an untrained retriever in fp32, as bf16 would round small updates of LoRA away.
 
-    A Sentence-Transformers folder is taken as it is, with the prompts of the settings. A decoder
-    keeps its lower layers and the final norm, and reads lower case if ``lower_case`` is "yes".
+    A Sentence-Transformers folder keeps its modules, with the prompts and the similarity of the
+    settings; for dot products it is not normalised. A decoder keeps its lower layers and the final
+    norm, and reads lower case if ``lower_case`` is "yes".
     """
     given = settings.query_prompt, settings.passage_prompt
     if (folder / "modules.json").is_file():
         model = open_model(folder, prompts=prompts_set(*given))
         if isinstance(model[0], modules.Transformer):
             add_missing_rows(model[0])
+        model.similarity_fn_name = settings.similarity
+        if settings.similarity == "dot":
+            set_parts(model, [part for part in model if not isinstance(part, modules.Normalize)])
         return model
     check_weights(folder)
     try:
@@ -86,13 +88,11 @@ def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
         _append_eos(tokenizer)
     add_missing_rows(transformer)
     width = transformer.get_embedding_dimension()
-    parts = [
-        transformer,
-        modules.Pooling(width, pooling_mode=POOLING_MODES[settings.pooling]),
-        modules.Normalize(),
-    ]
-    prompts = DECODER.replaced(prompts_set(*given)).by_name()
-    return SentenceTransformer(modules=parts, prompts=prompts, similarity_fn_name="cosine")
+    mode = POOLING_MODES.get(settings.pooling, "lasttoken")
+    parts = [transformer, modules.Pooling(width, pooling_mode=mode)]
+    parts += [modules.Normalize()] if settings.similarity == "cosine" else []
+    prompts, by = DECODER.replaced(prompts_set(*given)).by_name(), settings.similarity
+    return SentenceTransformer(modules=parts, prompts=prompts, similarity_fn_name=by)
 
 
 def check_model(folder: Path, layers: int, lora_rank: int) -> None:

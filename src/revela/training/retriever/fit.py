@@ -111,8 +111,8 @@ def fit(
         raise RevelaError(f"{len(with_words)} of {len(texts)} texts have words: give two at least")
     add_missing_rows(model[0])
     settings = Fit(token_weighting=token_weighting, whitening=whitening, lexical=lexical)
-    fit_to_corpus(RetrieverModule(model.float()), with_words, settings, seed=seed)
     model.similarity_fn_name = "cosine"
+    fit_to_corpus(RetrieverModule(model.float()), with_words, settings, seed=seed)
     return model
 
 
@@ -281,7 +281,8 @@ def _append_layers(model: SentenceTransformer, fitted: dict[str, Tensor]) -> Non
         else:
             parts.append(whitening)
         parts.append(_linear(fitted["axes_WW"], None))
-    set_parts(model, [*parts, modules.Normalize()])
+    parts += [modules.Normalize()] if model.similarity_fn_name == "cosine" else []
+    set_parts(model, parts)
 
 
 def _linear(weight_WW: Tensor, bias_W: Tensor | None) -> modules.Dense:

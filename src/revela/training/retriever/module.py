@@ -1,4 +1,5 @@
-"""A retriever: text -> tokens by role -> hidden states -> pooled -> cut to width -> unit vectors.
+"""A retriever: text -> tokens by role -> hidden states -> pooled -> cut to width -> unit vectors,
+or vectors as they are if they are compared by dot products.
 
 ``RetrieverModule`` runs a Sentence-Transformers model in training and in the fit. That model is
 what is saved (save.py). ``RetrieverEncoder`` is the same as an encoder, which checks, evaluations
@@ -27,6 +28,7 @@ from revela.encoders.base import Encoded, Features, TextEncoder, without_slots
 from revela.encoders.prompts import Prompts
 from revela.encoders.torch_model import (
     TASKS,
+    compares_by_dot,
     own_limit,
     slot_ids,
     tokens_per_batch,
@@ -39,7 +41,7 @@ from revela.types import ROLES, Role
 
 class RetrieverModule(nn.Module):
     """A Sentence-Transformers model: ``tokenize`` gives the features of texts, and ``forward``
-    their unit vectors, by ``states`` and ``pool``.
+    their vectors, by ``states`` and ``pool``.
 
     The model's own modules may be replaced at any time (by a fit), its prompts and slots may not.
     Args:
@@ -154,11 +156,14 @@ class RetrieverModule(nn.Module):
         return vectors_BD
 
     def forward(self, features: Features) -> Tensor:
-        """(B, D) unit vectors of tokenized texts, cut to ``width``; in fp32 or better."""
+        """(B, D) vectors of tokenized texts, cut to ``width``, in fp32 or better; of length one,
+        unless the model ``compares_by_dot``.
+        """
         vectors_BD = self.pool(self.states(features))
         vectors_BD = vectors_BD[:, : self.width or self.model.truncate_dim]
         dtype = torch.promote_types(vectors_BD.dtype, torch.float32)
-        return F.normalize(vectors_BD.to(dtype), dim=-1)
+        vectors_BD = vectors_BD.to(dtype)
+        return vectors_BD if compares_by_dot(self.model) else F.normalize(vectors_BD, dim=-1)
 
     @contextmanager
     def evaluating(self, adapters: bool = True) -> Iterator[None]:
@@ -218,6 +223,7 @@ class RetrieverEncoder(TextEncoder):
     ) -> None:
         self.model, self.retriever = model, RetrieverModule(model, bf16)
         self.precision, self.read_context = "bf16" if bf16 else "fp32", read_context
+        self.by_dot = compares_by_dot(model)
         self.prompts, self.limit = self.retriever.prompts, self.retriever.limit
         self.slots, self.batch_tokens = len(self.retriever.slots), tokens_per_batch(model.device)
         self._rows: Callable[[], Tensor] | None = None

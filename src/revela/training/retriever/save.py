@@ -18,14 +18,14 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
 from revela.encoders.model_files import CONTEXT, add_to_config
-from revela.encoders.torch_model import open_model
+from revela.encoders.torch_model import compares_by_dot, open_model
 from revela.errors import RevelaError
 from revela.files import disk_errors, flush, make_readable
 from revela.training.retriever.build import merged, needs_merging
 from revela.training.retriever.context import SavedContext, write_context
 from revela.training.retriever.module import RetrieverEncoder
 
-DIFFERENCE = 0.01  # maximum distance of unit vectors before and after
+DIFFERENCE = 0.01  # maximum change of a vector, as a share of its length
 SAMPLE = ("Seven Grey Herons stand in the shallow Lake.", "seven grey herons", "SEVEN GREY HERONS")
 
 
@@ -62,7 +62,8 @@ def save_retriever(
         # Where merging or filling in rows would change the model, a copy on the CPU is saved.
         changed = context is not None or needs_merging(model) or model.device.type != "cpu"
         final = merged(model) if changed else model
-        if not isinstance(final[-1], modules.Normalize):  # trained on vectors of length one
+        has_length_one = not compares_by_dot(final) and not isinstance(final[-1], modules.Normalize)
+        if has_length_one:  # in training
             final.add_module(str(len(final)), modules.Normalize())
         if context is not None:
             write_context(final, context.rows_JD)
@@ -113,7 +114,9 @@ def _check_saved(model: SentenceTransformer, saved: Path) -> None:
         (before.encode_queries, after.encode_queries),
         (before.encode_passages, after.encode_passages),
     ):
-        difference = float(np.linalg.norm(one(SAMPLE) - other(SAMPLE), axis=1).max())
+        vectors_ND = one(SAMPLE)
+        change_N = np.linalg.norm(vectors_ND - other(SAMPLE), axis=1)
+        difference = float((change_N / np.linalg.norm(vectors_ND, axis=1)).max())
         if difference > DIFFERENCE:
             raise RevelaError(
                 "the retriever is not saved, as its files would give other vectors than it has now "
