@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from revela.cli.flags import PROMPTS, Flat, Out, PromptFlags, Several
 from revela.cli.printing import print_report, print_table
@@ -32,7 +32,7 @@ class CandidateFlags:
     candidates: tuple[Path, ...] = ()
     """With --on: a TREC run for each of its folders. Models and BM25 rank only what it finds for a
     query."""
-    depth: int = 1024
+    depth: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1024
     "With --candidates: take this number of each query's best documents."
 
 
@@ -100,8 +100,6 @@ def eval(
         )
     if text and max_tokens is not None:
         raise RevelaError("--max-tokens has no effect on --text: leave it out, or give --on")
-    if among.candidates and not on:
-        raise RevelaError("--candidates has no effect without --on: give the folder of its queries")
     scores: dict[str, dict[str, SystemScores]] = {}
     if text:
         scores |= _rank_on_text(model, text, language, precision, prompts.given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -99,12 +100,12 @@ def probe(
 def _print_profiles(profiles: Mapping[str, Profile]) -> None:
     """A table of tests by place, slope, drop and share."""
     columns = list(profiles.values())
-    rows = [
+    rows: list[list[object]] = [
         [str(place + 1), *(_between(p.places[place], 3) for p in columns)]
         for place in range(len(columns[0].places))
     ]
-    unmoved = ["" if p.unmoved is None else f"{p.unmoved:.3f}" for p in columns]
-    rows += [["unmoved", *unmoved]] if any(unmoved) else []
+    if any(p.unmoved is not None for p in columns):
+        rows.append(["unmoved", *(p.unmoved for p in columns)])
     rows.append(["slope per tenth", *(_between(p.slope, 4) for p in columns)])
     rows.append(["first - last", *(_between(p.drop, 3) for p in columns)])
     rows.append(["first > last", *(_between(p.first_wins, 2) for p in columns)])
@@ -112,10 +113,8 @@ def _print_profiles(profiles: Mapping[str, Profile]) -> None:
 
 
 def _between(interval: Interval, digits: int) -> str:
-    value = f"{interval.value:.{digits}f}"
-    if interval.low is None or interval.high is None:
-        return value
-    return f"{value} ±{(interval.high - interval.low) / 2:.{digits}f}"
+    half = (interval.high - interval.low) / 2
+    return f"{interval.value:.{digits}f}" + ("" if isnan(half) else f" ±{half:.{digits}f}")
 
 
 def _print_geometry(it: Geometry) -> None:

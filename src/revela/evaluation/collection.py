@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -97,24 +96,10 @@ class Collection:
         return replace(self, document_ids=list(self.sources), qrels=qrels, sources=())
 
     def among(self, run: Run, depth: int) -> Collection:
-        """The collection with each query's best ``depth`` documents of a run alone; other documents
-        are left out. A relevant document that is no candidate counts as not found.
-        """
-        best = [{*islice(run[query], depth)} for query in self.query_ids]
-        among = frozenset[str]().union(*best)
-        rows = [row for row, name in enumerate(self.document_ids) if name in among]
-        ids = [self.document_ids[row] for row in rows]
-        rows_of = defaultdict[str, list[int]](list)
-        for row, name in enumerate(ids):
-            rows_of[name].append(row)
-        return replace(
-            self,
-            document_ids=ids,
-            documents=[self.documents[row] for row in rows],
-            sources=[self.sources[row] for row in rows] if self.sources else (),
-            titles=[self.titles[row] for row in rows] if self.titles else (),
-            candidates=[sorted(chain.from_iterable(map(rows_of.__getitem__, b))) for b in best],
-        )
+        """The collection with each query's best ``depth`` documents of a run as its candidates."""
+        row_of = {name: row for row, name in enumerate(self.document_ids)}
+        best = (islice(run[query], depth) for query in self.query_ids)
+        return replace(self, candidates=[sorted(map(row_of.__getitem__, names)) for names in best])
 
     @cached_property
     def lexical(self) -> list[Scores]:

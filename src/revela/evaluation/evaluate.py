@@ -32,7 +32,6 @@ from revela.evaluation.significance import standings
 from revela.ranking.fusion import FusionRule, Scores, check_weight
 from revela.ranking.late_interaction import encode_packed
 from revela.ranking.steps import MemoryStore, Rerank, SearchOptions
-from revela.terminal import counted
 from revela.text.analyzer import check_language
 from revela.types import Precision
 
@@ -110,29 +109,17 @@ def evaluations(
         for label, name in labelled.items()
         if label not in {*runs, *searched}
     }
-    if options.depth < 1:
-        raise RevelaError(f"--depth {options.depth} is no number of candidates: give 1 or more")
-    if options.candidates and (ranked := [*runs, *searched]):
+    if options.candidates and ({*runs, *searched} or len(options.candidates) != len(on)):
         raise RevelaError(
-            f"--candidates are ranked by a model, and {ranked[0]} is a ranking or has one: give "
-            "the model"
-        )
-    if options.candidates and len(options.candidates) != len(on):
-        raise RevelaError(
-            f"--candidates has {counted(len(options.candidates), 'run')} and --on "
-            f"{counted(len(on), 'folder')}: give one run per folder, in their order"
+            "--candidates needs models and one run per folder of --on, in their order"
         )
     # Read all folders before scoring any, so that a bad one is refused at once.
     collections = {
         name: with_ids_of(load_collection(Path(folder), language=options.language), searched, runs)
         for name, folder in short_names(on).items()
     }
-    if options.candidates:
-        given = zip(collections.items(), options.candidates, strict=True)
-        collections = {
-            name: collection.among(read_candidates(path, collection), options.depth)
-            for (name, collection), path in given
-        }
+    for path, (name, whole) in zip(options.candidates, [*collections.items()], strict=False):
+        collections[name] = whole.among(read_candidates(path, whole), options.depth)
     for collection in collections.values():
         for label, run in runs.items():
             check_run(run, label, collection)

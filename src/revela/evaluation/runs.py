@@ -112,13 +112,11 @@ def read_candidates(path: Path, collection: Collection) -> Run:
     for number, line in numbered_lines(path):
         if (document := line.split()[2]) not in documents:
             raise RevelaError(
-                f"{path}:{number} names {document}, which {collection.name} lacks: give a run that "
-                "was made on this collection"
+                f"{path}:{number}: {collection.name} has no document {document}: give a run on it"
             )
     if missing := [query for query in collection.query_ids if query not in run]:
         raise RevelaError(
-            f"{path} ranks no document for {counted(len(missing), 'query', 'queries')} of "
-            f"{collection.name} (first: {missing[0]}): give a run of all judged queries"
+            f"{path} lacks the query {missing[0]} of {collection.name}: give a run of all"
         )
     return run
 

@@ -149,15 +149,11 @@ class BM25:
         if among is None:
             found = rankings_of(*self.top_k(queries, k))
         else:
-            known = [self.known(self.terms.of_query(query)) for query in queries]
-            pairs = zip(among, known, strict=True)
-            found = [ranking_of(rows, self._scores(terms)[[*rows]]) for rows, terms in pairs]
+            known = (self.known(self.terms.of_query(query)) for query in queries)
+            none_N = np.zeros(self.size, np.float32)
+            scores = (self._index.get_scores(terms) if terms else none_N for terms in known)
+            found = [ranking_of(rows, s[[*rows]]) for rows, s in zip(among, scores, strict=True)]
         return [{text: score for text, score in one.items() if score > 0} for one in found]
-
-    def _scores(self, terms: list[str]) -> Vectors:
-        """BM25 of every text, (N,), for known terms."""
-        found = self._index.get_scores(terms) if terms else np.zeros(self.size, np.float32)
-        return np.asarray(found, np.float32)
 
     def known(self, terms: Iterable[str]) -> list[str]:
         """Those of these terms that a text has."""

@@ -52,7 +52,6 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
             "out"
         )
     _check_limits(recipe)
-    recipe.check_judged()
     if folder := recipe.pairs:
         if processes > 1:
             raise RevelaError("--pairs takes one process: start revela without torchrun")

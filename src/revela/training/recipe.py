@@ -46,18 +46,20 @@ class Recipe:
 
     @property
     def pairs(self) -> str:
-        """The folder of judged queries that the method trains on; "": none."""
-        return str(getattr(self.method, "pairs", ""))
+        """The folder of judged queries that the method trains on; "": none.
+
+        Raises:
+            RevelaError: there is none, and queries are to be judged.
+        """
+        folder = str(getattr(self.method, "pairs", ""))
+        if not folder and self.queries.queries == "judged":
+            raise RevelaError("--queries judged are those of --pairs: give their folder")
+        return folder
 
     @property
     def negatives(self) -> int:
         """Mined negatives per query; 0: none."""
         return int(getattr(self.method, "negatives", 0))
-
-    def check_judged(self) -> None:
-        """Refuse judged queries without their folder."""
-        if self.queries.queries == "judged" and not self.pairs:
-            raise RevelaError("--queries judged are those of --pairs: give their folder")
 
     @classmethod
     def of(cls, method: str | Method = DEFAULT, **settings: Any) -> Recipe:

@@ -192,7 +192,6 @@ class TrainingSet:
         if self.folder is not None:
             return self.folder.rows
         recipe, method, chunks = self.recipe, self.recipe.method, self.chunks
-        recipe.check_judged()
         if recipe.pairs:
             return pair_rows(self.documents, Path(recipe.pairs), others=recipe.negatives > 0)
         if method.reads == "windows":

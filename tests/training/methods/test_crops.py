@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from revela.errors import RevelaError
 from revela.training.methods.contrastive import MIN_WORDS, CropBatches, Crops, crop
-from revela.training.settings import Context, Retriever, Training
+from revela.training.settings import Training
 from revela.training.training_set import windows
 from revela.types import Chunk
 
@@ -72,11 +71,6 @@ def test_a_batch_has_the_crops_of_the_settings(settings, expected):
     assert set(map(kind, batch["first"], batch["second"])) == expected
     one = CropBatches(context, Crops(inverse_cloze=1.0))([{**rows[0], "text": parts[0]}])
     assert one["first"][0] in parts[0]  # one sentence has no rest
-
-
-def test_crop_shares_in_the_wrong_order_are_refused():
-    with pytest.raises(RevelaError, match=r"--crop-shares 0\.5 0\.1: give the shortest"):
-        Crops(crop_shares=(0.5, 0.1)).refuse(Retriever(), Context())
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 30)), max_size=30), st.integers(5, 60))

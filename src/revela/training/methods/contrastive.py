@@ -60,7 +60,6 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from revela.errors import RevelaError
 from revela.ranking.queries import query_hash
 from revela.text.sentences import sentences
 from revela.text.words import joined, words
@@ -75,16 +74,7 @@ from revela.training.methods.base import (
     group_weights,
     row_random,
 )
-from revela.training.settings import (
-    NO_FIT,
-    Context,
-    PositiveFloat,
-    Preset,
-    Rare,
-    Retriever,
-    Share,
-    checked,
-)
+from revela.training.settings import NO_FIT, PositiveFloat, Preset, Rare, Share, checked
 
 MIN_WORDS = 3  # of a crop
 
@@ -166,11 +156,6 @@ class Crops(Contrastive):
     "Probability of each word of a crop to be deleted."
     inverse_cloze: Rare[Share] = 0.0
     "Share of the texts of which a sentence finds the rest of the text, instead of two crops."
-
-    def refuse(self, retriever: Retriever, context: Context) -> None:
-        low, high = self.crop_shares
-        if low > high:
-            raise RevelaError(f"--crop-shares {low} {high}: give the shortest crop first")
 
     def window_words(self, lm_tokens: int) -> int:
         return self.crop_window

@@ -114,40 +114,35 @@ SPANS: Preset = (
     | {"learning_rate": 1e-3, "warmup_steps": 50, "groups_per_step": 4}
     | {"check_every": 0, "keep": "last"}
 )
-WHOLE: Preset = {"held_out": 0.0, "near_duplicates": 0.0, "max_minutes": 0.0}
+ALL: Preset = {"held_out": 0.0, "near_duplicates": 0.0, "max_minutes": 0.0}
 "All documents are trained on, up to a number of steps or epochs."
 # What stages 2 and 3 share: all weights learn from whole documents.
 LONG: Preset = (
     {"groups": "document-random", "max_tokens": 2048, "lm_tokens": 2048, "lora_rank": 0}
     | NO_FIT
-    | WHOLE
-    | {"check_every": 0, "keep": "last"}
+    | (ALL | {"check_every": 0, "keep": "last"})
 )
-PAPER: Preset = {"offline_model": "", "similarity": "dot", "tau": 1.0, "retriever_batch": 24} | {
-    "learning_rate": 5e-6,
-    "warmup_steps": 0,
-}
+PAPER: Preset = LONG | (
+    {"offline_model": "", "similarity": "dot", "tau": 1.0, "retriever_batch": 24}
+    | {"learning_rate": 5e-6, "warmup_steps": 0}
+)
+JUDGED: Preset = {"method": Pairs.name, "queries": "judged"}
 PRESETS: dict[str, Preset] = {
     # Stage 1, small; and the paper's size, 80 texts of 2,048 tokens an update.
     "dwell-spans": SPANS,
-    "dwell-spans-paper": SPANS
-    | WHOLE
+    "dwell-spans-paper": (SPANS | ALL)
     | {"model": "new:base", "lm_tokens": 2048, "group_size": 16, "groups_per_step": 5}
     | {"learning_rate": 1e-5, "schedule": "cosine", "warmup_steps": 4915, "max_steps": 49_152},
     # Stage 2 of the paper's size, 512 texts an update: give --model.
-    "dwell-crop-paper": LONG
-    | PAPER
+    "dwell-crop-paper": PAPER
     | {"method": "contrastive-crop", "crop_window": 10**6, "max_epochs": 1}
     | {"group_size": 128, "groups_per_step": 4, "groups_per_batch": 4},
     # Stage 3, small; and the paper's size, 512 queries and 5,120 passages an update: give --model
     # and --pairs.
-    "dwell-pairs": LONG
-    | {"method": Pairs.name, "queries": "judged", "negatives": 4, "refresh_every": 10}
-    | {"tau": 0.05, "group_size": 8, "retriever_batch": 16}
+    "dwell-pairs": (LONG | JUDGED)
+    | {"negatives": 4, "refresh_every": 10, "tau": 0.05, "group_size": 8, "retriever_batch": 16}
     | {"learning_rate": 3e-4, "warmup_steps": 2, "max_steps": 40},
-    "dwell-paper": LONG
-    | PAPER
-    | {"method": Pairs.name, "queries": "judged", "negatives": 9, "group_size": 512}
+    "dwell-paper": (PAPER | JUDGED | {"negatives": 9, "group_size": 512})
     | {"max_epochs": 8, "refresh_epochs": 2, "restart_optimizer": True},
 }
 

@@ -24,18 +24,17 @@ from __future__ import annotations
 import random
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
 from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
-from revela.evaluation.collection import Collection, load_collection
+from revela.evaluation.collection import load_collection
 from revela.text.judgements import read_rows
 from revela.text.load import read_corpus
 from revela.training.probes.places import (
@@ -76,11 +75,6 @@ class Answered:
     documents: list[str]
     answers: list[Answer]
 
-    @property
-    def begin(self) -> float:
-        """The median number of characters before an answer."""
-        return float(median(answer.begin for answer in self.answers))
-
 
 @dataclass(frozen=True)
 class Moved:
@@ -93,55 +87,50 @@ class Moved:
 
 def load_answers(folder: Path) -> Answered:
     """Read the documents of a folder in BEIR layout and their answers, in one of the two forms."""
-    collection = load_collection(folder)
-    if any((folder / f"{PASSAGES}{end}").is_file() for end in ("", ".gz")):
-        return _located(collection, read_rows(folder, PASSAGES), folder)
-    queries = defaultdict[str, list[str]](list)
+    collection, queries = (
+        load_collection(folder),
+        defaultdict[tuple[int, int, str], list[str]](list),
+    )
+    has_passages = any((folder / f"{PASSAGES}{end}").is_file() for end in ("", ".gz"))
+    if has_passages:
+        documents = collection.documents
+        row_of = {name: row for row, name in enumerate(collection.document_ids)}
+        text_of = {str(row["_id"]): row["text"].strip() for row in read_rows(folder, PASSAGES)}
+    else:
+        documents, row_of, text_of = _articles(folder)
     for query_id, query in zip(collection.query_ids, collection.queries, strict=True):
-        for passage, score in collection.qrels[query_id].items():
-            if score > 0:
-                queries[passage].append(query)
+        for name, grade in collection.qrels[query_id].items():
+            if grade > 0 and (text := text_of.get(query_id if has_passages else name)):
+                found = re.search(re.escape(text), documents[row_of[name]], re.IGNORECASE)
+                if found:
+                    queries[row_of[name], found.start(), found[0]].append(query)
+    if not queries:
+        raise RevelaError(
+            f"{folder} has no answer that could be moved, as its judged passages share no title "
+            f"with a neighbour, or no text of {PASSAGES} is in its query's document: give each "
+            "document as passages of one title, in order, or such texts"
+        )
+    answers = [
+        Answer(row, s, (*asked,), begin) for (row, begin, s), asked in sorted(queries.items())
+    ]
+    return Answered(collection.name, documents, answers)
+
+
+def _articles(folder: Path) -> tuple[list[str], dict[str, int], dict[str, str]]:
+    """Neighbouring passages with the same title, joined; and of each passage that has a neighbour,
+    by its id, the article and the text.
+    """
     files = (folder / "corpus.jsonl", folder / "corpus.jsonl.gz")
     corpus = next(path for path in files if path.is_file())
     passages, _ = read_corpus([corpus], distinct=False, min_words=1)
-    articles, answers = list[str](), list[Answer]()
+    articles, article_of, text_of = list[str](), dict[str, int](), dict[str, str]()
     for title, group in groupby(passages, key=lambda passage: passage.title):
-        members = list(group)
-        texts = [p.text for p in members]
-        if title and len(members) > 1:
-            answers += [
-                Answer(len(articles), p.text, tuple(queries[p.id]), len(" ".join([*texts[:i], ""])))
-                for i, p in enumerate(members)
-                if p.id in queries
-            ]
-        articles.append(" ".join(texts))
-    if not answers:
-        raise RevelaError(
-            f"{folder} has no answer that could be moved, as its judged passages share no title "
-            "with a neighbour: give each document as passages of one title, in order"
-        )
-    return Answered(collection.name, articles, answers)
-
-
-def _located(collection: Collection, rows: Sequence[Mapping[str, str]], folder: Path) -> Answered:
-    """The documents of a collection, and the passages of queries where they are found in them."""
-    row_of = {name: row for row, name in enumerate(collection.document_ids)}
-    query_of = dict(zip(collection.query_ids, collection.queries, strict=True))
-    queries = defaultdict[tuple[int, int, str], dict[str, None]](dict)
-    for row in (row for row in rows if str(row["_id"]) in query_of):
-        passage = re.compile(re.escape(row["text"].strip()), re.IGNORECASE)
-        for name, grade in collection.qrels[str(row["_id"])].items():
-            found = passage.search(collection.documents[row_of[name]]) if grade > 0 else None
-            if found and found[0]:
-                place = row_of[name], found.start(), found[0]
-                queries[place][query_of[str(row["_id"])]] = None
-    if not queries:
-        raise RevelaError(
-            f"{folder} has no answer that could be moved: no relevant document has the text that "
-            f"{PASSAGES} gives for its query"
-        )
-    answers = [Answer(d, text, (*asked,), begin) for (d, begin, text), asked in queries.items()]
-    return Answered(collection.name, collection.documents, answers)
+        texts = {passage.id: passage.text for passage in group}
+        if title and len(texts) > 1:
+            article_of |= dict.fromkeys(texts, len(articles))
+            text_of |= texts
+        articles.append(" ".join(texts.values()))
+    return articles, article_of, text_of
 
 
 def move_all(answered: Answered, window: TokenWindow, count: int, seed: int) -> list[Moved]:
@@ -226,9 +215,8 @@ def moved_passage(
     texts = [m.texts[place] for place in range(PLACES) for m in moved]
     texts += [m.unmoved for m in moved]
     passages_PAD = encoder.encode_passages(texts, progress=True).reshape(PLACES + 1, len(moved), -1)
-    others_OD = passages_PAD[0, :0]
-    if others:
-        others_OD = encoder.encode_passages(others, progress=True)
+    none_0D = passages_PAD[0, :0]
+    others_OD = encoder.encode_passages(others, progress=True) if others else none_0D
     queries = [query for m in moved for query in m.answer.queries]
     queries_QD = encoder.encode_queries(queries, progress=True)
     own_Q = np.repeat(np.arange(len(moved)), [len(m.answer.queries) for m in moved])

@@ -14,6 +14,7 @@ import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -40,17 +41,11 @@ Scores = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Interval:
-    """A value, and the bounds of its 95 % interval; None if one document gave it."""
+    """A value, and the bounds of its 95 % interval; NaN, in files null, if one document gave it."""
 
     value: float
-    low: float | None = None
-    high: float | None = None
-
-    def shifted(self, by: float) -> Interval:
-        """The interval of the value plus ``by``."""
-        if self.low is None or self.high is None:
-            return Interval(self.value + by)
-        return Interval(self.value + by, self.low + by, self.high + by)
+    low: float = nan
+    high: float = nan
 
 
 @dataclass(frozen=True)
@@ -166,7 +161,7 @@ def profile(
     if documents == 1:
         log.warning("all scores are about one document: they have no intervals")
     *differences, slope, drop, first_wins = intervals(columns_NX, owners)
-    places = [difference.shifted(mean) for difference in differences]
+    places = [Interval(mean + d.value, mean + d.low, mean + d.high) for d in differences]
     return Profile(list(tenths), places, slope, drop, first_wins, len(scores_NP), documents)
 
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from statistics import median
 
 from revela.encoders.torch_model import open_model, uses_bf16
 from revela.evaluation.collection import load_collection
@@ -61,7 +62,7 @@ class ProbeResult:
         tokens: tokens per text.
         geometry: of a retriever.
         context: number of documents in a contextual retriever's context.
-        answers_begin: the median number of characters before an answer in its document.
+        answers_begin: the median number of characters before an answer in its document; 0: none.
     """
 
     profiles: dict[str, Profile]
@@ -70,7 +71,7 @@ class ProbeResult:
     tokens: int = 0
     geometry: Geometry | None = None
     context: int = 0
-    answers_begin: float | None = None
+    answers_begin: float = 0.0
 
 
 def probe_retriever(
@@ -91,6 +92,7 @@ def probe_retriever(
     pairs = [*chain.from_iterable(judged)] or pairs_of_text(documents, count, seed)
     answered = options.move and load_answers(options.move)
     moved = move_all(answered, window, count, seed) if answered else []
+    begin = median(a.begin for a in answered.answers) if answered else 0.0
     tokens = window.size - SPARE
     log.info(f"exact match: {len(texts):,} documents of {tokens} tokens")
     profiles = exact_match(texts, encoder)
@@ -103,13 +105,12 @@ def probe_retriever(
         log.info(
             f"moved passage: {queries:,} queries, {len(moved):,} answers at ten places each, "
             f"{len(others):,} other documents; half of the answers begin before character "
-            f"{answered.begin:,.0f}"
+            f"{begin:,.0f}"
         )
         profiles |= moved_passage(moved, others, encoder)
     log.info(f"geometry: {len(pairs):,} pairs")
     measured = geometry(pairs, encoder)
-    result = ProbeResult(profiles, name, tokens=tokens, geometry=measured, context=encoder.slots)
-    return replace(result, answers_begin=answered.begin if answered else None)
+    return ProbeResult(profiles, name, [], tokens, measured, encoder.slots, begin)
 
 
 def probe_encoder_decoder(
