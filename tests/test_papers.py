@@ -5,9 +5,11 @@ so do the files and names of how-it-works.md.
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 from pathlib import Path
+from typing import get_origin
 
 import pytest
 from pydantic import TypeAdapter
@@ -77,9 +79,11 @@ def settings_in(flags: str) -> dict[str, object]:
     for flag, value in re.findall(r"--([a-z-]+)((?: (?!--)\S+)*)", flags):
         name = flag.replace("-", "_")
         assert name in SETTINGS, f"no method has a setting --{flag}"
-        text = " ".join(shlex.split(value))
-        parse = TypeAdapter(SETTINGS[name].annotation).validate_strings
-        given[name] = parse(text) if value else None
+        kind, words = SETTINGS[name].annotation, shlex.split(value)
+        if get_origin(kind) is tuple:
+            given[name] = [json.loads(word) for word in words]
+        else:
+            given[name] = TypeAdapter(kind).validate_strings(" ".join(words)) if value else None
     return given
 
 

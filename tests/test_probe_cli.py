@@ -44,10 +44,11 @@ def squad_like(tmp_path_factory):
 
 def test_a_retriever_is_probed(succeeds, retriever, corpus_file, squad_like, tmp_path):
     out_file = tmp_path / "probe.json"
-    flags = (*FLAGS, "--move", squad_like, "--pairs", squad_like)
+    flags = (*FLAGS, "--move", squad_like, "--pairs", squad_like, squad_like)
     out = succeeds("probe", retriever, corpus_file, *flags, "--json", out_file)
     assert "exact match: 6 documents of " in out
     assert "4 queries, 4 answers at ten places each, 1 other documents" in out
+    assert "half of the answers begin before character 511" in out and "unmoved" in out
     assert "slope per tenth" in out and "effective rank" in out
     found = json.loads(out_file.read_text())
     profiles = found["profiles"]
@@ -59,7 +60,7 @@ def test_a_retriever_is_probed(succeeds, retriever, corpus_file, squad_like, tmp
         assert all(p["low"] - 1e-9 <= p["value"] <= p["high"] + 1e-9 for p in places)
         drop = places[0]["value"] - places[-1]["value"]
         assert profile["drop"]["value"] == pytest.approx(drop)
-    assert profiles[moved]["documents"] == 2 and found["geometry"]["pairs"] == 4
+    assert profiles[moved]["documents"] == 2 and found["geometry"]["pairs"] == 8
     succeeds("probe", retriever, corpus_file, *flags, "--json", tmp_path / "again.json")
     again = json.loads((tmp_path / "again.json").read_text())
     assert again["profiles"] == profiles  # the same sample, the same resamples

@@ -14,6 +14,7 @@ from revela.errors import RevelaError
 from revela.evaluation.collection import Collection, load_collection
 from revela.evaluation.evaluate import outcomes, rankings, short_names, without_themselves
 from revela.evaluation.metrics import Outcome
+from revela.evaluation.runs import read_run, write_run
 from revela.training.recipe import Recipe
 from revela.training.retriever.build import build_retriever
 from tests.collection_folder import write_collection, write_lines
@@ -27,6 +28,17 @@ class Oracle(MadeUpEncoder):
 
     def encode_queries(self, texts, progress=False):
         return np.eye(4, dtype=np.float32)[[int(t.split()[-1]) for t in texts]]
+
+
+class Words(MadeUpEncoder):
+    """Counts some words."""
+
+    def encode_passages(self, texts, progress=False):
+        known = ("zoos", "protect", "harm", "hill", "dance", "bees", "sea", "salt")
+        counts = np.array([[t.lower().count(word) for word in known] for t in texts])
+        return (counts / np.linalg.norm(counts, axis=1, keepdims=True)).astype(np.float32)
+
+    encode_queries = encode_passages
 
 
 def write(folder, qrels="q0\td0\t1\nq1\td1\t2\nq1\td2\t0\nq2\td3\t0\n"):
@@ -54,6 +66,7 @@ def test_reads_and_scores(tmp_path, packed):
         "ndcg@10": 1.0,
         "recall@100": 1.0,
         "mrr@10": 1.0,
+        "mrr@100": 1.0,
         "map": 1.0,
     }
 
@@ -68,14 +81,6 @@ def test_a_query_that_is_a_document_does_not_find_itself():
     qrels = {"1": {"2": 1}, "2": {"2": 1}, "4": {"4": 1}, "0": {"3": 1}}
     collection = Collection("c", names, documents, asked, queries, qrels)
     assert collection.among_documents == {"1"}
-
-    class Words(MadeUpEncoder):
-        def encode_passages(self, texts, progress=False):
-            known = ("zoos", "protect", "harm", "hill", "dance", "bees")
-            counts = np.array([[t.lower().count(word) for word in known] for t in texts])
-            return (counts / np.linalg.norm(counts, axis=1, keepdims=True)).astype(np.float32)
-
-        encode_queries = encode_passages
 
     for system, run in rankings(collection, {"m": Words()}):
         found = without_themselves(collection, run)
@@ -153,3 +158,37 @@ def test_a_limit_of_tokens_is_refused_where_it_has_no_effect(refused, static_fol
 def test_the_presets_of_the_paper_save_the_limit_of_its_evaluation(method, tiny_lm_folder):
     model = build_retriever(tiny_lm_folder, Recipe.of(method).retriever)
     assert model.max_seq_length == 2048
+
+
+def test_candidates_of_a_run_are_all_that_is_ranked(tmp_path, monkeypatch):
+    monkeypatch.setattr("revela.encoders.model_files.resolve", lambda name: name)
+    monkeypatch.setattr("revela.encoders.load.load_encoder", lambda *_: Words())
+    folder = tmp_path / "c"
+    texts = ["sea salt", "sea sea salt", "salt", "hill", "sea hill"]
+    rows = [{"_id": f"d{i}", "text": text} for i, text in enumerate(texts)]
+    write_collection(folder, rows, {"a": "sea", "b": "hill"}, {("a", "d1"): 1, ("b", "d3"): 1})
+    best = {"a": ["d2", "d0", "d4", "d1"], "b": ["d4", "d3"]}
+    run = tmp_path / "first.trec"
+    write_run(run, {q: {d: 9.0 - i for i, d in enumerate(ids)} for q, ids in best.items()}, "x")
+    found, wanted = evaluate(["m"], [folder], candidates=[run], depth=3, runs=tmp_path)["c"], {}
+    for system in ("BM25", "m", "m-BM25", "m-BM25-RRF"):
+        wanted[system] = {q: [*r] for q, r in read_run(tmp_path / "c" / f"{system}.trec").items()}
+    # d3 is no candidate of a, nor d1, which is relevant: that query scores 0. BM25 needs a word.
+    assert wanted["BM25"] == {"a": ["d0", "d4"], "b": ["d3", "d4"]}
+    assert wanted["m"] == {"a": ["d0", "d4", "d2"], "b": ["d3", "d4"]}
+    for system in ("m-BM25", "m-BM25-RRF"):
+        assert {q: {*ids} for q, ids in wanted[system].items()} == {
+            "a": {"d0", "d2", "d4"}, "b": {"d3", "d4"},
+        }  # fmt: skip
+    assert {s: scores.means["mrr@100"] for s, scores in found.items()} == dict.fromkeys(found, 0.5)
+    for text, message in (
+        ("a Q0 d0 1 1 x\nb Q0 d9 1 1 x\n", r"first\.trec:2 names d9, which c lacks"),
+        ("a Q0 d0 1 1 x\n", r"no document for 1 query of c \(first: b\)"),
+    ):
+        run.write_text(text)
+        with pytest.raises(RevelaError, match=message):
+            evaluate(["m"], [folder], candidates=[run])
+    with pytest.raises(RevelaError, match="has 1 run and --on 2 folders"):
+        evaluate(["m"], [folder, folder], candidates=[run])
+    with pytest.raises(RevelaError, match=r"and first\.trec is a ranking or has one"):
+        evaluate([run], [folder], candidates=[run])

@@ -32,12 +32,12 @@ def draw(rng):
     return qrels, run
 
 
-def reciprocal_rank(judged, found):
-    """Of the first relevant document among ten; trec_eval's recip_rank has no cut-off."""
+def reciprocal_rank(judged, found, k):
+    """Of the first relevant document among k; trec_eval's recip_rank has no cut-off."""
     if not found:
         return 0.0
     value = pytrec_eval.RelevanceEvaluator({"q": judged}, {"recip_rank"}).evaluate({"q": found})
-    return value["q"]["recip_rank"] if value["q"]["recip_rank"] >= 0.1 else 0.0
+    return value["q"]["recip_rank"] if value["q"]["recip_rank"] >= 1 / k else 0.0
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -49,5 +49,6 @@ def test_metrics_are_those_of_trec_eval(seed):
     assert list(ours) == list(qrels) and theirs.keys() == run.keys()
     for query, scores in ours.items():
         expected = {name: theirs.get(query, {}).get(of, 0.0) for name, of in NAMES.items()}
-        expected["mrr@10"] = reciprocal_rank(qrels[query], run.get(query, {}))
+        for k in (10, 100):
+            expected[f"mrr@{k}"] = reciprocal_rank(qrels[query], run.get(query, {}), k)
         assert scores == pytest.approx(expected, abs=1e-12), query

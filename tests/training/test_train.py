@@ -439,6 +439,7 @@ REFUSED = [
     (dict(restart_optimizer=True), "--restart-optimizer goes by minings of --negatives: give"),
     (dict(refresh_epochs=2), "--refresh-epochs goes by minings of --negatives: give"),
     (preset("dream-infonce", queries="first-sentence", chunk_words=4), "no chunk has a query"),
+    (dict(method="dwell-pairs"), "--queries judged are those of --pairs: give their folder"),
     (preset("replug", lm_lora=True), "--lm-lora has no effect on --method replug"),
     (preset("dream", lm_tokens=256), "more than the 2,048"),
     (preset("revela-paper", gate_heads=4), "--gate-heads has no effect on --mix sum"),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from revela.cli.flags import PROMPTS, Flat, Out, PromptFlags, Several
 from revela.cli.printing import print_report, print_table
@@ -24,6 +25,20 @@ if TYPE_CHECKING:
 CHANCE = 0.05  # p values of this or more count as chance
 
 
+@dataclass(frozen=True)
+class CandidateFlags:
+    """Documents that are ranked."""
+
+    candidates: tuple[Path, ...] = ()
+    """With --on: a TREC run for each of its folders. Models and BM25 rank only what it finds for a
+    query."""
+    depth: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1024
+    "With --candidates: take this number of each query's best documents."
+
+
+CANDIDATES = CandidateFlags()
+
+
 def eval(
     model: Annotated[list[str], Several],
     *,
@@ -36,6 +51,7 @@ def eval(
     rerank: Rerank | None = None,
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
     runs: Path | None = None,
+    among: Annotated[CandidateFlags, Flat] = CANDIDATES,
     max_tokens: int | None = None,
     prompts: Annotated[PromptFlags, Flat] = PROMPTS,
     precision: Precision = "auto",
@@ -91,9 +107,8 @@ def eval(
         from revela.api import evaluations
         from revela.evaluation.evaluate import EvalOptions
 
-        options = EvalOptions(
-            rerank, max_tokens, precision, True, language, weight, runs, prompts.given
-        )
+        others = prompts.given, among.candidates, among.depth
+        options = EvalOptions(rerank, max_tokens, precision, True, language, weight, runs, *others)
         done = evaluations(model, on, options)
         scores |= _print_evaluations(done)
     if benchmark:

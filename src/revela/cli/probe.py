@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from revela.cli.flags import Corpus, Flat
+from revela.cli.flags import Corpus, Flat, Several
 from revela.cli.printing import print_report, print_table
 from revela.errors import RevelaError, extra
 from revela.text.load import READING, Reading
@@ -25,7 +26,7 @@ def probe(
     corpus: Corpus,
     *,
     move: Path | None = None,
-    pairs: Path | None = None,
+    pairs: Annotated[list[Path], Several] = [],  # noqa: B006
     max_tokens: int = 512,
     documents: int = 200,
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
@@ -48,11 +49,12 @@ def probe(
     corpus:
         Text, as for train; documents of at least --max-tokens are used.
     move:
-        Move the answers of this folder in BEIR layout: neighbouring passages of one title make an
-        article, and the judged ones are the answers.
+        Move the answers of this folder in BEIR layout: neighbouring passages of one title make a
+        document, and the judged ones are the answers; or, with passages.jsonl, rows are documents,
+        and answers the passages (text) that it has for queries (_id).
     pairs:
-        Folder in BEIR layout whose queries and judged passages are the pairs of the geometry;
-        without it, they are halves of chunks.
+        Folders in BEIR layout whose queries and judged passages are the pairs of the geometry;
+        without any, they are halves of chunks.
     max_tokens:
         Truncate texts to this length, or to the model's own limit if that is lower.
     documents:
@@ -98,10 +100,12 @@ def probe(
 def _print_profiles(profiles: Mapping[str, Profile]) -> None:
     """A table of tests by place, slope, drop and share."""
     columns = list(profiles.values())
-    rows = [
+    rows: list[list[object]] = [
         [str(place + 1), *(_between(p.places[place], 3) for p in columns)]
         for place in range(len(columns[0].places))
     ]
+    if any(p.unmoved is not None for p in columns):
+        rows.append(["unmoved", *(p.unmoved for p in columns)])
     rows.append(["slope per tenth", *(_between(p.slope, 4) for p in columns)])
     rows.append(["first - last", *(_between(p.drop, 3) for p in columns)])
     rows.append(["first > last", *(_between(p.first_wins, 2) for p in columns)])
@@ -109,13 +113,14 @@ def _print_profiles(profiles: Mapping[str, Profile]) -> None:
 
 
 def _between(interval: Interval, digits: int) -> str:
-    return f"{interval.value:.{digits}f} ±{(interval.high - interval.low) / 2:.{digits}f}"
+    half = (interval.high - interval.low) / 2
+    return f"{interval.value:.{digits}f}" + ("" if isnan(half) else f" ±{half:.{digits}f}")
 
 
 def _print_geometry(it: Geometry) -> None:
     rank = f"{it.effective_rank:.1f} of {min(it.pairs, it.width)}"
     print_table(
         f"geometry, {it.pairs:,} pairs",
-        ["alignment", "uniformity", "anisotropy", "effective rank"],
-        [[it.alignment, it.uniformity, it.anisotropy, rank]],
+        ["alignment", "uniformity", "with queries", "anisotropy", "effective rank"],
+        [[it.alignment, it.uniformity, it.uniformity_of_both, it.anisotropy, rank]],
     )

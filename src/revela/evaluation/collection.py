@@ -9,13 +9,15 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
+from revela.evaluation.metrics import Run
 from revela.ranking.bm25 import BM25
 from revela.ranking.calibration import Calibration
+from revela.ranking.exact import ranking_of, rankings_of, top_k
 from revela.ranking.fusion import Scores
 from revela.ranking.sentence_test import SentenceTest
 from revela.text.judgements import check_unknown, read_judgements, read_rows
@@ -35,6 +37,7 @@ class Collection:
         qrels: query id -> document id -> grade.
         sources: the id of each passage's document, if known (``revela queries --out``).
         titles: each document's title, with which it begins, if known.
+        candidates: the rows that each query's ranking consists of; None: all.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Collection:
     language: str = "auto"
     sources: Sequence[str] = ()
     titles: Sequence[str] = ()
+    candidates: Sequence[Sequence[int]] | None = None
 
     @classmethod
     def of(
@@ -91,10 +95,25 @@ class Collection:
                 qrels[query][document] = max(grade, qrels[query].get(document, grade))
         return replace(self, document_ids=list(self.sources), qrels=qrels, sources=())
 
+    def among(self, run: Run, depth: int) -> Collection:
+        """The collection with each query's best ``depth`` documents of a run as its candidates."""
+        row_of = {name: row for row, name in enumerate(self.document_ids)}
+        best = (islice(run[query], depth) for query in self.query_ids)
+        return replace(self, candidates=[sorted(map(row_of.__getitem__, names)) for names in best])
+
     @cached_property
     def lexical(self) -> list[Scores]:
-        """BM25's ranking per query: at most 1000 documents, each with a word of the query."""
-        return self.bm25.rankings(self.queries, DEPTH)
+        """BM25's ranking per query: at most 1000 documents or the candidates, each with a word of
+        the query.
+        """
+        return self.bm25.rankings(self.queries, DEPTH, self.candidates)
+
+    def nearest(self, queries_QD: Vectors, documents_ND: Vectors) -> list[Scores]:
+        """The ranking per query by inner products: 1000 documents, or the candidates."""
+        if self.candidates is None:
+            return rankings_of(*top_k(queries_QD, documents_ND, DEPTH))
+        pairs = zip(self.candidates, queries_QD, strict=True)
+        return [ranking_of(rows, documents_ND[rows] @ query_D) for rows, query_D in pairs]
 
     @cached_property
     def among_documents(self) -> frozenset[str]:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from revela.encoders.base import TextEncoder
 from revela.encoders.prompts import OWN, Given
-from revela.evaluation.collection import DEPTH, Collection, load_collection
+from revela.errors import RevelaError
+from revela.evaluation.collection import Collection, load_collection
 from revela.evaluation.metrics import Outcome, Run
 from revela.evaluation.results import SystemScores
 from revela.evaluation.runs import (
@@ -21,13 +22,13 @@ from revela.evaluation.runs import (
     check_ids,
     check_run,
     file_name,
+    read_candidates,
     read_run,
     search_runs,
     with_ids_of,
     write_run,
 )
 from revela.evaluation.significance import standings
-from revela.ranking.exact import rankings_of, top_k
 from revela.ranking.fusion import FusionRule, Scores, check_weight
 from revela.ranking.late_interaction import encode_packed
 from revela.ranking.steps import MemoryStore, Rerank, SearchOptions
@@ -68,6 +69,9 @@ class EvalOptions:
         weight: weight of the vectors in the fusion by score, 0 to 1; None: by the rule of
             fusion.py.
         runs: folder for TREC run files, one per system and collection.
+        candidates: a TREC run per collection, whose best documents of a query are ranked; none: all
+            documents.
+        depth: candidates per query.
         prompts: prefixes of queries and of passages; None keeps the models' own.
     """
 
@@ -79,6 +83,8 @@ class EvalOptions:
     weight: float | None = None
     runs: Path | None = None
     prompts: Given = OWN
+    candidates: Sequence[Path] = ()
+    depth: int = 1024
 
 
 def evaluations(
@@ -103,11 +109,17 @@ def evaluations(
         for label, name in labelled.items()
         if label not in {*runs, *searched}
     }
+    if options.candidates and ({*runs, *searched} or len(options.candidates) != len(on)):
+        raise RevelaError(
+            "--candidates needs models and one run per folder of --on, in their order"
+        )
     # Read all folders before scoring any, so that a bad one is refused at once.
     collections = {
         name: with_ids_of(load_collection(Path(folder), language=options.language), searched, runs)
         for name, folder in short_names(on).items()
     }
+    for path, (name, whole) in zip(options.candidates, [*collections.items()], strict=False):
+        collections[name] = whole.among(read_candidates(path, whole), options.depth)
     for collection in collections.values():
         for label, run in runs.items():
             check_run(run, label, collection)
@@ -165,7 +177,7 @@ def rankings(
         by_tokens = rerank == "late-interaction" and not encoder.by_dot
         store = store_of(collection, encoder, by_tokens, progress)
         vectors = encoder.encode_queries(collection.queries)
-        dense = rankings_of(*top_k(vectors, store.vectors_ND, DEPTH))
+        dense = collection.nearest(vectors, store.vectors_ND)
         yield name, by_id(collection, dense)
         asked = collection.queries, vectors, dense, collection.lexical
         if not encoder.by_dot:

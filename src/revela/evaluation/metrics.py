@@ -1,4 +1,4 @@
-"""nDCG@10, recall@100, MRR@10 and MAP, as trec_eval defines them."""
+"""nDCG@10, recall@100, MRR@10 and @100, and MAP, as trec_eval defines them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-METRICS = ("ndcg@10", "recall@100", "mrr@10", "map")
+METRICS = ("ndcg@10", "recall@100", "mrr@10", "map")  # columns of a table; files have MRR@100, too
 MAIN = "main"  # mteb's main score of a task
 
 Qrels = Mapping[str, Mapping[str, int]]
@@ -32,7 +32,7 @@ def _scores(judged: Mapping[str, int], found: Mapping[str, float]) -> dict[str, 
     return {
         "ndcg@10": _dcg(gains[:10]) / (_dcg(ideal[:10]) or 1.0),
         "recall@100": sum(rank <= 100 for rank in ranks) / relevant,
-        "mrr@10": 1 / ranks[0] if ranks and ranks[0] <= 10 else 0.0,
+        **{f"mrr@{k}": 1 / ranks[0] if ranks and ranks[0] <= k else 0.0 for k in (10, 100)},
         "map": sum(count / rank for count, rank in enumerate(ranks, 1)) / relevant,
     }
 

@@ -35,6 +35,7 @@ from revela.types import Precision, Vectors
 log = logging.getLogger(__name__)
 
 METRICS = dict(zip(OURS, ("ndcg_at_10", "recall_at_100", "mrr_at_10", "map_at_1000"), strict=True))
+METRICS |= {"mrr@100": "mrr_at_100"}
 """Our name of a metric -> mteb's."""
 
 

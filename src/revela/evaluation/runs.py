@@ -106,6 +106,21 @@ def check_run(run: Run, name: str, collection: Collection) -> None:
         log.warning(f"{name} lacks {len(missing):,} queries of {collection.name}, which count as 0")
 
 
+def read_candidates(path: Path, collection: Collection) -> Run:
+    """Read a run file that must rank documents of a collection, for each of its queries."""
+    run, documents = read_run(path), {*collection.document_ids}
+    for number, line in numbered_lines(path):
+        if (document := line.split()[2]) not in documents:
+            raise RevelaError(
+                f"{path}:{number}: {collection.name} has no document {document}: give a run on it"
+            )
+    if missing := [query for query in collection.query_ids if query not in run]:
+        raise RevelaError(
+            f"{path} lacks the query {missing[0]} of {collection.name}: give a run of all"
+        )
+    return run
+
+
 def file_name(system: str) -> str:
     """A system's name without characters that are special in a shell.
 

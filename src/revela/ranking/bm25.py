@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.ranking.exact import rankings_of
+from revela.ranking.exact import ranking_of, rankings_of
 from revela.terminal import progress_bar
 from revela.text.analyzer import CORPUS_WORDS, Analyzer, detect
 from revela.types import Vectors, hash64
@@ -140,9 +140,19 @@ class BM25:
             indices[matching], scores[matching] = found
         return indices, scores
 
-    def rankings(self, queries: Sequence[str], k: int) -> list[dict[int, float]]:
-        """{text: score} of each query, best first, of the k best texts with a word of it."""
-        found = rankings_of(*self.top_k(queries, k))
+    def rankings(
+        self, queries: Sequence[str], k: int, among: Sequence[Sequence[int]] | None = None
+    ) -> list[dict[int, float]]:
+        """{text: score} of each query, best first, of the k best texts with a word of it, or of all
+        those ``among`` that are given for it.
+        """
+        if among is None:
+            found = rankings_of(*self.top_k(queries, k))
+        else:
+            known = (self.known(self.terms.of_query(query)) for query in queries)
+            none_N = np.zeros(self.size, np.float32)
+            scores = (self._index.get_scores(terms) if terms else none_N for terms in known)
+            found = [ranking_of(rows, s[[*rows]]) for rows, s in zip(among, scores, strict=True)]
         return [{text: score for text, score in one.items() if score > 0} for one in found]
 
     def known(self, terms: Iterable[str]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,3 +44,9 @@ def rankings_of(indices_QK: NDArray[np.int64], scores_QK: Vectors) -> list[dict[
     """{passage: score} of each query, best first, from the result of ``top_k``."""
     rows = zip(indices_QK.tolist(), scores_QK.tolist(), strict=True)
     return [dict(zip(indices, scores, strict=True)) for indices, scores in rows]
+
+
+def ranking_of(rows: Sequence[int], scores: Vectors) -> dict[int, float]:
+    """{row: score}, best first, of the scores of some rows. Ties keep the order of the rows."""
+    best = np.argsort(-scores, kind="stable").tolist()
+    return {rows[i]: float(scores[i]) for i in best}

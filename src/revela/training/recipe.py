@@ -46,8 +46,15 @@ class Recipe:
 
     @property
     def pairs(self) -> str:
-        """The folder of judged queries that the method trains on; "": none."""
-        return str(getattr(self.method, "pairs", ""))
+        """The folder of judged queries that the method trains on; "": none.
+
+        Raises:
+            RevelaError: there is none, and queries are to be judged.
+        """
+        folder = str(getattr(self.method, "pairs", ""))
+        if not folder and self.queries.queries == "judged":
+            raise RevelaError("--queries judged are those of --pairs: give their folder")
+        return folder
 
     @property
     def negatives(self) -> int:

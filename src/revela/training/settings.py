@@ -113,9 +113,11 @@ class Queries:
     --check-questions.
     """
 
-    queries: Literal["lm", "authors-words", "title", "first-sentence", "telling-sentence"] = "lm"
-    """Written by a language model (lm), or taken from the text (authors-words: docstrings, titles,
-    else a sentence)."""
+    queries: Literal[
+        "lm", "authors-words", "title", "first-sentence", "telling-sentence", "judged"
+    ] = "lm"
+    """Written by a language model (lm), taken from the text (authors-words: docstrings, titles,
+    else a sentence), or those of --pairs alone (judged)."""
     query_lm: Rare[str] = ""
     "Language model that writes queries. Empty: --lm."
     queries_file: Rare[str] = ""

@@ -5,11 +5,14 @@ document.
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from revela.training.methods.contrastive import MIN_WORDS, crop
+from revela.training.methods.contrastive import MIN_WORDS, CropBatches, Crops, crop
+from revela.training.settings import Training
 from revela.training.training_set import windows
 from revela.types import Chunk
 
@@ -36,6 +39,38 @@ def test_a_crop_of_chinese_is_a_piece_of_it():
     found = crop(text, 0.3, 0.3, 0.0, random.Random(0))
     assert len(found) == 120 and found in text
     assert 60 < len(crop(text, 0.3, 0.3, 0.3, random.Random(0))) < 110
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, {"run"}),
+        ({"crop_shares": (1.0, 1.0)}, {"whole"}),
+        ({"crop_shares": (1.0, 1.0), "crop_deletion": 0.5}, {"deleted"}),
+        ({"inverse_cloze": 1.0}, {"sentence"}),
+        ({"crop_shares": (1.0, 1.0), "inverse_cloze": 0.5}, {"whole", "sentence"}),
+    ],
+)
+def test_a_batch_has_the_crops_of_the_settings(settings, expected):
+    """Each setting makes other queries and passages of the same texts."""
+    parts = ["Anna walks to town.", "Birds fly over hills.", "Carla reads old books."]
+    rows = [{"text": " ".join(parts), "row": i, "epoch": 0} for i in range(40)]
+    context = SimpleNamespace(
+        training=Training(), sides=lambda first, second: {"first": first, "second": second}
+    )
+    whole, batch = " ".join(parts), CropBatches(context, Crops(**settings))(rows)
+    rests = {part: " ".join(p for p in parts if p != part) for part in parts}
+
+    def kind(first, second):
+        if rests.get(first) == second:
+            return "sentence"
+        if first == second == whole:
+            return "whole"
+        return "run" if first in whole and second in whole else "deleted"
+
+    assert set(map(kind, batch["first"], batch["second"])) == expected
+    one = CropBatches(context, Crops(inverse_cloze=1.0))([{**rows[0], "text": parts[0]}])
+    assert one["first"][0] in parts[0]  # one sentence has no rest
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 30)), max_size=30), st.integers(5, 60))

@@ -5,6 +5,7 @@ pairs come from.
 from __future__ import annotations
 
 import math
+from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -55,8 +56,11 @@ class Table(MadeUpEncoder):
 
 def test_geometry_measures_queries_against_passages_and_passages_alone():
     found = g.geometry([("q", "p")] * 20, Table())
-    alone = [measure(Y[:20]) for measure in (g.uniformity, g.anisotropy, g.effective_rank)]
-    assert found == g.Geometry(g.alignment(X[:20], Y[:20]), *alone, 20, 6)
+    even, *alone = (measure(Y[:20]) for measure in (g.uniformity, g.anisotropy, g.effective_rank))
+    both = g.uniformity(np.concatenate([X[:20], Y[:20]]))
+    expected = g.Geometry(g.alignment(X[:20], Y[:20]), even, both, *alone, 20, 6)
+    assert astuple(found) == pytest.approx(astuple(expected), rel=1e-5)
+    assert both != pytest.approx(even, abs=1e-3)
 
 
 def test_pairs_of_a_collection_are_best_judged_and_name_a_passage_once():

@@ -20,7 +20,7 @@ from revela.training.probes.moved_passage import (
     untouched,
 )
 from revela.training.probes.places import TokenWindow
-from tests.collection_folder import write_collection
+from tests.collection_folder import write_collection, write_lines
 
 FILLER = [
     " ".join(f"{topic}{i % 6}" for i in range(60))
@@ -49,12 +49,36 @@ def test_passages_of_one_title_make_an_article_with_the_judged_one_as_its_answer
         PASSAGES[3],
     ]
     assert found.answers == [
-        Answer(0, PASSAGES[0], ("where is 0", "where is 2")),
-        Answer(1, PASSAGES[1], ("where is 1",)),
+        Answer(0, PASSAGES[0], ("where is 0", "where is 2"), len(FILLER[0]) + 1),
+        Answer(1, PASSAGES[1], ("where is 1",), len(FILLER[1]) + 1),
     ]  # C has no rest to move in
     message = "has no answer that could be moved, as its judged passages share no title"
     with pytest.raises(RevelaError, match=message):
         load_answers(write(tmp_path / "c", ARTICLES, [(0, "C0")]))
+
+
+def test_passages_are_located_in_documents_in_any_case(tmp_path):
+    texts = ["One sea. The Salt (3 %) of a SEA. One sea.", "Hills.", "The salt (3 %)"]
+    rows = [{"_id": f"d{i}", "title": "T" if i else "", "text": t} for i, t in enumerate(texts)]
+    judged = {("q0", "d0"): 1, ("q1", "d0"): 1, ("q2", "d1"): 1, ("q3", "d0"): 1, ("q3", "d2"): 0}
+    folder = write_collection(tmp_path / "c", rows, {f"q{n}": f"ask {n}" for n in range(4)}, judged)
+    passages = {
+        "q0": "one SEA.",
+        "q1": " the salt (3 %) of",
+        "q2": "absent",
+        "q3": "the salt (3 %)",
+    }
+    write_lines(folder / "passages.jsonl", [{"_id": q, "text": t} for q, t in passages.items()])
+    found = load_answers(folder)
+    assert found.documents == [texts[0], "T Hills.", "T The salt (3 %)"]
+    assert found.answers == [
+        Answer(0, "One sea.", ("ask 0",), 0),
+        Answer(0, "The Salt (3 %)", ("ask 3",), 9),
+        Answer(0, "The Salt (3 %) of", ("ask 1",), 9),
+    ]
+    write_lines(folder / "passages.jsonl", [{"_id": "q2", "text": "absent"}])
+    with pytest.raises(RevelaError, match=r"or no text of passages\.jsonl is in its query"):
+        load_answers(folder)
 
 
 def test_places_go_from_start_to_end_in_ninths_of_tokens():
@@ -93,7 +117,8 @@ def test_answers_that_do_not_fit_are_one_sentence(tiny_tokenizer):
         move_all(answered, TokenWindow(tiny_tokenizer, 90), 5, 0)
 
 
-def test_ranks_are_a_loop():
+def test_ranks_are_a_loop(monkeypatch):
+    monkeypatch.setattr("revela.training.probes.moved_passage.BLOCK", 4)
     rng = np.random.default_rng(0)
     queries, passages, others = (rng.normal(size=(*n, 3)) for n in ((5,), (10, 4), (6,)))
     own = np.array([0, 0, 1, 2, 3])
@@ -116,10 +141,16 @@ class Beginning(MadeUpEncoder):
 
 def test_a_model_that_reads_only_the_beginning_is_found_out():
     moved = [
-        Moved(Answer(i, c, (c, c)), [" ".join([*"z" * p, c, *"z" * (9 - p)]) for p in range(10)])
+        Moved(
+            Answer(i, c, (c, c)),
+            [" ".join([*"z" * p, c, *"z" * (9 - p)]) for p in range(10)],
+            c if i else "z",
+        )
         for i, c in enumerate("ab")
     ]
     found = moved_passage(moved, ["c"] * 200, Beginning())
     mrr = found["moved passage, MRR@100"]
     assert mrr.places[0].value == 1.0 and mrr.first_wins.value in (0.5, 1.0)
     assert found["moved passage, cosine"].drop.value == 1.0 and (mrr.rows, mrr.documents) == (4, 2)
+    # Unmoved, b is first, and a, which begins otherwise, ties with the documents of no answer.
+    assert found["moved passage, cosine"].unmoved == 0.5 and mrr.unmoved == 1.0

@@ -13,14 +13,22 @@ not answer it. No passage of the same query is a negative (the chunks of a docum
 as query, all judged relevant documents).
 
 **Crops** (Contriever; Izacard et al., TMLR 2022): a crop of a text finds another crop of it among
-the crops of all texts of the batch, and of all processes.
+the crops of all texts of the batch, and of all processes. For a share of the texts a sentence finds
+the rest of its text instead (--inverse-cloze; Lee et al., ACL 2019).
 
 Differs from Contriever, and the setting that makes it nearly equal:
-- Crops are runs of words, not of tokens, of 10 to 50 % of a window of 240 words; no word is deleted
-  (Contriever deletes 10 % of the tokens). --crop-window; deletion: none yet.
-- Cosines at --tau 0.05; Contriever compares by dot products. None yet.
+- Crops are runs of words, not of tokens, of 10 to 50 % of a window of 240 words (--crop-window,
+  --crop-shares 0.05 0.5); no word is deleted: --crop-deletion 0.1.
+- Cosines at --tau 0.05; Contriever compares by dot products: --similarity dot.
 - Negatives are the crops of the batch; Contriever has a queue and a momentum encoder. No setting:
   --group-size and --groups-per-batch enlarge the batch.
+
+The preset contrastive-contriever is Revela's comparison (later version, tables 2, 8 and 9): LoRA of
+rank 256, EOS, tau 0.01, 15 negatives of each text, 256 texts an update, crops and inverse cloze.
+The paper does not say the rest. Taken from revela-paper: the rate, its warm-up, alpha and dropout
+of LoRA, all layers without a fit, the last state. From Contriever: windows, shares of crops,
+deletion of a tenth. Guesses: both tasks have equal shares, one epoch, and the negatives are the
+other texts of a group of 16.
 Differs from ANCE: the first negatives are BM25's, and the optimiser goes on from round to round.
 
 Read next: base.py, training/negatives.py (hard negatives, mined anew), generated_queries.py and
@@ -45,7 +53,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +61,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from revela.ranking.queries import query_hash
+from revela.text.sentences import sentences
 from revela.text.words import joined, words
 from revela.training.distributed import rank, world_size
 from revela.training.methods.base import (
@@ -65,7 +74,7 @@ from revela.training.methods.base import (
     group_weights,
     row_random,
 )
-from revela.training.settings import PositiveFloat, Preset, checked
+from revela.training.settings import NO_FIT, PositiveFloat, Preset, Rare, Share, checked
 
 MIN_WORDS = 3  # of a crop
 
@@ -84,6 +93,14 @@ PRESETS: dict[str, Preset] = {
         "group_size": 32,
         "groups": "document-random",
     },
+    # Revela's comparison with Contriever on the same text.
+    "contrastive-contriever": {"method": "contrastive-crop", "groups": "document-random"}
+    | {"tau": 0.01, "inverse_cloze": 0.5, "crop_shares": (0.05, 0.5), "crop_deletion": 0.1}
+    | {"offline_model": "", "layers": 0, "pooling": "eos", "lower_case": "no", "max_tokens": 2048}
+    | {"lora_rank": 256, "lora_alpha": 64, "lora_dropout": 0.1}
+    | NO_FIT
+    | {"learning_rate": 1e-4, "warmup_steps": 100, "groups_per_step": 16}
+    | {"max_epochs": 1, "max_minutes": 0.0, "keep": "last"},
 }
 
 
@@ -132,11 +149,13 @@ class Crops(Contrastive):
     learned_from = "{model} learned to tell another crop of the same text from crops of others."
 
     crop_window: int = Field(default=240, ge=2)
-    "Maximum words of a document that two crops, of a tenth to a half of them, are taken from."
-
-    crop_shares: ClassVar[tuple[float, float]] = (0.1, 0.5)
-    "Shortest and longest crop, as a share of the text's words."
-    crop_deletion: ClassVar[float] = 0.0  # probability of each word
+    "Maximum words of a document that two crops are taken from."
+    crop_shares: Rare[Annotated[tuple[Share, Share], Field(strict=False)]] = (0.1, 0.5)
+    "Shortest and longest crop, as a share of these words."
+    crop_deletion: Rare[Share] = 0.0
+    "Probability of each word of a crop to be deleted."
+    inverse_cloze: Rare[Share] = 0.0
+    "Share of the texts of which a sentence finds the rest of the text, instead of two crops."
 
     def window_words(self, lm_tokens: int) -> int:
         return self.crop_window
@@ -210,6 +229,11 @@ class CropBatches:
 
     def _crops(self, row: Row) -> tuple[str, str]:
         rng, s = row_random(row, self.parts.training.seed), self.settings
+        if s.inverse_cloze and rng.random() < s.inverse_cloze:
+            parts = sentences(row["text"])
+            if len(parts) > 1:  # else there is no rest
+                query = parts.pop(rng.randrange(len(parts)))
+                return joined([query]), joined(parts)
         first, second = (crop(row["text"], *s.crop_shares, s.crop_deletion, rng) for _ in range(2))
         return first, second
 

@@ -21,7 +21,7 @@ The retriever is the encoder. To run it:
     revela train TEXT --recipe research/recipes/dwell/crops.toml --model SPANS --out CROPS
 
 **3. Judged pairs** (contrastive.py), with hard negatives that the retriever mines anew every
---refresh-every steps (training/negatives.py).
+--refresh-every steps (training/negatives.py). research/msmarco_documents.py makes the paper's data.
 
     revela train JUDGED/corpus.jsonl --pairs JUDGED --method dwell-pairs --model CROPS --out PAIRS
 
@@ -32,28 +32,33 @@ probes/exact_match.py); the accuracy of hidden spans by place, of a model with i
 
     revela probe PAIRS TEXT --move JUDGED --max-tokens 2048
 
-Differs from the paper, and the setting that makes it nearly equal:
-- The encoder with mean pooling is the retriever; the paper takes the decoder's one token: none yet.
-  The decoder is saved beside it (``encoder-decoder/``), so that training goes on.
-- A T5Gemma of random weights (--model new:small) and a tokenizer of the corpus; the paper takes
-  T5-base and replaces its bias by RoPE with dynamic NTK. Numbers cannot be compared, only which
-  stage has the larger bias.
-- Stage 1: 64 windows of 512 tokens an update, at most 20 minutes, rate 1e-3 after 50 steps, falling
-  linearly: --lm-tokens 2048 --groups-per-step 5 --max-steps 49152 --warmup-steps 4915 --max-minutes
-  0. The paper's rate is 1e-5 (an earlier version has 2e-2) with a cosine, which is none yet.
+Differs from the paper, and the preset that makes it nearly equal:
+- Stage 1: dwell-spans has 64 windows of 512 tokens an update, at most 20 minutes, rate 1e-3 after
+  50 steps, falling linearly. dwell-spans-paper has 80 of 2,048 tokens, 49,152 steps, rate 1e-5
+  (for T5-base; an earlier version has 2e-2, nearer to what random weights need) with a cosine.
+- Stage 2: research/recipes/dwell/crops.toml has 32 texts an update. dwell-crop-paper has 512, at
+  5e-6, for one epoch; as 128 on each of 4 GPUs by torchrun. Crops are runs of words.
+- Stage 3: dwell-pairs has 4 negatives of 8 queries, 40 steps, mined every 10. dwell-paper has 9
+  negatives of 512 queries, which are compared with 5,120 passages, 8 epochs at 5e-6, mined every 2
+  epochs, when the optimiser starts afresh. Stages 2 and 3 have no warm-up, as none is printed.
+- Small runs compare cosines at --tau 0.05. Eq. 1 as printed has cosines without a temperature:
+  with 5,120 passages its loss could not fall below log(1 + 5119 / e^2) = 6.5 nats, of 8.5 at the
+  start. The authors' code does not normalise, so the presets have --similarity dot --tau 1.
+
+Differs still:
+- The encoder with mean pooling is the retriever; the paper takes the decoder's state at the first
+  id it reads. No setting: no stock module of sentence-transformers pools by a decoder, and a saved
+  retriever has stock modules only. The probe measures the decoder's vectors too, of the decoder
+  that stage 1 saves beside the encoder (``encoder-decoder/``).
+- A T5Gemma of random weights (--model new:base) and a tokenizer of the corpus; the paper takes
+  T5-base and replaces its bias by RoPE with dynamic NTK, which is in no library. Expect only the
+  order of the rows of table 5, and which stage has the larger bias, not the numbers.
 - A text may begin and end with a run or a span. T5's begin with a run and end with a span, so its
   places are not treated alike. No setting.
-- Stage 2: research/recipes/dwell/crops.toml has 32 texts an update; the paper 512, at 5e-6, for one
-  epoch: --group-size 512 --learning-rate 5e-6.
-- Stage 3: the preset dwell-pairs is small (4 negatives, 8 queries, 40 steps, mined every 10); the
-  paper has 9 negatives, 512 queries, 8 epochs at 5e-6, mined every 2: --negatives 9 --group-size
-  512 --learning-rate 5e-6 --refresh-every N (2 epochs: 2 queries / 512), --retriever-batch 24. Its
-  first negatives are ANCE-MaxP's, and its optimiser starts anew in each episode; here BM25's, and
-  it goes on. None yet.
-- Crops and pairs compare cosines at --tau 0.05; eq. 1 as printed has no temperature, and the
-  authors' code takes dot products. None yet.
-- The probe has no run with documents as they are, takes documents that fill the input, and ranks
-  against the moved documents and some others, not a whole collection. None yet.
+- The first negatives are BM25's; in the paper ANCE-MaxP's.
+- Exact match cuts a document in parts of equal words, as the authors' code; the paper says tokens.
+  It takes documents that fill the input, cut to it, as other lengths would look like a bias. A
+  moved answer is put in ninths of tokens; the authors' code takes characters.
 
 Read next: lm/encoder_decoder.py, contrastive.py, training/negatives.py, probes/run.py, base.py;
 docs/papers.md has every equation and setting in the order of the paper.
@@ -101,21 +106,44 @@ if TYPE_CHECKING:
 
 IGNORED = -100  # label of padding
 
-PRESETS: dict[str, Preset] = {
-    # Stage 1, small.
-    "dwell-spans": {"method": "dwell-spans", "groups": "random"}
+SPANS: Preset = (
+    {"method": "dwell-spans", "groups": "random"}
     | {"model": "new:small", "layers": 0, "lower_case": "no", "max_tokens": 2048, "lora_rank": 0}
     | {"query_prompt": "", "passage_prompt": "", "lm_tokens": 512}
     | NO_FIT
     | {"learning_rate": 1e-3, "warmup_steps": 50, "groups_per_step": 4}
-    | {"check_every": 0, "keep": "last"},
-    # Stage 3, small: give --model and --pairs.
-    "dwell-pairs": {"method": Pairs.name, "tau": 0.05, "negatives": 4, "refresh_every": 10}
-    | {"held_out": 0.0, "near_duplicates": 0.0, "groups": "document-random", "group_size": 8}
-    | {"max_tokens": 2048, "lora_rank": 0, "lm_tokens": 2048, "retriever_batch": 16}
+    | {"check_every": 0, "keep": "last"}
+)
+ALL: Preset = {"held_out": 0.0, "near_duplicates": 0.0, "max_minutes": 0.0}
+"All documents are trained on, up to a number of steps or epochs."
+# What stages 2 and 3 share: all weights learn from whole documents.
+LONG: Preset = (
+    {"groups": "document-random", "max_tokens": 2048, "lm_tokens": 2048, "lora_rank": 0}
     | NO_FIT
-    | {"learning_rate": 3e-4, "warmup_steps": 2, "max_steps": 40, "max_minutes": 0.0}
-    | {"check_every": 0, "keep": "last"},
+    | (ALL | {"check_every": 0, "keep": "last"})
+)
+PAPER: Preset = LONG | (
+    {"offline_model": "", "similarity": "dot", "tau": 1.0, "retriever_batch": 24}
+    | {"learning_rate": 5e-6, "warmup_steps": 0}
+)
+JUDGED: Preset = {"method": Pairs.name, "queries": "judged"}
+PRESETS: dict[str, Preset] = {
+    # Stage 1, small; and the paper's size, 80 texts of 2,048 tokens an update.
+    "dwell-spans": SPANS,
+    "dwell-spans-paper": (SPANS | ALL)
+    | {"model": "new:base", "lm_tokens": 2048, "group_size": 16, "groups_per_step": 5}
+    | {"learning_rate": 1e-5, "schedule": "cosine", "warmup_steps": 4915, "max_steps": 49_152},
+    # Stage 2 of the paper's size, 512 texts an update: give --model.
+    "dwell-crop-paper": PAPER
+    | {"method": "contrastive-crop", "crop_window": 10**6, "max_epochs": 1}
+    | {"group_size": 128, "groups_per_step": 4, "groups_per_batch": 4},
+    # Stage 3, small; and the paper's size, 512 queries and 5,120 passages an update: give --model
+    # and --pairs.
+    "dwell-pairs": (LONG | JUDGED)
+    | {"negatives": 4, "refresh_every": 10, "tau": 0.05, "group_size": 8, "retriever_batch": 16}
+    | {"learning_rate": 3e-4, "warmup_steps": 2, "max_steps": 40},
+    "dwell-paper": (PAPER | JUDGED | {"negatives": 9, "group_size": 512})
+    | {"max_epochs": 8, "refresh_epochs": 2, "restart_optimizer": True},
 }
 
 

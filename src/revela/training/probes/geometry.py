@@ -1,7 +1,8 @@
 """Measure the geometry of a model's vectors: alignment, uniformity, anisotropy, effective rank.
 
 - Alignment and uniformity (Wang & Isola, ICML 2020, section 4.1; alpha 2, t 2): how near a query is
-  to its passage, and how evenly passages cover the sphere; lower is better.
+  to its passage, and how evenly passages cover the sphere; lower is better. Uniformity is also
+  measured over queries and passages together, as in DREAM (figure 4).
 - Anisotropy (Ethayarajh, EMNLP 2019): the mean cosine of two passages; 0 is isotropic.
 - Effective rank (Roy & Vetterli, EUSIPCO 2007): exp of the entropy of the singular values; at most
   the smaller of N and D.
@@ -35,6 +36,7 @@ class Geometry:
 
     alignment: float
     uniformity: float
+    uniformity_of_both: float
     anisotropy: float
     effective_rank: float
     pairs: int
@@ -76,12 +78,15 @@ def _sampled(pairs: Sequence[Pair], count: int, seed: int, size: str) -> list[Pa
 
 
 def geometry(pairs: Sequence[Pair], encoder: TextEncoder) -> Geometry:
-    """Measure an encoder's vectors, at length one; queries are used for alignment only."""
+    """Measure an encoder's vectors, at length one; anisotropy and effective rank are of
+    passages.
+    """
     queries_ND = unit(encoder.encode_queries([query for query, _ in pairs], progress=True))
     passages_ND = unit(encoder.encode_passages([passage for _, passage in pairs], progress=True))
     return Geometry(
         alignment(queries_ND, passages_ND),
         uniformity(passages_ND),
+        uniformity(np.concatenate([queries_ND, passages_ND])),
         anisotropy(passages_ND),
         effective_rank(passages_ND),
         *passages_ND.shape,

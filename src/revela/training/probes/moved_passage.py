@@ -3,12 +3,18 @@
 
 Each answer is taken out of its document, the rest is cut so that both together fill the model's
 window, and the answer is put back at ten places, in ninths of the tokens. In each of ten rankings,
-all documents have their answer at the same place. Scores are the reciprocal rank (among the first
-100, as in the paper) and the cosine.
+all documents have their answer at the same place, and in one more they are as they were. Scores are
+the reciprocal rank (among the first 100, as in the paper) and the cosine. The other documents of
+the folder are ranked too; with a whole collection there, this is the paper's ranking.
 
-Documents are articles: neighbouring passages with the same title in a folder in BEIR layout,
-joined. Answers are the judged passages. All of them are taken out of an article, so that it has
-only the moved one.
+Documents and answers are those of a folder in BEIR layout, in one of two forms:
+- with passages.jsonl, which has a passage (text) for queries (_id): the corpus is documents, the
+  relevant one has the passage in it, and the first place where it is found, in any case, is the
+  answer (MS MARCO; research/msmarco_documents.py makes the folder);
+- without: the corpus is passages; neighbours with the same title, joined, are a document (an
+  article), and the judged passages are the answers.
+
+All drawn answers are taken out of a document, so that it has only the moved one.
 
 Shapes: A moved answers, O other documents, Q queries, P places, D width.
 """
@@ -16,9 +22,10 @@ Shapes: A moved answers, O other documents, Q queries, P places, D width.
 from __future__ import annotations
 
 import random
+import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -28,8 +35,10 @@ from numpy.typing import NDArray
 from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
 from revela.evaluation.collection import load_collection
+from revela.text.judgements import read_rows
 from revela.text.load import read_corpus
 from revela.training.probes.places import (
+    BATCH,
     PLACES,
     SPARE,
     Profile,
@@ -41,16 +50,21 @@ from revela.training.probes.places import (
 from revela.types import Vectors
 
 DEPTH = 100  # the reciprocal rank is 0 beyond
+BLOCK = 2**16  # other documents that are scored at a time
+PASSAGES = "passages.jsonl"
 MOVED_TENTHS = [10 * place / (PLACES - 1) for place in range(PLACES)]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A passage of a document (an index), and the queries that it answers."""
+    """A passage of a document (an index), the queries that it answers, and the number of characters
+    before it.
+    """
 
     document: int
     text: str
     queries: tuple[str, ...]
+    begin: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,38 +78,59 @@ class Answered:
 
 @dataclass(frozen=True)
 class Moved:
-    """An answer, and its document with the answer at each of the ten places."""
+    """An answer, and its document with the answer at each of the ten places, and as it was."""
 
     answer: Answer
     texts: list[str]
+    unmoved: str
 
 
 def load_answers(folder: Path) -> Answered:
-    """Read the articles of a folder in BEIR layout, and the judged passages of articles that have
-    several passages.
-    """
-    collection = load_collection(folder)
-    queries = defaultdict[str, list[str]](list)
+    """Read the documents of a folder in BEIR layout and their answers, in one of the two forms."""
+    collection, queries = (
+        load_collection(folder),
+        defaultdict[tuple[int, int, str], list[str]](list),
+    )
+    has_passages = any((folder / f"{PASSAGES}{end}").is_file() for end in ("", ".gz"))
+    if has_passages:
+        documents = collection.documents
+        row_of = {name: row for row, name in enumerate(collection.document_ids)}
+        text_of = {str(row["_id"]): row["text"].strip() for row in read_rows(folder, PASSAGES)}
+    else:
+        documents, row_of, text_of = _articles(folder)
     for query_id, query in zip(collection.query_ids, collection.queries, strict=True):
-        for passage, score in collection.qrels[query_id].items():
-            if score > 0:
-                queries[passage].append(query)
+        for name, grade in collection.qrels[query_id].items():
+            if grade > 0 and (text := text_of.get(query_id if has_passages else name)):
+                found = re.search(re.escape(text), documents[row_of[name]], re.IGNORECASE)
+                if found:
+                    queries[row_of[name], found.start(), found[0]].append(query)
+    if not queries:
+        raise RevelaError(
+            f"{folder} has no answer that could be moved, as its judged passages share no title "
+            f"with a neighbour, or no text of {PASSAGES} is in its query's document: give each "
+            "document as passages of one title, in order, or such texts"
+        )
+    answers = [
+        Answer(row, s, (*asked,), begin) for (row, begin, s), asked in sorted(queries.items())
+    ]
+    return Answered(collection.name, documents, answers)
+
+
+def _articles(folder: Path) -> tuple[list[str], dict[str, int], dict[str, str]]:
+    """Neighbouring passages with the same title, joined; and of each passage that has a neighbour,
+    by its id, the article and the text.
+    """
     files = (folder / "corpus.jsonl", folder / "corpus.jsonl.gz")
     corpus = next(path for path in files if path.is_file())
     passages, _ = read_corpus([corpus], distinct=False, min_words=1)
-    articles, answers = list[str](), list[Answer]()
+    articles, article_of, text_of = list[str](), dict[str, int](), dict[str, str]()
     for title, group in groupby(passages, key=lambda passage: passage.title):
-        members = list(group)
-        if title and len(members) > 1:
-            judged = [p for p in members if p.id in queries]
-            answers += [Answer(len(articles), p.text, tuple(queries[p.id])) for p in judged]
-        articles.append(" ".join(p.text for p in members))
-    if not answers:
-        raise RevelaError(
-            f"{folder} has no answer that could be moved, as its judged passages share no title "
-            "with a neighbour: give each document as passages of one title, in order"
-        )
-    return Answered(collection.name, articles, answers)
+        texts = {passage.id: passage.text for passage in group}
+        if title and len(texts) > 1:
+            article_of |= dict.fromkeys(texts, len(articles))
+            text_of |= texts
+        articles.append(" ".join(texts.values()))
+    return articles, article_of, text_of
 
 
 def move_all(answered: Answered, window: TokenWindow, count: int, seed: int) -> list[Moved]:
@@ -117,7 +152,8 @@ def move_all(answered: Answered, window: TokenWindow, count: int, seed: int) -> 
         spans = window.spans([rest])[0][: size - length]
         if len(spans) >= max(length, PLACES):
             texts = inserted(rest[: spans[-1][1]], answer.text, places(spans))
-            moved.append(Moved(answer, texts))
+            (unmoved,) = _cut([answered.documents[answer.document]], window)
+            moved.append(Moved(answer, texts, unmoved))
     if len(moved) < 2:
         raise RevelaError(
             f"{answered.name}: {len(moved)} of {len(answered.answers):,} answers fit beside as "
@@ -155,33 +191,46 @@ def untouched(answered: Answered, moved: Sequence[Moved], window: TokenWindow) -
     """The documents without a moved answer, cut to the window."""
     owners = {m.answer.document for m in moved}
     texts = [text for index, text in enumerate(answered.documents) if index not in owners]
-    size = window.size - SPARE
-    return [
-        between_words(text, spans[size - 1][1]) if len(spans) > size else text
-        for text, spans in zip(texts, window.spans(texts), strict=True)
-    ]
+    return _cut(texts, window)
+
+
+def _cut(texts: Sequence[str], window: TokenWindow) -> list[str]:
+    """The texts, those that are longer than the window cut to it between words."""
+    size, cut = window.size - SPARE, list[str]()
+    for start in range(0, len(texts), BATCH):
+        batch = texts[start : start + BATCH]
+        cut += [
+            between_words(text, spans[size - 1][1]) if len(spans) > size else text
+            for text, spans in zip(batch, window.spans(batch), strict=True)
+        ]
+    return cut
 
 
 def moved_passage(
     moved: Sequence[Moved], others: Sequence[str], encoder: TextEncoder
 ) -> dict[str, Profile]:
-    """Profiles of the reciprocal rank and the cosine of each query's document, by the place of its
-    answer. The encoder must give unit vectors.
+    """Profiles of the reciprocal rank and the cosine (or dot product) of each query's document, by
+    the place of its answer.
     """
     texts = [m.texts[place] for place in range(PLACES) for m in moved]
-    passages_PAD = encoder.encode_passages(texts, progress=True).reshape(PLACES, len(moved), -1)
-    others_OD = passages_PAD[0, :0]
-    if others:
-        others_OD = encoder.encode_passages(others, progress=True)
+    texts += [m.unmoved for m in moved]
+    passages_PAD = encoder.encode_passages(texts, progress=True).reshape(PLACES + 1, len(moved), -1)
+    none_0D = passages_PAD[0, :0]
+    others_OD = encoder.encode_passages(others, progress=True) if others else none_0D
     queries = [query for m in moved for query in m.answer.queries]
     queries_QD = encoder.encode_queries(queries, progress=True)
     own_Q = np.repeat(np.arange(len(moved)), [len(m.answer.queries) for m in moved])
     cosines_QP, ranks_QP = scores_by_place(queries_QD, passages_PAD, others_OD, own_Q)
     reciprocal_QP = np.where(ranks_QP <= DEPTH, 1.0 / ranks_QP, 0.0)
     owners = [moved[own].answer.document for own in own_Q.tolist()]
+    compared = "dot product" if encoder.by_dot else "cosine"
+    scores = {f"MRR@{DEPTH}": reciprocal_QP, compared: cosines_QP}
     return {
-        f"moved passage, MRR@{DEPTH}": profile(reciprocal_QP, MOVED_TENTHS, owners),
-        "moved passage, cosine": profile(cosines_QP, MOVED_TENTHS, owners),
+        f"moved passage, {name}": replace(
+            profile(scores_QP[:, :PLACES], MOVED_TENTHS, owners),
+            unmoved=float(scores_QP[:, PLACES].mean()),
+        )
+        for name, scores_QP in scores.items()
     }
 
 
@@ -192,12 +241,15 @@ def scores_by_place(
 
     It is ranked among the documents with their answers at the same place, and the others.
     """
-    cosines, ranks = [], []
-    others_QO = queries_QD @ others_OD.T
+    cosines, above = [], []
     for passages_AD in passages_PAD:
         scores_QA = queries_QD @ passages_AD.T
         own = scores_QA[np.arange(len(own_Q)), own_Q]
-        cosines.append(own.astype(np.float64))
-        above = (scores_QA > own[:, None]).sum(axis=1) + (others_QO > own[:, None]).sum(axis=1)
-        ranks.append(1 + above)
-    return np.column_stack(cosines), np.column_stack(ranks)
+        cosines.append(own)
+        above.append((scores_QA > own[:, None]).sum(axis=1))
+    cosines_QP, above_QP = np.column_stack(cosines), np.column_stack(above)
+    for start in range(0, len(others_OD), BLOCK):
+        scores_QO = queries_QD @ others_OD[start : start + BLOCK].T
+        for place, own in enumerate(cosines):
+            above_QP[:, place] += (scores_QO > own[:, None]).sum(axis=1)
+    return cosines_QP.astype(np.float64), 1 + above_QP

@@ -2,8 +2,8 @@
 not mistaken for bias, and the profile of a score at ten places of a text.
 
 Intervals of slope and drop are percentiles of means over resampled documents, not rows, as rows
-about one document are correlated; rows are resampled if all are about one document. The interval of
-a place is computed from scores minus the mean of their row, as rows differ in level.
+about one document are correlated; there are none if all are about one document. The interval of a
+place is computed from scores minus the mean of their row, as rows differ in level.
 
 Shapes: N rows (documents or queries), P places, O documents (owners of rows), R resamples.
 """
@@ -14,6 +14,7 @@ import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -40,11 +41,11 @@ Scores = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Interval:
-    """A value, and the bounds of its 95 % interval."""
+    """A value, and the bounds of its 95 % interval; NaN, in files null, if one document gave it."""
 
     value: float
-    low: float
-    high: float
+    low: float = nan
+    high: float = nan
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Profile:
             counts half).
         rows: number of queries, or of documents if these are scored.
         documents: number of documents.
+        unmoved: the mean score with texts as they are, where something is moved.
     """
 
     tenths: list[float]
@@ -69,6 +71,7 @@ class Profile:
     first_wins: Interval
     rows: int = 0
     documents: int = 0
+    unmoved: float | None = None
 
 
 @dataclass(frozen=True)
@@ -156,8 +159,8 @@ def profile(
     )
     documents = len(scores_NP) if owners is None else len(set(owners))
     if documents == 1:
-        log.warning("all scores are about one document: intervals hold for this document only")
-    *differences, slope, drop, first_wins = intervals(columns_NX, owners if documents > 1 else None)
+        log.warning("all scores are about one document: they have no intervals")
+    *differences, slope, drop, first_wins = intervals(columns_NX, owners)
     places = [Interval(mean + d.value, mean + d.low, mean + d.high) for d in differences]
     return Profile(list(tenths), places, slope, drop, first_wins, len(scores_NP), documents)
 
@@ -170,11 +173,13 @@ def slope_weights(tenths: Sequence[float]) -> Scores:
 
 
 def intervals(columns_NX: Scores, owners: Sequence[int] | None) -> list[Interval]:
-    """The mean of each column, with its percentile bootstrap interval over documents."""
+    """The mean of each column, with its percentile bootstrap interval over several documents."""
     _, owner_N = np.unique(
         np.arange(len(columns_NX)) if owners is None else owners, return_inverse=True
     )
-    count = int(owner_N.max()) + 1
+    count, means_X = int(owner_N.max()) + 1, columns_NX.mean(axis=0)
+    if count == 1:
+        return [Interval(float(value)) for value in means_X]
     sizes_O = np.bincount(owner_N, minlength=count)
     sums_OX = np.zeros((count, columns_NX.shape[1]))
     np.add.at(sums_OX, owner_N, columns_NX)
@@ -182,5 +187,4 @@ def intervals(columns_NX: Scores, owners: Sequence[int] | None) -> list[Interval
     drawn_RO = rng.multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
     means_RX = (drawn_RO @ sums_OX) / (drawn_RO @ sizes_O)[:, None]
     low_X, high_X = np.percentile(means_RX, TAILS, axis=0)
-    means_X = columns_NX.mean(axis=0)
     return [Interval(*map(float, values)) for values in zip(means_X, low_X, high_X, strict=True)]

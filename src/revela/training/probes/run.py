@@ -7,7 +7,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from statistics import median
 
 from revela.encoders.torch_model import open_model, uses_bf16
 from revela.evaluation.collection import load_collection
@@ -38,9 +40,9 @@ class ProbeOptions:
 
     Args:
         max_tokens: maximum tokens per text, prompt included; at most the model's own limit.
-        count: maximum number of documents, of answers and of pairs.
+        count: maximum number of documents, of answers, and of pairs of a folder.
         move: folder in BEIR layout with answers to move.
-        pairs: folder in BEIR layout for the geometry; None: halves of chunks.
+        pairs: folders in BEIR layout for the geometry; none: halves of chunks.
     """
 
     max_tokens: int = 512
@@ -48,7 +50,7 @@ class ProbeOptions:
     seed: int = 0
     precision: Precision = "auto"
     move: Path | None = None
-    pairs: Path | None = None
+    pairs: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class ProbeResult:
         tokens: tokens per text.
         geometry: of a retriever.
         context: number of documents in a contextual retriever's context.
+        answers_begin: the median number of characters before an answer in its document; 0: none.
     """
 
     profiles: dict[str, Profile]
@@ -68,6 +71,7 @@ class ProbeResult:
     tokens: int = 0
     geometry: Geometry | None = None
     context: int = 0
+    answers_begin: float = 0.0
 
 
 def probe_retriever(
@@ -84,12 +88,11 @@ def probe_retriever(
     encoder.retriever.lower_limit(options.max_tokens)
     window = token_window(encoder.retriever, name)
     texts = long_texts(documents, window, count, seed)
-    if options.pairs is None:
-        pairs = pairs_of_text(documents, count, seed)
-    else:
-        pairs = pairs_of_collection(load_collection(options.pairs), count, seed)
+    judged = (pairs_of_collection(load_collection(f), count, seed) for f in options.pairs)
+    pairs = [*chain.from_iterable(judged)] or pairs_of_text(documents, count, seed)
     answered = options.move and load_answers(options.move)
     moved = move_all(answered, window, count, seed) if answered else []
+    begin = median(a.begin for a in answered.answers) if answered else 0.0
     tokens = window.size - SPARE
     log.info(f"exact match: {len(texts):,} documents of {tokens} tokens")
     profiles = exact_match(texts, encoder)
@@ -101,12 +104,13 @@ def probe_retriever(
         queries = sum(len(m.answer.queries) for m in moved)
         log.info(
             f"moved passage: {queries:,} queries, {len(moved):,} answers at ten places each, "
-            f"{len(others):,} other documents"
+            f"{len(others):,} other documents; half of the answers begin before character "
+            f"{begin:,.0f}"
         )
         profiles |= moved_passage(moved, others, encoder)
     log.info(f"geometry: {len(pairs):,} pairs")
     measured = geometry(pairs, encoder)
-    return ProbeResult(profiles, name, tokens=tokens, geometry=measured, context=encoder.slots)
+    return ProbeResult(profiles, name, [], tokens, measured, encoder.slots, begin)
 
 
 def probe_encoder_decoder(
