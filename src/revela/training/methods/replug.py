@@ -17,13 +17,13 @@ is the simplest reading. The target is likeliest after itself: by 2.9 to 4.6 nat
 
 Differs from the appendix, and the preset that makes it equal:
 - The start of all methods here, so that only the method differs: replug-paper has all of the
-  settings of revela-paper (revela.py: SHARED) but --mix, --lm-lora, --tau and --learning-rate. Both
+  settings of revela-paper (revela.py: SHARED) but --mix, --lm-lora, --tau, --learning-rate and --max-steps (4,500). Both
   temperatures (--tau and --tau-lm 1e-3) and the rate (5e-4) are the appendix's in both presets.
 
 Differs still, in replug-paper too:
 - SmolLM2-135M as retriever: --model.
-- A run stops after 20 minutes: --max-steps 4500 --max-minutes 0. The text is the user's, 5 % of it
-  held out, near-duplicates dropped: --held-out 0, --near-duplicates 0.
+- The text is the user's, 5 % of it held out, near-duplicates dropped: --held-out 0,
+  --near-duplicates 0.
 - The appendix sums over all j, i itself too. Here j = i is excluded, as a chunk after itself wins
   trivially. No setting.
 - The likelihood is the mean over tokens, without a separator between D_j and D_i, as in REPLUG's
@@ -70,7 +70,8 @@ from revela.training.settings import PositiveFloat, Preset, Rare, checked
 PRESETS: dict[str, Preset] = {
     "replug": {"method": "replug", "learning_rate": 5e-4},
     # As in the appendix: all but the signal is Revela's.
-    "replug-paper": SHARED | {"method": "replug", "tau": 1e-3, "learning_rate": 5e-4},
+    "replug-paper": SHARED
+    | {"method": "replug", "tau": 1e-3, "learning_rate": 5e-4, "max_steps": 4500},
     # A baseline of DREAM, on its questions; no form of it is published.
     "replug-questions": {"method": "replug-questions", "learning_rate": 5e-4},
 }

@@ -38,12 +38,12 @@ Differs from the paper, and the setting of the preset revela-paper that makes it
 - Chunks of 48 words: --chunk-words 120 (16 a group in both; the LM reads 156 tokens of each, as in
   the authors' code). Groups of one document and similar ones: --groups document-random, runs of
   contiguous chunks of any documents, one or two if each has half a group of chunks.
-- One group a step, 10 steps of warm-up: --groups-per-step 32, --warmup-steps 100.
+- One group a step, 10 steps of warm-up, 20 minutes: --groups-per-step 32, --warmup-steps 100,
+  --max-steps 10000 (one epoch of Wikipedia; 11,000 for code), --max-minutes 0.
 - The best state by a label-free check is kept: --keep last.
 
 Differs still, in revela-paper too:
 - SmolLM2-135M as retriever, the smallest of the paper's table 1: --model.
-- A run stops after 20 minutes: --max-steps 10000 --max-minutes 0 (one epoch; code 11,000).
 - The text is the user's, 5 % of it held out, near-duplicates dropped: revela groups
   hub:trumancai/revela_training_corpus, --held-out 0, --near-duplicates 0.
 - For code the query is the whole chunk: revela-paper-code, or --query-side whole. The authors'
@@ -141,7 +141,7 @@ SHARED: Preset = (
     | {"offline_model": "", "layers": 0, "pooling": "eos", "lower_case": "no", "max_tokens": 2048}
     | {"lora_rank": 256, "lora_alpha": 64, "lora_dropout": 0.1}
     | NO_FIT
-    | {"warmup_steps": 100, "groups_per_step": 32, "keep": "last"}
+    | {"warmup_steps": 100, "groups_per_step": 32, "max_minutes": 0.0, "keep": "last"}
 )
 PAPER: Preset = SHARED | {
     "method": "revela",
@@ -149,6 +149,7 @@ PAPER: Preset = SHARED | {
     "mix": "sum",
     "tau": 1e-4,
     "learning_rate": 1e-4,
+    "max_steps": 10_000,
 }
 PRESETS: dict[str, Preset] = {
     # The default: a frozen LM whose best heads read the other chunks of a group through a gate.
@@ -156,7 +157,7 @@ PRESETS: dict[str, Preset] = {
     # As published: h = s + b in every layer of an LM that is trained too.
     "revela-paper": PAPER,
     # As published for code: the whole chunk is its query, and b is not V-normalised.
-    "revela-paper-code": PAPER | {"query_side": "whole", "v_norm": "off"},
+    "revela-paper-code": PAPER | {"query_side": "whole", "v_norm": "off", "max_steps": 11_000},
 }
 
 
