@@ -17,8 +17,9 @@ is the simplest reading. The target is likeliest after itself: by 2.9 to 4.6 nat
 
 Differs from the appendix, and the preset that makes it equal:
 - The start of all methods here, so that only the method differs: replug-paper has all of the
-  settings of revela-paper (revela.py: SHARED) but --mix, --lm-lora, --tau, --learning-rate and --max-steps (4,500). Both
-  temperatures (--tau and --tau-lm 1e-3) and the rate (5e-4) are the appendix's in both presets.
+  settings of revela-paper (revela.py: SHARED) but --mix, --lm-lora, --tau and --learning-rate, and
+  4,500 steps. Both temperatures (--tau and --tau-lm 1e-3) and the rate (5e-4) are the appendix's in
+  both presets.
 
 Differs still, in replug-paper too:
 - SmolLM2-135M as retriever: --model.
