@@ -161,7 +161,7 @@ def made(rows, **more):
 
     groups = Groups(group_size=4)
     given = {"relevant": {}, "mined": None, **more}
-    return SimpleNamespace(groups=groups, rows=rows, sides=sides, **given)
+    return SimpleNamespace(groups=groups, rows=rows, sides=sides, share=slice, **given)
 
 
 def as_rows(chunks, indices):

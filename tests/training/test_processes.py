@@ -45,11 +45,14 @@ CASES = {
     "shared lm": GATED | dict(shard_lm=True),
     "dream": RUN | {"method": "dream"} | ASKED | dict(query_heads=3),
     "negatives": RUN | {"method": "dream-infonce"} | ASKED | dict(negatives=2, refresh_every=2),
-    "crop": RUN
-    | dict(method="contrastive-crop", groups_per_batch=2, matryoshka=(16,), retriever_batch=3),
-    "cde": RUN | {"method": "cde"} | ASKED | CONTEXT,
+    # Shared: each process embeds a part of the texts of every batch.
+    "crop": RUN | dict(method="contrastive-crop", groups_per_batch=2, matryoshka=(16,)),
+    "pairs": RUN | {"method": "contrastive-pairs"} | ASKED | dict(groups_per_step=3),
+    "cde": RUN | {"method": "cde"} | ASKED | CONTEXT | dict(groups_per_step=1, retriever_batch=3),
+    "cde, dealt": RUN | {"method": "cde"} | ASKED | CONTEXT,
     "spans": RUN | dict(method="dwell-spans", model="new:tiny", lora_rank=0),
 }
+SHARED = {"crop", "pairs", "cde"}
 STOPS = CASES["all that can be trained"] | dict(save_every=2)
 ENDLESS = {**STOPS, "max_steps": 0}
 TOKENS = {**ENDLESS, "max_tokens_read": 0.008}
@@ -208,11 +211,10 @@ def test_two_processes_are_one(both, name):
     files = [{path.relative_to(out) for path in out.rglob("*")} for out in (two, one)]
     assert files[0] == files[1] and Path("modules.json") in files[0]
 
-    dealt: dict[int, list[int]] = {}  # every group is read once
-    first, second = of_both(two, "read")
-    for number, rows in first + second:
-        dealt.setdefault(number, []).extend(rows)
+    first, second = map(dict, of_both(two, "read"))
+    dealt = first | second
     assert dealt == dict(seen(one, 0)["read"]) and second
+    assert first == second if name in SHARED else first.keys().isdisjoint(second)
     all_rows = [row for rows in dealt.values() for row in rows]
     assert len(set(all_rows)) == len(all_rows) or name == "iterative"
 
@@ -282,12 +284,6 @@ def test_an_error_ends_all_by_a_sentence(both, name):
 REFUSALS: dict[str, dict[str, Any]] = {
     "--groups-per-step 3 cannot be divided among 2 processes, 1 at a t": dict(groups_per_step=3),
     "--groups-per-step 2 cannot be divided among 2 processes, 2 at a t": dict(groups_per_batch=2),
-    "--groups-per-batch 1 cannot be divided among 2 processes, which": dict(
-        method="contrastive-crop"
-    ),
-    "--context with --method contrastive-crop takes one process": dict(
-        method="contrastive-crop", groups_per_batch=2, context=3
-    ),
     "--pairs takes one process: start revela without": dict(method="dream-infonce", pairs="judged"),
 }
 

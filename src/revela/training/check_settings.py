@@ -45,7 +45,7 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
             f"--groups-per-batch {training.groups_per_batch}"
         )
     if (processes := distributed.world_size()) > 1:
-        _check_processes(processes, recipe.method, training, recipe.context)
+        _check_processes(processes, recipe.method, training)
     elif recipe.lm.shard_lm:
         raise RevelaError(
             "--shard-lm shards the LM over several processes: start them by torchrun, or leave it "
@@ -114,20 +114,10 @@ def _check_trained_weights(retriever: Retriever, context: Context) -> None:
         )
 
 
-def _check_processes(n: int, method: Method, training: Training, context: Context) -> None:
-    """Refuse a number of processes, more than one, that would change the result."""
-    if method.across_groups:
-        if training.fixed_groups_per_batch % n:
-            raise RevelaError(
-                f"--groups-per-batch {training.fixed_groups_per_batch} cannot be divided among {n} "
-                f"processes, which compare the texts of a batch: give a multiple of {n}"
-            )
-        if context.context:
-            raise RevelaError(
-                f"--context with --method {method.name} takes one process, for a "
-                "batch has one context: leave it out, or start revela without torchrun"
-            )
-    elif training.groups_per_step % (whole := n * training.fixed_groups_per_batch):
+def _check_processes(n: int, method: Method, training: Training) -> None:
+    """Refuse groups that several processes can neither divide among them nor share."""
+    whole = n * training.fixed_groups_per_batch
+    if not method.shares_batches(training) and training.groups_per_step % whole:
         raise RevelaError(
             f"--groups-per-step {training.groups_per_step} cannot be divided among {n} processes, "
             f"{training.fixed_groups_per_batch} at a time: give a multiple of {whole}"

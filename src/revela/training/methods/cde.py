@@ -68,7 +68,7 @@ a surrogate's vector.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -79,6 +79,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from revela.encoders.base import TextEncoder
+from revela.training.distributed import all_gather
 from revela.training.methods.base import (
     Batch,
     BuildContext,
@@ -91,6 +92,7 @@ from revela.training.methods.base import (
 from revela.training.methods.contrastive import ContrastiveLoss, Pairs, QueryBatches
 from revela.training.models import load_surrogate
 from revela.training.settings import Preset, checked
+from revela.types import Vectors
 
 if TYPE_CHECKING:
     from revela.training.retriever.context import ContextEncoder
@@ -143,9 +145,15 @@ class FilteredBatches(QueryBatches):
     def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
         batch = super().sides(queries, passages)
         if self.surrogate is not None:
-            batch["query_surrogate"] = torch.from_numpy(self.surrogate.encode_queries(queries))
-            batch["passage_surrogate"] = torch.from_numpy(self.surrogate.encode_passages(passages))
+            batch["query_surrogate"] = self._encoded(self.surrogate.encode_queries, queries)
+            batch["passage_surrogate"] = self._encoded(self.surrogate.encode_passages, passages)
         return batch
+
+    def _encoded(self, encode: Callable[[Sequence[str]], Vectors], texts: Sequence[str]) -> Tensor:
+        """The surrogate's vectors, of which each process computes its share."""
+        mine_nS = encode(texts[self.parts.share(len(texts))])
+        shares = all_gather(mine_nS) if len(mine_nS) < len(texts) else [mine_nS]
+        return torch.from_numpy(np.concatenate(shares))
 
 
 class FilteredLoss(ContrastiveLoss):
@@ -223,10 +231,12 @@ class Contextual(nn.Module):
         if encoder.constant:
             rows_JD = encoder.anchors_JD
         else:
-            read = partial(encoder.vectors, bf16=self.bf16)
-            rows_JD = encoder.of_vectors(embed_in_parts(read, sides.pop(), self.retriever_batch))
-            if self.training and self.null and torch.rand(()) < self.null:
-                rows_JD = encoder.null_JD
+            # Drawn first: with dropout, processes that share the batch draw unequally many numbers.
+            is_null = self.training and self.null and torch.rand(()) < self.null
+            read, documents = partial(encoder.vectors, bf16=self.bf16), sides.pop()
+            rows_JD = encoder.null_JD
+            if not is_null:
+                rows_JD = encoder.of_vectors(embed_in_parts(read, documents, self.retriever_batch))
         # Kept until the next batch: a backward pass may run the retriever again.
         self.retriever.context = rows_JD, encoder.null_JD
         loss: Tensor = self.loss(sides)
@@ -244,10 +254,7 @@ class ContextBatches:
     def __call__(self, rows: Sequence[Row]) -> Batch:
         batch = self.collate(rows)
         texts = [self.parts.rows[i].text for i in self.choose(rows)]
-        features = self.context_encoder.stage.tokenize(texts, "passage")
-        self.parts.count(int(features["attention_mask"].sum()))
-        tensors = {k: v for k, v in features.items() if isinstance(v, Tensor)}
-        return {**batch, **{f"context_{name}": tensor for name, tensor in tensors.items()}}
+        return {**batch, **self.parts.side("context", texts, self.context_encoder.stage, "passage")}
 
     def choose(self, rows: Sequence[Row]) -> list[int]:
         """Rows of the corpus for the context of a batch: J, or all if there are fewer."""

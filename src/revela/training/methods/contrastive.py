@@ -54,7 +54,6 @@ from torch import Tensor, nn
 
 from revela.ranking.queries import query_hash
 from revela.text.words import joined, words
-from revela.training.distributed import rank, world_size
 from revela.training.methods.base import (
     Batch,
     BuildContext,
@@ -90,6 +89,8 @@ PRESETS: dict[str, Preset] = {
 @checked
 class Contrastive(Method):
     """Settings of the methods that tell a text from others."""
+
+    can_share = True
 
     tau: PositiveFloat = 0.05
     "Temperature of the cosines."
@@ -268,26 +269,11 @@ class ContrastiveLoss(RetrieverLoss):
         Args:
             features: queries, with ``target``, the index of each query's passage, and passages.
                 Optional: ``allowed``, a (Q, B) mask of the passages that the softmax is over, by
-                default those of all processes; ``weight``, each query's share in the mean.
+                default all; ``weight``, each query's share in the mean. Of a batch that processes
+                share, each has its texts and all of these.
         """
         query, passage = {**features[0]}, features[1]
         target_Q, allowed_QB = query.pop("target"), query.pop("allowed", None)
         weight_Q = query.pop("weight", None)
         query_QD, passage_BD = self.embed(query), self.embed(passage)
-        if allowed_QB is None:
-            passage_BD, first = gather_from_ranks(passage_BD)
-            target_Q = target_Q + first
         return info_nce(query_QD, passage_BD, target_Q, self.tau, allowed_QB, weight_Q)
-
-
-def gather_from_ranks(vectors_BD: Tensor) -> tuple[Tensor, int]:
-    """The vectors of all processes by rank, with gradient, and the index of one's own first.
-
-    Every process must have the same number of vectors.
-    """
-    if world_size() == 1:
-        return vectors_BD, 0
-    from torch.distributed.nn.functional import all_gather
-
-    gathered = all_gather(vectors_BD)  # type: ignore[no-untyped-call]
-    return torch.cat(gathered), rank() * len(vectors_BD)
