@@ -36,6 +36,7 @@ from revela.training.groups.store import GroupFolder
 from revela.training.methods import cde
 from revela.training.recipe import Recipe
 from revela.training.step import BatchReader, Progress
+from revela.training.training_set import TrainingSet
 
 FIRST = os.environ.get("RANK", "0") == "0"
 
@@ -102,9 +103,10 @@ def run(case: dict[str, Any]) -> None:
         try:
             with distributed.joined():
                 rank = distributed.rank()
-                groups = case["groups"]
-                source = GroupFolder(Path(groups[rank] if isinstance(groups, list) else groups))
                 recipe, resume = Recipe.of(**case["settings"]), case.get("resume", False)
+                groups = case["groups"]
+                place = Path(groups[rank] if isinstance(groups, list) else groups)
+                source = TrainingSet.read(recipe, [place]) if recipe.pairs else GroupFolder(place)
                 plan = CheckPlan(checked(case))
                 training.train(recipe, source, out, plan=plan, resume=resume)
         except (RevelaError, ZeroDivisionError) as error:

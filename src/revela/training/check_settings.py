@@ -20,6 +20,7 @@ from revela.training.methods.base import Method
 from revela.training.models import find_weights
 from revela.training.recipe import Recipe
 from revela.training.settings import Context, Retriever, TorchPrecision, Training
+from revela.training.training_set import read_prompts
 
 
 def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
@@ -55,12 +56,11 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
         raise RevelaError(
             "a run without a limit has no end: give --max-steps, --max-minutes or --max-tokens-read"
         )
-    if folder := recipe.pairs:
-        if processes > 1:
-            raise RevelaError("--pairs takes one process: start revela without torchrun")
-        if recipe.corpus.join_titles:
-            raise RevelaError("--pairs reads documents as they are judged: leave out --join-titles")
-        read_judgements(Path(folder), "train")
+    if recipe.pairs and recipe.corpus.join_titles:
+        raise RevelaError("--pairs reads documents as they are judged: leave out --join-titles")
+    for folder in recipe.pairs:
+        read_judgements(folder, "train")
+        read_prompts(folder)
     if not resume:  # a resumed run keeps its models
         check_free_for_run(out)
         _check_models(recipe.retriever, recipe.lm.lm if recipe.method.reads_lm else "")

@@ -45,9 +45,9 @@ class Recipe:
     training: sections.Training = field(default_factory=sections.Training)
 
     @property
-    def pairs(self) -> str:
-        """The folder of judged queries that the method trains on; "": none."""
-        return str(getattr(self.method, "pairs", ""))
+    def pairs(self) -> tuple[Path, ...]:
+        """The folders of judged queries that the method trains on."""
+        return tuple(map(Path, getattr(self.method, "pairs", ())))
 
     @property
     def negatives(self) -> int:

@@ -215,6 +215,7 @@ def train(
             folder=folder,
             written=data.generated_queries,
             heads=partial(recorded, out, "heads"),
+            prompts=data.prompts,
             is_shared=is_shared,
         )
         loss_module, collate = recipe.method.build(parts)

@@ -132,7 +132,7 @@ def is_group_folder(path: Path) -> bool:
     return (path / MANIFEST).is_file() or any(path.glob("shard-*.arrow"))
 
 
-def check_out(out: Path, strategy: Strategy, pairs: str) -> None:
+def check_out(out: Path, strategy: Strategy, pairs: Sequence[Path]) -> None:
     """Raise RevelaError if the folder exists, or if the groups cannot be built before training."""
     check_free(out)
     if strategy == "iterative":

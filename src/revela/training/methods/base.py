@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from revela.encoders.prompts import Prompts
 from revela.errors import RevelaError
 from revela.text.spool import ArrowList
 from revela.training import distributed
@@ -164,6 +165,8 @@ class BuildContext:
     "Queries that a language model writes during training."
     heads: Callable[[Callable[[], Heads]], Heads] = lambda find: find()
     "The LM's heads that the run uses: those that ``find`` gives, or a resumed run began with."
+    prompts: Callable[[int], Prompts] = lambda document: Prompts()
+    "Document -> prompts of its domain, which follow the retriever's own."
     is_shared: bool = False
     "Whether all processes share each batch."
 

@@ -253,7 +253,8 @@ class ContextBatches:
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
         batch = self.collate(rows)
-        texts = [self.parts.rows[i].text for i in self.choose(rows)]
+        chosen = [self.parts.rows[i] for i in self.choose(rows)]
+        texts = [self.parts.prompts(row.document).passage + row.text for row in chosen]
         return {**batch, **self.parts.side("context", texts, self.context_encoder.stage, "passage")}
 
     def choose(self, rows: Sequence[Row]) -> list[int]:

@@ -21,7 +21,8 @@ Differs from Contriever, and the setting that makes it nearly equal:
 - Cosines at --tau 0.05; Contriever compares by dot products. None yet.
 - Negatives are the crops of the batch; Contriever has a queue and a momentum encoder. No setting:
   --group-size and --groups-per-batch enlarge the batch.
-Differs from ANCE: the first negatives are BM25's, and the optimiser goes on from round to round.
+Differs from ANCE: training waits while negatives are mined, and the optimiser goes on from round to
+round.
 
 Read next: base.py, training/negatives.py (hard negatives, mined anew), generated_queries.py and
 ranking/queries.py (queries), text/judgements.py (judged pairs); docs/papers.md has every equation
@@ -45,13 +46,15 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
+from revela.errors import RevelaError
 from revela.ranking.queries import query_hash
 from revela.text.words import joined, words
 from revela.training.methods.base import (
@@ -64,9 +67,17 @@ from revela.training.methods.base import (
     group_weights,
     row_random,
 )
-from revela.training.settings import PositiveFloat, Preset, checked
+from revela.training.settings import Context, PositiveFloat, Preset, Rare, Retriever, checked
 
 MIN_WORDS = 3  # of a crop
+
+
+def listed(given: Any) -> Any:
+    """A path alone as a list."""
+    return [given] * bool(given) if isinstance(given, str) else given
+
+
+Paths = Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(listed)]
 
 PRESETS: dict[str, Preset] = {
     # What authors wrote for their readers: docstrings find their functions, titles their texts,
@@ -112,12 +123,30 @@ class Pairs(Contrastive):
         " (queries: {queries})."
     )
 
-    pairs: str = ""
+    pairs: Paths = ()
     """Folder in BEIR layout (queries.jsonl, qrels/train.tsv) whose judged queries are learned from,
-    each beside a whole document that answers it. Empty: --queries."""
+    each beside a whole document that answers it; or several, one for each corpus in the same order,
+    which share no group. prompts.json in a folder has prefixes of its queries and passages
+    ({"query": "...", "passage": "..."}), which follow --query-prompt and --passage-prompt. Empty:
+    --queries."""
     negatives: int = Field(default=0, ge=0, le=200)
     """Hard negatives per query, mined for it beside the passages of its group: drawn from the 200
     best that do not answer it, of BM25 at first and then of the retriever. 0: none."""
+    negatives_from: Rare[Paths] = ()
+    """TREC run of another system, which takes the place of BM25: for each folder of --pairs, a
+    ranking of its documents for its queries. Empty: BM25."""
+
+    def refuse(self, retriever: Retriever, context: Context) -> None:
+        if not (runs := self.negatives_from):
+            return
+        if not self.negatives or len(runs) != len(self.pairs):
+            raise RevelaError(
+                f"--negatives-from gives {len(runs)} runs, of which --negatives "
+                f"{self.negatives} are drawn for {len(self.pairs)} folders of --pairs: give "
+                "--negatives, and a run for each folder"
+            )
+        if absent := next((run for run in runs if not Path(run).is_file()), None):
+            raise RevelaError(f"--negatives-from {absent} does not exist: give a TREC run")
 
     def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
         return self.loss(parts), QueryBatches(parts)
@@ -159,7 +188,9 @@ class QueryBatches:
         mined = list(self._mined(rows, size))
         passages = [*rows, *(row for _, row in mined)]
         has_query = [i for i, row in enumerate(rows) if row["query"]]
-        queries, texts = [rows[i]["query"] for i in has_query], [row["text"] for row in passages]
+        prompts = [self.parts.prompts(row["document"]) for row in passages]
+        queries = [prompts[i].query + rows[i]["query"] for i in has_query]
+        texts = [p.passage + row["text"] for p, row in zip(prompts, passages, strict=True)]
         batch = self.sides(queries, texts)
         target_Q = torch.tensor(has_query)
         weight_Q = group_weights([i // size for i in has_query])
