@@ -8,6 +8,7 @@ import ast
 import re
 import shlex
 from pathlib import Path
+from typing import Any, get_origin
 
 import pytest
 from pydantic import TypeAdapter
@@ -78,8 +79,10 @@ def settings_in(flags: str) -> dict[str, object]:
         name = flag.replace("-", "_")
         assert name in SETTINGS, f"no method has a setting --{flag}"
         text = " ".join(shlex.split(value))
-        parse = TypeAdapter(SETTINGS[name].annotation).validate_strings
-        given[name] = parse(text) if value else None
+        adapter: Any = TypeAdapter(SETTINGS[name].annotation)
+        is_tuple = get_origin(SETTINGS[name].annotation) is tuple
+        parse = adapter.validate_python if is_tuple else adapter.validate_strings
+        given[name] = parse(tuple(text.split()) if is_tuple else text) if value else None
     return given
 
 

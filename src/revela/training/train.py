@@ -219,10 +219,10 @@ def train(
             is_shared=is_shared,
         )
         loss_module, collate = recipe.method.build(parts)
-        if widths := recipe.retriever.matryoshka:
-            loss_module = at_widths(loss_module, encoder.retriever, widths)
         if context_encoder is not None:
             loss_module, collate = in_context(loss_module, collate, parts, context_encoder)
+        if widths := recipe.retriever.matryoshka:  # drawn first, the same in all processes
+            loss_module = at_widths(loss_module, encoder.retriever, widths)
         loss_module.to(device)
         optimizer = make_optimizer(loss_module, settings.learning_rate)
         distributed.copy_first(run_tensors(loss_module))

@@ -199,11 +199,11 @@ def test_only_the_first_stages_transformer_is_under_bf16_autocast(tiny_lm_folder
 
 
 def test_with_widths(tiny_lm_folder):
-    """Around Matryoshka the retriever still reads the batch's context."""
+    """Inside Matryoshka, as train puts it, the retriever reads the batch's context."""
     model, first = parts_of(tiny_lm_folder, double=False)
     retriever = RetrieverModule(model)
-    loss = Matryoshka(ContrastiveLoss(retriever, tau=TAU), retriever, [4, 32])
-    contextual = Contextual(loss, retriever, first)
+    contextual = Contextual(ContrastiveLoss(retriever, tau=TAU), retriever, first)
+    contextual = Matryoshka(contextual, retriever, [4, 32])
     contextual(sides_of(model, first)).backward()
     assert first.model[4].linear.weight.grad.abs().max() > 0
     names = [name for name, _ in contextual.named_parameters()]

@@ -36,8 +36,9 @@ Differs from the paper, and the setting that makes it nearly equal:
   names one for both. Clusters without the filter: contrastive-pairs with the settings of cde. The
   filter also drops mined negatives, which the authors' code keeps.
 - Queries are words that the authors of the text wrote (--queries: titles, docstrings, telling
-  sentences); the paper trains on 234 million mined pairs, and on BGE's: --pairs. Prompts:
-  --query-prompt 'search_query: ' --passage-prompt 'search_document: '.
+  sentences); the paper trains on 234 million mined pairs, and on BGE's: --pairs, a folder for each
+  domain, with its prompts. Prompts of all: --query-prompt 'search_query: ' --passage-prompt
+  'search_document: '.
 - LoRA on both stages: the paper trains all weights, which --lora-rank 0 does without a context
   only.
 - A batch without documents has probability 0.1 (``NO_DOCUMENTS``), so that the retriever works
@@ -231,7 +232,7 @@ class Contextual(nn.Module):
         if encoder.constant:
             rows_JD = encoder.anchors_JD
         else:
-            # Drawn first: with dropout, processes that share the batch draw unequally many numbers.
+            # Drawn first: of dropout, processes that share the batch draw unequally many numbers.
             is_null = self.training and self.null and torch.rand(()) < self.null
             read, documents = partial(encoder.vectors, bf16=self.bf16), sides.pop()
             rows_JD = encoder.null_JD
