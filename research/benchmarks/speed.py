@@ -143,7 +143,7 @@ def reading(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
 
         loss, ahead = Sleeping(step), form == "ours"
         optimizer = make_optimizer(loss, recipe.training)
-        one = dict(groups_per_step=1, groups_per_batch=1, across_groups=False)
+        one = dict(groups_per_step=1, groups_per_batch=1, is_shared=False)
         some = BatchReader(lambda _: iter(groups), read, budget, ahead=ahead, **one)
         with some as reader:
             for _ in range(recipe.training.max_steps):

@@ -28,7 +28,7 @@ def folder(tmp_path):
 @pytest.mark.parametrize("others", [False, True])
 def test_a_row_for_each_pair_and_the_documents_of_a_row_together(folder, others, caplog):
     with caplog.at_level(logging.INFO, "revela"):
-        rows = list(pair_rows(DOCUMENTS, folder, others))
+        rows = list(pair_rows(DOCUMENTS, [folder], others))
     pairs = [Chunk(0, "text 0", "one"), Chunk(1, "title 1 text 1", "zero")]
     pairs += [Chunk(3, "title 3 text 3", "zero"), Chunk(3, "title 3 text 3", "one")]
     rest = [Chunk(2, "text 2"), Chunk(4, "text 4")]
@@ -108,4 +108,4 @@ def test_bad_judgements_are_one_sentence(folder, name, change, sentence):
     else:
         (folder / name).write_text(change((folder / name).read_text()))
     with pytest.raises(RevelaError, match=sentence):
-        pair_rows(DOCUMENTS, folder, False)
+        pair_rows(DOCUMENTS, [folder], False)

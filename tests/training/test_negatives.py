@@ -13,6 +13,7 @@ import torch
 from test_train import ctrl_c_after, losses
 
 from conftest import TINY, Embed, MadeUpEncoder, make_documents, make_rows
+from revela.encoders.prompts import Prompts
 from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25
@@ -41,10 +42,11 @@ class Hashed(MadeUpEncoder):
     """Unit vectors that depend on the text, and on the seed."""
 
     def __init__(self, seed=0):
-        self.seed, self.read = seed, 0
+        self.seed, self.read, self.texts = seed, 0, set()
 
     def encode_passages(self, texts, progress=False):
         self.read += len(texts)
+        self.texts |= {*texts}
         vectors = [
             np.random.default_rng([self.seed, query_hash(text)]).normal(size=6) for text in texts
         ]
@@ -59,7 +61,17 @@ def free_rows():
     texts = [" ".join(f"word{w}" for w in line) for line in words]
     asks = [" ".join(texts[i - i % 2].split()[:4]) if i < 30 else "" for i in range(40)]
     rows = [Chunk(i // 4, text, asks[i]) for i, text in enumerate(texts)]
-    return SimpleNamespace(rows=arrow_list(Chunk, rows), relevant={})
+    return data_of(rows)
+
+
+def data_of(rows, relevant=()):
+    """What Negatives reads of a training set."""
+    rows = arrow_list(Chunk, rows)
+    return SimpleNamespace(rows=rows, relevant=dict(relevant), corpora=[], prompts=no_prompts)
+
+
+def no_prompts(document):
+    return Prompts()
 
 
 def judged_rows():
@@ -71,7 +83,7 @@ def judged_rows():
     for row in rows:
         relevant.setdefault(query_hash(row.query), set()).add(row.document)
     rows += [Chunk(i, texts[i]) for i in range(10, 20)]
-    return SimpleNamespace(rows=arrow_list(Chunk, rows), relevant=relevant)
+    return data_of(rows, relevant)
 
 
 def miner(data, folder, encoder=None, rounds=1, seed=0, negatives=3):
@@ -145,8 +157,7 @@ def test_what_was_drawn_is_kept_and_a_round_that_is_skipped_mines_nothing(tmp_pa
 
 def test_a_query_that_few_passages_match_has_fewer(tmp_path):
     rows = [Chunk(i, f"text{i}{' both' * (i < 3)}", f"text{i} both" * (i < 2)) for i in range(9)]
-    data = SimpleNamespace(rows=arrow_list(Chunk, rows), relevant={})
-    negatives = Negatives(3, 0, data, iter([[[0, 1, 5]]]), Hashed(), tmp_path)
+    negatives = Negatives(3, 0, data_of(rows), iter([[[0, 1, 5]]]), Hashed(), tmp_path)
     assert [sorted(found) for found in negatives(batch(negatives))] == [[1, 2], [0, 2], []]
 
 
@@ -161,8 +172,8 @@ def made(rows, **more):
         return {"query_input_ids": ids(queries), "passage_input_ids": ids(passages)}
 
     groups = Groups(group_size=4)
-    given = {"relevant": {}, "mined": None, **more}
-    return SimpleNamespace(groups=groups, rows=rows, sides=sides, **given)
+    given = {"relevant": {}, "mined": None, "prompts": no_prompts, **more}
+    return SimpleNamespace(groups=groups, rows=rows, sides=sides, share=slice, **given)
 
 
 def as_rows(chunks, indices):
@@ -356,6 +367,76 @@ def test_training_on_judged_pairs(recipe, tmp_path, rounds):
     assert without.fingerprint != TrainingSet(recipe.replace(pairs=""), DOCUMENTS).fingerprint
 
 
+def test_folders_of_pairs_share_no_group_and_have_their_prompts(recipe, tmp_path):
+    """Both corpora have the ids d0 to d11, and the second folder has prompts."""
+    folders = [judged_folder(tmp_path / name, PAIRS) for name in "ab"]
+    files = [write_lines(f / "corpus.jsonl", make_rows(12, seed=i)) for i, f in enumerate(folders)]
+    (folders[1] / "prompts.json").write_text('{"query": "ask: ", "passage": "say: "}')
+    recipe = recipe.replace(
+        pairs=[*map(str, folders)], held_out=0.0, group_size=4, groups="document-random"
+    )
+    data = TrainingSet.read(recipe, files)
+    ids = [document.id for document in data.documents]
+    assert ids == [f"{i}/d{n}" for i in (0, 1) for n in range(12)] and data.corpora == [12]
+    rows = list(data.rows)
+    assert data.relevant[query_hash("what is said of q0 here")] == {0, 5, 12, 17}
+    one_folder = TrainingSet.read(recipe.replace(pairs=str(folders[0])), files[:1])
+    assert rows[: len(rows) // 2] == list(one_folder.rows)
+    groups = list(data.corpus_groups(None)(0))
+    corpora = [{rows[i].document // 12 for i in group} for group in groups]
+    assert sorted(corpora, key=str) == [{0}] * 4 + [{1}] * 4 and corpora != sorted(corpora, key=str)
+
+    encoder = Hashed()
+    negatives = Negatives(3, 0, data, iter([groups] * 2), encoder, tmp_path / "mined")
+    batch(negatives)
+    asked = batch(negatives, 1)
+    for row, drawn in zip(asked, negatives(asked), strict=True):
+        assert {rows[i].document // 12 for i in drawn} == {rows[row["row"]].document // 12}
+    texts = [
+        f"{'say: ' * (i > 11)}{document.full_text}" for i, document in enumerate(data.documents)
+    ]
+    assert set(texts) < encoder.texts and any(text[:5] == "ask: " for text in encoder.texts)
+    found = []
+    parts = made(rows, prompts=data.prompts)
+    parts.sides = lambda *sides: found.append(sides) or {}
+    QueryBatches(parts)(as_rows(rows, [0, len(rows) - 1]))
+    expected = [rows[0].query, f"ask: {rows[-1].query}"], [rows[0].text, f"say: {rows[-1].text}"]
+    assert found == [expected]
+
+    with pytest.raises(RevelaError, match="--pairs gives 2 folders, and the corpora are 1: give"):
+        TrainingSet.read(recipe, files[:1])
+    (folders[1] / "prompts.json").write_text('{"query": 3}')
+    with pytest.raises(
+        RevelaError, match=r'prompts.json is not {"query": "...", "passage": "..."}'
+    ):
+        train(recipe, DOCUMENTS, tmp_path / "out")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_first_negatives_are_those_of_a_run(recipe, tmp_path, rounds, known):
+    """All that it ranks, is trained on and does not answer; q1 and q13 ask for one document."""
+    folder, run = judged_folder(tmp_path / "judged", PAIRS), tmp_path / "run.trec"
+    ranked = {f"q{i}": [f"d{i}", f"d{i + 3}", "gone", f"d{i + 7}"] for i in range(16)}
+    ranked["q3"] = ranked["q3"] if known else ["gone"]
+    lines = (f"{q} Q0 {d} {k} {9 - k} x\n" for q, ds in ranked.items() for k, d in enumerate(ds))
+    run.write_text("".join(lines))
+    settings = dict(pairs=str(folder), negatives_from=str(run), negatives=3, max_steps=1)
+    recipe = recipe.replace(**settings)
+    if not known:
+        with pytest.raises(
+            RevelaError, match=r"trained on for the query q3 of .*: rank the corpus"
+        ):
+            train(recipe, DOCUMENTS, tmp_path / "out")
+        return
+    train(recipe, DOCUMENTS, tmp_path / "out")
+    data = TrainingSet(recipe, DOCUMENTS)
+    for row, *drawn in rounds[0][1].tolist():
+        query = data.rows[row].query
+        n = int(query.split()[4][1:])
+        expected = {n, n + 3, n + 7} - data.relevant[query_hash(query)]
+        assert {data.rows[i].document for i in drawn if i >= 0} == expected
+
+
 WORDS = [f"{row['text']} {row['title']}" for row in make_rows(6, seed=5)]  # of documents below
 COPIES = {  # id -> text; j0 to j8 are judged relevant, each to a query of its own
     "u0": WORDS[0], "j0": WORDS[0],  # equal to an earlier one
@@ -464,6 +545,14 @@ def test_judged_pairs_on_the_command_line(refused, corpus_file, tmp_path):
         (dict(pairs="judged", join_titles=True), "as they are judged: leave out --join-titles"),
         (dict(negatives=99), "--negatives 99: there are .* passages to mine them"),
         (dict(method="gains", negatives=1), "--negatives has no effect on --method gains"),
+        (
+            dict(negatives_from="x"),
+            "gives 1 runs, of which --negatives 2 .* for 0 folders of --pairs",
+        ),
+        (
+            dict(negatives_from="x", pairs="judged"),
+            "--negatives-from x does not exist: give a TREC",
+        ),
     ],
 )
 def test_what_cannot_be_mined_or_read(recipe, tmp_path, monkeypatch, changes, sentence):

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.run import parse_args
 
-from conftest import TINY, logged
+from conftest import TINY, logged, make_rows
 from revela.cli.recipe_flags import settings_flags
 from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
@@ -30,6 +30,7 @@ from revela.training.build_groups import build_groups
 from revela.training.check_settings import check_recipe
 from revela.training.methods.registry import METHODS
 from revela.training.recipe import Recipe
+from tests.collection_folder import write_judged
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="two processes need two GPUs")
 
@@ -44,10 +45,17 @@ CASES = {
     "shared lm": GATED | dict(shard_lm=True),
     "dream": RUN | {"method": "dream"} | ASKED | dict(query_heads=3),
     "negatives": RUN | {"method": "dream-infonce"} | ASKED | dict(negatives=2, refresh_every=2),
-    "crop": RUN | dict(method="contrastive-crop", groups_per_batch=2, retriever_batch=3),
-    "cde": RUN | {"method": "cde"} | ASKED | CONTEXT,
+    # Shared: each process embeds a part of the texts of every batch.
+    "crop": RUN | dict(method="contrastive-crop", groups_per_batch=2),
+    "pairs": RUN | {"method": "contrastive-pairs"} | ASKED | dict(groups_per_step=3),
+    "cde": RUN | {"method": "cde"} | ASKED | CONTEXT | dict(groups_per_step=1, retriever_batch=3),
+    "cde, dealt": RUN | {"method": "cde"} | ASKED | CONTEXT,
+    "judged": RUN
+    | dict(method="contrastive-pairs", pairs="judged", negatives=2, refresh_every=2, held_out=0.0)
+    | dict(groups_per_step=1, groups="cluster", near_duplicates=0.0),
     "spans": RUN | dict(method="dwell-spans", model="new:tiny", lora_rank=0),
 }
+SHARED = {"crop", "pairs", "cde", "judged"}
 STOPS = CASES["all that can be trained"] | dict(save_every=2)
 ENDLESS = {**STOPS, "max_steps": 0}
 TOKENS = {**ENDLESS, "max_tokens_read": 0.008}
@@ -73,6 +81,7 @@ def groups(tmp_path_factory, corpus_file):
     for name, settings in made.items():
         some = {**settings, "group_size": 8, "threads": 1, "chunk_words": 30}
         build_groups(Recipe.of(**some), [corpus_file], folder / name, [])
+    write_judged(folder / "judged", make_rows(40), "train")
     return folder
 
 
@@ -82,8 +91,10 @@ def case(groups, tiny_lm_folder):
 
     def of(out: Path, settings: dict[str, Any], **more: Any) -> dict[str, Any]:
         given = {"model": str(tiny_lm_folder), "lm": str(tiny_lm_folder), **settings}
-        reads = Recipe.of(**given).method.reads
-        return {"settings": given, "groups": str(groups / reads), "out": str(out), **more}
+        place = groups / Recipe.of(**given).method.reads
+        if "pairs" in given:
+            given["pairs"], place = str(groups / "judged"), groups / "judged/corpus.jsonl"
+        return {"settings": given, "groups": str(place), "out": str(out), **more}
 
     return of
 
@@ -206,11 +217,10 @@ def test_two_processes_are_one(both, name):
     files = [{path.relative_to(out) for path in out.rglob("*")} for out in (two, one)]
     assert files[0] == files[1] and Path("modules.json") in files[0]
 
-    dealt: dict[int, list[int]] = {}  # every group is read once
-    first, second = of_both(two, "read")
-    for number, rows in first + second:
-        dealt.setdefault(number, []).extend(rows)
+    first, second = map(dict, of_both(two, "read"))
+    dealt = first | second
     assert dealt == dict(seen(one, 0)["read"]) and second
+    assert first == second if name in SHARED else first.keys().isdisjoint(second)
     all_rows = [row for rows in dealt.values() for row in rows]
     assert len(set(all_rows)) == len(all_rows)
 
@@ -280,13 +290,6 @@ def test_an_error_ends_all_by_a_sentence(both, name):
 REFUSALS: dict[str, dict[str, Any]] = {
     "--groups-per-step 3 cannot be divided among 2 processes, 1 at a t": dict(groups_per_step=3),
     "--groups-per-step 2 cannot be divided among 2 processes, 2 at a t": dict(groups_per_batch=2),
-    "--groups-per-batch 1 cannot be divided among 2 processes, which": dict(
-        method="contrastive-crop"
-    ),
-    "--context with --method contrastive-crop takes one process": dict(
-        method="contrastive-crop", groups_per_batch=2, context=3
-    ),
-    "--pairs takes one process: start revela without": dict(method="dream-infonce", pairs="judged"),
 }
 
 

@@ -209,7 +209,7 @@ def test_batches_are_made_while_a_step_computes(ahead):
         return {}
 
     groups = [[0], [1]]
-    one = dict(groups_per_step=1, groups_per_batch=1, across_groups=False)
+    one = dict(groups_per_step=1, groups_per_batch=1, is_shared=False)
     read_groups = BatchReader(lambda _: iter(groups), collate, Budget(3), ahead=ahead, **one)
     with read_groups as reader:
         for step in (1, 2, 3):

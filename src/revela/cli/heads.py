@@ -40,7 +40,7 @@ def heads(
 
     silence_libraries()
     recipe = recipe_of(recipe_file, given)
-    documents, _ = read_for(recipe.corpus, corpus, recipe.pairs)
+    documents, _ = read_for(recipe.corpus, corpus)
     queries_file = default_queries_file(corpus, recipe.queries.queries_file)
     folder, ranking = rank_heads(recipe, documents, queries_file)
     rows = [

@@ -10,6 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,12 +159,34 @@ def queries_by_document(folder: Path) -> dict[str, dict[str, None]]:
     return queries_of
 
 
-def pair_rows(documents: Sequence[Document], folder: Path, others: bool) -> ArrowList[Chunk]:
+def queries_by_id(folders: Sequence[Path]) -> dict[str, dict[str, None]]:
+    """``queries_by_document`` of several folders, by ``domain_id``."""
+    return {
+        domain_id(name, i, folders): queries
+        for i, folder in enumerate(folders)
+        for name, queries in queries_by_document(folder).items()
+    }
+
+
+def domain_id(name: str, i: int, folders: Sequence[Path]) -> str:
+    """The id of a document of the i-th of several folders, which may share ids."""
+    return f"{i}/{name}" if len(folders) > 1 else name
+
+
+def in_domains(parts: Iterable[Sequence[Document]]) -> ArrowList[Document]:
+    """The documents of several corpora, by ``domain_id``."""
+    documents = ((i, document) for i, part in enumerate(parts) for document in part)
+    return arrow_list(Document, (replace(d, id=f"{i}/{d.id}") for i, d in documents))
+
+
+def pair_rows(
+    documents: Sequence[Document], folders: Sequence[Path], others: bool
+) -> ArrowList[Chunk]:
     """Rows of whole documents (title and text): one for each query that a document answers.
 
-    With ``others``, documents that answer no query follow.
+    With ``others``, documents that answer no query follow. Ids are by ``domain_id``.
     """
-    queries_of = queries_by_document(folder)
+    queries_of = queries_by_id(folders)
     missing = dict(queries_of)
 
     def rows() -> Iterator[Chunk]:
@@ -176,12 +199,18 @@ def pair_rows(documents: Sequence[Document], folder: Path, others: bool) -> Arro
                 yield Chunk(number, document.full_text)
 
     pairs = arrow_list(Chunk, rows())
-    if missing == queries_of:
-        raise RevelaError(
-            f"{folder}: no relevant document of qrels/train.tsv is trained on (first: "
-            f"{next(iter(missing))}): give the corpus that it names, with its ids as _id"
+    for i, folder in enumerate(folders):
+        start = domain_id("", i, folders)
+        total, left_out = (
+            sum(len(queries) for name, queries in some.items() if name.startswith(start))
+            for some in (queries_of, missing)
         )
-    total, left_out = (sum(map(len, queries.values())) for queries in (queries_of, missing))
-    note = f"; {left_out:,} left out, whose documents are not in what was read, or are held out"
-    log.info(f"{total - left_out:,} pairs of {folder}{note if left_out else ''}")
+        if total == left_out:
+            first = next(name for name in missing if name.startswith(start))
+            raise RevelaError(
+                f"{folder}: no relevant document of qrels/train.tsv is trained on (first: "
+                f"{first.removeprefix(start)}): give the corpus that it names, with its ids as _id"
+            )
+        note = f"; {left_out:,} left out, whose documents are not in what was read, or are held out"
+        log.info(f"{total - left_out:,} pairs of {folder}{note if left_out else ''}")
     return pairs

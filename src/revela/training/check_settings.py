@@ -22,6 +22,7 @@ from revela.training.methods.base import Method
 from revela.training.models import find_weights
 from revela.training.recipe import Recipe
 from revela.training.settings import Context, Retriever, TorchPrecision, Training
+from revela.training.training_set import read_prompts
 
 
 def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
@@ -52,19 +53,18 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
             f"--groups-per-batch {training.groups_per_batch}"
         )
     if (processes := distributed.world_size()) > 1:
-        _check_processes(processes, recipe.method, training, recipe.context)
+        _check_processes(processes, recipe.method, training)
     elif recipe.lm.shard_lm:
         raise RevelaError(
             "--shard-lm shards the LM over several processes: start them by torchrun, or leave it "
             "out"
         )
     _check_limits(recipe)
-    if folder := recipe.pairs:
-        if processes > 1:
-            raise RevelaError("--pairs takes one process: start revela without torchrun")
-        if recipe.corpus.join_titles:
-            raise RevelaError("--pairs reads documents as they are judged: leave out --join-titles")
-        read_judgements(Path(folder), "train")
+    if recipe.pairs and recipe.corpus.join_titles:
+        raise RevelaError("--pairs reads documents as they are judged: leave out --join-titles")
+    for folder in recipe.pairs:
+        read_judgements(folder, "train")
+        read_prompts(folder)
     if not resume:  # a resumed run keeps its models
         check_free_for_run(out)
         _check_models(recipe.retriever, recipe.lm.lm if recipe.method.reads_lm else "")
@@ -163,20 +163,10 @@ def _check_trained_weights(retriever: Retriever, context: Context) -> None:
         )
 
 
-def _check_processes(n: int, method: Method, training: Training, context: Context) -> None:
-    """Refuse a number of processes, more than one, that would change the result."""
-    if method.across_groups:
-        if training.fixed_groups_per_batch % n:
-            raise RevelaError(
-                f"--groups-per-batch {training.fixed_groups_per_batch} cannot be divided among {n} "
-                f"processes, which compare the texts of a batch: give a multiple of {n}"
-            )
-        if context.context:
-            raise RevelaError(
-                f"--context with --method {method.name} takes one process, for a "
-                "batch has one context: leave it out, or start revela without torchrun"
-            )
-    elif training.groups_per_step % (whole := n * training.fixed_groups_per_batch):
+def _check_processes(n: int, method: Method, training: Training) -> None:
+    """Refuse groups that several processes can neither divide among them nor share."""
+    whole = n * training.fixed_groups_per_batch
+    if not method.shares_batches(training) and training.groups_per_step % whole:
         raise RevelaError(
             f"--groups-per-step {training.groups_per_step} cannot be divided among {n} processes, "
             f"{training.fixed_groups_per_batch} at a time: give a multiple of {whole}"

@@ -183,6 +183,18 @@ def my_share(length: int) -> slice:
     return slice(rank() * length // world_size(), (rank() + 1) * length // world_size())
 
 
+def gather_shares(mine_nD: Tensor, total: int) -> Tensor:
+    """(total, D) vectors, of which each process has ``my_share``; with gradient, which sums what
+    the losses of all processes give a share.
+    """
+    from torch.distributed.nn.functional import all_reduce
+
+    share = my_share(total)
+    mine_ND = nn.functional.pad(mine_nD, (0, 0, share.start, total - share.stop))
+    gathered_ND: Tensor = all_reduce(mine_ND)  # type: ignore[no-untyped-call]
+    return gathered_ND
+
+
 def check_same(value: Any, sentence: str) -> None:
     """Raise RevelaError(sentence) in all processes unless all have the same value."""
     if any(other != value for other in all_gather(value)):

@@ -84,7 +84,8 @@ def save_outcome(
     }
     pairs = recipe.pairs
     if pairs:
-        settings["queries"] = f"judged, of {without_folders(str(pairs))}"
+        names = (without_folders(str(folder)) for folder in pairs)
+        settings["queries"] = f"judged, of {' and '.join(names)}"
     card = Card(
         name=out.name,
         learned_from=recipe.method.learned_from,

@@ -45,16 +45,16 @@ class Recipe:
     training: sections.Training = field(default_factory=sections.Training)
 
     @property
-    def pairs(self) -> str:
-        """The folder of judged queries that the method trains on; "": none.
+    def pairs(self) -> tuple[Path, ...]:
+        """The folders of judged queries that the method trains on.
 
         Raises:
             RevelaError: there is none, and queries are to be judged.
         """
-        folder = str(getattr(self.method, "pairs", ""))
-        if not folder and self.queries.queries == "judged":
+        folders = tuple(map(Path, getattr(self.method, "pairs", ())))
+        if not folders and self.queries.queries == "judged":
             raise RevelaError("--queries judged are those of --pairs: give their folder")
-        return folder
+        return folders
 
     @property
     def negatives(self) -> int:

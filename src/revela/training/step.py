@@ -4,9 +4,9 @@ and signals that end the run.
 A step reads one or more batches in turn, sums their gradients, clips them by their joint norm, and
 updates all trained parameters by AdamW.
 
-Several processes share the batches of a step and add up their gradients before clipping. The random
-numbers of a batch depend on its number only. So the weights after every step are those of one
-process that reads all batches.
+Several processes share the batches of a step, or each batch (``Method.shares_batches``), and add up
+their gradients before clipping. The random numbers of a batch depend on its number only. So the
+weights after every step are those of one process that reads all batches.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class BatchReader:
         read: (epoch, row) pairs -> tensors of a batch.
         budget: counts the tokens that the retriever reads.
         groups_per_step, groups_per_batch: as in the settings; the second divides the first.
-        across_groups: whether processes share each batch, as the method compares all its texts.
+        is_shared: whether all processes read each batch, and embed their share of its texts.
         ahead: prefetch the batches of a step in a thread during the previous step. Only if groups
             and batches use neither a model nor torch's random numbers.
         step: steps already done; their batches are skipped.
@@ -145,12 +145,12 @@ class BatchReader:
         budget: Budget,
         groups_per_step: int,
         groups_per_batch: int,
-        across_groups: bool,
+        is_shared: bool,
         ahead: bool,
         step: int = 0,
     ) -> None:
         self.read, self.budget, self.ahead, self.step = read, budget, ahead, step
-        self.across_groups = across_groups
+        self.is_shared = is_shared
         self.rank, self.processes = distributed.rank(), distributed.world_size()
         self.batches_per_step = groups_per_step // groups_per_batch
         self._batches = row_batches(groups, groups_per_batch)
@@ -186,13 +186,11 @@ class BatchReader:
         """(batch number, rows, divisor) of this process in a step."""
         first = step * self.batches_per_step
         numbered = list(enumerate(islice(self._batches, self.batches_per_step), first))
-        if self.across_groups:
-            for number, rows in numbered:
-                mine = rows[distributed.my_share(len(rows))]
-                yield number, mine, self.batches_per_step * self.processes
-        else:
-            for number, rows in numbered[self.rank :: self.processes]:
-                yield number, rows, self.batches_per_step
+        # Each process has the whole loss of a shared batch.
+        mine = numbered if self.is_shared else numbered[self.rank :: self.processes]
+        times = self.processes if self.is_shared else 1
+        for number, rows in mine:
+            yield number, rows, self.batches_per_step * times
 
 
 def row_batches(groups: Groups, groups_per_batch: int) -> Iterator[list[tuple[int, int]]]:

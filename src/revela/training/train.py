@@ -127,6 +127,7 @@ def train(
         bf16 = uses_bf16(settings.precision, device)
         is_first, processes = distributed.is_rank_zero(), distributed.world_size()
         plan = plan if is_first else NO_CHECKS
+        is_shared = recipe.method.shares_batches(settings)
 
         # Data: a corpus or stored groups, the same in all processes.
         data = source if isinstance(source, TrainingSet) else TrainingSet(recipe, source)
@@ -219,6 +220,8 @@ def train(
             folder=folder,
             written=data.generated_queries,
             heads=partial(recorded, out, "heads"),
+            prompts=data.prompts,
+            is_shared=is_shared,
         )
         loss_module, collate = recipe.method.build(parts)
         if context_encoder is not None:
@@ -245,19 +248,18 @@ def train(
         progress = Progress(budget, metrics)
         written, ahead = data.generated_queries, reads_ahead(data)
         read = partial(read_rows, written.row if written else data.rows.__getitem__, collate)
-        across_groups = recipe.method.across_groups
 
         def groups_per_batch() -> int:
             """One without a GPU of CUDA, where larger batches gain nothing."""
             if settings.groups_per_batch != "auto":
                 return settings.groups_per_batch
-            if device.type != "cuda" or not ahead or across_groups or recipe.context.context:
+            if device.type != "cuda" or not ahead or is_shared or recipe.context.context:
                 return 1
             return fitting_groups(settings.groups_per_step, groups, read, loss_module)
 
         per_batch = recorded(out, "groups_per_batch", groups_per_batch)
         budget.take_count()  # of what was read to find it
-        reader = BatchReader(groups, read, budget, per_step, per_batch, across_groups, ahead, step)
+        reader = BatchReader(groups, read, budget, per_step, per_batch, is_shared, ahead, step)
         restarts = refresh if settings.restart_optimizer else 0
         stopped, logged, sums = 0, step, torch.zeros(2, device=device)
         with (

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import logging
 import os
+import random
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from revela.encoders.prompts import Prompts
 from revela.errors import RevelaError
 from revela.files import cache_folder
 from revela.ranking.queries import (
@@ -32,7 +36,7 @@ from revela.ranking.queries import (
 from revela.terminal import progress_bar
 from revela.text.chunk import chunk_all
 from revela.text.dedupe import near_duplicates
-from revela.text.judgements import pair_rows, queries_by_document
+from revela.text.judgements import in_domains, pair_rows, queries_by_id
 from revela.text.load import Reading, read_corpus, split_held_out
 from revela.text.readers.common import ReadReport
 from revela.text.spool import ArrowList, LazyTexts, arrow_list
@@ -82,6 +86,7 @@ class TrainingSet:
     Args:
         source: documents, or stored groups.
         lazy_queries: let a language model write queries during training, if possible.
+        corpora: as the attribute, if ``source`` is documents.
 
     Attributes:
         documents: all documents; of stored groups a sample.
@@ -97,9 +102,10 @@ class TrainingSet:
         held_out: Sequence[Document] = (),
         queries_file: Path | None = None,
         lazy_queries: bool = True,
+        corpora: Sequence[int] = (),
     ) -> None:
         self.recipe, self.queries_file = recipe, queries_file
-        self.corpora: list[int] = []
+        self.corpora: list[int] = list(corpora)
         if isinstance(source, GroupFolder):
             if recipe.pairs:
                 raise RevelaError(
@@ -112,7 +118,7 @@ class TrainingSet:
             self.n_documents = int(source.settings["documents"])
             self.corpora = source.settings.get("corpora", [])
         else:
-            _check_one_process()
+            _check_one_process(recipe)
             self.folder = None
             self.documents, self.held_out, self.n_documents = source, held_out, len(source)
         reads_queries = recipe.method.reads == "queries" and recipe.queries.queries == "lm"
@@ -137,18 +143,25 @@ class TrainingSet:
         queries_file = queries_file or default_queries_file(sources, recipe.queries.queries_file)
         if len(sources) == 1 and sources[0].is_dir() and is_group_folder(sources[0]):
             return cls(recipe, GroupFolder(sources[0]), queries_file=queries_file)
-        _check_one_process()
+        _check_one_process(recipe)
         if prebuilt := next((source for source in sources if holds_groups(source)), None):
             raise RevelaError(
                 f"{prebuilt} holds groups: store them by revela groups {prebuilt} --out DIR, "
                 "and give that folder"
             )
-        corpus = recipe.corpus
-        documents, report = read_for(corpus, sources, recipe.pairs)
-        for line in report.lines():
-            log.info(line)
-        rest, held_out = split_held_out(documents, corpus.held_out, corpus.held_out_at_most)
-        return cls(recipe, rest, held_out, queries_file, lazy_queries)
+        pairs = recipe.pairs
+        if len(pairs) > 1 and len(pairs) != len(sources):
+            raise RevelaError(
+                f"--pairs gives {len(pairs)} folders, and the corpora are {len(sources)}: give the "
+                "corpus of each folder, in the same order"
+            )
+        parts = [[source] for source in sources] if len(pairs) > 1 else [sources]
+        read = [_read_part(recipe, some, pairs[i : i + 1]) for i, some in enumerate(parts)]
+        if len(read) == 1:
+            return cls(recipe, *read[0], queries_file, lazy_queries)
+        rest, held_out = (in_domains(part) for part in zip(*read, strict=True))
+        corpora = [*accumulate(len(documents) for documents, _ in read[:-1])]
+        return cls(recipe, rest, held_out, queries_file, lazy_queries, corpora)
 
     def replace(self, recipe: Recipe, lazy_queries: bool = True) -> TrainingSet:
         """The same documents with another recipe; RevelaError if its corpus settings differ."""
@@ -160,11 +173,13 @@ class TrainingSet:
                 "again by TrainingSet.read"
             )
         source: Any = self.documents if self.folder is None else self.folder
-        return TrainingSet(recipe, source, self.held_out, self.queries_file, lazy_queries)
+        return TrainingSet(
+            recipe, source, self.held_out, self.queries_file, lazy_queries, self.corpora
+        )
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of titles, texts and judged queries, or of the stored groups."""
+        """A hash of titles, texts, judged queries and their prompts, or of the stored groups."""
         if self.folder is not None:
             return self.folder.fingerprint
         digest = hashlib.blake2b(digest_size=8)
@@ -173,6 +188,7 @@ class TrainingSet:
             digest.update(f"{document.title}\0{document.text}\0".encode())
         for row in self.grouped_rows if brings_queries else ():
             digest.update(f"{row.document}\0{row.query}\0".encode())
+        digest.update("".join(chain(*self._prompts)).encode())
         return digest.hexdigest()
 
     @cached_property
@@ -203,7 +219,7 @@ class TrainingSet:
             return self.folder.rows
         recipe, method, chunks = self.recipe, self.recipe.method, self.chunks
         if recipe.pairs:
-            return pair_rows(self.documents, Path(recipe.pairs), others=recipe.negatives > 0)
+            return pair_rows(self.documents, recipe.pairs, others=recipe.negatives > 0)
         if method.reads == "windows":
             return arrow_list(Chunk, windows(chunks, method.window_words(recipe.lm.lm_tokens)))
         if method.reads == "chunks":
@@ -266,9 +282,9 @@ class TrainingSet:
         copies of documents that do: near-duplicates, and those with the same text.
         """
         relevant: dict[int, set[int]] = {}
-        if not (folder := self.recipe.pairs):
+        if not self.recipe.pairs:
             return relevant
-        queries_of = queries_by_document(Path(folder))
+        queries_of = queries_by_id(self.recipe.pairs)
         read = chain(self.documents, self.held_out)
         judged = arrow_list(Document, (document for document in read if document.id in queries_of))
         near = self.recipe.corpus.near_duplicates
@@ -284,6 +300,14 @@ class TrainingSet:
             for query in queries.get(copies.get(text, text), ()):
                 relevant.setdefault(query, set()).add(chunk.document)
         return relevant
+
+    def prompts(self, document: int) -> Prompts:
+        """The prompts of a document's domain, from its folder of judged queries."""
+        return self._prompts[bisect(self.corpora, document)] if self._prompts else Prompts()
+
+    @cached_property
+    def _prompts(self) -> list[Prompts]:
+        return [read_prompts(folder) for folder in self.recipe.pairs]
 
     def groups(self, model: SentenceTransformer, folder: Path) -> tuple[Groups, int]:
         """Group the rows.
@@ -321,9 +345,29 @@ class TrainingSet:
     def corpus_groups(self, model: Model, folder: Path | None = None) -> Groups:
         """Epoch -> groups of a corpus; ``model`` loads the untrained retriever, if needed.
 
-        On a GPU, k-means gives different clusters in each call: ``folder`` keeps the first.
+        On a GPU, k-means gives different clusters in each call: ``folder`` keeps the first. No
+        group spans two folders of judged queries.
         """
-        recipe, rows, settings = self.recipe, self.grouped_rows, self.recipe.groups
+        rows, file = self.grouped_rows, None if folder is None else folder / ORDER
+        if not (self.corpora and self.recipe.pairs):
+            return self._groups_of(rows, model, file)
+        corpus_R = np.searchsorted(self.corpora, rows.column("document"), side="right")
+        of_corpora = list[tuple[NDArray[np.int64], Groups]]()
+        for i in range(len(self.corpora) + 1):
+            part = np.flatnonzero(corpus_R == i)
+            own = file and file.with_stem(f"{file.stem}-{i}")
+            of_corpora.append((part, self._groups_of(rows.select(part), model, own)))
+
+        def groups(epoch: int) -> Iterator[list[int]]:
+            mixed = [part[group].tolist() for part, build in of_corpora for group in build(epoch)]
+            random.Random(f"{self.recipe.training.seed}/{epoch}").shuffle(mixed)
+            yield from mixed
+
+        return groups
+
+    def _groups_of(self, rows: ArrowList[Chunk], model: Model, file: Path | None) -> Groups:
+        """``corpus_groups`` of rows of one corpus; ``file`` keeps their order by similarity."""
+        recipe, settings = self.recipe, self.recipe.groups
         size, seed, reads = settings.group_size, recipe.training.seed, recipe.method.reads
         weighting = recipe.fit.token_weighting
         groups: Groups
@@ -339,7 +383,7 @@ class TrainingSet:
                 encoders = encoders_by(settings, precision, model, weighting)
                 return similar_order(rows, encoders, settings, seed, reads)
 
-            order_R = order() if folder is None else load_or_make(folder / ORDER, order)
+            order_R = order() if file is None else load_or_make(file, order)
             groups = groups_along(order_R, rows, size, seed, reads)
         else:
             vectors_ND = None
@@ -397,8 +441,21 @@ def _with_first_epoch(build: Groups, size: int) -> tuple[Groups, int]:
     return groups, len(first)
 
 
-def _check_one_process() -> None:
-    if world_size() > 1:
+def read_prompts(folder: Path) -> Prompts:
+    """The prompts of a folder of judged queries, from its prompts.json if there is one."""
+    path = folder / "prompts.json"
+    try:
+        prompts = Prompts(**json.loads(path.read_text("utf-8"))) if path.is_file() else Prompts()
+        "".join(prompts)  # both are texts
+    except (ValueError, TypeError) as error:
+        raise RevelaError(
+            f'{path} is not {{"query": "...", "passage": "..."}}: give each a text, or leave it out'
+        ) from error
+    return prompts
+
+
+def _check_one_process(recipe: Recipe) -> None:
+    if world_size() > 1 and not recipe.pairs:
         raise RevelaError(
             "several processes train on stored groups: make them once with revela groups CORPUS "
             "--out DIR, and give that folder"
@@ -434,16 +491,27 @@ def windows(chunks: Iterable[Chunk], words: int) -> Iterator[Chunk]:
         yield Chunk(document, "".join(parts))
 
 
+def _read_part(
+    recipe: Recipe, sources: Sequence[Path], pairs: Sequence[Path]
+) -> tuple[Sequence[Document], Sequence[Document]]:
+    """The documents to train on, and those that are held out."""
+    corpus = recipe.corpus
+    documents, report = read_for(corpus, sources, pairs)
+    for line in report.lines():
+        log.info(line)
+    return split_held_out(documents, corpus.held_out, corpus.held_out_at_most)
+
+
 def read_for(
-    corpus: Corpus, sources: Sequence[Path | str], pairs: str = ""
+    corpus: Corpus, sources: Sequence[Path | str], pairs: Sequence[Path] = ()
 ) -> tuple[ArrowList[Document], ReadReport]:
-    """``read_corpus`` with the settings of a recipe; ``pairs`` is a folder of judged queries, whose
-    documents are kept.
+    """``read_corpus`` with the settings of a recipe; ``pairs`` is a folder of judged queries, if
+    any, whose documents are kept.
     """
     return read_corpus(
         sources,
         Reading(corpus.text_field, corpus.title_field, corpus.join_titles),
         near=corpus.near_duplicates,
         max_bad_share=corpus.max_bad_share,
-        judged=queries_by_document(Path(pairs)) if pairs else (),
+        judged=queries_by_id(pairs),
     )

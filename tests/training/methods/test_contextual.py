@@ -231,6 +231,7 @@ def test_which_documents_a_batch_reads(tiny_lm_folder):
         assert drawn <= set(range(low, high)) - set(members) and len(drawn) > 5
 
     made = batch(group(*own))
-    assert set(made) == {"query_x", "context_input_ids", "context_attention_mask"}
+    tensors = "input_ids", "attention_mask", "prompt_length"
+    assert set(made) == {"query_x", *(f"context_{name}" for name in tensors)}
     assert len(made["context_input_ids"]) == SLOTS
     assert counted == [int(made["context_attention_mask"].sum())]

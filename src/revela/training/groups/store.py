@@ -139,7 +139,7 @@ def is_group_folder(path: Path) -> bool:
     return (path / MANIFEST).is_file() or any(path.glob("shard-*.arrow"))
 
 
-def check_out(out: Path, pairs: str) -> None:
+def check_out(out: Path, pairs: Sequence[Path]) -> None:
     """Raise RevelaError if the folder exists, or if the groups cannot be stored."""
     check_free(out)
     if pairs:

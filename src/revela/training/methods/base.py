@@ -26,8 +26,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from revela.encoders.prompts import Prompts
 from revela.errors import RevelaError
 from revela.text.spool import ArrowList
+from revela.training import distributed
 from revela.training.generated_queries import GeneratedQueries
 from revela.training.lm.language_model import load_language_model
 from revela.training.models import find_weights, load_tokenizer
@@ -42,7 +44,7 @@ from revela.training.settings import (
     Training,
     checked,
 )
-from revela.types import Chunk, Document
+from revela.types import Chunk, Document, Role
 
 if TYPE_CHECKING:
     from revela.training.retriever.context import ContextEncoder
@@ -72,8 +74,10 @@ class Method:
     reads_lm: ClassVar[bool] = False
     "Whether it uses the recipe's LM (--lm), with the attention of ``lm/``."
     across_groups: ClassVar[bool] = False
-    """Whether it compares texts of all groups of a batch. Several processes then share each batch
-    and gather its vectors."""
+    "Whether it compares texts of all groups of a batch; several processes then share each batch."
+    can_share: ClassVar[bool] = False
+    """Whether processes may share a batch, each embedding a part of its texts. Then the batch has
+    all texts by ``parts.sides``, and the loss has all vectors by ``RetrieverLoss.embed``."""
 
     def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
         """The loss and its collator.
@@ -90,6 +94,13 @@ class Method:
         """Raise RevelaError for a setting that the method cannot use; called before a corpus is
         read.
         """
+
+    def shares_batches(self, training: Training) -> bool:
+        """Whether all processes share each batch. They do if it is compared as a whole, or if whole
+        batches cannot be dealt out evenly, as when one large group is a step.
+        """
+        whole = distributed.world_size() * training.fixed_groups_per_batch
+        return self.across_groups or (self.can_share and training.groups_per_step % whole > 0)
 
     def window_words(self, lm_tokens: int) -> int:
         """Maximum words of a row, for a method that reads windows."""
@@ -153,6 +164,10 @@ class BuildContext:
     "Queries that a language model writes during training."
     heads: Callable[[Callable[[], Heads]], Heads] = lambda find: find()
     "The LM's heads that the run uses: those that ``find`` gives, or a resumed run began with."
+    prompts: Callable[[int], Prompts] = lambda document: Prompts()
+    "Document -> prompts of its domain, which follow the retriever's own."
+    is_shared: bool = False
+    "Whether all processes share each batch."
 
     @property
     def batching(self) -> dict[str, int]:
@@ -162,15 +177,29 @@ class BuildContext:
 
     def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
         """Tokenized queries and passages: query_input_ids, passage_input_ids and so on."""
-        batch: Batch = {}
-        for role, texts in (("query", queries), ("passage", passages)):
-            features = self.model.tokenize(texts, role)
-            if "prompt_length" in features:  # for a pooling that leaves the prompt out
-                features["prompt_length"] = torch.full((len(texts),), features["prompt_length"])
-            tensors = {k: v for k, v in features.items() if isinstance(v, Tensor)}
-            batch.update({f"{role}_{k}": v for k, v in tensors.items()})
-            self.count(int(features["attention_mask"].sum()))
-        return batch
+        return {
+            **self.side("query", queries, self.model, "query"),
+            **self.side("passage", passages, self.model, "passage"),
+        }
+
+    def side(self, name: str, texts: Sequence[str], model: Any, role: Role) -> Batch:
+        """One side of a batch, tokenized by ``model``. If processes share the batch, only this
+        process's texts, and NAME_of, which has a row for each text of all.
+        """
+        mine = texts[self.share(len(texts))]
+        features = model.tokenize(mine, role)
+        if "prompt_length" in features:  # for a pooling that leaves the prompt out
+            features["prompt_length"] = torch.full((len(mine),), features["prompt_length"])
+        self.count(int(features["attention_mask"].sum()))
+        tensors = {k: v for k, v in features.items() if isinstance(v, Tensor)}
+        if len(mine) < len(texts):
+            tensors["of"] = torch.empty(len(texts), 0)
+        return {f"{name}_{k}": v for k, v in tensors.items()}
+
+    def share(self, length: int) -> slice:
+        """This process's part of the texts of a side; all if there are fewer than processes."""
+        is_shared = self.is_shared and length >= distributed.world_size()
+        return distributed.my_share(length) if is_shared else slice(length)
 
 
 class RetrieverLoss(nn.Module):
@@ -200,7 +229,7 @@ class RetrieverLoss(nn.Module):
         self.group_size, self.retriever_batch = group_size, retriever_batch
 
     def embed(self, side: Side) -> Tensor:
-        """(N, D) unit vectors of tokenized texts."""
+        """(N, D) unit vectors of tokenized texts, of all processes if they share the batch."""
         return embed_in_parts(self.model, side, self.retriever_batch)
 
     def groups(self, rows_N: Tensor) -> tuple[Tensor, ...]:
@@ -227,10 +256,14 @@ def embed_in_parts(vectors: Callable[[Side], Tensor], features: Side, batch: int
 
     Args:
         vectors: embeds a part of the texts.
-        features: of N texts.
+        features: of N texts, or of this process's share of N, with ``of`` (``BuildContext.side``).
         batch: texts per forward pass; the backward pass repeats it with the same dropout. 0: all at
             once, without repetition.
     """
+    features = {**features}
+    of = features.pop("of", None)
+    if of is not None:
+        return distributed.gather_shares(embed_in_parts(vectors, features, batch), len(of))
     if not batch or not torch.is_grad_enabled():
         return vectors(features)
     parts = []

@@ -48,7 +48,8 @@ large model; ``cde-paper-small`` for table 1 and most figures:
 - k-means of 10 steps from one start: --kmeans-steps 100 --kmeans-starts 3.
 - Queries are words that the authors of the text wrote (--queries: titles, docstrings, telling
   sentences); the paper trains on 234 million mined pairs, then on 1.8 million labelled ones:
-  --pairs. Prompts: --query-prompt 'search_query: ' --passage-prompt 'search_document: '.
+  --pairs, a folder for each domain, with its prompts. Prompts of all: --query-prompt
+  'search_query: ' --passage-prompt 'search_document: '.
 - A batch without documents has probability 0.1, so that the retriever works without a corpus:
   --context-null 0. The paper only drops slots, as --context-dropout 0.005 does.
 
@@ -81,7 +82,7 @@ a surrogate's vector.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -92,6 +93,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from revela.encoders.base import TextEncoder
+from revela.training.distributed import all_gather
 from revela.training.methods.base import (
     Batch,
     BuildContext,
@@ -104,6 +106,7 @@ from revela.training.methods.base import (
 from revela.training.methods.contrastive import ContrastiveLoss, Pairs, QueryBatches
 from revela.training.models import load_surrogate
 from revela.training.settings import NO_FIT, Preset, Rare, checked
+from revela.types import Vectors
 
 if TYPE_CHECKING:
     from revela.training.retriever.context import ContextEncoder
@@ -188,9 +191,15 @@ class FilteredBatches(QueryBatches):
     def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
         batch = super().sides(queries, passages)
         if self.surrogate is not None:
-            batch["query_surrogate"] = torch.from_numpy(self.surrogate.encode_queries(queries))
-            batch["passage_surrogate"] = torch.from_numpy(self.surrogate.encode_passages(passages))
+            batch["query_surrogate"] = self._encoded(self.surrogate.encode_queries, queries)
+            batch["passage_surrogate"] = self._encoded(self.surrogate.encode_passages, passages)
         return batch
+
+    def _encoded(self, encode: Callable[[Sequence[str]], Vectors], texts: Sequence[str]) -> Tensor:
+        """The surrogate's vectors, of which each process computes its share."""
+        mine_nS = encode(texts[self.parts.share(len(texts))])
+        shares = all_gather(mine_nS) if len(mine_nS) < len(texts) else [mine_nS]
+        return torch.from_numpy(np.concatenate(shares))
 
 
 class FilteredLoss(ContrastiveLoss):
@@ -268,10 +277,12 @@ class Contextual(nn.Module):
         if encoder.constant:
             rows_JD = encoder.anchors_JD
         else:
-            read = partial(encoder.vectors, bf16=self.bf16)
-            rows_JD = encoder.of_vectors(embed_in_parts(read, sides.pop(), self.retriever_batch))
-            if self.training and self.null and torch.rand(()) < self.null:
-                rows_JD = encoder.null_JD
+            # Drawn first: of dropout, processes that share the batch draw unequally many numbers.
+            is_null = self.training and self.null and torch.rand(()) < self.null
+            read, documents = partial(encoder.vectors, bf16=self.bf16), sides.pop()
+            rows_JD = encoder.null_JD
+            if not is_null:
+                rows_JD = encoder.of_vectors(embed_in_parts(read, documents, self.retriever_batch))
         # Kept until the next batch: a backward pass may run the retriever again.
         self.retriever.context = rows_JD, encoder.null_JD
         loss: Tensor = self.loss(sides)
@@ -288,11 +299,9 @@ class ContextBatches:
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
         batch = self.collate(rows)
-        texts = [self.parts.rows[i].text for i in self.choose(rows)]
-        features = self.context_encoder.stage.tokenize(texts, "passage")
-        self.parts.count(int(features["attention_mask"].sum()))
-        tensors = {k: v for k, v in features.items() if isinstance(v, Tensor)}
-        return {**batch, **{f"context_{name}": tensor for name, tensor in tensors.items()}}
+        chosen = [self.parts.rows[i] for i in self.choose(rows)]
+        texts = [self.parts.prompts(row.document).passage + row.text for row in chosen]
+        return {**batch, **self.parts.side("context", texts, self.context_encoder.stage, "passage")}
 
     def choose(self, rows: Sequence[Row]) -> list[int]:
         """Rows of the corpus for the context of a batch: J / V, or all if there are fewer."""

@@ -29,7 +29,8 @@ The paper does not say the rest. Taken from revela-paper: the rate, its warm-up,
 of LoRA, all layers without a fit, the last state. From Contriever: windows, shares of crops,
 deletion of a tenth. Guesses: both tasks have equal shares, one epoch, and the negatives are the
 other texts of a group of 16.
-Differs from ANCE: the first negatives are BM25's, and the optimiser goes on from round to round.
+Differs from ANCE: training waits while negatives are mined, and the optimiser goes on from round to
+round (--restart-optimizer).
 
 Read next: base.py, training/negatives.py (hard negatives, mined anew), generated_queries.py and
 ranking/queries.py (queries), text/judgements.py (judged pairs); docs/papers.md has every equation
@@ -53,17 +54,18 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
+from revela.errors import RevelaError
 from revela.ranking.queries import query_hash
 from revela.text.sentences import sentences
 from revela.text.words import joined, words
-from revela.training.distributed import rank, world_size
 from revela.training.methods.base import (
     Batch,
     BuildContext,
@@ -74,9 +76,26 @@ from revela.training.methods.base import (
     group_weights,
     row_random,
 )
-from revela.training.settings import NO_FIT, PositiveFloat, Preset, Rare, Share, checked
+from revela.training.settings import (
+    NO_FIT,
+    Context,
+    PositiveFloat,
+    Preset,
+    Rare,
+    Retriever,
+    Share,
+    checked,
+)
 
 MIN_WORDS = 3  # of a crop
+
+
+def listed(given: Any) -> Any:
+    """A path alone as a list."""
+    return [given] * bool(given) if isinstance(given, str) else given
+
+
+Paths = Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(listed)]
 
 PRESETS: dict[str, Preset] = {
     # What authors wrote for their readers: docstrings find their functions, titles their texts,
@@ -108,6 +127,8 @@ PRESETS: dict[str, Preset] = {
 class Contrastive(Method):
     """Settings of the methods that tell a text from others."""
 
+    can_share = True
+
     tau: PositiveFloat = 0.05
     "Temperature of the cosines."
 
@@ -128,12 +149,30 @@ class Pairs(Contrastive):
         " (queries: {queries})."
     )
 
-    pairs: str = ""
+    pairs: Paths = ()
     """Folder in BEIR layout (queries.jsonl, qrels/train.tsv) whose judged queries are learned from,
-    each beside a whole document that answers it. Empty: --queries."""
+    each beside a whole document that answers it; or several, one for each corpus in the same order,
+    which share no group. prompts.json in a folder has prefixes of its queries and passages
+    ({"query": "...", "passage": "..."}), which follow --query-prompt and --passage-prompt. Empty:
+    --queries."""
     negatives: int = Field(default=0, ge=0, le=200)
     """Hard negatives per query, mined for it beside the passages of its group: drawn from the 200
     best that do not answer it, of BM25 at first and then of the retriever. 0: none."""
+    negatives_from: Rare[Paths] = ()
+    """TREC run of another system, which takes the place of BM25: for each folder of --pairs, a
+    ranking of its documents for its queries. Empty: BM25."""
+
+    def refuse(self, retriever: Retriever, context: Context) -> None:
+        if not (runs := self.negatives_from):
+            return
+        if not self.negatives or len(runs) != len(self.pairs):
+            raise RevelaError(
+                f"--negatives-from gives {len(runs)} runs, of which --negatives "
+                f"{self.negatives} are drawn for {len(self.pairs)} folders of --pairs: give "
+                "--negatives, and a run for each folder"
+            )
+        if absent := next((run for run in runs if not Path(run).is_file()), None):
+            raise RevelaError(f"--negatives-from {absent} does not exist: give a TREC run")
 
     def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
         return self.loss(parts), QueryBatches(parts)
@@ -177,7 +216,9 @@ class QueryBatches:
         mined = list(self._mined(rows, size))
         passages = [*rows, *(row for _, row in mined)]
         has_query = [i for i, row in enumerate(rows) if row["query"]]
-        queries, texts = [rows[i]["query"] for i in has_query], [row["text"] for row in passages]
+        prompts = [self.parts.prompts(row["document"]) for row in passages]
+        queries = [prompts[i].query + rows[i]["query"] for i in has_query]
+        texts = [p.passage + row["text"] for p, row in zip(prompts, passages, strict=True)]
         batch = self.sides(queries, texts)
         target_Q = torch.tensor(has_query)
         weight_Q = group_weights([i // size for i in has_query])
@@ -295,27 +336,12 @@ class ContrastiveLoss(RetrieverLoss):
         Args:
             features: queries, with ``target``, the index of each query's passage, and passages.
                 Optional: ``allowed``, a (Q, B) mask of the passages that the softmax is over, by
-                default those of all processes; ``weight``, each query's share in the mean.
+                default all; ``weight``, each query's share in the mean. Of a batch that processes
+                share, each has its texts and all of these.
         """
         query, passage = {**features[0]}, features[1]
         target_Q, allowed_QB = query.pop("target"), query.pop("allowed", None)
         weight_Q = query.pop("weight", None)
         query_QD, passage_BD = self.embed(query), self.embed(passage)
-        if allowed_QB is None:
-            passage_BD, first = gather_from_ranks(passage_BD)
-            target_Q = target_Q + first
         masked = self.tau, allowed_QB, weight_Q
         return info_nce(query_QD, passage_BD, target_Q, *masked, self.logged)
-
-
-def gather_from_ranks(vectors_BD: Tensor) -> tuple[Tensor, int]:
-    """The vectors of all processes by rank, with gradient, and the index of one's own first.
-
-    Every process must have the same number of vectors.
-    """
-    if world_size() == 1:
-        return vectors_BD, 0
-    from torch.distributed.nn.functional import all_gather
-
-    gathered = all_gather(vectors_BD)  # type: ignore[no-untyped-call]
-    return torch.cat(gathered), rank() * len(vectors_BD)
