@@ -42,7 +42,6 @@ RUN = TINY | dict(learning_rate=2e-3, max_steps=8)
 ASKED: dict[str, Any] = dict(queries="telling-sentence", chunk_words=30, query_heads=3)
 GATED = dict(gate_heads=4)
 LEFT_OUT = ("dwell-pairs", "dwell-paper")  # these need --pairs
-LEFT_OUT += ("dwell-crop-paper", "cde-paper-small")  # as others but for numbers
 RUNS = {name: {"method": name, **RUN} for name in PRESETS if name not in LEFT_OUT}
 for name in ("revela-gated", "gains"):
     RUNS[name] |= GATED
@@ -54,11 +53,12 @@ RUNS["dream-infonce"] |= dict(queries="title")
 RUNS["replug-questions"] |= dict(queries="telling-sentence", chunk_words=30)
 RUNS["contrastive-crop"] |= dict(crop_window=40)
 RUNS["contrastive-contriever"] |= dict(crop_window=40, groups_per_step=2, max_epochs=0)
+RUNS["dwell-crop-paper"] |= dict(groups_per_step=2, groups_per_batch=2, max_epochs=0)
 for name in ("dwell-spans", "dwell-spans-paper"):
-    RUNS[name] |= dict(model="new:tiny", lora_rank=0)
-RUNS["dwell-spans-paper"] |= dict(groups_per_step=1)
+    RUNS[name] |= dict(model="new:tiny", lora_rank=0, groups_per_step=1)
 RUNS["cde"] |= dict(surrogate="")  # the preset's surrogate is MiniLM
-RUNS["cde-paper"] |= dict(surrogate="", filter="same", context=4, lora_rank=0)
+for name in ("cde-paper", "cde-paper-small"):
+    RUNS[name] |= dict(surrogate="", filter="same", context=4, lora_rank=0)
 # A run that draws fewer random numbers, should another training loop draw them in another order;
 # then what no preset turns on.
 RUNS["paper without dropout"] = RUNS["revela-paper"] | dict(lora_dropout=0.0)
@@ -104,7 +104,7 @@ def test_runs(tiny_lm_folder, tmp_path, keep, name, monkeypatch):
     models = dict.fromkeys(("model", "lm"), str(tiny_lm_folder))
     recipe = Recipe.of(**models | RUNS[name])
     # A tokenizer takes more text.
-    train(recipe, MORE if "spans" in name else DOCUMENTS, tmp_path / "out")
+    train(recipe, MORE if name == "dwell-spans" else DOCUMENTS, tmp_path / "out")
     rows, names = logged(tmp_path / "out"), ("loss", "grad_norm", "learning_rate")
     record: Record = {what: _short(row[what] for row in rows) for what in names}
     keep(name, record | _vectors(Retriever(tmp_path / "out", "fp32")))

@@ -19,13 +19,8 @@ ROOT = Path(__file__).parents[2]
 WAITS = {"revela-gated": 2, "revela-paper": 3, "gains": 2, "replug": 1, "dream": 2}
 # On a device these do what another run does: other queries, temperatures and prompts.
 LIKE_OTHERS = {"contrastive-pairs", "paper without dropout", "revela-paper-code", "replug-paper"}
-LIKE_OTHERS |= {
-    "dream-paper",
-    "cde-revela",
-    "cde-paper",
-    "contrastive-contriever",
-    "dwell-spans-paper",
-}
+LIKE_OTHERS |= {"dream-paper", "cde-revela", "cde-paper", "cde-paper-small", "dwell-crop-paper"}
+LIKE_OTHERS |= {"contrastive-contriever", "dwell-spans-paper"}
 LIKE_OTHERS |= {"dream-infonce", "options"}  # crops are compared by the same loss
 RUNS = [name for name in test_records.RUNS if name not in LIKE_OTHERS]
 HALF = "revela-gated in bf16"

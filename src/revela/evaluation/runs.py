@@ -108,16 +108,12 @@ def check_run(run: Run, name: str, collection: Collection) -> None:
 
 def read_candidates(path: Path, collection: Collection) -> Run:
     """Read a run file that must rank documents of a collection, for each of its queries."""
-    run, documents = read_run(path), {*collection.document_ids}
+    run, documents, name = read_run(path), {*collection.document_ids}, collection.name
     for number, line in numbered_lines(path):
         if (document := line.split()[2]) not in documents:
-            raise RevelaError(
-                f"{path}:{number}: {collection.name} has no document {document}: give a run on it"
-            )
+            raise RevelaError(f"{path}:{number}: {name} has no {document}: give a run of {name}")
     if missing := [query for query in collection.query_ids if query not in run]:
-        raise RevelaError(
-            f"{path} lacks the query {missing[0]} of {collection.name}: give a run of all"
-        )
+        raise RevelaError(f"{path} lacks the query {missing[0]} of {name}: give a run of all")
     return run
 
 

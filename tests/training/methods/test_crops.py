@@ -41,36 +41,23 @@ def test_a_crop_of_chinese_is_a_piece_of_it():
     assert 60 < len(crop(text, 0.3, 0.3, 0.3, random.Random(0))) < 110
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, {"run"}),
-        ({"crop_shares": (1.0, 1.0)}, {"whole"}),
-        ({"crop_shares": (1.0, 1.0), "crop_deletion": 0.5}, {"deleted"}),
-        ({"inverse_cloze": 1.0}, {"sentence"}),
-        ({"crop_shares": (1.0, 1.0), "inverse_cloze": 0.5}, {"whole", "sentence"}),
-    ],
-)
-def test_a_batch_has_the_crops_of_the_settings(settings, expected):
-    """Each setting makes other queries and passages of the same texts."""
-    parts = ["Anna walks to town.", "Birds fly over hills.", "Carla reads old books."]
-    rows = [{"text": " ".join(parts), "row": i, "epoch": 0} for i in range(40)]
-    context = SimpleNamespace(
-        training=Training(), sides=lambda first, second: {"first": first, "second": second}
-    )
-    whole, batch = " ".join(parts), CropBatches(context, Crops(**settings))(rows)
-    rests = {part: " ".join(p for p in parts if p != part) for part in parts}
+PARTS = ["Anna walks to town.", "Birds fly over hills.", "Carla reads old books."]
+WHOLE = " ".join(PARTS)
+CROPS = {"run": {}, "whole": dict(crop_shares=(1.0, 1.0)), "sentence": dict(inverse_cloze=1.0)}
+CROPS["deleted"] = dict(crop_shares=(1.0, 1.0), crop_deletion=0.5)
 
-    def kind(first, second):
-        if rests.get(first) == second:
-            return "sentence"
-        if first == second == whole:
-            return "whole"
-        return "run" if first in whole and second in whole else "deleted"
 
-    assert set(map(kind, batch["first"], batch["second"])) == expected
-    one = CropBatches(context, Crops(inverse_cloze=1.0))([{**rows[0], "text": parts[0]}])
-    assert one["first"][0] in parts[0]  # one sentence has no rest
+@pytest.mark.parametrize(("kind", "settings"), CROPS.items())
+def test_each_setting_makes_other_queries_and_passages_of_a_text(kind, settings):
+    parts = SimpleNamespace(training=Training(), sides=lambda *sides: dict(enumerate(sides)))
+    rows = [{"text": WHOLE, "row": i, "epoch": 0} for i in range(40)]
+    batch = CropBatches(parts, Crops(**settings))(rows)
+    for query, passage in zip(batch[0], batch[1], strict=True):
+        is_run = query in WHOLE and passage in WHOLE
+        rest = " ".join(part for part in PARTS if part != query)
+        is_whole = query == passage == WHOLE
+        found = "sentence" if query in PARTS and passage == rest else "run" if is_run else "deleted"
+        assert ("whole" if is_whole else found) == kind
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 30)), max_size=30), st.integers(5, 60))

@@ -58,25 +58,17 @@ def test_passages_of_one_title_make_an_article_with_the_judged_one_as_its_answer
 
 
 def test_passages_are_located_in_documents_in_any_case(tmp_path):
-    texts = ["One sea. The Salt (3 %) of a SEA. One sea.", "Hills.", "The salt (3 %)"]
-    rows = [{"_id": f"d{i}", "title": "T" if i else "", "text": t} for i, t in enumerate(texts)]
-    judged = {("q0", "d0"): 1, ("q1", "d0"): 1, ("q2", "d1"): 1, ("q3", "d0"): 1, ("q3", "d2"): 0}
-    folder = write_collection(tmp_path / "c", rows, {f"q{n}": f"ask {n}" for n in range(4)}, judged)
-    passages = {
-        "q0": "one SEA.",
-        "q1": " the salt (3 %) of",
-        "q2": "absent",
-        "q3": "the salt (3 %)",
-    }
-    write_lines(folder / "passages.jsonl", [{"_id": q, "text": t} for q, t in passages.items()])
+    sea = "One sea. The Salt (3 %) of a SEA. One sea."
+    rows = [("d0", "", sea), ("d1", "T", "Hills."), ("d2", "", "The salt (3 %)")]
+    folder = write(tmp_path / "c", rows, [(0, "d0"), (1, "d0"), (2, "d1")])
+    given = {"q0": "one SEA.", "q1": " the salt (3 %)", "q2": "absent"}
+    lines = [{"_id": query, "text": text} for query, text in given.items()]
+    write_lines(folder / "passages.jsonl", lines)
     found = load_answers(folder)
-    assert found.documents == [texts[0], "T Hills.", "T The salt (3 %)"]
-    assert found.answers == [
-        Answer(0, "One sea.", ("ask 0",), 0),
-        Answer(0, "The Salt (3 %)", ("ask 3",), 9),
-        Answer(0, "The Salt (3 %) of", ("ask 1",), 9),
-    ]
-    write_lines(folder / "passages.jsonl", [{"_id": "q2", "text": "absent"}])
+    answers = [("One sea.", ("where is 0",), 0), ("The Salt (3 %)", ("where is 1",), 9)]
+    assert found.documents == [sea, "T Hills.", "The salt (3 %)"]
+    assert found.answers == [Answer(0, *answer) for answer in answers]
+    write_lines(folder / "passages.jsonl", lines[2:])
     with pytest.raises(RevelaError, match=r"or no text of passages\.jsonl is in its query"):
         load_answers(folder)
 

@@ -117,15 +117,10 @@ SPANS: Preset = (
 ALL: Preset = {"held_out": 0.0, "near_duplicates": 0.0, "max_minutes": 0.0}
 "All documents are trained on, up to a number of steps or epochs."
 # What stages 2 and 3 share: all weights learn from whole documents.
-LONG: Preset = (
-    {"groups": "document-random", "max_tokens": 2048, "lm_tokens": 2048, "lora_rank": 0}
-    | NO_FIT
-    | (ALL | {"check_every": 0, "keep": "last"})
-)
-PAPER: Preset = LONG | (
-    {"offline_model": "", "similarity": "dot", "tau": 1.0, "retriever_batch": 24}
-    | {"learning_rate": 5e-6, "warmup_steps": 0}
-)
+LONG: Preset = NO_FIT | ALL | {"lora_rank": 0, "check_every": 0, "keep": "last"}
+LONG |= {"groups": "document-random", "max_tokens": 2048, "lm_tokens": 2048}
+PAPER: Preset = LONG | {"offline_model": "", "similarity": "dot", "tau": 1.0, "warmup_steps": 0}
+PAPER |= {"learning_rate": 5e-6, "retriever_batch": 24}
 JUDGED: Preset = {"method": Pairs.name, "queries": "judged"}
 PRESETS: dict[str, Preset] = {
     # Stage 1, small; and the paper's size, 80 texts of 2,048 tokens an update.
