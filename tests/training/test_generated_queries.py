@@ -182,7 +182,7 @@ def test_one_chunk_of_each_split_document_is_asked_about(recipe, asked, tmp_path
         assert sum(len(group) == 8 for group in rows) == len(rows) > 5
         drawn.append([*asked])
         asked.clear()
-    assert drawn[0] != drawn[1] and "for 8 chunks, left out: 1 of 25" in caplog.text
+    assert drawn[0] != drawn[1] and "too short to be split, left out: 1 of 25" in caplog.text
     taken = TrainingSet(recipe.replace(queries="telling-sentence"), DOCUMENTS).rows
     assert (np.bincount(taken.column("document"), taken.column("query") != "") <= 1).all()
 

@@ -17,7 +17,7 @@ from revela.errors import RevelaError
 from revela.quiet_libraries import silence_libraries
 from revela.text.load import split_held_out
 from revela.text.spool import ArrowList, arrow_list
-from revela.training.check_settings import check_data
+from revela.training.check_settings import check_groups
 from revela.training.groups.order import Model, both_sides, encoders_by
 from revela.training.groups.prebuilt import group_members, holds_groups
 from revela.training.groups.store import GroupedCorpus, GroupFolder, Member, check_out, save_groups
@@ -47,7 +47,7 @@ def build_groups(
         weights: sampling weight of each source; empty: use all groups.
     """
     check_out(out, recipe.pairs)
-    check_data(recipe)
+    check_groups(recipe.groups, recipe.queries, recipe.method)
     if weights and (len(weights) != len(sources) or min(weights) <= 0):
         raise RevelaError(
             f"--weights gives {len(weights)} numbers for {len(sources)} corpora: give each one "

@@ -21,7 +21,7 @@ from revela.training.lm.encoder_decoder import size_of
 from revela.training.methods.base import Method
 from revela.training.models import find_weights
 from revela.training.recipe import Recipe
-from revela.training.settings import Context, Retriever, TorchPrecision, Training
+from revela.training.settings import Context, Groups, Queries, Retriever, TorchPrecision, Training
 from revela.training.training_set import read_prompts
 
 
@@ -41,7 +41,7 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
     if getattr(recipe.method, "kernel", "") == "varlen":
         _check_varlen(training.precision)
     _check_trained_weights(recipe.retriever, recipe.context)
-    check_data(recipe)
+    check_groups(recipe.groups, recipe.queries, recipe.method)
     if getattr(recipe.method, "lm_lora", False) and not recipe.retriever.lora_rank:
         raise RevelaError(
             "--lm-lora puts LoRA of the retriever's rank on the LM: give --lora-rank 1 or more"
@@ -84,18 +84,17 @@ def _check_limits(recipe: Recipe) -> None:
         raise RevelaError(f"{flag} goes by minings of --negatives: give --negatives 1 or more")
 
 
-def check_data(recipe: Recipe) -> None:
+def check_groups(groups: Groups, queries: Queries, method: Method) -> None:
     """Refuse settings of groups and queries that cannot be combined or read."""
-    kind, queries, method = recipe.groups.groups, recipe.queries, recipe.method
     others = {
-        "--pairs": bool(recipe.pairs),
+        "--pairs": bool(getattr(method, "pairs", "")),
         f"--method {method.name}": method.reads == "windows",
         f"--queries {queries.queries}": queries.queries in QUERIES_PER_DOCUMENT,
     }
-    if kind == "split" and (other := next((name for name, is_on in others.items() if is_on), "")):
+    if groups.groups == "split" and (other := [name for name, is_on in others.items() if is_on]):
         raise RevelaError(
             f"--groups split makes a group of one document's chunks, each with a query of its own: "
-            f"{other} cannot"
+            f"{other[0]} cannot"
         )
     if queries.questions and queries.queries != "lm":
         raise RevelaError(
@@ -103,7 +102,8 @@ def check_data(recipe: Recipe) -> None:
         )
     if queries.questions and not Path(queries.questions).is_file():
         raise RevelaError(f"{queries.questions} does not exist: give a JSONL file as --questions")
-    read_prompt(queries.question_prompt)
+    if queries.question_prompt:
+        read_prompt(queries.question_prompt)
 
 
 def _check_models(retriever: Retriever, lm: str) -> None:

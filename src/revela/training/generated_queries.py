@@ -262,9 +262,9 @@ def with_questions(chunks: ArrowList[Chunk], file: Path) -> ArrowList[Chunk]:
         )
     owners = chunks.column("document")
     kept = chunks.select(np.flatnonzero(np.isin(owners, owners[np.array(rows, np.int64)])))
-    queries = (asked.get(chunk.text.strip(), (0, ""))[1] for chunk in kept)
-    pairs = zip(kept, queries, strict=True)
-    return arrow_list(Chunk, (replace(chunk, query=query) for chunk, query in pairs))
+    none = 0, ""
+    asking = (replace(chunk, query=asked.get(chunk.text.strip(), none)[1]) for chunk in kept)
+    return arrow_list(Chunk, asking)
 
 
 def write_queries(lm: QueryLM, texts: Sequence[str], unit: str = "chunks") -> list[str]:

@@ -205,9 +205,7 @@ class TrainingSet:
         parts = groups.group_size if groups.groups == "split" else 0
         chunks = arrow_list(Chunk, chunk_all(titled, words, cores(threads), parts))
         if parts and (short := documents - len(chunks) // parts):
-            log.info(
-                f"too short for {parts} chunks, left out: {short:,} of {documents:,} documents"
-            )
+            log.info(f"too short to be split, left out: {short:,} of {documents:,} documents")
         return chunks
 
     @cached_property
@@ -240,13 +238,11 @@ class TrainingSet:
                 "authors-words": with_authors_words(chunks, self.documents),
             }
             rows = arrow_list(Chunk, made[queries.queries])
-        if not queries.targets:
+        if not targets:
             return rows
-        pairs = zip(rows, draw_targets(rows, queries.targets, seed), strict=True)
-        return arrow_list(
-            Chunk,
-            (row if is_asked else dataclasses.replace(row, query="") for row, is_asked in pairs),
-        )
+        pairs = zip(rows, draw_targets(rows, targets, seed), strict=True)
+        kept = (dataclasses.replace(row, query=row.query if is_on else "") for row, is_on in pairs)
+        return arrow_list(Chunk, kept)
 
     @cached_property
     def is_target_R(self) -> NDArray[np.bool_]:
