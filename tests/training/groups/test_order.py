@@ -70,7 +70,7 @@ def test_stored_groups_are_counted(tmp_path, method):
     rng = np.random.default_rng(0)
     folder = stored(tmp_path / "groups", ["why?" if one else "" for one in rng.random(400) < 0.2])
     recipe = Recipe.of(method, group_size=4)
-    groups, number = TrainingSet(recipe, folder).groups(None, None, tmp_path)
+    groups, number = TrainingSet(recipe, folder).groups(None, tmp_path)
     asks = recipe.method.reads == "queries"
     for epoch in range(2):
         order = folder.order(0)(epoch)
