@@ -8,6 +8,7 @@ import ast
 import re
 import shlex
 from pathlib import Path
+from typing import get_origin
 
 import pytest
 from pydantic import TypeAdapter
@@ -77,8 +78,10 @@ def settings_in(flags: str) -> dict[str, object]:
     for flag, value in re.findall(r"--([a-z-]+)((?: (?!--)\S+)*)", flags):
         name = flag.replace("-", "_")
         assert name in SETTINGS, f"no method has a setting --{flag}"
-        text = " ".join(shlex.split(value))
-        parse = TypeAdapter(SETTINGS[name].annotation).validate_strings
+        kind, words = SETTINGS[name].annotation, shlex.split(value)
+        parse, text = TypeAdapter(kind).validate_strings, " ".join(words)
+        if get_origin(kind) is tuple:
+            parse, text = TypeAdapter(kind).validate_python, words
         given[name] = parse(text) if value else None
     return given
 
