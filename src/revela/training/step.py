@@ -346,10 +346,10 @@ def check_finite(
     Raises:
         RevelaError: a loss or gradient since the last logged line was not finite.
     """
-    logged: Tensors = {}
+    logged: dict[str, Callable[[], Tensor]] = {}
     for part in loss_module.modules():
         logged |= getattr(part, "logged", {})
-    own = (number.to(grad_norm) for number in logged.values())
+    own = (number().to(grad_norm) for number in logged.values())
     summed = distributed.all_reduce_sum(sums[0])
     loss, norms, norm, *numbers = torch.stack([summed, sums[1], grad_norm, *own]).tolist()
     if not all(map(math.isfinite, (loss, norms, norm))):

@@ -337,7 +337,9 @@ class RevelaLoss(RetrieverLoss):
         sim = partial(in_batch_weights, tau=self.tau, standardise=gated, dtype=dtype)
         pairs = zip(self.groups(query_BD), self.groups(passage_BD), strict=True)
         blocks = [sim(query, passage).float() for query, passage in pairs]
-        self.logged = sharpness(torch.cat(blocks).detach())
+        sim_NB = torch.cat(blocks).detach()
+        self.logged = {"sim_entropy": partial(mean_entropy, sim_NB)}
+        self.logged["sim_hard_rows"] = partial(hard_rows, sim_NB)
         return block_diagonal(blocks)
 
     def lm_loss(self, packed: Packed, weights_BB: Tensor) -> Tensor:
@@ -360,11 +362,14 @@ class RevelaLoss(RetrieverLoss):
         return torch.stack([losses.mean() for losses in torch.split(losses_R, counts)]).mean()
 
 
-def sharpness(sim_NB: Tensor) -> dict[str, Tensor]:
-    """The mean entropy of rows of Sim in nats, and the share of rows with a weight above 0.99."""
-    is_hard_N = sim_NB.amax(dim=1) > HARD
-    entropy = torch.special.entr(sim_NB).sum(dim=1).mean()
-    return {"sim_entropy": entropy, "sim_hard_rows": is_hard_N.float().mean()}
+def mean_entropy(sim_NB: Tensor) -> Tensor:
+    """The mean entropy of rows of Sim, in nats."""
+    return torch.special.entr(sim_NB).sum(dim=1).mean()
+
+
+def hard_rows(sim_NB: Tensor) -> Tensor:
+    """The share of rows of Sim with a weight above ``HARD``."""
+    return (sim_NB.amax(dim=1) > HARD).float().mean()
 
 
 def block_diagonal(blocks: Iterable[Tensor]) -> Tensor:
