@@ -128,7 +128,6 @@ BASE_GATE = 0.1  # of every head in the probe
 PROBE_GROUPS = 5
 PROBE_PIECES = 4  # documents per group, and pieces per document
 MIN_WORDS, MAX_WORDS = 6, 48  # of a piece
-HARD = 0.99  # weight of a row of Sim that hardly gives a gradient
 
 # What Revela and its baseline REPLUG share in the paper.
 SHARED: Preset = (
@@ -338,8 +337,8 @@ class RevelaLoss(RetrieverLoss):
         pairs = zip(self.groups(query_BD), self.groups(passage_BD), strict=True)
         blocks = [sim(query, passage).float() for query, passage in pairs]
         sim_NB = torch.cat(blocks).detach()
-        self.logged = {"sim_entropy": partial(mean_entropy, sim_NB)}
-        self.logged["sim_hard_rows"] = partial(hard_rows, sim_NB)
+        own = {"sim_entropy": mean_entropy, "sim_hard_rows": hard_rows}
+        self.logged = {name: partial(number, sim_NB) for name, number in own.items()}
         return block_diagonal(blocks)
 
     def lm_loss(self, packed: Packed, weights_BB: Tensor) -> Tensor:
@@ -364,12 +363,12 @@ class RevelaLoss(RetrieverLoss):
 
 def mean_entropy(sim_NB: Tensor) -> Tensor:
     """The mean entropy of rows of Sim, in nats."""
-    return torch.special.entr(sim_NB).sum(dim=1).mean()
+    return -torch.xlogy(sim_NB, sim_NB).sum(dim=1).mean()
 
 
 def hard_rows(sim_NB: Tensor) -> Tensor:
-    """The share of rows of Sim with a weight above ``HARD``."""
-    return (sim_NB.amax(dim=1) > HARD).float().mean()
+    """The share of rows of Sim with a weight above 0.99, which hardly have a gradient."""
+    return (sim_NB.amax(dim=1) > 0.99).float().mean()
 
 
 def block_diagonal(blocks: Iterable[Tensor]) -> Tensor:
