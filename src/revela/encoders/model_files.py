@@ -106,15 +106,6 @@ def saved_for_dot(folder: Path) -> bool:
     return is_dot and [kind for kind, _ in modules_of(folder)][-1:] != ["Normalize"]
 
 
-def check_cosine(folder: Path) -> None:
-    """Raise RevelaError for a model whose vectors an index cannot hold."""
-    if saved_for_dot(folder):
-        raise RevelaError(
-            f"{folder} compares vectors by dot products, and an index is calibrated for cosines: "
-            "give another --model, or train with --similarity cosine"
-        )
-
-
 def gives_tokens(folder: Path) -> bool:
     """Whether a retriever has token vectors for comparing queries and passages."""
     return [kind for kind, _ in modules_of(folder)][:1] == ["Transformer"]

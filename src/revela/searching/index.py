@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from revela.encoders.base import TextEncoder
-from revela.encoders.model_files import check_cosine, check_dimensions, fingerprint, resolve
+from revela.encoders.model_files import check_dimensions, fingerprint, resolve, saved_for_dot
 from revela.encoders.prompts import OWN, Given, Prompts, check_prompts
 from revela.errors import QueryError, RevelaError
 from revela.files import writing
@@ -140,7 +140,11 @@ class Index:
         check_language(settings.language)
         path = resolve(str(model))
         check_dimensions(path, settings.dimensions)
-        check_cosine(path)
+        if saved_for_dot(path):
+            raise RevelaError(
+                f"{path} compares vectors by dot products, and an index is calibrated for cosines: "
+                "give another --model, or train with --similarity cosine"
+            )
         if encoder is None:
             from revela.encoders.load import load_encoder
 

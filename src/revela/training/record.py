@@ -35,7 +35,7 @@ LIBRARIES = (
 T = TypeVar("T")
 
 Scores = dict[str, float]
-"""Task -> nDCG@10."""
+"""Task -> nDCG@10; or other numbers by name."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class MetricsRow:
     tokens_per_second: float | None = None
     grad_norm: float | None = None
     learning_rate: float | None = None
-    method: dict[str, float] | None = None
+    method: Scores | None = None
     kept: int | None = None
     tokens_read: int | None = None
     check: Scores | None = None

@@ -34,7 +34,7 @@ from revela.training.device import sent, work_so_far
 from revela.training.groups.strategies import Groups
 from revela.training.methods.base import Collate
 from revela.training.methods.cde import CDE
-from revela.training.record import Metrics, MetricsRow
+from revela.training.record import Metrics, MetricsRow, Scores
 from revela.training.settings import Training
 from revela.training.training_set import TrainingSet
 from revela.types import Chunk
@@ -256,13 +256,8 @@ def make_optimizer(loss_module: nn.Module, settings: Training) -> torch.optim.Ad
     same_rate = groupby(trained, lambda p: times.get(p, 1.0))
     groups: list[dict[str, Any]] = [{"params": [*ps], "times": factor} for factor, ps in same_rate]
     fused = True if trained[0].device.type == "cuda" or len(groups) > 1 else None
-    return torch.optim.AdamW(
-        groups,
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        weight_decay=settings.weight_decay,
-        fused=fused,
-    )
+    rate, decay = settings.learning_rate, settings.weight_decay
+    return torch.optim.AdamW(groups, rate, settings.betas, weight_decay=decay, fused=fused)
 
 
 def take_step(
@@ -338,7 +333,7 @@ def agree(budget: Budget, seconds: float, tokens: int, stop: int, processes: int
 
 def check_finite(
     step: int, sums: Tensor, grad_norm: Tensor, loss_module: nn.Module
-) -> tuple[float, float, dict[str, float]]:
+) -> tuple[float, float, Scores]:
     """The loss summed over all processes, the last gradient norm, and what the parts of the loss
     have ``logged``; waits for the device once.
 
@@ -350,10 +345,10 @@ def check_finite(
     Raises:
         RevelaError: a loss or gradient since the last logged line was not finite.
     """
-    logged: Tensors = {}
+    logged: dict[str, Callable[[], Tensor]] = {}
     for part in loss_module.modules():
         logged |= getattr(part, "logged", {})
-    own = (number.to(grad_norm) for number in logged.values())
+    own = (number().to(grad_norm) for number in logged.values())
     summed = distributed.all_reduce_sum(sums[0])
     loss, norms, norm, *numbers = torch.stack([summed, sums[1], grad_norm, *own]).tolist()
     if not all(map(math.isfinite, (loss, norms, norm))):
@@ -388,36 +383,31 @@ class Progress:
         """Count one step."""
         self._bar.update(1)
 
-    def log(
-        self,
-        step: int,
-        loss: float,
-        grad_norm: float,
-        learning_rate: float,
-        method: dict[str, float] | None = None,
-    ) -> None:
-        """Write and show the mean loss since the last line, and the last step's numbers."""
+    def log(self, step: int, loss: float, grad_norm: float, rate: float, own: Scores) -> None:
+        """Write and show the mean loss since the last line, and the last step's numbers: norm of
+        the gradient, learning rate, the method's ``own``.
+        """
         if not distributed.is_rank_zero():
             return
         budget = self.budget
         seconds, tokens = budget.seconds - self._last[0], budget.tokens - self._last[1]
         self._last = (budget.seconds, budget.tokens)
-        rate = tokens / seconds if seconds > 0 else 0.0
+        speed = tokens / seconds if seconds > 0 else 0.0
         self.metrics.write(
             MetricsRow(
                 step,
                 round(budget.minutes, 3),
                 loss=loss,
-                tokens_per_second=round(rate, 1),
+                tokens_per_second=round(speed, 1),
                 grad_norm=round(grad_norm, 8),
-                learning_rate=round(learning_rate, 8),
-                method={name: round(value, 6) for name, value in (method or {}).items()} or None,
+                learning_rate=round(rate, 8),
+                method={name: round(value, 6) for name, value in own.items()} or None,
                 tokens_read=budget.tokens,
             )
         )
         done = budget.done(step)
         left = budget.minutes * (1 - done) / done if done > 0 else 0.0
-        self._bar.set_postfix_str(f"loss {loss:.3f}, {rate:,.0f} tokens/s, {duration(left)} left")
+        self._bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} tokens/s, {duration(left)} left")
 
 
 class Stop:

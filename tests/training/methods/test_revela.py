@@ -17,9 +17,10 @@ from revela.training.methods.revela import (
     gated_heads,
     gates_in_upper_layers,
     gates_on_heads,
+    hard_rows,
     in_batch_weights,
+    mean_entropy,
     probe_heads,
-    sharpness,
 )
 
 
@@ -32,8 +33,8 @@ def test_sim_by_hand_and_asymmetric():
     torch.testing.assert_close(weights[0, 1:], want)
     assert weights[0, 1] != weights[1, 0] and torch.equal(weights.diagonal(), torch.zeros(3))
     torch.testing.assert_close(weights.sum(1), torch.ones(3))
-    found = sharpness(torch.tensor([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]]))
-    assert found == {"sim_entropy": pytest.approx(0.5 * math.log(2)), "sim_hard_rows": 0.5}
+    sim = torch.tensor([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]])
+    assert mean_entropy(sim) == pytest.approx(0.5 * math.log(2)) and hard_rows(sim) == 0.5
 
 
 def test_standardised_weights_by_hand_and_with_equal_cosines():

@@ -69,7 +69,7 @@ def test_saved_folders_give_the_same_vectors_in_stock_sentence_transformers(
     assert not [*tmp_path.rglob("*.bin"), *tmp_path.rglob("*.pt")]
 
 
-def test_the_last_token_and_dot_products(tiny_lm_folder, tmp_path):
+def test_the_last_token_and_dot_products(tiny_lm_folder, tiny_bert_folder, tmp_path):
     """No EOS and no normalisation: in training, in stock modules, in evaluations; an index and an
     export need cosines.
     """
@@ -99,15 +99,7 @@ def test_the_last_token_and_dot_products(tiny_lm_folder, tmp_path):
         Index.create(tmp_path / "index", out)
     with pytest.raises(RevelaError, match="an export gives vectors of length one"):
         export_onnx(open_model(out), tmp_path / "onnx")
-
-
-def test_an_embedder_is_trained_by_the_similarity_of_the_settings(tiny_bert_folder):
-    """Whatever it was made for."""
-    kinds = {
-        similarity: [type(part).__name__ for part in build(tiny_bert_folder, similarity=similarity)]
-        for similarity in ("cosine", "dot")
-    }
-    assert kinds == {"cosine": ["Transformer", "Pooling", "Normalize"], "dot": kinds["cosine"][:2]}
+    assert len(build(tiny_bert_folder, similarity="dot")) == len(build(tiny_bert_folder)) - 1
 
 
 def randomise_lora(model):

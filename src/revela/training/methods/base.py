@@ -212,8 +212,8 @@ class RetrieverLoss(nn.Module):
         retriever_batch: texts per forward pass; see ``embed_in_parts``.
 
     Attributes:
-        logged: numbers of the last batch, by name, for metrics.jsonl and trackers: scalars without
-            a gradient, on the device.
+        logged: functions that give numbers of the last batch, by name, for metrics.jsonl and
+            trackers; they are called for a logged step only, and give scalars without a gradient.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class RetrieverLoss(nn.Module):
         retriever_batch: int = 0,
     ) -> None:
         super().__init__()
-        self.model, self.tau, self.logged = model, tau, dict[str, Tensor]()
+        self.model, self.tau, self.logged = model, tau, dict[str, Callable[[], Tensor]]()
         self.group_size, self.retriever_batch = group_size, retriever_batch
 
     def embed(self, side: Side) -> Tensor:

@@ -51,8 +51,9 @@ Shapes: Q queries, B passages, D width of a vector.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -303,19 +304,24 @@ def info_nce(
     tau: float | Tensor,
     allowed_QB: Tensor | None = None,
     weight_Q: Tensor | None = None,
-    logged: dict[str, Tensor] | None = None,
+    logged: dict[str, Callable[[], Tensor]] | None = None,
 ) -> Tensor:
     """L in nats, over the ``allowed_QB`` passages or all. ``weight_Q`` is each query's share in the
-    mean; None: all are equal. ``logged`` gets the share of queries that find their passage first.
+    mean; None: all are equal. ``logged`` gets the accuracy (see RetrieverLoss).
     """
     scores_QB = query_QD @ passage_BD.T / tau
     if allowed_QB is not None:
         scores_QB = scores_QB.masked_fill(~allowed_QB, -torch.inf)
     if logged is not None:
-        logged["accuracy"] = (scores_QB.detach().argmax(dim=1) == target_Q).float().mean()
+        logged["accuracy"] = partial(accuracy, scores_QB.detach(), target_Q)
     if weight_Q is None:
         return F.cross_entropy(scores_QB, target_Q)
     return F.cross_entropy(scores_QB, target_Q, reduction="none") @ weight_Q
+
+
+def accuracy(scores_QB: Tensor, target_Q: Tensor) -> Tensor:
+    """The share of queries that score their own passage highest."""
+    return (scores_QB.argmax(dim=1) == target_Q).float().mean()
 
 
 def comparison_mask(target_Q: Tensor, group_B: Tensor, hash_B: Tensor) -> Tensor:

@@ -352,7 +352,7 @@ class DreamLoss(RetrieverLoss):
                 training/lm/prompts.py). Groups without a question are skipped.
         """
         question, passage, prompt, tail = features
-        tau, gate = self.log_tau.detach().exp(), self.gate_logit.detach().sigmoid()
+        tau, gate = self.log_tau.detach().exp, self.gate_logit.detach().sigmoid
         self.logged = {"tau": tau, "gate": gate}
         question_QD, passage_ND = self.embed(question), self.embed(passage)
         passages = self.groups(passage_ND)

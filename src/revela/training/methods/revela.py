@@ -133,7 +133,6 @@ BASE_GATE = 0.1  # of every head in the probe
 PROBE_GROUPS = 5
 PROBE_PIECES = 4  # documents per group, and pieces per document
 MIN_WORDS, MAX_WORDS = 6, 48  # of a piece
-HARD = 0.99  # weight of a row of Sim that hardly gives a gradient
 
 # What Revela and its baseline REPLUG share in the paper.
 SHARED: Preset = (
@@ -394,7 +393,9 @@ class RevelaLoss(RetrieverLoss):
         sim = partial(in_batch_weights, tau=self.tau, standardise=gated, dtype=dtype)
         pairs = zip(self.groups(query_BD), self.groups(passage_BD), strict=True)
         blocks = [sim(query, passage).float() for query, passage in pairs]
-        self.logged = sharpness(torch.cat(blocks).detach())
+        sim_NB = torch.cat(blocks).detach()
+        own = {"sim_entropy": mean_entropy, "sim_hard_rows": hard_rows}
+        self.logged = {name: partial(number, sim_NB) for name, number in own.items()}
         return block_diagonal(blocks)
 
     def lm_loss(self, packed: Packed, weights_BB: Tensor) -> Tensor:
@@ -416,11 +417,14 @@ class RevelaLoss(RetrieverLoss):
         return torch.stack([losses.mean() for losses in torch.split(losses_R, counts)]).mean()
 
 
-def sharpness(sim_NB: Tensor) -> dict[str, Tensor]:
-    """The mean entropy of rows of Sim in nats, and the share of rows with a weight above 0.99."""
-    is_hard_N = sim_NB.amax(dim=1) > HARD
-    entropy = torch.special.entr(sim_NB).sum(dim=1).mean()
-    return {"sim_entropy": entropy, "sim_hard_rows": is_hard_N.float().mean()}
+def mean_entropy(sim_NB: Tensor) -> Tensor:
+    """The mean entropy of rows of Sim, in nats."""
+    return -torch.xlogy(sim_NB, sim_NB).sum(dim=1).mean()
+
+
+def hard_rows(sim_NB: Tensor) -> Tensor:
+    """The share of rows of Sim with a weight above 0.99, which hardly have a gradient."""
+    return (sim_NB.amax(dim=1) > 0.99).float().mean()
 
 
 def block_diagonal(blocks: Iterable[Tensor]) -> Tensor:
