@@ -355,9 +355,8 @@ def test_folders_of_pairs_share_no_group_and_have_their_prompts(recipe, tmp_path
     folders = [judged_folder(tmp_path / name, PAIRS) for name in "ab"]
     files = [write_lines(f / "corpus.jsonl", make_rows(12, seed=i)) for i, f in enumerate(folders)]
     (folders[1] / "prompts.json").write_text('{"query": "ask: ", "passage": "say: "}')
-    recipe = recipe.replace(
-        pairs=[*map(str, folders)], held_out=0.0, group_size=4, groups="document-random"
-    )
+    settings = dict(held_out=0.0, group_size=4, groups="document-random")
+    recipe = recipe.replace(pairs=[*map(str, folders)], **settings)
     data = TrainingSet.read(recipe, files)
     ids = [document.id for document in data.documents]
     assert ids == [f"{i}/d{n}" for i in (0, 1) for n in range(12)] and data.corpora == [12]
@@ -375,10 +374,8 @@ def test_folders_of_pairs_share_no_group_and_have_their_prompts(recipe, tmp_path
     asked = batch(negatives, 1)
     for row, drawn in zip(asked, negatives(asked), strict=True):
         assert {rows[i].document // 12 for i in drawn} == {rows[row["row"]].document // 12}
-    texts = [
-        f"{'say: ' * (i > 11)}{document.full_text}" for i, document in enumerate(data.documents)
-    ]
-    assert set(texts) < encoder.texts and any(text[:5] == "ask: " for text in encoder.texts)
+    texts = {f"{'say: ' * (i > 11)}{d.full_text}" for i, d in enumerate(data.documents)}
+    assert texts < encoder.texts and any(text[:5] == "ask: " for text in encoder.texts)
     found = []
     parts = made(rows, prompts=data.prompts)
     parts.sides = lambda *sides: found.append(sides) or {}
@@ -501,23 +498,15 @@ def test_a_copy_of_an_answer_that_is_held_out_is_no_negative(recipe, tmp_path):
 def test_judged_pairs_on_the_command_line(refused, corpus_file, tmp_path):
     folder = judged_folder(tmp_path / "judged", PAIRS)
     (folder / "qrels" / "train.tsv").rename(folder / "qrels" / "dev.tsv")
-    given = (
-        corpus_file,
-        "--out",
-        tmp_path / "out",
-        "--method",
-        "contrastive-pairs",
-        "--pairs",
-        folder,
-    )
-    train_tsv = folder / "qrels" / "train.tsv"
+    given = corpus_file, "--out", tmp_path / "out", "--method", "contrastive-pairs", "--pairs"
     said = {
-        "train": f"{train_tsv} does not exist: a BEIR-layout folder has its judgements there",
+        "train": f"{folder / 'qrels/train.tsv'} does not exist: a BEIR-layout folder "
+        "has its judgements there",
         "groups": "groups are stored without the judgements that --pairs reads: give --pairs to "
         "revela train, with the corpus itself",
     }
     for verb, sentence in said.items():
-        errors = refused(verb, *given, "--model", "embedded:none")
+        errors = refused(verb, *given, folder, "--model", "embedded:none")
         assert errors.strip().splitlines()[-1] == f"revela: {sentence}"
 
 
@@ -546,11 +535,7 @@ def test_what_cannot_be_mined_or_read(recipe, tmp_path, monkeypatch, changes, se
     assert not (tmp_path / "out").exists()
 
 
-def test_stored_groups_have_no_judged_pairs_and_crops_need_none(recipe, corpus_file, tmp_path):
-    with pytest.raises(
-        RevelaError, match="--pairs has no effect on --method contrastive-crop: leave it"
-    ):
-        Recipe.of("contrastive-crop", pairs="x")
+def test_stored_groups_have_no_judged_pairs(recipe, corpus_file, tmp_path):
     build_groups(recipe, [corpus_file], tmp_path / "groups", [])
     with pytest.raises(RevelaError, match=r"--pairs needs whole documents, and .* holds groups of"):
         TrainingSet(recipe.replace(pairs="judged"), GroupFolder(tmp_path / "groups"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import logging
 import os
 import random
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 from sentence_transformers import SentenceTransformer
 
 from revela.encoders.prompts import Prompts
@@ -441,13 +441,12 @@ def read_prompts(folder: Path) -> Prompts:
     """The prompts of a folder of judged queries, from its prompts.json if there is one."""
     path = folder / "prompts.json"
     try:
-        prompts = Prompts(**json.loads(path.read_text("utf-8"))) if path.is_file() else Prompts()
-        "".join(prompts)  # both are texts
-    except (ValueError, TypeError) as error:
+        text = path.read_bytes() if path.is_file() else b"{}"
+        return TypeAdapter(Prompts).validate_json(text, strict=True)
+    except ValueError as error:
         raise RevelaError(
             f'{path} is not {{"query": "...", "passage": "..."}}: give each a text, or leave it out'
         ) from error
-    return prompts
 
 
 def _check_one_process(recipe: Recipe) -> None:

@@ -44,7 +44,7 @@ from revela.training.settings import (
     Training,
     checked,
 )
-from revela.types import Chunk, Document, Role
+from revela.types import Chunk, Document
 
 if TYPE_CHECKING:
     from revela.training.retriever.context import ContextEncoder
@@ -177,17 +177,15 @@ class BuildContext:
 
     def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
         """Tokenized queries and passages: query_input_ids, passage_input_ids and so on."""
-        return {
-            **self.side("query", queries, self.model, "query"),
-            **self.side("passage", passages, self.model, "passage"),
-        }
+        return {**self.side("query", queries), **self.side("passage", passages)}
 
-    def side(self, name: str, texts: Sequence[str], model: Any, role: Role) -> Batch:
-        """One side of a batch, tokenized by ``model``. If processes share the batch, only this
-        process's texts, and NAME_of, which has a row for each text of all.
+    def side(self, name: str, texts: Sequence[str], model: Any = None) -> Batch:
+        """One side of a batch, tokenized by the retriever or ``model``; passages unless its name is
+        query. If processes share the batch, only this process's texts, and NAME_of, which has a row
+        for each text of all.
         """
         mine = texts[self.share(len(texts))]
-        features = model.tokenize(mine, role)
+        features = (model or self.model).tokenize(mine, "query" if name == "query" else "passage")
         if "prompt_length" in features:  # for a pooling that leaves the prompt out
             features["prompt_length"] = torch.full((len(mine),), features["prompt_length"])
         self.count(int(features["attention_mask"].sum()))

@@ -301,7 +301,7 @@ class ContextBatches:
         batch = self.collate(rows)
         chosen = [self.parts.rows[i] for i in self.choose(rows)]
         texts = [self.parts.prompts(row.document).passage + row.text for row in chosen]
-        return {**batch, **self.parts.side("context", texts, self.context_encoder.stage, "passage")}
+        return {**batch, **self.parts.side("context", texts, self.context_encoder.stage)}
 
     def choose(self, rows: Sequence[Row]) -> list[int]:
         """Rows of the corpus for the context of a batch: J / V, or all if there are fewer."""

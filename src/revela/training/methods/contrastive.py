@@ -164,9 +164,8 @@ class Pairs(Contrastive):
     ranking of its documents for its queries. Empty: BM25."""
 
     def refuse(self, retriever: Retriever, context: Context) -> None:
-        if not (runs := self.negatives_from):
-            return
-        if not self.negatives or len(runs) != len(self.pairs):
+        runs = self.negatives_from
+        if runs and not (self.negatives and len(runs) == len(self.pairs)):
             raise RevelaError(
                 f"--negatives-from gives {len(runs)} runs, of which --negatives "
                 f"{self.negatives} are drawn for {len(self.pairs)} folders of --pairs: give "
