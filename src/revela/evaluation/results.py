@@ -33,4 +33,4 @@ class SystemScores:
 def write_json(content: Any, path: Path) -> None:
     """Write a dataclass, or a dict of dataclasses, as JSON, atomically."""
     with atomic_write(path) as temporary:
-        temporary.write_bytes(to_json(content, indent=1) + b"\n")
+        temporary.write_bytes(to_json(content, indent=1, inf_nan_mode="null") + b"\n")
