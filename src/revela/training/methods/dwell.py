@@ -55,7 +55,7 @@ Differs still:
   order of the rows of table 5, and which stage has the larger bias, not the numbers.
 - A text may begin and end with a run or a span. T5's begin with a run and end with a span, so its
   places are not treated alike. No setting.
-- The first negatives are BM25's; in the paper ANCE-MaxP's.
+- The first negatives are BM25's; the paper's are ANCE-MaxP's: --negatives-from its ranking.
 - Exact match cuts a document in parts of equal words, as the authors' code; the paper says tokens.
   It takes documents that fill the input, cut to it, as other lengths would look like a bias. A
   moved answer is put in ninths of tokens; the authors' code takes characters.
