@@ -8,7 +8,6 @@ import torch.nn.functional as F
 
 from conftest import Embed, build_context, frozen_llama, tiny_retriever, train_by_sgd
 from revela.training.lm.language_model import LanguageModel
-from revela.training.lm.prompts import PromptMaker
 from revela.training.methods.replug import ReplugLoss, likelihoods, ranking_divergence
 from revela.training.models import open_causal_lm
 from revela.training.recipe import Recipe
@@ -44,7 +43,7 @@ def test_likelihoods_equal_one_pair_at_a_time(model, lead):
                 logs = model(input_ids=whole).logits[0].log_softmax(-1)
                 tokens = [logs[t - 1, whole[0, t]] for t in range(lengths[j], whole.shape[1])]
                 want[i, j] = torch.stack(tokens).mean()
-    got = likelihoods(LanguageModel(model), ids, mask, lead)
+    got = likelihoods(LanguageModel(model), lead, ids, mask)
     torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
 
 
@@ -83,20 +82,18 @@ def test_questions_rank_candidates_by_the_likelihood_of_the_answer(tiny_lm_folde
     model = RetrieverModule(tiny_retriever(tiny_lm_folder))
     parts = build_context(recipe, model, [], [], torch.device("cpu"), False)
     loss_module, collate = recipe.method.build(parts)
-    rows = [{"text": text, "query": questions.get(i, "")} for i, text in enumerate(texts)]
+    members = enumerate(texts)
+    rows = [{"text": text, "query": questions.get(i, ""), "document": i} for i, text in members]
     found = loss_module(sides(collate(rows)))
-    stock, maker = (
-        open_causal_lm(tiny_lm_folder, torch.float32),
-        PromptMaker(tiny_tokenizer, 156, 1),
-    )
+    stock = open_causal_lm(tiny_lm_folder, torch.float32)
+    answers = tiny_tokenizer(texts)["input_ids"]
     passages, losses = model(model.tokenize(texts[:4], "passage")), []
     for i, question in questions.items():
-        tail, means = maker.tail(question, texts[i])[0], []
-        n_answer = len(tail) - len(maker.tail(question)[0])
-        for text in texts[:4]:
-            ids = torch.tensor([maker.candidates([text])[0] + tail])
-            logits = stock(ids).logits[0, -n_answer - 1 : -1]
-            means.append(-F.cross_entropy(logits, ids[0, -n_answer:]))
+        asked, means = tiny_tokenizer(f"\n{question}\n")["input_ids"], []
+        n = len(answers[i])
+        for candidate in answers[:4]:
+            ids = torch.tensor([candidate + asked + answers[i]])
+            means.append(-F.cross_entropy(stock(ids).logits[0, -n - 1 : -1], ids[0, -n:]))
         cosines = model(model.tokenize([question], "query")) @ passages.T
         p, q = torch.stack(means) / 0.05, cosines[0] / 0.5
         losses.append(p.softmax(0) @ (p.log_softmax(0) - q.log_softmax(0)))

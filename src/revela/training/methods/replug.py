@@ -10,10 +10,10 @@ ranking by likelihood.
 
 On questions (method replug-questions), P_LM(d | q) = softmax_d( log P(D_q | d, q) / tau_lm ), over
 all candidates d of a group, the target D_q too. The LM reads a candidate, the question and the
-target in DREAM's words (lm/prompts.py). DREAM has such a baseline and does not state its form: this
-is the simplest reading. The target is likeliest after itself: by 2.9 to 4.6 nats per token in 8 of
-8 questions about a group (SmolLM2-135M), so at tau_lm 1e-3 the loss is InfoNCE against the group. A
---tau-lm of about 1 lets the other candidates count.
+target, a line each. DREAM has such a baseline and does not state its form: this is the simplest
+reading. The target is likeliest after itself: by 2.7 to 4.3 nats per token in 8 of 8 questions about
+a group (SmolLM2-135M), so at tau_lm 1e-3 the loss is InfoNCE against the group. A --tau-lm of about
+1 lets the other candidates count.
 
 Differs from the appendix, and the preset that makes it equal:
 - The start of all methods here, so that only the method differs: replug-paper has all of the
@@ -46,6 +46,7 @@ Shapes: B chunks of a group of at most L tokens, R tokens that are predicted.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -54,17 +55,18 @@ from torch import Tensor, nn
 from revela.encoders.torch_model import special_tokens_of
 from revela.training.device import on_cpu, sent
 from revela.training.lm.language_model import LanguageModel
-from revela.training.lm.prompts import ANSWER, PromptMaker, read_candidates
 from revela.training.methods.base import (
+    Batch,
     BuildContext,
     Collate,
     Method,
     RetrieverLoss,
+    Row,
     Side,
     load_lm,
     off_diagonal,
+    tokenize,
 )
-from revela.training.methods.dream import PromptBatches
 from revela.training.methods.revela import SHARED, ChunkBatches, ChunkQueries
 from revela.training.settings import PositiveFloat, Preset, Rare, checked
 
@@ -79,7 +81,7 @@ PRESETS: dict[str, Preset] = {
 
 
 @checked
-class Temperatures(Method):
+class Likelihoods(Method):
     """Settings of REPLUG, on chunks and on questions."""
 
     reads_lm = True
@@ -89,34 +91,36 @@ class Temperatures(Method):
     tau_lm: Rare[PositiveFloat] = 1e-3
     "Temperature of the LM's mean log-likelihoods."
 
-
-@checked
-class Replug(Temperatures, ChunkQueries):
-    """Learn the ranking of chunks by the likelihood of another chunk after each."""
-
-    name = "replug"
-    learned_from = "{model} learned to rank texts by how likely {lm} finds another text after each."
-
     def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
         lm, tokenizer, _ = load_lm(parts)
         before, _ = special_tokens_of(tokenizer)
         tau, tau_lm, lead = self.tau, self.tau_lm, len(before)
         loss = ReplugLoss(parts.model, lm, tau=tau, tau_lm=tau_lm, lead=lead, **parts.batching)
-        return loss, ChunkBatches(parts, tokenizer, self.query_side, self.whole_query_sources)
+        return loss, self.batches(parts, tokenizer)
+
+    def batches(self, parts: BuildContext, tokenizer: Any) -> Collate:
+        """The collator; questions in place of queries from the chunks, unless overridden."""
+        return QuestionBatches(parts, tokenizer, "question")
 
 
 @checked
-class ReplugQuestions(Temperatures):
+class Replug(Likelihoods, ChunkQueries):
+    """Learn the ranking of chunks by the likelihood of another chunk after each."""
+
+    name = "replug"
+    learned_from = "{model} learned to rank texts by how likely {lm} finds another text after each."
+
+    def batches(self, parts: BuildContext, tokenizer: Any) -> Collate:
+        return ChunkBatches(parts, tokenizer, self.query_side, self.whole_query_sources)
+
+
+@checked
+class ReplugQuestions(Likelihoods):
     """Learn the ranking of chunks by the likelihood of the answer after each and the question."""
 
     name = "replug-questions"
     reads = "queries"
     learned_from = "{model} learned to rank texts by how likely {lm} finds an answer after each."
-
-    def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
-        lm, tokenizer, _ = load_lm(parts)
-        loss = QuestionsLoss(parts.model, lm, tau=self.tau, tau_lm=self.tau_lm, **parts.batching)
-        return loss, PromptBatches(parts, PromptMaker(tokenizer, parts.lm.lm_tokens, 1))
 
 
 class ReplugLoss(RetrieverLoss):
@@ -145,37 +149,36 @@ class ReplugLoss(RetrieverLoss):
         self.lm, self.tau_lm, self.lead = lm, tau_lm, lead
 
     def forward(self, features: Sequence[Side]) -> Tensor:
-        """Loss in nats per chunk; ``features`` are the chunks as queries, passages and LM input."""
-        query, passage, chunk = features
-        losses = []
-        ids, masks = (self.groups(on_cpu(chunk[k])) for k in ("input_ids", "attention_mask"))
-        groups = zip(self.cosines(query, passage), ids, masks, strict=True)
-        for cosine_BB, ids_BL, mask_BL in groups:
-            likelihoods_BB = likelihoods(self.lm, ids_BL, mask_BL, self.lead)
-            losses.append(ranking_divergence(likelihoods_BB / self.tau_lm, cosine_BB / self.tau))
-        return torch.stack(losses).mean()
+        """Loss in nats per chunk; ``features`` are the chunks as queries, passages and LM input.
 
-
-class QuestionsLoss(ReplugLoss):
-    """The loss of a batch of groups: as ``ReplugLoss``, with questions and what answers them."""
-
-    def forward(self, features: Sequence[Side]) -> Tensor:
-        """Loss in nats per question, the mean over groups with a question; ``features`` are
-        questions and candidates for the retriever, and for the LM a prompt of each candidate and a
-        tail of each question (lm/prompts.py; the "group" of a tail is its answer).
+        With questions as a fourth side, the LM's input, it is in nats per question, the mean over
+        groups that have one. The queries are then the questions.
         """
-        question, passage, prompt, tail = features
-        question_QD, passage_ND = self.embed(question), self.embed(passage)
-        answer_Q, losses = on_cpu(tail["group"]), []
-        for group in self.places(len(passage_ND)):
-            if not (mine_Q := (answer_Q >= group.start) & (answer_Q < group.stop)).any():
-                continue
-            tails = {name: on_cpu(tensor)[mine_Q] for name, tensor in tail.items()}
-            candidates = {name: on_cpu(tensor)[group] for name, tensor in prompt.items()}
-            cosine_QB = question_QD[sent(mine_Q, question_QD.device)] @ passage_ND[group].T
-            teacher_QB = answer_likelihoods(self.lm, candidates, tails)
-            losses.append(divergence(teacher_QB / self.tau_lm, cosine_QB / self.tau))
+        query, passage, *of_lm = features
+        names, losses = ("input_ids", "attention_mask"), []
+        tensors = [self.groups(on_cpu(side[name])) for side in of_lm for name in names]
+        for cosine_BB, *inputs in zip(self.cosines(query, passage), *tensors, strict=True):
+            teacher_BB = likelihoods(self.lm, self.lead, *inputs) / self.tau_lm
+            pair = teacher_BB, cosine_BB / self.tau
+            if len(inputs) == len(names):
+                losses.append(ranking_divergence(*pair))
+            elif len(rows_Q := inputs[-1][:, self.lead :].any(dim=1).nonzero()[:, 0]):
+                rows_Q = sent(rows_Q, cosine_BB.device)
+                losses.append(divergence(*(scores_BB[rows_Q] for scores_BB in pair)))
         return torch.stack(losses).mean()
+
+
+class QuestionBatches(ChunkBatches):
+    """Collates questions in place of queries from the chunks, for the retriever and for the LM."""
+
+    def __call__(self, rows: Sequence[Row]) -> Batch:
+        asked = [f"\n{row['query']}\n" if row["query"] else "" for row in rows]
+        tokens = tokenize(self.tokenizer, asked, self.parts.lm.lm_tokens)
+        named = {f"question_{name}": tokens[name] for name in ("input_ids", "attention_mask")}
+        return {**super().__call__(rows), **named}
+
+    def _queries(self, rows: Sequence[Row], texts: Sequence[str]) -> Sequence[str]:
+        return [row["query"] for row in rows]
 
 
 def ranking_divergence(teacher_BB: Tensor, student_BB: Tensor) -> Tensor:
@@ -190,44 +193,38 @@ def divergence(teacher_QB: Tensor, student_QB: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def answer_likelihoods(lm: LanguageModel, prompt: Side, tail: Side) -> Tensor:
-    """(Q, B) log P(answer of q | candidate, q) in nats per token; one row of ``prompt`` for each
-    candidate, and one of ``tail`` for each question.
-    """
-    counts = (tail["role"] == ANSWER).sum(dim=1).tolist()
-    columns = []
-    for i in range(len(prompt["input_ids"])):
-        candidate = {name: tensor[i : i + 1] for name, tensor in prompt.items()}
-        read = read_candidates(lm, candidate, tail)
-        rows_R = on_cpu(read.tails.layout.with_next_R)
-        rows_R = sent(rows_R[read.role_T[rows_R + 1] == ANSWER], lm.device)
-        losses_R = lm.token_losses(read.tails, rows_R, prefix=read.memory, exact=True)
-        columns.append(-torch.stack([part.mean() for part in torch.split(losses_R, counts)]))
-    return torch.stack(columns, dim=1)
-
-
-@torch.no_grad()
-def likelihoods(lm: LanguageModel, ids_BL: Tensor, mask_BL: Tensor, lead: int = 0) -> Tensor:
+def likelihoods(
+    lm: LanguageModel, lead: int, ids_BL: Tensor, mask_BL: Tensor, *asked: Tensor
+) -> Tensor:
     """(B, B) log P(D_i | D_j), row i, column j, in nats per token; 0 on the diagonal.
+
+    With questions (``asked``: ids and mask of a question to each chunk, or none), log P(D_i | D_j,
+    question i), on the diagonal too; 0 in rows without a question.
 
     Padding is on the right; ``lead`` as for ReplugLoss.
     """
-    lengths = mask_BL.sum(dim=1).tolist()
+    lengths, scored = mask_BL.sum(dim=1).tolist(), mask_BL[:, lead:].sum(dim=1).tolist()
     packed = lm.pack(ids_BL, mask_BL)
     memory = lm.prefill(packed, range(lm.n_layers))
     logprob_BB = torch.zeros(len(lengths), len(lengths), device=packed.ids_1T.device)
+    sides = (*asked[:1], ids_BL), (*asked[1:], mask_BL)
+    next_BL, next_mask_BL = (torch.cat([t[:, lead:] for t in side], dim=1) for side in sides)
+    is_read_BB = ~torch.eye(len(lengths), dtype=torch.bool)
+    if asked:
+        is_read_BB = asked[1][:, lead:].any(dim=1, keepdim=True).expand_as(is_read_BB)
     start = 0
-    for j, length in enumerate(lengths):
-        # The last token of D_j predicts the first token of each D_i, so the tails begin with it.
+    for j, length in enumerate(lengths if is_read_BB.any() else ()):
+        # The last token of D_j predicts the first token that follows, so the tails begin with it.
         last = ids_BL[j, length - 1]
         before = memory.part(start, start + length - 1) if length > 1 else None
         start += length
-        others = torch.tensor([i for i in range(len(lengths)) if i != j])
-        tails_BL = torch.cat([last.expand(len(others), 1), ids_BL[others, lead:]], dim=1)
-        tail_mask_BL = torch.cat([mask_BL.new_ones(len(others), 1), mask_BL[others, lead:]], dim=1)
+        read = is_read_BB[:, j].nonzero()[:, 0]
+        tails_BL = torch.cat([last.expand(len(read), 1), next_BL[read]], dim=1)
+        tail_mask_BL = torch.cat([mask_BL.new_ones(len(read), 1), next_mask_BL[read]], dim=1)
         tails = lm.pack(tails_BL, tail_mask_BL)
         losses_R = lm.token_losses(tails, tails.layout.with_next_R, prefix=before, exact=True)
         parts = torch.split(losses_R, [n - 1 for n in tails.lengths])
-        means = torch.stack([part.mean() for part in parts])
-        logprob_BB[:, j].index_copy_(0, sent(others, means.device), -means.to(logprob_BB.dtype))
+        of_chunks = [part[-scored[i] :] for i, part in zip(read.tolist(), parts, strict=True)]
+        means = torch.stack([part.mean() for part in of_chunks])
+        logprob_BB[:, j].index_copy_(0, sent(read, means.device), -means.to(logprob_BB.dtype))
     return logprob_BB
