@@ -11,9 +11,9 @@ ranking by likelihood.
 On questions (method replug-questions), P_LM(d | q) = softmax_d( log P(D_q | d, q) / tau_lm ), over
 all candidates d of a group, the target D_q too. The LM reads a candidate, the question and the
 target, a line each. DREAM has such a baseline and does not state its form: this is the simplest
-reading. The target is likeliest after itself: by 2.7 to 4.3 nats per token in 8 of 8 questions about
-a group (SmolLM2-135M), so at tau_lm 1e-3 the loss is InfoNCE against the group. A --tau-lm of about
-1 lets the other candidates count.
+reading. The target is likeliest after itself: by 2.7 to 4.3 nats per token in 8 of 8 questions
+about a group (SmolLM2-135M), so at tau_lm 1e-3 the loss is InfoNCE against the group. A --tau-lm of
+about 1 lets the other candidates count.
 
 Differs from the appendix, and the preset that makes it equal:
 - The start of all methods here, so that only the method differs: replug-paper has all of the
