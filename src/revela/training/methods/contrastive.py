@@ -115,7 +115,7 @@ PRESETS: dict[str, Preset] = {
     },
     # Revela's comparison with Contriever on the same text.
     "contrastive-contriever": {"method": "contrastive-crop", "groups": "document-random"}
-    | {"tau": 0.01, "inverse_cloze": 0.5, "crop_shares": (0.05, 0.5), "crop_deletion": 0.1}
+    | {"tau": 0.01, "inverse_cloze": 0.5, "crop_shares": [0.05, 0.5], "crop_deletion": 0.1}
     | {"offline_model": "", "layers": 0, "pooling": "eos", "lower_case": "no", "max_tokens": 2048}
     | {"lora_rank": 256, "lora_alpha": 64, "lora_dropout": 0.1}
     | NO_FIT
