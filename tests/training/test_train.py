@@ -154,11 +154,8 @@ def test_resume_equals_unbroken(recipe, documents, tiny_lm_folder, tmp_path, nam
     assert (tmp_path / "whole" / "lm" / "model.safetensors").is_file() == (name == "paper")
     numbers = logged(tmp_path / "whole")[0]["method"]
     assert " ".join(numbers) == LOGGED[name]
-    if name == "dream":  # its start, after a step
-        assert numbers == {
-            "tau": pytest.approx(0.2, rel=1e-2),
-            "gate": pytest.approx(0.5, rel=1e-2),
-        }
+    if name == "dream":  # where they start
+        assert [*numbers.values()] == pytest.approx([0.2, 0.5], rel=1e-2)
     if name == "crop":  # of which all weights are trained
         start = load_file(tiny_lm_folder / "model.safetensors")
         found = load_file(tmp_path / "whole" / "model.safetensors")
