@@ -33,7 +33,6 @@ from revela.training import distributed
 from revela.training.checkpoint import trainable_state
 from revela.training.checks import CheckPlan
 from revela.training.groups.store import GroupFolder
-from revela.training.methods import cde
 from revela.training.recipe import Recipe
 from revela.training.step import BatchReader, Progress
 from revela.training.training_set import TrainingSet
@@ -75,8 +74,6 @@ def watched(case: dict[str, Any], seen: dict[str, Any]) -> Iterator[None]:
         mock.patch.object(BatchReader, "my_rows", my_rows),
         mock.patch.object(Progress, "advance", advancing),
         mock.patch.object(training, "check_same_weights", checking),
-        # Processes that share a batch draw other numbers than one process does.
-        mock.patch.object(cde, "SLOT_DROPOUT", 0.0),
     ):
         yield
 
