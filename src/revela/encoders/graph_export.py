@@ -28,7 +28,6 @@ from revela.encoders.model_files import fingerprint
 from revela.encoders.prompts import Prompts
 from revela.encoders.torch_encoder import TorchEncoder
 from revela.encoders.torch_model import (
-    compares_by_dot,
     open_model,
     slot_ids,
     text_vectors,
@@ -76,10 +75,6 @@ def export_onnx(model: SentenceTransformer, out: Path, tokens: bool = False) -> 
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         raise RevelaError(
             f"export to ONNX needs {', '.join(missing)}: run {install_extra('train')}"
-        )
-    if compares_by_dot(model):
-        raise RevelaError(
-            "an export gives vectors of length one, and this model compares them by dot products"
         )
     check_free(out)
     model = model.cpu().float().eval()

@@ -21,14 +21,7 @@ from revela.encoders.bert import STATES, bert, is_bert, max_positions
 from revela.encoders.cpu import fastest, openvino_core
 from revela.encoders.graph_encoder import Graph, GraphEncoder
 from revela.encoders.int8 import quantised
-from revela.encoders.model_files import (
-    Weights,
-    fingerprint,
-    modules_of,
-    opening,
-    read_config,
-    saved_for_dot,
-)
+from revela.encoders.model_files import Weights, fingerprint, modules_of, opening, read_config
 from revela.encoders.prompts import OWN, Given, prompts_of
 from revela.files import atomic_write, cache_folder
 from revela.types import Precision
@@ -75,8 +68,6 @@ def open_graph(
     modules = modules_of(folder)
     if not modules or modules[0][0] != "Transformer" or (folder / "context").is_dir():
         return None
-    if saved_for_dot(folder):
-        return None  # a graph gives vectors of length one
     inside = modules[0][1]
     if not (inside / TOKENIZER).is_file() or (inside / "adapter_config.json").is_file():
         return None  # adapters are merged by torch

@@ -35,6 +35,7 @@ def load_encoder(
     precision: Precision = "auto",
     max_tokens: int | None = None,
     prompts: Given = OWN,
+    as_compared: bool = False,
 ) -> TextEncoder:
     """Open a saved retriever, or any Sentence-Transformers folder, for encoding.
 
@@ -44,23 +45,26 @@ def load_encoder(
             bf16.
         max_tokens: truncate texts here instead of at the model's own limit.
         prompts: replace the model's own.
+        as_compared: give the vectors of a model for dot products as they are, by torch. Otherwise
+            all vectors have length one.
 
     Raises:
         RevelaError: the folder is not one, is damaged, or needs torch, which is not installed.
     """
     check_retriever(folder)
-    encoder = _open(folder, precision, max_tokens, prompts)
+    by_dot = as_compared and saved_for_dot(folder)
+    encoder = _open(folder, precision, max_tokens, prompts, by_dot)
     encoder.words_to_vectors = words_to_vectors_of(folder)
     return encoder
 
 
 def _open(
-    folder: Path, precision: Precision, max_tokens: int | None, prompts: Given
+    folder: Path, precision: Precision, max_tokens: int | None, prompts: Given, by_dot: bool
 ) -> TextEncoder:
     """By the first that reads the folder: a table, a graph, torch."""
-    if table_folder(folder) and not saved_for_dot(folder):
+    if table_folder(folder) and not by_dot:
         return StaticEncoder.load(folder, max_tokens, prompts)
-    if precision == "int8" or not has_gpu():
+    if not by_dot and (precision == "int8" or not has_gpu()):
         how = precision, max_tokens, prompts
         encoder = _open_graph(folder, *how)
         if encoder is None and precision == "int8":  # for an index whose export is gone
@@ -76,7 +80,7 @@ def _open(
     with extra("train", f"{folder}, a model that only torch reads,"):
         from revela.encoders.torch_encoder import TorchEncoder
 
-        return TorchEncoder.load(folder, precision, max_tokens, prompts)
+        return TorchEncoder.load(folder, precision, max_tokens, prompts, by_dot)
 
 
 def _open_graph(

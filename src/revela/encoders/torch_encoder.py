@@ -32,6 +32,7 @@ class TorchEncoder(TextEncoder):
         bf16: bool = False,
         max_tokens: int | None = None,
         name: str = "the model",
+        by_dot: bool = False,
     ) -> None:
         transformer = torch_model.transformer_of(model)
         self.bf16 = bf16 and transformer is not None
@@ -44,18 +45,23 @@ class TorchEncoder(TextEncoder):
         else:
             # With padding before a text, its learned positions would depend on the other texts.
             transformer.tokenizer.padding_side = "right"
-        self.by_dot, self.limit = torch_model.compares_by_dot(model), torch_model.own_limit(model)
+        self.by_dot, self.limit = by_dot, torch_model.own_limit(model)
         self.batch_tokens = torch_model.tokens_per_batch(model.device)
         self._lock = threading.Lock()  # tokenizers are not thread-safe
 
     @classmethod
     def load(
-        cls, folder: Path, precision: Precision, max_tokens: int | None = None, prompts: Given = OWN
+        cls,
+        folder: Path,
+        precision: Precision,
+        max_tokens: int | None = None,
+        prompts: Given = OWN,
+        by_dot: bool = False,
     ) -> TorchEncoder:
         """Open a Sentence-Transformers folder, on a GPU if there is one."""
         model = torch_model.open_model(folder, prompts=prompts)
         bf16 = torch_model.uses_bf16(precision, model.device)
-        return cls(model, bf16, max_tokens, str(folder))
+        return cls(model, bf16, max_tokens, str(folder), by_dot)
 
     @functools.cached_property
     def tokenizer(self) -> Any:
@@ -79,5 +85,5 @@ class TorchEncoder(TextEncoder):
         device = self.model.device
         with self._lock, torch.inference_mode():
             read = {k: v.to(device) if hasattr(v, "to") else v for k, v in features.items()}
-            found = torch_model.text_vectors(self.model, read, with_tokens, self.bf16)
+            found = torch_model.text_vectors(self.model, read, with_tokens, self.bf16, self.by_dot)
             return Encoded(*(tensor.cpu().numpy() for tensor in found))

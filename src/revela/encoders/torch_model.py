@@ -226,11 +226,14 @@ def compares_by_dot(model: SentenceTransformer) -> bool:
 
 
 def text_vectors(
-    model: SentenceTransformer, features: Features, with_tokens: bool, bf16: bool = False
+    model: SentenceTransformer,
+    features: Features,
+    with_tokens: bool,
+    bf16: bool = False,
+    by_dot: bool = False,
 ) -> list[Tensor]:
     """Run a model's modules on tokenized texts: the texts' vectors (B, D) and, if requested, the
-    tokens' (B, L, W), in fp32 and of length one; the texts' as they are if the model
-    ``compares_by_dot``.
+    tokens' (B, L, W), in fp32 and of length one; with ``by_dot`` the texts' as they are.
 
     Tokens' vectors are the transformer's states as late interaction compares them: after the linear
     layer that follows the pooling where the model has one.
@@ -252,7 +255,7 @@ def text_vectors(
     for part in rest:
         features = part(features)
     vectors_BD = features["sentence_embedding"][:, : model.truncate_dim].float()
-    found = [vectors_BD if compares_by_dot(model) else normalize(vectors_BD, dim=-1)]
+    found = [vectors_BD if by_dot else normalize(vectors_BD, dim=-1)]
     if with_tokens:
         after = itertools.dropwhile(lambda part: not isinstance(part, modules.Pooling), rest)
         linear = next((part.linear for part in after if isinstance(part, modules.Dense)), None)

@@ -104,8 +104,9 @@ def evaluations(
     labelled = short_names(models)
     runs = {label: read_run(Path(name)) for label, name in labelled.items() if Path(name).is_file()}
     searched = {label: indexes[name] for label, name in labelled.items() if name in indexes}
+    how = options.precision, options.max_tokens, options.prompts
     encoders = {
-        label: load_encoder(resolve(name), options.precision, options.max_tokens, options.prompts)
+        label: load_encoder(resolve(name), *how, as_compared=True)
         for label, name in labelled.items()
         if label not in {*runs, *searched}
     }

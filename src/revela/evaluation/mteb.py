@@ -22,7 +22,7 @@ from mteb.types import PromptType
 
 from revela.encoders.base import TextEncoder
 from revela.encoders.embedded import EMBEDDED
-from revela.encoders.model_files import fingerprint, name_of, resolve
+from revela.encoders.model_files import fingerprint, name_of, resolve, saved_for_dot
 from revela.encoders.prompts import OWN, Given
 from revela.encoders.torch_encoder import TorchEncoder
 from revela.errors import RevelaError, first_line
@@ -74,7 +74,7 @@ class MtebEncoder:
     ) -> MtebEncoder:
         """Open a Sentence-Transformers folder, a hub id or embedded:minilm-l6."""
         folder = resolve(name)
-        encoder = TorchEncoder.load(folder, precision, max_tokens, prompts)
+        encoder = TorchEncoder.load(folder, precision, max_tokens, prompts, saved_for_dot(folder))
         return cls(encoder, *filed_as(name, folder), max_tokens)
 
     def encode(self, inputs: Any, *, prompt_type: Any = None, **_: Any) -> Vectors:

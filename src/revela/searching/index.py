@@ -7,6 +7,7 @@ Beside the table lies its state (state.py), which says in which version it is re
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
@@ -41,6 +42,8 @@ from revela.types import (
     check_unicode,
     items_of,
 )
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from revela.searching.changes import Changes
@@ -141,10 +144,7 @@ class Index:
         path = resolve(str(model))
         check_dimensions(path, settings.dimensions)
         if saved_for_dot(path):
-            raise RevelaError(
-                f"{path} compares vectors by dot products, and an index is calibrated for cosines: "
-                "give another --model, or train with --similarity cosine"
-            )
+            log.warning(f"{path} was trained for dot products; the index compares by cosines")
         if encoder is None:
             from revela.encoders.load import load_encoder
 

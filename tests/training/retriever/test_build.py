@@ -15,7 +15,6 @@ import torch
 from sentence_transformers.sentence_transformer import modules
 from small import build, fit
 
-from revela.encoders.graph_export import export_onnx
 from revela.encoders.load import load_encoder
 from revela.encoders.torch_encoder import TorchEncoder
 from revela.encoders.torch_model import open_model
@@ -69,9 +68,9 @@ def test_saved_folders_give_the_same_vectors_in_stock_sentence_transformers(
     assert not [*tmp_path.rglob("*.bin"), *tmp_path.rglob("*.pt")]
 
 
-def test_the_last_token_and_dot_products(tiny_lm_folder, tiny_bert_folder, tmp_path):
-    """No EOS and no normalisation: in training, in stock modules, in evaluations; an index and an
-    export need cosines.
+def test_the_last_token_and_dot_products(tiny_lm_folder, tiny_bert_folder, tmp_path, caplog):
+    """No EOS and no normalisation: in training, in stock modules, in evaluations. An index compares
+    by cosines.
     """
     model, out = build(tiny_lm_folder, "last", similarity="dot"), tmp_path / "dot"
     retriever, every = RetrieverModule(model), torch.arange(len(TEXTS))
@@ -89,16 +88,16 @@ def test_the_last_token_and_dot_products(tiny_lm_folder, tiny_bert_folder, tmp_p
     about = json.loads((out / "config_sentence_transformers.json").read_text())
     assert about["similarity_fn_name"] == "dot"
     assert not any(isinstance(part, modules.Normalize) for part in open_model(out))
-    encoder = load_encoder(out, "fp32")
+    encoder = load_encoder(out, "fp32", as_compared=True)
     stock = open_model(out).encode_query(TEXTS)
     np.testing.assert_allclose(encoder.encode_queries(TEXTS), stock, atol=1e-5)
     assert np.linalg.norm(stock, axis=1).max() > 1.1
     collection = Collection("some", ["a", "b"], TEXTS[:2], ["q"], ["ocean1"], {"q": {"a": 1}})
     assert [*outcomes(collection, {"m": encoder})] == ["BM25", "m", "m + BM25 (RRF)"]
-    with pytest.raises(RevelaError, match=r"compares vectors by dot products, and an index is"):
-        Index.create(tmp_path / "index", out)
-    with pytest.raises(RevelaError, match="an export gives vectors of length one"):
-        export_onnx(open_model(out), tmp_path / "onnx")
+    found = load_encoder(out, "fp32").encode_queries(TEXTS)
+    np.testing.assert_allclose(found, stock / np.linalg.norm(stock, axis=1)[:, None], atol=1e-5)
+    Index.create(tmp_path / "index", out)
+    assert "trained for dot products; the index compares by cosines" in caplog.text
     assert len(build(tiny_bert_folder, similarity="dot")) == len(build(tiny_bert_folder)) - 1
 
 
