@@ -275,10 +275,10 @@ def test_a_method_in_a_recipe_brings_its_settings_as_the_flag_does(
 
 
 def test_several_numbers_after_one_flag(recipes, refused, tmp_path):
-    (tmp_path / "r.toml").write_text("[training]\nbetas = [0.8, 0.98]\n")
+    (tmp_path / "r.toml").write_text("[optimizer]\nbetas = [0.8, 0.98]\n")
     for flags in ("--betas 0.8 0.98 --seed 1", f"--recipe {tmp_path / 'r.toml'}"):
         refused("train", tmp_path, f"--out {tmp_path / 'o'}", flags)
-    assert [recipe.training.betas for recipe in recipes] == [(0.8, 0.98)] * 2
+    assert [recipe.optimizer.betas for recipe in recipes] == [(0.8, 0.98)] * 2
     assert recipes[0].training.seed == 1
 
 
@@ -565,7 +565,7 @@ def test_eval_compares_models_and_asks_mteb(
         ("[variants]\na = 1", "variant 'a' is no table"),
         ("seed = 1", "seed is no section of settings"),
         ("[method]\ntau = inf", "--tau inf: it should be a finite number"),
-        ("[training]\nbetas = 0.5", "--betas 0.5: it should be a valid tuple"),
+        ("[optimizer]\nbetas = 0.5", "--betas 0.5: it should be a valid tuple"),
         ("[method]\nmethod = 3", "--method 3 is unknown: give FILE.py:Class, or one of"),
     ],
 )

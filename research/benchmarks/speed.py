@@ -142,7 +142,7 @@ def reading(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
             return dict(made)
 
         loss, ahead = Sleeping(step), form == "ours"
-        optimizer = make_optimizer(loss, recipe.training)
+        optimizer = make_optimizer(loss, recipe.optimizer)
         one = dict(groups_per_step=1, groups_per_batch=1, is_shared=False)
         some = BatchReader(lambda _: iter(groups), read, budget, ahead=ahead, **one)
         with some as reader:

@@ -57,7 +57,7 @@ def test_main_tables_are_trained_as_published():
     assert (replug.method.name, replug.method.tau) == ("replug", 1e-3)
     assert replug.retriever == revela.retriever and replug.groups == revela.groups
     assert (revela.training.max_steps, replug.training.max_steps) == (10_000, 4_500)
-    assert (revela.training.learning_rate, replug.training.learning_rate) == (1e-4, 5e-4)
+    assert (revela.optimizer.learning_rate, replug.optimizer.learning_rate) == (1e-4, 5e-4)
     assert {recipe.method.query_side for recipe in recipes["revela-2"].values()} == {"whole"}
     dream, infonce = recipes["dream-1"].values()
     assert dream == Recipe.of("dream-paper")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import revela.training.step as steps
-from revela.training.settings import Training
+from revela.training.settings import Optimizer, Training
 from revela.training.step import Budget, make_optimizer, row_batches, sides, step_limit
 
 
@@ -33,7 +33,7 @@ def test_progress_follows_the_nearer_limit():
 )
 def test_learning_rate_warms_up_and_follows_its_schedule(schedule, expected):
     """Over the run; or, with restarts, over every 100 steps."""
-    settings = Training(schedule=schedule, warmup_steps=10)
+    settings = Optimizer(schedule=schedule, warmup_steps=10)
     budget, places = Budget(max_steps=100), (0, 10, 50, 80)
     assert [budget.learning_rate_factor(i, settings) for i in places] == pytest.approx(expected)
     assert budget.learning_rate_factor(100, settings) == (schedule == "constant")
@@ -49,7 +49,7 @@ def test_epochs_are_a_limit_in_steps():
 
 
 def test_adamw_has_the_betas_and_the_weight_decay_of_the_settings():
-    settings = Training(betas=(0.5, 0.6), weight_decay=0.1)
+    settings = Optimizer(betas=(0.5, 0.6), weight_decay=0.1)
     (group,) = make_optimizer(torch.nn.Linear(1, 1), settings).param_groups
     assert (group["betas"], group["weight_decay"]) == ((0.5, 0.6), 0.1)
 

@@ -24,7 +24,7 @@ from revela.training.retriever.build import untrained_retriever
 from revela.training.retriever.fit import WORDS_TO_VECTORS
 from revela.training.retriever.save import save_retriever
 from revela.training.retriever.static_from_words import build_word_table
-from revela.training.settings import Training
+from revela.training.settings import Optimizer
 from revela.training.step import make_optimizer
 from revela.training.train import train
 
@@ -88,7 +88,7 @@ def test_rows_and_weights_have_learning_rates_of_their_own(recipe, documents, tm
     model = untrained_retriever(recipe.retriever, Path(recipe.retriever.model), documents)
     loss = ContrastiveLoss(model, tau=0.1)
     loss.log_tau = torch.nn.Parameter(torch.zeros(()))  # as DREAM has
-    groups = make_optimizer(loss, Training()).param_groups
+    groups = make_optimizer(loss, Optimizer()).param_groups
     assert [group["times"] for group in groups] == [1, 10, 50]
     halves = model[0].halves
     ordered = [p for group in groups for p in group["params"]]

@@ -72,15 +72,15 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
 
 def _check_limits(recipe: Recipe) -> None:
     """Refuse a run without an end, and settings of minings where nothing is mined."""
-    t = recipe.training
+    t, restarts = recipe.training, recipe.optimizer.restart_optimizer
     limits = t.max_steps, t.max_epochs, t.max_minutes, t.max_tokens_read
     if not any(limits):
         raise RevelaError(
             "a run without a limit has no end: give --max-steps, --max-epochs, --max-minutes or "
             "--max-tokens-read"
         )
-    if not recipe.negatives and (t.restart_optimizer or recipe.groups.refresh_epochs):
-        flag = "--restart-optimizer" if t.restart_optimizer else "--refresh-epochs"
+    if not recipe.negatives and (restarts or recipe.groups.refresh_epochs):
+        flag = "--restart-optimizer" if restarts else "--refresh-epochs"
         raise RevelaError(f"{flag} goes by minings of --negatives: give --negatives 1 or more")
 
 

@@ -42,6 +42,7 @@ class Recipe:
     fit: sections.Fit = field(default_factory=sections.Fit)
     lm: sections.LM = field(default_factory=sections.LM)
     method: Method = field(default_factory=Revela)
+    optimizer: sections.Optimizer = field(default_factory=sections.Optimizer)
     training: sections.Training = field(default_factory=sections.Training)
 
     @property

@@ -225,8 +225,8 @@ class LM:
 
 
 @checked
-class Training:
-    """Limits, checks, checkpoints and precision of a run."""
+class Optimizer:
+    """AdamW and its learning rate."""
 
     learning_rate: NonNegativeFloat = 1e-4
     """Peak learning rate of AdamW; ten times that for the rows of a static retriever, and fifty
@@ -241,6 +241,12 @@ class Training:
     "Decay rates of AdamW's two moments."
     restart_optimizer: Rare[bool] = False
     "Start the optimiser and its schedule afresh with each mining of --negatives."
+
+
+@checked
+class Training:
+    """Limits, checks, checkpoints and precision of a run."""
+
     groups_per_step: PositiveInt = 1
     "Groups per optimiser step, over all processes."
     groups_per_batch: Rare[PositiveInt | Literal["auto"]] = "auto"

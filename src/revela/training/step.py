@@ -35,7 +35,7 @@ from revela.training.groups.strategies import Groups
 from revela.training.methods.base import Collate
 from revela.training.methods.cde import CDE
 from revela.training.record import Metrics, MetricsRow, Scores
-from revela.training.settings import Training
+from revela.training.settings import Optimizer, Training
 from revela.training.training_set import TrainingSet
 from revela.types import Chunk
 
@@ -86,7 +86,7 @@ class Budget:
         by_tokens = self.tokens / self.max_tokens if self.max_tokens else 0.0
         return min(1.0, max(by_step, by_time, by_tokens))
 
-    def learning_rate_factor(self, step: int, settings: Training, restarts: int = 0) -> float:
+    def learning_rate_factor(self, step: int, settings: Optimizer, restarts: int = 0) -> float:
         """Factor of linear warm-up times the schedule, over the run, or over every ``restarts``
         steps.
         """
@@ -240,7 +240,7 @@ class HasMultipliers(Protocol):
     def learning_rate_multipliers(self) -> dict[nn.Parameter, float]: ...
 
 
-def make_optimizer(loss_module: nn.Module, settings: Training) -> torch.optim.AdamW:
+def make_optimizer(loss_module: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
     """AdamW over the trained parameters, in their order.
 
     "times" of a parameter group is a factor of its learning rate: 1, or what the method

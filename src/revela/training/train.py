@@ -156,7 +156,7 @@ def train(
         # Groups: rows that are read together, and mined negatives if requested.
         groups, n_groups = data.groups(model, checkpoints)
         max_steps, negatives = step_limit(settings, n_groups), None
-        _warn_of_warmup(settings.warmup_steps, max_steps)
+        _warn_of_warmup(recipe.optimizer.warmup_steps, max_steps)
         epochs, per_step = recipe.groups.refresh_epochs, settings.groups_per_step
         refresh = steps_of(epochs, n_groups, per_step) or recipe.groups.refresh_every
         if recipe.negatives:
@@ -206,6 +206,7 @@ def train(
             recipe.retriever,
             recipe.context,
             recipe.lm,
+            recipe.optimizer,
             settings,
             encoder.retriever,
             data.documents,
@@ -227,7 +228,7 @@ def train(
         if context_encoder is not None:
             loss_module, collate = in_context(loss_module, collate, parts, context_encoder)
         loss_module.to(device)
-        optimizer = make_optimizer(loss_module, settings)
+        optimizer = make_optimizer(loss_module, recipe.optimizer)
         distributed.copy_first(run_tensors(loss_module))
         check_same_weights(loss_module, step)
 
@@ -260,7 +261,7 @@ def train(
         per_batch = recorded(out, "groups_per_batch", groups_per_batch)
         budget.take_count()  # of what was read to find it
         reader = BatchReader(groups, read, budget, per_step, per_batch, is_shared, ahead, step)
-        restarts = refresh if settings.restart_optimizer else 0
+        restarts = refresh if recipe.optimizer.restart_optimizer else 0
         stopped, logged, sums = 0, step, torch.zeros(2, device=device)
         with (
             frozen_in_bf16(model, encoder.retriever.bf16),
@@ -273,9 +274,9 @@ def train(
                 between_steps.clear()
                 batches, tokens = reader.next_step()
                 if restarts and step % restarts == 0:
-                    optimizer = make_optimizer(loss_module, settings)
-                factor = budget.learning_rate_factor(step, settings, restarts)
-                rate = settings.learning_rate * factor
+                    optimizer = make_optimizer(loss_module, recipe.optimizer)
+                factor = budget.learning_rate_factor(step, recipe.optimizer, restarts)
+                rate = recipe.optimizer.learning_rate * factor
                 loss, grad_norm = take_step(
                     loss_module, optimizer, batches, rate, settings.seed, processes
                 )
@@ -320,7 +321,7 @@ def train(
             if not stopped:
                 remove_whole(checkpoints)
                 update_record(out, finished=True)
-                _warn_of_warmup(settings.warmup_steps, 0 if max_steps else step)
+                _warn_of_warmup(recipe.optimizer.warmup_steps, 0 if max_steps else step)
             return outcome
 
         return distributed.from_rank_zero(finish)

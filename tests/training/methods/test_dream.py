@@ -16,7 +16,7 @@ from revela.training.lm.prompts import ANSWER, QUESTION
 from revela.training.methods import dream
 from revela.training.methods.dream import PUBLISHED_HEADS, DreamLoss, score_query_heads
 from revela.training.recipe import Recipe
-from revela.training.settings import Training
+from revela.training.settings import Optimizer
 from revela.training.step import make_optimizer
 
 DOCUMENTS = [-1, 0, 0, 0, -1, 1, 1, -1, 2, 2, 2, 2, -1]  # of the candidates' text
@@ -171,7 +171,7 @@ def test_heads_are_published_random_or_found(monkeypatch, tmp_path, name, heads,
         return recipe.method.build(build_context(recipe, Embed(), [], [], "cpu", False))[0]
 
     loss = built(0)
-    groups = make_optimizer(loss, Training()).param_groups
+    groups = make_optimizer(loss, Optimizer()).param_groups
     rates = [(len(group["params"]), group["times"]) for group in groups]
     assert rates == [(2, pytest.approx(100)), (1, 1.0)]  # tau and the gate, the retriever
     assert loss.heads == built(0).heads == (chosen or loss.heads)

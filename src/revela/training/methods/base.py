@@ -37,6 +37,7 @@ from revela.training.settings import (
     LM,
     Context,
     Groups,
+    Optimizer,
     Queries,
     Rare,
     Reads,
@@ -140,6 +141,7 @@ class BuildContext:
     retriever: Retriever
     context: Context
     lm: LM
+    optimizer: Optimizer
     training: Training
     model: Any
     "The retriever, a ``RetrieverModule``."

@@ -217,7 +217,7 @@ class Dream(DocumentAttention):
         loss = DreamLoss(
             parts.model, lm, heads, tau=tau, gate=gate, kernel=kernel, **parts.batching
         )
-        base = training.learning_rate or 1.0
+        base = parts.optimizer.learning_rate or 1.0
         loss.scalar_times = (self.scalar_learning_rate or base) / base
         return loss, PromptBatches(parts, prompts)
 
