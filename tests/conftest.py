@@ -208,7 +208,7 @@ def build_context(recipe, *given, **named):
     """What a method is built from, with the sections of this recipe."""
     from revela.training.methods.base import BuildContext
 
-    names = "groups", "queries", "retriever", "context", "lm", "optimizer", "training"
+    names = "groups", "queries", "retriever", "context", "lm", "training"
     return BuildContext(*(getattr(recipe, name) for name in names), *given, **named)
 
 

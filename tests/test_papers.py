@@ -5,7 +5,6 @@ so do the files and names of how-it-works.md.
 from __future__ import annotations
 
 import ast
-import json
 import re
 import shlex
 from pathlib import Path
@@ -80,10 +79,10 @@ def settings_in(flags: str) -> dict[str, object]:
         name = flag.replace("-", "_")
         assert name in SETTINGS, f"no method has a setting --{flag}"
         kind, words = SETTINGS[name].annotation, shlex.split(value)
+        parse, text = TypeAdapter(kind).validate_strings, " ".join(words)
         if get_origin(kind) is tuple:
-            given[name] = [json.loads(word) for word in words]
-        else:
-            given[name] = TypeAdapter(kind).validate_strings(" ".join(words)) if value else None
+            parse, text = TypeAdapter(kind).validate_python, words
+        given[name] = parse(text) if value else None
     return given
 
 

@@ -29,19 +29,9 @@ def test_every_flag_in_the_header_of_a_method_is_a_setting():
         named = set(re.findall(r"--([a-z][a-z-]*)", sys.modules[method.__module__].__doc__))
         kinds = [kind for kind in METHODS.values() if kind.__module__ == method.__module__]
         known = {name.replace("_", "-") for kind in kinds for name in settings_of(kind)}
-        # Of other methods that the header names, and of probe.
-        others = {
-            "method",
-            "model",
-            "pairs",
-            "move",
-            "negatives",
-            "tau",
-            "lm-lora",
-            "mix",
-            "out",
-            "recipe",
-        }
+        # Of other methods that the header names, and of other verbs.
+        others = {"method", "model", "pairs", "move", "negatives", "tau", "lm-lora", "mix"}
+        others |= {"out", "recipe", "context-first"}
         assert named - known <= others and len(named) >= 4 * (method.name != "gains")
 
 

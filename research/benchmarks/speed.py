@@ -128,7 +128,7 @@ def reading(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
             recipe.context,
             recipe.lm,
             recipe.training,
-            *(model, [], chunks, CPU, False),
+            *(model, [], chunks, False),
             count=budget.count,
         )
         collate = ChunkBatches(parts, load_tokenizer(folder), "first-half")

@@ -153,8 +153,8 @@ def trained(folder):
     """The vectors that training begins with."""
     recipe = Recipe()
     model = untrained_retriever(recipe.retriever, folder, []).cpu().eval()
-    retriever, cpu = RetrieverModule(model), torch.device("cpu")
-    batch = build_context(recipe, retriever, [], [], cpu, bf16=False).sides(TEXTS, TEXTS)
+    retriever = RetrieverModule(model)
+    batch = build_context(recipe, retriever, [], [], bf16=False).sides(TEXTS, TEXTS)
     made = []
     with torch.no_grad(), retriever.evaluating(adapters=False):
         for side in ("query_", "passage_"):

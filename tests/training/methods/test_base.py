@@ -57,7 +57,7 @@ def test_the_query_side_is_what_the_setting_says(tiny_lm_folder, tiny_tokenizer,
     def queries(seed=0, epoch=0, order=(0, 1, 2)):
         """Of the texts in this order, by the text."""
         recipe = Recipe.of(lm_tokens=64, seed=seed, query_side=side)
-        parts = build_context(recipe, RetrieverModule(model), [], [], torch.device("cpu"), False)
+        parts = build_context(recipe, RetrieverModule(model), [], [], False)
         rows = [{"text": TEXTS[i], "document": 0, "row": i, "epoch": epoch} for i in order]
         batch = ChunkBatches(parts, tiny_tokenizer, side)(rows)
         masked = zip(batch["query_input_ids"], batch["query_attention_mask"], strict=True)
@@ -86,8 +86,8 @@ def test_the_query_side_is_what_the_setting_says(tiny_lm_folder, tiny_tokenizer,
 def test_chunks_of_some_sources_are_whole_queries(tiny_lm_folder, tiny_tokenizer, sources, whole):
     model, names = RetrieverModule(tiny_retriever(tiny_lm_folder)), ("a:1", "posts:1", "b:2", "c:1")
     members = (Member(i, TEXTS[0], name=name) for i, name in enumerate(names))
-    rows, given = arrow_list(Member, members), (torch.device("cpu"), False)
-    parts = build_context(Recipe.of(), model, [], rows, *given, corpora=[1, 3])
+    rows = arrow_list(Member, members)
+    parts = build_context(Recipe.of(), model, [], rows, False, corpora=[1, 3])
     asked = [{"text": TEXTS[0], "document": i, "row": i, "epoch": 0} for i in range(4)]
     batches = (ChunkBatches(parts, tiny_tokenizer, "first-half", s) for s in ((), sources))
     plain, mixed = (batch(asked)["query_attention_mask"].sum(dim=1) for batch in batches)

@@ -62,7 +62,7 @@ def wrapped(model, first, batch=0, dropout=0.0, null=0.0):
     loss = ContrastiveLoss(retriever, tau=TAU, retriever_batch=batch)
     probabilities = dict(context_dropout=dropout, context_null=null)
     recipe = Recipe.of(context=SLOTS, retriever_batch=batch, **probabilities)
-    parts = build_context(recipe, retriever, [], [], torch.device("cpu"), False)
+    parts = build_context(recipe, retriever, [], [], False)
     return in_context(loss, None, parts, first)[0], model, first
 
 
@@ -204,8 +204,8 @@ ROWS = [Chunk(i // 4, f"text {i}") for i in range(40)]  # of ten documents
 
 def batches(first, source, corpora=()):
     recipe = Recipe.of(context=SLOTS, context_from=source, groups="cluster")
-    counted, rows, device = [], arrow_list(Chunk, iter(ROWS)), torch.device("cpu")
-    parts = build_context(recipe, None, [], rows, device, False, counted.append, first, corpora)
+    counted, rows = [], arrow_list(Chunk, iter(ROWS))
+    parts = build_context(recipe, None, [], rows, False, counted.append, first, corpora)
     return ContextBatches(parts, lambda rows: {"query_x": torch.zeros(1)}, first), counted
 
 

@@ -80,7 +80,7 @@ def test_questions_rank_candidates_by_the_likelihood_of_the_answer(tiny_lm_folde
     settings = dict(lm=str(tiny_lm_folder), group_size=4, tau=0.5, tau_lm=0.05)
     recipe = Recipe.of("replug-questions", **settings)
     model = RetrieverModule(tiny_retriever(tiny_lm_folder))
-    parts = build_context(recipe, model, [], [], torch.device("cpu"), False)
+    parts = build_context(recipe, model, [], [], False)
     loss_module, collate = recipe.method.build(parts)
     members = enumerate(texts)
     rows = [{"text": text, "query": questions.get(i, ""), "document": i} for i, text in members]

@@ -84,11 +84,8 @@ def built(folder, **changes):
     model = tiny_retriever(folder, layers=0, query_prompt="", passage_prompt="")
     add_lora(model, 0, 1, 0.0)
     read = []
-    device = torch.device("cpu")
     retriever = RetrieverModule(model)
-    parts = build_context(
-        recipe, retriever, [], [], device, False, count=read.append, folder=folder
-    )
+    parts = build_context(recipe, retriever, [], [], False, count=read.append, folder=folder)
     loss, batches = recipe.method.build(parts)
     return SimpleNamespace(retriever=retriever, loss=loss, batches=batches, read=read)
 

@@ -37,7 +37,6 @@ from revela.training.settings import (
     LM,
     Context,
     Groups,
-    Optimizer,
     Queries,
     Rare,
     Reads,
@@ -141,14 +140,12 @@ class BuildContext:
     retriever: Retriever
     context: Context
     lm: LM
-    optimizer: Optimizer
     training: Training
     model: Any
     "The retriever, a ``RetrieverModule``."
     documents: Sequence[Document]
     rows: ArrowList[Chunk]
     "Rows that groups consist of; without queries if ``written`` has them."
-    device: torch.device
     bf16: bool
     count: Callable[[int], None] = lambda tokens: None
     "Called with the number of tokens that the retriever reads, for each side of a batch."
@@ -170,6 +167,11 @@ class BuildContext:
     "Document -> prompts of its domain, which follow the retriever's own."
     is_shared: bool = False
     "Whether all processes share each batch."
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the retriever."""
+        return torch.device(next(self.model.parameters()).device)
 
     @property
     def batching(self) -> dict[str, int]:

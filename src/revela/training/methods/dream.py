@@ -48,7 +48,7 @@ Differs still, in dream-paper too:
   chunk is left out; the paper does not say how. Chunks are truncated to --lm-tokens 156.
 - The start of tau and g, and the learning rate (0.2, 0.5 and 1e-4), are ours, as the paper's are
   not known: --tau, --gate, --learning-rate. So is the rate of tau and g: that of the retriever, at
-  which tau goes from 0.2 to 0.186 at most in 1,500 steps; --scalar-learning-rate gives another.
+  which tau goes from 0.2 to 0.186 at most in 1,500 steps; --scalar-rate-factor gives another.
 - Weights w of at most 1e-4 are skipped. One g for all heads.
 
 Ablations: --heads random, --heads random-middle (of the middle third of the layers; figure 2 does
@@ -84,7 +84,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from revela.errors import RevelaError
@@ -178,8 +178,8 @@ class Dream(DocumentAttention):
     the layers): drawn by the seed, as controls. Empty: find them."""
     probe_questions: Rare[PositiveInt] = 64
     "Find the heads by this many questions."
-    scalar_learning_rate: Rare[NonNegativeFloat] = 0.0
-    "Peak learning rate of tau and the gate. 0: that of the retriever."
+    scalar_rate_factor: Rare[PositiveFloat] = 1.0
+    "Learning rate of tau and the gate, as a multiple of --learning-rate."
     lm_lora: Rare[bool] = False
     "Train the LM too, by LoRA of the retriever's rank; otherwise it is frozen."
 
@@ -217,8 +217,7 @@ class Dream(DocumentAttention):
         loss = DreamLoss(
             parts.model, lm, heads, tau=tau, gate=gate, kernel=kernel, **parts.batching
         )
-        base = parts.optimizer.learning_rate or 1.0
-        loss.scalar_times = (self.scalar_learning_rate or base) / base
+        loss.scalar_times = self.scalar_rate_factor
         return loss, PromptBatches(parts, prompts)
 
 
