@@ -79,10 +79,10 @@ def settings_in(flags: str) -> dict[str, object]:
         name = flag.replace("-", "_")
         assert name in SETTINGS, f"no method has a setting --{flag}"
         kind, words = SETTINGS[name].annotation, shlex.split(value)
-        parse, text = TypeAdapter(kind).validate_strings, " ".join(words)
         if get_origin(kind) is tuple:
-            parse, text = TypeAdapter(kind).validate_python, words
-        given[name] = parse(text) if value else None
+            given[name] = list(TypeAdapter(kind).validate_python(words))
+        else:
+            given[name] = TypeAdapter(kind).validate_strings(" ".join(words)) if value else None
     return given
 
 

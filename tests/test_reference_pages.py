@@ -31,7 +31,7 @@ def test_every_flag_in_the_header_of_a_method_is_a_setting():
         known = {name.replace("_", "-") for kind in kinds for name in settings_of(kind)}
         # Of other methods that the header names, and of other verbs.
         others = {"method", "model", "pairs", "move", "negatives", "tau", "lm-lora", "mix"}
-        others |= {"out", "recipe", "context-first"}
+        others |= {"out", "recipe", "context-first", "negatives-from"}
         assert named - known <= others and len(named) >= 4 * (method.name != "gains")
 
 
