@@ -31,7 +31,7 @@ def test_a_missing_extra_is_one_sentence(tmp_path, monkeypatch, package, use):
     for module in [m for m in sys.modules if m.split(".")[0] == package]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
-    install = re.escape(f"run pip install '.[train]' in a checkout of revela")
+    install = re.escape("run pip install '.[train]' in a checkout of revela")
     with pytest.raises(RevelaError, match=install) as found:
         use(tmp_path)
     assert package in str(found.value) and "\n" not in str(found.value)
