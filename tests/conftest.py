@@ -69,6 +69,7 @@ TOPICS = [
     *("ocean", "engine", "garden", "planet", "market", "violin", "enzyme", "castle", "glacier"),
     *("circuit", "recipe", "harbour"),
 ]
+TINY_SIZES = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4)
 
 # Settings of a run of seconds on the tiny models.
 TINY: dict[str, Any] = dict(
@@ -76,9 +77,6 @@ TINY: dict[str, Any] = dict(
     lm_tokens=64, max_tokens=64, max_minutes=0, max_steps=6, warmup_steps=2, log_every=1,
     check_every=0, threads=1, precision="fp32",
 )  # fmt: skip
-
-
-TINY_SIZES = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4)
 
 
 def sentence(topic: str, rng: random.Random) -> str:
