@@ -69,6 +69,7 @@ TOPICS = [
     *("ocean", "engine", "garden", "planet", "market", "violin", "enzyme", "castle", "glacier"),
     *("circuit", "recipe", "harbour"),
 ]
+TINY_SIZES = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4)
 
 # Settings of a run of seconds on the tiny models.
 TINY: dict[str, Any] = dict(
@@ -131,14 +132,7 @@ def tiny_config(kind: str, vocabulary: int = 400):
     """
     import transformers as t
 
-    common = dict(
-        vocab_size=vocabulary,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        max_position_embeddings=2048,
-    )
+    common = TINY_SIZES | dict(vocab_size=vocabulary, max_position_embeddings=2048)
     gqa = dict(num_key_value_heads=2, head_dim=8)
     ids = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
     return {
@@ -256,11 +250,10 @@ def tiny_bert_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
     )
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=3,
-        num_attention_heads=4, max_position_embeddings=64, hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+    sizes = TINY_SIZES | dict(
+        vocab_size=len(tokenizer), num_hidden_layers=3, max_position_embeddings=64
+    )
+    config = BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     BertModel(config, add_pooling_layer=False).save_pretrained(folder / "bert")
     tokenizer.save_pretrained(folder / "bert")
     transformer = modules.Transformer(str(folder / "bert"), max_seq_length=40)
@@ -481,9 +474,8 @@ def taught_lm_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -
         for _ in range(16):
             topic = f"{rng.choice(TOPICS)}{rng.randrange(7)}"
             texts.append(" ".join(sentence(topic, rng) for _ in range(3)))
-        batch = tiny_tokenizer(
-            texts, return_tensors="pt", padding=True, truncation=True, max_length=120
-        )
+        how = dict(padding=True, truncation=True, max_length=120)
+        batch = tiny_tokenizer(texts, return_tensors="pt", **how)
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
         loss = model(**batch, labels=labels).loss
         loss.backward()

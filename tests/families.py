@@ -17,7 +17,7 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
-from conftest import make_rows
+from conftest import TINY_SIZES, make_rows
 from research.benchmarks.hardening.made import byte_tokenizer
 
 VOCABULARY = 400
@@ -73,8 +73,7 @@ OFTEN = {
     *("llama", "gpt2", "gemma3_text", "gpt_neox", "bloom", "mamba", "bert", "xlm-roberta"),
     *("modernbert", "t5", "gemma3", "fnet", "funnel", "nemotron", "diffllama"),
 }
-TINY = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4)
-TINY_TEXT = TINY | dict(
+TINY_TEXT = TINY_SIZES | dict(
     num_key_value_heads=2, head_dim=8, vocab_size=400, sliding_window=64, query_pre_attn_scalar=8
 )
 MORE: dict[str, dict[str, Any]] = {
@@ -87,7 +86,7 @@ MORE: dict[str, dict[str, Any]] = {
     "t5gemma": dict(encoder=TINY_TEXT, decoder=TINY_TEXT),
     "gemma3": dict(
         text_config=TINY_TEXT,
-        vision_config=TINY | dict(image_size=28, patch_size=14),
+        vision_config=TINY_SIZES | dict(image_size=28, patch_size=14),
         mm_tokens_per_image=4,
     ),
 }

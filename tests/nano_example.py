@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -84,20 +85,22 @@ def run_on_a_folder(nano: ModuleType, folder: Path, capsys, *options: str) -> li
     return [float(score) for score in scores]
 
 
-def write_folder(folder: Path) -> None:
-    """Made-up files of text, and one that is not read."""
+def train_and_stay(nano: ModuleType, folder: Path, model: Path, capsys) -> list[list[float]]:
+    """Write files, run ``main`` for three steps on them, again with a learning rate of 0, and check
+    what it prints. Returns the scores of both runs: before, after, and with other contexts.
+    """
     for i, row in enumerate(make_rows(12, sentences=90)):
         (folder / f"{i}.md").write_text(f"# {row['title']}\n\n{row['text']}")
     (folder / "c.csv").write_text("not read")
-
-
-def scores(printed: str) -> list[float]:
-    """Before training, after it, and with other contexts."""
-    line = next(line for line in printed.splitlines() if line.startswith("MRR"))
-    return [float(score) for score in re.findall(r"[01]\.\d{3}", line)]
-
-
-def assert_hits(printed: str) -> None:
-    """The best first."""
-    found = re.findall(r"^(-?[01]\.\d{3})  .+", printed, re.M)
-    assert len(found) == 3 and found == sorted(found, key=float, reverse=True)
+    scores = []
+    for rate in (nano.LEARNING_RATE, 0.0):
+        with mock.patch.object(nano, "LEARNING_RATE", rate):
+            nano.main([str(folder), "--model", str(model), "--steps", "3"])
+        printed = capsys.readouterr().out
+        losses = re.findall(r"loss (\d\.\d+)", printed)
+        assert len(losses) == 3 and len(set(losses)) == 3
+        hits = re.findall(r"^(-?[01]\.\d{3})  .+", printed, re.M)
+        assert len(hits) == 3 and hits == sorted(hits, key=float, reverse=True)
+        [line] = re.findall(r"^MRR.*", printed, re.M)
+        scores.append([float(score) for score in re.findall(r"[01]\.\d{3}", line)])
+    return scores

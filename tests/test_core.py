@@ -89,11 +89,6 @@ def environment(tmp_path_factory):
     return {**os.environ, "PYTHONPATH": path, "REVELA_CACHE": str(home / "cache")}
 
 
-@pytest.fixture(scope="module")
-def model(static_folder):
-    return str(static_folder)
-
-
 @pytest.fixture
 def docs(tmp_path):
     return write_texts(tmp_path / "docs", make_rows(16))
@@ -145,8 +140,8 @@ def test_nothing_is_left_of_the_extras_and_other_modules_and_names_are_there(env
 
 
 @pytest.mark.parametrize("name", ["static", "embedded:minilm-l6"])
-def test_indexes_are_made_changed_and_searched(succeed, docs, model, name, tmp_path):
-    model = model if name == "static" else name
+def test_indexes_are_made_changed_and_searched(succeed, docs, static_folder, name, tmp_path):
+    model = static_folder if name == "static" else name
     write_lines(tmp_path / "more.jsonl", [{"id": "new", "text": "A zebra and a quagga."}])
     made, _, appended, found, deleted, vectors = succeed(
         f"index docs --out kept --model {model} --sync",
@@ -165,17 +160,16 @@ def test_indexes_are_made_changed_and_searched(succeed, docs, model, name, tmp_p
     assert "ocean01" in searched and str(docs) in listed and "are free again" in cleared
 
 
-def test_indexes_retrievers_and_texts_are_scored(succeed, model, tmp_path):
-    rows = [
-        {**row, "_id": str(i), "title": f"all about {i}"} for i, row in enumerate(make_rows(120))
-    ]
+def test_indexes_retrievers_and_texts_are_scored(succeed, static_folder, tmp_path):
+    numbered = enumerate(make_rows(120))
+    rows = [{**row, "_id": str(i), "title": f"all about {i}"} for i, row in numbered]
     queries = {f"q{i}": " ".join(rows[i]["text"].split()[:6]) for i in range(12)}
     judged = {(f"q{i}", str(i)): 1 for i in range(12)}
     write_collection(tmp_path / "beir", rows, queries, judged)
     _, scored, ranked = succeed(
-        f"index beir/corpus.jsonl --out kept --model {model}",
-        f"eval kept {model} --on beir --json scores.json",
-        f"eval {model} --text beir/corpus.jsonl",
+        f"index beir/corpus.jsonl --out kept --model {static_folder}",
+        f"eval kept {static_folder} --on beir --json scores.json",
+        f"eval {static_folder} --text beir/corpus.jsonl",
     )
     systems = json.loads((tmp_path / "scores.json").read_text())["beir"]
     assert {"BM25", "kept"} < systems.keys() and len(systems) >= 4
@@ -183,8 +177,8 @@ def test_indexes_retrievers_and_texts_are_scored(succeed, model, tmp_path):
     assert "BM25" in scored and "without labels" in ranked
 
 
-def test_programs_are_served(environment, docs, model):
-    how = ("serve", docs, "--model", model, "--port", "0")
+def test_programs_are_served(environment, docs, static_folder):
+    how = ("serve", docs, "--model", static_folder, "--port", "0")
     with serving(*how, env=environment) as (server, line, url):
         asked = {"query": "ocean01", "mode": "lexical"}
         hits = httpx.post(f"{url}v1/search", json=asked, timeout=60).json()["data"]
@@ -196,9 +190,9 @@ def test_programs_are_served(environment, docs, model):
         assert server.wait(60) == 128 + signal.SIGINT
 
 
-def test_agents_are_served(environment, docs, model):
+def test_agents_are_served(environment, docs, static_folder):
     async def ask():
-        arguments = ["-m", "revela", "mcp", str(docs), "--model", model]
+        arguments = ["-m", "revela", "mcp", str(docs), "--model", str(static_folder)]
         how = StdioServerParameters(command=sys.executable, args=arguments, env=environment)
         async with Client(how, mode="auto") as client:
             none = await client.call_tool("fetch", {"id": "other.md"})
@@ -212,20 +206,20 @@ def test_agents_are_served(environment, docs, model):
 
 
 def test_what_needs_an_extra_ends_with_one_sentence(
-    run, docs, model, saved_retriever, tiny_lm_folder
+    run, docs, static_folder, saved_retriever, tiny_lm_folder
 ):
     needs = {
         "train docs --out out": "train",
         f"fit docs --model {tiny_lm_folder} --out out": "train",
         "compare docs --on docs --out out": "train",
-        f"probe {model} docs": "train",
+        f"probe {static_folder} docs": "train",
         "heads docs": "train",
         "queries docs --out out": "train",
         "groups docs --out out": "train",
         f"search docs ocean --model {saved_retriever}": "train",
-        f"export {model} --out out": "train",
-        f"index hub:owner/name --model {model} --out out": "hub",
-        f"eval {model} --benchmark SciFact": "benchmarks",
+        f"export {static_folder} --out out": "train",
+        f"index hub:owner/name --model {static_folder} --out out": "hub",
+        f"eval {static_folder} --benchmark SciFact": "benchmarks",
     }
     for (command, extra), (code, _, err) in zip(needs.items(), run(*needs), strict=True):
         assert code == 2, (command, err)

@@ -12,41 +12,31 @@ from pathlib import Path
 
 import pytest
 
+from revela.encoders.embedded import _convert_gguf
+from revela.encoders.graph_export import export_onnx
 from revela.errors import RevelaError, extra
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 
 
-def export_to_onnx(folder):
-    from revela.encoders.graph_export import export_onnx
-
-    export_onnx(None, folder / "out")
-
-
-def convert_gguf(folder):
-    from revela.encoders.embedded import _convert_gguf
-
-    _convert_gguf(folder / "model.gguf", folder / "out")
-
-
 @pytest.mark.parametrize(
-    ("name", "package", "use"),
+    ("package", "use"),
     [
-        ("train", "onnxscript", export_to_onnx),
-        ("train", "gguf", convert_gguf),
+        ("onnxscript", lambda folder: export_onnx(None, folder / "out")),
+        ("gguf", lambda folder: _convert_gguf(folder / "model.gguf", folder / "out")),
     ],
 )
-def test_a_missing_extra_is_one_sentence(tmp_path, monkeypatch, name, package, use):
+def test_a_missing_extra_is_one_sentence(tmp_path, monkeypatch, package, use):
     for module in [m for m in sys.modules if m.split(".")[0] == package]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
-    install = re.escape(f"run pip install '.[{name}]' in a checkout of revela")
+    install = re.escape("run pip install '.[train]' in a checkout of revela")
     with pytest.raises(RevelaError, match=install) as found:
         use(tmp_path)
     assert package in str(found.value) and "\n" not in str(found.value)
     assert not list(tmp_path.iterdir())
-    assert any(package in requirement for requirement in EXTRAS[name])
+    assert any(package in requirement for requirement in EXTRAS["train"])
 
 
 def test_all_is_every_extra_of_a_user_and_dev_has_the_site_too():

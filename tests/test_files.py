@@ -39,10 +39,7 @@ def test_a_folder_appears_with_all_that_is_in_it(tmp_path):
         assert not path.exists()
     with pytest.raises(OSError), atomic_write(path) as temporary:  # one in the way is kept
         temporary.mkdir()
-    assert [p.relative_to(tmp_path).as_posix() for p in sorted(tmp_path.rglob("*"))] == [
-        "index",
-        "index/part",
-    ]
+    assert {*tmp_path.rglob("*")} == {path, path / "part"}
 
 
 def test_links_modes_and_long_names_stay(tmp_path):
@@ -93,9 +90,7 @@ def test_a_pipe_is_written_to(tmp_path):
 def test_all_is_on_the_disk_before_the_old_is_gone(tmp_path, monkeypatch):
     events, replace = [], Path.replace
     monkeypatch.setattr(os, "fsync", lambda opened: events.append(os.fstat(opened).st_ino))
-    monkeypatch.setattr(
-        Path, "replace", lambda *paths: (events.append("replace"), replace(*paths))[1]
-    )
+    monkeypatch.setattr(Path, "replace", lambda *to: events.append("replace") or replace(*to))
     with atomic_write(tmp_path / "index") as temporary:
         temporary.mkdir()
         (temporary / "part").write_text("x")

@@ -69,17 +69,20 @@ def test_words_refuse_what_needs_an_index():
         words.search(" ")
 
 
+def at_commits(monkeypatch, call):
+    """Have a function called before each commit to an index, which takes many."""
+    commit = changes.Changes.commit
+    monkeypatch.setattr("revela.searching.ingest.BATCH", 3000)
+    monkeypatch.setattr(
+        changes.Changes, "commit", lambda self, *some: call(*some) or commit(self, *some)
+    )
+
+
 def test_words_are_given_before_vectors_are_made_and_learn_how_far_these_are(
     docs, static_folder, monkeypatch
 ):
-    given, shares, put = [], [], changes.Changes.commit
-    monkeypatch.setattr("revela.searching.ingest.BATCH", 3000)
-
-    def write(self, *some):
-        shares.append(given[0].made)
-        return put(self, *some)
-
-    monkeypatch.setattr(changes.Changes, "commit", write)
+    given, shares = [], []
+    at_commits(monkeypatch, lambda *_: shares.append(given[0].made))
 
     def early(words):
         assert not shares
@@ -128,16 +131,14 @@ def test_a_small_text_and_an_index_are_not_searched_by_words_first(
 
 def stop_after(monkeypatch, commits, error):
     """Have the process stop in a commit, as Ctrl-C and SIGTERM do."""
-    put, done = changes.Changes.commit, []
+    done = []
 
-    def write(self, *some):
+    def count(*some):
         done.append(some)
         if len(done) > commits:
             raise error
-        return put(self, *some)
 
-    monkeypatch.setattr("revela.searching.ingest.BATCH", 3000)
-    monkeypatch.setattr(changes.Changes, "commit", write)
+    at_commits(monkeypatch, count)
     return done
 
 

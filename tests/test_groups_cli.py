@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from conftest import make_rows, tiny_retriever
+from conftest import make_rows, tiny_retriever, write_texts
 from revela.encoders.load import load_encoder
 from revela.training.groups.store import GroupFolder
 from test_cli import TINY_FLAGS
@@ -114,19 +114,10 @@ def test_ready_groups_are_stored_before_training(succeeds, refused, models, tmp_
 
 
 @pytest.mark.parametrize(
-    ("prepare", "message"),
-    [
-        (
-            lambda f: (f / "a.jsonl").write_text(json.dumps(make_rows(1, sentences=3)[0])),
-            "give no group of 8",
-        ),
-        (lambda folder: None, "no document found"),
-    ],
+    ("count", "message"), [(1, "give no group of 8"), (0, "no document found")]
 )
-def test_what_gives_no_groups_is_one_sentence(refused, models, tmp_path, prepare, message):
-    corpus = tmp_path / "corpus"
-    corpus.mkdir()
-    prepare(corpus)
+def test_what_gives_no_groups_is_one_sentence(refused, models, tmp_path, count, message):
+    corpus = write_texts(tmp_path / "corpus", make_rows(count, sentences=3))
     flags = ("--groups", "cluster", *BUILD, models)
     assert message in refused("groups", corpus, "--out", tmp_path / "g", *flags)
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]

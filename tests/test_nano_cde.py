@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,7 +13,7 @@ from revela.training.methods.contrastive import info_nce
 from revela.training.retriever.context import add_context
 from revela.training.retriever.module import RetrieverModule
 from revela.training.settings import Context
-from tests.nano_example import TEXTS, assert_close, assert_hits, example, scores, write_folder
+from tests.nano_example import TEXTS, assert_close, example, train_and_stay
 
 QUERIES = [text[: len(text) // 2] for text in TEXTS]
 SLOTS = 3
@@ -138,17 +136,6 @@ def test_batches_are_of_similar_pairs(nano, tiny_lm_folder, monkeypatch):
 
 
 def test_a_folder_is_trained_on_and_searched(nano, tiny_lm_folder, tmp_path, monkeypatch, capsys):
-    write_folder(tmp_path)
-    run = [str(tmp_path), "--model", str(tiny_lm_folder), "--steps", "3"]
     monkeypatch.setattr(nano, "LEARNING_RATE", 3e-3)
-    nano.main(run)
-    printed = capsys.readouterr().out
-    losses = re.findall(r"loss (\d\.\d+)", printed)
-    assert len(losses) == 3 and len(set(losses)) == 3
-    before, own, null = scores(printed)
-    assert before != own != null
-    assert_hits(printed)
-
-    monkeypatch.setattr(nano, "LEARNING_RATE", 0.0)
-    nano.main(run)
-    assert scores(capsys.readouterr().out) == [before] * 3
+    (before, own, null), stayed = train_and_stay(nano, tmp_path, tiny_lm_folder, capsys)
+    assert before != own != null and stayed == [before] * 3

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -18,11 +16,11 @@ from revela.types import Chunk
 from tests.nano_example import (
     TEXTS,
     assert_close,
-    assert_hits,
+    assert_same_gradients,
     example,
-    scores,
+    gradients,
     tiny_lm,
-    write_folder,
+    train_and_stay,
 )
 
 QUESTIONS, ANSWERS = ["Where is ocean4?", "What is the violin2 of the castle about?"], [1, 4]
@@ -66,12 +64,8 @@ def test_loss_and_gradients_are_the_packages(nano, tiny_lm_folder, kind):
     steering = [retriever.log_tau, retriever.gate_logit]
     wanted = [loss_module.log_tau, loss_module.gate_logit]
     assert_close([p.grad for p in steering], [p.grad for p in wanted])
-    own, stock = (dict(m.named_parameters()) for m in (retriever.model, model[0].model))
-    assert own.keys() == stock.keys()
-    names = [name for name, p in stock.items() if p.grad is not None]
-    expected = [stock[name].grad for name in names]
-    assert max(gradient.abs().max() for gradient in expected) > 1e-4
-    assert_close([own[name].grad for name in names], expected)
+    assert max(gradient.abs().max() for gradient in gradients(model).values()) > 1e-4
+    assert_same_gradients(retriever.model, model[0].model)
 
 
 def test_heads_are_ranked_as_by_the_package(nano, tiny_lm_folder):
@@ -94,22 +88,9 @@ def test_heads_are_ranked_as_by_the_package(nano, tiny_lm_folder):
     assert len(found) == 5 and by_score == pytest.approx([float(scores_LH[h]) for h in ranked])
 
 
-def test_a_folder_is_asked_about_trained_on_and_searched(
-    nano, tiny_lm_folder, tmp_path, monkeypatch, capsys
-):
-    write_folder(tmp_path)
-    run = [str(tmp_path), "--model", str(tiny_lm_folder), "--steps", "3"]
-    nano.main(run)
-    printed = capsys.readouterr().out
-    losses = re.findall(r"loss (\d\.\d+)", printed)
-    assert len(losses) == 3 and len(set(losses)) == 3
-    before, after = scores(printed)
-    assert before != after
-    assert_hits(printed)
-
-    monkeypatch.setattr(nano, "LEARNING_RATE", 0.0)
-    nano.main(run)
-    assert scores(capsys.readouterr().out) == [before, before]
+def test_a_folder_is_asked_about_trained_on_and_searched(nano, tiny_lm_folder, tmp_path, capsys):
+    (before, after), stayed = train_and_stay(nano, tmp_path, tiny_lm_folder, capsys)
+    assert before != after and stayed == [before, before]
 
 
 def test_a_step_makes_the_loss_of_its_group_smaller(nano, tiny_lm_folder):

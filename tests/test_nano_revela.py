@@ -138,10 +138,7 @@ def test_halves_are_the_packages_and_the_score_is_the_mean_reciprocal_rank(nano,
 @torch.no_grad()
 def assert_same_vectors(nano, retriever, stock) -> None:
     texts = [*TEXTS, "ocean", "OCEAN", "long text " * 200]
-    for prompt, encode in (
-        (nano.QUERY, stock.encode_query),
-        (nano.PASSAGE, stock.encode_document),
-    ):
+    for prompt, encode in ((nano.QUERY, stock.encode_query), (nano.PASSAGE, stock.encode_document)):
         vectors = encode(texts, convert_to_tensor=True)
         torch.testing.assert_close(retriever(prompt, texts), vectors, atol=1e-6, rtol=0)
 
@@ -161,9 +158,8 @@ def test_other_families_are_cut_and_saved(nano, tiny_tokenizer, tmp_path, kind):
 
 def test_chunks_end_with_sentences_and_batches_are_of_runs(nano, tmp_path):
     sentences = [f"This is sentence {i} of a file, and it has ten words." for i in range(40)]
-    (tmp_path / "a.md").write_text(
-        " ".join(sentences[:20]) + "\r\n\r\n" + "\n".join(sentences[20:])
-    )
+    text = " ".join(sentences[:20]) + "\r\n\r\n" + "\n".join(sentences[20:])
+    (tmp_path / "a.md").write_text(text)
     (tmp_path / "b.txt").write_text("word " * 100)
     (tmp_path / "c.csv").write_text("not read")
     chunks = nano.read_chunks(tmp_path)
@@ -180,16 +176,16 @@ def test_chunks_end_with_sentences_and_batches_are_of_runs(nano, tmp_path):
         assert len(set(numbers)) == nano.BATCH
 
 
-@pytest.mark.parametrize(
-    ("name", "chunks"),
-    [("nano_revela", 8), ("nano_replug", 4), ("nano_dream", 144), ("nano_cde", 64)],
-)
-def test_it_is_short_without_imports_of_ours_and_refuses_too_little_text(
-    name, chunks, tmp_path, capsys
-):
+LEAST = dict(nano_revela=8, nano_replug=4, nano_dream=144, nano_cde=64, nano_dwell=20)
+
+
+@pytest.mark.parametrize("name", LEAST)
+def test_it_is_short_without_imports_of_ours_and_refuses_too_little_text(name, tmp_path, capsys):
     text = (EXAMPLES / f"{name}.py").read_text()
     assert code_lines(text) <= 200 and not re.search(r"^(import|from) revela", text, re.M)
-    (tmp_path / "a.md").write_text("Only this.")
-    with example(name) as module, pytest.raises(SystemExit) as stop:
-        module.main([str(tmp_path)])
-    assert stop.value.code == 2 and f"has fewer than {chunks} chunks" in capsys.readouterr().err
+    for _ in range(2):  # an empty folder, and a folder of one short text
+        with example(name) as module, pytest.raises(SystemExit) as stop:
+            module.main([str(tmp_path)])
+        least = rf"has fewer than {LEAST[name]} (chunks|runs of) "
+        assert stop.value.code == 2 and re.search(least, capsys.readouterr().err)
+        (tmp_path / "a.md").write_text("Only this.")

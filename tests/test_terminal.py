@@ -14,16 +14,8 @@ import pytest
 
 import revela
 import revela.__main__ as entry
+from revela.cli import printing
 from revela.cli.main import main, print_log, printable
-from revela.cli.printing import (
-    print_answer,
-    print_group,
-    print_hits,
-    print_json,
-    print_report,
-    print_scores,
-    print_table,
-)
 from revela.ranking.bm25 import BM25
 from revela.searching.highlight import HighlightTerms
 from revela.searching.snippets import CHARACTERS, snippet
@@ -37,7 +29,7 @@ def print_found(hits, query, top=10):
     """Print hits as if they were all that an index has."""
     known = BM25([hit.text for hit in hits] or ["?"])
     terms = HighlightTerms.of(query, known.terms, known.idf)
-    print_hits(hits, [snippet(hit, terms) for hit in hits], top)
+    printing.print_hits(hits, [snippet(hit, terms) for hit in hits], top)
 
 
 def test_hits_are_shown_from_the_sentence_of_the_words_looked_for_on(capsys, monkeypatch):
@@ -56,31 +48,25 @@ def test_hits_are_shown_from_the_sentence_of_the_words_looked_for_on(capsys, mon
 
 def test_it_is_said_whether_the_first_hit_answers(capsys):
     for confidence in (0.9, 0.3, 0.01, None):
-        print_answer(
-            Hits([Hit("a", 0.5, "", "text", confidence=confidence), Hit("b", 0.1, "", "")])
-        )
-    print_answer(Hits())
+        first = Hit("a", 0.5, "", "text", confidence=confidence)
+        printing.print_answer(Hits([first, Hit("b", 0.1, "", "")]))
+    printing.print_answer(Hits())
     said = ["sure:", "perhaps:", "probably no answer in these documents:"]
     said.append("not known whether these answer it:")
     assert capsys.readouterr().out.splitlines() == said
 
 
 def test_the_place_of_a_hit_is_named(capsys):
-    print_found(
-        [Hit("a.py", 0.5, "", "def f():\n    close(file)\n", line=11)], "close a file by path"
-    )
+    code = "def f():\n    close(file)\n"
+    print_found([Hit("a.py", 0.5, "", code, line=11)], "close a file by path")
     assert capsys.readouterr().out.startswith("1. a.py:12  [0.5000]")
     print_found([Hit("a.pdf", 0.5, "On bees", "Wax.\n\n\fThey dance.", page=3)], "dance")
     assert capsys.readouterr().out.startswith("1. On bees (a.pdf, page 4)  [0.5000]")
 
 
 def test_equal_texts_are_shown_once_and_leave_no_hole_in_the_numbers(capsys):
-    hits = [
-        Hit("a", 0.5, "", "One  text."),
-        Hit("c", 0.4, "", "One text."),
-        Hit("b", 0.3, "B", "Two."),
-        Hit("d", 0.2, "", "Three."),
-    ]
+    hits = [Hit("a", 0.5, "", "One  text."), Hit("c", 0.4, "", "One text.")]
+    hits += [Hit("b", 0.3, "B", "Two."), Hit("d", 0.2, "", "Three.")]
     print_found(hits, "text", top=2)
     assert capsys.readouterr().out.splitlines() == [
         "1. a  [0.5000]",
@@ -92,12 +78,10 @@ def test_equal_texts_are_shown_once_and_leave_no_hole_in_the_numbers(capsys):
 
 
 def test_a_group_is_shown_document_by_document_with_each_title_once(capsys):
-    bees, more = (
-        Chunk(7, "On bees\n\nBees dance."),
-        Chunk(7, "They find flowers.", "What do bees find?"),
-    )
-    members = [bees, more, Chunk(3, "d3 begins"), Chunk(9, "Wax\n\n")]
-    print_group("group 1", members, ["On bees", "On bees", "d3", "Wax"])
+    members = [Chunk(7, "On bees\n\nBees dance.")]
+    members += [Chunk(7, "They find flowers.", "What do bees find?")]
+    members += [Chunk(3, "d3 begins"), Chunk(9, "Wax\n\n")]
+    printing.print_group("group 1", members, ["On bees", "On bees", "d3", "Wax"])
     assert capsys.readouterr().out.splitlines() == [
         "",
         "group 1: 4 chunks of 3 documents",
@@ -120,11 +104,11 @@ def test_what_a_stranger_wrote_does_not_control_the_terminal(capsys, monkeypatch
     forged = f"title\n2. another hit  [0.9999]\r{ESCAPES}"
     report = ReadReport()
     report.skip("broken JSON", f"{forged}.jsonl:1", bad=True)
-    print_report(report)
+    printing.print_report(report)
     code = f"def f():\n    return 1{ESCAPES}\n"
     print_found([Hit("a", 0.5, forged, f"text {ESCAPES}"), Hit(forged, 0.25, "", code)], "text")
-    print_group("group 1", [Chunk(0, ESCAPES, forged)], [forged])
-    print_table(forged, ["name", forged], [[forged, 0.5]])
+    printing.print_group("group 1", [Chunk(0, ESCAPES, forged)], [forged])
+    printing.print_table(forged, ["name", forged], [[forged, 0.5]])
     print_log("stdout")
     # pytest would send what it captures of the log to another process, as UTF-8.
     monkeypatch.setattr(logging.getLogger("revela"), "propagate", False)
@@ -133,7 +117,7 @@ def test_what_a_stranger_wrote_does_not_control_the_terminal(capsys, monkeypatch
     unsafe = rf"[\x00-\x09\x0b-\x1f\x7f-\x9f{ORDER}]"
     assert not re.search(rf"{unsafe}|\ud800", shown) and "\ufffd" in shown
     assert not any(line.startswith("2. another") for line in shown.splitlines())
-    print_json([forged.replace("\ud800", ""), "é"])
+    printing.print_json([forged.replace("\ud800", ""), "é"])
     written = capsys.readouterr().out
     assert not re.search(unsafe, written) and "é" in written
     assert json.loads(written)[0] == forged.replace("\ud800", "")
@@ -150,7 +134,7 @@ def test_marks_of_right_to_left_text_leave_no_holes():
 
 
 def test_names_with_brackets_are_no_markup(capsys):
-    print_scores("runs[/a]", ["scifact[dev]", "[/b]"], {"[/x]": {"scifact[dev]": 0.5}})
+    printing.print_scores("runs[/a]", ["scifact[dev]", "[/b]"], {"[/x]": {"scifact[dev]": 0.5}})
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("runs[/a]", "scifact[dev]", "[/b]", "[/x]"))
 

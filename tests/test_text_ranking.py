@@ -85,10 +85,7 @@ def test_a_ranking_is_summed_up(names, near, words):
     ("scores", "words"),
     [
         ({"BM25": (0.6, {}), "a": (0.7, {"BM25": 0.01})}, "a has the highest .* more than chance"),
-        (
-            {"BM25": (0.6, {}), "a": (0.7, {"BM25": 0.4})},
-            "BM25 has 0.600: which may be chance",
-        ),
+        ({"BM25": (0.6, {}), "a": (0.7, {"BM25": 0.4})}, "BM25 has 0.600: which may be chance"),
         ({"BM25": (0.6, {}), "a": (0.5, {"BM25": 0.4})}, "no system finds more than words alone"),
         ({"a": (0.5, {})}, "on c a has the highest nDCG@10, 0.500$"),
     ],

@@ -174,7 +174,9 @@ def build(
         body = AutoModel.from_config(lower, dtype=torch.float32)
         half = torch.bfloat16 if bf16 and not lm_lora else torch.float32
         lm = AutoModelForCausalLM.from_config(config, dtype=half)
-    pooling = modules.Pooling(lower.hidden_size, pooling_mode=POOLING_MODES[r.pooling])
+    pooling = modules.Pooling(
+        lower.hidden_size, pooling_mode=POOLING_MODES.get(r.pooling, "lasttoken")
+    )
     parts = [Reader(body), pooling, modules.Normalize()]
     model = SentenceTransformer(modules=parts, device=str(device))
     add_lora(model, 0 if full else r.lora_rank, r.lora_alpha, r.lora_dropout)

@@ -116,22 +116,16 @@ class OnDevice(Tensor):
 
     @staticmethod
     def __new__(cls, data: Tensor) -> OnDevice:
-        layout = dict(
-            strides=data.stride(),
-            storage_offset=data.storage_offset(),
-            dtype=data.dtype,
-            layout=data.layout,
-        )
+        places = data.size(), data.stride(), data.storage_offset()
+        kind = dict(dtype=data.dtype, layout=data.layout, device=DEVICE)
         with torch.inference_mode(False):  # inside, a view of a tensor from outside cannot be made
-            return Tensor._make_wrapper_subclass(cls, data.size(), device=DEVICE, **layout)
+            return Tensor._make_wrapper_subclass(cls, *places, **kind)
 
     def __init__(self, data: Tensor) -> None:
         self.on_host = data
 
     @classmethod
-    def __torch_dispatch__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None):
         return _run(function, *args, **kwargs or {})
 
     @property
@@ -166,17 +160,10 @@ torch.tensor = _made  # PyTorch's own copies what it has made in C++, where no P
 
 
 def _wait(kind: str) -> None:
-    frames = [
-        f
-        for f in reversed(traceback.extract_stack())
-        if any(p in f.filename for p in PLACES) and f.filename != __file__
-    ]
-    place = (
-        f"{'/'.join(frames[0].filename.split('/')[-2:])}: {frames[0].line}"
-        if frames
-        else "the backward pass"
-    )
-    waits[f"{kind} in {place}"] += 1
+    frames = (f for f in reversed(traceback.extract_stack()) if f.filename != __file__)
+    ours = (f for f in frames if any(place in f.filename for place in PLACES))
+    lines = (f"{'/'.join(f.filename.split('/')[-2:])}: {f.line}" for f in ours)
+    waits[f"{kind} in {next(lines, 'the backward pass')}"] += 1
 
 
 def _run(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -198,26 +185,20 @@ def _run(function: Any, *args: Any, **kwargs: Any) -> Any:
             _wait("copy")
     elif name == "_to_copy" and on_device != bool(ours) and not kwargs.get("non_blocking"):
         _wait("copy")
-    elif (
-        ours and others and name in INDEXING and isinstance(args[0], OnDevice)
-    ):  # a GPU fetches indices from the host
-        _wait("indices from the host")
+    elif ours and others and name in INDEXING and isinstance(args[0], OnDevice):
+        _wait("indices from the host")  # a GPU fetches them
     elif ours and name != "_to_copy" and any(t.dim() or name in JOINING for t in others):
         raise RuntimeError(f"{function} of tensors on two devices")
     if target is not None:
         kwargs["device"] = torch.device("cpu")
-    args_on_host, kwargs_on_host = _mapped(
-        lambda t: t.on_host if isinstance(t, OnDevice) else t, (args, kwargs)
-    )
-    out = function(*args_on_host, **kwargs_on_host)
+    given = _mapped(lambda t: t.on_host if isinstance(t, OnDevice) else t, (args, kwargs))
+    out = function(*given[0], **given[1])
     if not on_device:
         return out
     wrapped = _mapped(lambda t: t if isinstance(t, OnDevice) else OnDevice(t), out)
-    return (
-        return_and_correct_aliasing(function, args, kwargs, wrapped)
-        if function._schema.is_mutable
-        else wrapped
-    )
+    if not function._schema.is_mutable:
+        return wrapped
+    return return_and_correct_aliasing(function, args, kwargs, wrapped)
 
 
 # What is made on the device from nothing has no tensor there yet to be dispatched by.

@@ -103,9 +103,8 @@ def build(tmp_path):
     folder = tmp_path / "build"
     wheel(folder / parts.WHEELS, "first_package", "numpy")
     model = wheel(tmp_path, "a_model", "weights").read_bytes()
-    for number, (name, half) in enumerate(
-        zip(parts.WEIGHTS, (model[:99], model[99:]), strict=True)
-    ):
+    halves = zip(parts.WEIGHTS, (model[:99], model[99:]), strict=True)
+    for number, (name, half) in enumerate(halves):
         (folder / name).mkdir()
         (folder / name / f"a_model-1.0-py3-none-any.whl.{number}").write_bytes(half)
     (folder / parts.TEXTS).mkdir()
