@@ -24,22 +24,16 @@ SIZES = dict(
     vocab_size=400, hidden_size=WIDTH, intermediate_size=24, num_hidden_layers=2,
     num_attention_heads=2, max_position_embeddings=POSITIONS,
 )  # fmt: skip
+IDS = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
 PROMPTS = {"query": "query: ", "document": "passage: "}
 BERTS = {
     "bert": lambda: t.BertModel(t.BertConfig(**SIZES), add_pooling_layer=False),
-    "roberta": lambda: t.RobertaModel(
-        t.RobertaConfig(**SIZES, pad_token_id=0, bos_token_id=1, eos_token_id=2),
-        add_pooling_layer=False,
-    ),
-    "modernbert": lambda: t.ModernBertModel(
-        t.ModernBertConfig(**SIZES, pad_token_id=0, bos_token_id=1, eos_token_id=2)
-    ),
-    "distilbert": lambda: t.DistilBertModel(
-        t.DistilBertConfig(
-            vocab_size=400, dim=WIDTH, hidden_dim=24, n_layers=2, n_heads=2,
-            max_position_embeddings=POSITIONS,
-        )
-    ),
+    "roberta": lambda: t.RobertaModel(t.RobertaConfig(**SIZES, **IDS), add_pooling_layer=False),
+    "modernbert": lambda: t.ModernBertModel(t.ModernBertConfig(**SIZES, **IDS)),
+    "distilbert": lambda: t.DistilBertModel(t.DistilBertConfig(
+        vocab_size=400, dim=WIDTH, hidden_dim=24, n_layers=2, n_heads=2,
+        max_position_embeddings=POSITIONS,
+    )),
     "mpnet": lambda: t.MPNetModel(t.MPNetConfig(**SIZES, pad_token_id=0), add_pooling_layer=False),
 }  # fmt: skip
 GPTS = {
@@ -151,16 +145,11 @@ def layout(folder: Path, tokenizer: Any, version: int, lower: bool = False) -> N
     pooled(folder, tokenizer, modules.Normalize())
     flags = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
     modes = {f"pooling_mode_{flag}": flag == "mean_tokens" for flag in flags}
-    edit(
-        folder / "1_Pooling" / "config.json", lambda _: {"word_embedding_dimension": WIDTH, **modes}
-    )
-    edit(
-        folder / "modules.json",
-        lambda found: [
-            {**part, "type": f"sentence_transformers.models.{part['type'].rpartition('.')[2]}"}
-            for part in found
-        ],
-    )
+    pooling = {"word_embedding_dimension": WIDTH, **modes}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    listed = (folder / "modules.json").read_text()
+    listed = re.sub(r'"sentence_transformers\.[\w.]+\.', '"sentence_transformers.models.', listed)
+    (folder / "modules.json").write_text(listed)
     settings = dict(max_seq_length=32, do_lower_case=lower)
     (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
     about = folder / "config_sentence_transformers.json"
@@ -175,20 +164,17 @@ def layout(folder: Path, tokenizer: Any, version: int, lower: bool = False) -> N
         for file in [file for file in folder.iterdir() if file.name != "modules.json"]:
             if file.is_file():
                 file.rename(inside / file.name)
-        edit(
-            folder / "modules.json",
-            lambda found: [{**found[0], "path": "0_Transformer"}, *found[1:]],
-        )
+        first = {"path": "0_Transformer"}
+        edit(folder / "modules.json", lambda found: [found[0] | first, *found[1:]])
 
 
 def limits(folder: Path, tokenizer: Any, name: str, limit: int | None = None) -> None:
     """A limit of tokens that is missing, or beyond the model's positions."""
     pooled(folder, tokenizer, name=name, limit=30)
+    kept = json.loads((folder / "sentence_bert_config.json").read_text())
+    kept.pop("max_seq_length", None)  # which earlier versions write
     given = {"max_seq_length": limit} if limit else {}
-    edit(
-        folder / "sentence_bert_config.json",
-        lambda found: {key: found[key] for key in found if key != "max_seq_length"} | given,
-    )
+    (folder / "sentence_bert_config.json").write_text(json.dumps(kept | given))
     edit(folder / "tokenizer_config.json", lambda found: {**found, "model_max_length": 10**30})
 
 
@@ -221,12 +207,12 @@ def prefix_space(folder: Path, tokenizer: Any) -> None:
     edit(folder / "tokenizer_config.json", lambda found: {**found, **given})
 
 
-def without(folder: Path, tokenizer: Any, *names: str, name: str = "bert") -> None:
-    """A model without the tensors whose names hold one of these."""
-    pooled(folder, tokenizer, name=name)
-    file = folder / "model.safetensors"
+def without(folder: Path, tokenizer: Any, part: str, kind: str, place: str = "") -> None:
+    """A model without the tensors in whose names this stands."""
+    KINDS[kind](folder, tokenizer)
+    file = folder / place / "model.safetensors"
     tensors = load_file(file)
-    kept = {name: tensors[name] for name in tensors if not any(part in name for part in names)}
+    kept = {name: tensors[name] for name in tensors if part not in name}
     assert len(kept) < len(tensors)
     save_file(kept, file, {"format": "pt"})
 
@@ -241,9 +227,9 @@ def without_shard(folder: Path, tokenizer: Any) -> None:
     next(folder.glob("model-00002*")).unlink()
 
 
-def model2vec(folder: Path, tokenizer: Any, *more: Any) -> None:
+def model2vec(folder: Path, tokenizer: Any) -> None:
     """As model2vec writes a table whose rows are shared, in int8."""
-    table(folder, tokenizer, *more)
+    table(folder, tokenizer)
     rows, tokens = 40, len(tokenizer)
     generator = torch.Generator().manual_seed(4)
     tensors = {
@@ -278,10 +264,11 @@ def with_parts(*make: Callable[[], Any], **how: Any) -> Make:
 
 ACTIVATIONS = (nn.Tanh, nn.Identity, nn.ReLU)  # the last is read by torch
 POOLINGS = ("cls", "lasttoken", ("mean", "max"))  # the last two likewise
+INT8 = "table, model2vec in int8"
 NO_SPECIAL = dict(pad_token=None, bos_token=None, eos_token=None)
+PAD_LEFT, CUT_LEFT = dict(padding_side="left"), dict(truncation_side="left")
 KINDS: dict[str, Make] = {
-    **{name: with_parts(modules.Normalize, name=name) for name in BERTS},
-    **{name: with_parts(modules.Normalize, name=name) for name in GPTS},
+    **{name: with_parts(modules.Normalize, name=name) for name in (*BERTS, *GPTS)},
     "no Normalize": kind(),
     "truncated": kind(truncate_dim=6),
     "truncated after Normalize": with_parts(modules.Normalize, truncate_dim=6),
@@ -301,14 +288,12 @@ KINDS: dict[str, Make] = {
     "adapters": adapters,
     **{f"layout of {n}": functools.partial(layout, version=n) for n in (1, 2, 3)},
     "layout of 2, lower case": functools.partial(layout, version=2, lower=True),
-    "left padding": kind(name="llama", pooling="lasttoken", of_tokenizer=dict(padding_side="left")),
-    "left padding, mean": kind(name="gpt2", of_tokenizer=dict(padding_side="left")),
-    "left padding, weighted": kind(
-        name="llama", pooling="weightedmean", of_tokenizer=dict(padding_side="left")
-    ),
+    "left padding": kind(name="llama", pooling="lasttoken", of_tokenizer=PAD_LEFT),
+    "left padding, mean": kind(name="gpt2", of_tokenizer=PAD_LEFT),
+    "left padding, weighted": kind(name="llama", pooling="weightedmean", of_tokenizer=PAD_LEFT),
     "no pad token": kind(name="gpt2", of_tokenizer=dict(pad_token=None)),
     "no pad token, no EOS": kind(name="gpt2", of_tokenizer=NO_SPECIAL),
-    "truncated on the left": kind(of_tokenizer=dict(truncation_side="left")),
+    "truncated on the left": kind(of_tokenizer=CUT_LEFT),
     **{f"no limit, {name}": functools.partial(limits, name=name) for name in (*BERTS, "gpt2")},
     "limit of 512, roberta": functools.partial(limits, name="roberta", limit=512),
     "prompts query, passage": kind(prompts={"query": "query: ", "passage": "passage: "}),
@@ -321,14 +306,12 @@ KINDS: dict[str, Make] = {
     "accents by tokenizer_config": functools.partial(wordpiece, strip_accents=False),
     "prefix space, roberta": prefix_space,
     "capitals, distilbert": functools.partial(wordpiece, name="distilbert", do_lower_case=False),
-    "truncated on the left, distilbert": kind(
-        name="distilbert", of_tokenizer=dict(truncation_side="left")
-    ),
+    "truncated on the left, distilbert": kind(name="distilbert", of_tokenizer=CUT_LEFT),
     "table": table,
     "table, Normalize": lambda folder, tokenizer: table(folder, tokenizer, modules.Normalize()),
     "table, truncated": functools.partial(table, truncate_dim=6, prompts=PROMPTS),
     "table, fp16": functools.partial(table, dtype=torch.float16),
-    "table, model2vec in int8": model2vec,
+    INT8: model2vec,
     "table, Dense": lambda folder, tokenizer: table(folder, tokenizer, dense(nn.Tanh())),
 }
 # Folders that are refused, and what the sentence says.
@@ -345,26 +328,17 @@ DAMAGED: dict[str, tuple[Make, str]] = {
         for file in ("model.safetensors", *(f"{name}.json" for name in TORN))
     },
     "no layer": (
-        lambda folder, tokenizer: without(folder, tokenizer, "layer.1."),
+        functools.partial(without, part="layer.1.", kind="no Normalize"),
         r"lack.*encoder\.layer\.1\..*: copy or download it again",
     ),
     "no layer, distilbert": (
-        lambda folder, tokenizer: without(folder, tokenizer, "layer.1.", name="distilbert"),
+        functools.partial(without, part="layer.1.", kind="distilbert"),
         r"lacks weights of its model \(.*layer\.1\..* and \d+ more\): copy or download it again",
     ),
     "no shard": (without_shard, r"lack|cannot be opened as a"),
     "no Dense": (
-        lambda folder, tokenizer: (
-            pooled(folder, tokenizer, dense(nn.Tanh())),
-            save_file({"linear.bias": torch.zeros(12)}, folder / "2_Dense" / "model.safetensors"),
-        ),
+        functools.partial(without, part="weight", kind="Dense, Tanh", place="2_Dense"),
         r"linear\.weight",
     ),
-    "no table": (
-        lambda folder, tokenizer: (
-            table(folder, tokenizer),
-            save_file({"weights": torch.zeros(400)}, folder / "model.safetensors"),
-        ),
-        "embeddings",
-    ),
+    "no table": (functools.partial(without, part="embeddings", kind=INT8), "embeddings"),
 }

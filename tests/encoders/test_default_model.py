@@ -50,13 +50,7 @@ def test_a_text_in_another_language_alone_or_among_others(language):
 @pytest.mark.parametrize(
     "texts",
     [
-        [],
-        [""],
-        ["42", "--"],
-        ["OK"],
-        ["Hello"],
-        [ENGLISH],
-        [CODE] * 9,
+        *([], [""], ["42", "--"], ["OK"], ["Hello"], [ENGLISH], [CODE] * 9),
         [f"{ENGLISH} They call it Schadenfreude, or 北京, or Москва. {ENGLISH}"] * 9,
         [f"{ENGLISH} Jürgen Müller, François Dupont, İstanbul Üniversitesi."] * 9,
     ],
@@ -66,10 +60,8 @@ def test_english_code_and_what_cannot_be_told(texts):
 
 
 def test_three_languages_are_named_and_english_terms_in_chinese_are_chinese():
-    assert suited_model([TEXTS["ru"], TEXTS["zh"], ENGLISH]) == (
-        E5,
-        "67% of the text is not English (ru, zh)",
-    )
+    why = "67% of the text is not English (ru, zh)"
+    assert suited_model([TEXTS["ru"], TEXTS["zh"], ENGLISH]) == (E5, why)
     assert suited_model(["我们用 Python 和 PyTorch 训练模型，然后部署 Kubernetes 服务。"])[0] == E5
 
 

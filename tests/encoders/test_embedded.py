@@ -54,15 +54,8 @@ def test_tokens_of_e5_are_those_of_sentencepiece():
     def tokens(text):
         return tokenizer.encode(text).tokens
 
-    assert tokens("how  much\u200bprotein\t～\n") == [
-        "<s>",
-        "▁how",
-        "▁much",
-        "▁protein",
-        "▁",
-        "～",
-        "</s>",
-    ]
+    found = tokens("how  much\u200bprotein\t～\n")
+    assert found == ["<s>", "▁how", "▁much", "▁protein", "▁", "～", "</s>"]
     assert tokens("\x07Привет мир") == ["<s>", "▁При", "вет", "▁мир", "</s>"]
     assert tokens("ｆｕｌｌ ﬁ") == tokens("full fi")
     assert tokens("  ") == ["<s>", "</s>"]

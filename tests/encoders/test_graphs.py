@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from folders import KINDS
+from folders import KINDS, edit
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
@@ -52,6 +52,13 @@ def make(folder, tokenizer, family="bert", after=()):
     return folder / "model"
 
 
+def assert_same_tokens(encoders, texts):
+    for ours, wanted in zip(*(encoder.query_tokens(texts) for encoder in encoders), strict=True):
+        np.testing.assert_allclose(ours.vector, wanted.vector, atol=1e-5)
+        np.testing.assert_allclose(ours.tokens, wanted.tokens, atol=1e-5)
+        assert ours.spans == wanted.spans
+
+
 def same_as_stock(folder, encoder):
     stock = SentenceTransformer(str(folder))
     read = [text if text.strip() else "." for text in TEXTS]
@@ -68,12 +75,7 @@ def test_vectors_and_tokens_are_those_of_torch(family, tiny_tokenizer, tmp_path)
     encoder = load_encoder(folder, "fp32")
     assert isinstance(encoder, GraphEncoder)
     stock = same_as_stock(folder, encoder)
-    torchs = TorchEncoder(stock, bf16=False)
-    for found, expected in zip(
-        encoder.query_tokens(TEXTS[:-2]), torchs.query_tokens(TEXTS[:-2]), strict=True
-    ):
-        np.testing.assert_allclose(found.tokens, expected.tokens, atol=1e-5)
-        assert found.spans == expected.spans
+    assert_same_tokens((encoder, TorchEncoder(stock, bf16=False)), TEXTS[:-2])
 
 
 def test_what_a_graph_cannot_hold_is_read_by_torch(tiny_tokenizer, tmp_path):
@@ -119,11 +121,9 @@ def test_products_in_int8_are_as_a_loop_computes_them():
     product = op.matmul(inputs, op.constant(weights_NC), False, True)
     product.output(0).set_names({VECTOR})
     copy = quantised(ov.Model([product], [inputs], "m"), [{"states": states_BLC}])
-    (found,) = (
-        cpu.openvino_core()
-        .compile_model(copy, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})({"states": states_BLC})
-        .values()
-    )
+    how = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = cpu.openvino_core().compile_model(copy, "CPU", how)
+    (found,) = compiled({"states": states_BLC}).values()
 
     flat = states_BLC.reshape(-1, 64)
     scale_C = np.abs(flat).max(axis=0) ** 0.6 / np.abs(weights_NC).max(axis=0) ** 0.4
@@ -146,9 +146,14 @@ def test_zero_is_a_level_of_every_range(low, high):
     assert bottom / step == pytest.approx(round(bottom / step), abs=1e-6)
 
 
-def test_a_copy_that_is_not_as_good_is_not_used(tiny_tokenizer, tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
-    folder = make(tmp_path, tiny_tokenizer)
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_a_copy_that_is_not_as_good_is_not_used(tiny_tokenizer, empty_cache, monkeypatch, caplog):
+    folder = make(empty_cache, tiny_tokenizer)
     monkeypatch.setattr(graphs, "LEAST_COSINE", 1.1)
     caplog.set_level("INFO", "revela")
     encoder = graphs.open_graph(folder, "int8")
@@ -159,9 +164,8 @@ def test_a_copy_that_is_not_as_good_is_not_used(tiny_tokenizer, tmp_path, monkey
     assert again is not None and again.precision == "bf16"
 
 
-def test_a_copy_is_made_once(tiny_tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
-    folder = make(tmp_path, tiny_tokenizer)
+def test_a_copy_is_made_once(tiny_tokenizer, empty_cache, monkeypatch):
+    folder = make(empty_cache, tiny_tokenizer)
     first = load_encoder(folder, "int8").encode_passages(TEXTS)
     monkeypatch.setattr(graphs, "quantised", None)
     np.testing.assert_array_equal(load_encoder(folder, "int8").encode_passages(TEXTS), first)
@@ -250,10 +254,7 @@ def test_an_export_gives_vectors_and_tokens_as_torch_does(kept, saved_retriever,
     assert load_encoder(saved_retriever, "auto").precision != "int8"  # a decoder
     texts = [*TEXTS[:3], "</s> Ocean", "x " * 99, ""]
     np.testing.assert_allclose(kept.encode_queries(texts), torchs.encode_queries(texts), atol=1e-5)
-    for ours, wanted in zip(*(e.query_tokens(texts[:-1]) for e in (kept, torchs)), strict=True):
-        np.testing.assert_allclose(ours.vector, wanted.vector, atol=1e-5)
-        np.testing.assert_allclose(ours.tokens, wanted.tokens, atol=1e-5)
-        assert ours.spans == wanted.spans
+    assert_same_tokens((kept, torchs), texts[:-1])
     ours, wanted = (encoder.encode_with_tokens(texts)[1] for encoder in (kept, torchs))
     for ours_TW, wanted_TW in zip(ours, wanted, strict=True):
         np.testing.assert_allclose(ours_TW, wanted_TW, atol=1e-5)
@@ -269,9 +270,8 @@ def test_an_index_says_in_which_precision_its_vectors_are(tiny_tokenizer, tmp_pa
         made.add(Document(str(i), text) for i, text in enumerate(TEXTS))
         opened = Index.open(tmp_path / precision)
         assert opened.info.precision == opened.encoder.precision == precision
-        np.testing.assert_array_equal(
-            opened.encoder.encode_queries(TEXTS), encoder.encode_queries(TEXTS)
-        )
+        again, before = (e.encode_queries(TEXTS) for e in (opened.encoder, encoder))
+        np.testing.assert_array_equal(again, before)
 
 
 def test_an_index_in_int8_whose_export_is_gone(
@@ -326,10 +326,9 @@ def test_searches_and_services_need_no_torch(kept, saved_retriever, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_an_export_that_fails_is_only_logged(saved_retriever, tmp_path, monkeypatch, caplog):
+def test_an_export_that_fails_is_only_logged(saved_retriever, empty_cache, monkeypatch, caplog):
     from revela.encoders import graph_export
 
-    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(graph_export, "_write_graph", lambda *_: None)
     monkeypatch.setattr(graph_export, "open_export", lambda *_: None)
     monkeypatch.setattr(graph_export, "difference", lambda *_: 2e-4)
@@ -347,24 +346,18 @@ def of_stock(folder):
     return stock.encode_document(TEXT, normalize_embeddings=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "agrees"),
-    [
-        ("capitals by tokenizer_config", True),
-        ("accents by tokenizer_config", True),
-        ("truncated on the left", True),
-        ("prefix space, roberta", False),
-    ],
-)
-def test_a_graph_is_compared_with_torch_once(name, agrees, tiny_tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "model"
+OF_CONFIG = ("capitals by tokenizer_config", "accents by tokenizer_config")
+
+
+@pytest.mark.parametrize("name", [*OF_CONFIG, "truncated on the left", "prefix space, roberta"])
+def test_a_graph_is_compared_with_torch_once(name, tiny_tokenizer, empty_cache, monkeypatch):
+    folder, agrees = empty_cache / "model", name != "prefix space, roberta"
     KINDS[name](folder, tiny_tokenizer)
     expected = of_stock(folder)
     first = load_encoder(folder, "fp32")
     np.testing.assert_allclose(first.encode_passages(TEXT), expected, atol=1e-5)
     assert isinstance(first, GraphEncoder) == agrees
-    kept = [json.loads(file.read_text()) for file in (tmp_path / "cache" / "compared").glob("*")]
+    kept = [json.loads(file.read_text()) for file in (empty_cache / "compared").glob("*")]
     assert kept == [agrees]
     monkeypatch.setattr(load, "_agrees_with_torch", None)  # what was found is kept
     again = load_encoder(folder, "fp32")
@@ -374,7 +367,7 @@ def test_a_graph_is_compared_with_torch_once(name, agrees, tiny_tokenizer, tmp_p
 def test_without_torch_the_tokenizer_of_a_graph_is_that_of_transformers(
     tiny_tokenizer, tmp_path, monkeypatch
 ):
-    for name in ("capitals by tokenizer_config", "accents by tokenizer_config"):
+    for name in OF_CONFIG:
         KINDS[name](tmp_path / name / "model", tiny_tokenizer)
         expected = of_stock(tmp_path / name / "model")
         with monkeypatch.context() as patch:
@@ -385,10 +378,9 @@ def test_without_torch_the_tokenizer_of_a_graph_is_that_of_transformers(
 
 @pytest.mark.parametrize("name", ["capitals, distilbert", "truncated on the left, distilbert"])
 def test_an_export_is_read_by_the_tokenizer_that_it_was_made_with(
-    name, tiny_tokenizer, tmp_path, monkeypatch, exports
+    name, tiny_tokenizer, empty_cache, monkeypatch, exports
 ):
-    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
-    folder, long = tmp_path / "model", " ".join(map(str, range(99)))
+    folder, long = empty_cache / "model", " ".join(map(str, range(99)))
     KINDS[name](folder, tiny_tokenizer)
     monkeypatch.setattr(sys.modules[__name__], "TEXT", [*TEXT, long])
     expected = of_stock(folder)
@@ -398,13 +390,12 @@ def test_an_export_is_read_by_the_tokenizer_that_it_was_made_with(
     np.testing.assert_allclose(encoder.encode_passages(TEXT), expected, atol=1e-5)
 
 
-def test_an_embedded_model_is_not_compared(tmp_path, monkeypatch):
-    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+def test_an_embedded_model_is_not_compared(empty_cache, monkeypatch):
     monkeypatch.setattr(load, "_agrees_with_torch", None)
     for name in (MINILM, E5):
         if is_installed(name):
             assert isinstance(load_encoder(resolve(name), "fp32"), GraphEncoder)
-    assert not (tmp_path / "cache" / "compared").exists()
+    assert not (empty_cache / "compared").exists()
 
 
 def test_tokens_are_read_under_the_lock(saved_retriever, monkeypatch):
@@ -425,14 +416,12 @@ def test_tokens_are_read_under_the_lock(saved_retriever, monkeypatch):
 @pytest.mark.parametrize("limit", [8, 200])
 @pytest.mark.parametrize("name", ["llama", "table, truncated", "distilbert"])
 def test_a_limit_may_be_lower_and_higher_than_the_models_own(
-    name, limit, tiny_tokenizer, tmp_path, monkeypatch
+    name, limit, tiny_tokenizer, empty_cache
 ):
-    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
-    folder, text = tmp_path / "model", " ".join(f"ocean {i}" for i in range(60))
+    folder, text = empty_cache / "model", " ".join(f"ocean {i}" for i in range(60))
     KINDS[name](folder, tiny_tokenizer)
     if name == "llama":
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 256}))
+        edit(folder / "config.json", lambda config: config | {"max_position_embeddings": 256})
     for load_with in (load_encoder, TorchEncoder.load):
         if limit == 200 and name == "distilbert":
             with pytest.raises(RevelaError, match=r"--max-tokens 200: .* at most 64"):

@@ -16,10 +16,9 @@ from revela.ranking.queries import sentence_queries
 from revela.ranking.sentence_test import FEW, QUERIES, SentenceTest
 from revela.ranking.steps import OTHER, confidence
 from revela.searching.index import Index
-from revela.searching.manifest import Indexing, Info
-from revela.text.spool import arrow_list
 from revela.text.words import count_words
 from revela.types import PERHAPS, SURE, Document, Hit, Hits
+from tests.searching import letters
 from tests.searching.letters import Letters, max_bm25
 
 
@@ -31,9 +30,6 @@ class Blind(Letters):
         return made / np.linalg.norm(made, axis=1, keepdims=True)
 
     encode_queries = encode_passages
-
-    def encode_with_tokens(self, texts):
-        return self.encode_passages(texts), [self._tokens(text) for text in texts]
 
 
 LETTERS = Letters()
@@ -57,10 +53,8 @@ def passages(count: int, seed: int = 0) -> list[str]:
 
 
 def build(folder, texts, encoder=None, **settings) -> Index:
-    info = Info("model", "0123", 8, Indexing(language="none", **settings))
-    index = Index.begin(folder, info, encoder or Letters())
-    index.add(arrow_list(Document, [Document(f"d{i}", text) for i, text in enumerate(texts)]))
-    return index
+    docs = [Document(f"d{i}", text) for i, text in enumerate(texts)]
+    return letters.build(folder, docs, encoder, language="none", chunk_words=120, **settings)
 
 
 def test_a_query_is_a_sentence_that_is_taken_out_of_its_passage():
@@ -279,33 +273,40 @@ def titled(count: int, size: int, seed: int = 0) -> list[Document]:
     return made
 
 
+def by_a_loop(test, texts, names):
+    """Of each query: its place, which rows are of its document, and the scores of all rows by
+    vectors and by words, without what the query was taken from.
+    """
+    places = test._places.tolist()
+    rests = dict(zip(places, test._rests, strict=True))
+    left = [rests.get(i, text) for i, text in enumerate(texts)]
+    vectors, bm25 = LETTERS.encode_passages(left), BM25(left, "none")
+    for place, query in zip(places, test._queries, strict=True):
+        (indices,), (values,) = bm25.top_k([query], len(left))
+        words = np.zeros(len(left))
+        words[indices] = values / max_bm25(bm25, query)
+        right = np.array([name == names[place] for name in names])
+        yield place, right, vectors @ LETTERS.encode_queries([query])[0], words
+
+
 def test_a_hit_of_the_same_document_is_right_and_no_query_is_of_a_title(tmp_path):
     """Against a loop over the rows of an index of titled documents of three passages."""
     docs = titled(60, 3)
-    info = Info("model", "0123", 8, Indexing(language="none", chunk_words=36))
-    index = Index.begin(tmp_path / "index", info, Letters())
-    index.add(arrow_list(Document, docs))
+    index = letters.build(tmp_path / "index", docs, language="none", chunk_words=36)
     rows = index.table.sample("passage", "title", "id", "vector")
     passages, titles, names = (rows[name].to_pylist() for name in ("passage", "title", "id"))
     assert len(passages) > 150
     test = SentenceTest(passages, "none", titles=titles, documents=names)
-    encoder, places = Letters(), test._places.tolist()
-    left = dict(zip(places, test._rests, strict=True))
-    texts = [left.get(i, passage) for i, passage in enumerate(passages)]
-    vectors, bm25 = encoder.encode_passages(texts), BM25(texts, "none")
+    for place, query, rest in zip(test._places, test._queries, test._rests, strict=True):
+        assert titles[place] in rest and not {*query.lower().split()} & {"about"}
     by_words = by_vectors = by_row = 0
-    for place, query in zip(places, test._queries, strict=True):
-        assert titles[place] in texts[place] and not {*query.lower().split()} & {"about"}
-        right = np.array([name == names[place] for name in names])
-        cosines = vectors @ encoder.encode_queries([query])[0]
-        scores = np.zeros(len(texts))
-        indices, values = bm25.top_k([query], len(texts))
-        scores[indices[0]] = values[0]
+    for place, right, cosines, scores in by_a_loop(test, passages, names):
         by_vectors += bool(right[int(np.argmax(cosines))])
         by_words += bool(scores[right].max() > scores[~right].max())
         by_row += bool(scores[place] > np.delete(scores, place).max())
     found = index.calibration
-    assert (found.queries, found.words, found.vectors) == (len(places), by_words, by_vectors)
+    counts = len(test._queries), by_words, by_vectors
+    assert (found.queries, found.words, found.vectors) == counts
     assert by_words > 1.3 * by_row, "siblings share the title and the words"
 
 
@@ -317,19 +318,13 @@ def test_the_score_to_cut_at_is_of_what_does_not_answer():
             passages.append(f"{document.title} {piece}. {piece.split()[0]} {piece}.")
             titles.append(document.title)
             names.append(document.id)
-    encoder, about = Letters(), dict(titles=titles, documents=names)
+    about = dict(titles=titles, documents=names)
     test = SentenceTest(passages, "none", **about)
     measured = measure(passages, scored=True, **about)
-    rests = dict(zip(test._places.tolist(), test._rests, strict=True))
-    texts = [rests.get(i, passage) for i, passage in enumerate(passages)]
-    vectors, bm25 = encoder.encode_passages(texts), BM25(texts, "none")
     firsts = []
-    for place, query in zip(test._places.tolist(), test._queries, strict=True):
-        others = [row for row, name in enumerate(names) if name != names[place]]
-        cosines = vectors @ encoder.encode_queries([query])[0]
-        (indices,), (scores,) = bm25.top_k([query], len(texts))
-        found = dict(zip(indices.tolist(), scores.tolist(), strict=True))
-        shares = {r: found[r] / max_bm25(bm25, query) for r in others if found.get(r)}
+    for _, right, cosines, words in by_a_loop(test, passages, names):
+        others = np.flatnonzero(~right).tolist()
+        shares = {row: float(words[row]) for row in others if words[row]}
         fused = fuse_scores({row: float(cosines[row]) for row in others}, shares, measured.rule)
         best = dict[str, float]()
         for row, score in fused.items():
@@ -425,10 +420,8 @@ def test_an_embedder_that_knows_nothing_is_not_trusted_with_records():
 
 def test_a_department_is_found_among_records_by_its_name(tmp_path):
     places = ["财务部", "市场部", "人事部", "技术部", "法务部", "采购部", "客服部", "行政部"]
-    texts = [
-        f"{chr(0x4E00 + 7 * i)}{chr(0x5E00 + 3 * i)} {places[i % 8]} 电话 {8000 + i}"
-        for i in range(300)
-    ]
+    people = [f"{chr(0x4E00 + 7 * i)}{chr(0x5E00 + 3 * i)}" for i in range(300)]
+    texts = [f"{name} {places[i % 8]} 电话 {8000 + i}" for i, name in enumerate(people)]
     index = build(tmp_path / "index", texts, Blind())
     wanted = {f"d{i}" for i in range(0, 300, 8)}
     hits = [hit.id for hit in index.search("财务部", 10)]

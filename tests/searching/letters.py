@@ -34,9 +34,7 @@ class Letters(TextEncoder):
 
     def encode_passages(self, texts, progress=False):
         self.seen += [text for text in texts if text != "."]
-        counts = (
-            np.array([[t.count(c) for c in "abcdefgh"] for t in texts], dtype=np.float32) + 1e-3
-        )
+        counts = np.array([[t.count(c) for c in "abcdefgh"] for t in texts], np.float32) + 1e-3
         return counts / np.linalg.norm(counts, axis=1, keepdims=True)
 
     encode_queries = encode_passages
@@ -55,9 +53,8 @@ class Letters(TextEncoder):
 
     @staticmethod
     def _tokens(text):
-        vectors = np.array(
-            [[word.count(c) - 0.5 for c in "abcdefgh"] for word in text.split()], dtype=np.float32
-        ).reshape(-1, 8)
+        rows = [[word.count(c) - 0.5 for c in "abcdefgh"] for word in text.split()]
+        vectors = np.array(rows, np.float32).reshape(-1, 8)
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
@@ -128,9 +125,8 @@ def oracle(
     rows = [(d.id, passage) for d in docs for name, _, passage in wanted_rows([d])]
     texts = [passage for _, passage in rows]
     vectors, vector = Letters().encode_passages(texts), Letters().encode_queries([query])
-    ranking = dict(
-        zip(*(found[0].tolist() for found in top_k(vector, vectors, DEPTH)), strict=True)
-    )
+    nearest = (found[0].tolist() for found in top_k(vector, vectors, DEPTH))
+    ranking = dict(zip(*nearest, strict=True))
     if mode != "dense":
         bm25 = BM25(texts)
         indices, scores = bm25.top_k([query], DEPTH)
@@ -145,9 +141,7 @@ def oracle(
         best.setdefault(rows[row][0], (rows[row][1], score))
     if mode == "hybrid":
         sizes = Counter(name for name, _ in rows)
-        best = {
-            name: (passage, score * (21 / (20 + sizes[name])) ** 0.1)
-            for name, (passage, score) in best.items()
-        }
+        factors = {name: (21 / (20 + size)) ** 0.1 for name, size in sizes.items()}
+        best = {name: (text, score * factors[name]) for name, (text, score) in best.items()}
     found = sorted(best.items(), key=lambda pair: -pair[1][1])
     return [(name, *hit) for name, hit in found[:k]]

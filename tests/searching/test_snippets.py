@@ -10,14 +10,7 @@ import pytest
 from revela.ranking.bm25 import BM25
 from revela.searching.highlight import HighlightTerms
 from revela.searching.plain_lines import plain
-from revela.searching.snippets import (
-    CHARACTERS,
-    LINES,
-    Snippet,
-    distinct,
-    heading_of,
-    snippet,
-)
+from revela.searching.snippets import CHARACTERS, LINES, Snippet, distinct, heading_of, snippet
 from revela.text.analyzer import Analyzer
 from revela.types import Hit
 
@@ -26,11 +19,8 @@ FILLER = "Filler words stand here and there. "
 
 def shown(text, query, name="a.md", language="en", others=(FILLER,), characters=CHARACTERS):
     known = BM25([text, *others], language)
-    return snippet(
-        Hit(name, 1, "", text, line=1, page=1),
-        HighlightTerms.of(query, known.terms, known.idf),
-        characters,
-    )
+    terms = HighlightTerms.of(query, known.terms, known.idf)
+    return snippet(Hit(name, 1, "", text, line=1, page=1), terms, characters)
 
 
 def marked(found: Snippet) -> list[str]:

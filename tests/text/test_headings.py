@@ -87,28 +87,17 @@ def test_the_path_of_the_headings_above_a_chunk():
         (text.strip().splitlines()[-1], title)
         for text, title in zip(found, titles(document, found), strict=True)
     ]
-    assert above == [
-        ("Before all headings.", ""),
-        ("# Guide #", ""),
-        ("Of the whole.", "Guide"),
-        ("Second sentence here.", "Guide"),
-        ("# no heading", "Guide"),
-        ("```", "Guide"),
-        ("## Install", "Guide"),
-        ("Run this now.", "Guide > Install"),
-        ("And then that.", "Guide > Install"),
-        ("# nor this", "Guide > Install"),
-        ("# nor this", "Guide > Install"),
-        ("~~~", "Guide > Install"),
-        ("### By `pip`", "Guide > Install"),
-        ("It is quick.", "Guide > Install > By `pip`"),
-        ("It is easy.", "Guide > Install > By `pip`"),
-        ("## Use", "Guide"),
-        ("Ask it things.", "Guide > Use"),
-        ("It answers you.", "Guide > Use"),
-        ("# Why", ""),
-        ("Because it works.", "Why"),
+    install = ["Run this now.", "And then that.", "# nor this", "# nor this", "~~~", "### By `pip`"]
+    wanted = [
+        ("", ["Before all headings.", "# Guide #"]),
+        ("Guide", ["Of the whole.", "Second sentence here.", "# no heading", "```", "## Install"]),
+        ("Guide > Install", install),
+        ("Guide > Install > By `pip`", ["It is quick.", "It is easy."]),
+        ("Guide", ["## Use"]),
+        ("Guide > Use", ["Ask it things.", "It answers you."]),
+        *(("", ["# Why"]), ("Why", ["Because it works."])),
     ]
+    assert above == [(line, title) for title, lines in wanted for line in lines]
 
 
 @pytest.mark.parametrize("words", [1, 2, 3, 7, 20, 200])

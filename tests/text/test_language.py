@@ -46,7 +46,8 @@ def test_a_script_may_have_several_languages():
     assert set(detect([TEXTS["pl"] * 9, TEXTS["de"] * 9]).split("+")) == {"pl", "de"}
     assert detect([TEXTS["de"] * 9] * 9 + [TEXTS["pl"] * 9]) == "de+pl"
     assert detect([TEXTS["de"] * 9] * 29 + [TEXTS["pl"] * 9]) == "de"
-    assert detect([]) == detect(["42", "--"]) == "none"
+    for texts in ([], ["42", "--"], ["Hello"], ["OK"], ["Да"]):  # a word or two have no language
+        assert detect(texts) == "none"
 
 
 def test_each_text_is_stemmed_by_its_own_language():
@@ -186,9 +187,7 @@ def test_a_name_in_capitals_is_no_stop_word(language, tmp_path):
 
 def test_signs_and_accents_that_tell_words_apart_are_kept():
     terms = Analyzer("none")
-    assert terms("C++, C# and c; i++; #tag Foo++") == [
-        *("c++", "c#", "and", "c", "i", "tag", "foo"),
-    ]
+    assert " ".join(terms("C++, C# and c; i++; #tag Foo++")) == "c++ c# and c i tag foo"
     assert terms("学C++语言") == ["学", "c++", "语", "语言", "言"]
     # Who types no accents finds all.
     assert Analyzer("vi")("bánh bành") == ["bánh", "banh", "bành", "banh"]
@@ -246,12 +245,9 @@ def test_bm25s_lancedb_and_the_statistics_agree_on_all_of_unicode(texts, query, 
         for asked in (query, texts[0], texts[-1] + texts[1]):
             found = index.table.matching(asked, len(rows))
             places, scores = bm25.top_k([asked], len(rows))
-            wanted = {
-                list(rows)[place]: score
-                for place, score in zip(places[0], scores[0], strict=True)
-                if score > 0
-            }
-            assert {row for row, _ in found.items()} == set(wanted)
+            ranked = zip(places[0], scores[0], strict=True)
+            wanted = {list(rows)[place]: score for place, score in ranked if score > 0}
+            assert set(found) == set(wanted)
             np.testing.assert_allclose(
                 [found[row][1] for row in wanted], list(wanted.values()), rtol=1e-4
             )
@@ -271,13 +267,9 @@ ASKED = ("дом Казани построен 1911", "стоявшие дома
 def same_by_words(index: Index, other: Index) -> None:
     """Language, terms, counts and rankings are the same."""
     assert index.info.language == other.info.language
-    rows = [
-        sorted(
-            (row["id"], row["chunk"], row["terms"]) for row in made.table.lance.search().to_list()
-        )
-        for made in (index, other)
-    ]
-    assert rows[0] == rows[1]
+    rows = [made.table.lance.search().to_list() for made in (index, other)]
+    kept = [sorted((row["id"], row["chunk"], row["terms"]) for row in some) for some in rows]
+    assert kept[0] == kept[1]
     for query in ASKED:
         terms = other.table.query_terms(query)
         np.testing.assert_array_equal(index.state.idf(terms), other.state.idf(terms))
@@ -336,10 +328,6 @@ def test_a_folder_of_several_languages_is_searched_by_the_stems_of_each(tmp_path
     assert set(index.info.language.split("+")) == set(texts)
     for query, name in (("Haus Städte", "de"), ("domów miasta", "pl"), ("evler şehir", "tr")):
         assert [hit.id for hit in index.search(query, mode="lexical")] == [name]
-
-
-def test_a_word_or_two_have_no_language():
-    assert detect(["Hello"]) == detect(["OK"]) == detect(["Да"]) == "none"
 
 
 def test_a_language_that_the_text_is_not_in_is_a_sentence(tmp_path, caplog):

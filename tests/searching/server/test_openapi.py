@@ -11,25 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from served import encoder, index, make_service, running, server
 
-EXAMPLES = 12
-OPERATIONS = [
-    ("post", "/v1/embeddings"),
-    ("post", "/v1/search"),
-    ("post", "/v1/rerank"),
-    ("get", "/v1/index"),
-    ("get", "/v1/models"),
-    ("get", "/v1/models/{name}"),
-    ("get", "/metrics"),
-    ("get", "/healthz"),
-    ("get", "/"),
-]
+READ = ("/v1/index", "/v1/models", "/v1/models/{name}", "/metrics", "/healthz", "/")
+OPERATIONS = [("post", f"/v1/{name}") for name in ("embeddings", "search", "rerank")]
+OPERATIONS += [("get", path) for path in READ]
 
 
 @pytest.fixture(scope="module")
 def document(make_service):
-    with running(
-        make_service(max_characters=100)
-    ) as server:  # so few characters that no text has too many tokens
+    # So few characters that no text has too many tokens.
+    with running(make_service(max_characters=100)) as server:
         yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
 
 
@@ -42,10 +32,7 @@ def test_generated_requests_meet_what_the_document_says(document, method, path, 
 
     @given(case=operation.as_strategy(mode))
     @settings(
-        max_examples=EXAMPLES,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
+        max_examples=12, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
     )
     def meet(case):
         # No schema tells the models, dimensions, limits and columns of this server.

@@ -86,10 +86,7 @@ def test_a_query_longer_than_the_model_reads_is_cut_everywhere(server, index, en
 def test_texts_whose_query_finds_no_room_leave_the_queue(make_service, slow):
     """And a query whose texts find none."""
     texts = {"query": "ocean01", "documents": [f"engine {i}" for i in range(9)]}
-    with (
-        running(make_service(encoder=slow, max_tokens=200)) as up,
-        ThreadPoolExecutor(2) as pool,
-    ):
+    with running(make_service(encoder=slow, max_tokens=200)) as up, ThreadPoolExecutor(2) as pool:
         waiting = up.service.encoding.batcher.waiting_tokens
         for role in ("query", "passage"):
             slow.stop()

@@ -35,12 +35,8 @@ def home(static_folder, tmp_path):
 
 def test_the_verb_serves_until_it_is_told_to_stop(home):
     source = str(Path(__file__).parents[3] / "src")
-    env = {
-        **os.environ,
-        "PYTHONPATH": source,
-        "REVELA_CACHE": str(home / "cache"),
-        "TOKEN": "sesame",
-    }
+    env = os.environ | {"REVELA_CACHE": str(home / "cache"), "PYTHONPATH": source}
+    env["TOKEN"] = "sesame"
     flags = ("--port", "0", "--token-env", "TOKEN", "--max-texts", "3")
     with serving("serve", home / "index", *flags, env=env) as (process, line, url):
         assert url.startswith("http://127.0.0.1:") and "as my-model" in line

@@ -97,8 +97,7 @@ def test_names_that_are_not_utf8_are_ids_all_the_same(tmp_path):
 def test_a_full_disk_is_no_fault_of_the_corpus(tmp_path, monkeypatch):
     with pytest.raises(RevelaError, match=r"/dev cannot be written .*TMPDIR"):
         spool.write(Document, [Document("a", "text")], Path("/dev/full"))
-    write = spool.write
-    full = Path("/dev/full")
+    write, full = spool.write, Path("/dev/full")
     monkeypatch.setattr(spool, "write", lambda kind, items, _: write(kind, items, full))
     (tmp_path / "Posts.xml").write_text('<posts><row Id="1" PostTypeId="1" Body="text"/></posts>')
     with pytest.raises(RevelaError, match="cannot be written"):

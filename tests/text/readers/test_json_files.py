@@ -43,18 +43,14 @@ def test_json_without_documents_is_one_document(tmp_path, content):
         assert not report.skipped and not report.unread
 
 
-@pytest.mark.parametrize("codec", ["utf-8-sig", "utf-16"])
-def test_lines_with_a_mark_are_rows(reads, codec):
-    rows = [{"text": f"{SENTENCE} é {i}"} for i in range(3)]
-    lines = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
-    documents, _ = reads({"a.jsonl": lines.encode(codec)})
-    assert [d.text for d in documents] == [row["text"] for row in rows]
-
-
-def test_lines_of_objects_are_rows(reads):
-    rows = [{"text": f"{SENTENCE} {i}"} for i in range(3)]
-    documents, _ = reads({"a.json": "\r\n".join(map(json.dumps, rows))})
-    assert [d.id for d in documents] == [f"a.json:{i}" for i in (1, 2, 3)]
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+@pytest.mark.parametrize("codec", ["utf-8", "utf-8-sig", "utf-16"])
+def test_lines_of_objects_are_rows_with_a_mark_or_without(reads, name, codec):
+    texts = [f"{SENTENCE} é {i}" for i in (1, 2, 3)]
+    lines = "\r\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in texts)
+    documents, _ = reads({name: lines.encode(codec)})
+    found = [(d.id, d.text) for d in documents]
+    assert found == [(f"{name}:{i}", text) for i, text in enumerate(texts, 1)]
 
 
 def test_rows_without_text_and_broken_rows_are_bad(reads):

@@ -142,42 +142,27 @@ def test_encodings_are_found_and_named(reads, line_end):
 def test_few_wrong_bytes_do_not_change_the_encoding(reads):
     sentence = SENTENCE.encode()
     wrong = "Grüße für alle. ".encode() * 50 + b"\xe9 " + sentence
-    documents, report = reads(
-        {"a.txt": wrong, "b.log": sentence * 99 + b"\0" * 20 + b"after a kill"}
-    )
+    log = sentence * 99 + b"\0" * 20 + b"after a kill"
+    documents, report = reads({"a.txt": wrong, "b.log": log})
     assert "für alle. \ufffd A" in documents[0].text and "after a kill" in documents[1].text
     assert not report.noted and not report.skipped
 
 
 def test_what_git_ignores_and_programs_make_is_left_out(tmp_path):
     tree = tmp_path / "tree"
+    names = {
+        "read": "a.txt keep.secret.txt src/top.txt src/b.txt env.py/c.txt d.gen.txt sub/top.txt "
+        "sub/x.secret.txt",
+        "ignored": "out/x.txt y.secret.txt top.txt mine.txt src/z.gen.txt src/out/x.txt",
+        "made": "build/x.txt venv/lib/x.txt src/node_modules/x.txt my-env/x.txt "
+        "src/__pycache__/x.py my-index/index.json my-index/passages.lance/x.txt",
+    }
     files = {
         ".gitignore": "out/\n*.secret.txt\n!keep.secret.txt\n/top.txt\n",
         ".git/info/exclude": "mine.txt\n",
         "src/.gitignore": "*.gen.txt\n",
-        **dict.fromkeys(
-            ["a.txt", "keep.secret.txt", "src/top.txt", "src/b.txt", "env.py/c.txt", "d.gen.txt"],
-            "read",
-        ),
-        **dict.fromkeys(
-            ["out/x.txt", "y.secret.txt", "top.txt", "mine.txt", "src/z.gen.txt", "src/out/x.txt"],
-            "ignored",
-        ),
-        **dict.fromkeys(
-            [
-                "build/x.txt",
-                "venv/lib/x.txt",
-                "src/node_modules/x.txt",
-                "my-env/x.txt",
-                "src/__pycache__/x.py",
-            ],
-            "made",
-        ),
-        "my-env/pyvenv.cfg": "",
-        **dict.fromkeys(["my-index/index.json", "my-index/passages.lance/x.txt"], "made"),
-        "sub/.git/HEAD": "",
-        "sub/top.txt": "read",
-        "sub/x.secret.txt": "read",
+        **dict.fromkeys(["my-env/pyvenv.cfg", "sub/.git/HEAD"], ""),
+        **{name: how for how, some in names.items() for name in some.split()},
     }
     for name, text in files.items():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
