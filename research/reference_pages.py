@@ -104,7 +104,8 @@ def file_of_methods(name: str) -> str:
     parts = [f"## {name.rpartition('.')[2]}", "", re.sub(r"\n{3,}", "\n\n", text), ""]
     parts += [f"The file is `src/{path}.py`.", ""]
     for preset, changed in module.PRESETS.items():
-        command = f"revela train docs/ --method {preset} --out {preset}-retriever"
+        judged = " --pairs JUDGED" * (changed.get("queries") == "judged")
+        command = f"revela train docs/ --method {preset}{judged} --out {preset}-retriever"
         rows = toml_of(changed)
         method = f"`{preset}` is method `{changed['method']}`"
         parts += [f"{method}, with" if rows else f"{method} with its defaults.", ""]

@@ -45,7 +45,9 @@ def show_settings(verb: Any, tokens: Sequence[str]) -> None:
     name = values.get("--method", values.get("--methods", DEFAULT))
     try:
         method, preset = find_method(name)
-    except RevelaError:  # the verb says so when it runs
+    except RevelaError:
+        if {"--help", "-h"} & {*tokens}:
+            raise  # otherwise the verb says so when it runs
         method, preset = find_method(DEFAULT)
     if tokens[0] == "train":
         text, heading, parameters = inspect.cleandoc(verb.__doc__).partition("Parameters\n")

@@ -30,7 +30,8 @@ Differs from the paper, and the setting that switches it off. ``cde-paper`` has 
 large model; ``cde-paper-small`` for table 1 and most figures:
 - tau is 0.05: --tau 0.02. The rate is 1e-4 with 10 steps of warm-up: --learning-rate 2e-5
   --warmup-steps 1000. A run stops after 20 minutes: --max-epochs 3 --max-minutes 0. The state with
-  the best check is kept: --keep last.
+  the best check is kept: --keep last. (Both presets hold 5 % of the documents out and drop
+  near-duplicates: --held-out 0 --near-duplicates 0.)
 - Groups of 32 pairs: --group-size 512 --retriever-batch 32, to save memory. Clusters have the size
   of a group: --cluster-size; random batches: --groups random; random order: --packing random.
 - 16 documents as context: --context 64 (small) or 512. None: --context 0.

@@ -119,14 +119,16 @@ ALL: Preset = {"held_out": 0.0, "near_duplicates": 0.0, "max_minutes": 0.0}
 # What stages 2 and 3 share: all weights learn from whole documents.
 LONG: Preset = NO_FIT | ALL | {"lora_rank": 0, "check_every": 0, "keep": "last"}
 LONG |= {"groups": "document-random", "max_tokens": 2048, "lm_tokens": 2048}
-PAPER: Preset = LONG | {"offline_model": "", "similarity": "dot", "tau": 1.0, "warmup_steps": 0}
+PAPER: Preset = LONG | {"model": "new:base", "layers": 0, "lower_case": "no"}
+PAPER |= {"query_prompt": "", "passage_prompt": ""}
+PAPER |= {"offline_model": "", "similarity": "dot", "tau": 1.0, "warmup_steps": 0}
 PAPER |= {"learning_rate": 5e-6, "retriever_batch": 24}
 JUDGED: Preset = {"method": Pairs.name, "queries": "judged"}
 PRESETS: dict[str, Preset] = {
     # Stage 1, small; and the paper's size, 80 texts of 2,048 tokens an update.
     "dwell-spans": SPANS,
     "dwell-spans-paper": (SPANS | ALL)
-    | {"model": "new:base", "lm_tokens": 2048, "group_size": 16, "groups_per_step": 5}
+    | {"model": "new:base", "lm_tokens": 2048, "group_size": 20, "groups_per_step": 4}
     | {"learning_rate": 1e-5, "schedule": "cosine", "warmup_steps": 4915, "max_steps": 49_152},
     # Stage 2 of the paper's size, 512 texts an update: give --model.
     "dwell-crop-paper": PAPER
