@@ -422,10 +422,7 @@ REFUSED = [
     (dict(group_size=5000), "fewer than a group of 5000"),
     (dict(model="nowhere/at/all"), "neither a folder nor a hub id"),
     (dict(model="embedded:nothing"), "there are embedded:"),
-    (
-        dict(max_steps=0),
-        "without a limit has no end: give --max-steps, --max-epochs, --max-min",
-    ),
+    (dict(max_steps=0), "without a limit has no end: give --max-steps, --max-epochs, --max-min"),
     (dict(restart_optimizer=True), "--restart-optimizer goes by minings of --negatives: give"),
     (dict(refresh_epochs=2), "--refresh-epochs goes by minings of --negatives: give"),
     (preset("dream-infonce", queries="first-sentence", chunk_words=4), "no chunk has a query"),
@@ -581,10 +578,7 @@ def test_gates_on_the_heads_of_a_file(recipe, documents, tmp_path, caplog):
         out = tmp_path / f"out-{count}"
         train(recipe.replace(heads=str(tmp_path / "siblings"), gate_heads=count), documents, out)
         assert json.loads((out / "run.json").read_text())["about"]["heads"] == heads
-    refused = {
-        "low": "names no head of layer 2 or above, where gates are",
-        "none": "names no head",
-    }
+    refused = {"low": "names no head of layer 2 or above, where gates are", "none": "names no head"}
     for name, message in refused.items():
         with pytest.raises(RevelaError, match=message):
             train(recipe.replace(heads=str(tmp_path / name)), documents, tmp_path / "no")

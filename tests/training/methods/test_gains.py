@@ -35,11 +35,7 @@ def sides():
 
 
 def build(lm, model=None, **changes):
-    settings = dict(
-        tau=0.2,
-        gates_LH=gates_in_upper_layers(lm, 0.5, 2),
-        group_size=SIZE,
-    )
+    settings = dict(tau=0.2, gates_LH=gates_in_upper_layers(lm, 0.5, 2), group_size=SIZE)
     model = model or Embed().double()
     return GainsLoss(model, lm, initial=InitialRetriever(), **(settings | changes))
 

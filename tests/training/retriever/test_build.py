@@ -161,9 +161,7 @@ def test_not_a_model_is_one_sentence(tmp_path, make):
         open_model(make(tmp_path))
 
 
-def test_encoding_by_token_budget_gives_the_vectors_of_sentence_transformers(
-    tiny_lm_folder,
-):
+def test_encoding_by_token_budget_gives_the_vectors_of_sentence_transformers(tiny_lm_folder):
     """Mixed lengths, an empty text, batches cut by tokens, windows shorter than the texts: same
     vectors, same order.
     """

@@ -53,13 +53,7 @@ from revela.training.methods.base import (
     off_diagonal,
     off_diagonal_softmax,
 )
-from revela.training.methods.revela import (
-    ChunkBatches,
-    InBatch,
-    RevelaLoss,
-    block_diagonal,
-    gates,
-)
+from revela.training.methods.revela import ChunkBatches, InBatch, RevelaLoss, block_diagonal, gates
 from revela.training.settings import Context, PositiveFloat, Preset, Retriever, checked
 
 TARGET_SCALE = 2.0  # factor of the target before its softmax
