@@ -173,7 +173,7 @@ def test_one_chunk_of_each_split_document_is_asked_about(recipe, asked, tmp_path
     for seed in (0, 1):
         recipe = recipe.replace(**SPLIT, max_queries=10, seed=seed)
         data = TrainingSet(recipe, documents, queries_file=tmp_path / f"{seed}.jsonl")
-        groups, number = data.groups(None, None, tmp_path)
+        groups, number = data.groups(None, tmp_path)
         rows = [[data.generated_queries.row(i) for i in group] for group in groups(0)]
         assert number == 10 and len(data.rows) == 80 and len(asked) == 10
         for group in rows:

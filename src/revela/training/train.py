@@ -140,9 +140,8 @@ def train(
         # Retriever before the fit, and an encoder of its current state.
         folder = _model_folder(data, checkpoints)
         model = untrained_retriever(recipe.retriever, folder, data.documents).to(device)
-        context_texts, context_encoder = list[str](), None
-        if recipe.context.context:
-            context_texts = _context_texts(data)
+        context_texts = _context_texts(data) if recipe.context.context else []
+        context_encoder = None
         if slot_ids(model):  # a second phase
             context_encoder = continue_context(recipe.context, model, folder)
         elif context_texts:
@@ -200,18 +199,10 @@ def train(
 
         # Method and optimiser.
         budget = Budget(max_steps, settings.max_minutes, settings.max_tokens_read)
+        sections = recipe.groups, recipe.queries, recipe.retriever, recipe.context, recipe.lm
+        texts = data.documents, data.rows
         parts = BuildContext(
-            recipe.groups,
-            recipe.queries,
-            recipe.retriever,
-            recipe.context,
-            recipe.lm,
-            settings,
-            encoder.retriever,
-            data.documents,
-            data.rows,
-            device,
-            encoder.retriever.bf16,
+            *(*sections, settings, encoder.retriever, *texts, device, encoder.retriever.bf16),
             count=budget.count,
             context_encoder=context_encoder,
             corpora=data.corpora,

@@ -65,7 +65,7 @@ def test_a_recipe_cuts_stored_groups_to_its_size_or_shuffles_their_chunks(tmp_pa
     folder.settings["documents"] = 96
 
     def groups_of(**settings):
-        groups, number = TrainingSet(Recipe.of(**settings), folder).groups(None, None, tmp_path)
+        groups, number = TrainingSet(Recipe.of(**settings), folder).groups(None, tmp_path)
         found = list(groups(0))
         assert len(found) == number and sorted(chain(*found)) == list(range(96 * SIZE))
         return found

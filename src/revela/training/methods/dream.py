@@ -81,6 +81,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -213,10 +214,8 @@ class Dream(DocumentAttention):
         names = " ".join(f"{layer}-{head}" for layer, head in heads)
         do = "are random" if self.heads.startswith("random") else "look from questions to answers"
         log.info(f"{len(heads)} heads that {do}: {names}")
-        tau, gate, kernel = self.tau, self.gate, self.kernel
-        loss = DreamLoss(
-            parts.model, lm, heads, tau=tau, gate=gate, kernel=kernel, **parts.batching
-        )
+        form: Any = {"tau": self.tau, "gate": self.gate, "kernel": self.kernel, **parts.batching}
+        loss = DreamLoss(parts.model, lm, heads, **form)
         base = training.learning_rate or 1.0
         loss.scalar_times = (self.scalar_learning_rate or base) / base
         return loss, PromptBatches(parts, prompts)
