@@ -54,9 +54,8 @@ def test_what_is_stored_is_what_was_given(tmp_path, monkeypatch, count, block):
             f"Title {member.document}" if member.document % 2 else f"d{member.document}"
         )
     assert [d.id for d in folder.documents] == [f"d{i}" for i in range(count)]
-    assert [d.text for d in folder.held_out] == ["a text held out"] and folder.settings == {
-        "seed": 0
-    }
+    assert [d.text for d in folder.held_out] == ["a text held out"]
+    assert folder.settings == {"seed": 0}
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
