@@ -145,9 +145,7 @@ def test_resume_equals_unbroken(recipe, asked, train_into, tmp_path, monkeypatch
     assert_equal(of_run(tmp_path / "whole"), of_run(tmp_path / "broken"))
 
 
-def test_a_repeated_question_goes_when_both_of_its_chunks_are_known(
-    recipe, asked, tmp_path, monkeypatch
-):
+def test_a_repeated_question_goes_when_both_chunks_are_known(recipe, asked, tmp_path, monkeypatch):
     monkeypatch.setattr(query_lm, "BLOCK", 2)
     words = ["ocean1", "garden1", "ocean1", "ocean0", "engine1", "engine1"]
     texts = [f"{word} is chunk {i} of them all." for i, word in enumerate(words)]
@@ -173,7 +171,7 @@ def test_one_chunk_of_each_split_document_is_asked_about(recipe, asked, tmp_path
     for seed in (0, 1):
         recipe = recipe.replace(**SPLIT, max_queries=10, seed=seed)
         data = TrainingSet(recipe, documents, queries_file=tmp_path / f"{seed}.jsonl")
-        groups, number = data.groups(None, None, tmp_path)
+        groups, number = data.groups(None, tmp_path)
         rows = [[data.generated_queries.row(i) for i in group] for group in groups(0)]
         assert number == 10 and len(data.rows) == 80 and len(asked) == 10
         for group in rows:
@@ -211,10 +209,7 @@ def test_questions_of_another_program_train_as_those_of_the_query_lm(
     ("line", "why"),
     [
         *(('{"chunk": "It."}', "has no .chunk. and"), ("Why?", "has no .chunk. and")),
-        (
-            '{"chunk": "It.", "question": "Who?"}',
-            "asks about a chunk that the corpus does not have",
-        ),
+        ('{"chunk": "It.", "question": "Who?"}', "asks about a chunk that the corpus does not"),
     ],
 )
 def test_a_question_without_its_chunk_is_refused(recipe, tmp_path, line, why):
@@ -258,9 +253,8 @@ def test_runs_that_are_compared_for_the_same_time_find_their_queries(
 
     monkeypatch.setattr(comparison, "train", begun)
     recipe = recipe.replace(max_minutes=minutes)
-    data = TrainingSet(
-        recipe.replace(method="contrastive-crop"), DOCUMENTS, queries_file=tmp_path / "q"
-    )
+    crops = recipe.replace(method="contrastive-crop")
+    data = TrainingSet(crops, DOCUMENTS, queries_file=tmp_path / "q")
     check = SimpleNamespace(tasks=[None], bm25=dict)
     given = dict(seeds=[0], points=1, provenance=UNKNOWN)
     with pytest.raises(ZeroDivisionError):

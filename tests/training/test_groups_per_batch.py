@@ -44,9 +44,7 @@ def test_a_pass_without_memory_ends_the_search():
     assert tried == [1, 2]
 
 
-def test_the_number_is_found_once_per_run_and_read_by_the_loop(
-    tiny_lm_folder, tmp_path, monkeypatch
-):
+def test_the_number_is_found_once_per_run_and_then_read(tiny_lm_folder, tmp_path, monkeypatch):
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
     models, out = dict.fromkeys(("model", "lm"), str(tiny_lm_folder)), tmp_path / "out"
     recipe = Recipe.of(**models | RUN | GATED | dict(groups_per_step=4, max_steps=2))

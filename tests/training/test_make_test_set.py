@@ -35,10 +35,8 @@ def text(tmp_path, monkeypatch):
 @pytest.fixture
 def make(doing, text, tmp_path, tiny_lm_folder):
     def run(*flags):
-        small = "--chunk-words 20 --precision fp32 --threads 1"
-        return doing(
-            "queries", text, f"--out {tmp_path / 'own'}", f"--lm {tiny_lm_folder}", small, *flags
-        )
+        small = f"--lm {tiny_lm_folder} --chunk-words 20 --precision fp32 --threads 1"
+        return doing("queries", text, f"--out {tmp_path / 'own'}", small, *flags)
 
     return run
 
@@ -147,24 +145,20 @@ RUN = "q1 Q0 d0 1 2.5 me\n"
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "sentence"),
+    ("content", "sentence"),
     [
-        ("r.trec", "", "r.trec is empty: give a TREC run, a model or an index"),
-        ("r.trec", f"{RUN}q1 Q0 d1\n", "r.trec:2 is no line of a TREC run, which has six columns"),
-        ("r.trec", "q1 Q0 d0 1 nan me\n", "r.trec:1 is no line of a TREC run"),
-        ("r.trec", RUN * 2, "r.trec:2 names d0 for q1 a second time: give each system a file"),
-        ("r.trec", "x Q0 d0 1 2.5 me\n", "ranks no judged query of set: its queries are such as x"),
-        (
-            "r.trec",
-            "q1 Q0 no 1 2 me\n",
-            "does not have the documents of set: its ids are such as no",
-        ),
+        ("", "r.trec is empty: give a TREC run, a model or an index"),
+        (f"{RUN}q1 Q0 d1\n", "r.trec:2 is no line of a TREC run, which has six columns"),
+        ("q1 Q0 d0 1 nan me\n", "r.trec:1 is no line of a TREC run"),
+        (RUN * 2, "r.trec:2 names d0 for q1 a second time: give each system a file"),
+        ("x Q0 d0 1 2.5 me\n", "ranks no judged query of set: its queries are such as x"),
+        ("q1 Q0 no 1 2 me\n", "does not have the documents of set: its ids are such as no"),
     ],
 )
-def test_bad_runs_are_one_sentence(refused, tmp_path, file, content, sentence):
+def test_bad_runs_are_one_sentence(refused, tmp_path, content, sentence):
     folder = write_collection(tmp_path / "set", ROWS, QUERIES, {("q1", "d0"): 1})
-    (tmp_path / file).write_text(content)
-    err = refused("eval", tmp_path / file, f"--on {folder}", f"--runs {tmp_path / 'runs'}")
+    (tmp_path / "r.trec").write_text(content)
+    err = refused("eval", tmp_path / "r.trec", f"--on {folder}", f"--runs {tmp_path / 'runs'}")
     assert sentence in err
     assert not (tmp_path / "runs").exists()
 

@@ -47,9 +47,8 @@ class Hashed(MadeUpEncoder):
     def encode_passages(self, texts, progress=False):
         self.read += len(texts)
         self.texts |= {*texts}
-        vectors = [
-            np.random.default_rng([self.seed, query_hash(text)]).normal(size=6) for text in texts
-        ]
+        rngs = (np.random.default_rng([self.seed, query_hash(text)]) for text in texts)
+        vectors = [rng.normal(size=6) for rng in rngs]
         return np.array([v / np.linalg.norm(v) for v in vectors], np.float32).reshape(-1, 6)
 
     encode_queries = encode_passages
@@ -193,16 +192,6 @@ def test_a_query_is_compared_with_its_group_and_what_was_mined_for_it(make):
         for j, (group, chunk) in enumerate(passages):
             wrong = group != own // 4 or chunk.query == query or chunk.text in answers
             assert line[j] == (j == own or not wrong)
-
-
-def test_positives_of_two_queries_in_a_group_are_no_negatives():
-    """Document 1 answers "one" and "two", and stands in the group for "two" only."""
-    chunks = [Chunk(0, "a b c", "one"), Chunk(1, "d e f", "two"), Chunk(1, "d e f", "one")]
-    chunks += [Chunk(2, "g h i", "three"), Chunk(3, "j k l", "four")]
-    answers = {"one": {0, 1}, "two": {1}, "three": {2}, "four": {3}}
-    relevant = {query_hash(query): documents for query, documents in answers.items()}
-    found = QueryBatches(made(chunks, relevant=relevant))(as_rows(chunks, [0, 1, 3, 4]))
-    assert found["query_allowed"].int().tolist() == [[1, 0, 1, 1], *[[1, 1, 1, 1]] * 3]
 
 
 def test_a_mined_false_negative_is_left_out():
@@ -386,9 +375,7 @@ def test_folders_of_pairs_share_no_group_and_have_their_prompts(recipe, tmp_path
     with pytest.raises(RevelaError, match="--pairs gives 2 folders, and the corpora are 1: give"):
         TrainingSet.read(recipe, files[:1])
     (folders[1] / "prompts.json").write_text('{"query": 3}')
-    with pytest.raises(
-        RevelaError, match=r'prompts.json is not {"query": "...", "passage": "..."}'
-    ):
+    with pytest.raises(RevelaError, match=r'prompts.json is not {"query": "...", "passage": "'):
         train(recipe, DOCUMENTS, tmp_path / "out")
 
 
@@ -403,9 +390,7 @@ def test_the_first_negatives_are_those_of_a_run(recipe, tmp_path, rounds, known)
     settings = dict(pairs=str(folder), negatives_from=str(run), negatives=3, max_steps=1)
     recipe = recipe.replace(**settings)
     if not known:
-        with pytest.raises(
-            RevelaError, match=r"trained on for the query q3 of .*: rank the corpus"
-        ):
+        with pytest.raises(RevelaError, match=r"trained on for the query q3 of .*: rank"):
             train(recipe, DOCUMENTS, tmp_path / "out")
         return
     train(recipe, DOCUMENTS, tmp_path / "out")
@@ -431,40 +416,29 @@ COPIES = {  # id -> text; j0 to j8 are judged relevant, each to a query of its o
 ALIKE = [{"u0", "j0"}, {"u1", "j1"}, {"u2", "j3"}, {"j4", "j5"}, {"j6", "j7"}]
 
 
-def read_copies(recipe, tmp_path, order=1, **settings):
-    """The training set of ``COPIES`` among other documents, judged; and its documents' ids."""
-    rows = [{"_id": name, "text": text} for name, text in list(COPIES.items())[::order]]
-    folder = judged_folder(tmp_path / "judged", [(f"q{i}", f"j{i}", 1) for i in range(9)])
-    write_lines(folder / "corpus.jsonl", [*rows, *make_rows(12)])
-    recipe = recipe.replace(pairs=str(folder), held_out=0.0, negatives=4, **settings)
-    data = TrainingSet.read(recipe, [folder / "corpus.jsonl"])
-    return data, [document.id for document in data.documents]
-
-
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("near", [0.8, 0.0])
-def test_judged_documents_are_kept_and_their_copies_are_no_negatives(
-    recipe, tmp_path, caplog, near, order
-):
+def test_judged_documents_are_kept_and_copies_no_negatives(recipe, tmp_path, caplog, near, order):
     caplog.set_level("INFO", "revela")
-    data, ids = read_copies(recipe, tmp_path, order, near_duplicates=near)
-    rows = list(data.rows)
+    rows = [{"_id": name, "text": text} for name, text in list(COPIES.items())[::order]]
+    folder = judged_folder(tmp_path / "judged", [(f"q{i}", f"j{i}", 1) for i in range(9)])
+    file = write_lines(folder / "corpus.jsonl", [*rows, *make_rows(12)])
+    recipe = recipe.replace(pairs=str(folder), held_out=0.0, negatives=4, near_duplicates=near)
+    data = TrainingSet.read(recipe, [file])
+    ids, rows = [document.id for document in data.documents], list(data.rows)
     asks = {ids[row.document]: row.query for row in rows if row.query}
     assert asks == {f"j{i}": f"what is said of q{i} here" for i in range(8)}
     assert len(ids) == len(set(ids)) and "j8" not in ids
     assert ("u1" in ids, {"u3", "u4"} <= set(ids)) == (not near, not near)
-    assert any(
-        "8 pairs of" in said and "1 left out, whose documents" in said for said in caplog.messages
-    )
+    assert any("8 pairs of" in said and "1 left out, whose" in said for said in caplog.messages)
 
     copies = {name: alike for alike in ALIKE for name in alike if near or alike != {"u1", "j1"}}
     if not near:  # then only what is equal is a copy
         copies |= {"j6": {"j6"}, "j7": {"j7"}}
     mined, members = set(), [i for i, row in enumerate(rows) if row.query]
     for seed in range(10):
-        negatives = Negatives(
-            8, seed, data, iter([[members]] * 2), Hashed(seed), tmp_path / f"{seed}"
-        )
+        twice, place = iter([[members]] * 2), tmp_path / f"{seed}"
+        negatives = Negatives(8, seed, data, twice, Hashed(seed), place)
         for found in (negatives(batch(negatives)), negatives(batch(negatives, 1))):
             for row, drawn in zip(members, found, strict=True):
                 own = ids[rows[row].document]
@@ -517,14 +491,8 @@ def test_judged_pairs_on_the_command_line(refused, corpus_file, tmp_path):
         (dict(pairs="judged", join_titles=True), "as they are judged: leave out --join-titles"),
         (dict(negatives=99), "--negatives 99: there are .* passages to mine them"),
         (dict(method="gains", negatives=1), "--negatives has no effect on --method gains"),
-        (
-            dict(negatives_from="x"),
-            "gives 1 runs, of which --negatives 2 .* for 0 folders of --pairs",
-        ),
-        (
-            dict(negatives_from="x", pairs="judged"),
-            "--negatives-from x does not exist: give a TREC",
-        ),
+        (dict(negatives_from="x"), "gives 1 runs, .* --negatives 2 .* for 0 folders of --pairs"),
+        (dict(negatives_from="x", pairs="judged"), "--negatives-from x does not exist: give a"),
     ],
 )
 def test_what_cannot_be_mined_or_read(recipe, tmp_path, monkeypatch, changes, sentence):

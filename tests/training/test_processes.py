@@ -189,9 +189,7 @@ def both(groups, case, cache, tmp_path_factory):
         "tokens": case(folder / "tokens", TOKENS),
         "checked": case(folder / "checked", checked, scores=[0, 9, 1, 1]),
         "nan": case(folder / "nan", EXPLODING),
-        "later": case(
-            folder / "later", {**EXPLODING, "log_every": 9, "save_every": 4, "max_steps": 6}
-        ),
+        "later": case(folder / "later", EXPLODING | dict(log_every=9, save_every=4, max_steps=6)),
     }
     two["one-two"] = case(folder / "one-two", STOPS, resume=True, copy=str(folder / "one-sigint"))
     for name in FAILURES:
@@ -338,9 +336,7 @@ V1 = "5:memory:/box\n4:cpu,cpuacct:/box/mine\n0::/other\n"
         (V1, {"cpu/box/cpu.cfs_quota_us": "5", "other/cpu.max": "100 100", "cpu.max": "9"}, 1),
     ],
 )
-def test_cores_are_those_of_the_affinity_and_of_the_quotas(
-    tmp_path, monkeypatch, cgroup, files, expected
-):
+def test_cores_are_those_of_affinity_and_quotas(tmp_path, monkeypatch, cgroup, files, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     for name, text in {"proc/self/cgroup": cgroup}.items() if cgroup else ():

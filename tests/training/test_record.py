@@ -150,9 +150,7 @@ def nothing_cached(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
-def test_what_replaced_a_default_model_is_recorded_and_named_in_the_card(
-    nothing_cached, tiny_lm_folder, tmp_path
-):
+def test_what_replaced_a_default_is_recorded_and_named(nothing_cached, tiny_lm_folder, tmp_path):
     small, out = dict(gate_heads=4, max_steps=1, group_size=4), tmp_path / "out"
     recipe = Recipe.of(offline_model=str(tiny_lm_folder), **TINY | small)
     train(recipe, make_documents(12), out)
@@ -164,9 +162,7 @@ def test_what_replaced_a_default_model_is_recorded_and_named_in_the_card(
 
 
 @pytest.mark.parametrize("method", [name for name in PRESETS if "paper" in name])
-def test_a_paper_is_not_reproduced_with_another_model(
-    nothing_cached, tiny_lm_folder, tmp_path, method
-):
+def test_a_paper_is_not_reproduced_by_another(nothing_cached, tiny_lm_folder, tmp_path, method):
     named = dict(model=str(tiny_lm_folder), lm=str(tiny_lm_folder))
     for missing in named if Recipe.of(method).method.reads_lm else ["model"]:
         recipe = Recipe.of(method, **{**named, missing: Recipe().lm.lm})

@@ -162,9 +162,7 @@ def test_resume_equals_unbroken(recipe, documents, tiny_lm_folder, tmp_path, nam
         assert not any(torch.equal(found[k], start[f"model.{k}"]) for k in found)
 
 
-def test_a_gradient_that_is_not_finite_leaves_the_last_good_checkpoint(
-    recipe, documents, tmp_path, monkeypatch
-):
+def test_a_gradient_not_finite_leaves_the_last_checkpoint(recipe, documents, tmp_path, monkeypatch):
     """The loss is finite in the very step whose weights are not, and that step is saved."""
     original, calls = RevelaLoss.forward, 0
 
@@ -323,9 +321,7 @@ def test_the_state_with_the_best_check_is_saved(recipe, documents, tmp_path):
         assert all(torch.equal(saved[k], end[k]) for k in saved) == (kept == 6)
 
 
-def test_a_sentence_transformers_model_keeps_its_own_layers_and_prompts(
-    recipe, documents, tmp_path
-):
+def test_a_sentence_transformers_model_keeps_its_layers_and_prompts(recipe, documents, tmp_path):
     def dense(model):
         return [m.linear.weight.clone() for m in model if isinstance(m, modules.Dense)]
 
@@ -341,9 +337,7 @@ def test_a_sentence_transformers_model_keeps_its_own_layers_and_prompts(
     assert all(torch.equal(a, b) for a, b in zip(dense(model), dense(after), strict=True))
 
 
-def test_a_resumed_run_remembers_the_best_state_and_what_it_was_begun_with(
-    recipe, documents, tmp_path
-):
+def test_a_resumed_run_remembers_the_best_state_and_what_it_began_with(recipe, documents, tmp_path):
     """And run.json says so."""
     recipe = recipe.replace(check_every=2, save_every=1, learning_rate=1e-2)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -407,33 +401,20 @@ def test_an_output_folder_in_the_way_is_refused_and_kept(recipe, documents, tmp_
     assert [p.name for p in tmp_path.iterdir()] == ["precious.txt"]
 
 
-METHODS = {
-    "dream": {"queries": "telling-sentence", "chunk_words": 30, "query_heads": 3},
-    "dream-infonce": {"queries": "title"},
-    "contrastive-crop": {"crop_window": 40},
-}
-
-
-def preset(name, **changes):
-    return {"method": name, "lm_tokens": 64} | METHODS.get(name, {}) | changes
-
-
+CROP = dict(method="contrastive-crop", group_size=8)
 REFUSED = [
     (dict(group_size=5000), "fewer than a group of 5000"),
     (dict(model="nowhere/at/all"), "neither a folder nor a hub id"),
     (dict(model="embedded:nothing"), "there are embedded:"),
-    (
-        dict(max_steps=0),
-        "without a limit has no end: give --max-steps, --max-epochs, --max-min",
-    ),
+    (dict(max_steps=0), "without a limit has no end: give --max-steps, --max-epochs, --max-min"),
     (dict(restart_optimizer=True), "--restart-optimizer goes by minings of --negatives: give"),
     (dict(refresh_epochs=2), "--refresh-epochs goes by minings of --negatives: give"),
-    (preset("dream-infonce", queries="first-sentence", chunk_words=4), "no chunk has a query"),
+    (dict(method="dream-infonce", queries="first-sentence", chunk_words=4), "no chunk has a query"),
     (dict(method="dwell-pairs"), "--queries judged are those of --pairs: give their folder"),
-    (preset("replug", lm_lora=True), "--lm-lora has no effect on --method replug"),
-    (preset("dream", lm_tokens=256), "more than the 2,048"),
-    (preset("revela-paper", gate_heads=4), "--gate-heads has no effect on --mix sum"),
-    (preset("revela-gated", save_lm=True), "--save-lm saves an LM that is trained: give --lm-lora"),
+    (dict(method="replug", lm_lora=True), "--lm-lora has no effect on --method replug"),
+    (LEARNED | dict(lm_tokens=256), "more than the 2,048"),
+    (dict(method="revela-paper", gate_heads=4), "--gate-heads has no effect on --mix sum"),
+    (dict(method="revela-gated", save_lm=True), "--save-lm saves an LM that is trained: give"),
     (dict(whole_query_sources=("2",)), "--whole-query-sources 2: no stored group has this source"),
 ]
 
@@ -448,8 +429,7 @@ def test_refusals_are_one_sentence_and_leave_nothing(recipe, documents, tmp_path
 def test_what_a_run_says_and_leaves(recipe, documents, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     caplog.set_level("INFO", "revela")
-    crop = dict(method="contrastive-crop", group_size=8, max_steps=1)
-    train(recipe.replace(**crop), documents, tmp_path / "out")
+    train(recipe.replace(**CROP, max_steps=1), documents, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     name = Path(recipe.retriever.model).name
     assert f"\n{name} learned to tell another crop of the same text from crops of others.\n" in card
@@ -466,9 +446,7 @@ def test_what_a_run_says_and_leaves(recipe, documents, tmp_path, monkeypatch, ca
         (dict(max_steps=0, max_tokens_read=0.001, warmup_steps=900), True),
     ],
 )
-def test_a_warmup_as_long_as_the_run_is_a_warning(
-    recipe, documents, tmp_path, caplog, limit, warns
-):
+def test_a_warmup_as_long_as_a_run_is_a_warning(recipe, documents, tmp_path, caplog, limit, warns):
     outcome = train(recipe.replace(**limit), documents, tmp_path / "out")
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     sentence = (
@@ -479,9 +457,7 @@ def test_a_warmup_as_long_as_the_run_is_a_warning(
 
 
 @pytest.mark.parametrize("steps", [0, 2, 4])
-def test_an_error_of_an_own_method_leaves_a_folder_only_after_a_checkpoint(
-    recipe, documents, tmp_path, steps
-):
+def test_an_own_methods_error_keeps_a_folder_after_a_checkpoint(recipe, documents, tmp_path, steps):
     out = tmp_path / "out"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr(RevelaLoss, "forward", dying_after(steps, RevelaLoss.forward))
@@ -530,8 +506,8 @@ def test_every_method_says_what_it_learns_from():
 
 def test_another_model_finds_false_negatives(recipe, documents, tiny_lm_folder, tmp_path):
     tiny_retriever(tiny_lm_folder).save(str(tmp_path / "surrogate"))
-    some = dict(queries="title", context=0, surrogate="", groups="document")
-    recipe = recipe.replace(**preset("cde", group_size=8, max_steps=1, **some))
+    some = dict(queries="title", context=0, surrogate="", groups="document", lm_tokens=64)
+    recipe = recipe.replace(method="cde", group_size=8, max_steps=1, **some)
     found, name = [], str(tmp_path / "surrogate")
     both, cut = {"surrogate": name, "filter": ""}, {"filter": name, "surrogate_tokens": 4}
     for changes in ({}, {"surrogate": name}, {"filter": name}, both, cut):
@@ -545,8 +521,7 @@ def test_another_model_finds_false_negatives(recipe, documents, tiny_lm_folder, 
 def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
     recipe, taught_lm_folder, documents, tmp_path, caplog
 ):
-    settings = {"method": "dream", **METHODS["dream"], "group_size": 8, "max_steps": 1}
-    recipe = recipe.replace(**settings)
+    recipe = recipe.replace(**LEARNED, group_size=8, max_steps=1)
     caplog.set_level("INFO", "revela")
     mine, other = tmp_path / "mine.json", tmp_path / "other.json"
     ranked = [(3, 1, 0.9), (0, 2, 0.5), (1, 1, 0.1), (1, 2, 0.0)]
@@ -570,21 +545,15 @@ def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
 def test_gates_on_the_heads_of_a_file(recipe, documents, tmp_path, caplog):
     caplog.set_level("INFO", "revela")
     recipe, folder = recipe.replace(max_steps=1), resolve(recipe.lm.lm)
-    files = {
-        "siblings": [(3, 1, 0.9), (0, 2, 0.5), (2, 1, 0.1), (3, 0, 0.0)],
-        "low": [(0, 2, 0.5)],
-        "none": [],
-    }
+    files = {"siblings": [(3, 1, 0.9), (0, 2, 0.5), (2, 1, 0.1), (3, 0, 0.0)]}
+    files |= {"low": [(0, 2, 0.5)], "none": []}
     for name, ranking in files.items():
         save_heads(tmp_path / name, "siblings", "tiny", folder, ranking)
     for count, heads in {2: [[3, 1], [2, 1]], 0: [[3, 1], [2, 1], [3, 0]]}.items():
         out = tmp_path / f"out-{count}"
         train(recipe.replace(heads=str(tmp_path / "siblings"), gate_heads=count), documents, out)
         assert json.loads((out / "run.json").read_text())["about"]["heads"] == heads
-    refused = {
-        "low": "names no head of layer 2 or above, where gates are",
-        "none": "names no head",
-    }
+    refused = {"low": "names no head of layer 2 or above, where gates are", "none": "names no head"}
     for name, message in refused.items():
         with pytest.raises(RevelaError, match=message):
             train(recipe.replace(heads=str(tmp_path / name)), documents, tmp_path / "no")
@@ -616,10 +585,8 @@ def test_groups_weigh_the_same_in_one_batch_and_in_two(recipe, tmp_path, name):
 
 def test_a_run_in_a_thread_leaves_signals_alone(recipe, documents, tmp_path):
     before, outcomes = signal.getsignal(signal.SIGINT), []
-    one_step = recipe.replace(max_steps=1)
-    thread = threading.Thread(
-        target=lambda: outcomes.append(train(one_step, documents, tmp_path / "out"))
-    )
+    given = recipe.replace(max_steps=1), documents, tmp_path / "out"
+    thread = threading.Thread(target=lambda: outcomes.append(train(*given)))
     thread.start()
     thread.join()
     assert outcomes[0].steps == 1 and signal.getsignal(signal.SIGINT) is before
@@ -645,9 +612,7 @@ def test_the_first_stage_trains_alike_whether_it_was_checked_before(
 
 
 @pytest.mark.parametrize("kind", ["bert", "lm"])
-def test_all_weights_of_both_stages_train_and_a_second_phase_goes_on(
-    request, documents, tmp_path, kind
-):
+def test_both_stages_train_and_a_second_phase_goes_on(request, documents, tmp_path, kind):
     """Stock sentence-transformers opens what is saved; slots of a BERT still have no position."""
     start = request.getfixturevalue(f"tiny_{kind}_folder")
     some = dict(model=str(start), group_size=8, context=4, context_layers=0, lora_rank=0)
@@ -708,9 +673,8 @@ def test_metrics_go_to_a_tracker(recipe, documents, tmp_path, monkeypatch):
     steps = losses(out)
     assert [(step, line["loss"]) for step, line in lines if "loss" in line] == list(steps.items())
     assert 0 < lines[1][1]["method/sim_entropy"] < math.log(7)
-    checks = [
-        (step, line["check/task"], line["judged/task"]) for step, line in lines[:1] + lines[3:4]
-    ]
+    both = lines[0], lines[3]
+    checks = [(step, line["check/task"], line["judged/task"]) for step, line in both]
     assert checks == [(0, 0.1, 0.2), (2, 0.5, 0.3)]
 
 
@@ -724,9 +688,8 @@ def test_a_tracker_that_is_not_installed_is_refused(recipe, documents, tmp_path,
 
 
 def test_a_retriever_with_dot_products_says_so(recipe, documents, tmp_path):
-    settings = preset("contrastive-crop", group_size=8, max_steps=2, similarity="dot")
     out = tmp_path / "out"
-    train(recipe.replace(**settings), documents, out)
+    train(recipe.replace(**CROP, crop_window=40, max_steps=2, similarity="dot"), documents, out)
     model = open_model(out)
     saved = json.loads((out / "config_sentence_transformers.json").read_text())
     assert saved["similarity_fn_name"] == "dot" and not isinstance(model[-1], modules.Normalize)
@@ -735,7 +698,7 @@ def test_a_retriever_with_dot_products_says_so(recipe, documents, tmp_path):
 
 def test_a_context_goes_around_another_method(recipe, documents, tmp_path):
     """Its head and its anchors are trained by whatever the method is."""
-    changes = preset("dream", **SMALL, max_steps=2, context=3)
+    changes = LEARNED | SMALL | dict(max_steps=2, context=3)
     train(recipe.replace(**changes), documents, tmp_path / "out")
     tensors = load_file(tmp_path / "out" / "context" / "rows.safetensors")
     table = open_model(tmp_path / "out")[0].model.get_input_embeddings().weight

@@ -120,10 +120,7 @@ def test_crops_start_from_it_by_lora_too(run_of_spans, documents, tmp_path):
             {"method": "cde", "context": 3, "context_vectors_per_document": 2},
             "--context 3 cannot be divided by --context-vectors-per-document 2",
         ),
-        (
-            {"method": "dwell-spans", "model": "new:tiny", "group_size": 900},
-            "fewer than a group of",
-        ),
+        ({"method": "dwell-spans", "model": "new:tiny", "group_size": 900}, "fewer than a group"),
     ],
 )
 def test_refusals_leave_nothing_behind(tiny_lm_folder, documents, tmp_path, changes, message):
@@ -139,9 +136,7 @@ def test_it_is_exported(succeeds, run_of_spans, tmp_path):
     assert "from torch's vectors" in out
 
 
-def test_the_probe_of_a_run_and_of_its_encoder_decoder(
-    succeeds, run_of_spans, corpus_file, tmp_path
-):
+def test_the_probe_of_a_run_and_its_encoder_decoder(succeeds, run_of_spans, corpus_file, tmp_path):
     flags = ("--max-tokens", 64, "--documents", 6, "--precision", "fp32")
     found = {}
     for name, model in (("run", run_of_spans), ("whole", run_of_spans / FOLDER)):

@@ -53,9 +53,7 @@ def test_half_of_a_batch_is_authored_where_there_is_enough(authored, in_a_batch)
     batches = batches_of(texts, pairs, seed=0)
     for batch in (next(batches) for _ in range(5)):
         assert len(batch.queries) == len(batch.passages) == 8
-        titles = [
-            int(query[0]) if query[0] >= 9000 else -i for i, query in enumerate(batch.queries)
-        ]
+        titles = [int(q[0]) if q[0] >= 9000 else -i for i, q in enumerate(batch.queries)]
         assert sum(title >= 9000 for title in titles) == in_a_batch
         for i, j in np.ndindex(8, 8):
             assert batch.allowed_BB[i, j] == (i == j or titles[i] != titles[j])

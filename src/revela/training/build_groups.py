@@ -34,10 +34,7 @@ SCORED = 4096  # rows whose negatives are scored
 
 
 def build_groups(
-    recipe: Recipe,
-    sources: Sequence[Path],
-    out: Path,
-    weights: Sequence[float],
+    recipe: Recipe, sources: Sequence[Path], out: Path, weights: Sequence[float]
 ) -> GroupFolder:
     """Read corpora, group their chunks by the recipe, and store the groups.
 

@@ -89,7 +89,8 @@ def output_folder(out: Path, resume: bool) -> Iterator[Event]:
             except Exception as error:
                 is_kept = between_steps.is_set() or distributed.world_size() > 1
                 if isinstance(error, RevelaError):
-                    is_kept = _has_losses(out)
+                    metrics = out / METRICS
+                    is_kept = metrics.is_file() and '"loss"' in metrics.read_text()
                 if not (resume or is_kept or saved_checkpoints(out / CHECKPOINTS)):
                     shutil.rmtree(out)
                 raise
@@ -97,11 +98,6 @@ def output_folder(out: Path, resume: bool) -> Iterator[Event]:
             (out / LOCK).unlink(missing_ok=True)
             with suppress(OSError):
                 out.rmdir()  # if it is empty
-
-
-def _has_losses(out: Path) -> bool:
-    metrics = out / METRICS
-    return metrics.is_file() and '"loss"' in metrics.read_text()
 
 
 def read_record(out: Path) -> RunFile:

@@ -110,8 +110,7 @@ def _in_context_of(collection: Collection, encoder: TextEncoder) -> TextEncoder:
     """The encoder; one with slots reads documents of the collection, as in the paper (CDE)."""
     if not isinstance(encoder, RetrieverEncoder) or not encoder.slots:
         return encoder
-    pairs = zip(collection.document_ids, collection.documents, strict=True)
-    documents = [Document(*pair) for pair in pairs]
+    documents = [*map(Document, collection.document_ids, collection.documents)]
     return encoder.in_context(draw_documents(documents, encoder.slots, 0, PASSAGE_WORDS))
 
 

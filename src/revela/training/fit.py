@@ -15,11 +15,7 @@ from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
-from revela.encoders.model_files import (
-    check_retriever,
-    resolve,
-    words_to_vectors_of,
-)
+from revela.encoders.model_files import check_retriever, resolve, words_to_vectors_of
 from revela.encoders.torch_model import open_model, uses_bf16
 from revela.errors import RevelaError
 from revela.evaluation.label_free import HeldOutCheck
@@ -137,11 +133,7 @@ def fit(
 
 
 def bake_context(
-    corpus: Sequence[Path],
-    out: Path,
-    recipe: Recipe,
-    options: FitOptions,
-    most: int | None = None,
+    corpus: Sequence[Path], out: Path, recipe: Recipe, options: FitOptions, most: int | None = None
 ) -> int:
     """Save a retriever that was trained with a context with chunks of another corpus in its slots,
     at most ``most``; returns their number.

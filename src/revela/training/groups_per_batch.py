@@ -21,10 +21,7 @@ OPTIMIZER_BYTES = 8  # two fp32 numbers of AdamW per trained weight
 
 
 def fitting_groups(
-    groups_per_step: int,
-    groups: Groups,
-    read: Callable[[Rows], Tensors],
-    loss_module: nn.Module,
+    groups_per_step: int, groups: Groups, read: Callable[[Rows], Tensors], loss_module: nn.Module
 ) -> int:
     """The greatest number of groups whose forward and backward pass fits into the memory, of those
     that divide this process's groups of a step.

@@ -82,9 +82,8 @@ def save_outcome(
         "before training": outcome.before,
         f"after {of_steps}{steps} steps": outcome.after,
     }
-    pairs = recipe.pairs
-    if pairs:
-        names = (without_folders(str(folder)) for folder in pairs)
+    if recipe.pairs:
+        names = (without_folders(str(folder)) for folder in recipe.pairs)
         settings["queries"] = f"judged, of {' and '.join(names)}"
     card = Card(
         name=out.name,
@@ -97,7 +96,7 @@ def save_outcome(
         minutes=outcome.minutes,
         steps=steps,
         slots=recipe.context.context,
-        supervised=bool(pairs),
+        supervised=bool(recipe.pairs),
         metadata=metadata_of(models["model"], folder),
         is_unchanged=outcome.kept == 0,
     ).text()
@@ -106,5 +105,4 @@ def save_outcome(
         source = f"{len(context_texts)} chunks of {without_folders(provenance.corpus)}"
         rows = context_encoder.of_texts(context_texts)
         context = SavedContext(context_encoder, rows, {"drawn from": source})
-    weight = encoder.words_to_vectors
-    save_retriever(encoder.model, out, card, context, weight)
+    save_retriever(encoder.model, out, card, context, encoder.words_to_vectors)

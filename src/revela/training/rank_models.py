@@ -155,7 +155,6 @@ def encoder_of(
         from revela.training.recipe import Recipe
         from revela.training.retriever.build import untrained_retriever
         from revela.training.retriever.module import RetrieverEncoder
-    from revela.training.recipe import Recipe
     from revela.training.training_set import TrainingSet
     from revela.training.word_table import fit_encoder, tables
 

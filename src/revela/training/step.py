@@ -393,18 +393,17 @@ class Progress:
         seconds, tokens = budget.seconds - self._last[0], budget.tokens - self._last[1]
         self._last = (budget.seconds, budget.tokens)
         speed = tokens / seconds if seconds > 0 else 0.0
-        self.metrics.write(
-            MetricsRow(
-                step,
-                round(budget.minutes, 3),
-                loss=loss,
-                tokens_per_second=round(speed, 1),
-                grad_norm=round(grad_norm, 8),
-                learning_rate=round(rate, 8),
-                method={name: round(value, 6) for name, value in own.items()} or None,
-                tokens_read=budget.tokens,
-            )
+        row = MetricsRow(
+            step,
+            round(budget.minutes, 3),
+            loss=loss,
+            tokens_per_second=round(speed, 1),
+            grad_norm=round(grad_norm, 8),
+            learning_rate=round(rate, 8),
+            method={name: round(value, 6) for name, value in own.items()} or None,
+            tokens_read=budget.tokens,
         )
+        self.metrics.write(row)
         done = budget.done(step)
         left = budget.minutes * (1 - done) / done if done > 0 else 0.0
         self._bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} tokens/s, {duration(left)} left")

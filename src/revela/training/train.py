@@ -140,9 +140,8 @@ def train(
         # Retriever before the fit, and an encoder of its current state.
         folder = _model_folder(data, checkpoints)
         model = untrained_retriever(recipe.retriever, folder, data.documents).to(device)
-        context_texts, context_encoder = list[str](), None
-        if recipe.context.context:
-            context_texts = _context_texts(data)
+        context_texts = _context_texts(data) if recipe.context.context else []
+        context_encoder = None
         if slot_ids(model):  # a second phase
             context_encoder = continue_context(recipe.context, model, folder)
         elif context_texts:

@@ -51,13 +51,7 @@ from revela.training.generated_queries import (
     sample_chunks,
     with_questions,
 )
-from revela.training.groups.order import (
-    ORDER,
-    Model,
-    encoders_by,
-    load_or_make,
-    similar_order,
-)
+from revela.training.groups.order import ORDER, Model, encoders_by, load_or_make, similar_order
 from revela.training.groups.prebuilt import holds_groups
 from revela.training.groups.store import GroupFolder, is_group_folder
 from revela.training.groups.strategies import (

@@ -156,12 +156,7 @@ def fit_encoder(encoder: RetrieverEncoder, data: TrainingSet, steps: int | None 
 
 
 def train_pieces(
-    tokenizer: Any,
-    rows_VD: Tensor,
-    examples: Examples,
-    *,
-    steps: int | None = None,
-    seed: int = 0,
+    tokenizer: Any, rows_VD: Tensor, examples: Examples, *, steps: int | None = None, seed: int = 0
 ) -> Tensor:
     """Train a table of a language model's tokens by ``train_table``.
 

@@ -72,9 +72,7 @@ def test_a_dataset_of_the_hub_is_streamed_once(tmp_path, monkeypatch):
     import datasets
 
     asked, load = [], datasets.load_dataset
-    monkeypatch.setattr(
-        datasets, "load_dataset", lambda *a, **named: asked.append(a) or load(*a, **named)
-    )
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: asked.append(a) or load(*a, **k))
     texts = [[f"passage {j} of row {i}, in a few words" for j in range(8)] for i in range(20)]
     rows = [{"src": f"posts {i}", "text": row} for i, row in enumerate(texts)]
     source = hub_folder(tmp_path / "owner" / "name", rows)

@@ -54,9 +54,8 @@ def test_what_is_stored_is_what_was_given(tmp_path, monkeypatch, count, block):
             f"Title {member.document}" if member.document % 2 else f"d{member.document}"
         )
     assert [d.id for d in folder.documents] == [f"d{i}" for i in range(count)]
-    assert [d.text for d in folder.held_out] == ["a text held out"] and folder.settings == {
-        "seed": 0
-    }
+    assert [d.text for d in folder.held_out] == ["a text held out"]
+    assert folder.settings == {"seed": 0}
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -65,7 +64,7 @@ def test_a_recipe_cuts_stored_groups_to_its_size_or_shuffles_their_chunks(tmp_pa
     folder.settings["documents"] = 96
 
     def groups_of(**settings):
-        groups, number = TrainingSet(Recipe.of(**settings), folder).groups(None, None, tmp_path)
+        groups, number = TrainingSet(Recipe.of(**settings), folder).groups(None, tmp_path)
         found = list(groups(0))
         assert len(found) == number and sorted(chain(*found)) == list(range(96 * SIZE))
         return found

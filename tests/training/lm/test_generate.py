@@ -46,9 +46,7 @@ def test_a_token_without_a_row_is_read(tiny_lm_folder, tmp_path):
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
 )
-def test_it_computes_in_the_precision_that_is_asked_for(
-    tiny_lm_folder, monkeypatch, precision, dtype
-):
+def test_it_computes_in_the_precision_asked_for(tiny_lm_folder, monkeypatch, precision, dtype):
     opened = []
     original = writer.open_causal_lm
 

@@ -201,10 +201,8 @@ def test_paper_form_equals_the_authors_code(form):
         rope_theta=10000.0, tie_word_embeddings=False,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
-    prefix = "weights."
-    model.load_state_dict(
-        {k.removeprefix(prefix): v for k, v in golden.items() if k.startswith(prefix)}
-    )
+    own = "weights."
+    model.load_state_dict({k.removeprefix(own): v for k, v in golden.items() if k.startswith(own)})
     lm = LanguageModel(model)
     ids, mask = golden["input_ids"], golden["attention_mask"]
     weights = golden["sim"].clone().requires_grad_()
@@ -348,9 +346,7 @@ def test_groups_of_a_batch_count_as_if_they_were_read_one_by_one():
     )
 
 
-def test_a_language_model_without_its_head_is_refused(
-    tiny_lm_folder, refused, corpus_file, tmp_path
-):
+def test_an_lm_without_its_head_is_refused(tiny_lm_folder, refused, corpus_file, tmp_path):
     from revela.training.lm.language_model import check_language_model, load_language_model
 
     tied, none = tmp_path / "tied", tmp_path / "none"

@@ -75,9 +75,8 @@ def test_the_query_side_is_what_the_setting_says(tiny_lm_folder, tiny_tokenizer,
     if side == "whole":
         assert list(first.values()) == [prompt + text for text in TEXTS]
     if side == "first-half":
-        assert list(first.values()) == [
-            prompt + half for half in split_in_half(TEXTS, tiny_tokenizer, 64)
-        ]
+        halves = split_in_half(TEXTS, tiny_tokenizer, 64)
+        assert list(first.values()) == [prompt + half for half in halves]
     if is_random:
         assert all(first[i].removeprefix(prompt).strip() in text for i, text in enumerate(TEXTS))
 

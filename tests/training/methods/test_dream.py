@@ -26,20 +26,13 @@ def texts():
     """One group of three candidates, two questions with answers of different lengths."""
     generator = torch.Generator().manual_seed(3)
     prompt_ids = torch.randint(3, 400, (1, len(DOCUMENTS)), generator=generator)
-    prompt = {
-        "input_ids": prompt_ids,
-        "attention_mask": torch.ones_like(prompt_ids),
-        "document": torch.tensor([DOCUMENTS]),
-    }
+    prompt = {"input_ids": prompt_ids, "attention_mask": torch.ones_like(prompt_ids)}
+    prompt["document"] = torch.tensor([DOCUMENTS])
     tail_ids = torch.randint(3, 400, (2, 7), generator=generator)
     roles = torch.tensor([[QUESTION] * 3 + [ANSWER] * 4, [QUESTION] * 2 + [ANSWER] * 3 + [0] * 2])
     mask = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
-    tail = {
-        "input_ids": tail_ids,
-        "attention_mask": mask,
-        "role": roles,
-        "group": torch.zeros(2, dtype=torch.long),
-    }
+    tail = {"input_ids": tail_ids, "attention_mask": mask, "role": roles}
+    tail["group"] = torch.zeros(2, dtype=torch.long)
     return prompt, tail
 
 
@@ -54,9 +47,8 @@ def naive_answer_loss(model, prompt, tail, weights, gate, heads):
         keys, values = (t[0].repeat_interleave(repeats, 0) for t in (key, value))
         length = query.shape[2]
         future = torch.ones(length, length, dtype=torch.bool).triu(1)
-        probabilities = (
-            (query[0] @ keys.transpose(1, 2) * scaling).masked_fill(future, -torch.inf).softmax(-1)
-        )
+        scores = query[0] @ keys.transpose(1, 2) * scaling
+        probabilities = scores.masked_fill(future, -torch.inf).softmax(-1)
         rows = []
         for h in range(query.shape[1]):
             if (module.layer_idx, h) not in heads:
@@ -68,12 +60,10 @@ def naive_answer_loss(model, prompt, tail, weights, gate, heads):
                 if t in current["rows"]:
                     injected = torch.zeros_like(row)
                     for j in range(3):
-                        mine = torch.tensor(
-                            [m < len(DOCUMENTS) and DOCUMENTS[m] == j for m in range(length)]
-                        )
-                        injected = injected + torch.where(
-                            mine, current["weights"][j] * row / row[mine].sum(), 0.0
-                        )
+                        places = range(length)
+                        mine = torch.tensor([DOCUMENTS[m : m + 1] == [j] for m in places])
+                        share = current["weights"][j] * row / row[mine].sum()
+                        injected = injected + torch.where(mine, share, 0.0)
                     row = (1 - gate) * row + gate * injected
                 changed.append(row)
             rows.append(torch.stack(changed))
@@ -87,16 +77,13 @@ def naive_answer_loss(model, prompt, tail, weights, gate, heads):
         ids = torch.cat([prompt["input_ids"][0], tail["input_ids"][i, :length]])[None]
         roles = tail["role"][i, :length].tolist()
         start = len(DOCUMENTS)
-        current.update(
-            weights=weights[i], rows={start + t for t, role in enumerate(roles) if role == QUESTION}
+        asked, answers = (
+            [start + t for t, role in enumerate(roles) if role == kind]
+            for kind in (QUESTION, ANSWER)
         )
+        current.update(weights=weights[i], rows=asked)
         logits = model(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
-        answer = [
-            -logits[start + t - 1, ids[0, start + t]]
-            for t, role in enumerate(roles)
-            if role == ANSWER
-        ]
-        losses.append(torch.stack(answer).mean())
+        losses.append(torch.stack([-logits[t - 1, ids[0, t]] for t in answers]).mean())
     return torch.stack(losses).mean()
 
 
@@ -117,9 +104,8 @@ def test_the_answers_loss_and_its_gradients_equal_the_naive_pass():
         else:
             gate = logit.sigmoid()
             loss = naive_answer_loss(llama, prompt, tail, weights, gate, set(heads))
-        found.append(
-            (loss.detach(), *torch.autograd.grad(loss, [weights, logit, llama.get_parameter(key)]))
-        )
+        inputs = weights, logit, llama.get_parameter(key)
+        found.append((loss.detach(), *torch.autograd.grad(loss, inputs)))
     for slow, fast in zip(*found, strict=True):
         assert slow.abs().sum() > 0
         # transformers' norms round to fp32

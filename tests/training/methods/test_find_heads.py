@@ -10,9 +10,7 @@ from revela.training.methods import dream, revela
 from revela.training.recipe import Recipe
 
 
-def test_a_ranking_is_kept_for_the_text_that_it_was_made_with(
-    tiny_lm_folder, corpus_file, tmp_path, monkeypatch
-):
+def test_a_ranking_is_kept_for_its_text(tiny_lm_folder, corpus_file, tmp_path, monkeypatch):
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path))
     documents, folder = read_corpus([corpus_file])[0], str(tiny_lm_folder)
     probed = []

@@ -35,11 +35,7 @@ def sides():
 
 
 def build(lm, model=None, **changes):
-    settings = dict(
-        tau=0.2,
-        gates_LH=gates_in_upper_layers(lm, 0.5, 2),
-        group_size=SIZE,
-    )
+    settings = dict(tau=0.2, gates_LH=gates_in_upper_layers(lm, 0.5, 2), group_size=SIZE)
     model = model or Embed().double()
     return GainsLoss(model, lm, initial=InitialRetriever(), **(settings | changes))
 
@@ -56,9 +52,8 @@ def test_gains_are_finite_differences_of_the_loss_at_equal_weights(lm):
             for j in others:
                 weights[i, j] = scores[i, j].exp() / sum(scores[i, k].exp() for k in others)
         mix = InBatchAttention(weights, packed.lengths, loss_module.gates_LH, v_norm=False)
-        losses = lm.token_losses(
-            packed, packed.layout.with_next_R, lm.prefill(packed, range(2, 4)), mix
-        )
+        memory = lm.prefill(packed, range(2, 4))
+        losses = lm.token_losses(packed, packed.layout.with_next_R, memory, mix)
         counts = [sum(lengths) - SIZE for lengths in (packed.lengths[:SIZE], packed.lengths[SIZE:])]
         return float(sum(part.mean() for part in losses.split(counts)) / 2)
 

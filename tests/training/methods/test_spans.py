@@ -42,9 +42,8 @@ def test_spans_put_back_give_the_text(n, share, mean, seed):
     read, target = corrupt(ids, share, mean, SENTINELS, random.Random(seed))
     text, spans = put_back(read, target)
     assert text == ids
-    assert (
-        all(spans.values()) and list(spans) == [i for i in read if i < 0] == SENTINELS[: len(spans)]
-    )
+    assert all(spans.values())
+    assert list(spans) == [i for i in read if i < 0] == SENTINELS[: len(spans)]
     assert not any(a < 0 and b < 0 for a, b in pairwise(read))  # none touch
     assert len(spans) == (num_noise_spans(n, share, mean) if n > 1 else 0)
 
@@ -83,9 +82,8 @@ def built(folder, **changes):
     recipe = Recipe.of("dwell-spans", **{"model": "new:tiny", "lm_tokens": 48, **changes})
     model = tiny_retriever(folder, layers=0, query_prompt="", passage_prompt="")
     add_lora(model, 0, 1, 0.0)
-    read = []
-    retriever = RetrieverModule(model)
-    parts = build_context(recipe, retriever, [], [], False, count=read.append, folder=folder)
+    read, retriever = [], RetrieverModule(model)
+    parts = build_context(recipe, retriever, [], [], False, read.append, folder=folder)
     loss, batches = recipe.method.build(parts)
     return SimpleNamespace(retriever=retriever, loss=loss, batches=batches, read=read)
 

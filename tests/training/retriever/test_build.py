@@ -46,9 +46,7 @@ print(json.dumps(found))
 """
 
 
-def test_saved_folders_give_the_same_vectors_in_stock_sentence_transformers(
-    tiny_lm_folder, tmp_path
-):
+def test_saved_folders_give_the_same_in_stock_sentence_transformers(tiny_lm_folder, tmp_path):
     encoders = {}
     for pooling in ("mean", "eos", "weighted-mean", "last"):
         model = build(tiny_lm_folder, pooling)
@@ -160,9 +158,7 @@ def test_not_a_model_is_one_sentence(tmp_path, make):
         open_model(make(tmp_path))
 
 
-def test_encoding_by_token_budget_gives_the_vectors_of_sentence_transformers(
-    tiny_lm_folder,
-):
+def test_encoding_by_token_budget_gives_the_vectors_of_sentence_transformers(tiny_lm_folder):
     """Mixed lengths, an empty text, batches cut by tokens, windows shorter than the texts: same
     vectors, same order.
     """
@@ -248,9 +244,7 @@ def unit_states(model, text, prompt="", linear=None):
     return torch.nn.functional.normalize(states_TW, dim=1).detach().numpy()
 
 
-def test_token_vectors_leave_out_prompts_and_special_tokens_and_come_with_the_same_vectors(
-    tiny_lm_folder,
-):
+def test_token_vectors_leave_out_prompts_and_special_tokens_beside_the_same_vectors(tiny_lm_folder):
     model = build(tiny_lm_folder, pooling="eos")
     encoder = TorchEncoder(model, bf16=False)
     texts = ["ocean1 ocean2", "the garden and the planet", "x"]

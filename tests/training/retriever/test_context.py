@@ -83,9 +83,7 @@ def test_a_vector_is_equation_5(plain):
 
 
 @pytest.mark.parametrize(("layers", "tokens", "per_document"), [(1, 64, 1), (2, 20, 2)])
-def test_a_context_is_its_anchors_and_what_the_first_stage_reads(
-    plain, tmp_path, layers, tokens, per_document
-):
+def test_a_context_is_its_anchors_and_what_is_read(plain, tmp_path, layers, tokens, per_document):
     """c_j = a_j + Dense(GELU(Dense(LayerNorm(mean of M1's states)))), run by run of each text."""
     sizes = dict(context_tokens=tokens, context_vectors_per_document=per_document)
     _, first = contextual(plain, context=4, context_layers=layers, **sizes)
@@ -94,12 +92,8 @@ def test_a_context_is_its_anchors_and_what_the_first_stage_reads(
     reader = first.model
     rows_JD, found = first.of_texts(TEXTS), []
     for text in TEXTS[: 4 // per_document]:
-        read = reader.tokenizer(
-            reader.prompts["document"] + text,
-            truncation=True,
-            max_length=tokens,
-            return_tensors="pt",
-        )
+        cut = dict(truncation=True, max_length=tokens, return_tensors="pt")
+        read = reader.tokenizer(reader.prompts["document"] + text, **cut)
         states_TD = reader[0].model(input_ids=read["input_ids"]).last_hidden_state[0]
         bounds = [len(states_TD) * run // per_document for run in range(per_document + 1)]
         for start, end in pairwise(bounds):

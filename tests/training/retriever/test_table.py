@@ -98,9 +98,7 @@ def test_the_saved_model_is_stock(table, tmp_path):
         np.testing.assert_allclose(vector, F.normalize(mean, dim=0), atol=2e-3)  # fp16
 
 
-def test_input_embeddings_are_read_from_shards_and_asked_for_where_there_are_none(
-    tiny_lm_folder, tmp_path
-):
+def test_input_embeddings_are_read_from_shards_or_asked_for(tiny_lm_folder, tmp_path):
     whole = build_word_table(tiny_lm_folder, TEXTS, NO_STEMS)
     for file in ("config.json", "tokenizer.json"):
         (tmp_path / file).write_bytes((tiny_lm_folder / file).read_bytes())

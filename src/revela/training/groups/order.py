@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,16 +42,9 @@ def similar_order(
     second_RD = None
     if queries_RD is not None:
         vectors_RD, second_RD = paired(queries_RD, vectors_RD)
-    order = functools.partial(
-        order_by_similarity,
-        vectors_RD,
-        second_RD,
-        settings.cluster_size or settings.group_size,
-        seed,
-        packing=settings.packing,
-        steps=settings.kmeans_steps,
-        starts=settings.kmeans_starts,
-    )
+    inputs = vectors_RD, second_RD, settings.cluster_size or settings.group_size, seed
+    of_kmeans: Any = {"steps": settings.kmeans_steps, "starts": settings.kmeans_starts}
+    order = functools.partial(order_by_similarity, *inputs, packing=settings.packing, **of_kmeans)
     return from_rank_zero(order)
 
 

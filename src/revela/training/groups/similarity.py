@@ -125,15 +125,10 @@ def _labels(
         sample_ND = np.concatenate([sample_ND, swapped_ND[sample]])
 
     def trained() -> FastKMeans:
-        means = FastKMeans(
-            sample_ND.shape[1],
-            k,
-            gpu=False,  # fastkmeans 0.5.0's Triton kernel returned labels >= k on an H200
-            niter=steps,
-            seed=int(rng.integers(2**31)),
-            chunk_size_data=ROWS,
-            chunk_size_centroids=CENTROIDS,
-        )
+        blocks = {"chunk_size_data": ROWS, "chunk_size_centroids": CENTROIDS}
+        seed, width = int(rng.integers(2**31)), sample_ND.shape[1]
+        # On no GPU: fastkmeans 0.5.0's Triton kernel returned labels >= k on an H200.
+        means = FastKMeans(width, k, gpu=False, niter=steps, seed=seed, **blocks)
         with _global_random_state():
             means.train(sample_ND)
         return means
@@ -144,9 +139,8 @@ def _labels(
             float(((block - means.centroids[means.predict(block)]) ** 2).sum()) for block in blocks
         )
 
-    means = (
-        trained() if starts == 1 else min((trained() for _ in range(starts)), key=squared_distances)
-    )
+    begun = (trained() for _ in range(starts))
+    means = next(begun) if starts == 1 else min(begun, key=squared_distances)
     return np.concatenate(
         [means.predict(vectors_ND[members[i : i + SAMPLE]]) for i in range(0, len(members), SAMPLE)]
     )

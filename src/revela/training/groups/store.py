@@ -172,15 +172,10 @@ def save_groups(
             )
         write(Document, documents.select(sorted(sample)), folder / SAMPLE)
         write(Document, corpus.held_out, folder / HELD_OUT)
-        shards = [
-            {
-                "file": name,
-                "groups": counts[name],
-                "bytes": (folder / name).stat().st_size,
-                "digest": _digest(folder / name),
-            }
-            for name in sorted(counts)
-        ]
+        shards = []
+        for name in sorted(counts):
+            about = {"bytes": (folder / name).stat().st_size, "digest": _digest(folder / name)}
+            shards.append({"file": name, "groups": counts[name], **about})
         manifest = {
             "format": FORMAT,
             "size": size,

@@ -47,11 +47,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from revela.training.device import fetched, on_cpu, sent
-from revela.training.lm.document_attention_varlen import (
-    Pairs,
-    pairs_of,
-    varlen_document_attention,
-)
+from revela.training.lm.document_attention_varlen import Pairs, pairs_of, varlen_document_attention
 
 Kernel = Literal["auto", "reference", "torch", "varlen"]
 V_NORM_EPS = 1e-6  # as in the authors' code

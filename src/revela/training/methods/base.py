@@ -219,12 +219,7 @@ class RetrieverLoss(nn.Module):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        *,
-        tau: float,
-        group_size: int = 0,
-        retriever_batch: int = 0,
+        self, model: nn.Module, *, tau: float, group_size: int = 0, retriever_batch: int = 0
     ) -> None:
         super().__init__()
         self.model, self.tau, self.logged = model, tau, dict[str, Callable[[], Tensor]]()

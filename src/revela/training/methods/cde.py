@@ -83,6 +83,7 @@ a surrogate's vector.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -233,13 +234,9 @@ def in_context(
     """A method's loss and collator for a retriever that reads a context."""
     constant, retriever, settings = encoder.constant, parts.model, parts.context
     retriever.slot_dropout = 0.0 if constant else settings.context_dropout
+    null, batch = settings.context_null, parts.training.retriever_batch
     contextual = Contextual(
-        loss,
-        retriever,
-        encoder,
-        null=settings.context_null,
-        retriever_batch=parts.training.retriever_batch,
-        bf16=parts.bf16,
+        loss, retriever, encoder, null=null, retriever_batch=batch, bf16=parts.bf16
     )
     return contextual, collate if constant else ContextBatches(parts, collate, encoder)
 
@@ -311,17 +308,13 @@ class ContextBatches:
         rng = row_random(rows[0], self.parts.training.seed)
         if self.parts.context.context_from == "batch":
             return rng.sample(own, min(slots, len(own)))
-        corpus = self._rows_by_corpus[self._corpus_of(int(rows[0]["document"]))]
+        corpus = self._rows_by_corpus[bisect(self.parts.corpora, rows[0]["document"])]
         drawn = rng.sample(range(len(corpus)), min(slots + len(own), len(corpus)))
         others = [row for row in corpus[drawn].tolist() if row not in set(own)]
         return (others or own)[:slots]
 
-    def _corpus_of(self, document: int) -> int:
-        return int(np.searchsorted(self.parts.corpora, document, side="right"))
-
     @cached_property
     def _rows_by_corpus(self) -> list[NDArray[np.int64]]:
-        corpus_N = np.searchsorted(
-            self.parts.corpora, self.parts.rows.column("document"), side="right"
-        )
+        owners_N = self.parts.rows.column("document")
+        corpus_N = np.searchsorted(self.parts.corpora, owners_N, side="right")
         return [np.flatnonzero(corpus_N == i) for i in range(len(self.parts.corpora) + 1)]

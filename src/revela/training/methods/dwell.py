@@ -241,11 +241,7 @@ def num_noise_spans(length: int, share: float, mean_span: float) -> int:
 
 
 def corrupt(
-    ids: Sequence[int],
-    share: float,
-    mean_span: float,
-    sentinels: Sequence[int],
-    rng: random.Random,
+    ids: Sequence[int], share: float, mean_span: float, sentinels: Sequence[int], rng: random.Random
 ) -> tuple[list[int], list[int]]:
     """Hide spans of a text; returns the input and the target, without END.
 

@@ -53,13 +53,7 @@ from revela.training.methods.base import (
     off_diagonal,
     off_diagonal_softmax,
 )
-from revela.training.methods.revela import (
-    ChunkBatches,
-    InBatch,
-    RevelaLoss,
-    block_diagonal,
-    gates,
-)
+from revela.training.methods.revela import ChunkBatches, InBatch, RevelaLoss, block_diagonal, gates
 from revela.training.settings import Context, PositiveFloat, Preset, Retriever, checked
 
 TARGET_SCALE = 2.0  # factor of the target before its softmax
@@ -90,10 +84,8 @@ class Gains(InBatch):
         lm, tokenizer, folder = load_lm(parts)
         gates_LH = gates(self, parts, lm, tokenizer, folder)
         is_fixed = parts.context_encoder is None  # else a vector depends on its batch
-        initial, tau, kernel = InitialRetriever(is_fixed), self.tau, self.kernel
-        loss = GainsLoss(
-            parts.model, lm, initial, gates_LH=gates_LH, tau=tau, kernel=kernel, **parts.batching
-        )
+        form: Any = {"gates_LH": gates_LH, "tau": self.tau, "kernel": self.kernel}
+        loss = GainsLoss(parts.model, lm, InitialRetriever(is_fixed), **form, **parts.batching)
         return loss, ChunkBatches(parts, tokenizer, self.query_side, self.whole_query_sources)
 
 

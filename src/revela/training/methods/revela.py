@@ -213,10 +213,6 @@ class Revela(InBatch):
                 )
         if self.save_lm and not self.lm_lora:
             raise RevelaError("--save-lm saves an LM that is trained: give --lm-lora")
-        if self.lm_lora and not retriever.lora_rank:
-            raise RevelaError(
-                "--lm-lora puts LoRA of the retriever's rank on the LM: give --lora-rank 1 or more"
-            )
 
     def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
         lm, tokenizer, folder = load_lm(parts, self.lm_lora)
@@ -400,15 +396,9 @@ class RevelaLoss(RetrieverLoss):
 
     def lm_loss(self, packed: Packed, weights_BB: Tensor) -> Tensor:
         """L with Sim = ``weights_BB``: the mean over groups of the mean over tokens."""
-        mix = InBatchAttention(
-            weights_BB,
-            packed.lengths,
-            self.gates_LH,
-            self.heads,
-            v_norm=self.v_norm,
-            epsilon=0.0 if self.gates_LH is None else EPSILON,
-            kernel=self.kernel,
-        )
+        inputs = weights_BB, packed.lengths, self.gates_LH, self.heads
+        epsilon = 0.0 if self.gates_LH is None else EPSILON
+        mix = InBatchAttention(*inputs, v_norm=self.v_norm, epsilon=epsilon, kernel=self.kernel)
         memory = self.lm.prefill(packed, self.layers)
         rows_R, exact = packed.layout.with_next_R, self.exact_logits
         losses_R = self.lm.token_losses(packed, rows_R, memory, mix, exact=exact)

@@ -87,10 +87,8 @@ class Moved:
 
 def load_answers(folder: Path) -> Answered:
     """Read the documents of a folder in BEIR layout and their answers, in one of the two forms."""
-    collection, queries = (
-        load_collection(folder),
-        defaultdict[tuple[int, int, str], list[str]](list),
-    )
+    collection = load_collection(folder)
+    queries = defaultdict[tuple[int, int, str], list[str]](list)
     has_passages = any((folder / f"{PASSAGES}{end}").is_file() for end in ("", ".gz"))
     if has_passages:
         documents = collection.documents
@@ -110,9 +108,7 @@ def load_answers(folder: Path) -> Answered:
             f"with a neighbour, or no text of {PASSAGES} is in its query's document: give each "
             "document as passages of one title, in order, or such texts"
         )
-    answers = [
-        Answer(row, s, (*asked,), begin) for (row, begin, s), asked in sorted(queries.items())
-    ]
+    answers = [Answer(row, s, (*asked,), at) for (row, at, s), asked in sorted(queries.items())]
     return Answered(collection.name, documents, answers)
 
 

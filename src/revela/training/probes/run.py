@@ -21,13 +21,7 @@ from revela.training.probes.decoder import DecoderPooling, spans_by_place
 from revela.training.probes.exact_match import exact_match
 from revela.training.probes.geometry import Geometry, geometry, pairs_of_collection, pairs_of_text
 from revela.training.probes.moved_passage import load_answers, move_all, moved_passage, untouched
-from revela.training.probes.places import (
-    SPARE,
-    Profile,
-    TokenWindow,
-    long_texts,
-    token_window,
-)
+from revela.training.probes.places import SPARE, Profile, TokenWindow, long_texts, token_window
 from revela.training.retriever.module import RetrieverEncoder
 from revela.types import Document, Precision
 

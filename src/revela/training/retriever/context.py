@@ -298,8 +298,7 @@ def _leave_slots_out(model: SentenceTransformer) -> None:
     """Give slots weight 0 in the mean over tokens, and rows of 0 in the lexical half."""
     vocabulary = model.tokenizer.convert_ids_to_tokens(range(len(model.tokenizer)))
     slots = {SLOT.format(j): 0.0 for j in range(len(slot_ids(model)))}
-    parts: list[nn.Module] = []
-    weights: dict[str, float] = {}
+    parts, weights = list[nn.Module](), dict[str, float]()
     for part in model:
         if isinstance(part, modules.WordWeights):
             weights = part.word_weights

@@ -271,16 +271,14 @@ def _append_layers(model: SentenceTransformer, fitted: dict[str, Tensor]) -> Non
     """Append whitening, lexical half and rotation, if fitted, and a normalisation."""
     parts = list(model)
     if "axes_WW" in fitted:
-        whitening = _linear(fitted["weight_DD"], fitted["bias_D"])
+        added = [_linear(fitted["weight_DD"], fitted["bias_D"])]
         if "table_VD" in fitted:
             # Pooling joins "cls_token_embeddings" to the mean of "token_embeddings".
-            whitening.module_output_name = "cls_token_embeddings"
-            parts.append(modules.WordEmbeddings(model.tokenizer, fitted["table_VD"]))
+            added[0].module_output_name = "cls_token_embeddings"
+            table = modules.WordEmbeddings(model.tokenizer, fitted["table_VD"])
             both = modules.Pooling(len(fitted["bias_D"]), pooling_mode=("cls", "mean"))
-            parts += [whitening, both]
-        else:
-            parts.append(whitening)
-        parts.append(_linear(fitted["axes_WW"], None))
+            added = [table, *added, both]
+        parts += [*added, _linear(fitted["axes_WW"], None)]
     parts += [modules.Normalize()] if model.similarity_fn_name == "cosine" else []
     set_parts(model, parts)
 

@@ -47,10 +47,7 @@ def save_retriever(
         RevelaError: what was written gives other vectors than the model; nothing is saved.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (
-        disk_errors(folder),
-        tempfile.TemporaryDirectory(prefix=".model-", dir=folder) as hidden,
-    ):
+    with disk_errors(folder), tempfile.TemporaryDirectory(prefix=".model-", dir=folder) as hidden:
         temporary = Path(hidden)
         # In training the tokenizer truncates below the saved model's limit.
         if (tokenizer := getattr(model.tokenizer, "backend_tokenizer", None)) is not None:

@@ -67,8 +67,7 @@ class WordTable:
 
     def encoder(self) -> StaticEncoder:
         """The retriever for encoding."""
-        rows = self.rows_VD().numpy()
-        encoder = StaticEncoder(rows, self.tokenizer)
+        encoder = StaticEncoder(self.rows_VD().numpy(), self.tokenizer)
         encoder.words_to_vectors = WORDS_TO_VECTORS
         return encoder
 
