@@ -308,6 +308,10 @@ NO_EFFECT = {
     "train --method contrastive-crop --pairs x":
         "--pairs has no effect on --method contrastive-crop: leave it out, or train cde or contr",
     "train --method gains --lm-lora": "--lm-lora has no effect on --method gains",
+    "train --method cde --groups random --cluster-size 4":
+        "--cluster-size has no effect on --method cde without --groups cluster: leave it out, or g",
+    "train --method cde --context 0 --context-layers 2":
+        "--context-layers has no effect on --method cde without --context",
     "train --recipe {tmp}/r.toml":
         "--query-heads has no effect on --method revela: leave it out, or train dream",
     "train --method revela-paper --crop-window 99":

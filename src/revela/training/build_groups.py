@@ -25,7 +25,7 @@ from revela.training.groups.strategies import mixed_groups
 from revela.training.models import find_weights
 from revela.training.recipe import Recipe
 from revela.training.retriever.build import untrained_retriever
-from revela.training.settings import Corpus
+from revela.training.settings import Corpus, Retriever
 from revela.training.training_set import TrainingSet, default_queries_file
 from revela.types import Chunk, Document
 
@@ -89,7 +89,7 @@ def _grouped(data: TrainingSet, sources: Sequence[Path]) -> GroupedCorpus:
         f"{len(held_out):,} documents held out"
     )
 
-    groups = iter(data.corpus_groups(_model(data.recipe, documents))(0))
+    groups = iter(data.corpus_groups(_model(data.recipe.retriever, documents))(0))
     first = next(groups, None)
     if first is None:
         names = ", ".join(map(str, sources))
@@ -100,12 +100,11 @@ def _grouped(data: TrainingSet, sources: Sequence[Path]) -> GroupedCorpus:
     return GroupedCorpus(documents, held_out, rows, chain([first], groups))
 
 
-def _model(recipe: Recipe, documents: ArrowList[Document]) -> Model:
+def _model(settings: Retriever, documents: ArrowList[Document]) -> Model:
     """Loads the untrained retriever once."""
 
     @functools.cache
     def model() -> SentenceTransformer:
-        settings = recipe.retriever
         folder = find_weights(settings.model, settings.offline_model)
         return untrained_retriever(settings, folder, documents)
 
@@ -119,7 +118,7 @@ def hardness(recipe: Recipe, folder: GroupFolder) -> float:
     count, size, settings = max(1, SCORED // folder.size), folder.size, recipe.training
     groups = [*islice(folder.order(settings.seed)(0), count)]
     rows = folder.rows.select(np.concatenate(groups))
-    model, weighting = _model(recipe, folder.documents), recipe.fit.token_weighting
+    model, weighting = _model(recipe.retriever, folder.documents), recipe.fit.token_weighting
     encoders = encoders_by(recipe.groups, settings.precision, model, weighting)
     queries_RD, passages_RD = both_sides(rows, encoders, recipe.method.reads)
     passage_GND = passages_RD.reshape(len(groups), size, -1)

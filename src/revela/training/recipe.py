@@ -22,6 +22,15 @@ from revela.training.methods.revela import Revela
 
 OF_GENERATED_QUERIES = {"query_lm", "queries_file", "question_prompt"}
 "Settings of [queries] that every method reads with --check-questions."
+NEEDS = (
+    dict.fromkeys(("cluster_size", "packing", "kmeans_steps", "kmeans_starts"), "--groups cluster")
+    | dict.fromkeys(
+        ("context_layers", "context_tokens", "context_vectors_per_document"), "--context"
+    )
+    | dict.fromkeys(("context_dropout", "context_null", "context_from"), "--context")
+    | {"interleaved_passages": "--groups interleaved"}
+)
+"A setting that has no effect without another flag."
 FIELDS = "__pydantic_fields__"
 "Where a section's class has its fields, by name."
 
@@ -116,6 +125,8 @@ class Recipe:
         if method.reads != "queries":
             read = OF_GENERATED_QUERIES if recipe.training.check_questions else set()
             unread |= changes.get("queries", {}).keys() - read
+        on = {f"--groups {recipe.groups.groups}", "--context" * bool(recipe.context.context)}
+        unread |= {name for name in settings.keys() & NEEDS.keys() if NEEDS[name] not in on}
         return recipe, unread
 
     def to_dict(self) -> dict[str, Any]:
@@ -195,7 +206,7 @@ def check_unread(unread: Sequence[tuple[str, set[str]]]) -> None:
         name, ours = min(names), " and ".join(dict.fromkeys(method for method, _ in unread))
         of_queries = [method for method, kind in METHODS.items() if kind.reads == "queries"]
         others = methods_with(name) or of_queries
-        raise RevelaError(
-            f"--{name.replace('_', '-')} has no effect on --method {ours}: "
-            f"leave it out, or train {' or '.join(others)}"
-        )
+        flag, remedy = name.replace("_", "-"), f"train {' or '.join(others)}"
+        if name in NEEDS:
+            ours, remedy = f"{ours} without {NEEDS[name]}", f"give {NEEDS[name]}"
+        raise RevelaError(f"--{flag} has no effect on --method {ours}: leave it out, or {remedy}")

@@ -112,7 +112,7 @@ class TrainingSet:
             self.n_documents = int(source.settings["documents"])
             self.corpora = source.settings.get("corpora", [])
         else:
-            _check_one_process(recipe)
+            _check_one_process(recipe.pairs)
             self.folder = None
             self.documents, self.held_out, self.n_documents = source, held_out, len(source)
         reads_queries = recipe.method.reads == "queries" and recipe.queries.queries == "lm"
@@ -137,7 +137,7 @@ class TrainingSet:
         queries_file = queries_file or default_queries_file(sources, recipe.queries.queries_file)
         if len(sources) == 1 and sources[0].is_dir() and is_group_folder(sources[0]):
             return cls(recipe, GroupFolder(sources[0]), queries_file=queries_file)
-        _check_one_process(recipe)
+        _check_one_process(recipe.pairs)
         if prebuilt := next((source for source in sources if holds_groups(source)), None):
             raise RevelaError(
                 f"{prebuilt} holds groups: store them by revela groups {prebuilt} --out DIR, "
@@ -443,8 +443,8 @@ def read_prompts(folder: Path) -> Prompts:
         ) from error
 
 
-def _check_one_process(recipe: Recipe) -> None:
-    if world_size() > 1 and not recipe.pairs:
+def _check_one_process(pairs: Sequence[Path]) -> None:
+    if world_size() > 1 and not pairs:
         raise RevelaError(
             "several processes train on stored groups: make them once with revela groups CORPUS "
             "--out DIR, and give that folder"
@@ -502,5 +502,5 @@ def read_for(
         Reading(corpus.text_field, corpus.title_field, corpus.join_titles),
         near=corpus.near_duplicates,
         max_bad_share=corpus.max_bad_share,
-        judged=queries_by_id(pairs),
+        judged=queries_by_id(pairs) if pairs else (),
     )

@@ -99,8 +99,10 @@ class Method:
         """Whether all processes share each batch. They do if it is compared as a whole, or if whole
         batches cannot be dealt out evenly, as when one large group is a step.
         """
+        if self.across_groups or not self.can_share:
+            return self.across_groups
         whole = distributed.world_size() * training.fixed_groups_per_batch
-        return self.across_groups or (self.can_share and training.groups_per_step % whole > 0)
+        return training.groups_per_step % whole > 0
 
     def window_words(self, lm_tokens: int) -> int:
         """Maximum words of a row, for a method that reads windows."""

@@ -198,6 +198,10 @@ class Crops(Contrastive):
     inverse_cloze: Rare[Share] = 0.0
     "Share of the texts of which a sentence finds the rest of the text, instead of two crops."
 
+    def refuse(self, retriever: Retriever, context: Context) -> None:
+        if self.crop_shares[0] > self.crop_shares[1]:
+            raise RevelaError("--crop-shares has the larger one first: give the smaller one first")
+
     def window_words(self, lm_tokens: int) -> int:
         return self.crop_window
 
