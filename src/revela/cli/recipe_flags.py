@@ -20,13 +20,7 @@ from revela.cli.flags import Flat
 from revela.errors import RevelaError
 from revela.training.methods.base import Method
 from revela.training.methods.registry import DEFAULT, FILES, METHODS, PRESETS, find_method
-from revela.training.recipe import (
-    SECTIONS,
-    Recipe,
-    check_unread,
-    read_recipe,
-    settings_of,
-)
+from revela.training.recipe import SECTIONS, Recipe, check_unread, read_recipe, settings_of
 from revela.training.settings import RARE, Preset
 
 COMPARED = ("revela-gated", "contrastive-crop")
@@ -52,6 +46,9 @@ def show_settings(verb: Any, tokens: Sequence[str]) -> None:
     if tokens[0] == "train":
         text, heading, parameters = inspect.cleandoc(verb.__doc__).partition("Parameters\n")
         verb.__doc__ = f"{text}{about(name, method)}\n\n{heading}{parameters}"
+    if "--method" in values:  # its own settings are shown, rare ones too
+        its = settings_of(method).items()
+        preset = {n: item.default for n, (section, item) in its if section == "method"} | preset
     flags = settings_flags(method, preset, without="method" if tokens[0] == "compare" else "")
     verb.__annotations__["given"] = Annotated[flags | None, Flat]
 

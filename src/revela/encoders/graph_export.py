@@ -27,12 +27,7 @@ from revela.encoders.graphs import CONFIG, EXPORT, TOKENIZER, export_folder, ope
 from revela.encoders.model_files import fingerprint
 from revela.encoders.prompts import Prompts
 from revela.encoders.torch_encoder import TorchEncoder
-from revela.encoders.torch_model import (
-    open_model,
-    slot_ids,
-    text_vectors,
-    transformer_of,
-)
+from revela.encoders.torch_model import open_model, slot_ids, text_vectors, transformer_of
 from revela.errors import RevelaError, first_line, install_extra
 from revela.files import atomic_write, check_free
 from revela.quiet_libraries import silence_warnings

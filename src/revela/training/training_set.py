@@ -391,6 +391,11 @@ class TrainingSet:
         epoch.
         """
         training, size = self.recipe.training, self.recipe.groups.group_size
+        if self.recipe.groups.groups in ("interleaved", "split"):
+            raise RevelaError(
+                f"{folder.folder} holds groups already: give --groups {self.recipe.groups.groups} "
+                "to revela groups, or leave it out"
+            )
         if self.recipe.groups.groups == "random":
             groups: Groups = partial(random_groups, len(folder.rows), size, training.seed)
         elif size > folder.size:

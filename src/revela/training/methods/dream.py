@@ -50,6 +50,7 @@ Differs still, in dream-paper too:
   not known: --tau, --gate, --learning-rate. So is the rate of tau and g: that of the retriever, at
   which tau goes from 0.2 to 0.186 at most in 1,500 steps; --scalar-rate-factor gives another.
 - Weights w of at most 1e-4 are skipped. One g for all heads.
+- 5 % of the documents are held out, near-duplicates dropped: --held-out 0, --near-duplicates 0.
 
 Ablations: --heads random, --heads random-middle (of the middle third of the layers; figure 2 does
 not say which), --query-heads (figure 3), --lm-lora (figure 5: the judge is trained, too),
@@ -129,7 +130,15 @@ from revela.training.methods.base import (
     load_lm,
 )
 from revela.training.methods.heads import Head, cached_ranking, heads_from_file, ranked_heads
-from revela.training.settings import NO_FIT, PositiveFloat, Preset, Rare, checked
+from revela.training.settings import (
+    NO_FIT,
+    Context,
+    PositiveFloat,
+    Preset,
+    Rare,
+    Retriever,
+    checked,
+)
 from revela.types import Chunk
 
 log = logging.getLogger(__name__)
@@ -140,6 +149,7 @@ JUDGE = "Llama-3.1-8B-Instruct"
 PUBLISHED_HEADS = [(13, 18), (14, 22), (14, 13), (14, 31), (14, 20), (13, 1), (13, 13), (17, 24)]
 PUBLISHED_HEADS += [(16, 19), (17, 26), (16, 1), (16, 8), (20, 1), (24, 27), (16, 25), (13, 21)]
 
+KINDS_OF_HEADS = "", "published", "random", "random-middle"
 PRESETS: dict[str, Preset] = {
     # The start that all methods have here, so that only the method differs.
     "dream": {"method": "dream"},
@@ -173,15 +183,23 @@ class Dream(DocumentAttention):
     query_heads: PositiveInt = 16
     "Use this many heads: the best that look from a question to its answer."
     heads: Rare[str] = ""
-    """JSON file of the heads to use, from revela heads --out with this --method; published: those
-    of the paper, if --lm is Llama-3.1-8B-Instruct; random, or random-middle (of the middle third of
-    the layers): drawn by the seed, as controls. Empty: find them."""
+    """JSON file of the heads to use, from revela heads --out with this --method; published: the
+    paper's 16, for at most so many --query-heads and the judge Llama-3.1-8B-Instruct, or else those
+    that are found; random, or random-middle (of the middle third of the layers): drawn by the seed,
+    as controls. Empty: find them."""
     probe_questions: Rare[PositiveInt] = 64
     "Find the heads by this many questions."
     scalar_rate_factor: Rare[PositiveFloat] = 1.0
     "Learning rate of tau and the gate, as a multiple of --learning-rate."
     lm_lora: Rare[bool] = False
     "Train the LM too, by LoRA of the retriever's rank; otherwise it is frozen."
+
+    def refuse(self, retriever: Retriever, context: Context) -> None:
+        if self.heads not in KINDS_OF_HEADS and not Path(self.heads).is_file():
+            raise RevelaError(
+                f"--heads {self.heads} is no file: give one of revela heads, or one of "
+                f"{', '.join(KINDS_OF_HEADS[1:])}"
+            )
 
     def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
         lm, tokenizer, folder = load_lm(parts, self.lm_lora)
@@ -201,6 +219,8 @@ class Dream(DocumentAttention):
                 return random_heads(lm, number, seed, kind == "random-middle")
             if kind == "published" and is_judge(lm) and number <= len(PUBLISHED_HEADS):
                 return PUBLISHED_HEADS[:number]
+            if kind == "published":
+                log.info(f"the published heads are {len(PUBLISHED_HEADS)} of {JUDGE}: searching")
             if kind in ("", "published"):
                 ranking = query_heads(
                     lm, prompts, folder, rows, written, source, seed, self.probe_questions

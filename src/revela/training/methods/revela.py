@@ -111,7 +111,6 @@ from revela.training.methods.base import (
     load_lm,
     off_diagonal,
     off_diagonal_softmax,
-    row_random,
     tokenize,
 )
 from revela.training.methods.heads import Head, cached_ranking, heads_from_file, ranked_heads
@@ -164,8 +163,8 @@ PRESETS: dict[str, Preset] = {
 class ChunkQueries(Method):
     """Settings of queries that are made of the chunks themselves."""
 
-    query_side: Rare[Literal["first-half", "random-span", "whole"]] = "first-half"
-    "Part of a chunk that is its query; random-span: half of its tokens, from a random place on."
+    query_side: Rare[Literal["first-half", "whole"]] = "first-half"
+    "Part of a chunk that is its query."
     whole_query_sources: Annotated[Rare[tuple[str, ...]], Field(strict=False)] = ()
     """Sources of stored groups whose whole chunks are queries: the numbers (1, 2, ...) of corpora
     that were given to revela groups, or names (src) in rows that were groups already."""
@@ -234,7 +233,7 @@ class ChunkBatches:
     """Collates chunks as queries, passages and LM input (revela, gains, replug).
 
     ``query_side`` is the part of a chunk that is its query: the first half of its tokens (Revela,
-    section 4), a random span of that length ("random-span"), or all ("whole"). The chunks of
+    section 4), or all ("whole"). The chunks of
     ``whole_sources`` are queries as a whole in any case.
     """
 
@@ -266,9 +265,7 @@ class ChunkBatches:
     def _queries(self, rows: Sequence[Row], texts: Sequence[str]) -> Sequence[str]:
         if self.query_side == "whole":
             return texts
-        seed, is_random = self.parts.training.seed, self.query_side == "random-span"
-        rngs = [row_random(row, seed) for row in rows] if is_random else None
-        halves = split_in_half(texts, self.parts.model.tokenizer, self.parts.lm.lm_tokens, rngs)
+        halves = split_in_half(texts, self.parts.model.tokenizer, self.parts.lm.lm_tokens)
         if not self.whole_sources:
             return halves
         pairs = zip(rows, halves, strict=True)
@@ -286,24 +283,14 @@ def _source_in(name: str) -> str:
     return source if place.isdigit() else ""
 
 
-def split_in_half(
-    texts: Sequence[str],
-    tokenizer: Any,
-    max_tokens: int,
-    draws: Sequence[random.Random] | None = None,
-) -> list[str]:
-    """The first half of each text's tokens, after truncation to ``max_tokens``; with ``draws``, a
-    random span of that length.
-    """
+def split_in_half(texts: Sequence[str], tokenizer: Any, max_tokens: int) -> list[str]:
+    """The first half of each text's tokens, after truncation to ``max_tokens``."""
     read = tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
-    found = []
-    for i, (text, spans) in enumerate(zip(texts, read["offset_mapping"], strict=True)):
-        tokens = min(len(spans), max_tokens)
-        length = tokens // 2
-        start = draws[i].randint(0, tokens - length) if draws and length else 0
-        begin = spans[start][0] if draws and length else 0
-        found.append(text[begin : spans[start + length - 1][1]] if length else text)
-    return found
+    halves = []
+    for text, spans in zip(texts, read["offset_mapping"], strict=True):
+        length = min(len(spans), max_tokens) // 2
+        halves.append(text[: spans[length - 1][1]] if length else text)
+    return halves
 
 
 def in_batch_weights(
