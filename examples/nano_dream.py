@@ -41,7 +41,6 @@ from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DOCS = Path(__file__).parents[1] / "docs"
 CANDIDATES, ASKED, WORDS, MAX_TOKENS = 8, 4, 48, 96  # words and tokens of a chunk, at most
 LAYERS, LEARNING_RATE = 6, 3e-5  # of the retriever, the lower part of a transformer
 HEADS, PROBED, TESTED = 16, 4, 10  # heads that are selected; groups that select them, that test
@@ -239,7 +238,8 @@ def mean_reciprocal_rank(scores_QN, answer_Q) -> float:
 @torch.no_grad()
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("folder", type=Path, nargs="?", default=DOCS, help="of .md and .txt files")
+    docs = Path(__file__).parents[1] / "docs"
+    parser.add_argument("folder", type=Path, nargs="?", default=docs, help="of .md and .txt files")
     parser.add_argument("--query", default="how do I keep an index up to date?")
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M", help="hub id or folder")
     parser.add_argument("--steps", type=int, default=8)

@@ -94,7 +94,7 @@ def smoke_step(setting: Setting, preset: str, documents: Sequence[Document], mod
     recipe = small_recipe(preset, model)
     if not setting.is_gpu:
         groups_per_step = min(2, recipe.training.groups_per_step)
-        recipe = recipe.replace(groups_per_step=groups_per_step)
+        recipe = recipe.replace(groups_per_step=groups_per_step, groups_per_batch="auto")
     out = setting.work / f"step-{preset}"
     train(recipe, documents, out)
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -123,7 +123,7 @@ def small_recipe(preset: str, model: Path) -> Recipe:
         settings |= dict(query_heads=3)
     if "crop_window" in names:
         settings |= dict(crop_window=40)
-    if preset == "dwell-spans":
+    if preset.startswith("dwell-spans"):
         settings |= dict(model="new:tiny", lora_rank=0)
     if recipe.groups.surrogate:
         settings |= dict(surrogate="", filter="same", context=min(16, recipe.context.context))

@@ -34,7 +34,7 @@ def test_the_commands_at_the_head_parse(file):
     for verb, given in map(parsed, commands(file)):
         verbs.append(verb)
         assert verb != "compare" or given["recipe_file"] == Path("research/recipes") / file.name
-    assert sorted(set(verbs) - {"groups"}) == ["compare", "report"] and verbs[-1] == "report"
+    assert {*verbs} - {"groups"} == {"compare"}
 
 
 @pytest.mark.parametrize("stage", ["spans", "crops"])
@@ -72,20 +72,14 @@ def test_one_runs_at_tiny_scale_and_its_table_is_written(succeeds, corpus_file, 
     flags = ("--on", judged, "--recipe", RECIPES / "random-groups.toml", "--out", out)
     tiny = (TINY_FLAGS[0].replace("--gate-heads 4 ", ""), *TINY_FLAGS[1:])
     trained = ("--methods", "revela-paper", models, *tiny, *small)
-    succeeds("compare", corpus_file, *flags, *trained)
+    said = succeeds("compare", corpus_file, *flags, *trained)
     names = ["document", "random"]
     for name in names:
         settings = json.loads((out / f"{name}-0" / "run.json").read_text())
         assert settings["groups"].startswith(name) and settings["mix"] == "sum"
-    said = succeeds("report", out, "--out", tmp_path / "table.html")
-    assert "runs: 2" in said
-    page = (tmp_path / "table.html").read_text()
     curves = json.loads((out / "compare.json").read_text())["curves"]
-    caption = r"<caption>runs</caption>\s*<thead>(.*?)</thead>\s*<tbody>\s*(<tr>.*?</tr>)"
-    header, row = re.search(caption, page, re.S).groups()
-    assert re.findall(r"<th[^>]*>(.*?)</th>", header) == ["nDCG@10", "BM25", *names]
     ends = [curves[f"{name}, seed 0"][-1]["judged"]["judged"] for name in names]
-    assert re.findall(r"<td[^>]*>([\d.]*)", row)[1:] == [f"{score:.3f}" for score in ends]
+    assert all(f"{score:.3f}" in said for score in ends)
 
 
 def test_variants_of_the_reading_are_trained_on_what_they_read(succeeds, refused, models, tmp_path):

@@ -132,7 +132,7 @@ RESUMED = {
     "gated": {},
     "paper": {"method": "revela-paper"}
     | SMALL
-    | dict(groups_per_step=2, groups="cluster")
+    | dict(groups_per_step=2, groups="cluster", max_steps=6)
     | dict(gate_heads=24, save_lm=True),
     "crop": {"method": "contrastive-crop"}
     | dict(group_size=8, crop_window=30, lora_rank=0, keep="last"),

@@ -117,7 +117,7 @@ def test_a_file_without_a_method_is_refused_in_a_sentence(tmp_path, text, senten
         ("gated", "revela-gated"),
         ("paper", "revela-paper"),
         ("replugg", "replug"),
-        ("cde-paper", "cde"),
+        ("cde-papr", "cde-paper"),
         ("REVELA", "revela"),
         ("crop", "contrastive-crop"),
     ],

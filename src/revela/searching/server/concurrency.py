@@ -39,6 +39,7 @@ async def together(*work: Coroutine[object, object, T]) -> list[T]:
     finally:
         for task in tasks:
             task.cancel()
+        await asyncio.wait(tasks)  # until what they have queued is taken out
 
 
 async def in_thread(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
