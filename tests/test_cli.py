@@ -266,14 +266,14 @@ def test_several_numbers_after_one_flag(recipes, refused, tmp_path):
 
 
 def test_a_recipe_may_set_what_shares_its_name_with_a_verb(recipes, refused, tmp_path):
-    (tmp_path / "r.toml").write_text(
-        '[method]\nmethod = "dream"\nheads = "heads.json"\n[queries]\nqueries = "title"\n'
-    )
+    (heads := tmp_path / "heads.json").touch()
+    text = f'[method]\nmethod = "dream"\nheads = "{heads}"\n[queries]\nqueries = "title"\n'
+    (tmp_path / "r.toml").write_text(text)
     given = (tmp_path, f"--out {tmp_path / 'o'} --recipe {tmp_path / 'r.toml'}")
     refused("train", *given)
     refused("compare", *given, f"--on {tmp_path}")
     found = [(recipe.queries.queries, recipe.method.heads) for recipe in recipes]
-    assert found == [("title", "heads.json")] * 2
+    assert found == [("title", str(heads))] * 2
     (tmp_path / "r.toml").write_text("tau = = 1\n")
     assert "r.toml is not TOML" in refused("train", *given)
 

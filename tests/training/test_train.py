@@ -533,7 +533,7 @@ def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
     save_heads(kind, "siblings", "tiny", resolve(recipe.lm.lm), ranked)
     refused = {
         other: "ranks the heads of another",
-        none: "is not a ranking of heads",
+        none: "is no file: give one of revela heads, or one of published, random, random-middle",
         kind: "ranks heads by how they look to a related document, and .* --method dream --out",
     }
     for file, message in refused.items():
