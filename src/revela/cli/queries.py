@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 from revela.cli.flags import Corpus, Out, check_paths
 from revela.cli.printing import one_line, snippet
 from revela.cli.recipe_flags import Given, RecipeFile, recipe_of
 from revela.errors import RevelaError, extra
-from revela.files import check_free
+from revela.files import atomic_write, check_free
 
 
 def queries(
@@ -42,10 +41,8 @@ def queries(
     recipe_file:
         A TOML file of settings, as for train.
     """
-    if out is not None:
-        check_free(out)
-    if chunks is not None and chunks.exists():
-        raise RevelaError(f"{chunks} exists: choose another --chunks")
+    for path in filter(None, (out, chunks)):
+        check_free(path)
     with extra("train", "revela queries"):
         from revela.training.methods.contrastive import Pairs
         from revela.training.training_set import TrainingSet
@@ -62,7 +59,8 @@ def queries(
     if chunks is not None:
         asked = data.rows.select(data.is_target_R.nonzero()[0])
         lines = [json.dumps({"chunk": row.text}, ensure_ascii=False) + "\n" for row in asked]
-        chunks.write_text("".join(lines), encoding="utf-8")
+        with atomic_write(chunks) as temporary:
+            temporary.write_text("".join(lines), encoding="utf-8")
         return print(f"{len(lines):,} chunks to ask about saved to {chunks}")
     if out is None:
         pairs = [(row.query, row.text) for row in data.rows if row.query]
@@ -72,10 +70,6 @@ def queries(
 
         pairs = make_test_set(data, out)
         print(f"{len(pairs):,} queries saved to {out}")
-    _show(pairs, show)
-
-
-def _show(pairs: Sequence[tuple[str, str]], count: int) -> None:
-    """Print some queries and their passages, evenly spaced."""
-    for query, passage in pairs[:: max(1, len(pairs) // max(1, count))][:count]:
+    # Some of them, evenly spaced.
+    for query, passage in pairs[:: max(1, len(pairs) // max(1, show))][:show]:
         print(f"\n{one_line(query)}\n   {snippet(passage)}")

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import TypeAdapter
+
 from revela.encoders.model_files import name_of, read_config
 from revela.errors import RevelaError
 
@@ -100,3 +102,15 @@ def check_prompts(made: Prompts, given: Given, what: Path) -> None:
             f"{what} was made with the prompts {made.query!r} and {made.passage!r}: leave "
             "--query-prompt and --passage-prompt out, or make a new one"
         )
+
+
+def read_prompts(folder: Path) -> Prompts:
+    """The prompts of a folder of judged queries, from its prompts.json if there is one."""
+    path = folder / "prompts.json"
+    try:
+        text = path.read_bytes() if path.is_file() else b"{}"
+        return TypeAdapter(Prompts).validate_json(text, strict=True)
+    except ValueError as error:
+        raise RevelaError(
+            f'{path} is not {{"query": "...", "passage": "..."}}: give each a text, or leave it out'
+        ) from error

@@ -25,7 +25,10 @@ def per_query(qrels: Qrels, run: Run) -> dict[str, dict[str, float]]:
 
 
 def _scores(judged: Mapping[str, int], found: Mapping[str, float]) -> dict[str, float]:
-    gains = [max(0, judged.get(document, 0)) for document in _ranking(found)]
+    # By score in single precision, ties by id, both descending.
+    scores = np.fromiter(found.values(), np.float32, len(found)).tolist()
+    ranking = sorted(zip(scores, found, strict=True), reverse=True)
+    gains = [max(0, judged.get(document, 0)) for _, document in ranking]
     ideal = sorted((gain for gain in judged.values() if gain > 0), reverse=True)
     ranks = [rank for rank, gain in enumerate(gains, 1) if gain]
     relevant = max(1, len(ideal))
@@ -35,12 +38,6 @@ def _scores(judged: Mapping[str, int], found: Mapping[str, float]) -> dict[str, 
         **{f"mrr@{k}": 1 / ranks[0] if ranks and ranks[0] <= k else 0.0 for k in (10, 100)},
         "map": sum(count / rank for count, rank in enumerate(ranks, 1)) / relevant,
     }
-
-
-def _ranking(found: Mapping[str, float]) -> list[str]:
-    """Documents by score in single precision, ties by id, both descending."""
-    scores = np.fromiter(found.values(), np.float32, len(found)).tolist()
-    return [document for _, document in sorted(zip(scores, found, strict=True), reverse=True)]
 
 
 def _dcg(gains: list[int]) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from revela.encoders.model_files import NEW, table_folder
+from revela.encoders.prompts import read_prompts
 from revela.encoders.torch_model import uses_bf16
 from revela.errors import RevelaError
 from revela.files import check_free_for_run
@@ -22,7 +23,6 @@ from revela.training.methods.base import Method
 from revela.training.models import find_weights
 from revela.training.recipe import Recipe
 from revela.training.settings import Context, Groups, Queries, Retriever, TorchPrecision, Training
-from revela.training.training_set import read_prompts
 
 
 def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:

@@ -22,17 +22,13 @@ from revela.training.methods.revela import Revela
 
 OF_GENERATED_QUERIES = {"query_lm", "queries_file", "question_prompt"}
 "Settings of [queries] that every method reads with --check-questions."
-NEEDS = (
-    dict.fromkeys(("cluster_size", "packing", "kmeans_steps", "kmeans_starts"), "--groups cluster")
-    | dict.fromkeys(
-        ("context_layers", "context_tokens", "context_vectors_per_document"), "--context"
-    )
-    | dict.fromkeys(("context_dropout", "context_null", "context_from"), "--context")
-    | {"interleaved_passages": "--groups interleaved"}
-)
-"A setting that has no effect without another flag."
 FIELDS = "__pydantic_fields__"
 "Where a section's class has its fields, by name."
+OF_CLUSTERS = ("cluster_size", "packing", "kmeans_steps", "kmeans_starts")
+NEEDS = {"interleaved_passages": "--groups interleaved"}
+"Settings that have no effect without another flag."
+NEEDS |= dict.fromkeys(OF_CLUSTERS, "--groups cluster")
+NEEDS |= dict.fromkeys(vars(sections.Context)[FIELDS].keys() - {"context"}, "--context")
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ from revela.training import distributed
 from revela.training.device import sent, work_so_far
 from revela.training.groups.strategies import Groups
 from revela.training.methods.base import Collate
-from revela.training.methods.cde import CDE
 from revela.training.record import Metrics, MetricsRow, Scores
 from revela.training.settings import Optimizer, Training
 from revela.training.training_set import TrainingSet
@@ -220,8 +219,8 @@ def read_rows(row_of: Callable[[int], Chunk], collate: Collate, batch: Rows) -> 
 def reads_ahead(data: TrainingSet) -> bool:
     """Whether batches need no model: not the retriever, no LM to write queries, no surrogate."""
     recipe = data.recipe
-    filters = isinstance(recipe.method, CDE) and recipe.groups.surrogate
-    return not (recipe.negatives or filters) and data.generated_queries is None
+    made_by = recipe.negatives or recipe.method.model_of_batches(recipe.groups)
+    return not made_by and data.generated_queries is None
 
 
 def sides(tensors: Tensors) -> list[Tensors]:

@@ -20,10 +20,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
 from sentence_transformers import SentenceTransformer
 
-from revela.encoders.prompts import Prompts
+from revela.encoders.prompts import Prompts, read_prompts
 from revela.errors import RevelaError
 from revela.files import cache_folder
 from revela.ranking.queries import (
@@ -390,13 +389,14 @@ class TrainingSet:
         """Epoch -> groups of a folder, ordered by the recipe's seed; and their number in the first
         epoch.
         """
-        training, size = self.recipe.training, self.recipe.groups.group_size
-        if self.recipe.groups.groups in ("interleaved", "split"):
+        training, kind = self.recipe.training, self.recipe.groups.groups
+        size = self.recipe.groups.group_size
+        if kind in ("interleaved", "split") and kind not in folder.settings.get("groups", ""):
             raise RevelaError(
-                f"{folder.folder} holds groups already: give --groups {self.recipe.groups.groups} "
-                "to revela groups, or leave it out"
+                f"{folder.folder} holds groups of another kind: give --groups {kind} to revela "
+                "groups, or another kind here"
             )
-        if self.recipe.groups.groups == "random":
+        if kind == "random":
             groups: Groups = partial(random_groups, len(folder.rows), size, training.seed)
         elif size > folder.size:
             raise RevelaError(
@@ -408,18 +408,18 @@ class TrainingSet:
         return groups, sum(1 for _ in groups(0))
 
     def _no_group(self) -> str:
-        size, queries = self.recipe.groups.group_size, self.recipe.queries
-        reads = self.recipe.method.reads
+        size, method = self.recipe.groups.group_size, self.recipe.method
         if self.recipe.pairs:
             n_pairs = len(self.grouped_rows)
             return f"{n_pairs} pairs are fewer than a group of {size}: lower --group-size"
-        if reads == "queries" and len(self.rows) >= size and not any(self.rows.column("query")):
+        has_queries = any(self.rows.column("query")) or method.reads != "queries"
+        if len(self.rows) >= size and not has_queries:
             if self.folder is not None:
                 return (
                     "these groups were stored without queries: store them again by revela groups "
-                    f"... --method {self.recipe.method.name} --queries {queries.queries}"
+                    f"... --method {method.name} --queries {self.recipe.queries.queries}"
                 )
-            return NO_QUERY.format(queries.queries)
+            return NO_QUERY.format(self.recipe.queries.queries)
         return (
             f"{len(self.rows)} chunks are fewer than a group of {size}: "
             "add text, or lower --chunk-words or --group-size"
@@ -434,18 +434,6 @@ def _with_first_epoch(build: Groups, size: int) -> tuple[Groups, int]:
         return map(np.ndarray.tolist, first) if epoch == 0 else build(epoch)
 
     return groups, len(first)
-
-
-def read_prompts(folder: Path) -> Prompts:
-    """The prompts of a folder of judged queries, from its prompts.json if there is one."""
-    path = folder / "prompts.json"
-    try:
-        text = path.read_bytes() if path.is_file() else b"{}"
-        return TypeAdapter(Prompts).validate_json(text, strict=True)
-    except ValueError as error:
-        raise RevelaError(
-            f'{path} is not {{"query": "...", "passage": "..."}}: give each a text, or leave it out'
-        ) from error
 
 
 def _check_one_process(pairs: Sequence[Path]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from revela.errors import RevelaError
 from revela.text.spool import arrow_list
 from revela.training.generated_queries import sample_chunks
 from revela.training.groups.order import similar_order
@@ -57,12 +58,12 @@ def test_documents_are_drawn_until_there_are_enough_chunks_to_ask():
         assert len(drawn) == 4 if most == 0 else len(drawn) == 1 or len(asked) <= most
 
 
-def stored(out, queries):
+def stored(out, queries, settings=None):
     rows = arrow_list(Chunk, (Chunk(i, f"chunk {i}", query) for i, query in enumerate(queries)))
     documents = arrow_list(Document, (Document(str(i), "text") for i in range(len(rows))))
     groups = np.arange(len(rows)).reshape(-1, 4).tolist()
     corpus = GroupedCorpus(documents, [], rows, groups)
-    return save_groups(out, corpus, 4, {"documents": len(rows)})
+    return save_groups(out, corpus, 4, settings or {"documents": len(rows)})
 
 
 @pytest.mark.parametrize("method", ["revela-gated", "dream-infonce"])
@@ -77,3 +78,16 @@ def test_stored_groups_are_counted(tmp_path, method):
         kept = [g for g in order if not asks or any(folder.rows[i].query for i in g)]
         assert list(groups(epoch)) == kept and len(kept) == number
     assert (number == 100) == (not asks)
+
+
+@pytest.mark.parametrize(("preset", "kind"), [("dream-paper", "split"), ("revela", "interleaved")])
+def test_stored_groups_serve_a_recipe_of_their_own_kind_alone(tmp_path, preset, kind):
+    recipe = Recipe.of(preset, groups=kind, group_size=4)
+    for stored_as in (kind, "cluster"):
+        folder = stored(tmp_path / stored_as, ["why?"] * 40, {"documents": 40, "groups": stored_as})
+        data = TrainingSet(recipe, folder)
+        if stored_as == kind:
+            assert data.groups(None, tmp_path)[1] == 10
+        else:
+            with pytest.raises(RevelaError, match=f"another kind: give --groups {kind} to revela"):
+                data.groups(None, tmp_path)

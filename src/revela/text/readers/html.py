@@ -61,7 +61,9 @@ def extract_page(source: str) -> tuple[str, str]:
     tree = _parsed(source)
     _keep_lists(tree)
     _keep_tables(tree)
-    text = "" if _is_deep(tree) else extract_plain_text(tree, main_content=True).strip()
+    # The search for the main content takes quadratic time in the depth: it would not end.
+    is_deep = tree.body is not None and tree.body.query_selector(_DEEP) is not None
+    text = "" if is_deep else extract_plain_text(tree, main_content=True).strip()
     return " ".join((tree.title or "").split()), text or extract_plain_text(tree).strip()
 
 
@@ -84,13 +86,6 @@ def _as_html(found: re.Match[str]) -> str:
     if found["empty"]:
         return f"<{found['empty']}></{found['name']}>"
     return found[0] if found["text"] is None else html.escape(found["text"])
-
-
-def _is_deep(tree: HTMLTree) -> bool:
-    """Whether elements are nested so deep that the search for the main content, which takes
-    quadratic time in the depth, would not end.
-    """
-    return tree.body is not None and tree.body.query_selector(_DEEP) is not None
 
 
 def _keep_lists(tree: HTMLTree) -> None:

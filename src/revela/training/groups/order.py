@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,10 +41,13 @@ def similar_order(
     second_RD = None
     if queries_RD is not None:
         vectors_RD, second_RD = paired(queries_RD, vectors_RD)
-    inputs = vectors_RD, second_RD, settings.cluster_size or settings.group_size, seed
-    of_kmeans: Any = {"steps": settings.kmeans_steps, "starts": settings.kmeans_starts}
-    order = functools.partial(order_by_similarity, *inputs, packing=settings.packing, **of_kmeans)
-    return from_rank_zero(order)
+    size, steps = settings.cluster_size or settings.group_size, settings.kmeans_steps
+    packing, starts = settings.packing, settings.kmeans_starts
+    return from_rank_zero(
+        lambda: order_by_similarity(
+            vectors_RD, second_RD, size, seed, packing=packing, steps=steps, starts=starts
+        )
+    )
 
 
 def both_sides(

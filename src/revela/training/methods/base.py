@@ -104,6 +104,10 @@ class Method:
         whole = distributed.world_size() * training.fixed_groups_per_batch
         return training.groups_per_step % whole > 0
 
+    def model_of_batches(self, groups: Groups) -> str:
+        """The name of a model that makes the batches; "": none does."""
+        return ""
+
     def window_words(self, lm_tokens: int) -> int:
         """Maximum words of a row, for a method that reads windows."""
         raise NotImplementedError

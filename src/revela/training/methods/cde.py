@@ -107,7 +107,7 @@ from revela.training.methods.base import (
 )
 from revela.training.methods.contrastive import ContrastiveLoss, Pairs, QueryBatches
 from revela.training.models import load_surrogate
-from revela.training.settings import NO_FIT, Preset, Rare, checked
+from revela.training.settings import NO_FIT, Groups, Preset, Rare, checked
 from revela.types import Vectors
 
 if TYPE_CHECKING:
@@ -176,10 +176,13 @@ class CDE(Pairs):
     """Model of the false-negative filter, as for --surrogate. same: the surrogate. Empty: no
     filter."""
 
+    def model_of_batches(self, groups: Groups) -> str:
+        return groups.surrogate if self.filter == "same" else self.filter
+
     def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
-        groups, training, surrogate = parts.groups, parts.training, None
-        if name := groups.surrogate if self.filter == "same" else self.filter:
-            surrogate = load_surrogate(name, training.precision, groups.surrogate_tokens)
+        training, surrogate = parts.training, None
+        if name := self.model_of_batches(parts.groups):
+            surrogate = load_surrogate(name, training.precision, parts.groups.surrogate_tokens)
         loss = FilteredLoss(parts.model, tau=self.tau, retriever_batch=training.retriever_batch)
         return loss, FilteredBatches(parts, surrogate)
 

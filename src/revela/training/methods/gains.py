@@ -84,8 +84,10 @@ class Gains(InBatch):
         lm, tokenizer, folder = load_lm(parts)
         gates_LH = gates(self, parts, lm, tokenizer, folder)
         is_fixed = parts.context_encoder is None  # else a vector depends on its batch
-        form: Any = {"gates_LH": gates_LH, "tau": self.tau, "kernel": self.kernel}
-        loss = GainsLoss(parts.model, lm, InitialRetriever(is_fixed), **form, **parts.batching)
+        initial, tau, kernel = InitialRetriever(is_fixed), self.tau, self.kernel
+        loss = GainsLoss(
+            parts.model, lm, initial, gates_LH=gates_LH, tau=tau, kernel=kernel, **parts.batching
+        )
         return loss, ChunkBatches(parts, tokenizer, self.query_side, self.whole_query_sources)
 
 

@@ -216,9 +216,11 @@ class Revela(InBatch):
     def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
         lm, tokenizer, folder = load_lm(parts, self.lm_lora)
         gates_LH = gates(self, parts, lm, tokenizer, folder) if self.mix == "gated" else None
-        form: Any = {"gates_LH": gates_LH, "v_norm": {"on": True, "off": False}.get(self.v_norm)}
-        form |= {"tau": self.tau, "kernel": self.kernel, **parts.batching}
-        loss = RevelaLoss(parts.model, lm, **form)
+        v_norm, tau, kernel = {"on": True, "off": False}.get(self.v_norm), self.tau, self.kernel
+        options = parts.batching
+        loss = RevelaLoss(
+            parts.model, lm, gates_LH=gates_LH, tau=tau, v_norm=v_norm, kernel=kernel, **options
+        )
         return loss, ChunkBatches(parts, tokenizer, self.query_side, self.whole_query_sources)
 
     def save(self, loss: nn.Module, folder: Path) -> None:
@@ -233,8 +235,7 @@ class ChunkBatches:
     """Collates chunks as queries, passages and LM input (revela, gains, replug).
 
     ``query_side`` is the part of a chunk that is its query: the first half of its tokens (Revela,
-    section 4), or all ("whole"). The chunks of
-    ``whole_sources`` are queries as a whole in any case.
+    section 4), or all ("whole"). Whole chunks of ``whole_sources`` are queries in any case.
     """
 
     parts: BuildContext
