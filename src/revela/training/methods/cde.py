@@ -57,8 +57,8 @@ large model; ``cde-paper-small`` for table 1 and most figures:
 What has no setting, in the presets of the paper too:
 - A context vector is added to an anchor, by a head that gives 0 at first: a decoder whose slots
   hold vectors of documents before any training is ruined by them.
-- No residual MLP after M2, which is no stock module; the eight soft-prompt tokens are anchors
-  without documents: --context-from constant.
+- The residual MLP after M2 is left out: sentence-transformers has no module for it. The eight
+  soft-prompt tokens are anchors without documents: --context-from constant.
 - One context per batch, not permuted per text. A decoder attends to it causally, so order matters.
 - k-means goes level by level, 256 clusters each, as flat k-means is quadratic; no SVD. A group
   never has chunks of two domains.

@@ -33,7 +33,7 @@ and 359,000 of code, some 1,950 and 1,400 steps.
 Differs from ANCE: training waits while negatives are mined, and the optimiser goes on from round to
 round (--restart-optimizer).
 
-Read next: base.py, training/negatives.py (hard negatives, mined anew), generated_queries.py and
+Read next: base.py, training/negatives.py (mined hard negatives), generated_queries.py and
 ranking/queries.py (queries), text/judgements.py (judged pairs); docs/papers.md has every equation
 and setting in the order of the paper.
 
@@ -153,14 +153,14 @@ class Pairs(Contrastive):
     )
 
     pairs: Paths = ()
-    """Folder in BEIR layout (queries.jsonl, qrels/train.tsv) whose judged queries are learned from,
-    each beside a whole document that answers it; or several, one for each corpus in the same order,
-    which share no group. prompts.json in a folder has prefixes of its queries and passages
+    """Folder in BEIR layout (queries.jsonl, qrels/train.tsv): each judged query is paired with a
+    whole document that answers it. Several folders: one for each corpus, in the same order; no
+    group mixes two of them. prompts.json in a folder has prefixes of its queries and passages
     ({"query": "...", "passage": "..."}), which follow --query-prompt and --passage-prompt. Empty:
     --queries."""
     negatives: int = Field(default=0, ge=0, le=200)
-    """Hard negatives per query, mined for it beside the passages of its group: drawn from the 200
-    best that do not answer it, of BM25 at first and then of the retriever. 0: none."""
+    """Hard negatives per query, in addition to the passages of its group: drawn from the 200 best
+    documents that do not answer it, found by BM25 at first and then by the retriever. 0: none."""
     negatives_from: Rare[Paths] = ()
     """TREC run of another system, which takes the place of BM25: for each folder of --pairs, a
     ranking of its documents for its queries. Empty: BM25."""

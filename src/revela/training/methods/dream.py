@@ -174,7 +174,7 @@ class Dream(DocumentAttention):
 
     name = "dream"
     reads = "queries"
-    learned_from = "{lm}, which answers questions by what {model} finds, told it what to find."
+    learned_from = "{model} learned to score texts as {lm} needs them to answer questions."
 
     tau: PositiveFloat = 0.2
     "Initial temperature of the cosines; it is trained."

@@ -20,7 +20,7 @@ The retriever is the encoder. To run it:
 
     revela train TEXT --recipe research/recipes/dwell/crops.toml --model SPANS --out CROPS
 
-**3. Judged pairs** (contrastive.py), with hard negatives that the retriever mines anew every
+**3. Judged pairs** (contrastive.py), with hard negatives that the retriever mines again every
 --refresh-every steps (training/negatives.py). research/msmarco_documents.py makes the paper's data.
 
     revela train JUDGED/corpus.jsonl --pairs JUDGED --method dwell-pairs --model CROPS --out PAIRS
@@ -49,7 +49,7 @@ Differs still:
 - The encoder with mean pooling is the retriever; the paper takes the decoder's state at the first
   id it reads. No setting: no stock module of sentence-transformers pools by a decoder, and a saved
   retriever has stock modules only. The probe measures the decoder's vectors too, of the decoder
-  that stage 1 saves beside the encoder (``encoder-decoder/``).
+  that stage 1 saves with the encoder (``encoder-decoder/``).
 - A T5Gemma of random weights (--model new:base) and a tokenizer of the corpus; the paper takes
   T5-base and replaces its bias by RoPE with dynamic NTK, which is in no library. Expect only the
   order of the rows of table 5, and which stage has the larger bias, not the numbers.
@@ -182,7 +182,7 @@ class Spans(Method):
         return SpanLoss(parts.model, lm.to(parts.device)), SpanBatches(parts, lm, self)
 
     def save(self, loss: Any, folder: Path) -> None:
-        """Save the encoder-decoder beside the retriever."""
+        """Save the encoder-decoder with the retriever."""
         loss.lm.save(folder / FOLDER)
 
 

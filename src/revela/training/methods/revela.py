@@ -190,7 +190,7 @@ class Revela(InBatch):
 
     name = "revela"
     learned_from = (
-        "The next-token prediction of {lm} told {model} which text helps to predict which."
+        "{model} learned from the next-token prediction of {lm} which texts help each other."
     )
 
     mix: Rare[Literal["gated", "sum"]] = "gated"

@@ -13,7 +13,7 @@ folder.
 The first stage M1 is a copy of the lowest layer or more, with a mean over tokens and a small head,
 saved as a stock folder ``context/`` in the retriever's. It differs from the paper by learned
 *anchors* a_j and a head that gives 0 at first, because document vectors in its slots ruin an
-untrained decoder; and there is no residual MLP after M2.
+untrained decoder; and the residual MLP after M2 is left out.
 
 Shapes: J slots, N documents of V vectors each, T tokens, D width of the embedding table.
 """
