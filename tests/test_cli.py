@@ -20,6 +20,7 @@ import pytest
 from conftest import logged, make_rows, tiny_retriever
 from revela.errors import RevelaError
 from revela.evaluation.label_free import HeldOutCheck
+from revela.training.compare import Comparison
 from revela.training.methods.registry import METHODS, PRESETS
 from revela.training.recipe import SECTIONS, Recipe, read_recipe, settings_of
 from revela.training.record import Run
@@ -401,24 +402,27 @@ def test_what_nothing_else_can_ask_is_checked_by_written_questions(
 
 
 def test_compare_keeps_what_is_done(succeeds, refused, corpus_file, models, tmp_path):
-    folder = write_judged(tmp_path / "judged", make_rows(20, seed=5))
+    folder, out = write_judged(tmp_path / "judged", make_rows(20, seed=5)), tmp_path / "out"
     methods = "--methods revela-gated contrastive-crop --points 2 --group-size 4"
-    rest = (f"--on {folder} --out {tmp_path / 'out'}", methods, models, *TINY_FLAGS)
-    command = ("compare", corpus_file, *rest)
-    out = succeeds(*command)
-    assert "BM25" in out and "contrastive-crop, seed 0" in out
-    curves = json.loads((tmp_path / "out" / "compare.json").read_text())["curves"].values()
-    for curve in curves:
-        assert len(curve) == 3 and all(0 <= row["judged"]["judged"] <= 1 for row in curve)
-    assert len({curve[0]["judged"]["judged"] for curve in curves}) == 1  # the same start
-    written = (tmp_path / "out" / "revela-gated-0" / "metrics.jsonl").stat().st_mtime_ns
+    command = ("compare", corpus_file, f"--on {folder} --out {out}", methods, models, *TINY_FLAGS)
+    said = succeeds(*command)
+    rows = ["BM25", "start", "revela-gated", "contrastive-crop"]
+    assert all(re.search(rf"^│ {row} +│ +[01]\.\d+ │$", said, re.M) for row in rows)
+    assert "│ revela-gated - contrastive-crop" in said
+    made = Comparison.read(out)
+    assert [*made.scores] == rows and len(made.differences) == 6
+    for curve in made.curves.values():
+        assert len(curve) == 3 and all(0 <= point.judged["judged"] <= 1 for point in curve)
+        assert curve[0].judged == pytest.approx(made.scores["start"])
+    for name in rows[2:]:  # the last state is saved
+        end = made.curves[f"{name}, seed 0"][-1].judged
+        assert end == pytest.approx(made.scores[name], abs=1e-3)
+    files = [out / "revela-gated-0" / "metrics.jsonl", out / "scores/revela-gated-0/judged.json"]
+    written = [file.stat().st_mtime_ns for file in files]
     succeeds(*command)
-    assert (tmp_path / "out" / "revela-gated-0" / "metrics.jsonl").stat().st_mtime_ns == written
+    assert [file.stat().st_mtime_ns for file in files] == written
     err = refused(*command, "--learning-rate 0.5")
-    assert "gated-0 was begun with other settings (learning_rate): give the same, or another" in err
-    other = write_lines(tmp_path / "other.jsonl", make_rows(80, seed=9))
-    err = refused("compare", other, *rest)
-    assert "gated-0 was begun on another corpus" in err
+    assert "gated-0 was trained with other settings (learning_rate): give the same, or" in err
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from revela.cli.flags import Corpus, Out, Several
-from revela.cli.main import command_line
-from revela.cli.printing import print_scores
-from revela.cli.recipe_flags import Given, RecipeFile, recipes_of
+from revela.cli.flags import Corpus, Out, Several, check_paths
+from revela.cli.printing import print_scores, print_table
+from revela.cli.recipe_flags import Given, RecipeFile, given_settings
 from revela.errors import extra
+from revela.training.recipe import read_recipe
+
+if TYPE_CHECKING:
+    from revela.evaluation.significance import Difference
 
 
 def compare(
@@ -21,13 +23,16 @@ def compare(
     methods: Annotated[list[str], Several] = [],  # noqa: B006
     seeds: Annotated[list[int], Several] = [0],  # noqa: B006
     points: int = 4,
+    processes: int = 0,
     recipe_file: RecipeFile = None,
     given: Given = None,
 ) -> None:
     """Train several methods, or variants of one, from the same start for the same time.
 
     Limited by --max-minutes or, with --max-minutes 0, by --max-tokens-read. Settings given here
-    hold for every run. Finished runs are kept: run it again to add methods or seeds.
+    hold for every run; the last state is saved, unless --keep best is one of them. Each run is a
+    `revela train` and a `revela eval`, which are printed. Finished ones are kept: run it again to
+    add methods or seeds, or to go on after an interruption.
 
     Parameters
     ----------
@@ -36,7 +41,7 @@ def compare(
     on:
         Folders with judged queries, as for eval.
     out:
-        Folder for the runs and compare.json.
+        Folder for the runs, their scores and compare.json.
     methods:
         What to compare: presets, methods, or FILE.py:Class of your own. Default: the method of
         --recipe, or else revela-gated and contrastive-crop.
@@ -44,27 +49,42 @@ def compare(
         Run each method with each of these.
     points:
         Score a run at its start and after each of this many equal parts.
+    processes:
+        Train each run by this many processes, started by torchrun. Default: one for each GPU.
     recipe_file:
         A TOML file of settings, below flags and over every method's preset. Each table
-        [variants.NAME] in it is run beside the others: see research/recipes.
+        [variants.NAME] in it is a run of its own: see research/recipes.
     """
     with extra("train", "revela compare"):
+        from revela.training.commands import processes_here
         from revela.training.compare import compare as run
+        from revela.training.compare import rows_of
         from revela.training.distributed import check_single_process
-        from revela.training.on_files import read_training_set
-        from revela.training.record import Provenance
 
     check_single_process()
+    check_paths(corpus, None)
+    settings, variants = read_recipe(recipe_file) if recipe_file is not None else ({}, {})
     comparison = run(
-        recipes_of(methods, recipe_file, given),
-        partial(read_training_set, corpus=corpus),
+        rows_of(methods, settings, variants, given_settings(given)),
+        [*map(str, corpus)],
         on,
         out,
         seeds=seeds,
         points=points,
-        provenance=Provenance(", ".join(map(str, corpus)), command_line()),
+        processes=processes or processes_here(),
     )
-    bm25, curves = comparison.bm25, comparison.curves
-    start = next(iter(curves.values()))[0].judged
-    ends = {label: curve[-1].judged for label, curve in curves.items()}
-    print_scores("nDCG@10 at the end", bm25, {"BM25": bm25, "start": start, **ends})
+    collections = [folder.name for folder in on]
+    print_scores("nDCG@10 of what is saved", collections, comparison.scores)
+    print_differences(comparison.differences)
+
+
+def print_differences(differences: list[Difference]) -> None:
+    """A row per pair, a column per collection."""
+    columns = list(dict.fromkeys(d.on for d in differences))
+    rows: dict[str, list[object]] = {}
+    for d in differences:
+        cell = f"{d.mean:+.3f}" + (f" ± {d.margin:.3f}" if d.margin is not None else "")
+        p = "<0.001" if d.p < 0.001 else f"{d.p:.3f}"
+        pair = f"{d.first} - {d.second}"
+        rows.setdefault(pair, [pair]).append(f"{cell}, p {p}")
+    print_table("differences: nDCG@10 ± 95 % interval, p", ["pair", *columns], [*rows.values()])

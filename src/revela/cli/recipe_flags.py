@@ -23,8 +23,6 @@ from revela.training.methods.registry import DEFAULT, FILES, METHODS, PRESETS, f
 from revela.training.recipe import SECTIONS, Recipe, check_unread, read_recipe, settings_of
 from revela.training.settings import RARE, Preset
 
-COMPARED = ("revela-gated", "contrastive-crop")
-"What ``revela compare`` compares if nothing names a method."
 TITLES = {"lm": "Language model"}
 RecipeFile = Annotated[Path | None, Parameter(name="--recipe")]
 Given = Annotated[Any, Parameter(parse=False)]
@@ -114,29 +112,3 @@ def recipe_of(recipe_file: Path | None, given: Any, default: str = DEFAULT) -> R
     recipe, unread = Recipe().merge({"method": default} | settings | given_settings(given))
     check_unread([(recipe.method.name, unread)])
     return recipe
-
-
-def recipes_of(names: Sequence[str], recipe_file: Path | None, given: Any) -> dict[str, Recipe]:
-    """The recipe of each method, and of each variant of the recipe file, by the name of its run.
-
-    Raises:
-        RevelaError: two are equal, or none of them reads a setting that is given.
-    """
-    settings, variants = read_recipe(recipe_file) if recipe_file is not None else ({}, {})
-    recipes, made = dict[str, Recipe](), list[tuple[str, set[str]]]()
-    names = names or ([settings["method"]] if "method" in settings else COMPARED)
-    for method in names:
-        for variant, changes in (variants or {"": {}}).items():
-            named = settings | {"method": method} | changes | given_settings(given)
-            recipe, unread = Recipe().merge(named)
-            shown = re.sub(r".*:", "", method)  # of FILE.py:Class
-            parts = (shown if len(names) > 1 or not variant else "", variant)
-            name = "-".join(part for part in parts if part)
-            if same := next((other for other, known in recipes.items() if known == recipe), None):
-                raise RevelaError(
-                    f"{same} and {name} are equal: leave out the flag or setting that makes them so"
-                )
-            recipes[name] = recipe
-            made.append((recipe.method.name, unread))
-    check_unread(made)
-    return recipes

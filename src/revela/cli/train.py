@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from revela.cli.flags import Corpus, Out, check_paths
+from revela.cli.flags import Corpus, Out, Several, check_paths
 from revela.cli.main import command_line
 from revela.cli.printing import print_scores
 from revela.cli.recipe_flags import Given, RecipeFile, recipe_of
@@ -21,6 +22,8 @@ def train(
     out: Out,
     recipe_file: RecipeFile = None,
     resume: Annotated[bool, Parameter(negative=())] = False,
+    on: Annotated[list[Path], Several] = [],  # noqa: B006
+    points: int = 0,
     given: Given = None,
 ) -> None:
     """Train a retriever on raw text.
@@ -43,7 +46,13 @@ def train(
         A TOML file of settings, over those of the method's preset and below flags.
     resume:
         Continue the run in --out from its last checkpoint.
+    on:
+        Folders with judged queries, as for eval, which are scored at every check. These scores do
+        not select the saved state.
+    points:
+        Check after each of this many equal parts of the run, in place of --check-every.
     """
+    resume = resume and (out / "run.json").is_file()
     if "RANK" not in os.environ:  # under torchrun one of the processes says it later
         recipe_of(recipe_file, given)
         check_paths(corpus, None if resume else out)
@@ -54,7 +63,9 @@ def train(
 
     with joined():
         recipe = recipe_of(recipe_file, given)
-        outcome = train_on_files(corpus, out, recipe, resume=resume, command=command_line())
+        outcome = train_on_files(
+            corpus, out, recipe, resume=resume, on=on, points=points, command=command_line()
+        )
         print(outcome_in_words(outcome.before, outcome.after, outcome.kept))
         if systems := outcome.systems():
             print_scores("label-free check, nDCG@10", outcome.after, systems)

@@ -11,6 +11,8 @@ import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +24,9 @@ RESAMPLES, SEED = 9_999, 0  # random sign patterns
 BLOCK = 1_000  # patterns in memory at a time
 CONFIDENCE = 0.95
 MEASURE = "ndcg@10"  # the metric of margins and tests
+POOLED = "all queries"
+Queries = Mapping[str, Mapping[str, float]]
+"""Collection -> query -> nDCG@10."""
 
 
 def p_values(
@@ -110,3 +115,43 @@ def standings(
 
 def _values(outcome: Outcome) -> NDArray[np.float64]:
     return np.array([metrics[MEASURE] for metrics in outcome.scores.values()])
+
+
+@dataclass(frozen=True)
+class Difference:
+    """``first`` - ``second`` in mean nDCG@10.
+
+    Attributes:
+        on: the collection, or ``POOLED``: the queries of all collections.
+        margin: half the 95 % interval of the difference; None for a single query.
+        p: of the paired randomisation test.
+    """
+
+    first: str
+    second: str
+    on: str
+    mean: float
+    margin: float | None
+    p: float
+
+
+def differences(rows: Mapping[str, Queries]) -> list[Difference]:
+    """The difference of each pair of rows on each collection, and over all queries if there are
+    several collections. All rows have the same queries.
+    """
+    pairs, found = list(combinations(rows, 2)), list[Difference]()
+    collections = list(next(iter(rows.values()), {}))
+    values = {
+        on: {row: np.array(list(queries[on].values())) for row, queries in rows.items()}
+        for on in collections
+    }
+    if len(collections) > 1:
+        joined = {row: np.concatenate([values[on][row] for on in collections]) for row in rows}
+        values[POOLED] = joined
+    for on, of_row in values.items() if pairs else ():
+        differences_QP = np.stack([of_row[a] - of_row[b] for a, b in pairs], axis=1)
+        columns = zip(pairs, differences_QP.T, p_values(differences_QP).tolist(), strict=True)
+        for (a, b), difference_Q, p in columns:
+            mean = float(difference_Q.mean())
+            found.append(Difference(a, b, on, mean, margin(difference_Q), p))
+    return found

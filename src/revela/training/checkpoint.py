@@ -38,7 +38,7 @@ from revela.files import (
 )
 from revela.training import distributed
 from revela.training.lm.language_model import LanguageModel
-from revela.training.record import METRICS, RUN_FILE, TRACKER_FOLDER, RunFile
+from revela.training.record import METRICS, RUN_FILE, START_SCORES, TRACKER_FOLDER, RunFile
 from revela.training.step import Budget
 
 CHECKPOINTS = "checkpoints"
@@ -46,7 +46,7 @@ TRAINABLE, OPTIMIZER = "trainable.safetensors", "optimizer.safetensors"
 SPENT, FIT = "clock.json", "fit.safetensors"
 T = TypeVar("T")
 # Everything that a run may write before its first checkpoint.
-BEFORE_CHECKPOINT = frozenset({LOCK, RUN_FILE, METRICS, CHECKPOINTS, TRACKER_FOLDER})
+BEFORE_CHECKPOINT = frozenset({LOCK, RUN_FILE, METRICS, START_SCORES, CHECKPOINTS, TRACKER_FOLDER})
 # Settings that may differ when a finished run is kept, and when a run is resumed. The models
 # themselves are compared by digest.
 IGNORED_WHEN_COMPARING_FINISHED_RUNS = frozenset(

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 Check = Callable[[TextEncoder], Scores]
 """Encoder -> scores by task."""
+Judge = Callable[[TextEncoder, int], Scores]
+"""Encoder, steps done -> scores by collection."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class CheckPlan:
     """The checks of a run.
 
     Attributes:
-        check: the label-free check. None: no checks.
+        check: the label-free check. None: none.
         bm25: BM25's scores on the same tasks, for comparison.
         judge: a second evaluation, recorded at every check; it does not select a state.
         points: check after each of this many equal parts of the run. 0: by ``check_every``.
@@ -37,7 +39,7 @@ class CheckPlan:
 
     check: Check | None = None
     bm25: Scores = field(default_factory=dict)
-    judge: Check | None = None
+    judge: Judge | None = None
     points: int = 0
 
     def score_untrained(self, encoder: TextEncoder) -> Scores:
@@ -57,7 +59,7 @@ class Checks:
     """Runs the checks of a plan; their time does not count towards the budget.
 
     Args:
-        plan: a plan with a check.
+        plan: a plan with a check or a judge.
         check_every: steps between checks without the plan's ``points``. 0: none.
         encoder: the retriever in training.
         budget, metrics: those of the run.
@@ -80,13 +82,12 @@ class Checks:
     def run(self, step: int) -> Scores:
         """Check, then record, print and offer the scores."""
         plan = self.plan
-        assert plan.check is not None
-        scores = plan.check(self.encoder)
-        judged = None if plan.judge is None else plan.judge(self.encoder)
+        scores = plan.check(self.encoder) if plan.check else {}
+        judged = plan.judge(self.encoder, step) if plan.judge else None
         minutes, tokens = round(self.budget.minutes, 3), self.budget.tokens
-        row = MetricsRow(step, minutes, tokens_read=tokens, check=scores, judged=judged)
+        row = MetricsRow(step, minutes, tokens_read=tokens, check=scores or None, judged=judged)
         self.metrics.write(row)
-        tqdm.write(f"step {step}: {format_scores(scores, plan.bm25)}")
+        tqdm.write(f"step {step}: {format_scores({**scores, **(judged or {})}, plan.bm25)}")
         if self.best is not None:
             self.best.offer(step, scores)
         return scores

@@ -1,123 +1,217 @@
-"""Train several methods from the same start for the same time, and score each meanwhile."""
+"""Train several methods from the same start for the same time, and score each.
+
+Every run is a `revela train` and a `revela eval` of its own (training/commands.py).
+"""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
-from revela.encoders.base import TextEncoder
+from pydantic import TypeAdapter
+
 from revela.errors import RevelaError
-from revela.evaluation.collection import Collection, load_collection
-from revela.evaluation.evaluate import outcomes
-from revela.evaluation.label_free import HeldOutCheck
-from revela.evaluation.results import write_json
-from revela.evaluation.significance import MEASURE
-from revela.text.chunk import PASSAGE_WORDS
-from revela.training.checkpoint import (
-    CHECKPOINTS,
-    IGNORED_WHEN_COMPARING_FINISHED_RUNS,
-    check_same_run,
-    remove_unstarted,
-    saved_checkpoints,
+from revela.evaluation.collection import load_collection
+from revela.evaluation.results import SystemScores, write_json
+from revela.evaluation.significance import MEASURE, Difference, Queries, differences
+from revela.training.check_settings import check_recipe
+from revela.training.commands import (
+    Command,
+    check_kept,
+    eval_commands,
+    run_commands,
+    train_commands,
 )
-from revela.training.checks import CheckPlan
-from revela.training.recipe import Recipe
-from revela.training.record import COMPARISON, Comparison, CurvePoint, Provenance, Run
-from revela.training.retriever.context import draw_documents
-from revela.training.retriever.module import RetrieverEncoder
-from revela.training.settings import Corpus
-from revela.training.train import train
-from revela.training.training_set import TrainingSet
-from revela.types import Document
+from revela.training.recipe import Recipe, check_unread
+from revela.training.record import START_SCORES, Run, parse
 
-log = logging.getLogger(__name__)
+COMPARISON, SCORES = "compare.json", "scores"
+COMPARED = ("revela-gated", "contrastive-crop")
+"What is compared if nothing names a method."
+FILE = TypeAdapter(dict[str, dict[str, SystemScores]])
+"What `revela eval --json` writes: collection -> system -> scores."
 
-Data = tuple[TrainingSet, HeldOutCheck]
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """One point of training; ``judged``: collection -> nDCG@10 of judged queries."""
+
+    minutes: float
+    tokens_read: int
+    judged: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """compare.json.
+
+    Attributes:
+        scores: row -> collection -> nDCG@10. The rows are BM25, the start, and each method or
+            variant, whose scores are means over seeds.
+        differences: of each pair of rows, on each collection and over the queries of all.
+        curves: run ("NAME, seed N") -> its points.
+    """
+
+    scores: dict[str, dict[str, float]]
+    differences: list[Difference]
+    curves: dict[str, list[CurvePoint]]
+
+    @classmethod
+    def read(cls, folder: Path) -> Comparison:
+        path = folder / COMPARISON
+        return parse(TypeAdapter(cls), path.read_bytes(), str(path))
+
+
+def rows_of(
+    methods: Sequence[str],
+    settings: Mapping[str, Any],
+    variants: Mapping[str, Mapping[str, Any]],
+    given: Mapping[str, Any],
+) -> dict[str, dict[str, Any]]:
+    """The settings of each method and of each of its variants, by the name of its runs.
+
+    Args:
+        methods: presets, methods, or FILE.py:Class; none: that of the settings, or ``COMPARED``.
+        settings, variants: of a recipe file (``read_recipe``).
+        given: settings above those of the file.
+
+    Raises:
+        RevelaError: two rows are equal, or none of them reads a setting that is given.
+    """
+    rows, recipes = dict[str, dict[str, Any]](), dict[str, Recipe]()
+    made = list[tuple[str, set[str]]]()
+    names = methods or ([str(settings["method"])] if "method" in settings else COMPARED)
+    for method, (variant, changes) in product(names, (variants or {"": {}}).items()):
+        named = {"keep": "last", **settings, "method": method, **changes, **given}
+        recipe, unread = Recipe().merge(named)
+        shown = re.sub(r".*:", "", method)  # of FILE.py:Class
+        name = "-".join(filter(None, (shown if len(names) > 1 or not variant else "", variant)))
+        if same := next((other for other, known in recipes.items() if known == recipe), None):
+            raise RevelaError(
+                f"{same} and {name} are equal: leave out the flag or setting that makes them so"
+            )
+        recipes[name] = recipe
+        rows[name] = {key: value for key, value in named.items() if key not in unread}
+        made.append((recipe.method.name, unread))
+    check_unread(made)
+    return rows
 
 
 def compare(
-    recipes: Mapping[str, Recipe],
-    read: Callable[[Recipe], Data],
+    rows: Mapping[str, Mapping[str, Any]],
+    corpus: Sequence[str],
     on: Sequence[Path],
     out: Path,
     *,
-    seeds: Sequence[int],
-    points: int,
-    provenance: Provenance,
+    seeds: Sequence[int] = (0,),
+    points: int = 4,
+    processes: int = 1,
 ) -> Comparison:
-    """Train each recipe with each seed; score at the start and after each of ``points`` parts.
+    """Train each row with each seed, and score it at the start, after each of ``points`` equal
+    parts, and, as it is saved, with intervals and fusions.
 
-    A finished run with the same settings and documents is kept, an interrupted one is resumed.
-    compare.json is written after each run.
+    A finished run with the same settings is kept, an interrupted one goes on. compare.json is
+    written after each run.
 
     Args:
-        recipes: name -> recipe.
-        read: recipe -> its training set and label-free check.
+        rows: name -> settings, with the method.
+        corpus: as for `revela train`.
         on: folders in BEIR layout to score on; these scores do not select states.
-        out: folder for the runs.
-        seeds: each recipe is trained with each of them.
+        out: folder for the runs, scores and compare.json.
+        seeds: each row is trained with each of them.
         points: number of scores after the start.
-        provenance: corpus and command, for the model cards.
+        processes: number of processes that train a run.
+
+    Raises:
+        RevelaError: a run is refused, which is said before any starts, or fails.
     """
-    data_by_corpus: dict[Corpus, Data] = {}
-    for name, recipe in recipes.items():
-        if recipe.corpus not in data_by_corpus:
-            data_by_corpus[recipe.corpus] = read(recipe)
-        if not data_by_corpus[recipe.corpus][1].tasks:
-            raise RevelaError(
-                f"{name}: runs are compared beside the label-free check, and too few documents are "
-                "held out for one: raise --held-out, or add text"
-            )
-    collections = [load_collection(folder) for folder in on]
-
-    def judge(encoder: TextEncoder) -> dict[str, float]:
-        found = {c.name: outcomes(c, {"model": _in_context_of(c, encoder)}) for c in collections}
-        return {name: systems["model"].means()[MEASURE] for name, systems in found.items()}
-
-    bm25 = {c.name: outcomes(c, {})["BM25"].means()[MEASURE] for c in collections}
-    comparison = Comparison(bm25, {})
-    for seed, (name, recipe) in product(seeds, recipes.items()):
-        folder = out / f"{name}-{seed}"
-        recipe = recipe.replace(seed=seed)
-        has_checkpoint = bool(saved_checkpoints(folder / CHECKPOINTS))
-        data, check = data_by_corpus[recipe.corpus]
-        # With a time limit, the first run would lose time to queries that later runs find written.
-        own = data.replace(recipe, lazy_queries=not recipe.training.max_minutes)
-        if (folder / "modules.json").is_file() and not has_checkpoint:
-            check_same_run(
-                recipe.to_dict(), own.fingerprint, folder, IGNORED_WHEN_COMPARING_FINISHED_RUNS
-            )
-        else:
-            log.info(f"== {name}, seed {seed}")
-            if not has_checkpoint:
-                remove_unstarted(folder)
-            plan = CheckPlan(check, check.bm25(), judge, points)
-            outcome = train(
-                recipe, own, folder, plan=plan, provenance=provenance, resume=has_checkpoint
-            )
-            if outcome.signal:
-                error = RevelaError(f"stopped in {folder}: run the same command again to resume")
-                error.exit_code = 128 + outcome.signal
-                raise error
-        comparison.curves[f"{name}, seed {seed}"] = _curve(folder)
+    runs = {
+        (name, seed): {**settings, "seed": seed}
+        for seed, (name, settings) in product(seeds, rows.items())
+    }
+    names = [load_collection(folder).name for folder in on]  # a bad one is refused at once
+    if same := {name for name in names if names.count(name) > 1}:
+        raise RevelaError(f"two folders of --on are called {min(same)}: rename one")
+    for (name, seed), settings in runs.items():
+        check_kept(out / f"{name}-{seed}", settings)
+        check_recipe(Recipe.of(**settings), out / f"{name}-{seed}", resume=True)
+    comparison = Comparison({}, [], {})
+    finished = list[tuple[str, int]]()
+    for run, settings in runs.items():
+        run_commands(commands_of(run, settings, corpus, on, out, points, processes))
+        finished.append(run)
+        comparison = summary(finished, on, out)
         write_json(comparison, out / COMPARISON)
     return comparison
 
 
-def _in_context_of(collection: Collection, encoder: TextEncoder) -> TextEncoder:
-    """The encoder; one with slots reads documents of the collection, as in the paper (CDE)."""
-    if not isinstance(encoder, RetrieverEncoder) or not encoder.slots:
-        return encoder
-    documents = [*map(Document, collection.document_ids, collection.documents)]
-    return encoder.in_context(draw_documents(documents, encoder.slots, 0, PASSAGE_WORDS))
+def commands_of(
+    run: tuple[str, int],
+    settings: Mapping[str, Any],
+    corpus: Sequence[str],
+    on: Sequence[Path],
+    out: Path,
+    points: int,
+    processes: int,
+) -> Iterator[Command]:
+    """The commands that train a run and score it."""
+    folder = out / "{}-{}".format(*run)
+    yield from train_commands(corpus, settings, folder, on=on, points=points, processes=processes)
+    slots = Recipe.of(**settings).context.context
+    yield from eval_commands(folder, on, out / SCORES / folder.name, slots=slots)
 
 
-def _curve(folder: Path) -> list[CurvePoint]:
-    """The judged scores of a run."""
-    return [
-        CurvePoint(row.minutes, row.tokens_read or 0, row.judged)
-        for row in Run.read(folder).metrics
-        if row.judged is not None
-    ]
+def summary(runs: Sequence[tuple[str, int]], on: Sequence[Path], out: Path) -> Comparison:
+    """What the finished runs, (name, seed), give."""
+    curves = dict[str, list[CurvePoint]]()
+    found = dict[str, list[Queries]]()
+    for name, seed in runs:
+        folder = out / f"{name}-{seed}"
+        curves[f"{name}, seed {seed}"] = [
+            CurvePoint(row.minutes, row.tokens_read or 0, row.judged)
+            for row in Run.read(folder).metrics
+            if row.judged is not None
+        ]
+        scores = [scores_of(out / SCORES / folder.name / f"{c.name}.json") for c in on]
+        start = parse(FILE, (folder / START_SCORES).read_bytes(), str(folder / START_SCORES))
+        found.setdefault("BM25", []).append(_queries(on, [s["BM25"] for s in scores]))
+        found.setdefault("start", []).append(_queries(on, [start[c.name]["start"] for c in on]))
+        model = [next(value for system, value in s.items() if system != "BM25") for s in scores]
+        found.setdefault(name, []).append(_queries(on, model))
+    rows = {name: _mean(per_run) for name, per_run in found.items()}
+    means = {
+        name: {c: fmean(values.values()) for c, values in row.items()} for name, row in rows.items()
+    }
+    return Comparison(means, differences(rows), curves)
+
+
+def scores_of(file: Path) -> dict[str, SystemScores]:
+    """The scores by system of a file of `revela eval --json` about one collection; after BM25 the
+    first is the model.
+
+    Raises:
+        RevelaError: it is damaged.
+    """
+    (systems,) = parse(FILE, file.read_bytes(), str(file)).values()
+    return systems
+
+
+def _queries(on: Sequence[Path], scores: Sequence[SystemScores]) -> Queries:
+    """Collection -> query -> nDCG@10."""
+    return {
+        folder.name: {query: metrics[MEASURE] for query, metrics in system.queries.items()}
+        for folder, system in zip(on, scores, strict=True)
+    }
+
+
+def _mean(runs: Sequence[Queries]) -> Queries:
+    """The mean over runs of each query's score."""
+    return {
+        name: {query: fmean(run[name][query] for run in runs) for query in queries}
+        for name, queries in runs[0].items()
+    }

@@ -12,6 +12,7 @@ from revela.training.check_settings import check_recipe
 from revela.training.checks import NO_CHECKS, CheckPlan
 from revela.training.distributed import is_rank_zero, joined
 from revela.training.generated_queries import write_queries
+from revela.training.judge import judge_on
 from revela.training.outcome import Outcome
 from revela.training.recipe import Recipe
 from revela.training.record import Provenance
@@ -32,10 +33,12 @@ def check_by(
     return HeldOutCheck(made, corpus.language)
 
 
-def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingSet, HeldOutCheck]:
+def read_training_set(
+    recipe: Recipe, corpus: Sequence[Path], lazy_queries: bool = True
+) -> tuple[TrainingSet, HeldOutCheck]:
     """Read the training set, and make the label-free check of its held-out documents."""
     silence_libraries()
-    data = TrainingSet.read(recipe, corpus)
+    data = TrainingSet.read(recipe, corpus, lazy_queries=lazy_queries)
 
     def write_questions(texts: Sequence[str]) -> list[str]:
         return write_queries(data.query_lm(), texts, unit="held-out chunks")
@@ -58,18 +61,32 @@ def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingS
 
 
 def train_on_files(
-    corpus: Sequence[Path], out: Path, recipe: Recipe, *, resume: bool = False, command: str = ""
+    corpus: Sequence[Path],
+    out: Path,
+    recipe: Recipe,
+    *,
+    resume: bool = False,
+    on: Sequence[Path] = (),
+    points: int = 0,
+    command: str = "",
 ) -> Outcome:
     """Read a corpus, hold documents out, train on the others, and save a retriever.
 
-    ``command`` is the command line, for the model card.
+    Args:
+        on: folders in BEIR layout, scored at every check.
+        points: check after each of this many equal parts of the run. 0: by ``check_every``.
+        command: the command line, for the model card.
     """
     with joined():
         check_recipe(recipe, out, resume)  # first, as writing questions takes long
         plan = NO_CHECKS
         if is_rank_zero():
-            data, check = read_training_set(recipe, corpus)
-            plan = CheckPlan(check if check.tasks else None, check.bm25())
+            judge = judge_on(on, out) if on else None
+            # Of runs that are compared after equal times, the first would lose time to questions
+            # that the others find written.
+            lazy = not (judge and recipe.training.max_minutes)
+            data, check = read_training_set(recipe, corpus, lazy)
+            plan = CheckPlan(check if check.tasks else None, check.bm25(), judge, points)
         else:
             data = TrainingSet.read(recipe, corpus)
         provenance = Provenance(", ".join(map(str, corpus)), command)

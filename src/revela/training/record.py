@@ -1,4 +1,4 @@
-"""The record of a run: run.json, metrics.jsonl and, of compared runs, compare.json.
+"""The record of a run: run.json and metrics.jsonl.
 
 Every file is written from the dataclasses that read it. A field without a value (None) is left out.
 """
@@ -25,8 +25,10 @@ from revela.files import atomic_write, disk_errors
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-RUN_FILE, METRICS, COMPARISON = "run.json", "metrics.jsonl", "compare.json"
+RUN_FILE, METRICS = "run.json", "metrics.jsonl"
 TRACKER_FOLDER = "tracker"
+START_SCORES = "start-scores.json"
+"Scores of the start on judged queries: collection -> `start` -> scores, per query too."
 NOISE = 0.005  # nDCG@10; label-free checks of equally good states differ by this
 LIBRARIES = (
     *("torch", "transformers", "sentence-transformers"),
@@ -153,33 +155,6 @@ class Run(RunFile):
         metrics = [parse(ROW, line, f"{path}:{i}") for i, line in enumerate(lines, 1)]
         finished = (folder / "modules.json").is_file() and file.about.finished
         return cls(file.settings, file.about, metrics, finished)
-
-
-@dataclass(frozen=True)
-class CurvePoint:
-    """One point of training; ``judged``: collection -> nDCG@10 of judged queries."""
-
-    minutes: float
-    tokens_read: int
-    judged: Scores
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """compare.json: collection -> nDCG@10 of BM25; run ("PRESET, seed N") -> curve."""
-
-    bm25: Scores
-    curves: dict[str, list[CurvePoint]]
-
-    def __post_init__(self) -> None:
-        for label, curve in self.curves.items():
-            if any(not self.bm25.keys() <= point.judged.keys() for point in curve):
-                raise ValueError(f"{label} has a point without a score on every collection")
-
-    @classmethod
-    def read(cls, folder: Path) -> Comparison:
-        path = folder / COMPARISON
-        return parse(TypeAdapter(cls), path.read_bytes(), str(path))
 
 
 class Metrics:

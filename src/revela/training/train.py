@@ -231,12 +231,12 @@ def train(
 
         # Check before the first step.
         checks = best = None
-        if plan.check:
-            if settings.keep == "best":
+        if plan.check or plan.judge:
+            if plan.check and settings.keep == "best":
                 best = BestState(loss_module, checkpoints, metrics.checks())
             checks = Checks(plan, settings.check_every, encoder, budget, metrics, best)
         before: Scores = dict(metrics.checks()).get(0, {})
-        if checks and not before:
+        if checks and not any(row.check or row.judged for row in metrics.rows):
             before = checks.run(0)
 
         # Loop.

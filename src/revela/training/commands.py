@@ -1,0 +1,205 @@
+"""Runs as commands of their own: `revela train` and `revela eval`, under torchrun where there are
+several GPUs. A command whose result is there is skipped.
+
+So an interrupted comparison goes on where it stopped, and each of its lines can be run by hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from revela.errors import RevelaError
+from revela.training.checkpoint import IGNORED_WHEN_COMPARING_FINISHED_RUNS
+from revela.training.groups.store import is_group_folder
+from revela.training.recipe import Recipe, settings_of
+from revela.training.record import RunFile
+
+MODULES = "modules.json"  # of a complete Sentence-Transformers folder
+TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of revela.
+
+    Attributes:
+        words: the verb and its arguments.
+        makes: the file or folder that is there when the command has finished.
+        after: what it reads; ``makes`` is made again if it is older.
+        processes: more than one are started by torchrun.
+    """
+
+    words: Sequence[str]
+    makes: Path
+    after: Path | None = None
+    processes: int = 1
+
+    def __str__(self) -> str:
+        several = [*TORCHRUN, str(self.processes), "-m"] if self.processes > 1 else []
+        return shlex.join([*several, "revela", *self.words])
+
+    @property
+    def is_done(self) -> bool:
+        """Whether ``makes`` is there, and newer than what it is made from."""
+        if self.words[0] == "train":
+            return is_finished(self.makes.parent)
+        if not self.makes.exists() or self.after is None or not self.after.exists():
+            return self.makes.exists()
+        return self.makes.stat().st_mtime >= self.after.stat().st_mtime
+
+    def run(self) -> None:
+        """Run it, and hand it the signals that this process gets.
+
+        Raises:
+            RevelaError: it failed, or was stopped; with its exit code.
+        """
+        several = ["torch.distributed.run", *TORCHRUN[1:], str(self.processes), "-m"]
+        module = several if self.processes > 1 else []
+        # In a session of its own, so that Ctrl-C reaches it once, through this process.
+        child = subprocess.Popen(
+            [sys.executable, "-m", *module, "revela", *self.words], start_new_session=True
+        )
+        numbers = signal.SIGINT, signal.SIGTERM
+        before = {n: signal.signal(n, lambda n, _: child.send_signal(n)) for n in numbers}
+        try:
+            code = child.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if code:
+            error = RevelaError(
+                f"{self} ended with exit code {code}: mend what it says, or run the same command "
+                "again to go on"
+            )
+            error.exit_code = code if code > 0 else 128 - code
+            raise error
+
+
+def run_commands(commands: Iterable[Command]) -> None:
+    """Print and run each command that is not done."""
+    for command in commands:
+        if not command.is_done:
+            print(command, flush=True)
+            command.run()
+
+
+def processes_here() -> int:
+    """The GPUs of this machine, each of which trains in a process of its own; 1 without any."""
+    return max(1, torch.cuda.device_count())
+
+
+def train_commands(
+    corpus: Sequence[str],
+    settings: Mapping[str, Any],
+    out: Path,
+    *,
+    on: Sequence[Path] = (),
+    points: int = 0,
+    processes: int = 1,
+) -> Iterator[Command]:
+    """The commands that train a run: `revela train`, and for several processes before it `revela
+    groups`, whose folder runs with the same groups share.
+
+    Args:
+        corpus: as for `revela train`.
+        settings: by name, with the method.
+        out: folder for the run; groups are stored beside it.
+        on, points: as for `revela train`.
+        processes: number of processes that train.
+    """
+    recipe = Recipe.of(**settings)
+    flags = flags_of(settings)
+    is_grouped = len(corpus) == 1 and is_group_folder(Path(corpus[0]))
+    if processes > 1 and not (is_grouped or recipe.pairs):
+        folder = out.parent / f"groups-{_groups_digest(recipe, corpus)}"
+        yield Command(["groups", *corpus, "--out", str(folder), *flags], folder)
+        corpus = [str(folder)]
+    judged = ["--on", *map(str, on), "--points", str(points)] if on else []
+    words = ["train", *corpus, "--out", str(out), "--resume", *flags, *judged]
+    yield Command(words, out / MODULES, processes=processes)
+
+
+def eval_commands(
+    model: Path | str,
+    on: Sequence[Path],
+    out: Path,
+    *,
+    slots: int = 0,
+    flags: Sequence[str] = (),
+) -> Iterator[Command]:
+    """The commands that score a model on each collection: `revela eval`, and for a contextual
+    retriever before it `revela fit --context`, as it reads documents of the collection (CDE).
+
+    Args:
+        model: a retriever's folder, or another name that `revela eval` knows.
+        on: folders in BEIR layout.
+        out: folder for COLLECTION.json, the scores of all systems and queries.
+        slots: context documents that the retriever reads.
+        flags: more flags of `revela eval`.
+    """
+    trained = Path(model) / MODULES
+    for collection in on:
+        read, text = str(model), str(collection / "corpus.jsonl")
+        if slots:
+            read = f"{model}-in-{collection.name}"
+            words = ["fit", "--model", str(model), "--context", text, "--out", read]
+            yield Command(words, Path(read) / MODULES, trained)
+        file = out / f"{collection.name}.json"
+        words = ["eval", read, "--on", str(collection), "--json", str(file), *flags]
+        yield Command(words, file, trained)
+
+
+def flags_of(settings: Mapping[str, Any]) -> list[str]:
+    """Settings by name as flags of a command line."""
+    words = list[str]()
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            values = value if isinstance(value, list | tuple) else [value]
+            words += [f"--{flag}", *map(str, values)]
+    return words
+
+
+def is_finished(out: Path) -> bool:
+    """Whether a folder has the retriever of a finished run."""
+    if not (out / MODULES).is_file():
+        return False
+    return RunFile.read(out).about.finished
+
+
+def check_kept(out: Path, settings: Mapping[str, Any]) -> None:
+    """Raise RevelaError if a folder holds a finished run with other settings."""
+    if not is_finished(out):
+        return
+    ran, asked = RunFile.read(out).settings, Recipe.of(**settings).to_dict()
+    free = IGNORED_WHEN_COMPARING_FINISHED_RUNS
+    if changed := sorted(k for k in asked if k not in free and ran.get(k) != asked[k]):
+        raise RevelaError(
+            f"{out} was trained with other settings ({', '.join(changed)}): give the same, or "
+            "another --out"
+        )
+
+
+def _groups_digest(recipe: Recipe, corpus: Sequence[str]) -> str:
+    """Digest of what `revela groups` reads, so that runs with equal groups share a folder."""
+    sections = {"corpus", "groups", "queries"}
+    read = {
+        name: value
+        for name, value in recipe.to_dict().items()
+        if name == "seed" or settings_of(type(recipe.method)).get(name, ("",))[0] in sections
+    }
+    about = [*corpus, recipe.method.reads, recipe.retriever.model, read]
+    return hashlib.blake2b(json.dumps(about).encode(), digest_size=4).hexdigest()
