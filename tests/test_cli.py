@@ -12,8 +12,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -26,7 +26,6 @@ from revela.training.recipe import SECTIONS, Recipe, read_recipe, settings_of
 from revela.training.record import Run
 from revela.training.step import Progress
 from revela.training.training_set import TrainingSet, default_queries_file
-from revela.types import Document
 from tests.collection_folder import write_judged, write_lines
 
 
@@ -42,6 +41,8 @@ def recipes(monkeypatch, tiny_lm_folder):
     monkeypatch.setattr(TrainingSet, "read", stop)
     monkeypatch.setattr("revela.training.training_set.read_for", lambda *_: ([], None))
     monkeypatch.setattr("revela.training.rank_heads.rank_heads", stop)
+    rows = "revela.training.compare.compare"
+    monkeypatch.setattr(rows, lambda rows, *_, **__: stop(Recipe.of(**next(iter(rows.values())))))
     monkeypatch.setattr("revela.encoders.model_files.embedded_folder", lambda _: tiny_lm_folder)
     return seen
 
@@ -284,8 +285,8 @@ def test_compare_puts_flags_and_recipe_over_every_preset(
 ):
     seen: dict[str, Recipe] = {}
 
-    def stop(recipes, *_, **__):
-        seen.update(recipes)
+    def stop(rows, *_, **__):
+        seen.update({name: Recipe.of(**settings) for name, settings in rows.items()})
         raise RevelaError("stop")
 
     monkeypatch.setattr("revela.training.compare.compare", stop)
@@ -425,38 +426,49 @@ def test_compare_keeps_what_is_done(succeeds, refused, corpus_file, models, tmp_
     assert "gated-0 was trained with other settings (learning_rate): give the same, or" in err
 
 
-@pytest.mark.parametrize(
-    ("verb", "number"), [("train", signal.SIGINT), ("compare", signal.SIGTERM)]
-)
 def test_an_interrupted_run_exits_so_and_does_not_look_finished(
-    doing, corpus_file, models, tmp_path, number, verb
+    doing, corpus_file, models, tmp_path
 ):
-    folder = write_judged(tmp_path / "judged", make_rows(20, seed=5))
-    given = (verb, corpus_file, f"--out {tmp_path / 'out'} --group-size 4", *TINY_FLAGS, models)
-    given += (f"--on {folder} --methods revela-gated",) if verb == "compare" else ()
-    advance = Progress.advance
+    run, advance = tmp_path / "out", Progress.advance
+    given = ("train", corpus_file, f"--out {run} --group-size 4", *TINY_FLAGS, models)
 
     def interrupted(self):
-        signal.raise_signal(number)
+        signal.raise_signal(signal.SIGINT)
         advance(self)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Progress, "advance", interrupted)
         code, said, errors = doing(*given)
-    assert code == 128 + number, errors
-    run = tmp_path / "out" / ("revela-gated-0" if verb == "compare" else "")
+    assert code == 128 + signal.SIGINT, errors
     assert json.loads((run / "run.json").read_text())["about"]["finished"] is False
     assert (run / "modules.json").is_file() and (run / "checkpoints" / "checkpoint-1").is_dir()
     assert not Run.read(run).finished
-    if verb == "train":
-        assert "1 steps in" in said and f"saved to {run}, continue with --resume" in said
-        given += ("--resume",)
-    else:
-        assert errors.endswith(f"revela: stopped in {run}: run the same command again to resume\n")
-    code, _, errors = doing(*given)
+    assert "1 steps in" in said and f"saved to {run}, continue with --resume" in said
+    code, _, errors = doing(*given, "--resume")
     assert code == 0, errors
     assert json.loads((run / "run.json").read_text())["about"]["finished"] is True
     assert Run.read(run).finished
+
+
+def test_a_stopped_comparison_stops_its_run_and_goes_on(corpus_file, models, tmp_path):
+    folder, out = write_judged(tmp_path / "judged", make_rows(20, seed=5)), tmp_path / "out"
+    flags = f"--on {folder} --methods contrastive-crop --points 1 --out {out} {models}"
+    tiny = " ".join(TINY_FLAGS).replace("--gate-heads 4", "--group-size 4")
+    line = [sys.executable, "-m", "revela", "compare", str(corpus_file), *f"{flags} {tiny}".split()]
+    metrics = out / "contrastive-crop-0" / "metrics.jsonl"
+    place = line.index("--max-steps") + 1
+    long = [*line[:place], "100000", *line[place + 1 :]]
+    with subprocess.Popen(long, stderr=subprocess.PIPE, text=True) as process:
+        while not (metrics.is_file() and '"loss"' in metrics.read_text()):
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        errors = process.communicate()[1]
+    assert process.returncode == 143 and "run the same command again" in errors.splitlines()[-1]
+    assert not Run.read(metrics.parent).finished and [*metrics.parent.glob("checkpoints/check*")]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert Run.read(metrics.parent).finished and "contrastive-crop" in Comparison.read(out).scores
 
 
 def test_the_last_table_has_the_saved_state_beside_the_last(
@@ -487,21 +499,6 @@ def test_one_of_several_processes_is_refused(
     more = (f"--on {tmp_path}",) if verb == "compare" else ()
     err = refused(verb, corpus_file, f"--out {tmp_path / 'out'}", *more)
     assert err.startswith(f"revela: {message}") and not (tmp_path / "out").exists()
-
-
-def test_compare_deletes_nothing_that_it_did_not_make(tmp_path):
-    from revela.training.compare import compare
-    from revela.training.record import UNKNOWN
-
-    mine = tmp_path / "gated-0" / "notes.md"
-    mine.parent.mkdir()
-    mine.write_text("mine")
-    data = TrainingSet(Recipe.of(), [Document("d", "text")])
-    with pytest.raises(RevelaError, match="gated-0 holds no run of revela"):
-        check = SimpleNamespace(tasks=[None])
-        how = dict(seeds=[0], points=1, provenance=UNKNOWN)
-        compare({"gated": Recipe.of()}, lambda _: (data, check), [], tmp_path, **how)
-    assert mine.read_text() == "mine"
 
 
 def test_eval_compares_models_and_asks_mteb(

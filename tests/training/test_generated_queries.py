@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import time
-from types import SimpleNamespace
 from zlib import crc32
 
 import numpy as np
@@ -17,19 +16,18 @@ from test_train import ctrl_c_after
 
 from conftest import TINY, logged, make_rows
 from revela.errors import RevelaError
-from revela.training import compare as comparison
 from revela.training import generated_queries as query_lm
+from revela.training import on_files
 from revela.training.generated_queries import GeneratedQueries
 from revela.training.lm import generate
 from revela.training.methods import dream as dream_module
 from revela.training.rank_heads import rank_heads
 from revela.training.recipe import Recipe
-from revela.training.record import UNKNOWN
 from revela.training.step import Progress
 from revela.training.train import train
 from revela.training.training_set import TrainingSet
 from revela.types import Document
-from tests.collection_folder import write_lines
+from tests.collection_folder import write_judged, write_lines
 
 SPLIT = dict(groups="split", targets=1)
 DOCUMENTS = [Document(row["_id"], row["text"]) for row in make_rows(24)]
@@ -246,19 +244,16 @@ def test_runs_that_are_compared_for_the_same_time_find_their_queries(
     recipe, asked, tmp_path, monkeypatch, minutes, late
 ):
     def begun(own, data, *_, **__):
-        assert own.method.name == "contrastive-pairs"
         assert (data.generated_queries is not None) == late
         assert any(data.rows.column("query")) != late
         raise ZeroDivisionError
 
-    monkeypatch.setattr(comparison, "train", begun)
-    recipe = recipe.replace(max_minutes=minutes)
-    crops = recipe.replace(method="contrastive-crop")
-    data = TrainingSet(crops, DOCUMENTS, queries_file=tmp_path / "q")
-    check = SimpleNamespace(tasks=[None], bm25=dict)
-    given = dict(seeds=[0], points=1, provenance=UNKNOWN)
+    monkeypatch.setattr(on_files, "train", begun)
+    corpus = write_lines(tmp_path / "c.jsonl", [{"_id": d.id, "text": d.text} for d in DOCUMENTS])
+    judged = write_judged(tmp_path / "judged", make_rows(3))
+    recipe = recipe.replace(max_minutes=minutes, queries_file=str(tmp_path / "q"))
     with pytest.raises(ZeroDivisionError):
-        comparison.compare({"one": recipe}, lambda _: (data, check), [], tmp_path / "out", **given)
+        on_files.train_on_files([corpus], tmp_path / "out", recipe, on=[judged], points=1)
     assert bool(asked) != late
 
 
