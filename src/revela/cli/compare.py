@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from cyclopts import Parameter
+
 from revela.cli.flags import Corpus, Out, Several, check_paths
 from revela.cli.printing import print_scores, print_table
 from revela.cli.recipe_flags import Given, RecipeFile, given_settings
@@ -24,6 +26,7 @@ def compare(
     seeds: Annotated[list[int], Several] = [0],  # noqa: B006
     points: int = 4,
     processes: int = 0,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
     recipe_file: RecipeFile = None,
     given: Given = None,
 ) -> None:
@@ -51,6 +54,8 @@ def compare(
         Score a run at its start and after each of this many equal parts.
     processes:
         Train each run by this many processes, started by torchrun. Default: one for each GPU.
+    dry_run:
+        Print the commands, and run none.
     recipe_file:
         A TOML file of settings, below flags and over every method's preset. Each table
         [variants.NAME] in it is a run of its own: see research/recipes.
@@ -72,7 +77,10 @@ def compare(
         seeds=seeds,
         points=points,
         processes=processes or processes_here(),
+        dry_run=dry_run,
     )
+    if comparison is None:
+        return
     collections = [folder.name for folder in on]
     print_scores("nDCG@10 of what is saved", collections, comparison.scores)
     print_differences(comparison.differences)

@@ -111,7 +111,8 @@ def compare(
     seeds: Sequence[int] = (0,),
     points: int = 4,
     processes: int = 1,
-) -> Comparison:
+    dry_run: bool = False,
+) -> Comparison | None:
     """Train each row with each seed, and score it at the start, after each of ``points`` equal
     parts, and, as it is saved, with intervals and fusions.
 
@@ -126,63 +127,66 @@ def compare(
         seeds: each row is trained with each of them.
         points: number of scores after the start.
         processes: number of processes that train a run.
+        dry_run: print the commands, and return None.
 
     Raises:
         RevelaError: a run is refused, which is said before any starts, or fails.
     """
-    runs = {
-        (name, seed): {**settings, "seed": seed}
+    runs = [
+        (f"{name}, seed {seed}", out / f"{name}-{seed}", {**settings, "seed": seed})
         for seed, (name, settings) in product(seeds, rows.items())
-    }
+    ]
     names = [load_collection(folder).name for folder in on]  # a bad one is refused at once
     if same := {name for name in names if names.count(name) > 1}:
         raise RevelaError(f"two folders of --on are called {min(same)}: rename one")
-    for (name, seed), settings in runs.items():
-        check_kept(out / f"{name}-{seed}", settings)
-        check_recipe(Recipe.of(**settings), out / f"{name}-{seed}", resume=True)
-    comparison = Comparison({}, [], {})
-    finished = list[tuple[str, int]]()
-    for run, settings in runs.items():
-        run_commands(commands_of(run, settings, corpus, on, out, points, processes))
-        finished.append(run)
-        comparison = summary(finished, on, out)
+    for _, folder, settings in runs:
+        check_kept(folder, settings)
+        check_recipe(Recipe.of(**settings), folder, resume=True)
+    comparison, folders = None, dict[str, Path]()
+    for label, folder, settings in runs:
+        commands = commands_of(settings, corpus, folder, on, points, processes)
+        if dry_run:
+            print(*commands, sep="\n")
+            continue
+        run_commands(commands)
+        folders[label] = folder
+        comparison = summary(folders, on)
         write_json(comparison, out / COMPARISON)
     return comparison
 
 
 def commands_of(
-    run: tuple[str, int],
     settings: Mapping[str, Any],
     corpus: Sequence[str],
+    folder: Path,
     on: Sequence[Path],
-    out: Path,
     points: int,
     processes: int,
 ) -> Iterator[Command]:
-    """The commands that train a run and score it."""
-    folder = out / "{}-{}".format(*run)
+    """The commands that train a run in a folder and score it."""
     yield from train_commands(corpus, settings, folder, on=on, points=points, processes=processes)
     slots = Recipe.of(**settings).context.context
-    yield from eval_commands(folder, on, out / SCORES / folder.name, slots=slots)
+    yield from eval_commands(folder, on, folder.parent / SCORES / folder.name, slots=slots)
 
 
-def summary(runs: Sequence[tuple[str, int]], on: Sequence[Path], out: Path) -> Comparison:
-    """What the finished runs, (name, seed), give."""
-    curves = dict[str, list[CurvePoint]]()
-    found = dict[str, list[Queries]]()
-    for name, seed in runs:
-        folder = out / f"{name}-{seed}"
-        curves[f"{name}, seed {seed}"] = [
+def summary(folders: Mapping[str, Path], on: Sequence[Path]) -> Comparison:
+    """What finished runs give, by label ("NAME, seed N")."""
+    curves, found = dict[str, list[CurvePoint]](), dict[str, list[Queries]]()
+    for label, folder in folders.items():
+        curves[label] = [
             CurvePoint(row.minutes, row.tokens_read or 0, row.judged)
             for row in Run.read(folder).metrics
             if row.judged is not None
         ]
-        scores = [scores_of(out / SCORES / folder.name / f"{c.name}.json") for c in on]
+        scores = [scores_of(folder.parent / SCORES / folder.name / f"{c.name}.json") for c in on]
         start = parse(FILE, (folder / START_SCORES).read_bytes(), str(folder / START_SCORES))
-        found.setdefault("BM25", []).append(_queries(on, [s["BM25"] for s in scores]))
-        found.setdefault("start", []).append(_queries(on, [start[c.name]["start"] for c in on]))
-        model = [next(value for system, value in s.items() if system != "BM25") for s in scores]
-        found.setdefault(name, []).append(_queries(on, model))
+        saved = [next(value for system, value in s.items() if system != "BM25") for s in scores]
+        for row, systems in (
+            ("BM25", [s["BM25"] for s in scores]),
+            ("start", [start[c.name]["start"] for c in on]),
+            (label.rpartition(", seed ")[0], saved),
+        ):
+            found.setdefault(row, []).append(_queries(on, systems))
     rows = {name: _mean(per_run) for name, per_run in found.items()}
     means = {
         name: {c: fmean(values.values()) for c, values in row.items()} for name, row in rows.items()
