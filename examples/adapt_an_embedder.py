@@ -5,22 +5,15 @@
 # language, which comes with every Python; documents that are held out ask the questions.
 
 # %%
-import json
-from pathlib import Path
 from pydoc_data.topics import topics
 
 from sentence_transformers import SentenceTransformer
 
-from revela import Document, LabelFreeEvaluator, Retriever
+from revela import Document, LabelFreeEvaluator, Retriever, train
 
 documents = [Document(name, text, name) for name, text in topics.items()]
 held_out = documents[::4]
-Path("runs").mkdir(exist_ok=True)
-with Path("runs/python.jsonl").open("w", encoding="utf-8") as file:
-    for document in documents:
-        if document not in held_out:
-            row = {"id": document.id, "title": document.title, "text": document.text}
-            file.write(json.dumps(row) + "\n")
+rest = [document for document in documents if document not in held_out]
 
 # %% [markdown]
 # A frozen language model reads groups of chunks and tells MiniLM which of them help to predict
@@ -28,14 +21,15 @@ with Path("runs/python.jsonl").open("w", encoding="utf-8") as file:
 # `train` holds documents out by itself and saves the embedder as it was unless training helped.
 
 # %%
-retriever = Retriever.train(
-    "runs/python.jsonl",
+result = train(
+    rest,
     "runs/adapted",
     model="embedded:minilm-l6",
     lm="embedded:smollm2-135m",
     keep="last",
     max_minutes=3,
 )
+print(result)
 
 # %% [markdown]
 # nDCG@10 before and after, by the vectors alone and fused with BM25. With so few documents a
@@ -44,7 +38,7 @@ retriever = Retriever.train(
 # %%
 evaluator = LabelFreeEvaluator(held_out)
 before = evaluator(SentenceTransformer(str(Retriever("embedded:minilm-l6").folder)))
-after = evaluator(SentenceTransformer("runs/adapted"))
+after = evaluator(SentenceTransformer(str(result.path)))
 for task in before:
     print(f"{task:32} {before[task]:.3f} -> {after[task]:.3f}")
 mean = evaluator.primary_metric

@@ -7,14 +7,12 @@
 # `revela train TEXT --method neighbours.py:Neighbours`.
 
 # %%
-import json
-from pathlib import Path
 from pydoc_data.topics import topics
 
 import torch
 import torch.nn.functional as F
 
-from revela import Document, LabelFreeEvaluator, Retriever
+from revela import Document, LabelFreeEvaluator, Retriever, train
 from revela.training.methods.base import Method, RetrieverLoss
 from revela.training.settings import PositiveFloat, checked
 
@@ -55,12 +53,11 @@ class NeighboursLoss(RetrieverLoss):
 
 # %%
 documents = [Document(name, text, name) for name, text in topics.items()]
-Path("runs").mkdir(exist_ok=True)
-rows = ({"id": d.id, "title": d.title, "text": d.text} for d in documents if d.id[0] > "c")
-Path("runs/d-to-z.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+d_to_z = [d for d in documents if d.id[0] > "c"]
 evaluator = LabelFreeEvaluator([d for d in documents if d.id[0] <= "c"])
 shared = {"model": "embedded:minilm-l6", "keep": "last", "max_minutes": 1}
 for method in (Neighbours(tau=0.05), "contrastive-crop", "revela-gated"):
     name = getattr(method, "name", method)
-    retriever = Retriever.train("runs/d-to-z.jsonl", f"runs/{name}", method, **shared)
-    print(f"{name:16} nDCG@10 {evaluator(retriever.encoder.model)['mean_ndcg@10']:.3f}")
+    result = train(d_to_z, f"runs/{name}", method, **shared)
+    model = Retriever(result.path).encoder.model
+    print(f"{name:16} nDCG@10 {evaluator(model)['mean_ndcg@10']:.3f}")

@@ -3,25 +3,18 @@
 #
 # Train a retriever on raw text, see how it does beside BM25, and search with it. The text is the
 # reference of the Python language, which comes with every Python: 79 documents. For your own text
-# give a folder to `Retriever.train`. Some minutes; the results lie in `runs/`.
+# give a folder to `train`. Some minutes; the results lie in `runs/`.
 
 # %%
-import json
-from pathlib import Path
 from pydoc_data.topics import topics
 
 from sentence_transformers import SentenceTransformer
 
-from revela import Document, LabelFreeEvaluator, Retriever
+from revela import Document, LabelFreeEvaluator, Retriever, train
 
 documents = [Document(name, text, name) for name, text in topics.items()]
 held_out = documents[::4]
-Path("runs").mkdir(exist_ok=True)
-with Path("runs/python.jsonl").open("w", encoding="utf-8") as file:
-    for document in documents:
-        if document not in held_out:
-            row = {"id": document.id, "title": document.title, "text": document.text}
-            file.write(json.dumps(row) + "\n")
+rest = [document for document in documents if document not in held_out]
 
 # %% [markdown]
 # The retriever starts from the six lower layers of a language model, fitted to the text without
@@ -29,9 +22,8 @@ with Path("runs/python.jsonl").open("w", encoding="utf-8") as file:
 
 # %%
 SMOLLM2 = "embedded:smollm2-135m"
-retriever = Retriever.train(
-    "runs/python.jsonl", "runs/text-retriever", model=SMOLLM2, lm=SMOLLM2, max_minutes=3
-)
+result = train(rest, "runs/text-retriever", model=SMOLLM2, lm=SMOLLM2, max_minutes=3)
+print(result)
 
 # %% [markdown]
 # The held-out documents ask: does the first half of a chunk find the rest of its document, a title
@@ -39,7 +31,7 @@ retriever = Retriever.train(
 
 # %%
 evaluator = LabelFreeEvaluator(held_out)
-scores = evaluator(SentenceTransformer("runs/text-retriever"))
+scores = evaluator(SentenceTransformer(str(result.path)))
 for task, score in scores.items():
     print(f"{task:32} {score:.3f}")
 print({f"BM25, {task}": round(score, 3) for task, score in evaluator.bm25.items()})
@@ -49,7 +41,7 @@ print({f"BM25, {task}": round(score, 3) for task, score in evaluator.bm25.items(
 # milliseconds.
 
 # %%
-index = retriever.index(documents, "runs/text-index", keep_tokens=True)
+index = Retriever(result.path).index(documents, "runs/text-index", keep_tokens=True)
 hits = index.search("how do I catch an exception", k=5, rerank="late-interaction")
 for hit in hits:
     print(f"{hit.score:.3f}  {hit.id}  {hit.text[:80]!r}")

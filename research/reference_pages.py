@@ -26,7 +26,7 @@ Generated from the package by `make reference`; do not edit. `revela VERB --help
 SETTINGS = """## Settings of training
 
 A setting has one name everywhere: `--chunk-words 30` on the command line, `chunk_words=30` in
-`Retriever.train(...)` and `revela.training.recipe.Recipe.of(...)`, and in a recipe file, which
+`revela.train(...)` and `revela.training.recipe.Recipe.of(...)`, and in a recipe file, which
 `revela train` and `revela compare` take as `--recipe recipe.toml`:
 
 ```toml

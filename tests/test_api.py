@@ -22,7 +22,7 @@ def retriever(saved_retriever):
 
 
 def test_public_names_are_few_and_there():
-    assert len(revela.__all__) <= 12 and dir(revela) == sorted(revela.__all__)
+    assert len(revela.__all__) <= 14 and dir(revela) == sorted(revela.__all__)
     assert all(getattr(revela, name) is not None for name in revela.__all__)
     assert revela.__version__.count(".") == 2
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

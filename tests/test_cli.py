@@ -443,7 +443,7 @@ def test_an_interrupted_run_exits_so_and_does_not_look_finished(
     assert json.loads((run / "run.json").read_text())["about"]["finished"] is False
     assert (run / "modules.json").is_file() and (run / "checkpoints" / "checkpoint-1").is_dir()
     assert not Run.read(run).finished
-    assert "1 steps in" in said and f"saved to {run}, continue with --resume" in said
+    assert "after 1 step, continue with --resume; " in said and f"saved to {run}\n" in said
     code, _, errors = doing(*given, "--resume")
     assert code == 0, errors
     assert json.loads((run / "run.json").read_text())["about"]["finished"] is True
@@ -481,8 +481,8 @@ def test_the_last_table_has_the_saved_state_beside_the_last(
     said = succeeds("train", corpus_file, small, models, *TINY_FLAGS)
     table = said.rpartition("label-free check,")[2]
     rows = re.findall(r"^│ (.+?) +│ +([\d.]+) │$", table, re.M)
-    expected = {"untrained": "0.300", "before training": "0.400", "trained": "0.200"}
-    assert dict(rows[1:]) == expected | {"saved (step 0)": "0.400"} and rows[0][0] == "BM25"
+    expected = {"untrained": "0.300", "start": "0.400", "last step": "0.200", "saved": "0.400"}
+    assert dict(rows[1:]) == expected and rows[0][0] == "BM25"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 if TYPE_CHECKING:
-    from revela.api import Retriever, evaluate
+    from revela.api import Retriever, evaluate, train
     from revela.errors import RevelaError
     from revela.ranking.rerank_texts import rerank
     from revela.searching.folder_index import search
@@ -46,11 +46,13 @@ __all__ = [
     "fit",
     "rerank",
     "search",
+    "train",
 ]
 
 _HOMES = {
     "Retriever": "api",
     "evaluate": "api",
+    "train": "api",
     "Index": "searching.index",
     "search": "searching.folder_index",
     "rerank": "ranking.rerank_texts",

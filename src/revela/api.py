@@ -1,4 +1,4 @@
-"""``Retriever``: train, fit or load a retriever, encode, and make and open indexes with it; and
+"""``Retriever``: fit or load a retriever, encode, and make and open indexes with it; ``train``; and
 ``evaluate``, for models and indexes.
 """
 
@@ -19,11 +19,14 @@ from revela.searching.index import Index
 from revela.searching.manifest import Indexing
 from revela.searching.rows import metadata_columns
 from revela.searching.state import is_index
+from revela.terminal import show_log
+from revela.text.readers import sources_of
 from revela.text.spool import arrow_list
 from revela.types import Document, Precision, Vectors, items_of
 
 if TYPE_CHECKING:
     from revela.training.methods.base import Method
+    from revela.training.outcome import TrainingResult
 
 
 class Retriever:
@@ -54,38 +57,10 @@ class Retriever:
         self.encoder = load_encoder(self.folder, precision, prompts=self.prompts)
 
     @classmethod
-    def train(
-        cls,
-        corpus: str | Path | Sequence[str | Path],
-        out: str | Path,
-        method: str | Method = "revela-gated",
-        *,
-        resume: bool = False,
-        **settings: Any,
-    ) -> Retriever:
-        """Train a retriever on raw text, save it and load it.
-
-        Args:
-            corpus: folders, files or datasets of the hub (hub:owner/name), or a folder of groups.
-            out: a new folder for the retriever.
-            method: a preset or a method by name, FILE.py:Class, or an instance of a method of your
-                own (docs/train.md).
-            resume: continue the run in ``out`` from its last checkpoint.
-            settings: any setting by its flag's name (docs/command-line.md).
-
-        Examples:
-            >>> Retriever.train("docs/", "out", "replug", max_minutes=5)  # doctest: +SKIP
-        """
-        with extra("train", "training"):
-            from revela.training.on_files import train_on_files
-            from revela.training.recipe import Recipe
-        train_on_files(_paths(corpus), Path(out), Recipe.of(method, **settings), resume=resume)
-        return cls(out)
-
-    @classmethod
+    @show_log()
     def fit(
         cls,
-        corpus: str | Path | Sequence[str | Path],
+        corpus: str | Path | Iterable[Any],
         out: str | Path,
         *,
         model: str | Path,
@@ -117,7 +92,7 @@ class Retriever:
                 f"a fit reads no setting {min(unread)}: give some of {', '.join(FITTED_BY)}"
             )
         recipe = Recipe.of(model=str(model), **settings)
-        fit(_paths(corpus), Path(out), recipe, FitOptions(prune, static, steps))
+        fit(sources_of(corpus), Path(out), recipe, FitOptions(prune, static, steps))
         return cls(out, recipe.training.precision)
 
     def encode_queries(self, texts: Iterable[str]) -> Vectors:
@@ -179,10 +154,42 @@ class Retriever:
         return Index.open(folder, self.folder, encoder=self.encoder, prompts=self.prompts)
 
 
-def _paths(corpus: str | Path | Sequence[str | Path]) -> list[Path]:
-    if isinstance(corpus, str | Path):
-        return [Path(corpus)]
-    return [Path(part) for part in items_of(corpus, "corpus", (str, Path))]
+@show_log()
+def train(
+    corpus: str | Path | Iterable[Any],
+    out: str | Path,
+    method: str | Method = "revela-gated",
+    *,
+    resume: bool = False,
+    **settings: Any,
+) -> TrainingResult:
+    """Train a retriever on raw text and save it. Messages are printed, unless the program has set
+    up ``logging``, which then gets them.
+
+    Args:
+        corpus: one path (a folder, a file, a folder of groups) or name of the hub (hub:owner/name),
+            as a string or Path; or a list of texts, ``Document``s and Paths, in which a string is a
+            text; or a ``datasets.Dataset``, with the columns that ``text_field`` and
+            ``title_field`` name and, if it has one, a column id. Copies and near-duplicates are
+            dropped, and documents held out for the check, as of files.
+        out: a new folder for the retriever.
+        method: a preset or a method by name, FILE.py:Class, or an instance of a method of your own
+            (docs/train.md).
+        resume: continue the run in ``out`` from its last checkpoint, on the same corpus.
+        settings: any setting by its flag's name (docs/command-line.md).
+
+    Returns:
+        What happened, the scores and the curve. ``Retriever(result.path)`` opens the retriever.
+
+    Examples:
+        >>> result = train("docs/", "my-retriever", "replug", max_minutes=5)  # doctest: +SKIP
+        >>> print(result)  # doctest: +SKIP
+    """
+    with extra("train", "training"):
+        from revela.training.on_files import train_on_files
+        from revela.training.recipe import Recipe
+    recipe = Recipe.of(method, **settings)
+    return train_on_files(sources_of(corpus), Path(out), recipe, resume=resume)
 
 
 def evaluate(

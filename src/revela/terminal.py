@@ -1,15 +1,23 @@
-"""Progress bars, and numbers and times in words, for messages."""
+"""What people read: the log, progress bars, and numbers and times in words."""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 SHOWN_AFTER = 5.0  # seconds
+# What a terminal obeys or cannot show, with what changes the order of text, and ends of lines.
+CONTROL = "\x7f-\x9f\u2028-\u202e\u2066-\u206f"
+_UNPRINTABLE = re.compile(f"[\x00-\x1f{CONTROL}\ud800-\udfff]")
+MARKS = re.compile("[\u061c\u200e\u200f]")  # of the order of neighbours, in many texts
 
 
 def progress_bar(
@@ -43,3 +51,44 @@ def counted(number: int, one: str, many: str = "") -> str:
 def megabytes(size: int) -> str:
     """A number of bytes, for messages."""
     return f"{size / 1e6:,.1f} MB"
+
+
+class LogLines(logging.Handler):
+    """Prints revela's log, a line per message."""
+
+    stream: Literal["stdout", "stderr"] = "stdout"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(printable(record.getMessage()), file=getattr(sys, self.stream), flush=True)
+
+
+LOG_LINES = LogLines()
+
+
+def print_log(stream: Literal["stdout", "stderr"]) -> None:
+    """Print the package's log to one of the two streams from now on."""
+    LOG_LINES.stream = stream
+    log = logging.getLogger("revela")
+    log.setLevel(logging.INFO)
+    if LOG_LINES not in log.handlers:
+        log.addHandler(LOG_LINES)
+
+
+@contextmanager
+def show_log() -> Iterator[None]:
+    """Print the package's log while open, unless the program has handlers for it."""
+    log = logging.getLogger("revela")
+    level, is_unread = log.level, not log.hasHandlers()
+    if is_unread:
+        print_log("stdout")
+    try:
+        yield
+    finally:
+        if is_unread:
+            log.removeHandler(LOG_LINES)
+            log.setLevel(level)
+
+
+def printable(text: str) -> str:
+    """Untrusted text without characters that control the terminal."""
+    return _UNPRINTABLE.sub("\ufffd", MARKS.sub("", text))

@@ -305,8 +305,8 @@ def test_the_state_with_the_best_check_is_saved(recipe, documents, tmp_path):
         out = tmp_path / f"{keep}-{kept}"
         outcome = train(recipe.replace(keep=keep), documents, out, plan=CheckPlan(Scripted(scores)))
         assert (outcome.kept, outcome.steps) == (kept, 6)
-        assert outcome.after == {"task": scores[1 + kept // 3]}
-        assert outcome.last == {"task": scores[-1]} and outcome.before == {"task": scores[1]}
+        rows = {"start": scores[1], "last step": scores[-1], "saved": scores[1 + kept // 3]}
+        assert {row: outcome.scores[row]["task"] for row in rows} == rows
         card = (out / "README.md").read_text()
         name, says_unchanged = Path(recipe.retriever.model).name, kept == 0
         assert (f"Unchanged start: {name} as it was before the first" in card) == says_unchanged

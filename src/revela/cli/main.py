@@ -5,19 +5,18 @@ from __future__ import annotations
 import atexit
 import gc
 import io
-import logging
 import os
 import re
 import shlex
 import signal
 import sys
-from typing import Literal
 
 from cyclopts import App, CycloptsError, Group
 
 import revela
 from revela.errors import RevelaError, extra
 from revela.files import disk_error
+from revela.terminal import print_log, printable
 
 app = App(
     name="revela",
@@ -53,10 +52,6 @@ VERBS = {
         "export": "Export a retriever to ONNX.",
     },
 }
-# What a terminal obeys or cannot show, with what changes the order of text, and ends of lines.
-CONTROL = "\x7f-\x9f\u2028-\u202e\u2066-\u206f"
-_UNPRINTABLE = re.compile(f"[\x00-\x1f{CONTROL}\ud800-\udfff]")
-MARKS = re.compile("[\u061c\u200e\u200f]")  # of the order of neighbours, in many texts
 TRAINING_VERBS = ("train", "queries", "groups", "compare", "heads")
 
 
@@ -133,32 +128,6 @@ def prepare(tokens: list[str]) -> None:
     verb.help = None  # the docstring in place of the summary
     if tokens[0] in TRAINING_VERBS:
         show_settings(verb.default_command, tokens)
-
-
-class LogLines(logging.Handler):
-    """Prints revela's log, a line per message."""
-
-    stream: Literal["stdout", "stderr"] = "stdout"
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(printable(record.getMessage()), file=getattr(sys, self.stream), flush=True)
-
-
-LOG_LINES = LogLines()
-
-
-def print_log(stream: Literal["stdout", "stderr"]) -> None:
-    """Print the package's log to one of the two streams from now on."""
-    LOG_LINES.stream = stream
-    log = logging.getLogger("revela")
-    log.setLevel(logging.INFO)
-    if LOG_LINES not in log.handlers:
-        log.addHandler(LOG_LINES)
-
-
-def printable(text: str) -> str:
-    """Untrusted text without characters that control the terminal."""
-    return _UNPRINTABLE.sub("\ufffd", MARKS.sub("", text))
 
 
 def command_line() -> str:

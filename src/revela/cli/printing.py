@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from revela.cli.main import CONTROL, MARKS, printable
-from revela.terminal import counted
+from revela.terminal import CONTROL, MARKS, counted, printable
 
 if TYPE_CHECKING:
     from revela.searching.snippets import Snippet

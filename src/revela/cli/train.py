@@ -13,7 +13,6 @@ from revela.cli.main import command_line
 from revela.cli.printing import print_scores
 from revela.cli.recipe_flags import Given, RecipeFile, recipe_of
 from revela.errors import extra
-from revela.terminal import duration
 
 
 def train(
@@ -59,17 +58,15 @@ def train(
     with extra("train", "training"):
         from revela.training.distributed import joined
     from revela.training.on_files import train_on_files
-    from revela.training.record import outcome_in_words
 
     with joined():
         recipe = recipe_of(recipe_file, given)
-        outcome = train_on_files(
+        result = train_on_files(
             corpus, out, recipe, resume=resume, on=on, points=points, command=command_line()
         )
-        print(outcome_in_words(outcome.before, outcome.after, outcome.kept))
-        if systems := outcome.systems():
-            print_scores("label-free check, nDCG@10", outcome.after, systems)
-        more = ", continue with --resume" if outcome.signal else ""
-        print(f"{outcome.steps:,} steps in {duration(outcome.minutes)}; saved to {out}{more}")
-    if outcome.signal:
-        raise SystemExit(128 + outcome.signal)
+        print(result.summary)
+        if result.scores:
+            print_scores("label-free check, nDCG@10", result.scores["saved"], result.scores)
+        print(result.cost)
+    if result.signal:
+        raise SystemExit(128 + result.signal)

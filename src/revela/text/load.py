@@ -7,12 +7,11 @@ import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 
 from revela.errors import RevelaError
 from revela.terminal import progress_bar
 from revela.text.dedupe import near_duplicates
-from revela.text.readers import FORMATS, common, read_sources
+from revela.text.readers import FORMATS, Source, common, read_sources
 from revela.text.readers.common import ReadReport
 from revela.text.readers.rows import Fields
 from revela.text.spool import ArrowList, arrow_list
@@ -42,7 +41,7 @@ READING = Reading()
 
 
 def read_corpus(
-    sources: Sequence[Path | str],
+    sources: Sequence[Source | str],
     reading: Reading = READING,
     *,
     distinct: bool = True,
@@ -56,7 +55,8 @@ def read_corpus(
     """Read all documents into a temporary file, in order of source, path and row.
 
     Args:
-        sources: folders, files of any format in ``readers.READERS``, and hub:owner/name.
+        sources: folders, files of any format in ``readers.READERS``, hub:owner/name, and what
+            ``sources_of`` gives.
         reading: names of fields, and whether to join titles.
         distinct: drop documents with the same title and text as an earlier one.
         near: drop documents at least this similar to an earlier one (``near_duplicates``); 0: none.
@@ -113,7 +113,7 @@ def first_claim() -> Callable[[str], bool]:
 
 
 def check_report(
-    documents: int, report: ReadReport, sources: Sequence[Path | str], max_bad_share: float = 1.0
+    documents: int, report: ReadReport, sources: Sequence[Source | str], max_bad_share: float = 1.0
 ) -> None:
     """Raise RevelaError if too much could not be read, or nothing was found."""
     total = documents + sum(report.skipped.values())

@@ -42,14 +42,6 @@ class CheckPlan:
     judge: Judge | None = None
     points: int = 0
 
-    def score_untrained(self, encoder: TextEncoder) -> Scores:
-        """The scores before the fit; {} without a check."""
-        if self.check is None:
-            return {}
-        scores = self.check(encoder)
-        log.info(f"untrained: {format_scores(scores, {})}")
-        return scores
-
 
 NO_CHECKS = CheckPlan()
 

@@ -21,9 +21,11 @@ from revela.errors import RevelaError
 from revela.evaluation.label_free import HeldOutCheck
 from revela.files import atomic_write, check_free
 from revela.quiet_libraries import silence_libraries
+from revela.terminal import counted
 from revela.text.analyzer import check_language
 from revela.text.chunk import PASSAGE_WORDS
 from revela.text.load import Reading, read_corpus
+from revela.text.readers import Source
 from revela.training.device import compute_device
 from revela.training.distributed import check_single_process
 from revela.training.on_files import check_by
@@ -84,7 +86,7 @@ class FitResult:
 
 
 def fit(
-    corpus: Sequence[Path],
+    corpus: Sequence[Source],
     out: Path,
     recipe: Recipe,
     options: FitOptions = FIT_OPTIONS,
@@ -112,7 +114,8 @@ def fit(
         raise RevelaError("a fit takes two chunks of text or more: give more text")
     check = check_by(data.held_out, recipe.corpus, recipe.training)
     tasks = check.describe() or "too few for a task, so the fit is not checked"
-    log.info(f"held out {len(data.held_out):,} documents for the label-free check ({tasks})")
+    held_out = counted(len(data.held_out), "document")
+    log.info(f"held out {held_out} for the label-free check ({tasks})")
     run = _fit_table if static else _fit_layers
     model, result = run(folder, data, check, options)
     unread = LAYER_SETTINGS if static else ()

@@ -1,4 +1,4 @@
-"""A run on files: read a corpus, hold documents out for the label-free check, train on the rest."""
+"""A run on a corpus: read it, hold documents out for the label-free check, train on the rest."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pathlib import Path
 
 from revela.evaluation.label_free import MIN_QUERIES, Ask, HeldOutCheck, tasks
 from revela.quiet_libraries import silence_libraries
+from revela.terminal import counted
+from revela.text.readers import Source
 from revela.training.check_settings import check_recipe
 from revela.training.checks import NO_CHECKS, CheckPlan
 from revela.training.distributed import is_rank_zero, joined
 from revela.training.generated_queries import write_queries
 from revela.training.judge import judge_on
-from revela.training.outcome import Outcome
+from revela.training.outcome import TrainingResult
 from revela.training.recipe import Recipe
 from revela.training.record import Provenance
 from revela.training.settings import Corpus, Training
@@ -34,7 +36,7 @@ def check_by(
 
 
 def read_training_set(
-    recipe: Recipe, corpus: Sequence[Path], lazy_queries: bool = True
+    recipe: Recipe, corpus: Sequence[Source], lazy_queries: bool = True
 ) -> tuple[TrainingSet, HeldOutCheck]:
     """Read the training set, and make the label-free check of its held-out documents."""
     silence_libraries()
@@ -55,13 +57,14 @@ def read_training_set(
         made = check.describe() or "too few for a task, so the last state is saved unchecked"
         if not check.tasks and not questions:
             made += ": --check-questions 100 has a language model write questions about them"
-        about = f"held out {len(data.held_out):,} documents for the label-free check ({made})"
+        held_out = counted(len(data.held_out), "document")
+        about = f"held out {held_out} for the label-free check ({made})"
     log.info(about)
     return data, check
 
 
 def train_on_files(
-    corpus: Sequence[Path],
+    corpus: Sequence[Source],
     out: Path,
     recipe: Recipe,
     *,
@@ -69,7 +72,7 @@ def train_on_files(
     on: Sequence[Path] = (),
     points: int = 0,
     command: str = "",
-) -> Outcome:
+) -> TrainingResult:
     """Read a corpus, hold documents out, train on the others, and save a retriever.
 
     Args:

@@ -1,12 +1,16 @@
-"""The outcome of a run, and the saved retriever with its model card."""
+"""The result of a run, and the saved retriever with its model card."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
+from statistics import fmean
 
-from revela.training.record import Provenance, Scores
+from revela.terminal import counted, duration
+from revela.training.checks import format_scores
+from revela.training.record import NOISE, MetricsRow, Provenance, Scores
 from revela.training.retriever.card import Card, metadata_of, without_folders
 from revela.training.retriever.context import ContextEncoder, SavedContext
 from revela.training.retriever.module import RetrieverEncoder
@@ -14,44 +18,61 @@ from revela.training.retriever.save import save_retriever
 from revela.training.training_set import TrainingSet
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Result of a run.
+@dataclass(frozen=True, repr=False)
+class TrainingResult:
+    """Result of a run; printed, what happened in a sentence, and the scores as a table.
 
     Attributes:
-        bm25: label-free scores of BM25.
-        untrained: label-free scores before the fit.
-        before: scores before the first step.
-        after: scores of the saved state.
+        path: the folder of the saved retriever, for ``revela.Retriever``.
+        scores: label-free scores, nDCG@10 by task, of "BM25", "start" (before the first step),
+            "last step" and "saved"; if the run fitted its model first, also of "untrained", before
+            that fit. {} without a check.
+        curve: loss, learning rate, gradient norm and scores by step, as in metrics.jsonl.
         steps: optimiser steps done.
-        kept: step of the saved state.
+        kept: step of the saved state; 0: the start.
         minutes: training time.
-        last: scores after the last step.
+        tokens: that the retriever read.
+        models: setting ("model", "lm", "query_lm") -> the model that was read.
         signal: number of the signal (Ctrl-C, SIGTERM) that ended the run; 0: none.
     """
 
-    bm25: Scores
-    untrained: Scores
-    before: Scores
-    after: Scores
+    path: Path
+    scores: dict[str, Scores]
+    curve: list[MetricsRow]
     steps: int
     kept: int
     minutes: float
-    last: Scores
+    tokens: int
+    models: dict[str, str]
     signal: int
 
-    def systems(self) -> dict[str, Scores]:
-        """System -> scores by task, for a table; {} without a check."""
-        if not self.after:
-            return {}
-        systems = {
-            "BM25": self.bm25,
-            "untrained": self.untrained,
-            "before training": self.before,
-            "trained": self.last,
-        }
-        saved = {f"saved (step {self.kept})": self.after} if self.kept != self.steps else {}
-        return systems | saved
+    def __repr__(self) -> str:
+        rows = [f"{row:16} {format_scores(found, {})}" for row, found in self.scores.items()]
+        return "\n".join([self.summary, *rows, self.cost])
+
+    @property
+    def summary(self) -> str:
+        """What happened, in a sentence: whether training helped, and what was saved."""
+        name, steps = self.signal and Signals(self.signal).name, counted(self.steps, "step")
+        stopped = f"stopped by {name} after {steps}, continue with --resume; " if name else ""
+        if not self.scores:
+            return f"{stopped}there was no label-free check: the last state was saved unchecked"
+        if self.kept == 0:
+            return f"{stopped}training did not help by the label-free check: the start was saved"
+        first, last = (fmean(self.scores[row].values()) for row in ("start", "saved"))
+        verb = "helped" if last > first else "made it worse"
+        verb = verb if abs(last - first) > NOISE else "changed no more than chance does"
+        return (
+            f"{stopped}training {verb} by the label-free check: nDCG@10 {first:.3f} at the start, "
+            f"{last:.3f} after {counted(self.kept, 'step')}, which was saved"
+        )
+
+    @property
+    def cost(self) -> str:
+        """Steps, time and tokens, the models that were read, and the path, in a line."""
+        steps = f"{counted(self.steps, 'step')} in {duration(self.minutes)}"
+        read = ", ".join(f"{name} {model}" for name, model in self.models.items())
+        return f"{steps}, {self.tokens:,} tokens ({read}); saved to {self.path}"
 
 
 def save_outcome(
@@ -59,50 +80,40 @@ def save_outcome(
     encoder: RetrieverEncoder,
     context_encoder: ContextEncoder | None,
     context_texts: Sequence[str],
-    outcome: Outcome,
+    result: TrainingResult,
     provenance: Provenance,
-    models: Mapping[str, str],
     folder: Path,
-    out: Path,
 ) -> None:
     """Save the retriever in its current state, and its model card.
 
     Args:
         context_encoder, context_texts: the first stage of a contextual retriever, and the documents
             that it is saved with.
-        models: flag -> name of each model that the run read, for the card.
         folder: of the model that was trained.
     """
-    recipe, steps = data.recipe, outcome.steps
-    settings = {**recipe.to_dict(), **models}
-    of_steps = "" if outcome.kept == steps else f"{outcome.kept} of "
-    scores = {
-        "BM25": outcome.bm25,
-        "untrained": outcome.untrained,
-        "before training": outcome.before,
-        f"after {of_steps}{steps} steps": outcome.after,
-    }
+    recipe = data.recipe
+    settings = {**recipe.to_dict(), **result.models}
     if recipe.pairs:
         names = (without_folders(str(folder)) for folder in recipe.pairs)
         settings["queries"] = f"judged, of {' and '.join(names)}"
     card = Card(
-        name=out.name,
+        name=result.path.name,
         learned_from=recipe.method.learned_from,
         corpus=provenance.corpus,
         documents=data.n_documents,
         command=provenance.command,
         settings=settings,
-        scores=scores if outcome.after else {},
-        minutes=outcome.minutes,
-        steps=steps,
+        scores=result.scores,
+        minutes=result.minutes,
+        steps=result.steps,
         slots=recipe.context.context,
         supervised=bool(recipe.pairs),
-        metadata=metadata_of(models["model"], folder),
-        is_unchanged=outcome.kept == 0,
+        metadata=metadata_of(result.models["model"], folder),
+        is_unchanged=result.kept == 0,
     ).text()
     context = None
     if context_encoder is not None:
         source = f"{len(context_texts)} chunks of {without_folders(provenance.corpus)}"
         rows = context_encoder.of_texts(context_texts)
         context = SavedContext(context_encoder, rows, {"drawn from": source})
-    save_retriever(encoder.model, out, card, context, encoder.words_to_vectors)
+    save_retriever(encoder.model, result.path, card, context, encoder.words_to_vectors)

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -258,30 +257,6 @@ def parse(kind: TypeAdapter[T], content: bytes | Mapping[str, Any], source: str)
         raise RevelaError(
             f"{source} is damaged ({reason}): make it again, or leave it out"
         ) from error
-
-
-def outcome_in_words(start: Scores, saved: Scores, kept: int) -> str:
-    """A sentence on whether training helped, by the label-free scores.
-
-    Args:
-        start: scores before the first step.
-        saved: scores of the saved state.
-        kept: the saved step.
-
-    >>> outcome_in_words({"title": 0.5}, {"title": 0.5}, 0)
-    'training did not help by the label-free check: the start was saved'
-    """
-    if not start or start.keys() != saved.keys():
-        return "there was no label-free check at start and end: the last state was saved unchecked"
-    if kept == 0:
-        return "training did not help by the label-free check: the start was saved"
-    first, last = fmean(start.values()), fmean(saved.values())
-    change = f"nDCG@10 {first:.3f} at the start, {last:.3f} after {kept:,} steps, which was saved"
-    if last > first + NOISE:
-        return f"training helped by the label-free check: {change}"
-    if last < first - NOISE:
-        return f"training made it worse by the label-free check: {change}"
-    return f"training changed no more than chance does by the label-free check: {change}"
 
 
 def versions() -> dict[str, str]:

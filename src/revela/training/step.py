@@ -353,7 +353,7 @@ def check_finite(
     if not all(map(math.isfinite, (loss, norms, norm))):
         raise RevelaError(
             f"the loss or its gradient was not finite at step {step} or shortly before: "
-            "give a lower --learning-rate or --precision fp32, and another --out; or --resume"
+            "give a lower --learning-rate or --precision fp32, and another --out"
         )
     return loss, norm, dict(zip(logged, numbers, strict=True))
 

@@ -39,7 +39,6 @@ from revela.training.checkpoint import (
 )
 from revela.training.checks import NO_CHECKS, BestState, CheckPlan, Checks
 from revela.training.device import compute_device
-from revela.training.generated_queries import QueryLM
 from revela.training.groups.store import GroupFolder
 from revela.training.groups_per_batch import fitting_groups
 from revela.training.lm.encoder_decoder import new_encoder_decoder
@@ -47,7 +46,7 @@ from revela.training.methods.base import BuildContext
 from revela.training.methods.cde import in_context
 from revela.training.models import find_model, find_weights
 from revela.training.negatives import mined_negatives
-from revela.training.outcome import Outcome, save_outcome
+from revela.training.outcome import TrainingResult, save_outcome
 from revela.training.recipe import Recipe
 from revela.training.record import (
     METRICS,
@@ -102,7 +101,7 @@ def train(
     plan: CheckPlan = NO_CHECKS,
     provenance: Provenance = UNKNOWN,
     resume: bool = False,
-) -> Outcome:
+) -> TrainingResult:
     """Train a retriever on documents and save it to ``out``; in several processes under torchrun.
 
     Args:
@@ -163,12 +162,11 @@ def train(
             groups = negatives.groups
 
         # Record: run.json, metrics.jsonl, and a tracker if requested.
-        untrained = plan.score_untrained(encoder)
+        is_fitted = _is_fitted(recipe.fit, folder)
+        untrained = plan.check(encoder) if plan.check and is_fitted else {}
         models = dict[str, dict[str, str]]()
         if is_first:
-            queries = data.generated_queries
-            lm = recipe.lm.lm if recipe.method.reads_lm else ""
-            models = _models(recipe.retriever, lm, folder, queries.lm if queries else None)
+            models = _models(data, folder, bool(plan.check))
             about = About(
                 corpus=provenance.corpus,
                 command=provenance.command,
@@ -193,7 +191,7 @@ def train(
         metrics = Metrics(out / METRICS, (step or -1) if is_first else None, tracker)
 
         # Fit to the corpus, then LoRA.
-        if _is_fitted(recipe.fit, folder):
+        if is_fitted:
             _fit(data, encoder, checkpoints)
         _add_lora(recipe.retriever, model, context_encoder)
 
@@ -297,7 +295,7 @@ def train(
         check_same_weights(loss_module, step)
 
         # Check the last state, and save it or the best one.
-        def finish() -> Outcome:
+        def finish() -> TrainingResult:
             last = checks.run(step) if checks else {}
             kept, after = step, last
             if best and best.step != step:
@@ -307,19 +305,22 @@ def train(
             minutes, encoder.retriever.max_tokens = budget.minutes, None
             row = MetricsRow(step, round(minutes, 3), kept=kept, tokens_read=budget.tokens)
             metrics.write(row)
-            outcome = Outcome(
-                plan.bm25, untrained, before, after, step, kept, minutes, last, stopped
+            scores = {"BM25": plan.bm25, "untrained": untrained, "start": before}
+            scores |= {"last step": last, "saved": after}
+            scores = {row: found for row, found in scores.items() if found}
+            curve, used = metrics.rows, {flag: model["name"] for flag, model in models.items()}
+            result = TrainingResult(
+                out, scores, curve, step, kept, minutes, budget.tokens, used, stopped
             )
-            used = {f: model["name"] for f, model in models.items() if f in ("model", "lm")}
             context = context_encoder, context_texts
-            save_outcome(data, encoder, *context, outcome, provenance, used, folder, out)
+            save_outcome(data, encoder, *context, result, provenance, folder)
             recipe.method.save(loss_module, out)
             metrics.close()
             if not stopped:
                 remove_whole(checkpoints)
                 update_record(out, finished=True)
                 _warn_of_warmup(recipe.optimizer.warmup_steps, 0 if max_steps else step)
-            return outcome
+            return result
 
         return distributed.from_rank_zero(finish)
 
@@ -355,24 +356,19 @@ def _context_texts(data: TrainingSet) -> list[str]:
     return [data.rows[i].text for i in drawn]
 
 
-def _models(
-    retriever: Retriever, lm: str, folder: Path, query_lm: QueryLM | None
-) -> dict[str, dict[str, str]]:
-    """Flag -> name and digest of each model that a run reads. An offline model has its own name.
-
-    Args:
-        lm: the LM of the method; "": none.
-        folder: folder of the trained model.
-        query_lm: the LM that writes queries during training, if any.
+def _models(data: TrainingSet, folder: Path, has_check: bool) -> dict[str, dict[str, str]]:
+    """Flag -> name and digest of each model that a run reads, of which one writes queries or the
+    questions of the check. An offline model has its own name. ``folder`` is the trained model's.
     """
-    offline = retriever.offline_model
-    found = {"model": (retriever.model, folder)}
-    if not retriever.model.startswith(NEW):
-        found["model"] = find_model(retriever.model, offline)
-    if lm:
+    recipe, lm = data.recipe, data.recipe.lm.lm
+    offline = recipe.retriever.offline_model
+    found = {"model": (recipe.retriever.model, folder)}
+    if not recipe.retriever.model.startswith(NEW):
+        found["model"] = find_model(recipe.retriever.model, offline)
+    if recipe.method.reads_lm:
         found["lm"] = find_model(lm, offline)
-    if query_lm is not None:
-        found["query_lm"] = query_lm.name, query_lm.folder
+    if data.has_written_queries or (has_check and recipe.training.check_questions):
+        found["query_lm"] = find_model(recipe.queries.query_lm or lm, offline)
     return {flag: {"name": n, "digest": fingerprint(place)} for flag, (n, place) in found.items()}
 
 

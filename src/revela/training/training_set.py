@@ -32,11 +32,12 @@ from revela.ranking.queries import (
     with_telling_sentences,
     with_titles,
 )
-from revela.terminal import progress_bar
+from revela.terminal import counted, progress_bar
 from revela.text.chunk import chunk_all
 from revela.text.dedupe import near_duplicates
 from revela.text.judgements import in_domains, pair_rows, queries_by_id
 from revela.text.load import Reading, read_corpus, split_held_out
+from revela.text.readers import InMemory, Source
 from revela.text.readers.common import ReadReport
 from revela.text.spool import ArrowList, LazyTexts, arrow_list
 from revela.text.words import count_words
@@ -86,6 +87,7 @@ class TrainingSet:
         n_documents: number of documents that the chunks come from.
         corpora: index of the first document of each corpus after the first, if no group spans two
             corpora.
+        has_written_queries: whether a language model writes the queries of rows, for this run.
     """
 
     def __init__(
@@ -115,12 +117,12 @@ class TrainingSet:
             self.folder = None
             self.documents, self.held_out, self.n_documents = source, held_out, len(source)
         reads_queries = recipe.method.reads == "queries" and recipe.queries.queries == "lm"
+        is_given = bool(self.folder or recipe.queries.questions or recipe.pairs)
+        self.has_written_queries = reads_queries and not is_given
         self.lazy_queries = (
             lazy_queries
-            and self.folder is None
-            and reads_queries
-            and not recipe.queries.questions
-            and not (recipe.pairs or recipe.negatives)  # these need all queries first, as do
+            and self.has_written_queries
+            and not recipe.negatives  # these need all queries first, as do
             and recipe.groups.groups != "cluster"  # groups by similarity
         )
 
@@ -128,16 +130,17 @@ class TrainingSet:
     def read(
         cls,
         recipe: Recipe,
-        sources: Sequence[Path],
+        sources: Sequence[Source],
         queries_file: Path | None = None,
         lazy_queries: bool = True,
     ) -> TrainingSet:
         """Read the training set of a corpus, or of one folder of groups."""
         queries_file = queries_file or default_queries_file(sources, recipe.queries.queries_file)
-        if len(sources) == 1 and sources[0].is_dir() and is_group_folder(sources[0]):
-            return cls(recipe, GroupFolder(sources[0]), queries_file=queries_file)
+        paths = [source for source in sources if not isinstance(source, InMemory)]
+        if len(sources) == 1 and paths and paths[0].is_dir() and is_group_folder(paths[0]):
+            return cls(recipe, GroupFolder(paths[0]), queries_file=queries_file)
         _check_one_process(recipe.pairs)
-        if prebuilt := next((source for source in sources if holds_groups(source)), None):
+        if prebuilt := next(filter(holds_groups, paths), None):
             raise RevelaError(
                 f"{prebuilt} holds groups: store them by revela groups {prebuilt} --out DIR, "
                 "and give that folder"
@@ -321,8 +324,8 @@ class TrainingSet:
             raise RevelaError(self._no_group())
         made = "" if len(rows) == len(self.chunks) else f" -> {len(rows):,} to train on"
         log.info(
-            f"{self.n_documents:,} documents -> {len(self.chunks):,} chunks{made} "
-            f"-> {number:,} groups of {size} per epoch"
+            f"{counted(self.n_documents, 'document')} -> {counted(len(self.chunks), 'chunk')}"
+            f"{made} -> {counted(number, 'group')} of {size} per epoch"
         )
         if (queries := self.generated_queries) is not None:
             asked = self.rows.select(np.flatnonzero(self.is_target_R))
@@ -444,7 +447,7 @@ def _check_one_process(pairs: Sequence[Path]) -> None:
         )
 
 
-def default_queries_file(sources: Sequence[Path], queries_file: str) -> Path:
+def default_queries_file(sources: Sequence[Source], queries_file: str) -> Path:
     """The file of a corpus's queries: the one that is set, or one in the cache, named by the path
     of the first source.
     """
@@ -474,7 +477,7 @@ def windows(chunks: Iterable[Chunk], words: int) -> Iterator[Chunk]:
 
 
 def _read_part(
-    recipe: Recipe, sources: Sequence[Path], pairs: Sequence[Path]
+    recipe: Recipe, sources: Sequence[Source], pairs: Sequence[Path]
 ) -> tuple[Sequence[Document], Sequence[Document]]:
     """The documents to train on, and those that are held out."""
     corpus = recipe.corpus
@@ -485,7 +488,7 @@ def _read_part(
 
 
 def read_for(
-    corpus: Corpus, sources: Sequence[Path | str], pairs: Sequence[Path] = ()
+    corpus: Corpus, sources: Sequence[Source | str], pairs: Sequence[Path] = ()
 ) -> tuple[ArrowList[Document], ReadReport]:
     """``read_corpus`` with the settings of a recipe; ``pairs`` is a folder of judged queries, if
     any, whose documents are kept.

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import PositiveFloat, ValidationError
 
 from conftest import TINY, logged
-from revela import Retriever
+from revela import Retriever, train
 from revela.errors import RevelaError
 from revela.training.methods.base import Method, RetrieverLoss
 from revela.training.recipe import Recipe
@@ -53,8 +53,8 @@ class NeighboursLoss(RetrieverLoss):
 
 def test_it_trains_through_the_api(tiny_lm_folder, corpus_file, tmp_path):
     settings = TINY | dict(model=str(tiny_lm_folder), max_steps=12, learning_rate=5e-3)
-    retriever = Retriever.train(corpus_file, tmp_path / "out", Neighbours(tau=0.2), **settings)
-    assert retriever.encode_queries(["ocean1"]).shape[0] == 1
+    result = train(corpus_file, tmp_path / "out", Neighbours(tau=0.2), **settings)
+    assert Retriever(result.path).encode_queries(["ocean1"]).shape[0] == 1
     losses = [row["loss"] for row in logged(tmp_path / "out")]
     assert len(losses) == 12 and sum(losses[-3:]) < sum(losses[:3])
     settings = json.loads((tmp_path / "out" / "run.json").read_text())
@@ -67,9 +67,9 @@ def test_its_bounds_hold_and_options_that_it_lacks_are_refused(tmp_path):
     with pytest.raises(ValidationError, match="greater than 0"):
         Neighbours(tau=0)
     with pytest.raises(RevelaError, match="--tau 0: it should be greater than 0"):
-        Retriever.train("docs", tmp_path / "out", Neighbours(), tau=0)
+        train("docs", tmp_path / "out", Neighbours(), tau=0)
     with pytest.raises(RevelaError, match="--gate has no effect on --method neighbours"):
-        Retriever.train("docs", tmp_path / "out", Neighbours(), gate=0.3)
+        train("docs", tmp_path / "out", Neighbours(), gate=0.3)
 
 
 def test_a_file_and_its_class_are_a_method(tmp_path):

@@ -8,10 +8,13 @@ reports rows that it skips. It need not handle errors of its library.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from revela.errors import RevelaError, first_line
 from revela.text.endings import suffix
@@ -29,18 +32,18 @@ from revela.text.readers.common import (
 from revela.text.readers.folders import holds_text, walk_files
 from revela.text.readers.guarded import Reader, guard
 from revela.text.readers.html import read_html
-from revela.text.readers.hub import PREFIX, read_hub
+from revela.text.readers.hub import PREFIX, read_dataset, read_hub
 from revela.text.readers.json_files import read_json, read_jsonl, read_notebook
 from revela.text.readers.latex import read_latex
 from revela.text.readers.mail import read_eml, read_mbox
 from revela.text.readers.office import read_docx, read_epub, read_odf, read_pptx, read_xlsx
 from revela.text.readers.pdf import read_pdf
-from revela.text.readers.rows import Fields
+from revela.text.readers.rows import Fields, document_of
 from revela.text.readers.rtf import read_rtf
 from revela.text.readers.stackexchange import read_posts
 from revela.text.readers.tables import read_arrow, read_csv, read_parquet
 from revela.text.readers.text import read_subtitles, read_text
-from revela.types import Document
+from revela.types import Document, items_of
 
 VERSION = 8  # raise it when readers or chunking change the text of the same file
 
@@ -89,17 +92,75 @@ class File:
     given_by_name: bool = False
 
 
+@dataclass(frozen=True)
+class InMemory:
+    """A source without a path: texts and documents, or a dataset, of a Python program.
+
+    Attributes:
+        name: for messages and the model card.
+    """
+
+    name: str
+    read: Callable[[Fields, ReadReport], Iterator[Document]]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Source = Path | InMemory
+
+
+def sources_of(corpus: Any) -> list[Source]:
+    """The sources of a corpus: of a path or name of the hub, as one string or Path; of texts,
+    Documents and Paths; or of a dataset of the library datasets.
+
+    Raises:
+        RevelaError: it is empty, holds something else, or its first text is a path.
+    """
+    if isinstance(corpus, str | Path):
+        return [Path(corpus)]
+    if hasattr(corpus, "with_format"):
+        if isinstance(corpus, Mapping):
+            raise RevelaError(f"this dataset has the splits {', '.join(corpus)}: give one of them")
+        return [InMemory("dataset", partial(read_dataset, corpus, "dataset"))]
+    items = list(items_of(corpus, "corpus", (str, Path, Document)))
+    sources: list[Source] = [item for item in items if isinstance(item, Path)]
+    if texts := [item for item in items if not isinstance(item, Path)]:
+        sources.append(InMemory("texts", partial(_read_texts, texts)))
+        first = texts[0]
+        if isinstance(first, str) and (first.startswith(PREFIX) or os.path.exists(first)):  # noqa: PTH110
+            raise RevelaError(f"{first} is a path, and in a list strings are texts: give a Path")
+    if not sources:
+        raise RevelaError("corpus is empty: give texts, documents or paths")
+    return sources
+
+
+def _read_texts(
+    items: Iterable[str | Document], fields: Fields, report: ReadReport
+) -> Iterator[Document]:
+    """The items as documents; the id of a text is its place, from 0."""
+    for i, item in enumerate(items):
+        row = {fields.text: item}
+        one = item if isinstance(item, Document) else document_of(row, str(i), fields, report)
+        yield from [one] if one else []
+
+
 def read_sources(
-    sources: Iterable[Path | str], fields: Fields, report: ReadReport
+    sources: Iterable[Source | str], fields: Fields, report: ReadReport
 ) -> Iterator[Document]:
     """Every document of every source, in order of source, path and row."""
-    listed = list[str | File]()  # at once, as no row may have the id of a file
+    listed = list[str | File | InMemory]()  # at once, as no row may have the id of a file
     for source in sources:
-        is_hub = str(source).startswith(PREFIX)
-        listed += [str(source)] if is_hub else files_of(source, report)
+        if isinstance(source, InMemory):
+            listed.append(source)
+        else:
+            is_hub = str(source).startswith(PREFIX)
+            listed += [str(source)] if is_hub else files_of(source, report)
     for one in listed:
         if isinstance(one, File):
             yield from read_file(one, fields, report)
+        elif isinstance(one, InMemory):
+            yield from map(_cleaned, one.read(fields, report))
         else:
             yield from read_hub(one, fields, report)
 
@@ -128,14 +189,17 @@ def files_of(source: Path | str, report: ReadReport) -> Iterator[File]:
     report.names |= names
 
 
+def _cleaned(document: Document) -> Document:
+    return replace(document, text=squeeze(without_data(document.text)))
+
+
 def read_file(file: File, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """The documents of a file."""
     path, name = file.path, file.name
     reader = READERS.get(suffix(path), read_text)
     with check_unchanged(path):
         try:
-            for document in reader(path, name, fields, report):
-                yield replace(document, text=squeeze(without_data(document.text)))
+            yield from map(_cleaned, reader(path, name, fields, report))
         except UnsupportedFile as error:
             if file.given_by_name:
                 raise RevelaError(f"{path}: {error}") from error

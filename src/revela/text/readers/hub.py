@@ -22,9 +22,17 @@ def read_hub(source: str, fields: Fields, report: ReadReport) -> Iterator[Docume
     """Read the rows of a split (default: train) as documents; owner/name may be a local folder."""
     with _as_revela_error(source):
         stream = _stream(source)
-        if stream.column_names:
-            stream = stream.select_columns(columns_of(stream.column_names, fields))
-        batches = stream.with_format("arrow").iter(batch_size=BATCH)
+    yield from read_dataset(stream, source, fields, report)
+
+
+def read_dataset(
+    dataset: Any, source: str, fields: Fields, report: ReadReport
+) -> Iterator[Document]:
+    """Read the rows of a dataset of the library datasets as documents."""
+    with _as_revela_error(source):
+        if dataset.column_names:
+            dataset = dataset.select_columns(columns_of(dataset.column_names, fields))
+        batches = dataset.with_format("arrow").iter(batch_size=BATCH)
         name = source.removeprefix(PREFIX).split(":")[0]
         yield from documents_of(batches, name, fields, report)
 

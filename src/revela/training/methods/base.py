@@ -63,7 +63,7 @@ class Method:
 
     To add a method, subclass this with its settings, and write ``build`` (docs/train.md). Name it
     as ``--method FILE.py:Class``, or pass an instance to ``Recipe(method=...)`` or
-    ``Retriever.train(method=...)``.
+    ``revela.train(method=...)``.
     """
 
     name: ClassVar[str] = ""

@@ -14,7 +14,7 @@ from typing import Any
 from huggingface_hub import metadata_load
 
 from revela.encoders.model_files import commits, name_of
-from revela.terminal import duration
+from revela.terminal import counted, duration
 
 TEMPLATE = """---
 library_name: sentence-transformers
@@ -37,9 +37,7 @@ queries = model.encode_query(["a question"])
 scores = model.similarity(queries, passages)
 ```
 {more}
-{text}:
-
-    {command}
+{text}
 
 {check}Settings:
 
@@ -105,7 +103,7 @@ class Card:
 
     def text(self) -> str:
         """The file."""
-        steps = "" if self.steps is None else f", {self.steps:,} steps"
+        steps = "" if self.steps is None else f", {counted(self.steps, 'step')}"
         made, read = ("trained", "Trained on") if steps else ("fitted", "Fitted to")
         if self.is_unchanged:
             made, read = "left unchanged when trained", "Not improved by training on"
@@ -113,6 +111,8 @@ class Card:
             name: without_folders(value) if isinstance(value, str) else value
             for name, value in self.settings.items()
         }
+        words = map(without_folders, shlex.split(self.command))
+        command = f":\n\n    {shlex.join(words)}" if self.command else "."
         more = CONTEXT.format(slots=self.slots) if self.slots else ""
         return TEMPLATE.format(
             name=self.name,
@@ -123,8 +123,7 @@ class Card:
             learned_from=(UNCHANGED if self.is_unchanged else self.learned_from).format(**settings),
             more=more,
             text=f"{read} {without_folders(self.corpus)} "
-            f"({self.documents:,} documents){steps} in {duration(self.minutes)}",
-            command=shlex.join(map(without_folders, shlex.split(self.command))),
+            f"({counted(self.documents, 'document')}){steps} in {duration(self.minutes)}{command}",
             check=CHECK.format(table=_table(self.scores)) if self.scores else "",
             settings="\n".join(f"{name} = {value!r}" for name, value in settings.items()),
         )
