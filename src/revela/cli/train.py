@@ -16,11 +16,12 @@ from revela.terminal import duration
 
 
 def train(
-    corpus: Corpus,
+    corpus: Corpus = [],  # noqa: B006
     *,
     out: Out,
     recipe_file: RecipeFile = None,
     resume: Annotated[bool, Parameter(negative=())] = False,
+    overwrite: Annotated[bool, Parameter(negative=())] = False,
     given: Given = None,
 ) -> None:
     """Train a retriever on raw text.
@@ -42,19 +43,26 @@ def train(
     recipe_file:
         A TOML file of settings, over those of the method's preset and below flags.
     resume:
-        Continue the run in --out from its last checkpoint.
+        Continue the run in --out from its last checkpoint, with its corpus and its settings where
+        none are given; start it if there is none; or extend a finished one, if a limit is raised.
+    overwrite:
+        Replace the run in --out.
     """
     if "RANK" not in os.environ:  # under torchrun one of the processes says it later
-        recipe_of(recipe_file, given)
-        check_paths(corpus, None if resume else out)
+        if not resume:
+            recipe_of(recipe_file, given)
+        check_paths(corpus, None if resume or overwrite else out)
     with extra("train", "training"):
         from revela.training.distributed import joined
+    from revela.training.checkpoint import recorded_run
     from revela.training.on_files import train_on_files
     from revela.training.record import outcome_in_words
 
     with joined():
-        recipe = recipe_of(recipe_file, given)
-        outcome = train_on_files(corpus, out, recipe, resume=resume, command=command_line())
+        former, known = (resume and recorded_run(out)) or (None, ())
+        recipe = recipe_of(recipe_file, given, former=former, corpus=corpus or known)
+        how = {"resume": resume, "overwrite": overwrite}
+        outcome = train_on_files(corpus, out, recipe, **how, command=command_line())
         print(outcome_in_words(outcome.before, outcome.after, outcome.kept))
         if systems := outcome.systems():
             print_scores("label-free check, nDCG@10", outcome.after, systems)

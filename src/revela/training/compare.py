@@ -15,13 +15,7 @@ from revela.evaluation.label_free import HeldOutCheck
 from revela.evaluation.results import write_json
 from revela.evaluation.significance import MEASURE
 from revela.text.chunk import PASSAGE_WORDS
-from revela.training.checkpoint import (
-    CHECKPOINTS,
-    IGNORED_WHEN_COMPARING_FINISHED_RUNS,
-    check_same_run,
-    remove_unstarted,
-    saved_checkpoints,
-)
+from revela.training.checkpoint import IGNORED_WHEN_COMPARING_FINISHED_RUNS, check_same_run
 from revela.training.checks import CheckPlan
 from revela.training.recipe import Recipe
 from revela.training.record import COMPARISON, Comparison, CurvePoint, Provenance, Run
@@ -81,22 +75,17 @@ def compare(
     for seed, (name, recipe) in product(seeds, recipes.items()):
         folder = out / f"{name}-{seed}"
         recipe = recipe.replace(seed=seed)
-        has_checkpoint = bool(saved_checkpoints(folder / CHECKPOINTS))
         data, check = data_by_corpus[recipe.corpus]
         # With a time limit, the first run would lose time to queries that later runs find written.
         own = data.replace(recipe, lazy_queries=not recipe.training.max_minutes)
-        if (folder / "modules.json").is_file() and not has_checkpoint:
+        if (folder / "modules.json").is_file() and Run.read(folder).finished:
             check_same_run(
                 recipe.to_dict(), own.fingerprint, folder, IGNORED_WHEN_COMPARING_FINISHED_RUNS
             )
         else:
             log.info(f"== {name}, seed {seed}")
-            if not has_checkpoint:
-                remove_unstarted(folder)
             plan = CheckPlan(check, check.bm25(), judge, points)
-            outcome = train(
-                recipe, own, folder, plan=plan, provenance=provenance, resume=has_checkpoint
-            )
+            outcome = train(recipe, own, folder, plan=plan, provenance=provenance, resume=True)
             if outcome.signal:
                 error = RevelaError(f"stopped in {folder}: run the same command again to resume")
                 error.exit_code = 128 + outcome.signal

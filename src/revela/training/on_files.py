@@ -6,9 +6,11 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from revela.errors import RevelaError
 from revela.evaluation.label_free import MIN_QUERIES, Ask, HeldOutCheck, tasks
 from revela.quiet_libraries import silence_libraries
 from revela.training.check_settings import check_recipe
+from revela.training.checkpoint import recorded_run
 from revela.training.checks import NO_CHECKS, CheckPlan
 from revela.training.distributed import is_rank_zero, joined
 from revela.training.generated_queries import write_queries
@@ -58,19 +60,34 @@ def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingS
 
 
 def train_on_files(
-    corpus: Sequence[Path], out: Path, recipe: Recipe, *, resume: bool = False, command: str = ""
+    corpus: Sequence[Path],
+    out: Path,
+    recipe: Recipe,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    command: str = "",
 ) -> Outcome:
     """Read a corpus, hold documents out, train on the others, and save a retriever.
 
-    ``command`` is the command line, for the model card.
+    Args:
+        corpus: may be empty if ``resume`` finds a run in ``out``, which has it.
+        out, recipe, resume, overwrite: as for ``train``.
+        command: the command line, for the model card.
     """
     with joined():
-        check_recipe(recipe, out, resume)  # first, as writing questions takes long
+        if resume and not corpus and (run := recorded_run(out)):
+            corpus = run[1]
+        if not corpus:
+            raise RevelaError(f"{out} names no corpus to train on: give its folders or files")
+        check_recipe(recipe, out, resume, overwrite=overwrite, corpus=corpus)
         plan = NO_CHECKS
         if is_rank_zero():
             data, check = read_training_set(recipe, corpus)
             plan = CheckPlan(check if check.tasks else None, check.bm25())
         else:
             data = TrainingSet.read(recipe, corpus)
-        provenance = Provenance(", ".join(map(str, corpus)), command)
-        return train(recipe, data, out, plan=plan, provenance=provenance, resume=resume)
+        sources = (str(s if str(s).startswith("hub:") else s.absolute()) for s in corpus)
+        provenance = Provenance(", ".join(map(str, corpus)), command, tuple(sources))
+        how = {"resume": resume, "overwrite": overwrite}
+        return train(recipe, data, out, plan=plan, provenance=provenance, **how)
