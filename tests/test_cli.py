@@ -43,6 +43,7 @@ def recipes(monkeypatch, tiny_lm_folder):
     monkeypatch.setattr("revela.training.rank_heads.rank_heads", stop)
     rows = "revela.training.compare.compare"
     monkeypatch.setattr(rows, lambda rows, *_, **__: stop(Recipe.of(**next(iter(rows.values())))))
+    monkeypatch.setattr("revela.training.check_settings._check_lm", lambda *_: None)
     monkeypatch.setattr("revela.encoders.model_files.embedded_folder", lambda _: tiny_lm_folder)
     return seen
 
@@ -174,6 +175,11 @@ BAD = {
     "index {tmp} --model {tmp}/none/at/all --out {tmp}/index": "no document found",
     "index {tmp} --model x --out {tmp}/../": "exists: choose another --out\n",
     "train {tmp} --out {tmp}/o --language klingon": '"klingon" is not known',
+    "eval m --on {tmp} --depth 9": "--depth has no effect without --candidates: leave it out",
+    "train --out {tmp}/out --resume": "out names no corpus to train on: give its folders or files",
+    "train {tmp} --out {tmp}/out --resume --overwrite": "--overwrite replaces it: leave one out",
+    "train {tmp} --out {tmp} --overwrite": "holds no run of revela (no run.json)",
+    "train {tmp} --out {tmp}/out --learning-rate 0": "it should be greater than 0",
     "search {tmp} x --weight 1.5": "give the vectors' share, from 0",
     "index --out {tmp}/index": "give a corpus to index",
     "index {tmp} --out {tmp} --append": "is not an index",
@@ -323,7 +329,13 @@ NO_EFFECT = {
     "train --method contrastive-pairs --lm x": "stop",
     "train --method contrastive-crop --query-lm x":
         "--query-lm has no effect on --method contrastive-crop",
-    "train --method contrastive-crop --query-lm x --queries-file q --check-questions 9": "stop",
+    "train --method contrastive-crop --lm x": "--lm has no effect on --method contrastive-crop: le",
+    "train --method dwell-spans --lm x": "--lm has no effect on --method dwell-spans",
+    "train --method dream --heads random --probe-questions 9":
+        "--probe-questions has no effect on --method dream without --heads '': leave it out, or gi",
+    "train --method contrastive-crop --check-questions 9 --queries-file q --query-lm {tmp}":
+        "neither config.json nor modules.json",
+    "train --method dream --surrogate {tmp}/none": "none",
     "train --method contrastive-crop --queries title --check-questions 9":
         "--queries has no effect on --method contrastive-crop",
     "compare --methods contrastive-crop contrastive-pairs --lm-lora --on {tmp}":
@@ -423,7 +435,7 @@ def test_compare_keeps_what_is_done(succeeds, refused, corpus_file, models, tmp_
     succeeds(*command)
     assert [file.stat().st_mtime_ns for file in files] == written
     err = refused(*command, "--learning-rate 0.5")
-    assert "gated-0 was trained with other settings (learning_rate): give the same, or" in err
+    assert "gated-0 was begun with other settings (learning_rate): give the same, or" in err
 
 
 def test_an_interrupted_run_exits_so_and_does_not_look_finished(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,7 @@ BUILD = (*CUT, "--group-size", "8")
 
 @pytest.mark.parametrize("kind", ["random", "cluster"])
 def test_groups_are_built_shown_stored_and_trained_on(
-    succeeds, refused, corpus_file, models, tmp_path, kind
+    succeeds, refused, corpus_file, models, tmp_path, monkeypatch, kind
 ):
     out = tmp_path / "groups"
     flags = (*BUILD, models, "--groups", kind)
@@ -36,8 +37,28 @@ def test_groups_are_built_shown_stored_and_trained_on(
     assert "exists: choose another --out" in refused("groups", corpus_file, "--out", out, *flags)
     again = succeeds("groups", out, "--show", 2)
     assert again[again.index("\ngroup") :] == said[said.index("\ngroup") :]
-    train = ("--out", tmp_path / "model", models, *TINY_FLAGS)
-    assert "give --group-size 8" in refused("train", out, *train)
+    train = (
+        "--out",
+        tmp_path / "model",
+        models,
+        TINY_FLAGS[0].replace("20", "12"),
+        *TINY_FLAGS[1:],
+    )
+    err = refused("train", out, *train, "--group-size 8 --chunk-words 20")
+    assert "--chunk-words has no effect on" in err and "stored with --chunk-words 12" in err
+    for flags, message in (
+        ("--group-size 9", "has groups of 8: give --group-size 8"),
+        ("--groups interleaved", "holds groups of another kind"),
+        ("--method dream --queries title", "groups without queries: store them again by"),
+        (f"--method contrastive-pairs --pairs {tmp_path}", "--pairs needs whole documents"),
+        ("--lm-tokens 4096", "has the LM read up to 4,096 tokens, more than the 2,048"),
+        ("--gate-heads 500", "--gate-heads 500: .* has 16, so give at most those"),
+        ("--layers 99", "--layers 99: .* has 4, so give at most those"),
+    ):
+        given = train[:2] if "contrastive" in flags else train
+        with monkeypatch.context() as patch:
+            patch.setattr("revela.training.on_files.TrainingSet.read", None)
+            assert re.search(message, refused("train", out, *given, flags))
     said = succeeds("train", out, *train, "--group-size", 8)
     counts = f"{len(folder.rows)} chunks -> {len(folder)} groups of 8 per epoch"
     assert f"64 documents -> {counts}" in said

@@ -104,7 +104,8 @@ def check_free(out: Path, early: tuple[str, ...] = (), otherwise: str = "") -> N
 
 def check_free_for_run(out: Path) -> None:
     """``check_free`` for a training run, which could be resumed."""
-    check_free(out, (hidden_prefix("run.json"), LOCK), ", or continue that run with --resume")
+    early = hidden_prefix("run.json"), hidden_prefix("replaced"), LOCK
+    check_free(out, early, ", continue that run with --resume, or replace it with --overwrite")
 
 
 @contextmanager

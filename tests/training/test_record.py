@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import huggingface_hub
 import pytest
@@ -15,8 +16,7 @@ from revela.training.check_settings import check_recipe
 from revela.training.checkpoint import (
     IGNORED_WHEN_COMPARING_FINISHED_RUNS,
     check_same_run,
-    checkpoint_to_resume,
-    remove_unstarted,
+    resume_run,
     write_record,
 )
 from revela.training.groups.store import GroupedCorpus, save_groups
@@ -36,14 +36,23 @@ def settings(**changes):
 def begun(tmp_path):
     """A run that got as far as its first checkpoint."""
     out = tmp_path / "out"
-    (out / "checkpoints" / "checkpoint-5").mkdir(parents=True)
-    write_record(RunFile(settings(), About(corpus_digest="one")), out)
+    (checkpoint := out / "checkpoints" / "checkpoint-5").mkdir(parents=True)
+    for name in ("trainable.safetensors", "optimizer.safetensors"):
+        (checkpoint / name).touch()
+    (checkpoint / "clock.json").write_text('{"seconds": 60, "tokens": 1000}')
+    Metrics(out / "metrics.jsonl").write(MetricsRow(5, loss=1.0))
+    about = About(corpus_digest="one", finished=False, models={"lm": {"name": "a", "digest": "1"}})
+    write_record(RunFile(settings(), about), out)
     return out
+
+
+def resumed(out, digest="one", **changes):
+    return resume_run(Recipe.of(**{"gate_heads": 8, **changes}), digest, out)[0]
 
 
 def test_the_same_goes_on_whatever_its_limits(begun):
     for changes in ({}, dict(max_minutes=1.0, threads=3)):
-        assert checkpoint_to_resume(settings(**changes), "one", begun).name == "checkpoint-5"
+        assert resumed(begun, **changes).name == "checkpoint-5"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +65,7 @@ def test_the_same_goes_on_whatever_its_limits(begun):
 )
 def test_something_else_is_refused(begun, changes, digest, message):
     with pytest.raises(RevelaError, match=message):
-        checkpoint_to_resume(settings(**changes), digest, begun)
+        resumed(begun, digest, **changes)
 
 
 def test_a_finished_run_is_done_with_its_own_limits_only(begun):
@@ -68,21 +77,37 @@ def test_a_finished_run_is_done_with_its_own_limits_only(begun):
         )
 
 
-def test_only_what_a_run_began_is_removed(begun):
-    (begun / "notes.md").write_text("mine")
-    with pytest.raises(RevelaError, match=r"has a notes\.md that no run wrote"):
-        remove_unstarted(begun)
-    (begun / "notes.md").unlink()
-    remove_unstarted(begun)
-    assert not begun.exists()
-    remove_unstarted(begun)
-    for content in (None, "[]", '{"name": "another tool"}', "no JSON"):
-        begun.mkdir(exist_ok=True)
-        (begun / "metrics.jsonl").write_text("")
-        if content is not None:
-            (begun / RUN_FILE).write_text(content)
-        with pytest.raises(RevelaError, match=r"holds no run of revela"):
-            remove_unstarted(begun)
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("run.json", None, r"holds no run of revela \(no run.json\)"),
+        ("run.json", '{"name": "another tool"}', "holds no run of revela"),
+        ("run.json", "[]", r"run\.json is damaged"),
+        ("run.json", "no JSON", r"run\.json is damaged"),
+        ("run.json", {"tau": None}, r"run\.json is damaged \(it has no tau\): mend it, or start"),
+        ("run.json", {"tau": "warm"}, r"run\.json is damaged \(--tau warm: it should be a"),
+        ("run.json", {"method": "art"}, r"run\.json is damaged \(--method art is unknown"),
+        ("run.json", {"about": {"groups": "few"}}, r"run\.json is damaged \(about\.groups"),
+        ("metrics.jsonl", None, r"metrics\.jsonl has no line of step 5, where the last checkp"),
+        ("metrics.jsonl", '{"step": 4}\n{"st', r"metrics\.jsonl has no line of step 5"),
+        ("metrics.jsonl", '{"step": []}\n', r"metrics\.jsonl:1 is no line of a run's metrics"),
+        ("checkpoints/checkpoint-5/clock.json", None, r"clock\.json cannot be read"),
+        ("checkpoints/checkpoint-5/clock.json", "{}", r"clock\.json cannot be read"),
+        ("checkpoints/checkpoint-5/optimizer.safetensors", None, "optimizer.* cannot be read"),
+    ],
+)
+def test_a_folder_edited_by_hand_is_one_sentence(begun, refused, name, content, message):
+    """Before anything is read: there is no such corpus."""
+    (begun / name).unlink()
+    if isinstance(content, dict):
+        record = settings() | {"about": {"corpus_digest": "one", "finished": False}} | content
+        content = json.dumps({k: v for k, v in record.items() if v is not None})
+    if content is not None:
+        (begun / name).write_text(content)
+    before = {path: path.stat().st_mtime_ns for path in begun.rglob("*")}
+    said = refused("train", "hub:no/corpus", f"--out {begun} --resume")
+    assert re.search(message, said)
+    assert before == {path: path.stat().st_mtime_ns for path in begun.rglob("*")}
 
 
 def test_a_corpus_is_known_by_its_texts():
@@ -96,11 +121,12 @@ def test_a_corpus_is_known_by_its_texts():
 
 
 def test_what_a_run_began_with_stays_and_a_record_is_whole_or_not_there(begun, monkeypatch):
-    later = About(corpus_digest="one", bm25={"title": 0.5})
+    later = About(corpus_digest="one", bm25={"title": 0.5}, sources=["/new"])
     write_record(RunFile(settings(threads=3), later), begun)
     written = json.loads((begun / RUN_FILE).read_text())
     assert written["threads"] == 3 and written["about"]["corpus_digest"] == "one"
     assert written["about"]["bm25"] == {} and "heads" not in written["about"]
+    assert written["about"]["sources"] == ["/new"] and not written["about"]["finished"]
     before = (begun / RUN_FILE).read_text()
     monkeypatch.setattr(json, "dumps", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -111,7 +137,7 @@ def test_what_a_run_began_with_stays_and_a_record_is_whole_or_not_there(begun, m
 def test_a_run_goes_on_with_the_weights_that_it_began_with(tmp_path):
     def record(digest):
         models = {"model": {"name": "embedded:smollm2-135m", "digest": digest}}
-        return RunFile(settings(), About(corpus_digest="one", models=models))
+        return RunFile(settings(), About(corpus_digest="one", models=models, finished=False))
 
     write_record(record("1"), tmp_path)
     write_record(record("1"), tmp_path)
@@ -176,7 +202,7 @@ def test_a_paper_is_not_reproduced_by_another(nothing_cached, tiny_lm_folder, tm
         with pytest.raises(RevelaError, match="take no other model in its place: connect, or"):
             train(recipe, [Document("d", "text")], tmp_path / "out")
         assert not (tmp_path / "out").exists()
-    check_recipe(Recipe.of(method, **named), tmp_path / "out", resume=False)
+    check_recipe(Recipe.of(method, lm_tokens=64, **named), tmp_path / "out", resume=False)
 
 
 def test_groups_of_other_text_have_another_fingerprint(tmp_path):

@@ -32,8 +32,8 @@ class CandidateFlags:
     candidates: tuple[Path, ...] = ()
     """With --on: a TREC run for each of its folders. Models and BM25 rank only what it finds for a
     query."""
-    depth: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1024
-    "With --candidates: take this number of each query's best documents."
+    depth: Annotated[int | None, Parameter(validator=validators.Number(gte=1))] = None
+    "With --candidates: take this number of each query's best documents. [default: 1024]"
 
 
 CANDIDATES = CandidateFlags()
@@ -100,6 +100,8 @@ def eval(
         )
     if text and max_tokens is not None:
         raise RevelaError("--max-tokens has no effect on --text: leave it out, or give --on")
+    if among.depth is not None and not among.candidates:
+        raise RevelaError("--depth has no effect without --candidates: leave it out, or give them")
     scores: dict[str, dict[str, SystemScores]] = {}
     if text:
         scores |= _rank_on_text(model, text, language, precision, prompts.given)
@@ -107,7 +109,7 @@ def eval(
         from revela.api import evaluations
         from revela.evaluation.evaluate import EvalOptions
 
-        others = prompts.given, among.candidates, among.depth
+        others = prompts.given, among.candidates, among.depth or EvalOptions.depth
         options = EvalOptions(rerank, max_tokens, precision, True, language, weight, runs, *others)
         done = evaluations(model, on, options)
         scores |= _print_evaluations(done)

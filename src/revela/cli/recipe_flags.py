@@ -18,6 +18,7 @@ from cyclopts import Group, Parameter
 
 from revela.cli.flags import Flat
 from revela.errors import RevelaError
+from revela.training.groups.store import GroupFolder, is_group_folder
 from revela.training.methods.base import Method
 from revela.training.methods.registry import DEFAULT, FILES, METHODS, PRESETS, find_method
 from revela.training.recipe import SECTIONS, Recipe, check_unread, read_recipe, settings_of
@@ -101,14 +102,30 @@ def given_settings(given: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def recipe_of(recipe_file: Path | None, given: Any, default: str = DEFAULT) -> Recipe:
-    """The recipe of a command line; ``default`` is the method if it names none."""
+def recipe_of(
+    recipe_file: Path | None,
+    given: Any,
+    default: str = DEFAULT,
+    former: Recipe | None = None,
+    corpus: Sequence[Path] = (),
+) -> Recipe:
+    """The recipe of a command line; ``default`` is the method if it names none.
+
+    Args:
+        former: the recipe of the run that is resumed, which has what is not given.
+        corpus: groups that were stored with other settings of the corpus are refused.
+    """
     settings, variants = read_recipe(recipe_file) if recipe_file is not None else ({}, {})
     if variants:
         raise RevelaError(
             f"{recipe_file} holds {len(variants)} variants ({', '.join(variants)}): "
             "train them by revela compare"
         )
-    recipe, unread = Recipe().merge({"method": default} | settings | given_settings(given))
+    settings |= given_settings(given)
+    recipe, unread = (former or Recipe()).merge(
+        settings if former else {"method": default} | settings
+    )
     check_unread([(recipe.method.name, unread)])
+    for folder in filter(is_group_folder, corpus):
+        GroupFolder(folder).check_settings(settings)
     return recipe

@@ -16,11 +16,12 @@ from revela.errors import extra
 
 
 def train(
-    corpus: Corpus,
+    corpus: Corpus = [],  # noqa: B006
     *,
     out: Out,
     recipe_file: RecipeFile = None,
     resume: Annotated[bool, Parameter(negative=())] = False,
+    overwrite: Annotated[bool, Parameter(negative=())] = False,
     on: Annotated[list[Path], Several] = [],  # noqa: B006
     points: int = 0,
     given: Given = None,
@@ -44,25 +45,37 @@ def train(
     recipe_file:
         A TOML file of settings, over those of the method's preset and below flags.
     resume:
-        Continue the run in --out from its last checkpoint.
+        Continue the run in --out from its last checkpoint, with its corpus and its settings where
+        none are given; start it if there is none; or extend a finished one, if a limit is raised.
+    overwrite:
+        Replace the run in --out.
     on:
         Folders with judged queries, as for eval, which are scored at every check. These scores do
         not select the saved state.
     points:
         Check after each of this many equal parts of the run, in place of --check-every.
     """
-    resume = resume and (out / "run.json").is_file()
     if "RANK" not in os.environ:  # under torchrun one of the processes says it later
-        recipe_of(recipe_file, given)
-        check_paths(corpus, None if resume else out)
+        if not resume:
+            recipe_of(recipe_file, given)
+        check_paths(corpus, None if resume or overwrite else out)
     with extra("train", "training"):
         from revela.training.distributed import joined
+    from revela.training.checkpoint import recorded_run
     from revela.training.on_files import train_on_files
 
     with joined():
-        recipe = recipe_of(recipe_file, given)
+        former, known = (resume and recorded_run(out)) or (None, ())
+        recipe = recipe_of(recipe_file, given, former=former, corpus=corpus or known)
         result = train_on_files(
-            corpus, out, recipe, resume=resume, on=on, points=points, command=command_line()
+            corpus,
+            out,
+            recipe,
+            resume=resume,
+            overwrite=overwrite,
+            on=on,
+            points=points,
+            command=command_line(),
         )
         print(result.summary)
         if result.scores:

@@ -73,7 +73,7 @@ def build_groups(
         "corpora": list(accumulate(len(part.documents) for part in parts[:-1])),
         "groups": ["ready" if source in prebuilt else recipe.groups.groups for source in sources],
         "method": recipe.method.name,
-        "chunk_words": recipe.corpus.chunk_words,
+        "corpus": dataclasses.asdict(recipe.corpus),
         "surrogate": recipe.groups.surrogate,
         "seed": seed,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -10,30 +11,48 @@ from revela.encoders.model_files import NEW, table_folder
 from revela.encoders.prompts import read_prompts
 from revela.encoders.torch_model import uses_bf16
 from revela.errors import RevelaError
-from revela.files import check_free_for_run
 from revela.text.analyzer import check_language
 from revela.text.judgements import read_judgements
+from revela.text.readers import Source
 from revela.training import distributed
+from revela.training.checkpoint import check_out, checkpoint_to_resume
 from revela.training.device import compute_device
 from revela.training.generated_queries import read_prompt
 from revela.training.groups.strategies import QUERIES_PER_DOCUMENT
 from revela.training.lm.document_attention import has_varlen
 from revela.training.lm.encoder_decoder import size_of
+from revela.training.lm.language_model import LanguageModel, check_language_model
 from revela.training.methods.base import Method
 from revela.training.models import find_weights
 from revela.training.recipe import Recipe
 from revela.training.settings import Context, Groups, Queries, Retriever, TorchPrecision, Training
+from revela.training.training_set import check_sources
 
 
-def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
-    """Refuse a run that cannot start; arguments as for ``train``.
+def check_recipe(
+    recipe: Recipe,
+    out: Path,
+    resume: bool,
+    *,
+    overwrite: bool = False,
+    corpus: Sequence[Source] = (),
+) -> None:
+    """Refuse a run that cannot start. Reads no text and no weights, and writes nothing.
+
+    Args:
+        recipe, out, resume, overwrite: as for ``train``.
+        corpus: what it will read, if that is known.
 
     Raises:
         RevelaError: the output folder exists, the run has no limit, a tracker is not installed,
-            judgements cannot be read, the processes cannot share the groups of a step, or the
-            family of a model is not supported.
+            judgements cannot be read, the processes cannot share the groups of a step, stored
+            groups are others than the recipe needs, or the family of a model is not supported.
     """
-    training = recipe.training
+    training, former = recipe.training, None
+    if distributed.is_rank_zero() or not overwrite:  # by the first process, which replaces it
+        former = check_out(out, resume, overwrite)
+    if resume:
+        checkpoint_to_resume(recipe, out)
     _check_tracker(training.track)
     if recipe.corpus.language != "auto":
         check_language(recipe.corpus.language)
@@ -60,14 +79,19 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
             "out"
         )
     _check_limits(recipe)
+    _check_pairs(recipe)
+    stored = check_sources(recipe, corpus)
+    if not (resume and former):  # a resumed run keeps its models
+        _check_models(recipe, reads_text=bool(corpus) and not stored)
+
+
+def _check_pairs(recipe: Recipe) -> None:
+    """Refuse judged queries that cannot be read, or whose documents would be joined."""
     if recipe.pairs and recipe.corpus.join_titles:
         raise RevelaError("--pairs reads documents as they are judged: leave out --join-titles")
     for folder in recipe.pairs:
         read_judgements(folder, "train")
         read_prompts(folder)
-    if not resume:  # a resumed run keeps its models
-        check_free_for_run(out)
-        _check_models(recipe.retriever, recipe.lm.lm if recipe.method.reads_lm else "")
 
 
 def _check_limits(recipe: Recipe) -> None:
@@ -106,13 +130,15 @@ def check_groups(groups: Groups, queries: Queries, method: Method) -> None:
         read_prompt(queries.question_prompt)
 
 
-def _check_models(retriever: Retriever, lm: str) -> None:
-    """Refuse unsupported families of models; reads no weights. ``lm`` is empty if none is read."""
+def _check_models(recipe: Recipe, reads_text: bool) -> None:
+    """Refuse models that are missing, of unsupported families or too small for the settings; reads
+    no weights. ``reads_text``: queries may have to be written for it, and groups to be built.
+    """
     from revela.quiet_libraries import silence_libraries
-    from revela.training.lm.language_model import check_language_model
     from revela.training.retriever.build import check_model
 
     silence_libraries()
+    retriever, method = recipe.retriever, recipe.method
     name, offline = retriever.model, retriever.offline_model
     if not name.startswith(NEW):
         folder = find_weights(name, offline)
@@ -122,8 +148,31 @@ def _check_models(retriever: Retriever, lm: str) -> None:
                 "whose vectors have length one in training: leave it out"
             )
         check_model(folder, retriever.layers, retriever.lora_rank)
-    if lm:
-        check_language_model(find_weights(lm, offline), lm)
+    if method.reads_lm:
+        lm = check_language_model(find_weights(recipe.lm.lm, offline), recipe.lm.lm)
+        if lm is not None:
+            _check_lm(lm, recipe)
+    if reads_text and recipe.has_queries_written:
+        find_weights(recipe.queries.query_lm or recipe.lm.lm, offline)
+    if reads_text and recipe.groups.surrogate:
+        find_weights(recipe.groups.surrogate, "")
+
+
+def _check_lm(lm: LanguageModel, recipe: Recipe) -> None:
+    """Refuse an LM that is too short for the texts of a group, or has too few heads."""
+    method, tokens, size = recipe.method, recipe.lm.lm_tokens, recipe.groups.group_size
+    length, heads = method.lm_length(size, tokens), lm.n_layers * lm.n_heads
+    if lm.max_tokens is not None and length > lm.max_tokens:
+        raise RevelaError(
+            f"--method {method.name} with --lm-tokens {tokens} has the LM read up to {length:,} "
+            f"tokens, more than the {lm.max_tokens:,} that {lm.name} reads: lower --lm-tokens or "
+            "--group-size"
+        )
+    for name in ("gate_heads", "query_heads"):
+        number = getattr(method, name, 0)
+        if number > heads and number != getattr(type(method)(), name):
+            flag = name.replace("_", "-")
+            raise RevelaError(f"--{flag} {number}: {lm.name} has {heads}, so give at most those")
 
 
 def _check_tracker(track: str) -> None:

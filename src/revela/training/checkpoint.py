@@ -6,12 +6,15 @@ A checkpoint is a folder ``checkpoint-STEP`` of safetensors and JSON. It holds e
 tensor of retriever and loss, the optimiser's moments, and the budget spent. The learning rate
 follows from the budget, random numbers from the number of a batch. The folder is written under a
 temporary name and renamed when complete; then older ones are deleted. The fit to the corpus is kept
-beside the checkpoints, because another machine would compute a slightly different one.
+beside the checkpoints, because another machine would compute a slightly different one. All of this
+stays after the run, so that ``--resume`` can extend it.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -31,6 +34,7 @@ from revela.files import (
     LOCK,
     atomic_write,
     check_free_for_run,
+    flush,
     hidden_prefix,
     remove_unfinished,
     remove_whole,
@@ -38,10 +42,21 @@ from revela.files import (
 )
 from revela.training import distributed
 from revela.training.lm.language_model import LanguageModel
-from revela.training.record import METRICS, RUN_FILE, START_SCORES, TRACKER_FOLDER, RunFile
+from revela.training.recipe import Recipe
+from revela.training.record import (
+    METRICS,
+    RUN_FILE,
+    START_SCORES,
+    TRACKER_FOLDER,
+    Metrics,
+    RunFile,
+)
 from revela.training.step import Budget
 
+log = logging.getLogger(__name__)
+
 CHECKPOINTS = "checkpoints"
+REPLACED = "replaced"
 TRAINABLE, OPTIMIZER = "trainable.safetensors", "optimizer.safetensors"
 SPENT, FIT = "clock.json", "fit.safetensors"
 T = TypeVar("T")
@@ -50,21 +65,44 @@ BEFORE_CHECKPOINT = frozenset({LOCK, RUN_FILE, METRICS, START_SCORES, CHECKPOINT
 # Settings that may differ when a finished run is kept, and when a run is resumed. The models
 # themselves are compared by digest.
 IGNORED_WHEN_COMPARING_FINISHED_RUNS = frozenset(
-    {"save_every", "log_every", "track", "offline_model"}
+    {"save_every", "log_every", "keep_checkpoints", "track", "offline_model"}
 )
+LIMITS = "max_steps", "max_epochs", "max_minutes", "max_tokens_read"
 CHANGEABLE_ON_RESUME = IGNORED_WHEN_COMPARING_FINISHED_RUNS | {
-    *("max_steps", "max_epochs", "max_minutes", "max_tokens_read", "check_every", "threads"),
-    "shard_lm",
+    *(*LIMITS, "check_every", "threads", "shard_lm"),
 }
 
 
+def begun(out: Path) -> RunFile | None:
+    """The record of the run in ``out``; None if nothing has begun there.
+
+    Raises:
+        RevelaError: ``out`` holds something else, or the record is damaged.
+    """
+    with suppress(RevelaError):
+        check_free_for_run(out)
+        return None
+    return read_record(out)
+
+
+def check_out(out: Path, resume: bool, overwrite: bool) -> RunFile | None:
+    """Refuse an output folder that is not free, or holds no run to resume or replace; ``begun``."""
+    if resume and overwrite:
+        raise RevelaError("--resume goes on with a run and --overwrite replaces it: leave one out")
+    if resume or overwrite:
+        return begun(out)
+    check_free_for_run(out)
+    return None
+
+
 @contextmanager
-def output_folder(out: Path, resume: bool) -> Iterator[Event]:
+def output_folder(out: Path, resume: bool, overwrite: bool = False) -> Iterator[Event]:
     """Hold the lock of the output folder, in the first process.
 
     A run that is refused before its first step leaves nothing behind. Neither does one that fails
     before its first checkpoint by another error (of an own method, say), unless the event that is
-    yielded is set. Of several processes, torchrun may start such a run again.
+    yielded is set. Of several processes, torchrun may start such a run again. A run that is to be
+    replaced (``overwrite``) is put back if the new one has no checkpoint.
 
     Raises:
         RevelaError: the folder exists, or another process writes to it.
@@ -73,17 +111,16 @@ def output_folder(out: Path, resume: bool) -> Iterator[Event]:
     if not distributed.is_rank_zero():
         yield between_steps
         return
-    if resume:
-        read_record(out)
-    else:
-        check_free_for_run(out)
+    check_out(out, resume, overwrite)
+    replaced = out / f"{hidden_prefix(REPLACED)}run"
     with writing(out):
         try:
-            if not resume:
-                check_free_for_run(out)  # another run may have taken it
-            remove_unfinished(out, [*BEFORE_CHECKPOINT, "model"])
+            former = check_out(out, resume, overwrite)  # another run may have taken it
+            remove_unfinished(out, [*BEFORE_CHECKPOINT, "model", REPLACED])
             names = "checkpoint", "best", "fit", "groups", "negatives"
             remove_unfinished(out / CHECKPOINTS, names)
+            if overwrite and former:
+                _move_run(out, replaced)
             try:
                 yield between_steps
             except Exception as error:
@@ -91,41 +128,75 @@ def output_folder(out: Path, resume: bool) -> Iterator[Event]:
                 if isinstance(error, RevelaError):
                     metrics = out / METRICS
                     is_kept = metrics.is_file() and '"loss"' in metrics.read_text()
-                if not (resume or is_kept or saved_checkpoints(out / CHECKPOINTS)):
+                if not (former or is_kept or saved_checkpoints(out / CHECKPOINTS)):
                     shutil.rmtree(out)
                 raise
         finally:
+            if replaced.is_dir():
+                if not (saved_checkpoints(out / CHECKPOINTS) or (out / "modules.json").exists()):
+                    _move_run(out, out / f"{hidden_prefix(REPLACED)}by")
+                    _move_run(replaced, out)
+                remove_unfinished(out, [REPLACED])
             (out / LOCK).unlink(missing_ok=True)
             with suppress(OSError):
                 out.rmdir()  # if it is empty
 
 
+def _move_run(source: Path, target: Path) -> None:
+    """Move all entries of a folder but hidden ones; run.json, by which a run is known, last."""
+    target.mkdir(exist_ok=True)
+    for entry in sorted(source.iterdir(), key=lambda entry: entry.name == RUN_FILE):
+        if not entry.name.startswith("."):
+            entry.rename(target / entry.name)
+
+
 def read_record(out: Path) -> RunFile:
-    """The record of the run in ``out``; RevelaError if it holds none."""
-    with suppress(OSError, RevelaError):
+    """The record of the run in ``out``; RevelaError if it holds none, or a damaged one."""
+    if (out / RUN_FILE).is_file():
         record = RunFile.read(out)
         if "method" in record.settings and record.about.corpus_digest is not None:
             return record
     raise RevelaError(f"{out} holds no run of revela (no {RUN_FILE}): give another --out")
 
 
+def recorded_run(out: Path) -> tuple[Recipe, list[Path]] | None:
+    """The recipe and the corpus of the run in ``out``; None if nothing has begun there.
+
+    Raises:
+        RevelaError: ``out`` holds something else, or a damaged record.
+    """
+    if (record := begun(out)) is None:
+        return None
+    try:
+        method = record.about.method_file or record.settings["method"]
+        recipe, _ = Recipe().merge({**record.settings, "method": method})
+        known = record.settings.keys() | CHANGEABLE_ON_RESUME
+        if missing := sorted(recipe.to_dict().keys() - known):
+            raise RevelaError(f"it has no {missing[0]}")
+    except RevelaError as error:
+        raise RevelaError(
+            f"{out / RUN_FILE} is damaged ({error}): mend it, or start again with another --out"
+        ) from error
+    return recipe, [*map(Path, record.about.sources)]
+
+
 def write_record(record: RunFile, out: Path) -> None:
-    """Write run.json, of which a resumed run keeps the first "about".
+    """Write run.json, of which a resumed run keeps the first "about" but for its corpus's place.
 
     Raises:
         RevelaError: a resumed run would read other weights than it began with.
     """
-    if (out / RUN_FILE).is_file():
-        begun = RunFile.read(out).about
+    if (out / RUN_FILE).is_file() and (first := RunFile.read(out).about).models:
         for flag, model in record.about.models.items():
-            if begun.models.get(flag, model)["digest"] != model["digest"]:
-                name, flag = begun.models[flag]["name"], flag.replace("_", "-")
+            if first.models.get(flag, model)["digest"] != model["digest"]:
+                name, flag = first.models[flag]["name"], flag.replace("_", "-")
                 raise RevelaError(
                     f"{out} was begun with other weights of --{flag} (of {name}): "
                     "give those, by HF_HUB_OFFLINE=1 if they replaced a model of the hub, or "
                     "another --out"
                 )
-        record = replace(record, about=begun)
+        sources = record.about.sources or first.sources
+        record = replace(record, about=replace(first, sources=sources, finished=False))
     record.write(out)
 
 
@@ -150,15 +221,16 @@ def recorded(out: Path, name: str, find: Callable[[], T]) -> T:
 
 
 def check_same_run(
-    settings: Mapping[str, Any], digest: str, out: Path, free: Collection[str]
+    settings: Mapping[str, Any], digest: str | None, out: Path, free: Collection[str]
 ) -> None:
-    """Check that the run in ``out`` has these settings, except ``free`` ones, and this corpus.
+    """Check that the run in ``out`` has these settings, except ``free`` ones, and this corpus, if
+    it is read already.
 
     Raises:
         RevelaError: they differ, or there is no run.
     """
     record = read_record(out)
-    if record.about.corpus_digest != digest:
+    if digest is not None and record.about.corpus_digest != digest:
         raise RevelaError(
             f"{out} was begun on another corpus: give that one, as it was, or another --out"
         )
@@ -170,53 +242,95 @@ def check_same_run(
         )
 
 
-def checkpoint_to_resume(settings: Mapping[str, Any], digest: str, out: Path) -> Path | None:
-    """The last checkpoint of the run in ``out``; None if it was stopped before the first.
-
-    Hub models are pinned to the revisions of the first part of the run.
+def checkpoint_to_resume(recipe: Recipe, out: Path) -> Path | None:
+    """The last checkpoint of the run in ``out``; None if there is none yet. Reads no corpus.
 
     Raises:
-        RevelaError: the run is finished, or has other settings or another corpus.
+        RevelaError: the run has other settings, is finished within these limits, or lacks what it
+            has written.
     """
-    check_same_run(settings, digest, out, CHANGEABLE_ON_RESUME)
-    commits.update(read_record(out).about.revisions)
+    if (record := begun(out)) is None:
+        return None
+    settings, finished = recipe.to_dict(), record.about.finished
+    check_same_run(settings, None, out, CHANGEABLE_ON_RESUME)
     checkpoints = saved_checkpoints(out / CHECKPOINTS)
-    if not checkpoints and (out / "modules.json").exists():
-        remove_unfinished(out, [CHECKPOINTS])
+    if not checkpoints and finished:
         raise RevelaError(
-            f"{out} has no checkpoint to resume from, for its run is finished: start again with "
-            "another --out"
+            f"{out} is finished and has no checkpoint to extend it from: start again with another "
+            "--out, and --keep-checkpoints 1"
         )
-    return checkpoints[-1] if checkpoints else None
+    if not checkpoints:
+        return None
+    last, step = checkpoints[-1], step_of(checkpoints[-1])
+    for name in (TRAINABLE, OPTIMIZER):
+        with _reading(last / name) as file:
+            file.stat()
+    metrics = out / METRICS
+    rows = Metrics(metrics).written() if metrics.is_file() else ()
+    if all(row.step < step for row in rows):
+        raise RevelaError(
+            f"{metrics} has no line of step {step}, where the last checkpoint is: put back what "
+            "was cut, or give another --out"
+        )
+    budget = Budget.of(recipe.training, record.about.groups or 0)
+    load_spent(last, budget)
+    if finished and budget.done(step) >= 1:
+        error = RevelaError(
+            f"{out} is finished after {step:,} steps: raise its limit "
+            f"({limits_in_words(recipe)}) to extend it"
+        )
+        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
+            error.exit_code = 0  # it was finished when torchrun began all processes again
+        raise error
+    return last
 
 
-def remove_unstarted(out: Path) -> None:
-    """Remove a run that was stopped before its first checkpoint.
+def limits_in_words(recipe: Recipe) -> str:
+    """The limits of a recipe, as flags."""
+    limits = {name: getattr(recipe.training, name) for name in LIMITS}
+    return ", ".join(f"--{n.replace('_', '-')} {limit:g}" for n, limit in limits.items() if limit)
+
+
+def resume_run(recipe: Recipe, digest: str, out: Path) -> tuple[Path | None, Recipe]:
+    """The last checkpoint of the run in ``out``, if any, and the recipe with the limits that the
+    run had. Says what is done: it starts, goes on or is extended. Pins hub models to the revisions
+    of its first part.
 
     Raises:
-        RevelaError: ``out`` holds something else.
+        RevelaError: as ``checkpoint_to_resume``, or the corpus is another.
     """
-    inside = [path.name for path in out.iterdir()] if out.is_dir() else []
-    if not inside:
-        return
-    read_record(out)
-    temporary = tuple(map(hidden_prefix, BEFORE_CHECKPOINT))
-    others = {name for name in inside if not name.startswith(temporary)} - BEFORE_CHECKPOINT
-    if others:
-        raise RevelaError(
-            f"{out} has a {min(others)} that no run wrote: move it away, or give another --out"
-        )
-    shutil.rmtree(out)
+    checkpoint, record = checkpoint_to_resume(recipe, out), begun(out)
+    if record is None:
+        log.info(f"{out} holds no run yet: it starts")
+        return None, recipe
+    check_same_run(recipe.to_dict(), digest, out, CHANGEABLE_ON_RESUME)
+    commits.update(record.about.revisions)
+    if checkpoint is None:
+        log.info(f"{out} was stopped before its first checkpoint: it starts over")
+    elif record.about.finished:
+        log.info(f"{out}: extends the finished run of {step_of(checkpoint):,} steps")
+    else:
+        log.info(f"{out}: continues after step {step_of(checkpoint):,}")
+    settings = record.settings
+    return checkpoint, recipe.replace(**{n: settings[n] for n in LIMITS if n in settings})
 
 
 def save_checkpoint(
-    folder: Path, step: int, module: nn.Module, optimizer: torch.optim.Optimizer, budget: Budget
+    folder: Path,
+    step: int,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    budget: Budget,
+    keep: int = 1,
 ) -> None:
-    """Write the checkpoint of a step, then delete older ones.
+    """Write the checkpoint of a step, then delete all but the newest, of which it ``keep``s so many
+    and at least one.
 
     The optimiser has ``trainable_parameters(module)``, in that order.
     """
-    target = folder / f"checkpoint-{step}"
+    target, metrics = folder / f"checkpoint-{step}", folder.parent / METRICS
+    if metrics.is_file():  # which has a line for every checkpoint
+        flush(metrics)
     with atomic_write(target) as temporary:
         temporary.mkdir()
         save_file(trainable_state(module), temporary / TRAINABLE)
@@ -224,7 +338,7 @@ def save_checkpoint(
         spent = {"seconds": budget.seconds, "tokens": budget.tokens}
         (temporary / SPENT).write_text(json.dumps(spent))
         remove_whole(target)
-    for old in saved_checkpoints(folder)[:-1]:
+    for old in saved_checkpoints(folder)[: -max(1, keep)]:
         remove_whole(old)
 
 
@@ -244,6 +358,11 @@ def load_checkpoint(
             name, _, moment = key.rpartition("/")
             state.setdefault(index[name], {})[moment] = tensor
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    load_spent(checkpoint, budget)
+
+
+def load_spent(checkpoint: Path, budget: Budget) -> None:
+    """Restore a budget; RevelaError if the file is damaged."""
     with _reading(checkpoint / SPENT) as file:
         spent = json.loads(file.read_text())
         budget.seconds, budget.tokens = float(spent["seconds"]), int(spent["tokens"])

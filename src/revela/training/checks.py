@@ -97,7 +97,7 @@ class BestState:
 
     A later state must be better by more than ``NOISE``, as the maximum of many noisy checks is
     luck. Every state that was the best at its time stays in ``folder`` until the run ends: a killed
-    run may resume from before the latest one.
+    run may resume from before the latest one. The best one stays after the run, for its extension.
 
     Args:
         module: the module with the trainable tensors.
@@ -111,7 +111,7 @@ class BestState:
         self.module, self.folder = module, folder
         self.step, self.scores = -1, dict[str, float]()
         for step, scores in scored:
-            if self._is_better(scores):
+            if self._file(step).is_file() and self._is_better(scores):
                 self.step, self.scores = step, scores
 
     def offer(self, step: int, scores: Scores) -> None:
@@ -127,6 +127,11 @@ class BestState:
         load_trainable(self.module, self._file(self.step))
         log.info(f"the state after {self.step} steps had the best label-free check: it is saved")
         return self.step, self.scores
+
+    def remove_others(self) -> None:
+        """Remove the states that were the best before."""
+        for file in set(self.folder.glob("best-*.safetensors")) - {self._file(self.step)}:
+            file.unlink()
 
     def _is_better(self, scores: Scores) -> bool:
         return self.step < 0 or fmean(scores.values()) > fmean(self.scores.values()) + NOISE

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from revela.errors import RevelaError
-from revela.training.checkpoint import IGNORED_WHEN_COMPARING_FINISHED_RUNS
+from revela.training.checkpoint import IGNORED_WHEN_COMPARING_FINISHED_RUNS, check_same_run
 from revela.training.groups.store import is_group_folder
 from revela.training.recipe import Recipe, settings_of
 from revela.training.record import RunFile
@@ -181,16 +181,9 @@ def is_finished(out: Path) -> bool:
 
 
 def check_kept(out: Path, settings: Mapping[str, Any]) -> None:
-    """Raise RevelaError if a folder holds a finished run with other settings."""
-    if not is_finished(out):
-        return
-    ran, asked = RunFile.read(out).settings, Recipe.of(**settings).to_dict()
+    """Raise RevelaError if the finished run in a folder has other settings."""
     free = IGNORED_WHEN_COMPARING_FINISHED_RUNS
-    if changed := sorted(k for k in asked if k not in free and ran.get(k) != asked[k]):
-        raise RevelaError(
-            f"{out} was trained with other settings ({', '.join(changed)}): give the same, or "
-            "another --out"
-        )
+    check_same_run(Recipe.of(**settings).to_dict(), None, out, free)
 
 
 def _groups_digest(recipe: Recipe, corpus: Sequence[str]) -> str:

@@ -24,6 +24,7 @@ from revela.training.commands import (
     Command,
     check_kept,
     eval_commands,
+    is_finished,
     run_commands,
     train_commands,
 )
@@ -140,8 +141,10 @@ def compare(
     if same := {name for name in names if names.count(name) > 1}:
         raise RevelaError(f"two folders of --on are called {min(same)}: rename one")
     for _, folder, settings in runs:
-        check_kept(folder, settings)
-        check_recipe(Recipe.of(**settings), folder, resume=True)
+        if is_finished(folder):
+            check_kept(folder, settings)
+        else:
+            check_recipe(Recipe.of(**settings), folder, resume=True)
     comparison, folders = None, dict[str, Path]()
     for label, folder, settings in runs:
         commands = commands_of(settings, corpus, folder, on, points, processes)

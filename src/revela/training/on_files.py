@@ -6,11 +6,13 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from revela.errors import RevelaError
 from revela.evaluation.label_free import MIN_QUERIES, Ask, HeldOutCheck, tasks
 from revela.quiet_libraries import silence_libraries
 from revela.terminal import counted
 from revela.text.readers import Source
 from revela.training.check_settings import check_recipe
+from revela.training.checkpoint import recorded_run
 from revela.training.checks import NO_CHECKS, CheckPlan
 from revela.training.distributed import is_rank_zero, joined
 from revela.training.generated_queries import write_queries
@@ -69,6 +71,7 @@ def train_on_files(
     recipe: Recipe,
     *,
     resume: bool = False,
+    overwrite: bool = False,
     on: Sequence[Path] = (),
     points: int = 0,
     command: str = "",
@@ -76,12 +79,18 @@ def train_on_files(
     """Read a corpus, hold documents out, train on the others, and save a retriever.
 
     Args:
+        corpus: may be empty if ``resume`` finds a run in ``out``, which has it.
+        out, recipe, resume, overwrite: as for ``train``.
         on: folders in BEIR layout, scored at every check.
         points: check after each of this many equal parts of the run. 0: by ``check_every``.
         command: the command line, for the model card.
     """
     with joined():
-        check_recipe(recipe, out, resume)  # first, as writing questions takes long
+        if resume and not corpus and (run := recorded_run(out)):
+            corpus = run[1]
+        if not corpus:
+            raise RevelaError(f"{out} names no corpus to train on: give its folders or files")
+        check_recipe(recipe, out, resume, overwrite=overwrite, corpus=corpus)
         plan = NO_CHECKS
         if is_rank_zero():
             judge = judge_on(on, out) if on else None
@@ -92,5 +101,8 @@ def train_on_files(
             plan = CheckPlan(check if check.tasks else None, check.bm25(), judge, points)
         else:
             data = TrainingSet.read(recipe, corpus)
-        provenance = Provenance(", ".join(map(str, corpus)), command)
-        return train(recipe, data, out, plan=plan, provenance=provenance, resume=resume)
+        paths = (source for source in corpus if isinstance(source, Path))
+        sources = (str(s if str(s).startswith("hub:") else s.absolute()) for s in paths)
+        provenance = Provenance(", ".join(map(str, corpus)), command, tuple(sources))
+        how = {"resume": resume, "overwrite": overwrite}
+        return train(recipe, data, out, plan=plan, provenance=provenance, **how)

@@ -28,6 +28,7 @@ OF_CLUSTERS = ("cluster_size", "packing", "kmeans_steps", "kmeans_starts")
 NEEDS = {"interleaved_passages": "--groups interleaved"}
 "Settings that have no effect without another flag."
 NEEDS |= dict.fromkeys(OF_CLUSTERS, "--groups cluster")
+NEEDS["probe_questions"] = "--heads ''"
 NEEDS |= dict.fromkeys(vars(sections.Context)[FIELDS].keys() - {"context"}, "--context")
 
 
@@ -118,12 +119,27 @@ class Recipe:
             flag, fault = str(first["loc"][0]).replace("_", "-"), first["msg"]
             fault = fault.removeprefix("Input ")
             raise RevelaError(f"--{flag} {first['input']}: it {fault}") from error
+        return recipe, unread | (settings.keys() & recipe.without_effect)
+
+    @property
+    def has_queries_written(self) -> bool:
+        """Whether a language model writes queries, for training or for the check."""
+        trains = self.method.reads == "queries" and self.queries.queries == "lm"
+        return (trains and not self.queries.questions) or bool(self.training.check_questions)
+
+    @property
+    def without_effect(self) -> set[str]:
+        """The names of settings that this recipe does not read, whatever their values."""
+        names, method = set[str](), self.method
         if method.reads != "queries":
-            read = OF_GENERATED_QUERIES if recipe.training.check_questions else set()
-            unread |= changes.get("queries", {}).keys() - read
-        on = {f"--groups {recipe.groups.groups}", "--context" * bool(recipe.context.context)}
-        unread |= {name for name in settings.keys() & NEEDS.keys() if NEEDS[name] not in on}
-        return recipe, unread
+            read = OF_GENERATED_QUERIES if self.training.check_questions else set()
+            names |= vars(sections.Queries)[FIELDS].keys() - read
+        if not (method.reads_lm or method.reads == "queries" or self.training.check_questions):
+            names.add("lm")
+        heads = getattr(method, "heads", "").removeprefix("published")
+        on = {f"--groups {self.groups.groups}", "--context" * bool(self.context.context)}
+        on.add(f"--heads {heads!r}")
+        return names | {name for name, needed in NEEDS.items() if needed not in on}
 
     def to_dict(self) -> dict[str, Any]:
         """Name -> value of every setting, as JSON types; ``method`` is its name."""

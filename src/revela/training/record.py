@@ -44,6 +44,8 @@ class About:
     """The entry "about" of run.json: what a run read, and where it ran.
 
     Attributes:
+        sources: absolute paths and hub names of the corpus; empty if it was read from no file.
+        method_file: FILE.py:Class of a method of one's own.
         documents, chunks, rows, groups: their numbers; ``groups`` of the first epoch.
         bm25, untrained: label-free scores.
         models: flag -> "name" and "digest" of each model that the run reads.
@@ -54,6 +56,8 @@ class About:
     """
 
     corpus: str = ""
+    sources: list[str] = field(default_factory=list)
+    method_file: str = ""
     command: str = ""
     bm25: Scores = field(default_factory=dict)
     untrained: Scores = field(default_factory=dict)
@@ -77,6 +81,7 @@ class Provenance:
 
     corpus: str = "a corpus"
     command: str = ""
+    sources: tuple[str, ...] = ()
 
 
 UNKNOWN = Provenance()
@@ -175,11 +180,12 @@ class Metrics:
         self.path, self.tracker = path, tracker
         self.rows: list[MetricsRow] = []
         if keep_until is not None and path.exists():
-            self.rows = [row for row in self._written() if row.step <= keep_until]
+            self.rows = [row for row in self.written() if row.step <= keep_until]
             with atomic_write(path) as temporary:
                 temporary.write_text("".join(map(_line, self.rows)))
 
-    def _written(self) -> Iterator[MetricsRow]:
+    def written(self) -> Iterator[MetricsRow]:
+        """The lines of the file, without an incomplete last one."""
         for number, line in enumerate(self.path.read_bytes().split(b"\n")[:-1], 1):
             try:
                 yield parse(ROW, line, "")

@@ -228,7 +228,7 @@ class LM:
 class Optimizer:
     """AdamW and its learning rate."""
 
-    learning_rate: NonNegativeFloat = 1e-4
+    learning_rate: PositiveFloat = 1e-4
     """Peak learning rate of AdamW; ten times that for the rows of a static retriever, and fifty
     times for their weights."""
     warmup_steps: Rare[NonNegativeInt] = 10
@@ -274,6 +274,9 @@ class Training:
     "Save the state with the best label-free check, or the last one."
     save_every: Rare[PositiveInt] = 50
     "Steps between checkpoints."
+    keep_checkpoints: Rare[NonNegativeInt] = 1
+    """Newest checkpoints that are kept, during the run and after it, so that --resume can extend a
+    finished run. 0: none after the run."""
     log_every: Rare[PositiveInt] = 5
     "Steps between lines of metrics.jsonl, which has a line for each checkpoint too."
     seed: NonNegativeInt = 0

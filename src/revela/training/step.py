@@ -60,6 +60,11 @@ class Budget:
         self.max_tokens = 1e6 * max_million_tokens
         self.seconds, self.tokens, self._counted = 0.0, 0, 0
 
+    @classmethod
+    def of(cls, training: Training, groups: int) -> Budget:
+        """The budget of a run with so many groups per epoch."""
+        return cls(step_limit(training, groups), training.max_minutes, training.max_tokens_read)
+
     def count(self, tokens: int) -> None:
         """Count tokens that the retriever reads."""
         self._counted += tokens

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,12 +25,14 @@ from revela.training import distributed
 from revela.training.check_settings import check_recipe
 from revela.training.checkpoint import (
     CHECKPOINTS,
+    begun,
     check_same_weights,
-    checkpoint_to_resume,
+    limits_in_words,
     load_checkpoint,
     load_fit,
     output_folder,
     recorded,
+    resume_run,
     run_tensors,
     save_checkpoint,
     save_fit,
@@ -101,23 +104,25 @@ def train(
     plan: CheckPlan = NO_CHECKS,
     provenance: Provenance = UNKNOWN,
     resume: bool = False,
+    overwrite: bool = False,
 ) -> TrainingResult:
     """Train a retriever on documents and save it to ``out``; in several processes under torchrun.
 
     Args:
         recipe: all settings.
         source: a training set, documents or stored groups. Several processes need stored groups.
-        out: a new folder; with ``resume`` a folder with a checkpoint.
+        out: a new folder; with ``resume`` or ``overwrite`` it may hold a run.
         plan: label-free checks.
         provenance: corpus and command, for run.json and the model card.
-        resume: continue from the last checkpoint in ``out``.
+        resume: start, continue from the last checkpoint in ``out``, or extend a finished run.
+        overwrite: replace the run in ``out``.
 
     Raises:
         RevelaError: the output folder exists, the corpus is too small, a model is not supported, or
             processes disagree.
     """
-    with distributed.joined(), output_folder(out, resume) as between_steps:
-        check_recipe(recipe, out, resume)
+    with distributed.joined(), output_folder(out, resume, overwrite) as between_steps:
+        check_recipe(recipe, out, resume, overwrite=overwrite)
         silence_libraries()
         settings, checkpoints = recipe.training, out / CHECKPOINTS
         torch.set_num_threads(distributed.cores(settings.threads))
@@ -132,9 +137,19 @@ def train(
         data = source if isinstance(source, TrainingSet) else TrainingSet(recipe, source)
         data = data.replace(recipe)
         digest, record = data.fingerprint, recipe.to_dict()
-        checkpoint = checkpoint_to_resume(record, digest, out) if resume else None
+        checkpoint, former = resume_run(recipe, digest, out) if resume else (None, recipe)
         step = step_of(checkpoint) if checkpoint else 0
         distributed.check_same_start(digest, (record, step), out)
+        about = About(
+            corpus=provenance.corpus,
+            sources=list(provenance.sources),
+            method_file=recipe.method.file,
+            command=provenance.command,
+            corpus_digest=digest,
+            finished=False,
+        )
+        if is_first and not (resume and begun(out)):  # a run that is killed can start over
+            RunFile(record, about).write(out)
 
         # Retriever before the fit, and an encoder of its current state.
         folder = _model_folder(data, checkpoints)
@@ -167,17 +182,14 @@ def train(
         models = dict[str, dict[str, str]]()
         if is_first:
             models = _models(data, folder, bool(plan.check))
-            about = About(
-                corpus=provenance.corpus,
-                command=provenance.command,
+            about = replace(
+                about,
                 bm25=plan.bm25,
                 untrained=untrained,
-                finished=False,
                 documents=data.n_documents,
                 chunks=len(data.chunks),
                 rows=len(data.rows),
                 groups=n_groups,
-                corpus_digest=data.fingerprint,
                 models=models,
                 revisions={k: v for k, v in commits.items() if k in record.values()},
                 versions=versions(),
@@ -196,7 +208,7 @@ def train(
         _add_lora(recipe.retriever, model, context_encoder)
 
         # Method and optimiser.
-        budget = Budget(max_steps, settings.max_minutes, settings.max_tokens_read)
+        budget = Budget.of(settings, n_groups)
         parts = BuildContext(
             recipe.groups,
             recipe.queries,
@@ -238,8 +250,10 @@ def train(
             before = checks.run(0)
 
         # Loop.
+        restarts = refresh if recipe.optimizer.restart_optimizer else 0
         if checkpoint:
             load_checkpoint(checkpoint, loss_module, optimizer, budget)
+            _say_rate(recipe, former, n_groups, budget, step, restarts)
         loss_module.train()  # a check may have left eval mode
         progress = Progress(budget, metrics)
         written, ahead = data.generated_queries, reads_ahead(data)
@@ -256,7 +270,6 @@ def train(
         per_batch = recorded(out, "groups_per_batch", groups_per_batch)
         budget.take_count()  # of what was read to find it
         reader = BatchReader(groups, read, budget, per_step, per_batch, is_shared, ahead, step)
-        restarts = refresh if recipe.optimizer.restart_optimizer else 0
         stopped, logged, sums = 0, step, torch.zeros(2, device=device)
         with (
             frozen_in_bf16(model, encoder.retriever.bf16),
@@ -291,7 +304,8 @@ def train(
                         checks.run(step)
                 if saves and is_first:
                     with watch.stopped():
-                        save_checkpoint(checkpoints, step, loss_module, optimizer, budget)
+                        keep = settings.keep_checkpoints
+                        save_checkpoint(checkpoints, step, loss_module, optimizer, budget, keep)
         check_same_weights(loss_module, step)
 
         # Check the last state, and save it or the best one.
@@ -317,8 +331,11 @@ def train(
             recipe.method.save(loss_module, out)
             metrics.close()
             if not stopped:
-                remove_whole(checkpoints)
                 update_record(out, finished=True)
+                if not settings.keep_checkpoints:
+                    remove_whole(checkpoints)
+                elif best:
+                    best.remove_others()
                 _warn_of_warmup(recipe.optimizer.warmup_steps, 0 if max_steps else step)
             return result
 
@@ -329,6 +346,22 @@ def _warn_of_warmup(warmup: int, steps: int) -> None:
     """Warn if a run of this many steps (0: unknown) ends within its warm-up."""
     if 0 < steps <= warmup:
         log.warning(f"the run of {steps} steps ends in its warm-up: lower --warmup-steps {warmup}")
+
+
+def _say_rate(
+    recipe: Recipe, former: Recipe, groups: int, budget: Budget, step: int, restarts: int
+) -> None:
+    """Say how the learning rate goes on if the limits are not the ``former`` ones."""
+    before = Budget.of(former.training, groups)
+    before.seconds, before.tokens = budget.seconds, budget.tokens
+    budgets, optimizer = (budget, before), recipe.optimizer
+    now, then = (b.learning_rate_factor(step, optimizer, restarts) for b in budgets)
+    if now != then:
+        log.info(
+            f"the learning rate goes on at {optimizer.learning_rate * now:.2g}, as "
+            f"{limits_in_words(recipe)} gives it at step {step:,}; before it was "
+            f"{optimizer.learning_rate * then:.2g} there"
+        )
 
 
 def _model_folder(data: TrainingSet, checkpoints: Path) -> Path:

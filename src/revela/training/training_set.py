@@ -37,7 +37,7 @@ from revela.text.chunk import chunk_all
 from revela.text.dedupe import near_duplicates
 from revela.text.judgements import in_domains, pair_rows, queries_by_id
 from revela.text.load import Reading, read_corpus, split_held_out
-from revela.text.readers import InMemory, Source
+from revela.text.readers import Source
 from revela.text.readers.common import ReadReport
 from revela.text.spool import ArrowList, LazyTexts, arrow_list
 from revela.text.words import count_words
@@ -102,18 +102,13 @@ class TrainingSet:
         self.recipe, self.queries_file = recipe, queries_file
         self.corpora: list[int] = list(corpora)
         if isinstance(source, GroupFolder):
-            if recipe.pairs:
-                raise RevelaError(
-                    f"--pairs needs whole documents, and {source.folder} holds groups of chunks: "
-                    "give the corpus itself"
-                )
+            check_stored(recipe, source)
             self.folder: GroupFolder | None = source
             self.documents: Sequence[Document] = source.documents
             self.held_out: Sequence[Document] = source.held_out
             self.n_documents = int(source.settings["documents"])
             self.corpora = source.settings.get("corpora", [])
         else:
-            _check_one_process(recipe.pairs)
             self.folder = None
             self.documents, self.held_out, self.n_documents = source, held_out, len(source)
         reads_queries = recipe.method.reads == "queries" and recipe.queries.queries == "lm"
@@ -136,21 +131,9 @@ class TrainingSet:
     ) -> TrainingSet:
         """Read the training set of a corpus, or of one folder of groups."""
         queries_file = queries_file or default_queries_file(sources, recipe.queries.queries_file)
-        paths = [source for source in sources if not isinstance(source, InMemory)]
-        if len(sources) == 1 and paths and paths[0].is_dir() and is_group_folder(paths[0]):
-            return cls(recipe, GroupFolder(paths[0]), queries_file=queries_file)
-        _check_one_process(recipe.pairs)
-        if prebuilt := next(filter(holds_groups, paths), None):
-            raise RevelaError(
-                f"{prebuilt} holds groups: store them by revela groups {prebuilt} --out DIR, "
-                "and give that folder"
-            )
+        if (stored := check_sources(recipe, sources)) is not None:
+            return cls(recipe, stored, queries_file=queries_file)
         pairs = recipe.pairs
-        if len(pairs) > 1 and len(pairs) != len(sources):
-            raise RevelaError(
-                f"--pairs gives {len(pairs)} folders, and the corpora are {len(sources)}: give the "
-                "corpus of each folder, in the same order"
-            )
         parts = [[source] for source in sources] if len(pairs) > 1 else [sources]
         read = [_read_part(recipe, some, pairs[i : i + 1]) for i, some in enumerate(parts)]
         if len(read) == 1:
@@ -392,19 +375,9 @@ class TrainingSet:
         """Epoch -> groups of a folder, ordered by the recipe's seed; and their number in the first
         epoch.
         """
-        training, kind = self.recipe.training, self.recipe.groups.groups
-        size = self.recipe.groups.group_size
-        if kind in ("interleaved", "split") and kind not in folder.settings.get("groups", ""):
-            raise RevelaError(
-                f"{folder.folder} holds groups of another kind: give --groups {kind} to revela "
-                "groups, or another kind here"
-            )
-        if kind == "random":
+        training, size = self.recipe.training, self.recipe.groups.group_size
+        if self.recipe.groups.groups == "random":
             groups: Groups = partial(random_groups, len(folder.rows), size, training.seed)
-        elif size > folder.size:
-            raise RevelaError(
-                f"{folder.folder} holds groups of {folder.size}: give --group-size {folder.size}"
-            )
         else:
             groups = folder.order(training.seed, training.fixed_groups_per_batch, size)
         groups = with_queries(folder.rows, groups, self.recipe.method.reads)
@@ -417,11 +390,6 @@ class TrainingSet:
             return f"{n_pairs} pairs are fewer than a group of {size}: lower --group-size"
         has_queries = any(self.rows.column("query")) or method.reads != "queries"
         if len(self.rows) >= size and not has_queries:
-            if self.folder is not None:
-                return (
-                    "these groups were stored without queries: store them again by revela groups "
-                    f"... --method {method.name} --queries {self.recipe.queries.queries}"
-                )
             return NO_QUERY.format(self.recipe.queries.queries)
         return (
             f"{len(self.rows)} chunks are fewer than a group of {size}: "
@@ -439,11 +407,52 @@ def _with_first_epoch(build: Groups, size: int) -> tuple[Groups, int]:
     return groups, len(first)
 
 
-def _check_one_process(pairs: Sequence[Path]) -> None:
-    if world_size() > 1 and not pairs:
+def check_sources(recipe: Recipe, sources: Sequence[Source]) -> GroupFolder | None:
+    """Refuse sources that cannot be trained on; returns the folder of groups, if they are one."""
+    paths = [source for source in sources if isinstance(source, Path)]
+    if len(sources) == 1 and paths and paths[0].is_dir() and is_group_folder(paths[0]):
+        stored = GroupFolder(paths[0])
+        check_stored(recipe, stored)
+        return stored
+    if world_size() > 1 and sources and not recipe.pairs:
         raise RevelaError(
             "several processes train on stored groups: make them once with revela groups CORPUS "
             "--out DIR, and give that folder"
+        )
+    if prebuilt := next(filter(holds_groups, paths), None):
+        raise RevelaError(
+            f"{prebuilt} holds groups: store them by revela groups {prebuilt} --out DIR, "
+            "and give that folder"
+        )
+    if len(recipe.pairs) > 1 and sources and len(recipe.pairs) != len(sources):
+        raise RevelaError(
+            f"--pairs gives {len(recipe.pairs)} folders, and the corpora are {len(sources)}: give "
+            "the corpus of each folder, in the same order"
+        )
+    return None
+
+
+def check_stored(recipe: Recipe, stored: GroupFolder) -> None:
+    """Refuse stored groups that the recipe cannot read."""
+    kind, size, folder = recipe.groups.groups, recipe.groups.group_size, stored.folder
+    first = stored.members(range(stored.size))
+    if recipe.pairs:
+        raise RevelaError(
+            f"--pairs needs whole documents, and {folder} holds groups of chunks: give the corpus "
+            "itself"
+        )
+    if kind in ("interleaved", "split") and kind not in stored.settings.get("groups", ""):
+        raise RevelaError(
+            f"{folder} holds groups of another kind: give --groups {kind} to revela groups, or "
+            "another kind here"
+        )
+    if kind != "random" and size > stored.size:
+        raise RevelaError(f"{folder} has groups of {stored.size}: give --group-size {stored.size}")
+    # Groups that are stored for a method that reads queries have one each.
+    if recipe.method.reads == "queries" and not any(row.query for row in first):
+        raise RevelaError(
+            f"{folder} holds groups without queries: store them again by revela groups ... "
+            f"--method {recipe.method.name} --queries {recipe.queries.queries}"
         )
 
 

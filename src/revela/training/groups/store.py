@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -101,6 +101,19 @@ class GroupFolder:
         """Raise RevelaError if a shard has changed since it was written."""
         for shard in self._shards:
             _check_digest(self.folder / shard["file"], shard["digest"])
+
+    def check_settings(self, given: Mapping[str, Any]) -> None:
+        """Raise RevelaError for a setting of the corpus, given to a run on these groups, that
+        differs from what they were stored with.
+        """
+        for name, value in given.items():
+            if name != "language" and self.settings.get("corpus", {}).get(name, value) != value:
+                flag = name.replace("_", "-")
+                raise RevelaError(
+                    f"--{flag} has no effect on {self.folder}, whose groups were stored with "
+                    f"--{flag} {self.settings['corpus'][name]}: leave it out, or build others by "
+                    "revela groups"
+                )
 
     def members(self, group: Sequence[int]) -> list[Member]:
         """The chunks of a group, given as indices."""

@@ -501,8 +501,11 @@ def load_language_model(
     return LanguageModel(get_peft_model(model, config), name or str(folder), bf16=bf16)
 
 
-def check_language_model(folder: Path, name: str) -> None:
+def check_language_model(folder: Path, name: str) -> LanguageModel | None:
     """Refuse a model that cannot be the LM of a run, without reading its weights.
+
+    Returns:
+        The LM without weights; None if it cannot run without them.
 
     Raises:
         RevelaError: as ``LanguageModel`` does, transformers has no such causal LM, or its files
@@ -517,6 +520,8 @@ def check_language_model(folder: Path, name: str) -> None:
     except Exception as error:  # of a family's own code
         reason = first_line(error)
         raise RevelaError(f"{folder} cannot be opened as a causal LM: {reason}") from error
+    lm = None
     with suppress(NotImplementedError):  # what depends on values, such as routing to experts
-        LanguageModel(model.eval(), name)
+        lm = LanguageModel(model.eval(), name)
     opened_model(AutoModelForCausalLM, folder, device_map="meta")
+    return lm

@@ -67,6 +67,8 @@ class Method:
     """
 
     name: ClassVar[str] = ""
+    file: ClassVar[str] = ""
+    "FILE.py:Class, of a class that was named so."
     reads: ClassVar[Reads] = "chunks"
     "Rows of a group: chunks; chunks with queries; or windows, which are joined chunks."
     learned_from: ClassVar[str] = "{model} was trained by a method of its own."
@@ -107,6 +109,12 @@ class Method:
     def model_of_batches(self, groups: Groups) -> str:
         """The name of a model that makes the batches; "": none does."""
         return ""
+
+    def lm_length(self, size: int, tokens: int) -> int:
+        """Maximum tokens that the LM reads in sequence, for groups of ``size`` texts of at most so
+        many ``tokens``.
+        """
+        return tokens
 
     def window_words(self, lm_tokens: int) -> int:
         """Maximum words of a row, for a method that reads windows."""

@@ -201,15 +201,12 @@ class Dream(DocumentAttention):
                 f"{', '.join(KINDS_OF_HEADS[1:])}"
             )
 
+    def lm_length(self, size: int, tokens: int) -> int:
+        return (size + 1) * (tokens + 8) + QUESTION_TOKENS
+
     def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
         lm, tokenizer, folder = load_lm(parts, self.lm_lora)
         size, tokens = parts.groups.group_size, parts.lm.lm_tokens
-        max_length = (size + 1) * (tokens + 8) + QUESTION_TOKENS
-        if lm.max_tokens is not None and max_length > lm.max_tokens:
-            raise RevelaError(
-                f"{size} candidates of {tokens} tokens may take {max_length:,} tokens, more than "
-                f"the {lm.max_tokens:,} that {parts.lm.lm} reads: lower --lm-tokens or --group-size"
-            )
         prompts, training = PromptMaker(tokenizer, tokens, size), parts.training
         rows, written, source = parts.rows, parts.written, parts.queries.queries
 

@@ -83,4 +83,5 @@ def _method_in_file(file: Path, class_name: str) -> type[Method]:
     except ValidationError as error:
         setting = error.errors()[0]["loc"][0]
         raise RevelaError(f"{file}: {class_name}.{setting} has no default: give it one") from error
+    found.file = f"{file.absolute()}:{class_name}"
     return found

@@ -91,6 +91,9 @@ class Likelihoods(Method):
     tau_lm: Rare[PositiveFloat] = 1e-3
     "Temperature of the LM's mean log-likelihoods."
 
+    def lm_length(self, size: int, tokens: int) -> int:
+        return 2 * tokens  # a text after another
+
     def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
         lm, tokenizer, _ = load_lm(parts)
         before, _ = special_tokens_of(tokenizer)

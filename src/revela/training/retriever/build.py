@@ -135,6 +135,9 @@ def check_model(folder: Path, layers: int, lora_rank: int) -> None:
         if applies:
             raise RevelaError(f"{folder} ({config.model_type}) {reason}: give another --model")
     if layers and not config.is_encoder_decoder:
+        depth = config.get_text_config().num_hidden_layers
+        if layers > depth and layers != Retriever().layers:
+            raise RevelaError(f"--layers {layers}: {folder} has {depth}, so give at most those")
         keep_lower_layers(transformer, layers)
         with torch.device("meta"):
             anew = AutoModel.from_config(transformer.config)
