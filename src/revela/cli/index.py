@@ -143,7 +143,7 @@ class Job:
         """
         from revela.encoders.default_model import installed_model, suited_model
         from revela.encoders.load import keep_graph, load_encoder
-        from revela.encoders.model_files import resolve
+        from revela.encoders.resolve import resolve
         from revela.searching.index import Index
         from revela.searching.state import unfinished_in
 

@@ -23,10 +23,9 @@ from revela.errors import RevelaError, first_line
 from revela.files import cached_digest, disk_error
 from revela.types import fp32
 
-LOADED = (
-    *("modules.json", "*config*.json", "*token*.json", "vocab.*", "merges.txt", "*.model"),
-    *("*.safetensors", "*.bin", "*.jinja", "tekken.json", "context.json"),
-)
+TOKENIZER = ("*token*.json", "vocab.*", "merges.txt", "*.model", "*.jinja", "tekken.json")
+LOADED = (*TOKENIZER, "modules.json", "*config*.json", "*.safetensors", "*.bin", "context.json")
+ADAPTER = "adapter_config.json"
 CONFIG = "config_sentence_transformers.json"
 MATRYOSHKA, WORDS_TO_VECTORS = "matryoshka_dims", "words_to_vectors"  # keys of ours
 CONTEXT = "context"  # folder of a contextual module's documents
@@ -58,8 +57,8 @@ NEW = "new:"
 "Prefix of an untrained model, which training/lm/encoder_decoder.py makes."
 
 
-def resolve(name: str) -> Path:
-    """Find a model's folder; download or convert the model if necessary.
+def find_folder(name: str) -> Path:
+    """Find a model's folder as it is; download or convert the model if necessary.
 
     Args:
         name: a folder, a hub id (owner/name, name@revision) or a name of ``EMBEDDED``.
@@ -80,7 +79,7 @@ def resolve(name: str) -> Path:
     folder = Path(name)
     if not folder.exists():
         return _from_hub(name)
-    if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
+    if not any((folder / file).is_file() for file in ("config.json", "modules.json", ADAPTER)):
         raise RevelaError(
             f"{name} is not a model folder: it has neither config.json nor modules.json"
         )
@@ -215,12 +214,18 @@ def fingerprint(folder: Path) -> str:
     """
     files = {}
     for number, root in enumerate((folder, *_outside(folder))):
-        for file in sorted({file for pattern in LOADED for file in root.rglob(pattern)}):
-            place = file.relative_to(root)
-            is_left_out = any(p.startswith(".") or p == "checkpoints" for p in place.parts)
-            if file.is_file() and not is_left_out:
-                files[f"{number or ''}{'/' * bool(number)}{place.as_posix()}"] = file
+        for place in loaded_files(root):
+            files[f"{number or ''}{'/' * bool(number)}{place.as_posix()}"] = root / place
     return cached_digest(files, hashlib.blake2b(digest_size=8))
+
+
+def loaded_files(folder: Path) -> Iterator[Path]:
+    """The files in a folder that a model is loaded from, relative to it."""
+    for file in sorted({file for pattern in LOADED for file in folder.rglob(pattern)}):
+        place = file.relative_to(folder)
+        is_left_out = any(p.startswith(".") or p == "checkpoints" for p in place.parts)
+        if file.is_file() and not is_left_out:
+            yield place
 
 
 def _outside(folder: Path) -> Iterator[Path]:
@@ -237,7 +242,7 @@ def _outside(folder: Path) -> Iterator[Path]:
 def adapter_base(folder: Path) -> str:
     """The name of the model that the adapters of a folder change; "" if it has none."""
     try:
-        about = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        about = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
         return str(about["base_model_name_or_path"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""

@@ -7,6 +7,7 @@ torch, and only inside functions.
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import re
 from contextlib import nullcontext, suppress
@@ -16,14 +17,16 @@ from typing import TYPE_CHECKING, Any
 from revela.encoders.base import SLOT, Features, check_max_tokens, truncate
 from revela.encoders.bert import max_positions
 from revela.encoders.model_files import (
+    ADAPTER,
+    COPY_AGAIN,
     adapter_base,
     check_retriever,
     modules_of,
     opening,
     refuse_missing,
 )
-from revela.encoders.prompts import OWN, Given, prompts_of
-from revela.errors import RevelaError
+from revela.encoders.prompts import OWN, Given, Known, prompts_of
+from revela.errors import RevelaError, first_line
 from revela.quiet_libraries import silence_libraries
 from revela.types import Precision, Role
 
@@ -32,10 +35,10 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Transformer
     from torch import Tensor
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-ADAPTERS = "adapter_config.json"
 NO_LIMIT = 10**9  # tokens; tokenizers without a limit have a larger number
+POOLING_MODES = {"mean": "mean", "weighted-mean": "weightedmean", "cls": "cls"}  # else the last
 TASKS: dict[Role, str] = {"query": "query", "passage": "document"}
 """The roles of a text, as sentence-transformers calls them."""
 
@@ -64,7 +67,7 @@ def open_model(
     check_weights(Path(folder))
     with opening(Path(folder)):
         model = SentenceTransformer(str(folder), device=device, local_files_only=True).float()
-        if any((place / ADAPTERS).is_file() for _, place in modules_of(Path(folder))):
+        if any((place / ADAPTER).is_file() for _, place in modules_of(Path(folder))):
             merge_adapters(model)
     if not isinstance(model[0], modules.Transformer | modules.StaticEmbedding):
         raise RevelaError(
@@ -76,6 +79,46 @@ def open_model(
         add_pad_token(transformer)
         limit_tokens(transformer)
     return model
+
+
+def pooled(
+    folder: Path, known: Known, dtype: torch.dtype | str, lower_case: bool = False
+) -> SentenceTransformer:
+    """A Sentence-Transformers model of a transformers model, a pooling, and a normalisation if it
+    compares by cosines.
+    """
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules
+
+    check_weights(folder)
+    try:
+        # A named modality, so that an instruct model's chat template is not applied: text is
+        # embedded as it is, not as a user's turn.
+        transformer = modules.Transformer(
+            str(folder),
+            model_kwargs={"dtype": dtype},
+            max_seq_length=known.max_tokens,
+            do_lower_case=lower_case,
+            modality_config={
+                "text": {"method": "forward", "method_output_name": "last_hidden_state"}
+            },
+            module_output_name="token_embeddings",
+        )
+    except Exception as error:
+        raise RevelaError(f"{folder} cannot be opened as a model: {first_line(error)}") from error
+    tokenizer = transformer.tokenizer
+    tokenizer.padding_side = "right"
+    tokenizer.chat_template = None
+    add_pad_token(transformer)
+    limit_tokens(transformer)
+    if known.pooling == "eos":
+        append_eos(tokenizer)
+    add_missing_rows(transformer)
+    mode = POOLING_MODES.get(known.pooling, "lasttoken")
+    pooling = modules.Pooling(transformer.get_embedding_dimension(), pooling_mode=mode)
+    parts = [transformer, pooling, *([modules.Normalize()] if known.similarity == "cosine" else [])]
+    named = known.prompts.by_name()
+    return SentenceTransformer(modules=parts, prompts=named, similarity_fn_name=known.similarity)
 
 
 def check_weights(folder: Path) -> None:
@@ -111,6 +154,48 @@ def merge_adapters(model: SentenceTransformer) -> None:
     if hasattr(getattr(model[0], "model", None), "peft_config"):
         del model[0].model.peft_config
         model[0].model._hf_peft_config_loaded = False  # else adapters alone would be saved
+
+
+def merge_lora(adapter: Path, base: Path, target: Path) -> None:
+    """Save the transformers model in ``base``, its head included, with the LoRA of a PEFT folder
+    merged into it.
+
+    In fp32, as in bf16 the product that is added would be rounded too; then rounded to the base's
+    dtype, once.
+
+    Raises:
+        RevelaError: an extra is not installed, the base cannot be opened, or its modules are not
+            those that the adapter changes.
+    """
+    import peft
+    import transformers
+    from safetensors import safe_open
+
+    silence_libraries()
+    reason = "it changes modules that the base does not have"
+    try:
+        with safe_open(adapter / "adapter_model.safetensors", "numpy") as file:
+            stored = [name.removeprefix("base_model.model.") for name in file.keys()]  # noqa: SIM118
+        changed = {re.split(r"\.lora_|\.(?:weight|bias)$", name)[0] for name in stored}
+        names = transformers.AutoConfig.from_pretrained(base, local_files_only=True).architectures
+        # The head is kept for an LM; an adapter may have been trained with it or without it.
+        whole = getattr(transformers, (names or [""])[0], transformers.AutoModel)
+        for kind in dict.fromkeys((whole, transformers.AutoModel)):
+            model, report = kind.from_pretrained(
+                base, local_files_only=True, dtype="auto", output_loading_info=True
+            )
+            dtype = model.dtype
+            for part in (model, model.base_model):
+                if changed <= dict(part.named_modules()).keys():
+                    refuse_missing(base, report["missing_keys"])
+                    peft.PeftModel.from_pretrained(part.float(), adapter).merge_and_unload()
+                    model.to(dtype).save_pretrained(target)
+                    return
+    except RevelaError:
+        raise
+    except Exception as error:
+        reason = first_line(error)
+    raise RevelaError(f"{adapter} does not fit its base, {base} ({reason}): {COPY_AGAIN}")
 
 
 def add_pad_token(transformer: Transformer) -> None:
@@ -175,6 +260,48 @@ def special_tokens_of(tokenizer: Any) -> tuple[list[int], list[int]]:
     ids = tokenizer("a")["input_ids"]
     first = ids.index(plain[0])
     return ids[:first], ids[first + len(plain) :]
+
+
+def append_eos(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Make the tokenizer end every text with EOS, after truncation."""
+    from tokenizers.processors import TemplateProcessing
+
+    if tokenizer.eos_token is None:
+        raise RevelaError(
+            "the tokenizer has no EOS token, which --pooling eos reads: give --pooling mean"
+        )
+    before, after = special_tokens_of(tokenizer)
+    if after[-1:] == [tokenizer.eos_token_id]:
+        return
+    front = tokenizer.convert_ids_to_tokens(before)
+    tokens = [*front, tokenizer.eos_token]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=[*front, "$A", tokenizer.eos_token],
+        special_tokens=[(t, tokenizer.convert_tokens_to_ids(t)) for t in dict.fromkeys(tokens)],
+    )
+
+
+def keep_tokenizer(folder: Path, tokenizer: Any) -> None:
+    """Have libraries read tokenizer.json as it is.
+
+    A family's own class (GPT2Tokenizer) rebuilds the tokenizer without the case folding of
+    tokenizer.json, and some without its EOS. For some kinds of models (Qwen2) transformers takes
+    the family's class whatever the folder says, so case folding is also named where
+    sentence-transformers reads it.
+    """
+    state, about = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    if not (state.is_file() and about.is_file()):
+        return
+    config = json.loads(about.read_text(encoding="utf-8"))
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    for name in ("model_input_names", "padding_side", "truncation_side"):  # which the class knew
+        config[name] = getattr(tokenizer, name)
+    about.write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
+    normalizer = json.loads(state.read_text(encoding="utf-8"))["normalizer"]
+    if '"Lowercase"' in json.dumps(normalizer):
+        settings = folder / "sentence_bert_config.json"
+        known = json.loads(settings.read_text(encoding="utf-8"))
+        settings.write_text(json.dumps({**known, "do_lower_case": True}, indent=4))
 
 
 def transformer_of(model: SentenceTransformer) -> Transformer | None:

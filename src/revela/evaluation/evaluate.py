@@ -97,7 +97,7 @@ def evaluations(
     are those of the models that are indexes, by their names.
     """
     from revela.encoders.load import load_encoder
-    from revela.encoders.model_files import resolve
+    from revela.encoders.resolve import resolve
 
     check_language(options.language)
     check_weight(options.weight)
