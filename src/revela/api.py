@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revela.encoders.load import load_encoder
+from revela.encoders.load import load_encoder, resolve
 from revela.encoders.prompts import OWN, Given, prompts_of
-from revela.encoders.resolve import resolve
 from revela.errors import RevelaError, extra
 from revela.evaluation import evaluate as evaluation
 from revela.evaluation.evaluate import EvalOptions, Evaluation

@@ -16,10 +16,9 @@ from sentence_transformers.sentence_transformer import modules
 
 from conftest import build_context
 from revela import Document, Index, Retriever, RevelaError
-from revela.encoders.load import load_encoder
+from revela.encoders.load import load_encoder, resolve
 from revela.encoders.model_files import modules_of
 from revela.encoders.prompts import BGE, BGE_ZH, prompts_of
-from revela.encoders.resolve import resolve
 from revela.encoders.torch_model import open_model, positions_of
 from revela.text.words import has_words
 from revela.training.recipe import Recipe
@@ -151,7 +150,7 @@ def test_training(folder, kind, expected):
 def trained(folder):
     """The vectors that training begins with."""
     recipe = Recipe()
-    model = untrained_retriever(recipe.retriever, folder, []).cpu().eval()
+    model = untrained_retriever(recipe.retriever, resolve(str(folder)), []).cpu().eval()
     retriever = RetrieverModule(model)
     batch = build_context(recipe, retriever, [], [], bf16=False).sides(TEXTS, TEXTS)
     made = []

@@ -23,8 +23,10 @@ from revela.errors import RevelaError, first_line
 from revela.files import cached_digest, disk_error
 from revela.types import fp32
 
-TOKENIZER = ("*token*.json", "vocab.*", "merges.txt", "*.model", "*.jinja", "tekken.json")
-LOADED = (*TOKENIZER, "modules.json", "*config*.json", "*.safetensors", "*.bin", "context.json")
+LOADED = (
+    *("modules.json", "*config*.json", "*token*.json", "vocab.*", "merges.txt", "*.model"),
+    *("*.safetensors", "*.bin", "*.jinja", "tekken.json", "context.json"),
+)
 ADAPTER = "adapter_config.json"
 CONFIG = "config_sentence_transformers.json"
 MATRYOSHKA, WORDS_TO_VECTORS = "matryoshka_dims", "words_to_vectors"  # keys of ours
@@ -111,7 +113,7 @@ def gives_tokens(folder: Path) -> bool:
 
 
 @contextmanager
-def opening(folder: Path) -> Iterator[None]:
+def opening(folder: Path, kind: str = "a Sentence-Transformers model") -> Iterator[None]:
     """While open, any error is a RevelaError that names a damaged folder: for a damaged file,
     libraries raise Exception itself.
     """
@@ -123,9 +125,7 @@ def opening(folder: Path) -> Iterator[None]:
         reason = first_line(error)
         if "pytorch_model.bin" in reason:  # neither is there: the hub's is not downloaded
             reason = f"a module has no weights in safetensors, and {SAVE_AGAIN}"
-        raise RevelaError(
-            f"{folder} cannot be opened as a Sentence-Transformers model: {reason}"
-        ) from error
+        raise RevelaError(f"{folder} cannot be opened as {kind}: {reason}") from error
 
 
 def table_folder(folder: Path) -> Path | None:
@@ -208,44 +208,26 @@ def embedded_name(folder: Path) -> str:
 
 
 def fingerprint(folder: Path) -> str:
-    """Hash of the files that a model is loaded from, 16 hex digits, by ``cached_digest``.
-
-    Leaves out hidden files and checkpoints.
-    """
+    """Hash of the files that a model is loaded from, 16 hex digits, by ``cached_digest``."""
+    # Modules may lie outside.
+    inside, modules = folder.resolve(), [place for _, place in modules_of(folder)]
+    outside = [place for place in modules if not place.resolve().is_relative_to(inside)]
     files = {}
-    for number, root in enumerate((folder, *_outside(folder))):
+    for number, root in enumerate((folder, *outside)):
         for place in loaded_files(root):
             files[f"{number or ''}{'/' * bool(number)}{place.as_posix()}"] = root / place
     return cached_digest(files, hashlib.blake2b(digest_size=8))
 
 
 def loaded_files(folder: Path) -> Iterator[Path]:
-    """The files in a folder that a model is loaded from, relative to it."""
+    """The files in a folder that a model is loaded from, relative to it; not hidden files and
+    checkpoints.
+    """
     for file in sorted({file for pattern in LOADED for file in folder.rglob(pattern)}):
         place = file.relative_to(folder)
-        is_left_out = any(p.startswith(".") or p == "checkpoints" for p in place.parts)
+        is_left_out = any(p.startswith(".") or p.startswith("checkpoint") for p in place.parts)
         if file.is_file() and not is_left_out:
             yield place
-
-
-def _outside(folder: Path) -> Iterator[Path]:
-    """Folders outside a model's own that it is loaded from: of modules, and of the models that
-    adapters change.
-    """
-    for place in (folder, *(place for _, place in modules_of(folder))):
-        if not place.resolve().is_relative_to(folder.resolve()):
-            yield place
-        if (base := Path(adapter_base(place))).is_dir() and base != Path():
-            yield base
-
-
-def adapter_base(folder: Path) -> str:
-    """The name of the model that the adapters of a folder change; "" if it has none."""
-    try:
-        about = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
-        return str(about["base_model_name_or_path"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
 
 
 def _from_hub(name: str) -> Path:

@@ -57,6 +57,7 @@ def prompts_set(query: str, passage: str) -> Given:
 
 
 E5 = Prompts("query: ", "passage: ")
+TWO_SPACES = Prompts("query:  ", "passage:  ")
 DECODER = E5  # for a retriever made from a language model, as in Revela
 BGE = Prompts("Represent this sentence for searching relevant passages: ")
 BGE_ZH = Prompts("为这个句子生成表示以用于检索相关文章：")
@@ -72,8 +73,9 @@ class Known(NamedTuple):
 
     Attributes:
         prompts: if its folder names none.
-        pooling: as ``--pooling``, or "cls"; "": its folder has modules, which say it.
-        max_tokens: of a text, prompt and special tokens included, if it has a pooling here.
+        pooling: as ``--pooling``, or "cls"; "": its folder has modules, which say it. "eos" also
+            appends the EOS for modules that pool the last token.
+        max_tokens: of a text, prompt and special tokens included, if its folder has no modules.
         similarity: likewise, as ``--similarity``.
     """
 
@@ -93,16 +95,17 @@ KNOWN = {
     r"ruri-(base|large)": Known(RURI),
     # https://huggingface.co/intfloat/e5-large-unsupervised
     r"e5-(small|base|large)-unsupervised": Known(E5),
-    # https://huggingface.co/intfloat/e5-mistral-7b-instruct: its example of a search.
-    r"e5-mistral-7b-instruct": Known(E5_MISTRAL),
+    # https://huggingface.co/intfloat/e5-mistral-7b-instruct: its example of a search. Its EOS
+    # (add_eos_token) is not read by transformers 5; so says mteb 2.26, e5_instruct.py.
+    r"e5-mistral-7b-instruct": Known(E5_MISTRAL, "eos"),
     # https://github.com/TRUMANCFY/mteb, mteb/models/repllama_models.py, with which the paper's
     # scores were measured: two spaces, where training had one.
-    r"(?i:Revela-(code-)?(135M|500M|1b|3b|8b))": Known(
-        Prompts("query:  ", "passage:  "), "eos", 2048
-    ),
+    r"(?i:Revela-(code-)?(135M|500M|1b|3b|8b))": Known(TWO_SPACES, "eos", 2048),
     # https://huggingface.co/castorini/repllama-v1-7b-lora-passage; 512 tokens:
     # https://github.com/texttron/tevatron, examples/example_repllama.md.
-    r"repllama-v1-7b-lora-passage|RepLLaMA-reproduced": Known(E5, "eos"),
+    r"repllama-v1-7b-lora-passage": Known(E5, "eos"),
+    # mteb 2.26, models/model_implementations/repllama_models.py.
+    r"RepLLaMA-reproduced": Known(TWO_SPACES, "eos"),
     # https://huggingface.co/yixuantt/DREAM-3B: the last token of a text, without a prompt.
     r"DREAM-(0\.5B|1B|3B|8B)": Known(pooling="last"),
     # https://huggingface.co/facebook/contriever; dot products: arXiv 2112.09118, section 3.

@@ -17,16 +17,13 @@ from typing import TYPE_CHECKING, Any
 from revela.encoders.base import SLOT, Features, check_max_tokens, truncate
 from revela.encoders.bert import max_positions
 from revela.encoders.model_files import (
-    ADAPTER,
-    COPY_AGAIN,
-    adapter_base,
     check_retriever,
     modules_of,
     opening,
     refuse_missing,
 )
-from revela.encoders.prompts import OWN, Given, Known, prompts_of
-from revela.errors import RevelaError, first_line
+from revela.encoders.prompts import OWN, Given, Known, known_of, prompts_of
+from revela.errors import RevelaError
 from revela.quiet_libraries import silence_libraries
 from revela.types import Precision, Role
 
@@ -67,8 +64,6 @@ def open_model(
     check_weights(Path(folder))
     with opening(Path(folder)):
         model = SentenceTransformer(str(folder), device=device, local_files_only=True).float()
-        if any((place / ADAPTER).is_file() for _, place in modules_of(Path(folder))):
-            merge_adapters(model)
     if not isinstance(model[0], modules.Transformer | modules.StaticEmbedding):
         raise RevelaError(
             f"{folder} begins with a {type(model[0]).__name__}, and a transformer or a table of "
@@ -78,6 +73,9 @@ def open_model(
     if (transformer := transformer_of(model)) is not None and transformer.tokenizer is not None:
         add_pad_token(transformer)
         limit_tokens(transformer)
+        reads_last = any(getattr(part, "pooling_mode", "") == "lasttoken" for part in model)
+        if reads_last and known_of(Path(folder)).pooling == "eos":
+            append_eos(transformer.tokenizer)
     return model
 
 
@@ -91,7 +89,7 @@ def pooled(
     from sentence_transformers.sentence_transformer import modules
 
     check_weights(folder)
-    try:
+    with opening(folder, "a model"):
         # A named modality, so that an instruct model's chat template is not applied: text is
         # embedded as it is, not as a user's turn.
         transformer = modules.Transformer(
@@ -104,8 +102,6 @@ def pooled(
             },
             module_output_name="token_embeddings",
         )
-    except Exception as error:
-        raise RevelaError(f"{folder} cannot be opened as a model: {first_line(error)}") from error
     tokenizer = transformer.tokenizer
     tokenizer.padding_side = "right"
     tokenizer.chat_template = None
@@ -128,10 +124,9 @@ def check_weights(folder: Path) -> None:
     from sentence_transformers.sentence_transformer import modules
 
     every = modules_of(folder) or [("Transformer", folder)]
-    places = [place for kind, place in every if kind == "Transformer"]
     # Nothing public says which class of transformers sentence-transformers takes.
     stock, how = modules.Transformer.__new__(modules.Transformer), {"local_files_only": True}
-    for name in filter(None, (n for place in places for n in (str(place), adapter_base(place)))):
+    for name in [str(place) for kind, place in every if kind == "Transformer"]:
         report: dict[str, Any] = {}
         with suppress(Exception):
             about = stock._load_config(name, "torch", how)
@@ -151,9 +146,6 @@ def merge_adapters(model: SentenceTransformer) -> None:
             if isinstance(child, BaseTunerLayer):
                 child.merge()
                 setattr(parent, name, child.get_base_layer())
-    if hasattr(getattr(model[0], "model", None), "peft_config"):
-        del model[0].model.peft_config
-        model[0].model._hf_peft_config_loaded = False  # else adapters alone would be saved
 
 
 def merge_lora(adapter: Path, base: Path, target: Path) -> None:
@@ -172,30 +164,22 @@ def merge_lora(adapter: Path, base: Path, target: Path) -> None:
     from safetensors import safe_open
 
     silence_libraries()
-    reason = "it changes modules that the base does not have"
-    try:
+    with opening(adapter, f"an adapter of {base}"):
         with safe_open(adapter / "adapter_model.safetensors", "numpy") as file:
             stored = [name.removeprefix("base_model.model.") for name in file.keys()]  # noqa: SIM118
         changed = {re.split(r"\.lora_|\.(?:weight|bias)$", name)[0] for name in stored}
         names = transformers.AutoConfig.from_pretrained(base, local_files_only=True).architectures
-        # The head is kept for an LM; an adapter may have been trained with it or without it.
-        whole = getattr(transformers, (names or [""])[0], transformers.AutoModel)
-        for kind in dict.fromkeys((whole, transformers.AutoModel)):
-            model, report = kind.from_pretrained(
-                base, local_files_only=True, dtype="auto", output_loading_info=True
-            )
-            dtype = model.dtype
-            for part in (model, model.base_model):
-                if changed <= dict(part.named_modules()).keys():
-                    refuse_missing(base, report["missing_keys"])
-                    peft.PeftModel.from_pretrained(part.float(), adapter).merge_and_unload()
-                    model.to(dtype).save_pretrained(target)
-                    return
-    except RevelaError:
-        raise
-    except Exception as error:
-        reason = first_line(error)
-    raise RevelaError(f"{adapter} does not fit its base, {base} ({reason}): {COPY_AGAIN}")
+        whole, report = getattr(transformers, (names or ["AutoModel"])[0]).from_pretrained(
+            base, local_files_only=True, dtype="auto", output_loading_info=True
+        )
+        refuse_missing(base, report["missing_keys"])
+        dtype = whole.dtype
+        # An adapter may have been trained with the head or without it.
+        parts = [p for p in (whole, whole.base_model) if changed <= dict(p.named_modules()).keys()]
+        if not parts:
+            raise RevelaError(f"{adapter} changes modules that its base, {base}, does not have")
+        peft.PeftModel.from_pretrained(parts[0].float(), adapter).merge_and_unload()
+        whole.to(dtype).save_pretrained(target)
 
 
 def add_pad_token(transformer: Transformer) -> None:

@@ -14,9 +14,8 @@ from typing import Literal
 import numpy as np
 
 from revela.encoders.base import TextEncoder
-from revela.encoders.load import load_encoder
+from revela.encoders.load import load_encoder, resolve
 from revela.encoders.prompts import prompts_set
-from revela.encoders.resolve import resolve
 from revela.errors import RevelaError, extra
 from revela.evaluation.label_free import HeldOutCheck, PerQuery, tasks, with_bm25
 from revela.evaluation.metrics import Outcome
