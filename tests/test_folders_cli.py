@@ -212,7 +212,7 @@ def installed(monkeypatch, static_folder, tmp_path):
         return here.get(name) or resolve(name)
 
     monkeypatch.setattr(folder_index, "resolve", found)
-    monkeypatch.setattr("revela.encoders.model_files.resolve", found)
+    monkeypatch.setattr("revela.encoders.load.resolve", found)
     monkeypatch.setattr("revela.searching.index.resolve", found)
     monkeypatch.setattr(default_model, "is_installed", lambda name: name in here)
     return here

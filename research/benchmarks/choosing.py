@@ -32,7 +32,7 @@ from research.benchmarks.options import (
     print_header,
 )
 from revela.encoders.base import TextEncoder
-from revela.encoders.model_files import resolve
+from revela.encoders.load import resolve
 from revela.evaluation.collection import load_collection
 from revela.evaluation.evaluate import outcomes
 from revela.evaluation.label_free import HeldOutCheck, tasks, with_bm25

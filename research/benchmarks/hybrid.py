@@ -27,8 +27,7 @@ from research.benchmarks.options import (
 )
 from research.benchmarks.quality import SMOL
 from revela.encoders.base import Encoded, Features, TextEncoder
-from revela.encoders.load import load_encoder
-from revela.encoders.model_files import resolve
+from revela.encoders.load import load_encoder, resolve
 from revela.evaluation.collection import Collection, load_collection
 from revela.evaluation.evaluate import outcomes
 from revela.ranking.late_interaction import encode_packed

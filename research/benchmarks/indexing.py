@@ -32,7 +32,7 @@ from research.benchmarks.options import (
     print_header,
 )
 from revela.encoders.embedded import E5, MINILM
-from revela.encoders.model_files import resolve
+from revela.encoders.load import resolve
 from revela.text.load import read_corpus
 from revela.types import evenly_spaced
 

@@ -18,8 +18,7 @@ from research.benchmarks.options import (
     print_cells,
     print_header,
 )
-from revela.encoders.load import load_encoder
-from revela.encoders.model_files import resolve
+from revela.encoders.load import load_encoder, resolve
 from revela.evaluation.collection import load_collection
 from revela.evaluation.metrics import Outcome
 from revela.ranking.exact import rankings_of, top_k

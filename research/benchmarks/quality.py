@@ -70,7 +70,7 @@ def save_untrained(
     """Save the backbone with a pooling, and with the label-free fit to the corpus if ``fit``, whose
     half for words is trained for so many steps (as by ``revela fit --steps``).
     """
-    from revela.encoders.model_files import resolve
+    from revela.encoders.load import resolve
     from revela.encoders.torch_model import has_fast_bf16
     from revela.quiet_libraries import silence_libraries
     from revela.text.load import read_corpus

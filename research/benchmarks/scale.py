@@ -137,7 +137,7 @@ def looking_up(folder: Path) -> Path:
     from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
     from transformers import AutoTokenizer
 
-    from revela.encoders.model_files import resolve
+    from revela.encoders.load import resolve
 
     if not folder.exists():
         tokenizer = AutoTokenizer.from_pretrained(resolve("embedded:minilm-l6"))

@@ -52,8 +52,7 @@ def cached(path: Path, make: Callable[[], Vectors]) -> Vectors:
 
 
 def encoder(max_tokens: int):
-    from revela.encoders.load import load_encoder
-    from revela.encoders.model_files import resolve
+    from revela.encoders.load import load_encoder, resolve
 
     return load_encoder(resolve(MODEL), "auto", max_tokens)
 

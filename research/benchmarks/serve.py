@@ -35,8 +35,7 @@ import torch
 
 from research.benchmarks.options import parser_of, write_out
 from revela.encoders.base import TextEncoder
-from revela.encoders.load import load_encoder
-from revela.encoders.model_files import resolve
+from revela.encoders.load import load_encoder, resolve
 from revela.searching.index import Index
 from revela.text.load import read_corpus
 from revela.training.distributed import available_cores

@@ -25,7 +25,7 @@ import torch
 from research.benchmarks.demo import sources
 from research.benchmarks.options import corpus_of, parser_of, write_out
 from research.benchmarks.steps import Row, in_turn, print_row, ratio, timed
-from revela.encoders.model_files import resolve
+from revela.encoders.load import resolve
 from revela.encoders.torch_model import has_fast_bf16
 from revela.quiet_libraries import silence_libraries
 from revela.text.chunk import chunk_all

@@ -22,7 +22,7 @@ from research.benchmarks.options import (
     print_cells,
     print_header,
 )
-from revela.encoders.model_files import resolve
+from revela.encoders.load import resolve
 from revela.evaluation.collection import load_collection
 from revela.evaluation.evaluate import outcomes
 from revela.text.analyzer import Analyzer

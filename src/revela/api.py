@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revela.encoders.load import load_encoder
-from revela.encoders.model_files import resolve
+from revela.encoders.load import load_encoder, resolve
 from revela.encoders.prompts import OWN, Given, prompts_of
 from revela.errors import RevelaError, extra
 from revela.evaluation import evaluate as evaluation

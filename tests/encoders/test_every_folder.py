@@ -16,8 +16,8 @@ from sentence_transformers.sentence_transformer import modules
 
 from conftest import build_context
 from revela import Document, Index, Retriever, RevelaError
-from revela.encoders.load import load_encoder
-from revela.encoders.model_files import modules_of, resolve
+from revela.encoders.load import load_encoder, resolve
+from revela.encoders.model_files import modules_of
 from revela.encoders.prompts import BGE, BGE_ZH, prompts_of
 from revela.encoders.torch_model import open_model, positions_of
 from revela.text.words import has_words
@@ -150,7 +150,7 @@ def test_training(folder, kind, expected):
 def trained(folder):
     """The vectors that training begins with."""
     recipe = Recipe()
-    model = untrained_retriever(recipe.retriever, folder, []).cpu().eval()
+    model = untrained_retriever(recipe.retriever, resolve(str(folder)), []).cpu().eval()
     retriever = RetrieverModule(model)
     batch = build_context(recipe, retriever, [], [], bf16=False).sides(TEXTS, TEXTS)
     made = []

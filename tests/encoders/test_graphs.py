@@ -21,8 +21,8 @@ from revela.encoders.after_transformer import VECTOR
 from revela.encoders.embedded import E5, MINILM, is_installed
 from revela.encoders.graph_encoder import GraphEncoder
 from revela.encoders.int8 import _range, quantised
-from revela.encoders.load import keep_graph, load_encoder
-from revela.encoders.model_files import fingerprint, resolve
+from revela.encoders.load import keep_graph, load_encoder, resolve
+from revela.encoders.model_files import fingerprint
 from revela.encoders.torch_encoder import TorchEncoder
 from revela.errors import RevelaError
 from revela.searching.manifest import Indexing

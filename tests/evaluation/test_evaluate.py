@@ -84,7 +84,7 @@ def test_a_query_that_is_a_document_does_not_find_itself():
 
 
 def test_evaluate_gives_the_scores_of_every_system_by_collection(tmp_path, monkeypatch):
-    monkeypatch.setattr("revela.encoders.model_files.resolve", lambda name: name)
+    monkeypatch.setattr("revela.encoders.load.resolve", lambda name: name)
     monkeypatch.setattr("revela.encoders.load.load_encoder", lambda *_, **__: Oracle())
     folders = [write(tmp_path / "one"), write(tmp_path / "two")]
     scores = evaluate(["owner/first", "owner/second"], folders)
@@ -156,7 +156,7 @@ def test_the_presets_of_the_paper_save_the_limit_of_its_evaluation(method, tiny_
 
 
 def test_candidates_of_a_run_are_all_that_is_ranked(tmp_path, monkeypatch):
-    monkeypatch.setattr("revela.encoders.model_files.resolve", lambda name: name)
+    monkeypatch.setattr("revela.encoders.load.resolve", lambda name: name)
     monkeypatch.setattr("revela.encoders.load.load_encoder", lambda *_, **__: Words())
     texts = ["sea salt", "sea sea salt", "salt", "hill", "sea hill"]
     rows = [{"_id": f"d{i}", "text": text} for i, text in enumerate(texts)]

@@ -44,8 +44,7 @@ def test_a_reader_that_stops_early_has_read_little_ahead():
 FORK_AFTER_ENCODING = """
 import gc
 from revela.text.parallel import ordered_map
-from revela.encoders.model_files import resolve
-from revela.encoders.load import load_encoder
+from revela.encoders.load import load_encoder, resolve
 
 encoder = load_encoder(resolve("embedded:minilm-l6"))
 encoder.encode_passages(["a b c"] * 200)

@@ -23,8 +23,8 @@ from transformers import AutoModel
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from conftest import TINY, logged, make_rows, tiny_retriever
-from revela.encoders.load import load_encoder
-from revela.encoders.model_files import commits, resolve
+from revela.encoders.load import load_encoder, resolve
+from revela.encoders.model_files import commits
 from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
 from revela.files import remove_whole, writing

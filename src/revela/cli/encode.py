@@ -41,8 +41,8 @@ def encode(
     precision:
         Arithmetic; auto is int8, bf16 or fp32, whichever this processor or GPU is fast in.
     """
-    from revela.encoders.load import load_encoder
-    from revela.encoders.model_files import check_dimensions, resolve
+    from revela.encoders.load import load_encoder, resolve
+    from revela.encoders.model_files import check_dimensions
     from revela.searching import export as vectors
     from revela.searching.ingest import check_repeated
     from revela.text.load import read_corpus

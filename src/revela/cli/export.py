@@ -23,7 +23,7 @@ def export(model: str, *, out: Out, prompts: Annotated[PromptFlags, Flat] = PROM
     check_free(out)
     from revela.encoders.graph_export import export_onnx
     from revela.encoders.graphs import EXPORT
-    from revela.encoders.model_files import resolve
+    from revela.encoders.load import resolve
     from revela.encoders.torch_model import open_model
 
     folder = resolve(model)

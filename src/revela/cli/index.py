@@ -142,8 +142,7 @@ class Job:
         that suits the languages of the texts.
         """
         from revela.encoders.default_model import installed_model, suited_model
-        from revela.encoders.load import keep_graph, load_encoder
-        from revela.encoders.model_files import resolve
+        from revela.encoders.load import keep_graph, load_encoder, resolve
         from revela.searching.index import Index
         from revela.searching.state import unfinished_in
 

@@ -71,7 +71,7 @@ def probe(
     with extra("train", "revela probe"):
         from revela.training.lm.encoder_decoder import is_encoder_decoder
         from revela.training.probes.run import ProbeOptions, probe_encoder_decoder, probe_retriever
-    from revela.encoders.model_files import resolve
+    from revela.encoders.load import resolve
     from revela.text.load import read_corpus
 
     folder = resolve(model)

@@ -69,8 +69,8 @@ def open_graph(
     if not modules or modules[0][0] != "Transformer" or (folder / "context").is_dir():
         return None
     inside = modules[0][1]
-    if not (inside / TOKENIZER).is_file() or (inside / "adapter_config.json").is_file():
-        return None  # adapters are merged by torch
+    if not (inside / TOKENIZER).is_file():
+        return None
     encoder: GraphEncoder | None = None
     with opening(folder), suppress(Unsupported):
         config = _read(inside / "config.json")

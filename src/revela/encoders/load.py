@@ -1,9 +1,17 @@
-"""Open a saved retriever for encoding: as a table of words or as a graph, else by torch."""
+"""Find a model; open a saved retriever for encoding: as a table of words or as a graph, else by
+torch.
+
+A PEFT adapter is merged into its base once, in the cache, so that the rest of the package sees an
+ordinary model. A retriever that was published without modules (``prompts.KNOWN``) is saved with
+them there.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import shutil
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,21 +21,111 @@ from revela.encoders.cpu import has_gpu, has_torch
 from revela.encoders.graph_encoder import GraphEncoder
 from revela.encoders.graphs import VERSION, export_folder, open_graph
 from revela.encoders.model_files import (
+    ADAPTER,
+    COPY_AGAIN,
     check_retriever,
     embedded_name,
+    find_folder,
     fingerprint,
+    loaded_files,
+    modules_of,
+    name_of,
     saved_for_dot,
     table_folder,
     words_to_vectors_of,
 )
-from revela.encoders.prompts import OWN, Given
+from revela.encoders.prompts import OWN, Given, Known, known_of
 from revela.encoders.static_encoder import StaticEncoder
 from revela.errors import RevelaError, extra, first_line
-from revela.files import atomic_write, cache_folder
+from revela.files import atomic_write, cache_folder, remove_unfinished, writing
 from revela.types import Precision
 
 log = logging.getLogger(__name__)
 MAX_DIFFERENCE = 3e-4  # between a graph's vectors and torch's, in any component
+BASE = "base_model_name_or_path"
+WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin")
+
+
+def resolve(name: str, above: tuple[Path, ...] = ()) -> Path:
+    """Find a model's folder; download, convert or merge the model if necessary.
+
+    Args:
+        name: a folder, a hub id (owner/name, name@revision) or a name of ``EMBEDDED``.
+        above: the adapters that this model is the base of.
+
+    Raises:
+        Unreachable: the hub cannot be reached, and the model is not cached.
+        RevelaError: it is no model, is not installed, cannot be downloaded, or is an adapter that
+            cannot be merged.
+    """
+    folder = find_folder(name)
+    is_adapter = (folder / ADAPTER).is_file() and not any(folder.glob("model*.safetensors"))
+    has_modules = (folder / "modules.json").is_file()
+    if not is_adapter and (has_modules or not known_of(folder).pooling):
+        return folder
+    base, known = _base_of(name, folder, above) if is_adapter else folder, known_of(folder)
+    state = f"{fingerprint(folder)} {fingerprint(base)} {known}"
+    digest = hashlib.blake2b(state.encode(), digest_size=8).hexdigest()
+    # Named as in the hub's cache, so that ``name_of`` finds the name.
+    made = cache_folder() / "merged" / f"models--{name_of(folder).replace('/', '--')}" / digest
+    if not made.is_dir():
+        with writing(made.parent, wait=True), extra("train", f"converting {name}"):
+            remove_unfinished(made.parent, [digest])
+            if not made.is_dir():  # else another process has written it
+                log.info(f"converting {name}, once")
+                with atomic_write(made) as temporary:
+                    _write(folder, base, known, temporary)
+    return made
+
+
+def _base_of(name: str, adapter: Path, above: tuple[Path, ...]) -> Path:
+    """The folder of an adapter's base; a relative path may begin at the adapter's folder.
+
+    Raises:
+        RevelaError: the adapter is damaged or of another kind than LoRA, or the base is missing.
+    """
+    try:
+        about = json.loads((adapter / ADAPTER).read_text(encoding="utf-8"))
+        kind, base = about["peft_type"], str(about[BASE])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise RevelaError(f"{adapter / ADAPTER} is damaged: {COPY_AGAIN}") from None
+    if kind != "LORA" or not (adapter / "adapter_model.safetensors").is_file():
+        raise RevelaError(
+            f"{name} is an adapter of kind {kind}, and only LoRA in adapter_model.safetensors is "
+            "read: give another model"
+        )
+    try:
+        if adapter in above:
+            raise RevelaError("it is its own base")
+        is_beside = not Path(base).exists() and (adapter / base).is_dir()
+        return resolve(str(adapter / base) if is_beside else base, (*above, adapter))
+    except RevelaError as error:
+        raise RevelaError(f"the base of {name} ({BASE} in {ADAPTER}): {error}") from error
+
+
+def _write(folder: Path, base: Path, known: Known, target: Path) -> None:
+    """Write an adapter with its base, or a model that is known, to ``target``."""
+    from revela.encoders import torch_model
+
+    source = base
+    if folder != base:
+        inside = (place for kind, place in modules_of(base) if kind == "Transformer")
+        place = next((p for p in inside if p.resolve().is_relative_to(base.resolve())), base)
+        has_modules = any((one / "modules.json").is_file() for one in (base, folder))
+        source = target / "merged" if known.pooling and not has_modules else target
+        weights = {file for file in place.iterdir() if file.name.endswith(WEIGHTS)}
+        weights.update(folder.glob("adapter_*"))
+        for root in (base, folder):
+            for file in loaded_files(root):
+                if root / file not in weights:
+                    (source / file).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(root / file, source / file)
+        torch_model.merge_lora(folder, place, source / place.relative_to(base))
+    if source != target:
+        model = torch_model.pooled(source, known, "auto")
+        model.save_pretrained(str(target), create_model_card=False)
+        torch_model.keep_tokenizer(target, model.tokenizer)
+        shutil.rmtree(target / "merged", ignore_errors=True)
 
 
 def load_encoder(

@@ -27,6 +27,7 @@ LOADED = (
     *("modules.json", "*config*.json", "*token*.json", "vocab.*", "merges.txt", "*.model"),
     *("*.safetensors", "*.bin", "*.jinja", "tekken.json", "context.json"),
 )
+ADAPTER = "adapter_config.json"
 CONFIG = "config_sentence_transformers.json"
 MATRYOSHKA, WORDS_TO_VECTORS = "matryoshka_dims", "words_to_vectors"  # keys of ours
 CONTEXT = "context"  # folder of a contextual module's documents
@@ -58,8 +59,8 @@ NEW = "new:"
 "Prefix of an untrained model, which training/lm/encoder_decoder.py makes."
 
 
-def resolve(name: str) -> Path:
-    """Find a model's folder; download or convert the model if necessary.
+def find_folder(name: str) -> Path:
+    """Find a model's folder as it is; download or convert the model if necessary.
 
     Args:
         name: a folder, a hub id (owner/name, name@revision) or a name of ``EMBEDDED``.
@@ -80,7 +81,7 @@ def resolve(name: str) -> Path:
     folder = Path(name)
     if not folder.exists():
         return _from_hub(name)
-    if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
+    if not any((folder / file).is_file() for file in ("config.json", "modules.json", ADAPTER)):
         raise RevelaError(
             f"{name} is not a model folder: it has neither config.json nor modules.json"
         )
@@ -112,7 +113,7 @@ def gives_tokens(folder: Path) -> bool:
 
 
 @contextmanager
-def opening(folder: Path) -> Iterator[None]:
+def opening(folder: Path, kind: str = "a Sentence-Transformers model") -> Iterator[None]:
     """While open, any error is a RevelaError that names a damaged folder: for a damaged file,
     libraries raise Exception itself.
     """
@@ -124,9 +125,7 @@ def opening(folder: Path) -> Iterator[None]:
         reason = first_line(error)
         if "pytorch_model.bin" in reason:  # neither is there: the hub's is not downloaded
             reason = f"a module has no weights in safetensors, and {SAVE_AGAIN}"
-        raise RevelaError(
-            f"{folder} cannot be opened as a Sentence-Transformers model: {reason}"
-        ) from error
+        raise RevelaError(f"{folder} cannot be opened as {kind}: {reason}") from error
 
 
 def table_folder(folder: Path) -> Path | None:
@@ -209,38 +208,26 @@ def embedded_name(folder: Path) -> str:
 
 
 def fingerprint(folder: Path) -> str:
-    """Hash of the files that a model is loaded from, 16 hex digits, by ``cached_digest``.
-
-    Leaves out hidden files and checkpoints.
-    """
+    """Hash of the files that a model is loaded from, 16 hex digits, by ``cached_digest``."""
+    # Modules may lie outside.
+    inside, modules = folder.resolve(), [place for _, place in modules_of(folder)]
+    outside = [place for place in modules if not place.resolve().is_relative_to(inside)]
     files = {}
-    for number, root in enumerate((folder, *_outside(folder))):
-        for file in sorted({file for pattern in LOADED for file in root.rglob(pattern)}):
-            place = file.relative_to(root)
-            is_left_out = any(p.startswith(".") or p == "checkpoints" for p in place.parts)
-            if file.is_file() and not is_left_out:
-                files[f"{number or ''}{'/' * bool(number)}{place.as_posix()}"] = file
+    for number, root in enumerate((folder, *outside)):
+        for place in loaded_files(root):
+            files[f"{number or ''}{'/' * bool(number)}{place.as_posix()}"] = root / place
     return cached_digest(files, hashlib.blake2b(digest_size=8))
 
 
-def _outside(folder: Path) -> Iterator[Path]:
-    """Folders outside a model's own that it is loaded from: of modules, and of the models that
-    adapters change.
+def loaded_files(folder: Path) -> Iterator[Path]:
+    """The files in a folder that a model is loaded from, relative to it; not hidden files and
+    checkpoints.
     """
-    for place in (folder, *(place for _, place in modules_of(folder))):
-        if not place.resolve().is_relative_to(folder.resolve()):
+    for file in sorted({file for pattern in LOADED for file in folder.rglob(pattern)}):
+        place = file.relative_to(folder)
+        is_left_out = any(p.startswith(".") or p.startswith("checkpoint") for p in place.parts)
+        if file.is_file() and not is_left_out:
             yield place
-        if (base := Path(adapter_base(place))).is_dir() and base != Path():
-            yield base
-
-
-def adapter_base(folder: Path) -> str:
-    """The name of the model that the adapters of a folder change; "" if it has none."""
-    try:
-        about = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-        return str(about["base_model_name_or_path"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
 
 
 def _from_hub(name: str) -> Path:

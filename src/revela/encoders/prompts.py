@@ -1,7 +1,7 @@
 """Prompts: the prefixes that an embedder reads before a query, and before a passage.
 
 They come from the user; if not given, from the model's folder (config_sentence_transformers.json);
-if it has none, from ``KNOWN``.
+if it has none, from ``KNOWN``, which also says how published retrievers without modules are pooled.
 """
 
 from __future__ import annotations
@@ -57,32 +57,78 @@ def prompts_set(query: str, passage: str) -> Given:
 
 
 E5 = Prompts("query: ", "passage: ")
+TWO_SPACES = Prompts("query:  ", "passage:  ")
 DECODER = E5  # for a retriever made from a language model, as in Revela
 BGE = Prompts("Represent this sentence for searching relevant passages: ")
 BGE_ZH = Prompts("为这个句子生成表示以用于检索相关文章：")
+E5_MISTRAL = Prompts(
+    "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "
+)
 NOMIC = Prompts("search_query: ", "search_document: ")
 RURI = Prompts("クエリ: ", "文章: ")
 
-# Embedders of the hub whose folders name no prompts, by the last part of their names. The prompts
-# are those of mteb 2.26: get_model_meta(NAME).loader_kwargs["model_prompts"]. All are fixed
-# strings; no model needs remote code.
+
+class Known(NamedTuple):
+    """What the folder of a model of the hub does not say.
+
+    Attributes:
+        prompts: if its folder names none.
+        pooling: as ``--pooling``, or "cls"; "": its folder has modules, which say it. "eos" also
+            appends the EOS for modules that pool the last token.
+        max_tokens: of a text, prompt and special tokens included, if its folder has no modules.
+        similarity: likewise, as ``--similarity``.
+    """
+
+    prompts: Prompts = Prompts()
+    pooling: str = ""
+    max_tokens: int = 512
+    similarity: str = "cosine"
+
+
+# By the last part of a model's name. No model needs remote code.
 KNOWN = {
-    r"(multilingual-)?e5-(small|base|large)(-v2)?|USER-base": E5,
-    r"bge-(small|base|large)-en(-v1\.5)?": BGE,
-    r"bge-(small|base|large)-zh(-v1\.5)?": BGE_ZH,
-    r"nomic-embed-text-v1(\.5)?|modernbert-embed-base|ru-en-RoSBERTa": NOMIC,
-    r"ruri-(base|large)": RURI,
+    # Prompts: mteb 2.26, get_model_meta(NAME).loader_kwargs["model_prompts"].
+    r"(multilingual-)?e5-(small|base|large)(-v2)?|USER-base": Known(E5),
+    r"bge-(small|base|large)-en(-v1\.5)?": Known(BGE),
+    r"bge-(small|base|large)-zh(-v1\.5)?": Known(BGE_ZH),
+    r"nomic-embed-text-v1(\.5)?|modernbert-embed-base|ru-en-RoSBERTa": Known(NOMIC),
+    r"ruri-(base|large)": Known(RURI),
+    # https://huggingface.co/intfloat/e5-large-unsupervised
+    r"e5-(small|base|large)-unsupervised": Known(E5),
+    # https://huggingface.co/intfloat/e5-mistral-7b-instruct: its example of a search. Its EOS
+    # (add_eos_token) is not read by transformers 5; so says mteb 2.26, e5_instruct.py.
+    r"e5-mistral-7b-instruct": Known(E5_MISTRAL, "eos"),
+    # https://github.com/TRUMANCFY/mteb, mteb/models/repllama_models.py, with which the paper's
+    # scores were measured: two spaces, where training had one.
+    r"(?i:Revela-(code-)?(135M|500M|1b|3b|8b))": Known(TWO_SPACES, "eos", 2048),
+    # https://huggingface.co/castorini/repllama-v1-7b-lora-passage; 512 tokens:
+    # https://github.com/texttron/tevatron, examples/example_repllama.md.
+    r"repllama-v1-7b-lora-passage": Known(E5, "eos"),
+    # mteb 2.26, models/model_implementations/repllama_models.py.
+    r"RepLLaMA-reproduced": Known(TWO_SPACES, "eos"),
+    # https://huggingface.co/yixuantt/DREAM-3B: the last token of a text, without a prompt.
+    r"DREAM-(0\.5B|1B|3B|8B)": Known(pooling="last"),
+    # https://huggingface.co/facebook/contriever; dot products: arXiv 2112.09118, section 3.
+    r"m?contriever(-msmarco)?": Known(pooling="mean", similarity="dot"),
+    # https://github.com/staoxiao/RetroMAE, examples/retriever/BEIR/README.md.
+    r"RetroMAE(_BEIR)?": Known(pooling="cls", similarity="dot"),
+    # https://github.com/JetRunner/LaPraDoR: scored by BEIR's SentenceBERT, whose default is the
+    # mean, and by cosines.
+    r"laprador": Known(pooling="mean"),
 }
 
 
 def prompts_of(folder: Path, given: Given = OWN) -> Prompts:
     """The prompts to use with the model in a folder."""
     named = named_prompts(folder)
-    if not any(named):
-        name = name_of(folder).rpartition("/")[2]
-        known = (prompts for pattern, prompts in KNOWN.items() if re.fullmatch(pattern, name))
-        named = next(known, named)
-    return named.replaced(given)
+    return (named if any(named) else known_of(folder).prompts).replaced(given)
+
+
+def known_of(folder: Path) -> Known:
+    """What ``KNOWN`` has on the model in a folder."""
+    name = name_of(folder).rpartition("/")[2]
+    found = (known for pattern, known in KNOWN.items() if re.fullmatch(pattern, name))
+    return next(found, Known())
 
 
 def named_prompts(folder: Path) -> Prompts:

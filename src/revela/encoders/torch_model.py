@@ -7,6 +7,7 @@ torch, and only inside functions.
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import re
 from contextlib import nullcontext, suppress
@@ -16,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 from revela.encoders.base import SLOT, Features, check_max_tokens, truncate
 from revela.encoders.bert import max_positions
 from revela.encoders.model_files import (
-    adapter_base,
     check_retriever,
     modules_of,
     opening,
     refuse_missing,
 )
-from revela.encoders.prompts import OWN, Given, prompts_of
+from revela.encoders.prompts import OWN, Given, Known, known_of, prompts_of
 from revela.errors import RevelaError
 from revela.quiet_libraries import silence_libraries
 from revela.types import Precision, Role
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Transformer
     from torch import Tensor
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-ADAPTERS = "adapter_config.json"
 NO_LIMIT = 10**9  # tokens; tokenizers without a limit have a larger number
+POOLING_MODES = {"mean": "mean", "weighted-mean": "weightedmean", "cls": "cls"}  # else the last
 TASKS: dict[Role, str] = {"query": "query", "passage": "document"}
 """The roles of a text, as sentence-transformers calls them."""
 
@@ -64,8 +64,6 @@ def open_model(
     check_weights(Path(folder))
     with opening(Path(folder)):
         model = SentenceTransformer(str(folder), device=device, local_files_only=True).float()
-        if any((place / ADAPTERS).is_file() for _, place in modules_of(Path(folder))):
-            merge_adapters(model)
     if not isinstance(model[0], modules.Transformer | modules.StaticEmbedding):
         raise RevelaError(
             f"{folder} begins with a {type(model[0]).__name__}, and a transformer or a table of "
@@ -75,7 +73,48 @@ def open_model(
     if (transformer := transformer_of(model)) is not None and transformer.tokenizer is not None:
         add_pad_token(transformer)
         limit_tokens(transformer)
+        reads_last = any(getattr(part, "pooling_mode", "") == "lasttoken" for part in model)
+        if reads_last and known_of(Path(folder)).pooling == "eos":
+            append_eos(transformer.tokenizer)
     return model
+
+
+def pooled(
+    folder: Path, known: Known, dtype: torch.dtype | str, lower_case: bool = False
+) -> SentenceTransformer:
+    """A Sentence-Transformers model of a transformers model, a pooling, and a normalisation if it
+    compares by cosines.
+    """
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules
+
+    check_weights(folder)
+    with opening(folder, "a model"):
+        # A named modality, so that an instruct model's chat template is not applied: text is
+        # embedded as it is, not as a user's turn.
+        transformer = modules.Transformer(
+            str(folder),
+            model_kwargs={"dtype": dtype},
+            max_seq_length=known.max_tokens,
+            do_lower_case=lower_case,
+            modality_config={
+                "text": {"method": "forward", "method_output_name": "last_hidden_state"}
+            },
+            module_output_name="token_embeddings",
+        )
+    tokenizer = transformer.tokenizer
+    tokenizer.padding_side = "right"
+    tokenizer.chat_template = None
+    add_pad_token(transformer)
+    limit_tokens(transformer)
+    if known.pooling == "eos":
+        append_eos(tokenizer)
+    add_missing_rows(transformer)
+    mode = POOLING_MODES.get(known.pooling, "lasttoken")
+    pooling = modules.Pooling(transformer.get_embedding_dimension(), pooling_mode=mode)
+    parts = [transformer, pooling, *([modules.Normalize()] if known.similarity == "cosine" else [])]
+    named = known.prompts.by_name()
+    return SentenceTransformer(modules=parts, prompts=named, similarity_fn_name=known.similarity)
 
 
 def check_weights(folder: Path) -> None:
@@ -85,10 +124,9 @@ def check_weights(folder: Path) -> None:
     from sentence_transformers.sentence_transformer import modules
 
     every = modules_of(folder) or [("Transformer", folder)]
-    places = [place for kind, place in every if kind == "Transformer"]
     # Nothing public says which class of transformers sentence-transformers takes.
     stock, how = modules.Transformer.__new__(modules.Transformer), {"local_files_only": True}
-    for name in filter(None, (n for place in places for n in (str(place), adapter_base(place)))):
+    for name in [str(place) for kind, place in every if kind == "Transformer"]:
         report: dict[str, Any] = {}
         with suppress(Exception):
             about = stock._load_config(name, "torch", how)
@@ -108,9 +146,40 @@ def merge_adapters(model: SentenceTransformer) -> None:
             if isinstance(child, BaseTunerLayer):
                 child.merge()
                 setattr(parent, name, child.get_base_layer())
-    if hasattr(getattr(model[0], "model", None), "peft_config"):
-        del model[0].model.peft_config
-        model[0].model._hf_peft_config_loaded = False  # else adapters alone would be saved
+
+
+def merge_lora(adapter: Path, base: Path, target: Path) -> None:
+    """Save the transformers model in ``base``, its head included, with the LoRA of a PEFT folder
+    merged into it.
+
+    In fp32, as in bf16 the product that is added would be rounded too; then rounded to the base's
+    dtype, once.
+
+    Raises:
+        RevelaError: an extra is not installed, the base cannot be opened, or its modules are not
+            those that the adapter changes.
+    """
+    import peft
+    import transformers
+    from safetensors import safe_open
+
+    silence_libraries()
+    with opening(adapter, f"an adapter of {base}"):
+        with safe_open(adapter / "adapter_model.safetensors", "numpy") as file:
+            stored = [name.removeprefix("base_model.model.") for name in file.keys()]  # noqa: SIM118
+        changed = {re.split(r"\.lora_|\.(?:weight|bias)$", name)[0] for name in stored}
+        names = transformers.AutoConfig.from_pretrained(base, local_files_only=True).architectures
+        whole, report = getattr(transformers, (names or ["AutoModel"])[0]).from_pretrained(
+            base, local_files_only=True, dtype="auto", output_loading_info=True
+        )
+        refuse_missing(base, report["missing_keys"])
+        dtype = whole.dtype
+        # An adapter may have been trained with the head or without it.
+        parts = [p for p in (whole, whole.base_model) if changed <= dict(p.named_modules()).keys()]
+        if not parts:
+            raise RevelaError(f"{adapter} changes modules that its base, {base}, does not have")
+        peft.PeftModel.from_pretrained(parts[0].float(), adapter).merge_and_unload()
+        whole.to(dtype).save_pretrained(target)
 
 
 def add_pad_token(transformer: Transformer) -> None:
@@ -175,6 +244,48 @@ def special_tokens_of(tokenizer: Any) -> tuple[list[int], list[int]]:
     ids = tokenizer("a")["input_ids"]
     first = ids.index(plain[0])
     return ids[:first], ids[first + len(plain) :]
+
+
+def append_eos(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Make the tokenizer end every text with EOS, after truncation."""
+    from tokenizers.processors import TemplateProcessing
+
+    if tokenizer.eos_token is None:
+        raise RevelaError(
+            "the tokenizer has no EOS token, which --pooling eos reads: give --pooling mean"
+        )
+    before, after = special_tokens_of(tokenizer)
+    if after[-1:] == [tokenizer.eos_token_id]:
+        return
+    front = tokenizer.convert_ids_to_tokens(before)
+    tokens = [*front, tokenizer.eos_token]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=[*front, "$A", tokenizer.eos_token],
+        special_tokens=[(t, tokenizer.convert_tokens_to_ids(t)) for t in dict.fromkeys(tokens)],
+    )
+
+
+def keep_tokenizer(folder: Path, tokenizer: Any) -> None:
+    """Have libraries read tokenizer.json as it is.
+
+    A family's own class (GPT2Tokenizer) rebuilds the tokenizer without the case folding of
+    tokenizer.json, and some without its EOS. For some kinds of models (Qwen2) transformers takes
+    the family's class whatever the folder says, so case folding is also named where
+    sentence-transformers reads it.
+    """
+    state, about = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    if not (state.is_file() and about.is_file()):
+        return
+    config = json.loads(about.read_text(encoding="utf-8"))
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    for name in ("model_input_names", "padding_side", "truncation_side"):  # which the class knew
+        config[name] = getattr(tokenizer, name)
+    about.write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
+    normalizer = json.loads(state.read_text(encoding="utf-8"))["normalizer"]
+    if '"Lowercase"' in json.dumps(normalizer):
+        settings = folder / "sentence_bert_config.json"
+        known = json.loads(settings.read_text(encoding="utf-8"))
+        settings.write_text(json.dumps({**known, "do_lower_case": True}, indent=4))
 
 
 def transformer_of(model: SentenceTransformer) -> Transformer | None:

@@ -96,8 +96,7 @@ def evaluations(
     """``revela.evaluate``, one collection at a time, with the outcome of every query. ``indexes``
     are those of the models that are indexes, by their names.
     """
-    from revela.encoders.load import load_encoder
-    from revela.encoders.model_files import resolve
+    from revela.encoders.load import load_encoder, resolve
 
     check_language(options.language)
     check_weight(options.weight)

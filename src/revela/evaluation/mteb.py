@@ -22,7 +22,8 @@ from mteb.types import PromptType
 
 from revela.encoders.base import TextEncoder
 from revela.encoders.embedded import EMBEDDED
-from revela.encoders.model_files import fingerprint, name_of, resolve, saved_for_dot
+from revela.encoders.load import resolve
+from revela.encoders.model_files import fingerprint, name_of, saved_for_dot
 from revela.encoders.prompts import OWN, Given
 from revela.encoders.torch_encoder import TorchEncoder
 from revela.errors import RevelaError, first_line

@@ -70,7 +70,6 @@ def by_tokens(
 
 @lru_cache(1)
 def _retriever(model: str) -> TextEncoder:
-    from revela.encoders.load import load_encoder
-    from revela.encoders.model_files import resolve
+    from revela.encoders.load import load_encoder, resolve
 
     return load_encoder(resolve(model), "auto")

@@ -23,7 +23,8 @@ from typing import Any
 
 from revela.encoders import load
 from revela.encoders.default_model import installed_model, suited_model
-from revela.encoders.model_files import fingerprint, gives_tokens, resolve
+from revela.encoders.load import resolve
+from revela.encoders.model_files import fingerprint, gives_tokens
 from revela.encoders.prompts import OWN, Given, Prompts, named_prompts, prompts_of
 from revela.errors import RevelaError, first_line
 from revela.files import atomic_write, bytes_of, cache_folder, remove_whole, writing

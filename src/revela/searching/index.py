@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from revela.encoders.base import TextEncoder
-from revela.encoders.model_files import check_dimensions, fingerprint, resolve, saved_for_dot
+from revela.encoders.load import resolve
+from revela.encoders.model_files import check_dimensions, fingerprint, saved_for_dot
 from revela.encoders.prompts import OWN, Given, Prompts, check_prompts
 from revela.errors import QueryError, RevelaError
 from revela.files import writing

@@ -15,7 +15,8 @@ from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
-from revela.encoders.model_files import check_retriever, resolve, words_to_vectors_of
+from revela.encoders.load import resolve
+from revela.encoders.model_files import check_retriever, words_to_vectors_of
 from revela.encoders.torch_model import open_model, uses_bf16
 from revela.errors import RevelaError
 from revela.evaluation.label_free import HeldOutCheck

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from revela.encoders.base import TextEncoder
 from revela.encoders.embedded import SMOLLM2, log_once
-from revela.encoders.load import load_encoder
-from revela.encoders.model_files import Unreachable, refuse_missing, resolve
+from revela.encoders.load import load_encoder, resolve
+from revela.encoders.model_files import Unreachable, refuse_missing
 from revela.errors import RevelaError, first_line
 from revela.training.settings import LM, Retriever, TorchPrecision
 

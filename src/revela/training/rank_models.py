@@ -14,8 +14,7 @@ from typing import Literal
 import numpy as np
 
 from revela.encoders.base import TextEncoder
-from revela.encoders.load import load_encoder
-from revela.encoders.model_files import resolve
+from revela.encoders.load import load_encoder, resolve
 from revela.encoders.prompts import prompts_set
 from revela.errors import RevelaError, extra
 from revela.evaluation.label_free import HeldOutCheck, PerQuery, tasks, with_bm25

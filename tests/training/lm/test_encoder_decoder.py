@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import make_rows, tiny_retriever
-from revela.encoders.model_files import resolve
+from revela.encoders.load import resolve
 from revela.errors import RevelaError
 from revela.training.lm.encoder_decoder import (
     SENTINELS,

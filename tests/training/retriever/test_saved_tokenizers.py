@@ -102,7 +102,7 @@ def test_the_first_stage_of_a_context_reads_as_before(lm, tmp_path):
 
 def test_a_folder_that_would_read_otherwise_is_not_saved(tiny_lm_folder, tmp_path, monkeypatch):
     model = build(tiny_lm_folder, lower_case="yes")
-    kept = save._keep_tokenizer
+    kept = save.keep_tokenizer
 
     def loses_case(folder, tokenizer):
         kept(folder, tokenizer)
@@ -113,7 +113,7 @@ def test_a_folder_that_would_read_otherwise_is_not_saved(tiny_lm_folder, tmp_pat
                 file.write_text(json.dumps({**known, key: None} if key else known))
 
     save_retriever(model, tmp_path / "good", "card")
-    monkeypatch.setattr(save, "_keep_tokenizer", loses_case)
+    monkeypatch.setattr(save, "keep_tokenizer", loses_case)
     with pytest.raises(RevelaError, match="is not saved, as its files would give other vector"):
         save_retriever(model, tmp_path / "bad", "card")
     assert not [*(tmp_path / "bad").iterdir()]

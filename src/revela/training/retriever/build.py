@@ -21,15 +21,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
-from revela.encoders.prompts import DECODER, prompts_set
+from revela.encoders.prompts import DECODER, Known, prompts_set
 from revela.encoders.torch_model import (
     add_missing_rows,
-    add_pad_token,
     check_weights,
-    limit_tokens,
     merge_adapters,
     open_model,
-    special_tokens_of,
+    pooled,
 )
 from revela.errors import RevelaError, first_line
 from revela.training.packing import can_pack
@@ -38,10 +36,9 @@ from revela.training.settings import Retriever
 from revela.types import Document
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedModel
 
 RARE_CASE = 0.005  # of a corpus's letters, at most, in the case that it does not have
-POOLING_MODES = {"mean": "mean", "weighted-mean": "weightedmean"}  # else the last token
 
 
 def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
@@ -60,39 +57,13 @@ def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
         if settings.similarity == "dot":
             set_parts(model, [part for part in model if not isinstance(part, modules.Normalize)])
         return model
-    check_weights(folder)
-    try:
-        # A named modality, so that an instruct model's chat template is not applied: text is
-        # embedded as it is, not as a user's turn.
-        transformer = modules.Transformer(
-            str(folder),
-            model_kwargs={"dtype": torch.float32},
-            max_seq_length=settings.max_tokens,
-            do_lower_case=settings.lower_case == "yes",
-            modality_config={
-                "text": {"method": "forward", "method_output_name": "last_hidden_state"}
-            },
-            module_output_name="token_embeddings",
-        )
-    except Exception as error:
-        raise RevelaError(f"{folder} cannot be opened as a model: {first_line(error)}") from error
-    has_two_depths = hasattr(transformer.model.config, "decoder")  # T5Gemma
+    prompts = DECODER.replaced(prompts_set(*given))
+    how = Known(prompts, settings.pooling, settings.max_tokens, settings.similarity)
+    model = pooled(folder, how, torch.float32, settings.lower_case == "yes")
+    has_two_depths = hasattr(model[0].model.config, "decoder")  # T5Gemma
     if settings.layers and not has_two_depths:
-        keep_lower_layers(transformer.model, settings.layers)
-    tokenizer = transformer.tokenizer
-    tokenizer.padding_side = "right"
-    tokenizer.chat_template = None
-    add_pad_token(transformer)
-    limit_tokens(transformer)
-    if settings.pooling == "eos":
-        _append_eos(tokenizer)
-    add_missing_rows(transformer)
-    width = transformer.get_embedding_dimension()
-    mode = POOLING_MODES.get(settings.pooling, "lasttoken")
-    parts = [transformer, modules.Pooling(width, pooling_mode=mode)]
-    parts += [modules.Normalize()] if settings.similarity == "cosine" else []
-    prompts, by = DECODER.replaced(prompts_set(*given)).by_name(), settings.similarity
-    return SentenceTransformer(modules=parts, prompts=prompts, similarity_fn_name=by)
+        keep_lower_layers(model[0].model, settings.layers)
+    return model
 
 
 def check_model(folder: Path, layers: int, lora_rank: int) -> None:
@@ -191,25 +162,6 @@ def keep_lower_layers(model: PreTrainedModel, layers: int) -> None:
             setattr(config, name, value[:layers])
     if hasattr(config, "attention_types"):  # GPT-Neo
         config.attention_types = [[config.attention_layers, 1]]
-
-
-def _append_eos(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Make the tokenizer end every text with EOS, after truncation."""
-    from tokenizers.processors import TemplateProcessing
-
-    if tokenizer.eos_token is None:
-        raise RevelaError(
-            "the tokenizer has no EOS token, which --pooling eos reads: give --pooling mean"
-        )
-    before, after = special_tokens_of(tokenizer)
-    if after[-1:] == [tokenizer.eos_token_id]:
-        return
-    front = tokenizer.convert_ids_to_tokens(before)
-    tokens = [*front, tokenizer.eos_token]
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=[*front, "$A", tokenizer.eos_token],
-        special_tokens=[(t, tokenizer.convert_tokens_to_ids(t)) for t in dict.fromkeys(tokens)],
-    )
 
 
 def untrained_retriever(

@@ -42,7 +42,7 @@ from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
 from revela.encoders.base import batches_by_length
-from revela.encoders.model_files import resolve
+from revela.encoders.load import resolve
 from revela.encoders.torch_model import add_missing_rows, tokens_per_batch
 from revela.errors import RevelaError
 from revela.terminal import progress_bar

@@ -5,19 +5,17 @@ What is saved is opened again, and must give the vectors of the model in memory.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
 from revela.encoders.model_files import CONTEXT, add_to_config
-from revela.encoders.torch_model import compares_by_dot, open_model
+from revela.encoders.torch_model import compares_by_dot, keep_tokenizer, open_model
 from revela.errors import RevelaError
 from revela.files import disk_errors, flush, make_readable
 from revela.training.retriever.build import merged, needs_merging
@@ -64,7 +62,7 @@ def save_retriever(
             context.save(temporary / CONTEXT)
         final.save_pretrained(hidden, create_model_card=False)
         for place in (temporary, temporary / CONTEXT):
-            _keep_tokenizer(place, model.tokenizer)
+            keep_tokenizer(place, model.tokenizer)
         # A path in the card may have bytes that are no UTF-8.
         (temporary / "README.md").write_text(card, encoding="utf-8", errors="replace")
         add_to_config(temporary, words_to_vectors)
@@ -73,29 +71,6 @@ def save_retriever(
         make_readable(temporary)
         flush(temporary)
         _move(temporary, folder)
-
-
-def _keep_tokenizer(folder: Path, tokenizer: Any) -> None:
-    """Have libraries read tokenizer.json as it is.
-
-    A family's own class (GPT2Tokenizer) rebuilds the tokenizer without the case folding of
-    tokenizer.json, and some without its EOS. For some kinds of models (Qwen2) transformers takes
-    the family's class whatever the folder says, so case folding is also named where
-    sentence-transformers reads it.
-    """
-    state, about = folder / "tokenizer.json", folder / "tokenizer_config.json"
-    if not (state.is_file() and about.is_file()):
-        return
-    config = json.loads(about.read_text(encoding="utf-8"))
-    config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    for name in ("model_input_names", "padding_side", "truncation_side"):  # which the class knew
-        config[name] = getattr(tokenizer, name)
-    about.write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
-    normalizer = json.loads(state.read_text(encoding="utf-8"))["normalizer"]
-    if '"Lowercase"' in json.dumps(normalizer):
-        settings = folder / "sentence_bert_config.json"
-        known = json.loads(settings.read_text(encoding="utf-8"))
-        settings.write_text(json.dumps({**known, "do_lower_case": True}, indent=4))
 
 
 def _check_saved(model: SentenceTransformer, saved: Path) -> None:
