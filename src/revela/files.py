@@ -30,8 +30,6 @@ FULL_OR_CLOSED = ROOM | {
     *(errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST),
     *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
 }
-# Of a place to write to: another process made a folder there meanwhile, or nothing can be made.
-TAKEN_OR_MISSING = frozenset({errno.ENOTEMPTY, errno.ENOENT})
 OS_ERROR = re.compile(r"\(os error (\d+)\)")  # in the errors of Rust libraries
 
 
@@ -57,7 +55,8 @@ def disk_error(error: Exception, path: Path | str = "") -> str:
     """
     told = OS_ERROR.search(str(error))
     number = getattr(error, "errno", None) or (int(told[1]) if told else 0)
-    if number not in FULL_OR_CLOSED and not (path and number in TAKEN_OR_MISSING):
+    # Of what is written: a folder was made there meanwhile, or nothing can be made there.
+    if number not in FULL_OR_CLOSED and not (path and number in (errno.ENOTEMPTY, errno.ENOENT)):
         return ""
     named = getattr(error, "filename", None)
     if not path or (named and not Path(str(named)).is_relative_to(Path(path).parent)):

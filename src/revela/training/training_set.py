@@ -37,7 +37,7 @@ from revela.text.chunk import chunk_all
 from revela.text.dedupe import near_duplicates
 from revela.text.judgements import in_domains, pair_rows, queries_by_id
 from revela.text.load import Reading, read_corpus, split_held_out
-from revela.text.readers import InMemory, Source
+from revela.text.readers import DocumentSource, Source
 from revela.text.readers.common import ReadReport
 from revela.text.spool import ArrowList, LazyTexts, arrow_list
 from revela.text.words import count_words
@@ -136,7 +136,7 @@ class TrainingSet:
     ) -> TrainingSet:
         """Read the training set of a corpus, or of one folder of groups."""
         queries_file = queries_file or default_queries_file(sources, recipe.queries.queries_file)
-        paths = [source for source in sources if not isinstance(source, InMemory)]
+        paths = [source for source in sources if not isinstance(source, DocumentSource)]
         if len(sources) == 1 and paths and paths[0].is_dir() and is_group_folder(paths[0]):
             return cls(recipe, GroupFolder(paths[0]), queries_file=queries_file)
         _check_one_process(recipe.pairs)
