@@ -37,8 +37,9 @@ def test_a_folder_appears_with_all_that_is_in_it(tmp_path):
         temporary.mkdir()
         (temporary / "part").write_text("x")
         assert not path.exists()
-    with pytest.raises(OSError), atomic_write(path) as temporary:  # one in the way is kept
-        temporary.mkdir()
+    said = r"index cannot be used \(directory not empty\)"
+    with pytest.raises(RevelaError, match=said), atomic_write(path) as temporary:
+        temporary.mkdir()  # one in the way is kept
     assert {*tmp_path.rglob("*")} == {path, path / "part"}
 
 
@@ -109,6 +110,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
         (ValueError("I/O error: No space left on device (os error 28)"), "make room there"),
         (OSError(errno.EROFS, "x"), r"\(read-only file system\): let this user read and"),
         (PermissionError(errno.EACCES, "x", "/else/where"), r"/else/where cannot be used"),
+        (FileNotFoundError(errno.ENOENT, "x"), r"scores\.json cannot be used \(no such file"),
     ],
 )
 def test_a_full_or_closed_disk_is_one_sentence(tmp_path, error, message):
@@ -120,7 +122,8 @@ def test_a_full_or_closed_disk_is_one_sentence(tmp_path, error, message):
 
 
 def test_other_errors_are_not_about_the_disk():
-    assert disk_error(ValueError("no")) == disk_error(OSError(errno.EIO, "x")) == ""
+    others = ValueError("no"), OSError(errno.EIO, "x"), FileNotFoundError(errno.ENOENT, "x")
+    assert not any(map(disk_error, others))
 
 
 def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):

@@ -55,7 +55,8 @@ def disk_error(error: Exception, path: Path | str = "") -> str:
     """
     told = OS_ERROR.search(str(error))
     number = getattr(error, "errno", None) or (int(told[1]) if told else 0)
-    if number not in FULL_OR_CLOSED:
+    # Of what is written: a folder was made there meanwhile, or nothing can be made there.
+    if number not in FULL_OR_CLOSED and not (path and number in (errno.ENOTEMPTY, errno.ENOENT)):
         return ""
     named = getattr(error, "filename", None)
     if not path or (named and not Path(str(named)).is_relative_to(Path(path).parent)):
@@ -75,7 +76,8 @@ def writing(folder: Path, wait: bool = False) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    folder.mkdir(parents=True, exist_ok=True)
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
     try:
         lock.acquire(blocking=False)

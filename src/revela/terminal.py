@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -78,15 +78,12 @@ def print_log(stream: Literal["stdout", "stderr"]) -> None:
 def show_log() -> Iterator[None]:
     """Print the package's log while open, unless the program has handlers for it."""
     log = logging.getLogger("revela")
-    level, is_unread = log.level, not log.hasHandlers()
-    if is_unread:
-        print_log("stdout")
-    try:
+    with ExitStack() as stack:
+        if not log.hasHandlers():
+            stack.callback(log.setLevel, log.level)
+            stack.callback(log.removeHandler, LOG_LINES)
+            print_log("stdout")
         yield
-    finally:
-        if is_unread:
-            log.removeHandler(LOG_LINES)
-            log.setLevel(level)
 
 
 def printable(text: str) -> str:

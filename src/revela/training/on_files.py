@@ -56,9 +56,9 @@ def read_training_set(
         )
     about = "no documents held out, so no label-free check: the last state is saved"
     if data.held_out or recipe.corpus.held_out:
-        made = check.describe() or "too few for a task, so the last state is saved unchecked"
-        if not check.tasks and not questions:
-            made += ": --check-questions 100 has a language model write questions about them"
+        more = ": --check-questions 100 has a language model write questions about them"
+        few = f"too few for a task, so the last state is saved unchecked{'' if questions else more}"
+        made = check.describe() or few
         held_out = counted(len(data.held_out), "document")
         about = f"held out {held_out} for the label-free check ({made})"
     log.info(about)

@@ -316,16 +316,13 @@ def train(
                 kept, after = best.restore()
             if written is not None:
                 log.info(written.summary())
-            minutes, encoder.retriever.max_tokens = budget.minutes, None
-            row = MetricsRow(step, round(minutes, 3), kept=kept, tokens_read=budget.tokens)
+            minutes, tokens, encoder.retriever.max_tokens = budget.minutes, budget.tokens, None
+            row = MetricsRow(step, round(minutes, 3), kept=kept, tokens_read=tokens)
             metrics.write(row)
-            scores = {"BM25": plan.bm25, "untrained": untrained, "start": before}
-            scores |= {"last step": last, "saved": after}
-            scores = {row: found for row, found in scores.items() if found}
-            curve, used = metrics.rows, {flag: model["name"] for flag, model in models.items()}
-            result = TrainingResult(
-                out, scores, curve, step, kept, minutes, budget.tokens, used, stopped
-            )
+            rows = {"BM25": plan.bm25, "untrained": untrained, "start": before, "last step": last}
+            scores = {name: found for name, found in {**rows, "saved": after}.items() if found}
+            used, curve = {flag: model["name"] for flag, model in models.items()}, metrics.rows
+            result = TrainingResult(out, scores, curve, step, kept, minutes, tokens, used, stopped)
             context = context_encoder, context_texts
             save_outcome(data, encoder, *context, result, provenance, folder)
             recipe.method.save(loss_module, out)
@@ -393,11 +390,10 @@ def _models(data: TrainingSet, folder: Path, has_check: bool) -> dict[str, dict[
     """Flag -> name and digest of each model that a run reads, of which one writes queries or the
     questions of the check. An offline model has its own name. ``folder`` is the trained model's.
     """
-    recipe, lm = data.recipe, data.recipe.lm.lm
+    recipe, lm, model = data.recipe, data.recipe.lm.lm, data.recipe.retriever.model
     offline = recipe.retriever.offline_model
-    found = {"model": (recipe.retriever.model, folder)}
-    if not recipe.retriever.model.startswith(NEW):
-        found["model"] = find_model(recipe.retriever.model, offline)
+    is_new = model.startswith(NEW)
+    found = {"model": (model, folder) if is_new else find_model(model, offline)}
     if recipe.method.reads_lm:
         found["lm"] = find_model(lm, offline)
     if data.has_written_queries or (has_check and recipe.training.check_questions):

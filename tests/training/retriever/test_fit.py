@@ -156,6 +156,7 @@ def test_a_name_is_a_language_models_lower_layers(tiny_lm_folder):
     assert model.prompts["query"] == "query: " and model.get_embedding_dimension() == 32
     kinds = [type(part).__name__ for part in model]
     assert kinds == ["Transformer", "WordWeights", "Pooling", "Dense", "Dense", "Normalize"]
+    assert "WordWeights(394 tokens)" in repr(model)
 
 
 def test_two_fits_of_a_seed_are_one(tiny_bert_folder, monkeypatch):

@@ -9,7 +9,7 @@ reports rows that it skips. It need not handle errors of its library.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -93,8 +93,8 @@ class File:
 
 
 @dataclass(frozen=True)
-class InMemory:
-    """A source without a path: texts and documents, or a dataset, of a Python program.
+class DocumentSource:
+    """A source without a path: texts, documents or a dataset of a program, or one of the hub.
 
     Attributes:
         name: for messages and the model card.
@@ -107,7 +107,7 @@ class InMemory:
         return self.name
 
 
-Source = Path | InMemory
+Source = Path | DocumentSource
 
 
 def sources_of(corpus: Any) -> list[Source]:
@@ -122,11 +122,11 @@ def sources_of(corpus: Any) -> list[Source]:
     if hasattr(corpus, "with_format"):
         if isinstance(corpus, Mapping):
             raise RevelaError(f"this dataset has the splits {', '.join(corpus)}: give one of them")
-        return [InMemory("dataset", partial(read_dataset, corpus, "dataset"))]
+        return [DocumentSource("dataset", partial(read_dataset, corpus, "dataset"))]
     items = list(items_of(corpus, "corpus", (str, Path, Document)))
     sources: list[Source] = [item for item in items if isinstance(item, Path)]
     if texts := [item for item in items if not isinstance(item, Path)]:
-        sources.append(InMemory("texts", partial(_read_texts, texts)))
+        sources.append(DocumentSource("texts", partial(_read_texts, texts)))
         first = texts[0]
         if isinstance(first, str) and (first.startswith(PREFIX) or os.path.exists(first)):  # noqa: PTH110
             raise RevelaError(f"{first} is a path, and in a list strings are texts: give a Path")
@@ -135,9 +135,7 @@ def sources_of(corpus: Any) -> list[Source]:
     return sources
 
 
-def _read_texts(
-    items: Iterable[str | Document], fields: Fields, report: ReadReport
-) -> Iterator[Document]:
+def _read_texts(items: Sequence[Any], fields: Fields, report: ReadReport) -> Iterator[Document]:
     """The items as documents; the id of a text is its place, from 0."""
     for i, item in enumerate(items):
         row = {fields.text: item}
@@ -149,20 +147,16 @@ def read_sources(
     sources: Iterable[Source | str], fields: Fields, report: ReadReport
 ) -> Iterator[Document]:
     """Every document of every source, in order of source, path and row."""
-    listed = list[str | File | InMemory]()  # at once, as no row may have the id of a file
+    listed = list[File | DocumentSource]()  # at once, as no row may have the id of a file
     for source in sources:
-        if isinstance(source, InMemory):
-            listed.append(source)
-        else:
-            is_hub = str(source).startswith(PREFIX)
-            listed += [str(source)] if is_hub else files_of(source, report)
+        if (name := str(source)).startswith(PREFIX):
+            source = DocumentSource(name, partial(read_hub, name))
+        listed += [source] if isinstance(source, DocumentSource) else files_of(source, report)
     for one in listed:
         if isinstance(one, File):
             yield from read_file(one, fields, report)
-        elif isinstance(one, InMemory):
-            yield from map(_cleaned, one.read(fields, report))
         else:
-            yield from read_hub(one, fields, report)
+            yield from map(_cleaned, one.read(fields, report))
 
 
 def files_of(source: Path | str, report: ReadReport) -> Iterator[File]:

@@ -25,14 +25,12 @@ def read_hub(source: str, fields: Fields, report: ReadReport) -> Iterator[Docume
     yield from read_dataset(stream, source, fields, report)
 
 
-def read_dataset(
-    dataset: Any, source: str, fields: Fields, report: ReadReport
-) -> Iterator[Document]:
+def read_dataset(data: Any, source: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read the rows of a dataset of the library datasets as documents."""
     with _as_revela_error(source):
-        if dataset.column_names:
-            dataset = dataset.select_columns(columns_of(dataset.column_names, fields))
-        batches = dataset.with_format("arrow").iter(batch_size=BATCH)
+        if data.column_names:
+            data = data.select_columns(columns_of(data.column_names, fields))
+        batches = data.with_format("arrow").iter(batch_size=BATCH)
         name = source.removeprefix(PREFIX).split(":")[0]
         yield from documents_of(batches, name, fields, report)
 

@@ -45,7 +45,7 @@ from revela.encoders.base import batches_by_length
 from revela.encoders.load import resolve
 from revela.encoders.torch_model import add_missing_rows, tokens_per_batch
 from revela.errors import RevelaError
-from revela.terminal import progress_bar
+from revela.terminal import progress_bar, show_log
 from revela.text.spool import vectors_on_disk
 from revela.training.device import on_cpu, sent
 from revela.training.retriever.build import build_retriever, set_parts
@@ -67,10 +67,13 @@ MEANS = ("mean", "weightedmean")
 WORDS_TO_VECTORS = 2.5
 """Minimum of W / V (ranking/fusion.py) of a fitted model: calibration by sentences overrates its
 vectors, as they hold the words of the text (docs/search.md)."""
+# The stock one prints the whole vocabulary.
+modules.WordWeights.__repr__ = lambda self: f"WordWeights({len(self.vocab)} tokens)"
 TrainRows = Callable[[Tensor], Tensor]
 """Trains the rows of the LM's tokens, (V, D) -> (V, W); the rows of tokens without weight are 0."""
 
 
+@show_log()
 def fit(
     model: SentenceTransformer | str | Path,
     texts: Iterable[str],
