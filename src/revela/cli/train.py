@@ -24,6 +24,7 @@ def train(
     resume: Annotated[bool, Parameter(negative=())] = False,
     on: Annotated[list[Path], Several] = [],  # noqa: B006
     points: int = 0,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
     given: Given = None,
 ) -> None:
     """Train a retriever on raw text.
@@ -51,6 +52,9 @@ def train(
         not select the saved state.
     points:
         Check after each of this many equal parts of the run, in place of --check-every.
+    dry_run:
+        Say what a new run would read, and its memory and time, from a sample of the text and a few
+        steps; write nothing to --out.
     """
     resume = resume and (out / "run.json").is_file()
     if "RANK" not in os.environ:  # under torchrun one of the processes says it later
@@ -58,6 +62,11 @@ def train(
         check_paths(corpus, None if resume else out)
     with extra("train", "training"):
         from revela.training.distributed import joined
+    if dry_run:
+        from revela.training.estimate import estimate
+
+        print(*estimate(corpus, out, recipe_of(recipe_file, given)), sep="\n")
+        return
     from revela.training.on_files import train_on_files
     from revela.training.record import outcome_in_words
 

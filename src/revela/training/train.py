@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from sentence_transformers import SentenceTransformer
+from torch import nn
 
 from revela.encoders.model_files import NEW, commits, fingerprint, words_to_vectors_of
 from revela.encoders.torch_model import slot_ids, uses_bf16
@@ -102,6 +104,7 @@ def train(
     plan: CheckPlan = NO_CHECKS,
     provenance: Provenance = UNKNOWN,
     resume: bool = False,
+    rehearse: Callable[[nn.Module, torch.optim.Optimizer, BatchReader], NoReturn] | None = None,
 ) -> Outcome:
     """Train a retriever on documents and save it to ``out``; in several processes under torchrun.
 
@@ -112,6 +115,7 @@ def train(
         plan: label-free checks.
         provenance: corpus and command, for run.json and the model card.
         resume: continue from the last checkpoint in ``out``.
+        rehearse: called in place of the loop, which it ends by an exception (estimate.py).
 
     Raises:
         RevelaError: the output folder exists, the corpus is too small, a model is not supported, or
@@ -258,6 +262,9 @@ def train(
         per_batch = recorded(out, "groups_per_batch", groups_per_batch)
         budget.take_count()  # of what was read to find it
         reader = BatchReader(groups, read, budget, per_step, per_batch, is_shared, ahead, step)
+        if rehearse is not None:
+            with frozen_in_bf16(model, encoder.retriever.bf16), reader:
+                rehearse(loss_module, optimizer, reader)
         restarts = refresh if recipe.optimizer.restart_optimizer else 0
         stopped, logged, sums = 0, step, torch.zeros(2, device=device)
         with (
