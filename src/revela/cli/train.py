@@ -24,6 +24,7 @@ def train(
     overwrite: Annotated[bool, Parameter(negative=())] = False,
     on: Annotated[list[Path], Several] = [],  # noqa: B006
     points: int = 0,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
     given: Given = None,
 ) -> None:
     """Train a retriever on raw text.
@@ -54,6 +55,9 @@ def train(
         not select the saved state.
     points:
         Check after each of this many equal parts of the run, in place of --check-every.
+    dry_run:
+        Say what a new run would read, and its memory and time, from a sample of the text and a few
+        steps; write nothing to --out.
     """
     if "RANK" not in os.environ:  # under torchrun one of the processes says it later
         if not resume:
@@ -62,6 +66,12 @@ def train(
     with extra("train", "training"):
         from revela.training.distributed import joined
     from revela.training.checkpoint import recorded_run
+
+    if dry_run:
+        from revela.training.estimate import estimate
+
+        print(*estimate(corpus, out, recipe_of(recipe_file, given)), sep="\n")
+        return
     from revela.training.on_files import train_on_files
 
     with joined():

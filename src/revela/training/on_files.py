@@ -104,5 +104,12 @@ def train_on_files(
         paths = (source for source in corpus if isinstance(source, Path))
         sources = (str(s if str(s).startswith("hub:") else s.absolute()) for s in paths)
         provenance = Provenance(", ".join(map(str, corpus)), command, tuple(sources))
-        how = {"resume": resume, "overwrite": overwrite}
-        return train(recipe, data, out, plan=plan, provenance=provenance, **how)
+        return train(
+            recipe,
+            data,
+            out,
+            plan=plan,
+            provenance=provenance,
+            resume=resume,
+            overwrite=overwrite,
+        )

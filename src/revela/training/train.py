@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from sentence_transformers import SentenceTransformer
+from torch import nn
 
 from revela.encoders.model_files import NEW, commits, fingerprint, words_to_vectors_of
 from revela.encoders.torch_model import slot_ids, uses_bf16
@@ -105,6 +107,7 @@ def train(
     provenance: Provenance = UNKNOWN,
     resume: bool = False,
     overwrite: bool = False,
+    rehearse: Callable[[nn.Module, torch.optim.Optimizer, BatchReader], NoReturn] | None = None,
 ) -> TrainingResult:
     """Train a retriever on documents and save it to ``out``; in several processes under torchrun.
 
@@ -116,6 +119,7 @@ def train(
         provenance: corpus and command, for run.json and the model card.
         resume: start, continue from the last checkpoint in ``out``, or extend a finished run.
         overwrite: replace the run in ``out``.
+        rehearse: called in place of the loop, which it ends by an exception (estimate.py).
 
     Raises:
         RevelaError: the output folder exists, the corpus is too small, a model is not supported, or
@@ -270,6 +274,9 @@ def train(
         per_batch = recorded(out, "groups_per_batch", groups_per_batch)
         budget.take_count()  # of what was read to find it
         reader = BatchReader(groups, read, budget, per_step, per_batch, is_shared, ahead, step)
+        if rehearse is not None:
+            with frozen_in_bf16(model, encoder.retriever.bf16), reader:
+                rehearse(loss_module, optimizer, reader)
         stopped, logged, sums = 0, step, torch.zeros(2, device=device)
         with (
             frozen_in_bf16(model, encoder.retriever.bf16),
