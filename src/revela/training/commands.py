@@ -6,8 +6,6 @@ So an interrupted comparison goes on where it stopped, and each of its lines can
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shlex
 import signal
 import subprocess
@@ -22,7 +20,7 @@ import torch
 from revela.errors import RevelaError
 from revela.training.checkpoint import IGNORED_WHEN_COMPARING_FINISHED_RUNS, check_same_run
 from revela.training.groups.store import is_group_folder
-from revela.training.recipe import Recipe, settings_of
+from revela.training.recipe import Recipe
 from revela.training.record import RunFile
 
 MODULES = "modules.json"  # of a complete Sentence-Transformers folder
@@ -109,12 +107,12 @@ def train_commands(
     processes: int = 1,
 ) -> Iterator[Command]:
     """The commands that train a run: `revela train`, and for several processes before it `revela
-    groups`, whose folder runs with the same groups share.
+    groups`, as they cannot read text together.
 
     Args:
         corpus: as for `revela train`.
         settings: by name, with the method.
-        out: folder for the run; groups are stored beside it.
+        out: folder for the run; groups are stored in OUT-groups.
         on, points: as for `revela train`.
         processes: number of processes that train.
     """
@@ -122,9 +120,8 @@ def train_commands(
     flags = flags_of(settings)
     is_grouped = len(corpus) == 1 and is_group_folder(Path(corpus[0]))
     if processes > 1 and not (is_grouped or recipe.pairs):
-        folder = out.parent / f"groups-{_groups_digest(recipe, corpus)}"
-        yield Command(["groups", *corpus, "--out", str(folder), *flags], folder)
-        corpus = [str(folder)]
+        corpus, text = [f"{out}-groups"], corpus
+        yield Command(["groups", *text, "--out", *corpus, *flags], Path(*corpus))
     judged = ["--on", *map(str, on), "--points", str(points)] if on else []
     words = ["train", *corpus, "--out", str(out), "--resume", *flags, *judged]
     yield Command(words, out / MODULES, processes=processes)
@@ -184,15 +181,3 @@ def check_kept(out: Path, settings: Mapping[str, Any]) -> None:
     """Raise RevelaError if the finished run in a folder has other settings."""
     free = IGNORED_WHEN_COMPARING_FINISHED_RUNS
     check_same_run(Recipe.of(**settings).to_dict(), None, out, free)
-
-
-def _groups_digest(recipe: Recipe, corpus: Sequence[str]) -> str:
-    """Digest of what `revela groups` reads, so that runs with equal groups share a folder."""
-    sections = {"corpus", "groups", "queries"}
-    read = {
-        name: value
-        for name, value in recipe.to_dict().items()
-        if name == "seed" or settings_of(type(recipe.method)).get(name, ("",))[0] in sections
-    }
-    about = [*corpus, recipe.method.reads, recipe.retriever.model, read]
-    return hashlib.blake2b(json.dumps(about).encode(), digest_size=4).hexdigest()
