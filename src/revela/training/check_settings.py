@@ -48,7 +48,7 @@ def check_recipe(
             groups are others than the recipe needs, or the family of a model is not supported.
     """
     training, former = recipe.training, None
-    if distributed.is_rank_zero() or not overwrite:  # by the first process, which replaces it
+    if not overwrite or distributed.is_rank_zero():  # which replaces it
         former = check_out(out, resume, overwrite)
     if resume:
         checkpoint_to_resume(recipe, out)
