@@ -37,7 +37,13 @@ def test_groups_are_built_shown_stored_and_trained_on(
     assert "exists: choose another --out" in refused("groups", corpus_file, "--out", out, *flags)
     again = succeeds("groups", out, "--show", 2)
     assert again[again.index("\ngroup") :] == said[said.index("\ngroup") :]
-    train = ("--out", tmp_path / "model", models, TINY_FLAGS[0].replace("20", "12"), *TINY_FLAGS[1:])
+    train = (
+        "--out",
+        tmp_path / "model",
+        models,
+        TINY_FLAGS[0].replace("20", "12"),
+        *TINY_FLAGS[1:],
+    )
     said = succeeds("train", out, *train, "--group-size", 8)
     counts = f"{len(folder.rows)} chunks -> {len(folder)} groups of 8 per epoch"
     assert f"64 documents -> {counts}" in said
@@ -54,7 +60,7 @@ def test_what_stored_groups_cannot_be_is_refused_before_they_are_read(
         "--chunk-words 20": "--chunk-words has no effect on .* stored with --chunk-words 12: leave",
         "--group-size 9": "has groups of 8: give --group-size 8",
         "--groups interleaved": "holds groups of another kind",
-        "--method dream --queries title --group-size 8": "holds groups without queries: store them again by",
+        "--method dream --queries title --group-size 8": "groups without queries: store them again",
         f"--method contrastive-pairs --pairs {folder}": "is not a BEIR-layout folder",
         "--group-size 8 --lm-tokens 4096": "read up to 4,096 tokens, more than the 2,048 that",
         "--group-size 8 --gate-heads 500": "--gate-heads 500: .* has 16, so give at most those",

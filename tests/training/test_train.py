@@ -267,7 +267,7 @@ def test_a_damaged_file_of_a_checkpoint_is_one_sentence(tmp_path, name):
         return module, optimizer, Budget(6)
 
     folder = tmp_path / "checkpoint-3"
-    save_checkpoint(tmp_path, 3, *state(4))
+    save_checkpoint(tmp_path, 3, state(4))
     load_checkpoint(folder, *state(4))
     with pytest.raises(RevelaError, match="checkpoint-3 was saved by another recipe"):
         load_checkpoint(folder, *state(2))

@@ -13,6 +13,7 @@ from revela.cli.printing import print_scores
 from revela.cli.recipe_flags import Given, RecipeFile, recipe_of
 from revela.errors import extra
 from revela.terminal import duration
+from revela.training.methods.registry import DEFAULT
 
 
 def train(
@@ -59,8 +60,8 @@ def train(
     from revela.training.record import outcome_in_words
 
     with joined():
-        former, known = (resume and recorded_run(out)) or (None, ())
-        recipe = recipe_of(recipe_file, given, former=former, corpus=corpus or known)
+        former, known = (resume and recorded_run(out)) or (DEFAULT, ())
+        recipe = recipe_of(recipe_file, given, former, corpus or known)
         how = {"resume": resume, "overwrite": overwrite}
         outcome = train_on_files(corpus, out, recipe, **how, command=command_line())
         print(outcome_in_words(outcome.before, outcome.after, outcome.kept))

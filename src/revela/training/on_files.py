@@ -80,7 +80,7 @@ def train_on_files(
             corpus = run[1]
         if not corpus:
             raise RevelaError(f"{out} names no corpus to train on: give its folders or files")
-        check_recipe(recipe, out, resume, overwrite=overwrite, corpus=corpus)
+        check_recipe(recipe, out, resume, overwrite, corpus)
         plan = NO_CHECKS
         if is_rank_zero():
             data, check = read_training_set(recipe, corpus)
