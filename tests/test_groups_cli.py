@@ -22,7 +22,7 @@ BUILD = (*CUT, "--group-size", "8")
 
 @pytest.mark.parametrize("kind", ["random", "cluster"])
 def test_groups_are_built_shown_stored_and_trained_on(
-    succeeds, refused, corpus_file, models, tmp_path, monkeypatch, kind
+    succeeds, refused, corpus_file, models, tmp_path, kind
 ):
     out = tmp_path / "groups"
     flags = (*BUILD, models, "--groups", kind)
@@ -44,25 +44,30 @@ def test_groups_are_built_shown_stored_and_trained_on(
         TINY_FLAGS[0].replace("20", "12"),
         *TINY_FLAGS[1:],
     )
-    err = refused("train", out, *train, "--group-size 8 --chunk-words 20")
-    assert "--chunk-words has no effect on" in err and "stored with --chunk-words 12" in err
-    for flags, message in (
-        ("--group-size 9", "has groups of 8: give --group-size 8"),
-        ("--groups interleaved", "holds groups of another kind"),
-        ("--method dream --queries title", "groups without queries: store them again by"),
-        (f"--method contrastive-pairs --pairs {tmp_path}", "--pairs needs whole documents"),
-        ("--lm-tokens 4096", "has the LM read up to 4,096 tokens, more than the 2,048"),
-        ("--gate-heads 500", "--gate-heads 500: .* has 16, so give at most those"),
-        ("--layers 99", "--layers 99: .* has 4, so give at most those"),
-    ):
-        given = train[:2] if "contrastive" in flags else train
-        with monkeypatch.context() as patch:
-            patch.setattr("revela.training.on_files.TrainingSet.read", None)
-            assert re.search(message, refused("train", out, *given, flags))
     said = succeeds("train", out, *train, "--group-size", 8)
     counts = f"{len(folder.rows)} chunks -> {len(folder)} groups of 8 per epoch"
     assert f"64 documents -> {counts}" in said
     assert "held out 16 documents for the label-free check (sibling" in said
+
+
+def test_what_stored_groups_cannot_be_is_refused_before_they_are_read(
+    succeeds, refused, corpus_file, models, tmp_path, monkeypatch
+):
+    folder = tmp_path / "groups"
+    succeeds("groups", corpus_file, "--out", folder, *BUILD, models)
+    monkeypatch.setattr("revela.training.on_files.TrainingSet.read", None)
+    for flags, message in {
+        "--chunk-words 20": "--chunk-words has no effect on .* stored with --chunk-words 12: leave",
+        "--group-size 9": "has groups of 8: give --group-size 8",
+        "--groups interleaved": "holds groups of another kind",
+        "--method dream --queries title --group-size 8": "groups without queries: store them again",
+        f"--method contrastive-pairs --pairs {folder}": "is not a BEIR-layout folder",
+        "--group-size 8 --lm-tokens 4096": "read up to 4,096 tokens, more than the 2,048 that",
+        "--group-size 8 --gate-heads 500": "--gate-heads 500: .* has 16, so give at most those",
+        "--group-size 8 --layers 99": "--layers 99: .* has 4, so give at most those",
+    }.items():
+        err = refused("train", folder, f"--out {tmp_path / 'out'}", models, flags)
+        assert re.search(message, err), err
 
 
 def test_who_holds_nothing_out_is_told_that_nothing_is_checked(

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from torch.distributed.run import parse_args
 
 from conftest import TINY, logged, make_rows
 from revela.cli.recipe_flags import settings_flags
-from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
 from revela.training import distributed
 from revela.training.build_groups import build_groups
@@ -369,6 +369,7 @@ def command(case: dict[str, Any], **changes: Any) -> list[str]:
     flags = [
         part
         for name, value in {**case["settings"], **changes}.items()
+        if name != "chunk_words"  # with which the groups were stored
         for part in (f"--{name.replace('_', '-')}", *([] if value is True else [str(value)]))
     ]
     return ["-m", "revela", "train", case["groups"], "--out", case["out"], *flags]
@@ -391,37 +392,51 @@ def children_of(launcher: subprocess.Popen[str]) -> list[int]:
     children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
     found = {}
     for child in children:
-        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        ranks = [part[5:] for part in environment if part.startswith(b"RANK=")]
-        if ranks:
-            found[int(ranks[0])] = int(child)
+        with suppress(OSError):  # it has ended
+            environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+            found |= {int(p[5:]): int(child) for p in environment if p.startswith(b"RANK=")}
     return [found[rank] for rank in sorted(found)]
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds processes in /proc")
-def test_on_the_command_line(both, case, cache, tmp_path):
-    """A run goes on by two processes; one is killed, torchrun begins both again, and a signal to
-    torchrun stops them.
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_killed_at_any_moment_has_the_weights_of_an_unbroken_one(
+    case, cache, tmp_path, processes
+):
+    """By torchrun, which begins all processes again; by one process, which is begun again with
+    --resume and --out alone.
     """
-    out = tmp_path / "out"
-    shutil.copytree(both[0] / "one-sigint", out)
-    begun = last_checkpoint(out)
-    train = command(case(out, STOPS), max_steps=3000)
-    process = torchrun(cache, *train, "--resume", flags=["--max-restarts", 1])
-    until(lambda: last_checkpoint(out) > begun + 2, process)
-    os.kill(children_of(process)[1], signal.SIGKILL)
-    reached = last_checkpoint(out)
-    until(lambda: last_checkpoint(out) > reached + 4, process)
-    process.send_signal(signal.SIGINT)
-    _, said, errors = ended(process)
-    assert said.splitlines()[0] == "2 processes, on the CPU", said
-    assert said.count("2 processes, on the CPU") == 2, said + errors
-    again = said.rpartition("2 processes, on the CPU")[2]  # torchrun stops the other of the killed
-    assert again.count("stopping after this step and saving") == 1, said + errors
-    assert said.count(f"saved to {out}, continue with --resume") == 1, said + errors
-    steps = [row["step"] for row in logged(out)]
-    assert steps == list(range(1, steps[-1] + 1))
-    assert open_model(out) is not None and last_checkpoint(out) == steps[-1]
+    whole, out, killed = tmp_path / "whole", tmp_path / "out", set[int]()
+    given = STOPS | dict(max_steps=20)
+
+    def start(*train, flags=()):
+        if processes == 2:
+            return torchrun(cache, *train, "--resume", flags=flags)
+        environment = {**os.environ, "REVELA_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+        alone, pipe = [sys.executable, *map(str, train), "--resume"], subprocess.PIPE
+        return subprocess.Popen(alone, stdout=pipe, stderr=pipe, text=True, env=environment)
+
+    def begun(step):
+        reached = (out / "run.json").exists() if step else out.exists()
+        fresh = {process.pid} if processes == 1 else set(children_of(process)) - killed
+        return reached and last_checkpoint(out) >= step - 1 and len(fresh) == processes
+
+    code, said, errors = ended(start(*command(case(whole, given))))
+    assert code == 0, said + errors
+    process = start(*command(case(out, given)), flags=["--max-restarts", 3])
+    for kill, step in enumerate((0, 1, 7)[2 - processes :]):  # 0: before run.json
+        until(lambda step=step: begun(step), process)
+        killed |= set(pids := [process.pid] if processes == 1 else children_of(process))
+        os.kill(pids[kill % processes], signal.SIGKILL)
+        if processes == 1:
+            process.communicate()
+            alone = "-m", "revela", "train", "--out", out
+            process = start(*alone)
+    code, said, errors = ended(process)
+    assert code == 0, said + errors
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (out, whole))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert [row["step"] for row in logged(out)] == list(range(1, 21))
 
 
 def test_a_signal_to_one_process_is_the_exit_code_of_all(case, cache, tmp_path):

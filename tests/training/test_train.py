@@ -267,7 +267,7 @@ def test_a_damaged_file_of_a_checkpoint_is_one_sentence(tmp_path, name):
         return module, optimizer, Budget(6)
 
     folder = tmp_path / "checkpoint-3"
-    save_checkpoint(tmp_path, 3, *state(4))
+    save_checkpoint(tmp_path, 3, state(4))
     load_checkpoint(folder, *state(4))
     with pytest.raises(RevelaError, match="checkpoint-3 was saved by another recipe"):
         load_checkpoint(folder, *state(2))
@@ -676,6 +676,62 @@ def test_metrics_go_to_a_tracker(recipe, documents, tmp_path, monkeypatch):
     both = lines[0], lines[3]
     checks = [(step, line["check/task"], line["judged/task"]) for step, line in both]
     assert checks == [(0, 0.1, 0.2), (2, 0.5, 0.3)]
+
+
+def test_a_finished_run_is_extended_as_if_it_had_not_ended(recipe, documents, tmp_path, caplog):
+    """With a constant rate the weights are an unbroken run's; the best state of its first part is
+    not forgotten.
+    """
+    caplog.set_level("INFO", "revela")
+    recipe = recipe.replace(schedule="constant", check_every=2, learning_rate=1e-2)
+    longer, out, whole = recipe.replace(max_steps=10), tmp_path / "out", tmp_path / "whole"
+    first, rest = [0, 0.1, 0.2, 0.9, 0.3], [0, 0.4, 0.5]
+    train(longer, documents, whole, plan=CheckPlan(Scripted([*first[:4], 0.3, 0.4, 0.5])))
+    train(recipe, documents, out, plan=CheckPlan(Scripted(first)), resume=True)
+    assert f"{out} holds no run yet: it starts" in caplog.messages
+    names = {path.name for path in (out / "checkpoints").iterdir()}
+    assert {n for n in names if "-" in n} == {"checkpoint-6", "best-4.safetensors"}
+    message = r"is finished after 6 steps: raise its limit \(--max-steps 6\) to extend it"
+    with pytest.raises(RevelaError, match=message):
+        train(recipe, documents, out, resume=True)
+    outcome = train(longer, documents, out, plan=CheckPlan(Scripted(rest)), resume=True)
+    assert (outcome.kept, outcome.steps) == (4, 10)
+    assert f"{out}: extends the finished run of 6 steps" in caplog.messages
+    assert losses(out) == losses(whole)
+    assert_same_tensors(whole, out, 4)
+
+
+def test_the_rate_of_an_extended_run_and_of_one_without_checkpoints(
+    recipe, documents, tmp_path, caplog
+):
+    caplog.set_level("INFO", "revela")
+    out, longer = tmp_path / "out", recipe.replace(max_steps=12)
+    train(recipe.replace(keep_checkpoints=3, save_every=1), documents, out)
+    assert [p.name[11:] for p in saved_checkpoints(out / "checkpoints")] == ["4", "5", "6"]
+    train(longer.replace(keep_checkpoints=0), documents, out, resume=True)
+    message = "goes on at 5e-05, as --max-steps 12 gives it at step 6; before it was 0 there"
+    assert f"the learning rate {message}" in caplog.messages
+    assert not (out / "checkpoints").exists() and list(losses(out)) == list(range(1, 13))
+    with pytest.raises(RevelaError, match="is finished and has no checkpoint to extend it from"):
+        train(recipe.replace(max_steps=18), documents, out, resume=True)
+
+
+def test_a_run_is_replaced_by_one_that_starts(recipe, documents, tmp_path, monkeypatch):
+    out, recipe = tmp_path / "out", recipe.replace(max_steps=2)
+    train(recipe, documents, out)
+    (out / "notes.md").write_text("mine")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for refused in (recipe.replace(group_size=5000), recipe.replace(whole_query_sources=("2",))):
+        with pytest.raises(RevelaError):
+            train(refused, documents, out, overwrite=True)
+        assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    train(recipe.replace(max_steps=3), documents, out, overwrite=True)
+    assert list(losses(out)) == [1, 2, 3] and not (out / "notes.md").exists()
+    assert not list(out.glob(".*"))
+    (out / "run.json").unlink()
+    with pytest.raises(RevelaError, match="holds no run of revela"):
+        train(recipe, documents, out, overwrite=True)
+    assert (out / "modules.json").is_file()
 
 
 def test_a_tracker_that_is_not_installed_is_refused(recipe, documents, tmp_path, monkeypatch):

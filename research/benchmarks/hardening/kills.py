@@ -137,8 +137,9 @@ def last_step(out: Path) -> int:
 
 
 def finished(out: Path) -> bool:
-    """Whether the result is saved and the checkpoints are gone."""
-    return (out / "modules.json").exists() and not (out / "checkpoints").exists()
+    """Whether the result is saved."""
+    run = out / "run.json"
+    return run.exists() and bool(json.loads(run.read_text())["about"]["finished"])
 
 
 def duplicates(out: Path) -> list[str]:
@@ -154,8 +155,7 @@ def one(trained: Trained, out: Path, processes: int, kills: int, rng: random.Ran
     for _ in range(kills):
         if finished(out):
             break
-        # Without run.json there is nothing to resume.
-        process = trained.start(out, processes, resume=(out / "run.json").exists())
+        process = trained.start(out, processes, resume=True)
         while process.poll() is None and not (out / "run.json").exists():
             time.sleep(0.02)
         # By the step, since a machine may be slow; then a moment later.
@@ -171,7 +171,7 @@ def one(trained: Trained, out: Path, processes: int, kills: int, rng: random.Ran
         times.append((whom, last_step(out)))
     log = out.with_name(f"{out.name}.log")
     if not finished(out):
-        process = trained.start(out, processes, resume=(out / "run.json").exists())
+        process = trained.start(out, processes, resume=True)
         assert process.wait() == 0, log.read_text()[-3000:]
     assert not fault(0, log.read_text()), log.read_text()[-3000:]
     return times

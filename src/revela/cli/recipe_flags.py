@@ -103,16 +103,12 @@ def given_settings(given: Any) -> dict[str, Any]:
 
 
 def recipe_of(
-    recipe_file: Path | None,
-    given: Any,
-    default: str = DEFAULT,
-    former: Recipe | None = None,
-    corpus: Sequence[Path] = (),
+    recipe_file: Path | None, given: Any, over: str | Recipe = DEFAULT, corpus: Sequence[Path] = ()
 ) -> Recipe:
-    """The recipe of a command line; ``default`` is the method if it names none.
+    """The recipe of a command line.
 
     Args:
-        former: the recipe of the run that is resumed, which has what is not given.
+        over: the method if none is named, or the recipe of the run that is resumed.
         corpus: groups that were stored with other settings of the corpus are refused.
     """
     settings, variants = read_recipe(recipe_file) if recipe_file is not None else ({}, {})
@@ -122,9 +118,8 @@ def recipe_of(
             "train them by revela compare"
         )
     settings |= given_settings(given)
-    recipe, unread = (former or Recipe()).merge(
-        settings if former else {"method": default} | settings
-    )
+    base, method = (Recipe(), {"method": over}) if isinstance(over, str) else (over, {})
+    recipe, unread = base.merge(method | settings)
     check_unread([(recipe.method.name, unread)])
     for folder in filter(is_group_folder, corpus):
         GroupFolder(folder).check_settings(settings)

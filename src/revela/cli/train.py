@@ -13,6 +13,7 @@ from revela.cli.main import command_line
 from revela.cli.printing import print_scores
 from revela.cli.recipe_flags import Given, RecipeFile, recipe_of
 from revela.errors import extra
+from revela.training.methods.registry import DEFAULT
 
 
 def train(
@@ -75,8 +76,8 @@ def train(
     from revela.training.on_files import train_on_files
 
     with joined():
-        former, known = (resume and recorded_run(out)) or (None, ())
-        recipe = recipe_of(recipe_file, given, former=former, corpus=corpus or known)
+        former, known = (resume and recorded_run(out)) or (DEFAULT, ())
+        recipe = recipe_of(recipe_file, given, former, corpus or known)
         result = train_on_files(
             corpus,
             out,

@@ -23,6 +23,7 @@ from revela.training.lm.document_attention import has_varlen
 from revela.training.lm.encoder_decoder import size_of
 from revela.training.lm.language_model import LanguageModel, check_language_model
 from revela.training.methods.base import Method
+from revela.training.methods.heads import heads_from_file
 from revela.training.models import find_weights
 from revela.training.recipe import Recipe
 from revela.training.settings import Context, Groups, Queries, Retriever, TorchPrecision, Training
@@ -33,7 +34,6 @@ def check_recipe(
     recipe: Recipe,
     out: Path,
     resume: bool,
-    *,
     overwrite: bool = False,
     corpus: Sequence[Source] = (),
 ) -> None:
@@ -49,7 +49,7 @@ def check_recipe(
             groups are others than the recipe needs, or the family of a model is not supported.
     """
     training, former = recipe.training, None
-    if distributed.is_rank_zero() or not overwrite:  # by the first process, which replaces it
+    if not overwrite or distributed.is_rank_zero():  # which replaces it
         former = check_out(out, resume, overwrite)
     if resume:
         checkpoint_to_resume(recipe, out)
@@ -149,17 +149,18 @@ def _check_models(recipe: Recipe, reads_text: bool) -> None:
             )
         check_model(folder, retriever.layers, retriever.lora_rank)
     if method.reads_lm:
-        lm = check_language_model(find_weights(recipe.lm.lm, offline), recipe.lm.lm)
+        folder = find_weights(recipe.lm.lm, offline)
+        lm = check_language_model(folder, recipe.lm.lm)
         if lm is not None:
-            _check_lm(lm, recipe)
+            _check_lm(lm, folder, recipe)
     if reads_text and recipe.has_queries_written:
         find_weights(recipe.queries.query_lm or recipe.lm.lm, offline)
     if reads_text and recipe.groups.surrogate:
         find_weights(recipe.groups.surrogate, "")
 
 
-def _check_lm(lm: LanguageModel, recipe: Recipe) -> None:
-    """Refuse an LM that is too short for the texts of a group, or has too few heads."""
+def _check_lm(lm: LanguageModel, folder: Path, recipe: Recipe) -> None:
+    """Refuse an LM that is too short for the texts of a group, or has too few heads or others."""
     method, tokens, size = recipe.method, recipe.lm.lm_tokens, recipe.groups.group_size
     length, heads = method.lm_length(size, tokens), lm.n_layers * lm.n_heads
     if lm.max_tokens is not None and length > lm.max_tokens:
@@ -168,6 +169,8 @@ def _check_lm(lm: LanguageModel, recipe: Recipe) -> None:
             f"tokens, more than the {lm.max_tokens:,} that {lm.name} reads: lower --lm-tokens or "
             "--group-size"
         )
+    if (heads_file := Path(getattr(method, "heads", ""))).is_file():
+        heads_from_file(heads_file, method.kind_of_heads, folder)
     for name in ("gate_heads", "query_heads"):
         number = getattr(method, name, 0)
         if number > heads and number != getattr(type(method)(), name):

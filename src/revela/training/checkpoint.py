@@ -60,6 +60,7 @@ REPLACED = "replaced"
 TRAINABLE, OPTIMIZER = "trainable.safetensors", "optimizer.safetensors"
 SPENT, FIT = "clock.json", "fit.safetensors"
 T = TypeVar("T")
+State = tuple[nn.Module, torch.optim.Optimizer, Budget]
 # Everything that a run may write before its first checkpoint.
 BEFORE_CHECKPOINT = frozenset({LOCK, RUN_FILE, METRICS, START_SCORES, CHECKPOINTS, TRACKER_FOLDER})
 # Settings that may differ when a finished run is kept, and when a run is resumed. The models
@@ -315,19 +316,13 @@ def resume_run(recipe: Recipe, digest: str, out: Path) -> tuple[Path | None, Rec
     return checkpoint, recipe.replace(**{n: settings[n] for n in LIMITS if n in settings})
 
 
-def save_checkpoint(
-    folder: Path,
-    step: int,
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    budget: Budget,
-    keep: int = 1,
-) -> None:
+def save_checkpoint(folder: Path, step: int, state: State, keep: int = 1) -> None:
     """Write the checkpoint of a step, then delete all but the newest, of which it ``keep``s so many
     and at least one.
 
     The optimiser has ``trainable_parameters(module)``, in that order.
     """
+    module, optimizer, budget = state
     target, metrics = folder / f"checkpoint-{step}", folder.parent / METRICS
     if metrics.is_file():  # which has a line for every checkpoint
         flush(metrics)

@@ -90,7 +90,7 @@ def train_on_files(
             corpus = run[1]
         if not corpus:
             raise RevelaError(f"{out} names no corpus to train on: give its folders or files")
-        check_recipe(recipe, out, resume, overwrite=overwrite, corpus=corpus)
+        check_recipe(recipe, out, resume, overwrite, corpus)
         plan = NO_CHECKS
         if is_rank_zero():
             judge = judge_on(on, out) if on else None

@@ -126,7 +126,7 @@ def train(
             processes disagree.
     """
     with distributed.joined(), output_folder(out, resume, overwrite) as between_steps:
-        check_recipe(recipe, out, resume, overwrite=overwrite)
+        check_recipe(recipe, out, resume, overwrite)
         silence_libraries()
         settings, checkpoints = recipe.training, out / CHECKPOINTS
         torch.set_num_threads(distributed.cores(settings.threads))
@@ -311,8 +311,8 @@ def train(
                         checks.run(step)
                 if saves and is_first:
                     with watch.stopped():
-                        keep = settings.keep_checkpoints
-                        save_checkpoint(checkpoints, step, loss_module, optimizer, budget, keep)
+                        state = loss_module, optimizer, budget
+                        save_checkpoint(checkpoints, step, state, settings.keep_checkpoints)
         check_same_weights(loss_module, step)
 
         # Check the last state, and save it or the best one.

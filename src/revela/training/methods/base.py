@@ -75,6 +75,8 @@ class Method:
     "A sentence for the model card, with settings of the recipe in braces."
     reads_lm: ClassVar[bool] = False
     "Whether it uses the recipe's LM (--lm), with the attention of ``lm/``."
+    kind_of_heads: ClassVar[str] = "siblings"
+    "The ranking of the LM's heads that it reads (``heads.KINDS``), if any."
     across_groups: ClassVar[bool] = False
     "Whether it compares texts of all groups of a batch; several processes then share each batch."
     can_share: ClassVar[bool] = False

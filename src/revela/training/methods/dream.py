@@ -174,6 +174,7 @@ class Dream(DocumentAttention):
 
     name = "dream"
     reads = "queries"
+    kind_of_heads = "questions"
     learned_from = "{model} learned to score texts as {lm} needs them to answer questions."
 
     tau: PositiveFloat = 0.2
