@@ -405,7 +405,7 @@ def test_what_nothing_else_can_ask_is_checked_by_written_questions(
     monkeypatch.setattr("revela.training.lm.generate.writer", lambda *_: ask)
     out = succeeds(*command, tmp_path / "guarded", "--check-questions 10")
     assert "queries for 10 of 10 held-out chunks" in out
-    assert "(question: 10 queries over 12 passages)" in out
+    assert "(question: 10 queries over 12 passages)" in out and ", query_lm " in out
     code, out, err = doing(*command, tmp_path / "guarded", "--check-questions 11")
     assert code == 2 and "exists: choose another --out" in err
     assert not out and len(asked) == 10, "refused before it writes"
@@ -491,7 +491,8 @@ def test_the_last_table_has_the_saved_state_beside_the_last(
     monkeypatch.setattr(HeldOutCheck, "__call__", lambda *_: {"title": next(scores)})
     small = f"--out {tmp_path / 'out'} --group-size 4 --check-every 0"
     said = succeeds("train", corpus_file, small, models, *TINY_FLAGS)
-    table = said.rpartition("label-free check,")[2]
+    first, _, table = said.rpartition("label-free check,")
+    assert first.endswith("\ntraining did not help by the label-free check: the start was saved\n")
     rows = re.findall(r"^│ (.+?) +│ +([\d.]+) │$", table, re.M)
     expected = {"untrained": "0.300", "start": "0.400", "last step": "0.200", "saved": "0.400"}
     assert dict(rows[1:]) == expected and rows[0][0] == "BM25"

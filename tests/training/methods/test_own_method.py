@@ -3,57 +3,35 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
-import torch
-import torch.nn.functional as F
-from pydantic import PositiveFloat, ValidationError
+from pydantic import ValidationError
 
 from conftest import TINY, logged
 from revela import Retriever, train
 from revela.errors import RevelaError
-from revela.training.methods.base import Method, RetrieverLoss
 from revela.training.recipe import Recipe
-from revela.training.settings import checked
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "own_method.py"
 
 
-# docs/train.md names these two classes.
-@checked
-class Neighbours(Method):
-    """A chunk should be nearer to the other chunks of its document than to those of others."""
-
-    name = "neighbours"
-    learned_from = "{model} learned which chunks are of one document."
-
-    tau: PositiveFloat = 0.1
-
-    def build(self, parts):
-        size = parts.groups.group_size
-        loss = NeighboursLoss(parts.model, tau=self.tau, group_size=size)
-
-        def collate(rows):
-            texts = [row["text"] for row in rows]
-            documents = torch.tensor([row["document"] for row in rows])
-            return {**parts.sides(texts, texts), "query_document": documents}
-
-        return loss, collate
+@pytest.fixture
+def file(tmp_path):
+    """The method of the example, in a file of its own."""
+    file, (method, _, _) = tmp_path / "neighbours.py", EXAMPLE.read_text().rpartition("# %% [markd")
+    file.write_text(method)
+    return file
 
 
-class NeighboursLoss(RetrieverLoss):
-    def forward(self, features):
-        query, passage = ({**side} for side in features)
-        losses = []
-        documents = self.groups(query.pop("document"))
-        for cosine, document in zip(self.cosines(query, passage), documents, strict=True):
-            same = (document[:, None] == document).float().fill_diagonal_(0)
-            scores = (cosine / self.tau).fill_diagonal_(-1e4)
-            losses.append(-(F.log_softmax(scores, dim=1) * same).sum() / same.sum().clamp(min=1))
-        return torch.stack(losses).mean()
+@pytest.fixture
+def neighbours(file):
+    return type(Recipe.of(f"{file}:Neighbours").method)
 
 
-def test_it_trains_through_the_api(tiny_lm_folder, corpus_file, tmp_path):
+def test_it_trains_through_the_api(neighbours, tiny_lm_folder, corpus_file, tmp_path):
     settings = TINY | dict(model=str(tiny_lm_folder), max_steps=12, learning_rate=5e-3)
-    result = train(corpus_file, tmp_path / "out", Neighbours(tau=0.2), **settings)
+    result = train(corpus_file, tmp_path / "out", neighbours(tau=0.2), **settings)
     assert Retriever(result.path).encode_queries(["ocean1"]).shape[0] == 1
     losses = [row["loss"] for row in logged(tmp_path / "out")]
     assert len(losses) == 12 and sum(losses[-3:]) < sum(losses[:3])
@@ -63,17 +41,17 @@ def test_it_trains_through_the_api(tiny_lm_folder, corpus_file, tmp_path):
     assert f"{tiny_lm_folder.name} learned which chunks are of one document." in card
 
 
-def test_its_bounds_hold_and_options_that_it_lacks_are_refused(tmp_path):
+def test_its_bounds_hold_and_options_that_it_lacks_are_refused(neighbours, tmp_path):
     with pytest.raises(ValidationError, match="greater than 0"):
-        Neighbours(tau=0)
+        neighbours(tau=0)
     with pytest.raises(RevelaError, match="--tau 0: it should be greater than 0"):
-        train("docs", tmp_path / "out", Neighbours(), tau=0)
+        train("docs", tmp_path / "out", neighbours(), tau=0)
     with pytest.raises(RevelaError, match="--gate has no effect on --method neighbours"):
-        train("docs", tmp_path / "out", Neighbours(), gate=0.3)
+        train("docs", tmp_path / "out", neighbours(), gate=0.3)
 
 
-def test_a_file_and_its_class_are_a_method(tmp_path):
-    recipe = Recipe.of(f"{__file__}:Neighbours", tau=0.3, group_size=4)
+def test_a_file_and_its_class_are_a_method(file):
+    recipe = Recipe.of(f"{file}:Neighbours", tau=0.3, group_size=4)
     assert (recipe.method.name, recipe.method.tau) == ("neighbours", 0.3)
     assert recipe.replace(seed=1).method == recipe.method
 
