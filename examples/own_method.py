@@ -3,16 +3,17 @@
 #
 # A method is its settings (a frozen dataclass), how a batch is made, and a loss. This one wants the
 # chunks of a document near to each other. [Make a model](../docs/train.md#write-a-method) explains
-# the parts. In a file of its own, without the trainings below, it can be named on the command line:
-# `revela train TEXT --method neighbours.py:Neighbours`.
+# the parts. It can be named on the command line:
+# `revela train TEXT --method examples/own_method.py:Neighbours`.
 
 # %%
 from pydoc_data.topics import topics
 
 import torch
 import torch.nn.functional as F
+from sentence_transformers import SentenceTransformer
 
-from revela import Document, LabelFreeEvaluator, Retriever, train
+from revela import Document, LabelFreeEvaluator, train
 from revela.training.methods.base import Method, RetrieverLoss
 from revela.training.settings import PositiveFloat, checked
 
@@ -52,12 +53,13 @@ class NeighboursLoss(RetrieverLoss):
 # Trained for a minute beside two others: the same text, start, groups and time.
 
 # %%
-documents = [Document(name, text, name) for name, text in topics.items()]
-d_to_z = [d for d in documents if d.id[0] > "c"]
-evaluator = LabelFreeEvaluator([d for d in documents if d.id[0] <= "c"])
-shared = {"model": "embedded:minilm-l6", "keep": "last", "max_minutes": 1}
-for method in (Neighbours(tau=0.05), "contrastive-crop", "revela-gated"):
-    name = getattr(method, "name", method)
-    result = train(d_to_z, f"runs/{name}", method, **shared)
-    model = Retriever(result.path).encoder.model
-    print(f"{name:16} nDCG@10 {evaluator(model)['mean_ndcg@10']:.3f}")
+if __name__ == "__main__":
+    documents = [Document(name, text, name) for name, text in topics.items()]
+    d_to_z = [d for d in documents if d.id[0] > "c"]
+    evaluator = LabelFreeEvaluator([d for d in documents if d.id[0] <= "c"])
+    shared = {"model": "embedded:minilm-l6", "keep": "last", "max_minutes": 1}
+    for method in (Neighbours(tau=0.05), "contrastive-crop", "revela-gated"):
+        name = getattr(method, "name", method)
+        result = train(d_to_z, f"runs/{name}", method, **shared)
+        scores = evaluator(SentenceTransformer(str(result.path)))
+        print(f"{name:16} nDCG@10 {scores['mean_ndcg@10']:.3f}")

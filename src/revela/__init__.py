@@ -24,7 +24,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 if TYPE_CHECKING:
-    from revela.api import Retriever, evaluate, train
+    from revela.api import Retriever, compare, evaluate, train
     from revela.errors import RevelaError
     from revela.ranking.rerank_texts import rerank
     from revela.searching.folder_index import search
@@ -42,6 +42,7 @@ __all__ = [
     "Retriever",
     "RevelaError",
     "__version__",
+    "compare",
     "evaluate",
     "fit",
     "rerank",
@@ -51,6 +52,7 @@ __all__ = [
 
 _HOMES = {
     "Retriever": "api",
+    "compare": "api",
     "evaluate": "api",
     "train": "api",
     "Index": "searching.index",

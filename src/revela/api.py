@@ -19,11 +19,13 @@ from revela.searching.manifest import Indexing
 from revela.searching.rows import metadata_columns
 from revela.searching.state import is_index
 from revela.terminal import show_log
-from revela.text.readers import sources_of
+from revela.text.load import Reading
+from revela.text.readers import sources_of, write_source
 from revela.text.spool import arrow_list
 from revela.types import Document, Precision, Vectors, items_of
 
 if TYPE_CHECKING:
+    from revela.training.compare import Comparison
     from revela.training.methods.base import Method
     from revela.training.outcome import TrainingResult
 
@@ -160,6 +162,7 @@ def train(
     method: str | Method = "revela-gated",
     *,
     resume: bool = False,
+    overwrite: bool = False,
     **settings: Any,
 ) -> TrainingResult:
     """Train a retriever on raw text and save it. Messages are printed, unless the program has set
@@ -171,10 +174,12 @@ def train(
             text; or a ``datasets.Dataset``, with the columns that ``text_field`` and
             ``title_field`` name and, if it has one, a column id. Copies and near-duplicates are
             dropped, and documents held out for the check, as of files.
-        out: a new folder for the retriever.
+        out: a folder for the retriever.
         method: a preset or a method by name, FILE.py:Class, or an instance of a method of your own
             (docs/train.md).
-        resume: continue the run in ``out`` from its last checkpoint, on the same corpus.
+        resume: start, continue the run in ``out`` from its last checkpoint, on the same corpus, or
+            extend a finished run to a higher limit.
+        overwrite: replace the run in ``out``.
         settings: any setting by its flag's name (docs/command-line.md).
 
     Returns:
@@ -188,7 +193,63 @@ def train(
         from revela.training.on_files import train_on_files
         from revela.training.recipe import Recipe
     recipe = Recipe.of(method, **settings)
-    return train_on_files(sources_of(corpus), Path(out), recipe, resume=resume)
+    sources = sources_of(corpus)
+    return train_on_files(sources, Path(out), recipe, resume=resume, overwrite=overwrite)
+
+
+def compare(
+    corpus: str | Path | Iterable[Any],
+    on: Sequence[str | Path],
+    out: str | Path,
+    methods: Sequence[str] = (),
+    *,
+    seeds: Sequence[int] = (0,),
+    points: int = 4,
+    processes: int = 0,
+    **settings: Any,
+) -> Comparison:
+    """Train several methods from the same start for the same time, as `revela compare` does: each
+    run is a command of its own, and finished ones are kept.
+
+    Args:
+        corpus: as for ``train``; texts and datasets are written to corpus.jsonl in ``out``.
+        on: folders with judged queries, as for ``evaluate``.
+        out: folder for the runs, their scores and compare.json.
+        methods: presets, methods by name, or FILE.py:Class of your own; empty: revela-gated and
+            contrastive-crop.
+        seeds: each method is trained with each of them.
+        points: number of scores after the start.
+        processes: that train a run, by torchrun; 0: one for each GPU.
+        settings: any setting by its flag's name, for all runs.
+
+    Returns:
+        The scores of BM25, the start and each method on each collection, the difference of each
+        pair with its interval and p, and the curves.
+
+    Examples:
+        >>> compare("docs/", ["judged"], "runs", max_minutes=5)  # doctest: +SKIP
+    """
+    with extra("train", "a comparison"):
+        from revela.training import commands
+        from revela.training import compare as comparison
+    rows = comparison.rows_of([*items_of(methods, "methods", (str,))], {}, {}, settings)
+    named = {n: settings[n] for n in ("text_field", "title_field") if n in settings}
+    file, fields = Path(out) / "corpus.jsonl", Reading(**named).fields()
+    sources = [
+        str(s if isinstance(s, Path) else write_source(s, fields, file)) for s in sources_of(corpus)
+    ]
+    folders = [*map(Path, items_of(on, "on", (str, Path)))]
+    made = comparison.compare(
+        rows,
+        sources,
+        folders,
+        Path(out),
+        seeds=seeds,
+        points=points,
+        processes=processes or commands.processes_here(),
+    )
+    assert made is not None
+    return made
 
 
 def evaluate(

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from revela.cli.flags import Corpus, Out, Several, check_paths
-from revela.cli.printing import print_scores, print_table
 from revela.cli.recipe_flags import Given, RecipeFile, given_settings
 from revela.errors import extra
 from revela.training.recipe import read_recipe
-
-if TYPE_CHECKING:
-    from revela.evaluation.significance import Difference
 
 
 def compare(
@@ -79,20 +75,4 @@ def compare(
         processes=processes or processes_here(),
         dry_run=dry_run,
     )
-    if comparison is None:
-        return
-    collections = [folder.name for folder in on]
-    print_scores("nDCG@10 of what is saved", collections, comparison.scores)
-    print_differences(comparison.differences)
-
-
-def print_differences(differences: list[Difference]) -> None:
-    """A row per pair, a column per collection."""
-    columns = list(dict.fromkeys(d.on for d in differences))
-    rows: dict[str, list[object]] = {}
-    for d in differences:
-        cell = f"{d.mean:+.3f}" + (f" ± {d.margin:.3f}" if d.margin is not None else "")
-        p = "<0.001" if d.p < 0.001 else f"{d.p:.3f}"
-        pair = f"{d.first} - {d.second}"
-        rows.setdefault(pair, [pair]).append(f"{cell}, p {p}")
-    print_table("differences: nDCG@10 ± 95 % interval, p", ["pair", *columns], [*rows.values()])
+    print(comparison or "nothing was run")

@@ -20,6 +20,7 @@ from revela.evaluation.collection import load_collection
 from revela.evaluation.results import SystemScores, write_json
 from revela.evaluation.significance import MEASURE, Difference, Queries, differences
 from revela.training.check_settings import check_recipe
+from revela.training.checks import format_scores
 from revela.training.commands import (
     Command,
     check_kept,
@@ -61,6 +62,19 @@ class Comparison:
     scores: dict[str, dict[str, float]]
     differences: list[Difference]
     curves: dict[str, list[CurvePoint]]
+
+    def __str__(self) -> str:
+        """Scores by row and differences by pair, in lines."""
+        rows = [f"  {name:24} {format_scores(row, {})}" for name, row in self.scores.items()]
+        pairs: dict[str, list[str]] = {}
+        for d in self.differences:
+            interval = "" if d.margin is None else f" ± {d.margin:.3f}"
+            p = "p < 0.001" if d.p < 0.001 else f"p {d.p:.3f}"
+            text = f"{d.on} {d.mean:+.3f}{interval} ({p})"
+            pairs.setdefault(f"{d.first} - {d.second}", []).append(text)
+        lines = (f"  {pair:40} {', '.join(found)}" for pair, found in pairs.items())
+        about = "differences ± half of their 95 % intervals; p by random signs"
+        return "\n".join(["nDCG@10 of what was saved", *rows, about, *lines])
 
     @classmethod
     def read(cls, folder: Path) -> Comparison:

@@ -8,6 +8,7 @@ reports rows that it skips. It need not handle errors of its library.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from revela.errors import RevelaError, first_line
+from revela.files import atomic_write
 from revela.text.endings import suffix
 from revela.text.readers.common import (
     DamagedFile,
@@ -133,6 +135,15 @@ def sources_of(corpus: Any) -> list[Source]:
     if not sources:
         raise RevelaError("corpus is empty: give texts, documents or paths")
     return sources
+
+
+def write_source(source: DocumentSource, fields: Fields, file: Path) -> Path:
+    """Write the documents of a source as JSONL with these fields; returns the file."""
+    with atomic_write(file) as temporary, temporary.open("w", encoding="utf-8") as lines:
+        for document in source.read(fields, ReadReport()):
+            row = {"id": document.id, fields.title: document.title, fields.text: document.text}
+            lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return file
 
 
 def _read_texts(items: Sequence[Any], fields: Fields, report: ReadReport) -> Iterator[Document]:
