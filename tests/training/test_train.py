@@ -149,7 +149,7 @@ LOGGED |= dict(crop="accuracy", cde="accuracy", whole="accuracy", dream="tau gat
 @pytest.mark.parametrize("name", RESUMED)
 def test_resume_equals_unbroken(recipe, documents, tiny_lm_folder, tmp_path, name):
     files = {"cde": 7, "whole": 7, "crop": 4}.get(name, 1)
-    recipe = recipe.replace(**RESUMED[name])
+    recipe = recipe.replace(**RESUMED[name] | ({"lm": recipe.lm.lm} if name == "paper" else {}))
     assert_resume_equals_unbroken(recipe, documents, tmp_path, files)
     assert (tmp_path / "whole" / "lm" / "model.safetensors").is_file() == (name == "paper")
     numbers = logged(tmp_path / "whole")[0]["method"]
