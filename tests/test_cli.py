@@ -464,7 +464,8 @@ def test_an_interrupted_run_exits_so_and_does_not_look_finished(
 
 def test_a_stopped_comparison_stops_its_run_and_goes_on(corpus_file, models, tmp_path):
     folder, out = write_judged(tmp_path / "judged", make_rows(20, seed=5)), tmp_path / "out"
-    flags = f"--on {folder} --methods contrastive-crop --points 1 --out {out} {models}"
+    model = models.partition(" --lm")[0]
+    flags = f"--on {folder} --methods contrastive-crop --points 1 --out {out} {model}"
     tiny = " ".join(TINY_FLAGS).replace("--gate-heads 4", "--group-size 4")
     line = [sys.executable, "-m", "revela", "compare", str(corpus_file), *f"{flags} {tiny}".split()]
     metrics = out / "contrastive-crop-0" / "metrics.jsonl"
