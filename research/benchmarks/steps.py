@@ -39,13 +39,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from research.benchmarks.options import parser_of, write_out
-from revela.encoders.torch_model import has_fast_bf16
+from revela.encoders.torch_model import POOLING_MODES, has_fast_bf16
 from revela.quiet_libraries import silence_libraries
 from revela.training.lm.cross_entropy import linear_cross_entropy
 from revela.training.lm.language_model import LanguageModel
 from revela.training.methods.revela import RevelaLoss, gates_on_heads
 from revela.training.recipe import Recipe
-from revela.training.retriever.build import POOLING_MODES, add_lora
+from revela.training.retriever.build import add_lora
 from revela.training.retriever.module import RetrieverModule
 
 OURS, VARLEN, BOUND = FORMS = ["ours", "ours, varlen", "bound"]

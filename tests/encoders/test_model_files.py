@@ -172,6 +172,23 @@ def test_a_revision_is_named_after_an_at(hub):
         resolve("owner/name@v9")
 
 
+def test_an_adapter_of_the_hub_is_read_with_its_base(hub, monkeypatch, tiny_lm_folder, tmp_path):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    model = AutoModelForCausalLM.from_pretrained(tiny_lm_folder)
+    made = get_peft_model(model, LoraConfig(target_modules="all-linear"))
+    made.peft_config["default"].base_model_name_or_path = "owner/base"
+    made.save_pretrained(tmp_path / "lora")
+    for name, folder in (("owner/base", tiny_lm_folder), ("owner/Revela-1b", tmp_path / "lora")):
+        files = {file.name: file.read_bytes() for file in folder.iterdir()}
+        hub.models[name] = {commit(len(hub.models)): files}
+    assert model_files.name_of(resolve("owner/Revela-1b")) == "owner/Revela-1b"
+    assert (resolve("owner/Revela-1b") / "modules.json").is_file()
+    assert model_files.commits == {"owner/Revela-1b": commit(1), "owner/base": commit(0)}
+
+
 def test_ids_without_an_owner(hub):
     hub.models["gpt2"] = {commit(1): FILES}
     hub.models["sentence-transformers/all-MiniLM-L6-v2"] = {commit(2): FILES}

@@ -27,9 +27,9 @@ from revela.encoders.model_files import (
     embedded_name,
     find_folder,
     fingerprint,
+    hub_name,
     loaded_files,
     modules_of,
-    name_of,
     saved_for_dot,
     table_folder,
     words_to_vectors_of,
@@ -67,7 +67,7 @@ def resolve(name: str, above: tuple[Path, ...] = ()) -> Path:
     state = f"{fingerprint(folder)} {fingerprint(base)} {known}"
     digest = hashlib.blake2b(state.encode(), digest_size=8).hexdigest()
     # Named as in the hub's cache, so that ``name_of`` finds the name.
-    made = cache_folder() / "merged" / f"models--{name_of(folder).replace('/', '--')}" / digest
+    made = cache_folder() / "merged" / f"models--{hub_name(folder).replace('/', '--')}" / digest
     if not made.is_dir():
         with writing(made.parent, wait=True), extra("train", f"converting {name}"):
             remove_unfinished(made.parent, [digest])

@@ -188,8 +188,11 @@ def refuse_missing(folder: Path, names: Iterable[str]) -> None:
 
 def name_of(folder: Path) -> str:
     """A retriever's display name: minilm-l6 (if embedded), its hub id, or its folder's name."""
-    if name := embedded_name(folder):
-        return name
+    return embedded_name(folder) or hub_name(folder)
+
+
+def hub_name(folder: Path) -> str:
+    """A model's hub id, or its folder's name."""
     parts = folder.resolve().parts
     for part in reversed(parts):
         if part.startswith("models--"):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pydantic import TypeAdapter
 
-from revela.encoders.model_files import name_of, read_config
+from revela.encoders.model_files import hub_name, read_config
 from revela.errors import RevelaError
 
 
@@ -126,7 +126,7 @@ def prompts_of(folder: Path, given: Given = OWN) -> Prompts:
 
 def known_of(folder: Path) -> Known:
     """What ``KNOWN`` has on the model in a folder."""
-    name = name_of(folder).rpartition("/")[2]
+    name = hub_name(folder).rpartition("/")[2]
     found = (known for pattern, known in KNOWN.items() if re.fullmatch(pattern, name))
     return next(found, Known())
 
