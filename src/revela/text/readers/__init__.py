@@ -37,12 +37,11 @@ from revela.text.readers.office import read_docx, read_epub, read_odf, read_pptx
 from revela.text.readers.pdf import read_pdf
 from revela.text.readers.rows import Fields
 from revela.text.readers.rtf import read_rtf
-from revela.text.readers.stackexchange import read_posts
 from revela.text.readers.tables import read_arrow, read_csv, read_parquet
 from revela.text.readers.text import read_subtitles, read_text
 from revela.types import Document
 
-VERSION = 8  # raise it when readers or chunking change the text of the same file
+VERSION = 9  # raise it when readers or chunking change the text of the same file
 
 READERS: dict[str, Reader] = {
     **dict.fromkeys((".html", ".htm", ".xhtml"), guard(read_html)),
@@ -54,7 +53,6 @@ READERS: dict[str, Reader] = {
     ".arrow": read_arrow,
     ".csv": read_csv,
     ".tsv": read_csv,
-    ".xml": read_posts,
     **dict.fromkeys((".srt", ".vtt"), read_subtitles),
     ".pdf": guard(read_pdf),
     **dict.fromkeys((".docx", ".docm"), guard(read_docx)),
@@ -69,8 +67,8 @@ READERS: dict[str, Reader] = {
 }
 FORMATS = (
     "text of any ending, Markdown, HTML, source code, notebooks, JSONL, JSON, Parquet, Arrow, CSV, "
-    "TSV, PDF, Word, PowerPoint, Excel, OpenDocument, RTF, EPUB, LaTeX, mail (.eml, .mbox) or a "
-    "StackExchange Posts.xml; .gz or .zst of each"
+    "TSV, PDF, Word, PowerPoint, Excel, OpenDocument, RTF, EPUB, LaTeX or mail (.eml, .mbox); "
+    ".gz or .zst of each"
 )
 
 
