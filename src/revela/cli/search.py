@@ -51,7 +51,7 @@ def search(
         What to look for.
     queries:
         Search for each query of this file instead, and print a line of JSON for each. A query a
-        line: JSON with _id and text, id and text with a tab between, or text alone.
+        line: in a .jsonl file JSON with _id and text, else text alone.
     run:
         Write what --queries find to this file, in TREC's format.
     mode:
