@@ -48,10 +48,7 @@ VERBS = {
         "probe": "Measure the position bias of a model, and the geometry of its vectors.",
         "queries": "Write queries for a corpus with a language model, or a test set of them.",
     },
-    "Use it elsewhere": {
-        "encode": "Write the chunks of a corpus and their vectors to a file.",
-        "export": "Export a retriever to ONNX.",
-    },
+    "Use it elsewhere": {"export": "Export a retriever to ONNX."},
 }
 # What a terminal obeys or cannot show, with what changes the order of text, and ends of lines.
 CONTROL = "\x7f-\x9f\u2028-\u202e\u2066-\u206f"
