@@ -18,11 +18,7 @@ from conftest import TINY, logged, make_documents, tiny_retriever
 from revela.encoders.torch_model import positions_of
 from revela.errors import RevelaError
 from revela.training.check_settings import check_recipe
-from revela.training.lm.document_attention import (
-    DocumentWeights,
-    InBatchAttention,
-    reference_attention,
-)
+from revela.training.lm.document_attention import DocumentWeights, InBatchAttention
 from revela.training.lm.language_model import LanguageModel
 from revela.training.lm.prompts import QUESTION, read_candidates
 from revela.training.methods.dream import AttentionMass
@@ -158,7 +154,7 @@ def naive_logits(model, ids, mask, weights, gates):
             documents = DocumentWeights(weights, lengths)
             inputs = query[0], *memory[layer], documents, scaling, None
             g = gates[layer][:, None, None]
-            own = (1 - g) * own + g * reference_attention(*inputs)
+            own = (1 - g) * own + g * naive.reference_attention(*inputs)
         return own.transpose(0, 1)[None].contiguous(), None
 
     AttentionInterface.register("naive", attention)

@@ -182,12 +182,6 @@ def test_a_search_stopped_while_its_index_is_finished_says_that_all_is_kept(
     assert "being made" not in doing(*asked)[1]
 
 
-def test_what_is_thrown_away_is_not_said_to_be_kept(doing, docs, static_folder, monkeypatch):
-    stop_after(monkeypatch, 2, KeyboardInterrupt())
-    code, _, err = doing("search", docs, "zebra", "--no-cache", "--model", static_folder)
-    assert code == 130 and "goes on" not in err
-
-
 @pytest.mark.parametrize(
     "more", ["--json", "--where id='zebra.txt'", "--min-score 0", "--mode dense"]
 )

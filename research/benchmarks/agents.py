@@ -114,7 +114,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, "pages")
         print(f"{write_pages(arguments.text, folder)} files")
-        index = open_any(folder, arguments.model, cached=False)
+        index = open_any(folder, arguments.model)
         tools = Tools("pages", lambda: index, {}, folder)
         answers = defaultdict[str, list[str]](list)
         for question, pattern, _ in QUESTIONS:

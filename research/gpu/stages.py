@@ -39,10 +39,11 @@ from revela.files import atomic_write
 from revela.quiet_libraries import silence_libraries
 from revela.ranking.exact import rankings_of, top_k
 from revela.training.checks import CheckPlan
-from revela.training.lm.document_attention import DocumentWeights, document_attention
+from revela.training.lm.document_attention import V_NORM_EPS, DocumentWeights, document_attention
 from revela.training.methods.registry import PRESETS
 from revela.training.recipe import Recipe
 from revela.training.train import train
+from tests.naive import reference_attention
 
 Row = dict[str, Any]
 GROUP, TOKENS = 16, 128  # chunks of a group, tokens of a chunk
@@ -186,7 +187,11 @@ def attention_rows(
         given = [t.to(rounded_to).to(dtype).requires_grad_() for t in inputs]
         given.append(weights_BB.clone().requires_grad_())
         documents = DocumentWeights(given[3], [tokens] * chunks, epsilon=epsilon)
-        output = document_attention(*given[:3], documents, v_norm=v_norm, kernel=kernel)
+        if kernel == REFERENCE:
+            norm_eps = V_NORM_EPS if v_norm else None
+            output = reference_attention(*given[:3], documents, width**-0.5, norm_eps)
+        else:
+            output = document_attention(*given[:3], documents, v_norm=v_norm, kernel=kernel)
         return [output.detach(), *torch.autograd.grad(output, given, direction.to(output.dtype))]
 
     half = torch.bfloat16

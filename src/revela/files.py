@@ -225,8 +225,7 @@ def cached_digest(files: Mapping[str, Path], digest: Any) -> str:
     for name, file in files.items():
         digest.update(name.encode())
         with file.open("rb") as handle:
-            while block := handle.read(1 << 22):
-                digest.update(block)
+            hashlib.file_digest(handle, lambda: digest)  # updates it
     with suppress(RevelaError, OSError), atomic_write(cached) as temporary:
         temporary.write_text(digest.hexdigest(), encoding="utf-8")
     return str(digest.hexdigest())

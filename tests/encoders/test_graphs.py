@@ -171,15 +171,6 @@ def test_a_copy_is_made_once(tiny_tokenizer, empty_cache, monkeypatch):
     np.testing.assert_array_equal(load_encoder(folder, "int8").encode_passages(TEXTS), first)
 
 
-def test_an_index_needs_what_lancedb_needs(tmp_path, monkeypatch):
-    for flags in ({"sse2", "avx2"}, {"asimd"}, set[str]()):  # x86, ARM, a system that does not say
-        monkeypatch.setattr(cpu, "flags", lambda flags=flags: frozenset(flags))
-        cpu.check_processor()
-    monkeypatch.setattr(cpu, "flags", lambda: frozenset({"sse2", "avx"}))
-    with pytest.raises(RevelaError, match="no AVX2, which LanceDB needs"):
-        Index.create(tmp_path / "index", resolve(MINILM))
-
-
 def test_precision_by_what_the_processor_has(monkeypatch):
     monkeypatch.delenv(cpu.LIMIT, raising=False)
     for flags, limit, expected in (

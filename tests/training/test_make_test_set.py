@@ -104,13 +104,12 @@ QUERIES = {"q1": "ocean01 ocean02", "q2": "engine00", "q3": "garden04 garden02"}
 def test_a_file_of_queries_finds_what_each_finds_alone(succeeds, index, tmp_path, flags):
     rows = [{"_id": name, "text": query} for name, query in QUERIES.items()]
     write_lines(tmp_path / "q.jsonl", rows)
-    (tmp_path / "q.tsv").write_text("".join(f"{n}\t{q}\n" for n, q in QUERIES.items()))
     (tmp_path / "q.txt").write_text("\n".join(QUERIES.values()))
     alone = {}
     for query in QUERIES.values():
         said = succeeds("search", index, query, f"--json --top 3 {flags}".strip())
         alone[query] = json.loads(said)
-    for file, names in (("q.jsonl", [*QUERIES]), ("q.tsv", [*QUERIES]), ("q.txt", ["1", "2", "3"])):
+    for file, names in (("q.jsonl", [*QUERIES]), ("q.txt", ["1", "2", "3"])):
         given = f"--queries {tmp_path / file} --top 3 {flags}".strip()
         said = succeeds("search", index, given)
         found = [json.loads(line) for line in said.splitlines()]
@@ -170,19 +169,22 @@ def test_an_index_of_other_ids_is_refused(refused, index, tmp_path):
     assert "its ids are such as d0, those of set such as docs/d0; index the" in err
 
 
+TWICE = '{"_id": "a", "text": "one"}\n{"_id": "a", "text": "two"}\n'
+SPACED = '{"_id": "a b", "text": "one"}'
+
+
 @pytest.mark.parametrize(
     ("content", "flags", "sentence"),
     [
-        (None, "--queries {file}", "q.tsv does not exist: give a file with a query a line"),
-        ("", "--queries {file}", "q.tsv is empty"),
-        ("a\tone\ntwo\n", "--queries {file}", "q.tsv has a tab in 1 of 2 lines"),
-        ("a\tone\na\ttwo\n", "--queries {file}", "q.tsv has 1 ids twice"),
-        ("a b\tone\n", "--queries {file} --run {run}", "the id 'a b' has a space"),
-        ("one\n", "--run {run}", "give a query, or a file of queries with --queries"),
+        (None, "--queries {file}", "q.jsonl does not exist: give a file with a query a line"),
+        ("", "--queries {file}", "q.jsonl is empty"),
+        (TWICE, "--queries {file}", "q.jsonl has 1 ids twice"),
+        (SPACED, "--queries {file} --run {run}", "the id 'a b' has a space"),
+        (SPACED, "--run {run}", "give a query, or a file of queries with --queries"),
     ],
 )
 def test_bad_queries_are_one_sentence(doing, index, tmp_path, content, flags, sentence):
-    file, run = tmp_path / "q.tsv", tmp_path / "my.trec"
+    file, run = tmp_path / "q.jsonl", tmp_path / "my.trec"
     if content is not None:
         file.write_text(content)
     code, said, err = doing("search", index, flags.format(file=file, run=run))

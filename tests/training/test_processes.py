@@ -320,9 +320,6 @@ def test_each_process_takes_its_share_of_the_cores(monkeypatch):
     assert distributed.cores(0) == 1
 
 
-V1 = "5:memory:/box\n4:cpu,cpuacct:/box/mine\n0::/other\n"
-
-
 @pytest.mark.parametrize(
     ("cgroup", "files", "expected"),
     [
@@ -332,9 +329,6 @@ V1 = "5:memory:/box\n4:cpu,cpuacct:/box/mine\n0::/other\n"
         ("0::/docker/1234\n", {"cpu.max": "50000 100000\n"}, 1),  # the container's own mount
         ("0::/\n", {"cpu.max": "250000 100000\n"}, 3),  # rounded up
         ("0::/\n", {"cpu.max": "6400000 100000\n"}, 8),  # more than the affinity
-        (V1, {"cpu/box/mine/cpu.cfs_quota_us": "-1", "cpu/box/mine/cpu.cfs_period_us": "9"}, 8),
-        (V1, {"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
-        (V1, {"cpu/box/cpu.cfs_quota_us": "5", "other/cpu.max": "100 100", "cpu.max": "9"}, 1),
     ],
 )
 def test_cores_are_those_of_affinity_and_quotas(tmp_path, monkeypatch, cgroup, files, expected):

@@ -37,7 +37,6 @@ def search(
     prompts: Annotated[PromptFlags, Flat] = PROMPTS,
     min_score: float | None = None,
     explain: Annotated[bool, Parameter(negative=())] = False,
-    no_cache: Annotated[bool, Parameter(negative=())] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
     """Search a folder, a file or an index. The index of a folder is kept in the cache and follows
@@ -51,7 +50,7 @@ def search(
         What to look for.
     queries:
         Search for each query of this file instead, and print a line of JSON for each. A query a
-        line: JSON with _id and text, id and text with a tab between, or text alone.
+        line: in a .jsonl file JSON with _id and text, else text alone.
     run:
         Write what --queries find to this file, in TREC's format.
     mode:
@@ -79,8 +78,6 @@ def search(
         first hits lie.
     explain:
         Show what words, vectors and tokens gave each result.
-    no_cache:
-        Make the index of a folder of files in a temporary folder, and remove it.
     as_json:
         Print JSON, with the confidence of each result, and in each whether the first answers the
         query (docs/search.md).
@@ -100,7 +97,6 @@ def search(
     opened = open_any(
         index_folder,
         model,
-        cached=not no_cache,
         progress=True,
         prompts=(prompts.query_prompt, prompts.passage_prompt),
         on_partial_index=on_partial_index,

@@ -37,7 +37,6 @@ def serve(
     precision: Precision = "auto",
     base_url: str = "",
     sync: float | None = None,
-    no_cache: Annotated[bool, Parameter(negative=())] = False,
     limits: Annotated[Limits, Flat] = LIMITS,
 ) -> None:
     """Serve a folder, a file or an index over HTTP: a search page, search, embeddings, re-ranking.
@@ -67,8 +66,6 @@ def serve(
     sync:
         Seconds between updates of the index from its sources; by default 30 for a folder or a file,
         and no updates for an index.
-    no_cache:
-        As for search.
     """
     token = token_of(token_env)
     if min(astuple(limits)) <= 0:
@@ -93,10 +90,7 @@ def serve(
     site = Site(index_folder.resolve().name, base_url)
     url = lifecycle.url_of(host, listening)
     if token is None and not local:
-        print(
-            "anyone who reaches this address can use it: give --token-env",
-            flush=True,
-        )
+        print("anyone who reaches this address can use it: give --token-env", flush=True)
     service = partial(_service, name=name, limits=limits, access=access, site=site)
     with ExitStack() as meanwhile:
 
@@ -108,7 +102,6 @@ def serve(
         index = open_any(
             index_folder,
             model,
-            cached=not no_cache,
             progress=True,
             prompts=prompts.given,
             on_partial_index=answer_meanwhile,

@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from revela.errors import RevelaError
 from revela.types import Precision
 
 # Linux's flags for products in int8 (VNNI, AMX) and in bf16, on x86 and ARM.
@@ -31,15 +30,6 @@ def flags() -> frozenset[str]:
         if line.startswith(("flags", "Features"))
         for flag in line.partition(":")[2].split()
     )
-
-
-def check_processor() -> None:
-    """Raise RevelaError on an x86 processor (with SSE2) without AVX2, on which LanceDB crashes."""
-    if "sse2" in flags() and "avx2" not in flags():
-        raise RevelaError(
-            "this processor has no AVX2, which LanceDB needs to keep an index: use one of 2015 or "
-            "later, or ARM"
-        )
 
 
 def fastest(int8: bool) -> Precision:

@@ -76,9 +76,10 @@ def convert_e5(file: Path, target: Path) -> None:
 
     target.mkdir(parents=True)
     save_file(weights, target / "model.safetensors")
-    for name, content in {**FILES, "tokenizer.json": tokenizer}.items():
+    tokenizer.save(str(target / "tokenizer.json"), pretty=False)
+    for name, content in FILES.items():
         (target / name).parent.mkdir(exist_ok=True)
-        (target / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+        (target / name).write_text(json.dumps(content), encoding="utf-8")
 
 
 class _Reader:
@@ -98,8 +99,8 @@ class _Reader:
     def unpack(self, form: str) -> tuple[Any, ...]:
         return struct.unpack(f"<{form}", self.numbers("<u1", struct.calcsize(f"<{form}")).tobytes())
 
-    def header(self) -> dict[str, Any]:
-        """Check that it is the model; its tokenizer.json."""
+    def header(self) -> Any:
+        """Check that it is the model; its tokenizer."""
         if self.unpack("4sI") != (MAGIC, VERSION):
             raise ValueError("it does not begin as expected")
         *sizes, _, block = self.unpack("7ifi")
@@ -168,51 +169,29 @@ def _dequantised(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     return ((halves.astype(np.float32) - 8) * scales).ravel()
 
 
-def _tokenizer(pieces: list[tuple[str, float]], characters: dict[str, str]) -> dict[str, Any]:
-    """tokenizer.json: sentencepiece's Unigram. Characters become what NFKC makes of them, but those
-    that are left out or become a space.
+def _tokenizer(pieces: list[tuple[str, float]], characters: dict[str, str]) -> Any:
+    """Sentencepiece's Unigram. Characters become what NFKC makes of them, but those that are left
+    out or become a space.
     """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+    from tokenizers.normalizers import NFKC, Replace, Sequence
+
     gone = "".join(c for c, becomes in characters.items() if not becomes)
     spaces = "".join(c for c, becomes in characters.items() if becomes == " " and c != " ")
-    replaced = [
-        ({"Regex": f"[{re.escape(gone)}]"}, ""),
-        ({"Regex": f"[{re.escape(spaces)}]"}, " "),
-        ({"String": WIDE_TILDE}, STAND_IN),
-        None,
-        ({"String": STAND_IN}, WIDE_TILDE),
-    ]
-    normalizers = [
-        {"type": "NFKC"} if way is None else dict(type="Replace", pattern=way[0], content=way[1])
-        for way in replaced
-    ]
-    metaspace = {"replacement": "\u2581", "prepend_scheme": "always", "split": True}
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    around = [{"SpecialToken": {"id": name, "type_id": 0}} for name in ("<s>", "</s>")]
-    text = {"Sequence": {"id": "A", "type_id": 0}}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": i, "content": name, **flags, "special": True} for name, i in SPECIAL.items()
-        ],
-        "normalizer": {"type": "Sequence", "normalizers": normalizers},
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [{"type": "WhitespaceSplit"}, {"type": "Metaspace", **metaspace}],
-        },
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [around[0], text, around[1]],
-            "pair": [around[0], text, around[1]],
-            "special_tokens": {
-                name: {"id": name, "ids": [SPECIAL[name]], "tokens": [name]}
-                for name in ("<s>", "</s>")
-            },
-        },
-        "decoder": {"type": "Metaspace", **metaspace},
-        "model": {"type": "Unigram", "unk_id": SPECIAL["<unk>"], "vocab": pieces},
-    }
+    removed = Replace(Regex(f"[{re.escape(gone)}]"), "")
+    spaced = Replace(Regex(f"[{re.escape(spaces)}]"), " ")
+    kept, restored = Replace(WIDE_TILDE, STAND_IN), Replace(STAND_IN, WIDE_TILDE)
+    tokenizer = Tokenizer(models.Unigram(pieces, SPECIAL["<unk>"]))
+    tokenizer.normalizer = Sequence([removed, spaced, kept, NFKC(), restored])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[(name, SPECIAL[name]) for name in ("<s>", "</s>")]
+    )
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens([*SPECIAL])
+    return tokenizer
 
 
 FILES: dict[str, Any] = {

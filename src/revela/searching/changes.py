@@ -106,7 +106,6 @@ class Changes:
         documents: Sequence[Document],
         progress: bool = False,
         tell: Callable[[float], None] | None = None,
-        resumable: bool = True,
     ) -> Iterator[Counts]:
         """Add documents in commits, for ``follow``. Passages that a replaced document already had
         are not encoded again.
@@ -115,7 +114,6 @@ class Changes:
             documents: with different ids.
             progress: show a bar that counts their words.
             tell: is given the share of the words that are in the index, after each commit.
-            resumable: what was added stays when the process stops.
         """
         if not documents:
             return
@@ -124,7 +122,7 @@ class Changes:
         is_counted = progress or tell is not None
         total = sum(count_words(document.text) for document in documents) if is_counted else 0
         done = 0
-        self._total += len(documents) if resumable else 0
+        self._total += len(documents)
         # Without smoothing, the time left follows from all batches: chunks differ in length.
         with tqdm(
             total=total, unit="word", unit_scale=True, smoothing=0, disable=not progress

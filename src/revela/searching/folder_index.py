@@ -11,9 +11,7 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
@@ -49,7 +47,6 @@ def open_any(
     path: str | Path,
     model: str | Path | None = None,
     *,
-    cached: bool = True,
     progress: bool = False,
     prompts: Given = OWN,
     on_partial_index: OnPartialIndex | None = None,
@@ -61,8 +58,6 @@ def open_any(
         path: an index, a folder of files or a file.
         model: the retriever; by default that of the index, or for text embedded:minilm-l6 if it is
             English, and embedded:e5-small if it is not.
-        cached: keep the index of text in the cache; otherwise it is removed with the last reference
-            to the returned index.
         progress: show a bar.
         prompts: prefixes of queries and of passages; None keeps the model's own.
         on_partial_index: called before more than ``SOON`` characters are encoded, with what can be
@@ -81,7 +76,7 @@ def open_any(
         raise RevelaError(
             f"{path} is not an index, and no folder or file of text either: give the path of one"
         )
-    text = _Text(path, cached, progress, prompts, on_partial_index, options)
+    text = _Text(path, progress, prompts, on_partial_index, options)
     return text.by_language() if model is None else text.opened(str(model))
 
 
@@ -90,7 +85,6 @@ class _Text:
     """A text whose index is opened, made or brought up to date; fields as for ``open_any``."""
 
     path: Path
-    cached: bool
     progress: bool
     prompts: Given
     on_partial_index: OnPartialIndex | None
@@ -106,7 +100,7 @@ class _Text:
     def by_language(self) -> Index:
         """The updated index by the embedder for the text's languages."""
         file, why = choice_file(absolute(self.path)), ""
-        model, passages = _kept_choice(file) if self.cached else ("", 0)
+        model, passages = _kept_choice(file)
         if not model:
             texts = LazyTexts(self.scan.documents, lambda document: document.full_text)
             model, why = suited_model(texts)
@@ -115,7 +109,7 @@ class _Text:
             former, (model, why) = model, suited_model(index.sample())
             if model != former:
                 index = self.opened(installed_model(model, why))
-        if self.cached and (has_doubled or not passages):
+        if has_doubled or not passages:
             with atomic_write(file) as temporary:
                 temporary.write_text(json.dumps({"model": model, "passages": len(index)}))
         return index
@@ -127,10 +121,7 @@ class _Text:
         prompts = prompts_of(folder, self.prompts)
         rerank = "late-interaction" if settings.keep_tokens else None
         options = {**self.options, "default_rerank": rerank, "prompts": prompts}
-        if temporary := None if self.cached else tempfile.TemporaryDirectory(prefix="revela-"):
-            place = Path(temporary.name) / "index"
-        else:
-            place = _place(self.path.resolve(), folder, settings, prompts)
+        place = _place(self.path.resolve(), folder, settings, prompts)
         words = self._words(place, settings)
         with writing(place.parent, wait=True):
             scan, index = None, _opened_in(place, folder, options)
@@ -146,17 +137,14 @@ class _Text:
                 scan = scan or rescan(changes, [self.path], READING)
                 answer = partial(self._answer_before, index)
                 tell = words.tell if words else None
-                changed = sync(changes, scan, ALL, self.progress, answer, tell, self.cached)
+                changed = sync(changes, scan, ALL, self.progress, answer, tell)
             index.notice = ""
             if is_new:
                 index = Index.open(place, folder, encoder=encoder, **options)
         for line in scan.report.lines()[not scan.report.bytes_unread :] if changed.any else []:
             log.info(line)
         log.info(_summary(self.path, place, changed, time.perf_counter() - start))
-        if temporary:
-            weakref.finalize(index, temporary.cleanup)
-        else:
-            os.utime(place / STATE)  # when it was used last
+        os.utime(place / STATE)  # when it was used last
         return index
 
     def _words(self, place: Path, settings: Indexing) -> Words | None:

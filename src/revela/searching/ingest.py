@@ -97,12 +97,10 @@ class Batch(NamedTuple):
     rows: list[Row]
 
     @classmethod
-    def of(
-        cls, documents: Sequence[Document], table: Table | None, info: Info, folder: Path
-    ) -> Batch:
-        """Cut documents into rows that differ from a table's; None: an empty one."""
+    def of(cls, documents: Sequence[Document], table: Table, info: Info, folder: Path) -> Batch:
+        """Cut documents into rows that differ from a table's."""
         digests = {d.id: digest_of(d, info.settings.chunk_words) for d in documents}
-        present = table.digests(list(digests)) if table else {}
+        present = table.digests(list(digests))
         changed = [d for d in documents if present.get(d.id) != digests[d.id]]
         replaced = [d.id for d in changed if d.id in present]
         rows = list[Row]()
@@ -120,8 +118,8 @@ def encode_rows(
     info: Info,
     encoder: TextEncoder,
     folder: Path,
-    analyze: Analyzer | None,
-    known: Mapping[str, Stored] | None = None,
+    analyze: Analyzer,
+    known: Mapping[str, Stored],
 ) -> tuple[Any, int]:
     """Encode rows; returns them in Arrow, and the number of chunks that were cut to the window.
 
@@ -130,7 +128,7 @@ def encode_rows(
         known: passages that are not encoded again.
     """
     rows, cut = cut_to_fit(rows, encoder)
-    passages, stored = [row.passage for row in rows], dict(known or {})
+    passages, stored = [row.passage for row in rows], dict(known)
     blank = Stored(np.zeros(info.width, np.float32), b"" if info.settings.keep_tokens else None)
     stored |= {passage: blank for passage in passages if not has_words(passage)}
     if fresh := [passage for passage in dict.fromkeys(passages) if passage not in stored]:
@@ -142,7 +140,7 @@ def encode_rows(
         made = map(Stored, as_stored(vectors, info, folder), tokens)
         stored |= zip(fresh, made, strict=True)
     named = (searched(row.id, row.passage) for row in rows)
-    terms = [" ".join(analyze(text)) if analyze else None for text in named]
+    terms = [" ".join(analyze(text)) for text in named]
     return arrow_rows(info, rows, [stored[passage] for passage in passages], terms), cut
 
 

@@ -162,7 +162,6 @@ def sync(
     progress: bool = False,
     begin: Callable[[Sequence[Document]], None] | None = None,
     tell: Callable[[float], None] | None = None,
-    resumable: bool = True,
 ) -> Counts:
     """Update an index from its sources; returns what has changed.
 
@@ -172,7 +171,7 @@ def sync(
         refused: raise RevelaError if a source has lost at least this share of its documents.
         progress: show a bar.
         begin: called with the documents of new and changed files before they are encoded.
-        tell, resumable: as for ``Changes.commits``.
+        tell: as for ``Changes.commits``.
     """
     state = changes.state
     _check(changes, scan, refused)
@@ -180,7 +179,7 @@ def sync(
         begin(scan.documents)
     gone = state.begin({"sources": scan.sources, **_how(scan.reading)})
     state.keep(scan.touched)
-    commits = changes.commits(scan.documents, progress, tell, resumable)
+    commits = changes.commits(scan.documents, progress, tell)
     changed = changes.follow(commits, batches(gone, lambda _: 1, DELETE_BATCH), scan.read)
     return replace(changed, unchanged=state.documents() - changed.new - changed.replaced)
 

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from revela.encoders.cpu import check_processor
 from revela.errors import QueryError, RevelaError
 from revela.files import disk_error
 from revela.ranking.bm25 import TermCounts
@@ -83,7 +82,6 @@ class Table:
         """Open a table, of about this many chunks, in its last version; ``create`` makes an empty
         one first.
         """
-        check_processor()
         # LanceDB reads it when it is imported; hides its warnings for programmers.
         os.environ.setdefault("LANCEDB_LOG", "error")
         with _unchecked_calls():

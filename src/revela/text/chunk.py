@@ -92,7 +92,7 @@ def _split_lengths(document: Document, parts: int) -> list[int]:
 def _piece_lengths(document: Document, max_words: int) -> list[int]:
     if document.kind == "code":
         pieces = _fit(units(document.text, document.id), max_words)
-        return [len(piece) for piece, _ in _pack(pieces, max_words)]
+        return [len(piece) for piece, _ in packed(pieces, max_words)]
     return list(_section_lengths(document, max_words))
 
 
@@ -103,7 +103,7 @@ def _section_lengths(document: Document, max_words: int) -> Iterator[int]:
     length = total = above = 0
     whole = Section(0, 0, "", document.text)
     for section in sections(document.text) if has_headings(document.id) else [whole]:
-        pieces = list(_pack(_section(section, max_words), max_words))
+        pieces = list(packed(_section(section, max_words), max_words))
         for number, (piece, size) in enumerate(pieces):
             fits = len(pieces) == 1 and total + size <= max_words
             if length and not (fits and section.above >= above):
@@ -121,7 +121,7 @@ def _section(section: Section, max_words: int) -> Iterator[tuple[str, int]]:
     leaves room for the headings.
     """
     first, *others = sentences(section.text) or [""]
-    headings = list(_pack(_fit([section.headings], max_words), max_words))
+    headings = list(packed(_fit([section.headings], max_words), max_words))
     room = max_words - (headings[-1][1] if headings else 0)
     cut = room if room and count_words(first) > max_words else max_words
     return chain(headings, _fit([first], cut), _fit(others, max_words))
@@ -150,9 +150,9 @@ def _fit(pieces: Iterable[str], max_words: int) -> Iterator[tuple[str, int]]:
         blank = [not line.strip() for line in lines]
         blocks = join_at(lines, {i for i in range(1, len(lines)) if blank[i - 1] and not blank[i]})
         if len(blocks) > 1:
-            yield from _pack(_fit(blocks, max_words), max_words)
+            yield from packed(_fit(blocks, max_words), max_words)
         elif len(lines) > 1:
-            yield from _pack(_fit(lines, max_words), max_words)
+            yield from packed(_fit(lines, max_words), max_words)
         else:
             yield from _runs(words(piece), max_words)
 
@@ -171,7 +171,7 @@ def _runs(units: Sequence[str], max_words: int) -> Iterator[tuple[str, int]]:
         start = end
 
 
-def _pack(pieces: Iterable[tuple[str, int]], max_words: int) -> Iterator[tuple[str, int]]:
+def packed(pieces: Iterable[tuple[str, int]], max_words: int) -> Iterator[tuple[str, int]]:
     """Join neighbouring pieces while they fit into ``max_words``."""
     current, total = "", 0
     for piece, size in pieces:

@@ -72,21 +72,14 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
 def read_queries(path: Path) -> dict[str, str]:
     """Read a file with a query per line: query id -> text.
 
-    A line is JSON with _id and text; or id, tab and text; or only text, with the line number as id.
+    A line of .jsonl is JSON with _id and text; of any other file text, with its number as id.
     """
     if not path.is_file():
         raise RevelaError(f"{path} does not exist: give a file with a query a line")
     if ".jsonl" in path.suffixes:
         pairs = [(str(row["_id"]), str(row["text"])) for row in _rows_of(path)]
     else:
-        lines = [(str(n), line.strip()) for n, line in numbered_lines(path) if line.strip()]
-        tabbed = [line.split("\t", 1) for _, line in lines if "\t" in line]
-        if 0 < len(tabbed) < len(lines):
-            raise RevelaError(
-                f"{path} has a tab in {len(tabbed):,} of {len(lines):,} lines: give an id and a "
-                "text with a tab between in each, or text without tabs"
-            )
-        pairs = [(name, text) for name, text in tabbed] if tabbed else lines
+        pairs = [(str(n), line.strip()) for n, line in numbered_lines(path) if line.strip()]
     queries = dict(pairs)
     if not queries:
         raise RevelaError(f"{path} is empty: give a file with a query a line")

@@ -28,7 +28,6 @@ from revela.errors import RevelaError, first_line
 log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
-LAUNCHED = {"WORLD_SIZE", "ACCELERATE_MIXED_PRECISION"}  # set by torchrun and accelerate
 # The other ranks wait while rank 0 checks the retriever, writes questions or saves.
 TIMEOUT = timedelta(hours=4)
 JOINED = itertools.count()  # groups of this process, each with its own keys in torchrun's store
@@ -71,21 +70,14 @@ def available_cores(root: Path = Path("/")) -> int:
 
 
 def _cpu_quotas(root: Path) -> Iterator[int]:
-    """The CPU quotas of this process's cgroups and of their parents (v1 and v2), in cores, rounded
-    up.
-    """
+    """The CPU quotas of this process's cgroup (v2) and of its parents, in cores, rounded up."""
     file = root / "proc/self/cgroup"
     for line in file.read_text().splitlines() if file.is_file() else ():
-        _, kinds, path = line.split(":", 2)
-        if "cpu" in (kinds or "cpu").split(","):  # v2 names no kinds
-            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if kinds else ("cpu.max",)
-            folder = root / "sys/fs/cgroup" / ("cpu" if kinds else "") / path.lstrip("/")
-            for place in (folder, *folder.parents):  # in a container the mount itself
-                with suppress(OSError, ValueError):  # "max" is no limit, as is -1
-                    texts = " ".join((place / name).read_text() for name in names)
-                    quota, period = map(int, texts.split())
-                    if quota > 0:
-                        yield math.ceil(quota / period)
+        folder = root / "sys/fs/cgroup" / line.split(":", 2)[2].lstrip("/")
+        for place in (folder, *folder.parents):  # in a container the mount itself
+            with suppress(OSError, ValueError):  # "max" is no limit
+                quota, period = map(int, (place / "cpu.max").read_text().split())
+                yield math.ceil(quota / period)
 
 
 def check_single_process() -> None:

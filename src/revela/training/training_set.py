@@ -14,7 +14,8 @@ import random
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
-from itertools import accumulate, chain
+from itertools import accumulate, chain, groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from revela.ranking.queries import (
     with_titles,
 )
 from revela.terminal import counted, progress_bar
-from revela.text.chunk import chunk_all
+from revela.text.chunk import chunk_all, packed
 from revela.text.dedupe import near_duplicates
 from revela.text.judgements import in_domains, pair_rows, queries_by_id
 from revela.text.load import Reading, read_corpus, split_held_out
@@ -473,16 +474,9 @@ def default_queries_file(sources: Sequence[Source], queries_file: str) -> Path:
 
 def windows(chunks: Iterable[Chunk], words: int) -> Iterator[Chunk]:
     """Join consecutive chunks of a document into windows of at most this many words."""
-    document, parts, total = -1, list[str](), 0
-    for chunk in chunks:
-        size = count_words(chunk.text)
-        if parts and (chunk.document != document or total + size > words):
-            yield Chunk(document, "".join(parts))
-            parts, total = [], 0
-        document, total = chunk.document, total + size
-        parts.append(chunk.text)
-    if parts:
-        yield Chunk(document, "".join(parts))
+    for document, some in groupby(chunks, attrgetter("document")):
+        pieces = ((chunk.text, count_words(chunk.text)) for chunk in some)
+        yield from (Chunk(document, text) for text, _ in packed(pieces, words))
 
 
 def _read_part(

@@ -99,7 +99,7 @@ def test_a_full_disk_is_no_fault_of_the_corpus(tmp_path, monkeypatch):
         spool.write(Document, [Document("a", "text")], Path("/dev/full"))
     write, full = spool.write, Path("/dev/full")
     monkeypatch.setattr(spool, "write", lambda kind, items, _: write(kind, items, full))
-    (tmp_path / "Posts.xml").write_text('<posts><row Id="1" PostTypeId="1" Body="text"/></posts>')
+    (tmp_path / "a.txt").write_text(SENTENCE)
     with pytest.raises(RevelaError, match="cannot be written"):
         read_corpus([tmp_path], max_bad_share=1)
 

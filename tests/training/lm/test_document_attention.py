@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from revela.training.lm import document_attention_varlen
 from revela.training.lm.document_attention import (
     EPSILON,
+    V_NORM_EPS,
     DocumentWeights,
     document_attention,
     select_heads,
 )
-from tests.naive import attention_by_sdpa
+from tests.naive import attention_by_sdpa, reference_attention
 
 LENGTHS = [3, 1, 5, 2]
 
@@ -42,6 +43,10 @@ def attend(query, key, value, weights, lengths, rows=None, epsilon=0.0, heads=No
     inputs = query, key, value
     if heads is not None:
         inputs = select_heads(heads, *inputs)
+    if settings.get("kernel") == "reference":
+        norm_eps = V_NORM_EPS if settings.get("v_norm") else None
+        scale = settings.get("scale") or query.shape[-1] ** -0.5
+        return reference_attention(*inputs, documents, scale, norm_eps)
     return document_attention(*inputs, documents, **settings)
 
 

@@ -19,12 +19,7 @@ import naive
 from conftest import SHARED, Embed, tiny_config
 from revela.errors import RevelaError
 from revela.training.lm import language_model
-from revela.training.lm.document_attention import (
-    V_NORM_EPS,
-    DocumentWeights,
-    InBatchAttention,
-    reference_attention,
-)
+from revela.training.lm.document_attention import V_NORM_EPS, DocumentWeights, InBatchAttention
 from revela.training.lm.language_model import LanguageModel, load_language_model
 from revela.training.methods.revela import RevelaLoss
 from revela.training.models import open_causal_lm
@@ -107,7 +102,7 @@ def test_both_streams_equal_the_naive_loop(kind, form):
     def mix(layer, own, query, key, value, scale, lengths):
         documents = DocumentWeights(naive_weights, lengths)
         norm_eps = V_NORM_EPS if form == "paper" else None
-        cross = reference_attention(query, key, value, documents, scale, norm_eps)
+        cross = naive.reference_attention(query, key, value, documents, scale, norm_eps)
         if gates is None:
             return own + cross
         g = gates[layer][:, None, None]

@@ -42,24 +42,20 @@ from revela.text.readers.office import read_docx, read_epub, read_odf, read_pptx
 from revela.text.readers.pdf import read_pdf
 from revela.text.readers.rows import Fields, document_of
 from revela.text.readers.rtf import read_rtf
-from revela.text.readers.stackexchange import read_posts
 from revela.text.readers.tables import read_arrow, read_csv, read_parquet
 from revela.text.readers.text import read_subtitles, read_text
 from revela.types import Document, items_of
 
-VERSION = 8  # raise it when readers or chunking change the text of the same file
+VERSION = 9  # raise it when readers or chunking change the text of the same file
 
 READERS: dict[str, Reader] = {
     **dict.fromkeys((".html", ".htm", ".xhtml"), guard(read_html)),
-    ".jsonl": read_jsonl,
-    ".ndjson": read_jsonl,
+    **dict.fromkeys((".jsonl", ".ndjson"), read_jsonl),
     ".json": read_json,
     ".ipynb": read_notebook,
     ".parquet": read_parquet,
     ".arrow": read_arrow,
-    ".csv": read_csv,
-    ".tsv": read_csv,
-    ".xml": read_posts,
+    **dict.fromkeys((".csv", ".tsv"), read_csv),
     **dict.fromkeys((".srt", ".vtt"), read_subtitles),
     ".pdf": guard(read_pdf),
     **dict.fromkeys((".docx", ".docm"), guard(read_docx)),
@@ -74,8 +70,8 @@ READERS: dict[str, Reader] = {
 }
 FORMATS = (
     "text of any ending, Markdown, HTML, source code, notebooks, JSONL, JSON, Parquet, Arrow, CSV, "
-    "TSV, PDF, Word, PowerPoint, Excel, OpenDocument, RTF, EPUB, LaTeX, mail (.eml, .mbox) or a "
-    "StackExchange Posts.xml; .gz or .zst of each"
+    "TSV, PDF, Word, PowerPoint, Excel, OpenDocument, RTF, EPUB, LaTeX or mail (.eml, .mbox); "
+    ".gz or .zst of each"
 )
 
 

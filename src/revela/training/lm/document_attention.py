@@ -18,7 +18,7 @@ of a head's own attention:
     h = s + b                  paper: every head of every layer, b with V-norm
     h = (1 - g) s + g b        gated (ours): a gate g per head; a gate of 0 costs nothing
 
-``reference_attention`` computes the equation line by line; the tests compare the others with it:
+There are two forms, which the tests compare with the equation line by line (tests/naive.py):
 - ``recomputed_document_attention``, the default on a CPU and in fp32: one document at a time, with
   only the rows that give it a weight, without padding. Scores and outputs of a (row, document) pair
   exist only while the loop is at its document, and the backward pass computes them again, so memory
@@ -49,7 +49,7 @@ from torch.autograd.function import once_differentiable
 from revela.training.device import fetched, on_cpu, sent
 from revela.training.lm.document_attention_varlen import Pairs, pairs_of, varlen_document_attention
 
-Kernel = Literal["auto", "reference", "torch", "varlen"]
+Kernel = Literal["auto", "torch", "varlen"]
 V_NORM_EPS = 1e-6  # as in the authors' code
 EPSILON = 1e-4  # methods skip pairs with at most this weight
 DENSE = 0.8  # share of the runs; a document that more of them attend to is computed for all rows
@@ -170,8 +170,7 @@ def document_attention(
         return varlen_document_attention(
             query_HTD, key_GSD, value_GSD, weights_AB, pairs, scale, norm_eps
         )
-    attend = recomputed_document_attention if kernel == "torch" else reference_attention
-    return attend(query_HTD, key_GSD, value_GSD, documents, scale, norm_eps)
+    return recomputed_document_attention(query_HTD, key_GSD, value_GSD, documents, scale, norm_eps)
 
 
 def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
@@ -255,35 +254,6 @@ class InBatchAttention:
             return own_HTD + gate_H11 * (cross_HTD - own_HTD).to(own_HTD.dtype)
         change_HTD = gate_H11[heads] * (cross_HTD - own_HTD[heads]).to(own_HTD.dtype)
         return own_HTD.index_add(0, heads, change_HTD)
-
-
-def reference_attention(
-    query_HTD: Tensor,
-    key_GSD: Tensor,
-    value_GSD: Tensor,
-    documents: DocumentWeights,
-    scale: float,
-    norm_eps: float | None,
-) -> Tensor:
-    """b as the equation reads, (H, T, D); arguments as for ``document_attention``, ``norm_eps``
-    None for no V-norm.
-    """
-    is_kept_AB = documents.weights_AB > documents.epsilon
-    weights_TB = (documents.weights_AB * is_kept_AB)[documents.run_T]
-    shared = len(query_HTD) // len(key_GSD)
-    key_HSD, value_HSD = (x_GSD.repeat_interleave(shared, dim=0) for x_GSD in (key_GSD, value_GSD))
-    keys, values = (
-        torch.split(x_HSD, list(documents.lengths), 1) for x_HSD in (key_HSD, value_HSD)
-    )
-    b_HTD = query_HTD.new_zeros(*query_HTD.shape[:2], value_GSD.shape[-1])
-    for key_HLD, value_HLD, weight_T in zip(keys, values, weights_TB.unbind(dim=1), strict=True):
-        attention_HTL = (query_HTD @ key_HLD.transpose(1, 2) * scale).softmax(dim=-1)
-        output_HTD = attention_HTL @ value_HLD
-        if norm_eps is not None:
-            norm_HT1 = attention_HTL @ value_HLD.norm(dim=-1, keepdim=True)
-            output_HTD = output_HTD / (norm_HT1 + norm_eps)
-        b_HTD = b_HTD + weight_T[:, None] * output_HTD
-    return b_HTD
 
 
 def recomputed_document_attention(
