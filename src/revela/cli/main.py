@@ -47,7 +47,10 @@ VERBS = {
         "probe": "Measure the position bias of a model, and the geometry of its vectors.",
         "queries": "Write queries for a corpus with a language model, or a test set of them.",
     },
-    "Use it elsewhere": {"export": "Export a retriever to ONNX."},
+    "Use it elsewhere": {
+        "encode": "Write the chunks of a corpus and their vectors to a file.",
+        "export": "Export a retriever to ONNX.",
+    },
 }
 TRAINING_VERBS = ("train", "queries", "groups", "compare", "heads")
 

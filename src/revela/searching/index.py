@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from revela.encoders.base import TextEncoder
 from revela.encoders.load import resolve
 from revela.encoders.model_files import check_dimensions, fingerprint, saved_for_dot
-from revela.encoders.prompts import OWN, Given, Prompts, check_prompts, prompts_of
+from revela.encoders.prompts import OWN, Given, Prompts, check_prompts
 from revela.errors import QueryError, RevelaError
 from revela.files import writing
 from revela.ranking.bm25 import Weight, term_weights
@@ -28,7 +28,7 @@ from revela.ranking.fusion import Fusion, check_weight
 from revela.ranking.steps import Mode, Rerank, SearchOptions, check_query
 from revela.searching.filters import where_sql
 from revela.searching.index_search import IndexStore, hit_of, hits_of
-from revela.searching.manifest import Indexing, Info
+from revela.searching.manifest import Indexing, Info, new_info
 from revela.searching.rows import check_columns
 from revela.searching.state import STATE, Snapshot, StaleSnapshot, State, unfinished_in
 from revela.searching.table import Table, as_stored
@@ -150,11 +150,9 @@ class Index:
             from revela.encoders.load import load_encoder
 
             encoder = load_encoder(path, "auto", prompts=prompts)
-        width = encoder.encode_passages(["."]).shape[1]
-        width = min(width, settings.dimensions or width)
-        made = str(path.resolve()), fingerprint(path), width, settings, metadata or {}
-        info = Info(*made, prompts=prompts_of(path, prompts), precision=encoder.precision)
-        return cls.begin(Path(folder), info, encoder)
+        return cls.begin(
+            Path(folder), new_info(path, encoder, settings, metadata or {}, prompts), encoder
+        )
 
     @classmethod
     def begin(cls, folder: Path, info: Info, encoder: TextEncoder) -> Index:

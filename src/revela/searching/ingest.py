@@ -97,10 +97,12 @@ class Batch(NamedTuple):
     rows: list[Row]
 
     @classmethod
-    def of(cls, documents: Sequence[Document], table: Table, info: Info, folder: Path) -> Batch:
-        """Cut documents into rows that differ from a table's."""
+    def of(
+        cls, documents: Sequence[Document], table: Table | None, info: Info, folder: Path
+    ) -> Batch:
+        """Cut documents into rows that differ from a table's; None: an empty one."""
         digests = {d.id: digest_of(d, info.settings.chunk_words) for d in documents}
-        present = table.digests(list(digests))
+        present = table.digests(list(digests)) if table else {}
         changed = [d for d in documents if present.get(d.id) != digests[d.id]]
         replaced = [d.id for d in changed if d.id in present]
         rows = list[Row]()
@@ -118,8 +120,8 @@ def encode_rows(
     info: Info,
     encoder: TextEncoder,
     folder: Path,
-    analyze: Analyzer,
-    known: Mapping[str, Stored],
+    analyze: Analyzer | None,
+    known: Mapping[str, Stored] | None = None,
 ) -> tuple[Any, int]:
     """Encode rows; returns them in Arrow, and the number of chunks that were cut to the window.
 
@@ -128,7 +130,7 @@ def encode_rows(
         known: passages that are not encoded again.
     """
     rows, cut = cut_to_fit(rows, encoder)
-    passages, stored = [row.passage for row in rows], dict(known)
+    passages, stored = [row.passage for row in rows], dict(known or {})
     blank = Stored(np.zeros(info.width, np.float32), b"" if info.settings.keep_tokens else None)
     stored |= {passage: blank for passage in passages if not has_words(passage)}
     if fresh := [passage for passage in dict.fromkeys(passages) if passage not in stored]:
@@ -140,7 +142,7 @@ def encode_rows(
         made = map(Stored, as_stored(vectors, info, folder), tokens)
         stored |= zip(fresh, made, strict=True)
     named = (searched(row.id, row.passage) for row in rows)
-    terms = [" ".join(analyze(text)) for text in named]
+    terms = [" ".join(analyze(text)) if analyze else None for text in named]
     return arrow_rows(info, rows, [stored[passage] for passage in passages], terms), cut
 
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
+from revela.encoders.base import TextEncoder
 from revela.encoders.cpu import has_bf16, has_gpu
-from revela.encoders.prompts import Prompts
+from revela.encoders.model_files import fingerprint
+from revela.encoders.prompts import OWN, Given, Prompts, prompts_of
 from revela.ranking.calibration import Calibration
 from revela.text.analyzer import CORPUS_WORDS, Analyzer
 from revela.text.chunk import PASSAGE_WORDS
@@ -85,3 +88,17 @@ class Info:
         content["settings"] = Indexing(**content["settings"])
         content["prompts"] = Prompts(*content["prompts"])
         return cls(**content)
+
+
+def new_info(
+    model: Path,
+    encoder: TextEncoder,
+    settings: Indexing,
+    metadata: Mapping[str, str],
+    prompts: Given = OWN,
+) -> Info:
+    """The manifest of a new index; ``prompts`` as given when the encoder was loaded."""
+    width = encoder.encode_passages(["."]).shape[1]
+    width = min(width, settings.dimensions or width)
+    made = str(model.resolve()), fingerprint(model), width, settings, metadata
+    return Info(*made, prompts=prompts_of(model, prompts), precision=encoder.precision)

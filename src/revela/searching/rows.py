@@ -75,7 +75,7 @@ def schema_of(info: Info) -> Any:
 
 
 def arrow_rows(
-    info: Info, rows: Sequence[Row], stored: Sequence[Stored], terms: Sequence[str]
+    info: Info, rows: Sequence[Row], stored: Sequence[Stored], terms: Sequence[str | None]
 ) -> Any:
     """Rows in Arrow, at least one; all of a document's rows, as they have their number."""
     import pyarrow as pa
