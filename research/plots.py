@@ -119,26 +119,25 @@ def draw(panels: Sequence[Panel], title: str = "", note: str = "") -> Figure:
         with rc_context({"font.size": 11, "text.parse_math": False, "axes.titlesize": 12}):
             figure = Figure(size, layout="constrained")
             grid = figure.subplots(rows, columns, squeeze=False)
-            styles = _styles(panels)
+            look = _look(panels)
             for axes, panel in zip(grid.flat, panels, strict=False):
-                _DRAWN[panel.shape](axes, panel, styles)
+                _DRAWN[panel.shape](axes, panel, look)
                 axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
             for axes in [*grid.flat][len(panels) :]:
                 axes.remove()
-            figure.suptitle(title, fontsize=13)
-            _add_legend(figure)
+            _add_legend(figure, title)
             if text:
                 figure.supxlabel(text, fontsize=10, ha="left", x=0.01)
             figure.draw_without_rendering()  # what matplotlib says of fonts, it says now
         return figure
 
 
-def _lines(axes: Axes, panel: Panel, styles: Mapping[str, Mapping[str, Any]]) -> None:
+def _lines(axes: Axes, panel: Panel, look: Look) -> None:
     """A line for each series; settings stand at equal distances."""
     ticks = _ordinals(mark.x for mark in panel.marks)
     for (series, published), marks in _by_series(panel.marks).items():
         at = [ticks[mark.x] if ticks else mark.x for mark in marks]
-        style = {**styles[series], **(_HOLLOW if published else {"markersize": 6})}
+        style = {**look.series[series], **(_HOLLOW if published else {"markersize": 6})}
         label = f"{series}, {PUBLISHED}" if published else series
         if not panel.markers:
             style |= {"marker": ""}
@@ -146,27 +145,29 @@ def _lines(axes: Axes, panel: Panel, styles: Mapping[str, Mapping[str, Any]]) ->
     if ticks:
         axes.set_xticks([*ticks.values()], [*ticks])
         axes.set_xlim(-0.4, len(ticks) - 0.6)
-    _add_levels(axes, panel)
+    _add_levels(axes, panel, look)
 
 
-def _by_position(axes: Axes, panel: Panel, styles: Mapping[str, Mapping[str, Any]]) -> None:
+def _by_position(axes: Axes, panel: Panel, look: Look) -> None:
     """A line for each series with its interval as a band, over the places of a text."""
     for (series, published), marks in _by_series(panel.marks).items():
-        style = {**styles[series], **(_HOLLOW if published else {"markersize": 5})}
+        style = {**look.series[series], **(_HOLLOW if published else {"markersize": 5})}
         label = f"{series}, {PUBLISHED}" if published else series
         at = [mark.x for mark in marks]
         axes.plot(at, [mark.y for mark in marks], label=label, **style)
         if all(mark.low is not None for mark in marks):
             low, high = [m.low for m in marks], [m.high for m in marks]
             axes.fill_between(at, low, high, color=style["color"], alpha=0.15, linewidth=0)
-    _add_levels(axes, panel, styles)
+    places = sorted({mark.x for mark in panel.marks})
+    axes.set_xticks(places if len(places) <= 12 else places[::5])
+    _add_levels(axes, panel, look)
 
 
-def _scatter(axes: Axes, panel: Panel, styles: Mapping[str, Mapping[str, Any]]) -> None:
+def _scatter(axes: Axes, panel: Panel, look: Look) -> None:
     """A marker for each value, with its note beside it."""
     for (series, published), marks in _by_series(panel.marks).items():
         label = f"{series}, {PUBLISHED}" if published else series
-        style = {**styles[series], **(_HOLLOW if published else {"markersize": 7})}
+        style = {**look.series[series], **(_HOLLOW if published else {"markersize": 7})}
         style |= {"linestyle": ""}
         axes.plot([m.x for m in marks], [m.y for m in marks], label=label, **style)
         for mark in marks:
@@ -176,10 +177,10 @@ def _scatter(axes: Axes, panel: Panel, styles: Mapping[str, Mapping[str, Any]]) 
         numbers = [value for mark in panel.marks for value in (mark.x, mark.y)]
         ends = min(numbers), max(numbers)
         axes.plot(ends, ends, color="0.6", linewidth=1, linestyle="--", label="equal")
-    _add_levels(axes, panel)
+    _add_levels(axes, panel, look)
 
 
-def _map(axes: Axes, panel: Panel, styles: Mapping[str, Mapping[str, Any]]) -> None:
+def _map(axes: Axes, panel: Panel, look: Look) -> None:
     """A cell for each pair of settings, coloured and labelled by its value; published values, if
     any, in brackets below ours.
     """
@@ -196,53 +197,65 @@ def _map(axes: Axes, panel: Panel, styles: Mapping[str, Mapping[str, Any]]) -> N
         texts[row, column] = texts.get((row, column), "") + (
             f"\n({mark.value:.3f})" if mark.published else f"{mark.value:.3f}"
         )
-    image = axes.imshow(cells, aspect="auto", origin="lower", cmap="viridis")
-    known = [value for line in cells for value in line if value == value]
-    middle = (min(known) + max(known)) / 2 if known else 0.0
+    low, high = look.limits
+    image = axes.imshow(cells, aspect="auto", origin="lower", cmap="viridis", vmin=low, vmax=high)
     for (row, column), text in texts.items():
         value = cells[row][column]
-        colour = "black" if value != value or value > middle else "white"
+        colour = "black" if value != value or value > (low + high) / 2 else "white"
         axes.text(column, row, text.strip(), ha="center", va="center", color=colour, fontsize=9)
     axes.set_xticks([*columns.values()], [*columns], rotation=30 if len(columns) > 5 else 0)
     axes.set_yticks([*rows.values()], [*rows])
-    if known:
-        axes.figure.colorbar(image, ax=axes, label=panel.value_label)
+    axes.figure.colorbar(image, ax=axes, label=panel.value_label)
 
 
 _DRAWN = {"lines": _lines, "map": _map, "scatter": _scatter, "positions": _by_position}
 _HOLLOW = {"markerfacecolor": "none", "linestyle": ":", "markersize": 9, "markeredgewidth": 1.6}
 
 
-def _add_levels(
-    axes: Axes, panel: Panel, styles: Mapping[str, Mapping[str, Any]] | None = None
-) -> None:
-    """The horizontal and vertical lines of a panel; a level named after a series has its colour."""
+def _add_levels(axes: Axes, panel: Panel, look: Look) -> None:
+    """The horizontal and vertical lines; a level "SERIES: ..." has the colour of that series."""
     for number, (name, value) in enumerate(panel.levels.items()):
-        colour = (styles or {}).get(name.split(": ")[0], {}).get("color", "0.35")
+        colour = look.series.get(name.partition(": ")[0], {"color": "0.35"})["color"]
         dash = DASHES[1 + number % 3]
         axes.axhline(value, color=colour, linestyle=dash, linewidth=1.3, label=name)
     for name, value in panel.verticals.items():
         axes.axvline(value, color="0.35", linestyle="--", linewidth=1.3, label=name)
 
 
-def _add_legend(figure: Figure) -> None:
-    """One legend for all panels, above them."""
+def _add_legend(figure: Figure, title: str) -> None:
+    """The title, and one legend for all panels, above them."""
     entries = dict[str, Any]()
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    if entries:
-        longest = max(map(len, entries))
-        columns = max(1, min(len(entries), 110 // (longest + 8)))
-        figure.legend(
-            entries.values(), entries, loc="outside upper center", ncols=columns, fontsize=10
-        )
+    if not entries:
+        figure.suptitle(title, fontsize=13)
+        return
+    # With the title in the legend, as matplotlib places them on top of each other.
+    columns = max(1, min(len(entries), 110 // (max(map(len, entries)) + 8)))
+    figure.legend(
+        *(entries.values(), entries),
+        **{"loc": "outside upper center", "ncols": columns, "fontsize": 10, "frameon": False},
+        **{"title": title or None, "title_fontsize": 13},
+    )
 
 
-def _styles(panels: Sequence[Panel]) -> dict[str, dict[str, Any]]:
-    """Series -> colour, line and marker, the same in all panels."""
+@dataclass(frozen=True)
+class Look:
+    """What all panels of a figure share.
+
+    Attributes:
+        series: its name -> colour, line and marker.
+        limits: of the colours of maps.
+    """
+
+    series: Mapping[str, Mapping[str, Any]]
+    limits: tuple[float, float]
+
+
+def _look(panels: Sequence[Panel]) -> Look:
     names = dict.fromkeys(mark.series for panel in panels for mark in panel.marks)
-    return {
+    series = {
         name: {
             "color": COLOURS[i % len(COLOURS)],
             "linestyle": DASHES[i // len(COLOURS) % len(DASHES)],
@@ -251,6 +264,8 @@ def _styles(panels: Sequence[Panel]) -> dict[str, dict[str, Any]]:
         }
         for i, name in enumerate(names)
     }
+    values = [mark.value for panel in panels for mark in panel.marks if mark.value is not None]
+    return Look(series, (min(values, default=0.0), max(values, default=1.0)))
 
 
 def _by_series(marks: Sequence[Mark]) -> dict[tuple[str, bool], list[Mark]]:
