@@ -19,7 +19,7 @@ from revela.errors import RevelaError
 from revela.training.compare import COMPARISON, Comparison
 from revela.training.record import RUN_FILE, MetricsRow, Run
 
-LOSSES = {
+CURVES = {
     "loss": "loss, nats",
     "learning_rate": "learning rate",
     "grad_norm": "norm of the gradient",
@@ -31,16 +31,16 @@ AGAINST = {"tokens": "million tokens read", "minutes": "minutes of training"}
 def panels_of_runs(runs: Mapping[str, Run], against: str) -> list[Panel]:
     """The panels of some runs by name: a curve for each run in each panel."""
     panels = []
-    for field, label in LOSSES.items():
+    for field, title in CURVES.items():
         marks = _curves(runs, against, lambda row, field=field: getattr(row, field))
-        panels.append(Panel(label, AGAINST[against], label, marks, markers=False))
+        panels.append(Panel(title, AGAINST[against], "", marks, markers=False))
     checks = {name: [row.check for row in run.metrics if row.check] for name, run in runs.items()}
     for task in _names(checks.values()):
         marks = _curves(runs, against, lambda row, task=task: (row.check or {}).get(task))
-        levels = _levels({name: run.about.bm25.get(task) for name, run in runs.items()})
-        panels.append(
-            Panel(CHECK.format(task), AGAINST[against], "nDCG@10", marks, levels=levels)
+        levels = _levels(  # BM25's own level for fusions with it, too
+            {name: run.about.bm25.get(task.removesuffix(" + BM25")) for name, run in runs.items()}
         )
+        panels.append(Panel(CHECK.format(task), AGAINST[against], "nDCG@10", marks, levels=levels))
     judged = {name: [r.judged for r in run.metrics if r.judged] for name, run in runs.items()}
     for collection in _names(judged.values()):
         marks = _curves(runs, against, lambda row, c=collection: (row.judged or {}).get(c))

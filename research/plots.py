@@ -145,6 +145,8 @@ def _lines(axes: Axes, panel: Panel, look: Look) -> None:
     if ticks:
         axes.set_xticks([*ticks.values()], [*ticks])
         axes.set_xlim(-0.4, len(ticks) - 0.6)
+    else:
+        axes.locator_params(axis="x", nbins=5)
     _add_levels(axes, panel, look)
 
 
