@@ -6,10 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from revela.training.recipe import read_recipe
 
 Settings = Mapping[str, Any]
 """Settings of `revela train` by name, with ``method``: a preset."""
+RECIPES = Path(__file__).parents[1] / "recipes"
+PAIRS = "{pairs}"
+"""In sources and settings: the folder of judged pairs that --pairs gives."""
 
 MODELS = {
     "135M": "HuggingFaceTB/SmolLM2-135M",
@@ -53,11 +59,13 @@ class Row:
         corpus: text that it is trained on; with `pairs` among the settings that of the pairs.
         after: another row, whose retriever is trained on (`--model`).
         model: not trained: "BM25", or the name for `revela eval`; by size, if there are several.
-        context: text whose documents fill the slots of a contextual retriever (CDE); empty: that of
-            each data set.
+        columns: data sets that it is scored on; none: all of the table.
+        in_other_context: the slots of a contextual retriever (CDE) have documents of the data set
+            before, not of the one that is searched.
         rrf: row that is fused with BM25 by reciprocal ranks (k = 60, 200 kept): this is the fusion.
         flags: more flags of `revela eval`.
         sizes: sizes in the CSV file; none: those of the table.
+        small: settings with --small, above those of ``small.py``.
         note: what differs from the paper in this row.
         why_not: one phrase: why it is not run. It is in reports with its published numbers.
     """
@@ -69,10 +77,12 @@ class Row:
     corpus: Corpus | None = None
     after: Row | None = None
     model: str | Mapping[str, str] = ""
-    context: str = ""
+    columns: tuple[str, ...] = ()
+    in_other_context: bool = False
     rrf: Row | None = None
     flags: tuple[str, ...] = ()
     sizes: tuple[str, ...] = ()
+    small: Settings = field(default_factory=dict)
     note: str = ""
     why_not: str = ""
 
@@ -91,11 +101,12 @@ class Table:
         metrics: of `revela eval --json`; their published values are ``percent`` or from 0 to 1.
         depth: rank only so many documents that ``candidates_by`` finds (truncated BEIR).
         candidates_by: a retriever.
-        benchmark_columns: columns that mteb scores by itself -> its task type (CDE, table 2).
+        tasks: columns that are tasks of mteb without judged passages: it loads and scores them.
         hours: as published; empty: not published.
         expected: the direction, where there is no number.
-        small: settings of every row with --small.
+        small_keeps: settings of rows that --small leaves as published, as the table is about them.
         small_only: why the published size cannot be run.
+        heads: the table is a ranking of the heads that `revela heads` finds with these settings.
     """
 
     name: str
@@ -108,11 +119,12 @@ class Table:
     percent: bool = True
     depth: int = 0
     candidates_by: str = ""
-    benchmark_columns: Mapping[str, str] = field(default_factory=dict)
+    tasks: tuple[str, ...] = ()
     hours: str = ""
     expected: str = ""
-    small: Settings = field(default_factory=dict)
+    small_keeps: tuple[str, ...] = ()
     small_only: str = ""
+    heads: Settings = field(default_factory=dict)
 
     def sizes_of(self, row: Row, sizes: Sequence[str] = ()) -> tuple[str, ...]:
         """The sizes of a row among these (none: all); rows of other sizes are in every selection,
@@ -120,3 +132,9 @@ class Table:
         """
         own = row.sizes or self.sizes
         return tuple(size for size in own if size not in self.sizes or not sizes or size in sizes)
+
+
+def variants(recipe: str) -> dict[str, dict[str, Any]]:
+    """The settings of each variant of a file in research/recipes."""
+    settings, changes = read_recipe(RECIPES / recipe)
+    return {name: {**settings, **variant} for name, variant in changes.items()}
