@@ -1,117 +1,193 @@
-"""research/reproduce.py: its commands are those of revela, and a table is written at tiny size."""
+"""research/reproduce: commands that revela accepts, published cells, reports, whole tiny tables."""
 
 from __future__ import annotations
 
+import csv
 import shlex
+import subprocess
+import sys
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 import pytest
 
+import revela
 from conftest import make_rows, parsed
-from research import reproduce
-from revela.cli.recipe_flags import recipes_of
-from revela.evaluation.results import write_json
+from research.reproduce.__main__ import main
+from research.reproduce.data import write_task
+from research.reproduce.papers import TABLES, find_table
+from research.reproduce.published import PUBLISHED, cell, columns_of, published_heads
+from research.reproduce.report import as_csv, lines_of, markdown, pairs_of
+from research.reproduce.run import Options, settings_of
+from revela.cli.recipe_flags import recipe_of
+from revela.evaluation.collection import load_collection
+from revela.training.methods.dream import PUBLISHED_HEADS
 from revela.training.recipe import Recipe
-from revela.training.record import Comparison, CurvePoint
 from tests.collection_folder import write_judged
+from tests.mteb_folder import folder_task
+
+SCORED = [table for table in TABLES.values() if not table.heads]
 
 
-@pytest.mark.parametrize("name", reproduce.TABLES)
-def test_commands_are_those_of_revela(name, capsys):
-    table = reproduce.TABLES[name]
-    flags = ["--table", name, "--sizes", *table.sizes, "--dry-run"]
-    reproduce.main([*flags, "--max-steps", "7", "--seeds", "0", "1"])
-    said = [shlex.split(line)[1:] for line in capsys.readouterr().out.splitlines()]
-    expected = ["groups"] * table.grouped + ["compare"] * len(table.sizes)
-    assert [words[0] for words in said] == expected
-    for verb, given in map(parsed, said):
-        if verb == "groups":
-            assert [str(source) for source in given["corpus"]] == [table.corpus]
-            continue
-        recipes = recipes_of(given["methods"], given["recipe_file"], given["given"])
-        known = [row for sizes in table.paper.values() for row in sizes.values()]
-        assert {*chain(*known)} <= {"BM25", *recipes} and given["seeds"] == [0, 1]
-        for recipe in recipes.values():
-            assert recipe.training.max_steps == 7 and not recipe.training.max_minutes
-            assert recipe.retriever.model in reproduce.MODELS.values()
-            assert recipe.corpus.join_titles != table.grouped
+def recipes_of(name: str, size: str = "") -> dict[str, Recipe]:
+    table = find_table(name)
+    size = size or (table.sizes or ("",))[0]
+    options = Options(Path("out"), pairs=Path("PAIRS"), processes=1)
+    trained = [row for row in table.rows if row.settings]
+    return {row.label: Recipe.of(**settings_of(table, row, size, 0, options)) for row in trained}
 
 
-def test_numbers_of_the_papers_are_of_sizes_and_rows_that_run():
-    for table in reproduce.TABLES.values():
-        for numbers in table.paper.values():
-            assert numbers.keys() <= {*table.sizes} <= reproduce.MODELS.keys()
-            values = [v for size in numbers.values() for row in size.values() for v in row.values()]
-            assert values and all(0 < value < 1 for value in values)
+@pytest.mark.parametrize("name", TABLES)
+def test_a_dry_run_prints_commands_of_revela(name, capsys):
+    table = TABLES[name]
+    only = ["--only", *{table.columns[0], table.columns[-1]}] if table.columns else []
+    main(["--table", name, "--dry-run", "--processes", "4", *only, "--max-tokens", "77"])
+    said = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    done, trained = [], 0
+    for words in said:
+        verb, given = parsed(words[words.index("revela") + 1 :])
+        done.append(verb)
+        if verb == "train":
+            recipe, trained = recipe_of(None, given["given"]), trained + 1
+            recipe.method.refuse(recipe.retriever, recipe.context)
+            assert words[:4] == ["torchrun", "--standalone", "--nproc-per-node", "4"]
+            assert recipe.retriever.max_tokens == 77
+    assert ("heads" in done) == bool(table.heads)
+    settings = {str((row.settings, row.columns)) for row in table.rows if row.settings}
+    assert trained >= len(settings) and (table.heads or "eval" in done)
+
+
+@pytest.mark.parametrize("table", SCORED, ids=lambda table: table.name)
+def test_every_row_has_published_cells(table):
+    for row in table.rows:
+        assert not row.why_not or not (row.settings or row.model)
+        for size in row.sizes or table.sizes:
+            found = [
+                column
+                for column in (*table.columns, *table.means)
+                if cell(table.name, row.published or row.label, size, column, table.metrics[0])
+            ]
+            assert found and {*table.means} & {*found} == {*table.means} & {*columns_of(table.name)}
+
+
+def test_batches_read_equal_tokens():
+    steps = {"revela-v1-10": 10_000, "revela-v1-11": 11_000}
+    for name, most in {**steps, "revela-v2-10": 11_000, "revela-v2-11": 10_000}.items():
+        for label, recipe in recipes_of(name).items():
+            size = recipe.groups.group_size
+            assert label == f"Revela batch={size}"
+            assert size * recipe.training.max_steps == pytest.approx(16 * most, rel=1e-4)
 
 
 def test_main_tables_are_trained_as_published():
-    recipes = {
-        name: recipes_of([table.method], reproduce.RECIPES / table.recipe, None)
-        for name, table in reproduce.TABLES.items()
+    rows = recipes_of("revela-v1-1")
+    revela, replug = rows["Revela"], rows["REPLUG"]
+    assert revela == Recipe.of("revela-paper") and replug == Recipe.of("replug-paper")
+    assert recipes_of("revela-v1-2")["Revela"].method.v_norm == "on"
+    assert recipes_of("revela-v2-1")["Revela corpus=code"] == Recipe.of("revela-paper-code")
+    large = recipes_of("revela-v2-6", "3B")["Revela corpus=wikipedia"]
+    assert (large.groups.group_size, large.training.max_steps) == (8, 20_000)
+    dream = recipes_of("dream-4", "1B")
+    infonce = replace(dream["InfoNCE"], method=dream["DREAM"].method, lm=dream["DREAM"].lm)
+    same = dict(model="meta-llama/Llama-3.2-1B", join_titles=True)
+    assert dream["DREAM"] == infonce == Recipe.of("dream-paper", **same)
+    assert {label: r.training.max_steps for label, r in dream.items()} == dict.fromkeys(dream, 1500)
+    cells = [(r.groups.groups, r.context.context) for r in recipes_of("cde-1").values()]
+    assert cells == [("random", 0), ("cluster", 0), ("random", 64), ("cluster", 64)]
+    epochs = [recipe.training.max_epochs for recipe in recipes_of("dwell-5").values()]
+    assert epochs == [2, 2, 2, 8]
+    assert published_heads("dream-table3-heads") == PUBLISHED_HEADS
+
+
+def made_up(*values: float) -> dict[str, dict[str, dict[str, float]]]:
+    """Scores of a data set with a query for each value."""
+    return {"scifact": {f"q{i}": {"ndcg@10": value} for i, value in enumerate(values)}}
+
+
+def test_a_report_has_numbers_here_published_and_their_difference():
+    table = find_table("revela-v1-1")
+    results = {
+        "BM25": {"": {"scifact": made_up(0.6, 0.7, 0.8)}},
+        "Revela": {"135M": {"scifact": made_up(0.5, 0.6, 0.7), "nfcorpus": made_up(0.2, 0.2)}},
+        "Revela+BM25 rrf": {"1B": {"trec-covid": made_up(0.5, 0.5)}},
     }
-    revela, replug = (recipes["revela-1"][name] for name in ("revela", "replug"))
-    assert revela.method == Recipe.of("revela-paper").method and revela.method.mix == "sum"
-    assert (replug.method.name, replug.method.tau) == ("replug", 1e-3)
-    assert replug.retriever == revela.retriever and replug.groups == revela.groups
-    assert (revela.training.max_steps, replug.training.max_steps) == (10_000, 4_500)
-    assert (revela.optimizer.learning_rate, replug.optimizer.learning_rate) == (1e-4, 5e-4)
-    assert {recipe.method.query_side for recipe in recipes["revela-2"].values()} == {"whole"}
-    dream, infonce = recipes["dream-1"].values()
-    assert dream == Recipe.of("dream-paper")
-    assert replace(infonce, method=dream.method, lm=dream.lm) == dream
-    cells = {name: (r.groups.groups, r.context.context) for name, r in recipes["cde-1"].items()}
-    assert cells == {
-        "plain": ("random", 0), "batches": ("cluster", 0),
-        "context": ("random", 64), "both": ("cluster", 64),
-    }  # fmt: skip
+    rows = list(csv.DictReader(as_csv(lines_of(table, results)).splitlines()))
+    found = {(row["row"], row["size"], row["column"]): row for row in rows}
+    revela = found["Revela", "135M", "scifact"]
+    assert (revela["here"], revela["published"], revela["difference"]) == ("60", "57.9", "2.1")
+    assert float(revela["half interval"]) == pytest.approx(100 * 4.3027 * 0.1 / 3**0.5, abs=0.01)
+    mean = found["Revela", "135M", "mean (3 of 13)"]
+    assert mean["here"] == ""  # trec-covid did not run
+    assert float(mean["published"]) == pytest.approx((57.9 + 23.7 + 60.0) / 3, abs=1e-3)
+    fused = found["Revela+BM25 rrf", "1B", "trec-covid"]
+    assert (fused["here"], fused["difference"], fused["note"]) == ("50", "", "not to be reproduced")
+    assert found["RepLLaMA", "1B", "scifact"]["here"] == ""
+    text = markdown(table, lines_of(table, results), list(pairs_of(table, results)), small=False)
+    assert "| 135M | BM25 - Revela | scifact | +10.0 ± 0.0 | 0.2500 |" in text
+    assert "26.7 (not to be reproduced)" in text and "- RepLLaMA: not run: the 1B" in text
 
 
-def test_a_table_has_means_over_seeds_and_empty_cells_for_what_is_not_known():
-    def curve(start, end):
-        points = ({"SciFact": s, "mine": s + 0.2} for s in (start, end))
-        return [CurvePoint(0.0, 0, judged) for judged in points]
-
-    curves = {"revela, seed 0": curve(0.0, 0.1), "revela, seed 1": curve(0.2, 0.3)}
-    found = Comparison({"SciFact": 0.6, "mine": 0.4}, curves)
-    text = reproduce.markdown(reproduce.TABLES["revela-1"], "revela-1", {"135m": found})
-    assert 'over 13 tasks of BEIR, that of "here" over 2 collections' in text
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert rows == [
-        "| size | system | source | SciFact | mine | mean |",
-        "| --- | --- | --- | --- | --- | --- |",
-        "| 135m | BM25 | here | 0.600 | 0.400 | 0.500 |",
-        "| 135m | BM25 | arXiv v1 | 0.687 |  | 0.418 |",
-        "| 135m | start | here | 0.100 | 0.300 | 0.200 |",
-        "| 135m | revela | here | 0.200 | 0.400 | 0.300 |",
-        "| 135m | revela | arXiv v1 | 0.579 |  | 0.336 |",
-        "| 135m | revela | ICLR, read off a figure |  |  | 0.333 |",
-    ]
-
-
-def test_without_collections_nothing_runs(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--table revela-v1-4", "--table revela-v1-4 is unknown"),
+        ("--table revela-v1-1 --only msmarco", "has no 'msmarco'"),
+        ("--table cde-7", "cde-table7-mteb-retrieval runs with --small only: the paper trains"),
+        ("--table dwell-5", "is trained on judged pairs: give their folder as --pairs"),
+        ("--table revela-v1-1 --small", "give --corpus TEXT"),
+        ("--table revela-v1-1 --small --corpus t --data none", "no collection in none"),
+        ("--table revela-v1-1 --gate-heads x", "--gate-heads"),
+        ("--table revela-v1-1 --query-heads 4", "--query-heads has no effect"),
+        ("--table revela-v1-1 --points 4", "points cannot be given"),
+    ],
+)
+def test_what_cannot_be_run_is_said_in_one_sentence(flags, message, capsys):
     with pytest.raises(SystemExit):
-        reproduce.main(["--table", "cde-1", "--data", str(tmp_path)])
-    assert f"no collection in {tmp_path}: give --data" in capsys.readouterr().err
+        main(flags.split())
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert message in said
 
 
-def test_a_table_is_written_of_what_its_commands_leave(tmp_path, monkeypatch, capsys):
-    write_judged(tmp_path / "data" / "scifact", make_rows(20, seed=5))
-    curve = [CurvePoint(0.0, 0, {"scifact": score}) for score in (0.1, 0.2)]
+def test_a_task_of_mteb_becomes_a_folder(tmp_path):
+    task = folder_task(write_judged(tmp_path / "made", make_rows(12, seed=5)))
+    (folder,) = write_task(task, tmp_path / "data" / "made")
+    before, after = load_collection(tmp_path / "made"), load_collection(folder)
+    assert (after.documents, after.qrels) == (before.documents, before.qrels)
 
-    def run(command, check):
-        assert command[1:3] == ["-m", "revela"] and check
-        if command[3] != "compare":
-            return
-        folder = Path(command[command.index("--out") + 1])
-        folder.mkdir(parents=True)
-        write_json(Comparison({"scifact": 0.6}, {"replug, seed 0": curve}), folder / "compare.json")
 
-    monkeypatch.setattr("subprocess.run", run)
-    out = tmp_path / "out"
-    reproduce.main(f"--table revela-1 --data {tmp_path / 'data'} --out {out}".split())
-    text = (out / "revela-1.md").read_text()
-    assert "| 135m | replug | here | 0.200 | 0.200 |" in text and text in capsys.readouterr().out
-    assert "| 135m | replug | arXiv v1 |  | 0.284 |" in text
+def test_published_means_agree_with_their_cells():
+    said = subprocess.check_output([sys.executable, PUBLISHED / "check.py"], text=True)
+    assert "\nNO: 6 of 275\n" in said and "\nok: 259 of 275\n" in said
+
+
+# Flags with which each row runs in seconds; the models are made up, but for MiniLM in CDE.
+TINY = {
+    "revela-v1-1": "--rows Revela REPLUG Revela+BM25-rrf --model {lm} --lm {lm} --processes 2",
+    "dream-4": "--model {lm} --lm {lm} --groups document --queries authors-words",
+    "cde-1": "--model {bert} --context-tokens 16",
+    "dwell-5": "--pairs {data}/scifact --group-size 2",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TINY)
+def test_a_table_of_each_paper_runs_whole_and_once(
+    name, tiny_lm_folder, tiny_bert_folder, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setenv("PYTHONPATH", str(Path(revela.__file__).parents[1]))
+    rows, data = make_rows(60, sentences=10), tmp_path / "data"
+    for split in ("test", "train"):
+        write_judged(data / "scifact", rows, split)
+    given = TINY[name].format(lm=tiny_lm_folder, bert=tiny_bert_folder, data=data).split()
+    given = [word.replace("BM25-rrf", "BM25 rrf") for word in given]
+    folders = ["--corpus", str(data / "scifact" / "corpus.jsonl"), "--data", str(data)]
+    command = ["--table", name, "--small", *folders, "--out", str(tmp_path / "out")]
+    main([*command, "--max-steps", "4", "--threads", "1", *given])
+    table, files = find_table(name), sorted((tmp_path / "out").rglob("*.json"))
+    found = csv.DictReader((tmp_path / "out" / f"{table.name}-small.csv").open())
+    ran = {row["row"] for row in found if row["here"]}
+    assert ran >= {row.label for row in table.rows if row.settings} and files
+    said, before = capfd.readouterr().out, [file.stat().st_mtime_ns for file in files]
+    assert ("torchrun" in said) == ("--processes" in given)
+    main([*command, "--max-steps", "4", "--threads", "1", *given])  # nothing runs again
+    assert [file.stat().st_mtime_ns for file in files] == before

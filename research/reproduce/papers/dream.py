@@ -57,7 +57,7 @@ TABLES = (
             api("Cohere-embed-english-v3.0"),
             plain("E5-mistral-7b-instruct", "7B", str(E5_MISTRAL.model), flags=E5_MISTRAL.flags),
             trained("DREAM", "dream", note=DREAM.note),
-            plain("Qwen3-Embedding-8B", "", "Qwen/Qwen3-Embedding-8B"),
+            plain("Qwen3-Embedding-8B", "8B", "Qwen/Qwen3-Embedding-8B"),
         ),
         BEIR + RTEB,
         MEANS,
