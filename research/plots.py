@@ -101,7 +101,8 @@ def write_figure(panels: Sequence[Panel], out: Path, title: str = "", note: str 
     with atomic_write(table) as temporary, temporary.open("w", newline="") as handle:
         writer = csv.writer(handle, lineterminator="\n")
         writer.writerow(COLUMNS)
-        writer.writerows(row for panel in panels for row in _rows(panel))
+        for row in (row for panel in panels for row in _rows(panel)):
+            writer.writerow(round(v, 6) if isinstance(v, float) else v for v in row)
     return table
 
 
