@@ -216,13 +216,12 @@ _HOLLOW = {"markerfacecolor": "none", "linestyle": ":", "markersize": 9, "marker
 
 
 def _add_levels(axes: Axes, panel: Panel, look: Look) -> None:
-    """The horizontal and vertical lines; a level "SERIES: ..." has the colour of that series."""
-    for number, (name, value) in enumerate(panel.levels.items()):
-        colour = look.series.get(name.partition(": ")[0], {"color": "0.35"})["color"]
-        dash = DASHES[1 + number % 3]
-        axes.axhline(value, color=colour, linestyle=dash, linewidth=1.3, label=name)
-    for name, value in panel.verticals.items():
-        axes.axvline(value, color="0.35", linestyle="--", linewidth=1.3, label=name)
+    """The horizontal and vertical lines; a line "SERIES: ..." has the colour of that series."""
+    for lines, draw_line in ((panel.levels, axes.axhline), (panel.verticals, axes.axvline)):
+        for number, (name, value) in enumerate(lines.items()):
+            colour = look.series.get(name.partition(": ")[0], {"color": "0.35"})["color"]
+            dash = DASHES[1 + number % 3]
+            draw_line(value, color=colour, linestyle=dash, linewidth=1.3, label=name)
 
 
 def _add_legend(figure: Figure, title: str) -> None:

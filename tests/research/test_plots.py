@@ -26,9 +26,11 @@ def test_a_shape_draws_what_its_csv_has(shape, tmp_path):
     marks = [Mark("$a$", at, y, 0.5, low=0.2, high=0.3) for at in x]
     marks.append(Mark("$a$", x[0], y, 0.75, published=True))
     panel = Panel("title", "x", "y", marks, shape)
-    rows = [*csv.DictReader(write_figure([panel], tmp_path / "a.png", "t", "n").open())]
-    assert [row["source"] for row in rows] == ["here", "here", "published"]
-    assert [row["x"] for row in rows] == [*map(str, [*x, x[0]])]
+    rows = csv.DictReader(write_figure([panel], tmp_path / "a.png", "t", "n").open())
+    sources = "here", "here", "published"
+    assert [(row["x"], row["source"]) for row in rows] == [
+        *zip(map(str, [*x, x[0]]), sources, strict=True)
+    ]
     axes = draw([panel]).axes[0]
     if shape == "map":
         assert axes.images[0].get_array().tolist() == [[0.5, 0.5]]
@@ -69,7 +71,6 @@ def test_a_dry_run_of_a_figure_prints_commands_of_revela(name, small, monkeypatc
     verbs = {parsed(shlex.split(line)[1:])[0] for line in said if line.startswith("revela ")}
     assert expected == f"Expected: {FIGURES[name].expected}."
     assert verbs >= {"dwell-2": set(), "cde-6": {"groups"}}.get(name, {"train"})
-    assert "probe" in verbs or not name.startswith(("dwell-1", "dwell-3", "dream-4"))
 
 
 @pytest.mark.slow

@@ -403,7 +403,17 @@ def packings(small: bool) -> list[Point]:
 def hardness(small: bool) -> list[Plot]:
     table, rows = sweep("figure6", small, False, True)
     points = tuple(Point(row, f"{b:,}", f"{c:,}") for (b, c), row in rows.items())
-    return [Plot("titles of Wikipedia", table, points, BATCH, Hardness(), "map", y_label=CLUSTER)]
+    return [
+        Plot(
+            "groups of the text that is trained on",
+            table,
+            points,
+            BATCH,
+            Hardness(),
+            "map",
+            y_label=CLUSTER,
+        )
+    ]
 
 
 def both(changes: Settings, label: str) -> Row:
