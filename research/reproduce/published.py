@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,8 +75,8 @@ def task_names() -> dict[str, str]:
 def published_heads(stem: str, folder: Path = PUBLISHED) -> list[tuple[int, int]]:
     """(layer, head) by rank, of a table of heads."""
     cells = read_published(stem, folder)
-    ranks: Sequence[tuple[str, str]] = list(dict.fromkeys(key[:2] for key in cells))
-    return [
-        (int(cells[row, lm, "layer", "index"].value), int(cells[row, lm, "head", "index"].value))
-        for row, lm in ranks
-    ]
+    ranks = dict.fromkeys(key[:2] for key in cells)
+    heads = [[cells.get((*rank, part, "index")) for part in ("layer", "head")] for rank in ranks]
+    if not heads or not all(map(all, heads)):
+        raise RevelaError(f"{folder / stem}.csv lacks the layer or the head of a rank")
+    return [(int(layer.value), int(head.value)) for layer, head in heads if layer and head]

@@ -26,6 +26,7 @@ from revela.evaluation.metrics import MAIN, per_query
 from revela.evaluation.runs import file_name, read_run
 from revela.evaluation.significance import margin
 from revela.ranking.fusion import reciprocal_rank_fusion
+from revela.training.check_settings import check_recipe
 from revela.training.commands import (
     MODULES,
     Command,
@@ -43,7 +44,6 @@ Scores = dict[str, dict[str, dict[str, float]]]
 Results = dict[str, dict[str, dict[str, Scores]]]
 """Row -> size -> column -> scores; means over seeds."""
 FUSED = 200  # documents of each ranking
-OWN_DATA = "--data DIR"
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ def check(table: Table, options: Options) -> None:
             raise RevelaError(f"{table.name} has no {names[0]!r}: leave it out of {flag}")
     if table.small_only and not (options.small or options.dry_run):
         raise RevelaError(f"{table.name} runs with --small only: {table.small_only}")
-    if options.small and not options.corpus and any(row.settings for row in table.rows):
+    is_trained = bool(table.heads) or any(row.settings for row in table.rows)
+    if options.small and not options.corpus and is_trained:
         raise RevelaError("--small trains on a text of yours: give --corpus TEXT")
     trained = list(_runs(table, options))
     for row, _ in trained:
@@ -125,6 +126,10 @@ def check(table: Table, options: Options) -> None:
     ]
     given = {*options.given}
     check_unread([(method, names & given) for method, names in unread])
+    for row, size in [] if options.dry_run else trained:
+        settings = settings_of(table, row, size, options.seeds[0], options)
+        folder = folder_of(table, row, size, options.seeds[0], options)
+        check_recipe(Recipe.of(**settings), folder, resume=True)
 
 
 def folders_of(table: Table, options: Options) -> Folders:
@@ -163,7 +168,9 @@ def folder_of(table: Table, row: Row, size: str, seed: int, options: Options) ->
     about = [{**settings, "seed": 0}, corpus.sources, corpus.weights]
     if row.after is not None:
         about.append(str(folder_of(table, row.after, size, seed, options)))
-    digest = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=4).hexdigest()
+    digest = hashlib.blake2b(
+        json.dumps(about, sort_keys=True, default=str).encode(), digest_size=4
+    ).hexdigest()
     name = "-".join(filter(None, (str(row.settings["method"]), size.lstrip("<="), digest)))
     return options.out / "runs" / f"{name}-{seed}"
 

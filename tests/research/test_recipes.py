@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from conftest import make_rows, parsed
-from revela.cli.recipe_flags import recipes_of
 from revela.errors import RevelaError
+from revela.training.compare import rows_of
 from revela.training.recipe import Recipe, read_recipe
 from revela.training.training_set import TrainingSet
 from revela.types import Document
@@ -20,6 +20,11 @@ from tests.collection_folder import write_judged, write_lines
 
 RECIPES = Path(__file__).parents[2] / "research" / "recipes"
 FILES = sorted(RECIPES.glob("*.toml"))
+
+
+def recipes_of(methods: list[str], file: Path) -> dict[str, Recipe]:
+    rows = rows_of(methods, *read_recipe(file), {})
+    return {name: Recipe.of(**settings) for name, settings in rows.items()}
 
 
 def commands(file: Path) -> list[list[str]]:
@@ -41,7 +46,7 @@ def test_the_commands_at_the_head_parse(file):
 def test_the_stages_of_dwell_parse(stage):
     file = RECIPES / "dwell" / f"{stage}.toml"
     ((_, given),) = map(parsed, commands(file))
-    (recipe,) = recipes_of([], file, None).values()
+    (recipe,) = recipes_of([], file).values()
     assert given["recipe_file"] == Path("research/recipes/dwell") / file.name
     assert recipe.method.name == {"crops": "contrastive-crop", "spans": "dwell-spans"}[stage]
     assert recipe.retriever.max_tokens == 2048 and recipe.training.max_steps
@@ -50,7 +55,7 @@ def test_the_stages_of_dwell_parse(stage):
 def test_the_phases_of_cde_parse():
     file = RECIPES / "papers" / "cde-2-phases.toml"
     (_, first), (_, second) = map(parsed, commands(file))
-    recipes = recipes_of(second["methods"], file, None)
+    recipes = recipes_of(second["methods"], file)
     assert [recipe.negatives for recipe in recipes.values()] == [0, 1, 2, 4, 8]
     assert first["out"] == Path("runs/phase-1") and second["methods"] == ["cde-paper-small"]
 
@@ -58,9 +63,9 @@ def test_the_phases_of_cde_parse():
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 @pytest.mark.parametrize("method", ["revela-gated", "revela-paper"])
 def test_variants_differ_in_what_the_file_says_and_nothing_else(file, method):
-    recipes = recipes_of([method], file, None)
+    recipes = recipes_of([method], file)
     settings, variants = read_recipe(file)
-    base = Recipe.of(method).to_dict() | settings
+    base = Recipe.of(method, keep="last").to_dict() | settings
     assert {name: recipe.to_dict() for name, recipe in recipes.items()} == {
         name: base | changes for name, changes in (variants or {method: {}}).items()
     }
@@ -82,7 +87,7 @@ def test_one_runs_at_tiny_scale_and_its_table_is_written(succeeds, corpus_file, 
     assert all(f"{score:.3f}" in said for score in ends)
 
 
-def test_variants_of_the_reading_are_trained_on_what_they_read(succeeds, refused, models, tmp_path):
+def test_variants_of_the_reading_are_trained_on_what_they_read(succeeds, models, tmp_path):
     corpus, out = tmp_path / "corpus.jsonl", tmp_path / "out"
     (row,), others = make_rows(1), make_rows(30, seed=1)
     near = [{**row, "_id": f"n{i}", "text": f"{row['text']} And number {i}."} for i in range(20)]
@@ -93,8 +98,6 @@ def test_variants_of_the_reading_are_trained_on_what_they_read(succeeds, refused
     flags = ("--on", judged, "--recipe", tmp_path / "r.toml", "--out", out)
     flags += ("--points 1 --methods revela-gated", models)
     small = (*TINY_FLAGS[:-2], "--group-size", 4, "--groups-per-step", 1, "--warmup-steps", 0)
-    err = refused("compare", corpus, *flags, *small)
-    assert "all: runs are compared beside the label-free check" in err
     small = (*small, "--held-out", 0.4)
     for _ in range(2):  # the second time, both runs are kept
         succeeds("compare", corpus, *flags, *small)
@@ -138,14 +141,11 @@ def test_only_compare_takes_variants(refused, tmp_path):
     assert said in err
 
 
-def test_several_methods_and_variants_are_told_apart(monkeypatch):
-    monkeypatch.setattr(
-        "sys.argv", ["revela", "compare", "corpus", "--on", "judged", "--out", "runs"]
-    )
+def test_several_methods_and_variants_are_told_apart():
     both = ["revela-gated", "revela-paper"]
-    assert list(recipes_of(both, RECIPES / "random-groups.toml", None)) == [
+    assert list(recipes_of(both, RECIPES / "random-groups.toml")) == [
         "revela-gated-document", "revela-gated-random",
         "revela-paper-document", "revela-paper-random",
     ]  # fmt: skip
     with pytest.raises(RevelaError, match="does not exist"):
-        recipes_of(["revela-gated"], RECIPES / "none.toml", None)
+        recipes_of(["revela-gated"], RECIPES / "none.toml")

@@ -16,10 +16,17 @@ from conftest import make_rows, parsed
 from research.reproduce.__main__ import main
 from research.reproduce.data import write_task
 from research.reproduce.papers import TABLES, find_table
-from research.reproduce.published import PUBLISHED, cell, columns_of, published_heads
+from research.reproduce.published import (
+    PUBLISHED,
+    cell,
+    columns_of,
+    published_heads,
+    read_published,
+)
 from research.reproduce.report import as_csv, lines_of, markdown, pairs_of
 from research.reproduce.run import Options, settings_of
 from revela.cli.recipe_flags import recipe_of
+from revela.errors import RevelaError
 from revela.evaluation.collection import load_collection
 from revela.training.methods.dream import PUBLISHED_HEADS
 from revela.training.recipe import Recipe
@@ -146,6 +153,19 @@ def test_what_cannot_be_run_is_said_in_one_sentence(flags, message, capsys):
         main(flags.split())
     (said,) = capsys.readouterr().err.strip().splitlines()
     assert message in said
+
+
+@pytest.mark.parametrize(
+    ("read", "line", "message"),
+    [
+        (read_published, "r,1B,nq,ndcg@10,none,", "is not a table of published numbers"),
+        (published_heads, "rank 1,8B,layer,index,13,", "lacks the layer or the head of a rank"),
+    ],
+)
+def test_a_damaged_file_of_numbers_is_refused(tmp_path, read, line, message):
+    (tmp_path / "t.csv").write_text(f"row,size,column,metric,value,note\n{line}\n")
+    with pytest.raises(RevelaError, match=message):
+        read("t", tmp_path)
 
 
 def test_a_task_of_mteb_becomes_a_folder(tmp_path):
