@@ -237,7 +237,6 @@ DREAM = {
 BATCHES = (256, 512, 1024, 2048, 4096)
 CLUSTERS = (64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 2097152, 4194304)
 SMALL_BATCHES, SMALL_CLUSTERS = (8, 16), (4, 16, 64)
-OF_SWEEP = ("group_size", "cluster_size", "packing")
 BEIR = "truncated BEIR"
 BATCH, CLUSTER = "batch size", "cluster size"
 SETS = "8 truncated sets of BEIR"
@@ -246,10 +245,11 @@ FILTERS = {True: {}, False: {"filter": ""}}
 WITH = {True: "with the filter", False: "without the filter"}
 
 
-def cde_table(name: str, rows: Sequence[Row], keeps: Sequence[str] = OF_SWEEP) -> Table:
+def cde_table(name: str, rows: Sequence[Row]) -> Table:
     """A table over the truncated sets of BEIR."""
     first = TABLES["cde-table1-small"]
-    return replace(first, name=f"cde-{name}", rows=tuple(rows), small_keeps=tuple(keeps))
+    keeps = ("group_size",) if any("group_size" in row.settings for row in rows) else ()
+    return replace(first, name=f"cde-{name}", rows=tuple(rows), small_keeps=keeps)
 
 
 def of_batch(
@@ -360,13 +360,12 @@ def cde_series(
     x_label: str,
     rows: Callable[[bool], Sequence[Point]],
     measure: Any = None,
-    keeps: Sequence[str] = OF_SWEEP,
 ) -> Callable[[bool], list[Plot]]:
     """One plot of lines."""
 
     def plots(small: bool) -> list[Plot]:
         points = tuple(rows(small))
-        table = cde_table(name, [point.row for point in points], keeps)
+        table = cde_table(name, [point.row for point in points])
         return [Plot(SETS, table, points, x_label, measure or Score(column=BEIR))]
 
     return plots
@@ -471,7 +470,6 @@ CDE = {
             "figure5",
             "epochs of the supervised phase",
             phases("max_epochs", (1, 2, 3, 4)),
-            keeps=(),
         ),
     ),
     "cde-6": Drawing(
@@ -496,7 +494,6 @@ CDE = {
         "more of them do not help, scores fall (appendix 10.5)",
         cde_series(
             *("figure11", "hard negatives", phases("negatives", (0, 1, 2, 4, 8))),
-            keeps=["negatives"],
         ),
     ),
     "cde-12": Drawing(
