@@ -1,0 +1,87 @@
+"""Plots by their CSV and matplotlib's own objects; the curves of a run; figures of the papers."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from conftest import make_rows, parsed
+from research import plot_run
+from research.plots import SHAPES, Mark, Panel, draw, write_figure
+from research.reproduce.__main__ import main
+from research.reproduce.figures import FIGURES
+from research.reproduce.papers import figures
+from test_cli import TINY_FLAGS
+from tests.collection_folder import write_judged
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_shape_draws_what_its_csv_has(shape, tmp_path):
+    x, y = (("8", "16"), "64") if shape == "map" else ((1, 2), 0.25)
+    marks = [Mark("$a$", at, y, 0.5, low=0.2, high=0.3) for at in x]
+    marks.append(Mark("$a$", x[0], y, 0.75, published=True))
+    panel = Panel("title", "x", "y", marks, shape)
+    rows = csv.DictReader(write_figure([panel], tmp_path / "a.png", "t", "n").open())
+    sources = "here", "here", "published"
+    assert [(row["x"], row["source"]) for row in rows] == [
+        *zip(map(str, [*x, x[0]]), sources, strict=True)
+    ]
+    axes = draw([panel]).axes[0]
+    if shape == "map":
+        assert axes.images[0].get_array().tolist() == [[0.5, 0.5]]
+        assert axes.texts[0].get_text() == "0.500\n(0.750)"
+    else:
+        lines = [line for line in axes.lines if line.get_marker() == "o"]
+        assert [line.get_xydata().tolist() for line in lines] == [[[1, y], [2, y]], [[1, y]]]
+        assert [line.get_markerfacecolor() == "none" for line in lines] == [False, True]
+
+
+def test_a_run_shows_its_curves_and_bm25_in_silence(doing, models, corpus_file, tmp_path):
+    on, run = write_judged(tmp_path / "mine", make_rows(20, seed=5)), tmp_path / "run"
+    doing("train", corpus_file, models, "--out", run, *TINY_FLAGS, "--on", on, "--points 1")
+    drawn = {axes.get_title(): axes for axes in draw(plot_run.read_folders([run], "tokens")).axes}
+    tasks = ["sibling", "sibling + BM25", "title", "title + BM25"]
+    assert [*drawn] == [
+        *plot_run.CURVES.values(),
+        *map(plot_run.CHECK.format, tasks),
+        "judged: mine",
+    ]
+    assert all(len(axes.lines[0].get_xdata()) for axes in drawn.values())
+    assert "BM25" in [line.get_label() for line in drawn["label-free check: title"].lines]
+    command = [sys.executable, "-m", "research.plot_run", run, "--out", tmp_path / "a.png"]
+    fresh = {**os.environ, "MPLCONFIGDIR": str(tmp_path / "new"), "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run(command, env=fresh, capture_output=True, text=True, check=True)
+    assert not done.stderr and (tmp_path / "a.csv").is_file()
+
+
+@pytest.mark.parametrize("small", [[], ["--small", "--corpus", "TEXT"]], ids=["published", "small"])
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_dry_run_of_a_figure_prints_commands_of_revela(name, small, monkeypatch, capsys):
+    monkeypatch.setattr(figures, "BATCHES", (256, 4096))
+    monkeypatch.setattr(figures, "CLUSTERS", (64, 4194304))
+    tables = [plot.table for plot in FIGURES[name].plots(bool(small))]
+    only = ["--only", *{t.columns[0] for t in tables if t.columns}] if tables[0].columns else []
+    main(["--figure", name, "--dry-run", "--processes", "1", *only, *small])
+    *said, expected = capsys.readouterr().out.splitlines()
+    verbs = {parsed(shlex.split(line)[1:])[0] for line in said if line.startswith("revela ")}
+    assert expected == f"Expected: {FIGURES[name].expected}."
+    assert verbs >= {"dwell-2": set(), "cde-6": {"groups"}}.get(name, {"train"})
+
+
+@pytest.mark.slow
+def test_a_figure_is_drawn_beside_published_values(tiny_lm_folder, tmp_path, capsys):
+    on = write_judged(tmp_path / "data" / "mine", make_rows(40))
+    flags = f"--small --corpus {on}/corpus.jsonl --data {on.parent} --out {tmp_path} --processes 1"
+    given = f"--model {tiny_lm_folder} --lm {tiny_lm_folder} --max-steps 2 --threads 1"
+    main(f"--figure revela-v1-5 {flags} {given}".split())
+    rows = [*csv.DictReader((tmp_path / "revela-v1-5.csv").open())]
+    assert [(row["x"], row["source"]) for row in rows] == [
+        *(("off", "here"), ("off", "published"), ("on", "here"), ("on", "published")),
+    ]  # fmt: skip
+    assert rows[1]["value"] == "0.3116" and 0 < float(rows[0]["value"]) <= 1
+    assert "nothing of the method" in capsys.readouterr().out
