@@ -152,7 +152,7 @@ def markdown(
     ]
     if pairs:
         scale = 100 if table.percent else 1
-        rows = [
+        differing = [
             [
                 size,
                 f"{d.first} - {d.second}",
@@ -163,12 +163,12 @@ def markdown(
             for size, d in pairs
         ]
         head = ["size", "rows", "on", f"difference in {table.metrics[0]}", "p"]
-        text += ["", "## Differences of rows", "", *_table(head, rows)]
+        text += ["", "## Differences of rows", "", *_table(head, differing)]
         text += ["", "p: paired randomisation test, two-sided, not corrected for several tests."]
+    rows_by_label = {line.row.label: line.row for line in lines}
     notes = [
-        f"- {row.label}: {'not run: ' if row.why_not else ''}{row.why_not or row.note}"
-        for row in dict.fromkeys(line.row.label for line in lines)
-        and {line.row.label: line.row for line in lines}.values()
+        f"- {row.label}: {f'not run: {row.why_not}' if row.why_not else row.note}"
+        for row in rows_by_label.values()
         if row.why_not or row.note
     ]
     if notes:

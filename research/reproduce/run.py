@@ -156,9 +156,10 @@ def commands_of(table: Table, options: Options, folders: Folders) -> Iterator[Co
     if table.heads:
         yield _heads_command(table, options)
     for row, size in _selected(table, options):
-        for seed in options.seeds if _trained(row) else options.seeds[:1]:
-            if _trained(row):
-                yield from _training(table, _trained(row), size, seed, options)
+        trained = _trained(row)
+        for seed in options.seeds if trained else options.seeds[:1]:
+            if trained:
+                yield from _training(table, trained, size, seed, options)
             yield from _scoring(table, row, size, seed, options, folders)
 
 

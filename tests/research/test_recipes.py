@@ -1,4 +1,4 @@
-"""research/recipes: variants are recipes, the commands at their heads parse, and one runs."""
+"""research/recipes: variants are recipes, and the commands at their heads parse."""
 
 from __future__ import annotations
 
@@ -69,22 +69,6 @@ def test_variants_differ_in_what_the_file_says_and_nothing_else(file, method):
     assert {name: recipe.to_dict() for name, recipe in recipes.items()} == {
         name: base | changes for name, changes in (variants or {method: {}}).items()
     }
-
-
-def test_one_runs_at_tiny_scale_and_its_table_is_written(succeeds, corpus_file, models, tmp_path):
-    judged, out = write_judged(tmp_path / "judged", make_rows(20, seed=5)), tmp_path / "runs"
-    small = ("--group-size", 4, "--groups-per-step", 1, "--warmup-steps", 0, "--points", 1)
-    flags = ("--on", judged, "--recipe", RECIPES / "random-groups.toml", "--out", out)
-    tiny = (TINY_FLAGS[0].replace("--gate-heads 4 ", ""), *TINY_FLAGS[1:])
-    trained = ("--methods", "revela-paper", models, *tiny, *small)
-    said = succeeds("compare", corpus_file, *flags, *trained)
-    names = ["document", "random"]
-    for name in names:
-        settings = json.loads((out / f"{name}-0" / "run.json").read_text())
-        assert settings["groups"].startswith(name) and settings["mix"] == "sum"
-    curves = json.loads((out / "compare.json").read_text())["curves"]
-    ends = [curves[f"{name}, seed 0"][-1]["judged"]["judged"] for name in names]
-    assert all(f"{score:.3f}" in said for score in ends)
 
 
 def test_variants_of_the_reading_are_trained_on_what_they_read(succeeds, models, tmp_path):

@@ -69,12 +69,9 @@ def test_every_row_has_published_cells(table):
     for row in table.rows:
         assert not row.why_not or not (row.settings or row.model)
         for size in row.sizes or table.sizes:
-            found = [
-                column
-                for column in (*table.columns, *table.means)
-                if cell(table.name, row.published or row.label, size, column, table.metrics[0])
-            ]
-            assert found and {*table.means} & {*found} == {*table.means} & {*columns_of(table.name)}
+            where, columns = (row.published or row.label, size), [*table.columns, *table.means]
+            found = {c for c in columns if cell(table.name, *where, c, table.metrics[0])}
+            assert found and {*table.means} & found == {*table.means} & {*columns_of(table.name)}
 
 
 def test_batches_read_equal_tokens():
@@ -182,7 +179,7 @@ def test_published_means_agree_with_their_cells():
 
 # Flags with which each row runs in seconds; the models are made up, but for MiniLM in CDE.
 TINY = {
-    "revela-v1-1": "--rows Revela REPLUG Revela+BM25-rrf --model {lm} --lm {lm} --processes 2",
+    "revela-v1-1": "--rows Revela REPLUG 'Revela+BM25 rrf' --model {lm} --lm {lm} --processes 2",
     "dream-4": "--model {lm} --lm {lm} --groups document --queries authors-words",
     "cde-1": "--model {bert} --context-tokens 16",
     "dwell-5": "--pairs {data}/scifact --group-size 2",
@@ -198,16 +195,16 @@ def test_a_table_of_each_paper_runs_whole_and_once(
     rows, data = make_rows(60, sentences=10), tmp_path / "data"
     for split in ("test", "train"):
         write_judged(data / "scifact", rows, split)
-    given = TINY[name].format(lm=tiny_lm_folder, bert=tiny_bert_folder, data=data).split()
-    given = [word.replace("BM25-rrf", "BM25 rrf") for word in given]
-    folders = ["--corpus", str(data / "scifact" / "corpus.jsonl"), "--data", str(data)]
-    command = ["--table", name, "--small", *folders, "--out", str(tmp_path / "out")]
-    main([*command, "--max-steps", "4", "--threads", "1", *given])
+    given = TINY[name].format(lm=tiny_lm_folder, bert=tiny_bert_folder, data=data)
+    folders = f"--corpus {data}/scifact/corpus.jsonl --data {data} --out {tmp_path}/out"
+    limits = "--small --max-steps 4 --threads 1"
+    command = shlex.split(f"--table {name} {folders} {limits} {given}")
+    main(command)
     table, files = find_table(name), sorted((tmp_path / "out").rglob("*.json"))
     found = csv.DictReader((tmp_path / "out" / f"{table.name}-small.csv").open())
     ran = {row["row"] for row in found if row["here"]}
     assert ran >= {row.label for row in table.rows if row.settings} and files
     said, before = capfd.readouterr().out, [file.stat().st_mtime_ns for file in files]
     assert ("torchrun" in said) == ("--processes" in given)
-    main([*command, "--max-steps", "4", "--threads", "1", *given])  # nothing runs again
+    main(command)  # nothing runs again
     assert [file.stat().st_mtime_ns for file in files] == before
