@@ -55,10 +55,7 @@ def export_folder(digest: str) -> Path:
 
 
 def open_graph(
-    folder: Path,
-    precision: Precision = "auto",
-    max_tokens: int | None = None,
-    prompts: Given = OWN,
+    folder: Path, precision: Precision = "auto", max_tokens: int | None = None, prompts: Given = OWN
 ) -> GraphEncoder | None:
     """Open a Sentence-Transformers folder as a graph's encoder; None if there is no graph for it.
 
@@ -76,18 +73,16 @@ def open_graph(
         config = _read(inside / "config.json")
         if max_tokens is not None:
             check_max_tokens(max_tokens, max_positions(config), str(folder))
-        export, (query, passage) = export_folder(fingerprint(folder)), prompts
-        if query is None or passage is None:
-            query, passage = prompts_of(folder, prompts)
+        export, own = export_folder(fingerprint(folder)), prompts_of(folder, prompts)
         if (export / EXPORT).is_file():
-            encoder = open_export(export, folder, max_tokens, (query, passage))
+            encoder = open_export(export, folder, max_tokens, own)
         elif is_bert(config) and not _is_unusual(inside):
             states, table_VD = bert(config, Weights(inside))
             width = read_config(folder).get("truncate_dim")
             graph = Graph(with_modules(states, modules[1:], width), "fp32", table_VD)
             tokenizer, limit = _tokenizer(inside, config), max_tokens or _limit(inside, config)
             padding = config.get("pad_token_id") or 0
-            how = (query, passage), limit, padding, str(folder)
+            how = own, limit, padding, str(folder)
             encoder = GraphEncoder(graph, tokenizer, *how)
     if encoder is None:
         return None
