@@ -262,8 +262,7 @@ def with_questions(chunks: ArrowList[Chunk], file: Path) -> ArrowList[Chunk]:
         )
     owners = chunks.column("document")
     kept = chunks.select(np.flatnonzero(np.isin(owners, owners[np.array(rows, np.int64)])))
-    none = 0, ""
-    asking = (replace(chunk, query=asked.get(chunk.text.strip(), none)[1]) for chunk in kept)
+    asking = (replace(chunk, query=asked.get(chunk.text.strip(), (0, ""))[1]) for chunk in kept)
     return arrow_list(Chunk, asking)
 
 

@@ -15,11 +15,9 @@ from typing import Any
 from revela.errors import RevelaError
 from revela.text.readers.common import display_path, numbered_lines
 from revela.text.readers.hub import PREFIX, hub_rows
-from revela.text.readers.tables import parquet_batches, refuse_damage
+from revela.text.readers.tables import ROWS, parquet_batches, refuse_damage
 from revela.training.groups.store import Member
 from revela.types import is_unicode
-
-ROWS = 16  # rows of Parquet decoded at a time
 
 
 def holds_groups(source: Path) -> bool:

@@ -270,8 +270,7 @@ class CropBatches:
     settings: Crops
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
-        crops = [self._crops(row) for row in rows]
-        first, second = zip(*crops, strict=True)
+        first, second = zip(*map(self._crops, rows), strict=True)
         return {**self.parts.sides(first, second), "query_target": torch.arange(len(rows))}
 
     def _crops(self, row: Row) -> tuple[str, str]:

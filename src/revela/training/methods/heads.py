@@ -35,8 +35,7 @@ Head = tuple[int, int, float]
 
 def save_heads(path: Path, kind: str, name: str, folder: Path, ranking: Sequence[Head]) -> None:
     """Write a ranking of this kind with the name and fingerprint of the LM in ``folder``."""
-    about = {"lm": name, "fingerprint": fingerprint(folder), "kind": kind}
-    saved = {**about, "ranking": ranking}
+    saved = {"lm": name, "fingerprint": fingerprint(folder), "kind": kind, "ranking": ranking}
     with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(saved))
 
