@@ -181,11 +181,7 @@ class TextEncoder(ABC):
         return self.as_text(texts if blank is None else [t if t.strip() else blank for t in texts])
 
     def _encode(
-        self,
-        texts: Iterable[str],
-        role: Role,
-        progress: bool,
-        tokens: list[Vectors] | None = None,
+        self, texts: Iterable[str], role: Role, progress: bool, tokens: list[Vectors] | None = None
     ) -> Vectors:
         """The texts' vectors (N, D); adds their tokens to ``tokens``."""
         if tokens is not None and self.lacks_tokens:

@@ -149,9 +149,7 @@ def short_names(names: Sequence[str | Path]) -> dict[str, str]:
 
 
 def outcomes(
-    collection: Collection,
-    encoders: Mapping[str, TextEncoder],
-    rerank: Rerank | None = None,
+    collection: Collection, encoders: Mapping[str, TextEncoder], rerank: Rerank | None = None
 ) -> dict[str, Outcome]:
     """{system: outcome} of ``rankings``."""
     return {

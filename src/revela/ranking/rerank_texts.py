@@ -16,9 +16,7 @@ from revela.types import QueryTokens, Vectors, items_of
 
 
 def rerank(
-    query: str,
-    documents: Iterable[str],
-    model: str | Path | TextEncoder = MINILM,
+    query: str, documents: Iterable[str], model: str | Path | TextEncoder = MINILM
 ) -> list[tuple[int, float]]:
     """Rank documents by token vectors (late interaction) and text vectors: (index, score), best
     first.

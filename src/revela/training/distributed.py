@@ -28,7 +28,6 @@ from revela.errors import RevelaError, first_line
 log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
-LAUNCHED = {"WORLD_SIZE", "ACCELERATE_MIXED_PRECISION"}  # set by torchrun and accelerate
 # The other ranks wait while rank 0 checks the retriever, writes questions or saves.
 TIMEOUT = timedelta(hours=4)
 JOINED = itertools.count()  # groups of this process, each with its own keys in torchrun's store

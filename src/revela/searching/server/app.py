@@ -65,9 +65,8 @@ class SearchService:
         self.limits, self.access = limits, access
         self.search_limit = ConcurrencyLimit(limits.max_searches)
         self.search_threads = ThreadPoolExecutor(THREADS, "search")
-        self.page_html = (
-            files("revela.searching.server").joinpath("page.html").read_text(encoding="utf-8")
-        )
+        page = files("revela.searching.server") / "page.html"
+        self.page_html = page.read_text(encoding="utf-8")
         self.page_headers = page_headers(self.page_html)
 
     def app(self) -> FastAPI:

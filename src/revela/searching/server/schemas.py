@@ -104,8 +104,7 @@ class SearchRequest(RequestModel):
         "score", description="How hybrid search combines both: by score, or by rank (RRF)."
     )
     rerank: Rerank | None = Field(
-        None,
-        description="Re-rank the first results by token vectors, if the index keeps them.",
+        None, description="Re-rank the first results by token vectors, if the index keeps them."
     )
     where: Annotated[dict[str, Any] | None, BeforeValidator(_no_sql)] = Field(
         None,

@@ -45,14 +45,12 @@ VERSION = 9  # raise it when readers or chunking change the text of the same fil
 
 READERS: dict[str, Reader] = {
     **dict.fromkeys((".html", ".htm", ".xhtml"), guard(read_html)),
-    ".jsonl": read_jsonl,
-    ".ndjson": read_jsonl,
+    **dict.fromkeys((".jsonl", ".ndjson"), read_jsonl),
     ".json": read_json,
     ".ipynb": read_notebook,
     ".parquet": read_parquet,
     ".arrow": read_arrow,
-    ".csv": read_csv,
-    ".tsv": read_csv,
+    **dict.fromkeys((".csv", ".tsv"), read_csv),
     **dict.fromkeys((".srt", ".vtt"), read_subtitles),
     ".pdf": guard(read_pdf),
     **dict.fromkeys((".docx", ".docm"), guard(read_docx)),
