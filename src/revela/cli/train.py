@@ -39,9 +39,8 @@ def train(
     Parameters
     ----------
     corpus:
-        Folders, files (text, HTML, source code, JSONL, Parquet, CSV, PDF, Word, StackExchange's
-        Posts.xml and others; .gz or .zst of each), hub:owner/name; or one folder of groups, made by
-        revela groups.
+        Folders, files (text, HTML, source code, JSONL, Parquet, CSV, PDF, Word and others; .gz or
+        .zst of each), hub:owner/name; or one folder of groups, made by revela groups.
     out:
         Folder for the retriever: a Sentence-Transformers model, with run.json and metrics.jsonl.
     recipe_file:
