@@ -44,6 +44,7 @@ from revela.training.lm.language_model import LanguageModel
 from revela.training.methods.base import DocumentAttention
 from revela.training.recipe import Recipe
 from revela.training.record import RunFile
+from revela.training.retriever.module import RetrieverModule
 from revela.training.settings import NO_FIT, Corpus
 from revela.training.step import BatchReader, steps_of, take_step
 from revela.training.train import train
@@ -53,7 +54,7 @@ from revela.types import Document
 READ, READ_SECONDS = 2**24, 2.0  # bytes of text that are read, at most, and in what time
 SAMPLE = 2**20  # bytes of text, at random from those, that are chunked
 SECONDS = 7.0  # after which no third step begins
-STEPS, COUNTED = 3, 32  # at most: timed steps, and steps whose tokens are counted
+STEPS, COUNTED = 3, 32  # at most: steps that are timed, and whose tokens are counted
 QUESTION_WORDS, ACCEPTED = 12, 0.7  # SmolLM2-135M's questions: their length, and share accepted
 
 
@@ -102,8 +103,9 @@ def estimate(corpus: Sequence[Path], out: Path, recipe: Recipe, sample: int = SA
             answers = [Answer(query * (rng.random() < ACCEPTED)) for query in beginnings]
             data.query_lm().file.add(texts, answers)
             asked = int(data.is_target_R.sum()) if data.folder is None else 0
+        copies = 1 + any(getattr(recipe.fit, name) for name in NO_FIT)
         try:
-            train(short, data, run, rehearse=partial(rehearse, run, until))
+            train(short, data, run, rehearse=partial(rehearse, run, copies, until))
         except Measured as cost:
             return _in_words(recipe, data, share, asked, cost)
     raise AssertionError("rehearse ends training")
@@ -142,7 +144,7 @@ def _sample(corpus: Sequence[Path], recipe: Recipe, limit: int) -> tuple[Sequenc
     apart = max(1, round(sum(len(document.text) for document in documents) / limit))
     # Of all lengths, as a few long documents may have half of the text.
     kept = sorted(documents, key=lambda document: len(document.text))[apart // 2 :: apart]
-    return kept, share * len(kept) / len(documents)
+    return kept, share * len(kept) / max(1, len(documents))
 
 
 def _first(files: Sequence[File], total: int, settings: Corpus) -> tuple[list[Document], float]:
@@ -165,9 +167,11 @@ def _first(files: Sequence[File], total: int, settings: Corpus) -> tuple[list[Do
 
 
 def rehearse(
-    run: Path, until: float, loss: nn.Module, optimizer: Any, reader: BatchReader
+    run: Path, copies: int, until: float, loss: nn.Module, optimizer: Any, reader: BatchReader
 ) -> NoReturn:
-    """Take two steps, and more before the time ``until``; raise ``Measured``."""
+    """Take two steps, or more before the time ``until``, and raise ``Measured``. ``copies`` of the
+    retriever are in memory before and after the steps.
+    """
     device, lm_tokens = next(loss.parameters()).device, list[int]()
 
     def count(_lm: nn.Module, _given: Any, named: dict[str, Any]) -> None:
@@ -178,14 +182,22 @@ def rehearse(
             part._body.register_forward_pre_hook(count, with_kwargs=True)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    seconds, tokens, peak = list[float](), list[int](), 0
-    while len(seconds) < 2 or (len(seconds) <= STEPS and time.monotonic() + seconds[-1] < until):
+    began, made = time.monotonic(), [reader.next_step()]
+    while len(made) < (COUNTED if reader.ahead else 2):
+        made.append(reader.next_step())
+    waiting = 0.0 if reader.ahead else (time.monotonic() - began) / len(made)
+    tokens = [read for _, read in made]
+    mean, peak, times = fmean(tokens), 0, list[tuple[float, int]]()
+    # The first is slow. A large one after it needs most memory, as a CPU keeps what is freed.
+    first, *usual, last = sorted(made, key=lambda step: step[1])
+    usual = sorted([first, *usual], key=lambda step: abs(step[1] - mean))[: STEPS + 1]
+    for batches, read in (usual[0], last, *usual[1:]):
+        if len(times) > 1 and time.monotonic() + times[-1][0] > until:
+            break
         began = time.monotonic()
-        batches, read = reader.next_step()
         take_step(loss, optimizer, batches, 0.0, 0)
         work_so_far(device)()
-        seconds.append(time.monotonic() - began)
-        tokens.append(read)
+        times.append((waiting + time.monotonic() - began, read))
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)
     else:
@@ -194,13 +206,13 @@ def rehearse(
 
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             peak *= 1 if sys.platform == "darwin" else 1024
-    timed, of_timed = fmean(seconds[1:]), fmean(tokens[1:])  # the first step is slower
-    of_lm = sum(lm_tokens) / sum(tokens)
-    while reader.ahead and len(tokens) < COUNTED:
-        tokens.append(reader.next_step()[1])
-    mean = fmean(tokens)
+            # The fit adds a table like that of the embeddings, and saving copies the retriever.
+            parts = (part for part in loss.modules() if isinstance(part, RetrieverModule))
+            peak += 4 * copies * sum(p.numel() for part in parts for p in part.parameters())
+    timed, read = (sum(part) for part in zip(*(times[2:] or times[1:]), strict=True))
+    of_lm = sum(lm_tokens) / sum(read for _, read in times)
     groups = RunFile.read(run).about.groups or 0
-    raise Measured(groups, timed * mean / of_timed, mean, of_lm * mean, peak)
+    raise Measured(groups, timed / read * mean, mean, of_lm * mean, peak)
 
 
 def _in_words(
