@@ -73,11 +73,6 @@ def check_recipe(
         )
     if (processes := distributed.world_size()) > 1:
         _check_processes(processes, recipe.method, training)
-    elif recipe.lm.shard_lm:
-        raise RevelaError(
-            "--shard-lm shards the LM over several processes: start them by torchrun, or leave it "
-            "out"
-        )
     _check_limits(recipe)
     _check_pairs(recipe)
     stored = check_sources(recipe, corpus)

@@ -70,7 +70,7 @@ IGNORED_WHEN_COMPARING_FINISHED_RUNS = frozenset(
 )
 LIMITS = "max_steps", "max_epochs", "max_minutes", "max_tokens_read"
 CHANGEABLE_ON_RESUME = IGNORED_WHEN_COMPARING_FINISHED_RUNS | {
-    *(*LIMITS, "check_every", "threads", "shard_lm"),
+    *(*LIMITS, "check_every", "threads"),
 }
 
 
