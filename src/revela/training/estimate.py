@@ -40,7 +40,6 @@ from revela.training.device import compute_device, work_so_far
 from revela.training.distributed import started
 from revela.training.generated_queries import EXAMPLES, Answer
 from revela.training.groups.store import is_group_folder
-from revela.training.lm.language_model import LanguageModel
 from revela.training.methods.base import DocumentAttention
 from revela.training.recipe import Recipe
 from revela.training.record import RunFile
@@ -52,8 +51,7 @@ from revela.types import Document
 
 READ, READ_SECONDS = 2**24, 2.0  # bytes of text that are read, at most, and in what time
 SAMPLE = 2**20  # bytes of text, at random from those, that are chunked
-SECONDS = 7.0  # after which no third step begins
-STEPS, COUNTED = 3, 32  # at most: timed steps, and steps whose tokens are counted
+STEPS, COUNTED = 3, 32  # steps that are taken, and whose tokens are counted
 QUESTION_WORDS, ACCEPTED = 12, 0.7  # SmolLM2-135M's questions: their length, and share accepted
 
 
@@ -63,14 +61,13 @@ class Measured(Exception):
 
     Attributes:
         groups: of the first epoch, in the sample.
-        tokens, lm_tokens: that the retriever and the LM read.
+        tokens: that the retriever reads.
         memory: peak bytes of the GPU, or of this process; 0: unknown.
     """
 
     groups: int
     seconds: float
     tokens: float
-    lm_tokens: float
     memory: int
 
 
@@ -81,7 +78,6 @@ def estimate(corpus: Sequence[Path], out: Path, recipe: Recipe, sample: int = SA
         corpus, out, recipe: as for ``train_on_files``.
         sample: bytes of text to read of a larger corpus. A judged one is read whole.
     """
-    until = time.monotonic() + SECONDS
     if started() > 1:
         raise RevelaError(
             "--dry-run measures one process: leave out torchrun, and divide --groups-per-step by "
@@ -90,20 +86,20 @@ def estimate(corpus: Sequence[Path], out: Path, recipe: Recipe, sample: int = SA
     check_recipe(recipe, out, resume=False)
     silence_libraries()
     with tempfile.TemporaryDirectory(prefix="revela-") as name, silence_warnings():
-        run, file, asked, queries = Path(name, "run"), Path(name, "queries"), 0, recipe.queries
-        short, (documents, share) = _shortened(recipe), _sample(corpus, recipe, sample)
+        run, file, asked, short = Path(name, "run"), Path(name, "queries"), 0, _shortened(recipe)
+        documents, share = _sample(corpus, recipe, sample)
         if documents:
             data = TrainingSet(short, documents, queries_file=file)
         else:
             data = TrainingSet.read(short, corpus, file)
-        if recipe.method.reads == "queries" and queries.queries == "lm" and not queries.questions:
+        if data.has_written_queries:
             rng, texts = random.Random(0), [chunk.text for chunk in data.chunks]
             beginnings = (joined(words(text)[:QUESTION_WORDS]) for text in texts)
             answers = [Answer(query * (rng.random() < ACCEPTED)) for query in beginnings]
             data.query_lm().file.add(texts, answers)
-            asked = int(data.is_target_R.sum()) if data.folder is None else 0
+            asked = int(data.is_target_R.sum())
         try:
-            train(short, data, run, rehearse=partial(rehearse, run, until))
+            train(short, data, run, rehearse=partial(rehearse, run))
         except Measured as cost:
             return _in_words(recipe, data, share, asked, cost)
     raise AssertionError("rehearse ends training")
@@ -128,16 +124,16 @@ def _sample(corpus: Sequence[Path], recipe: Recipe, limit: int) -> tuple[Sequenc
     """Documents of random files, and the share of the corpus that they are. None of a small or
     judged corpus and of stored groups; made-up ones, and 0, for datasets of the hub.
     """
-    rng, report = random.Random(0), ReadReport()
+    rng, report, settings = random.Random(0), ReadReport(), recipe.corpus
     if any(str(source).startswith("hub:") for source in corpus):
-        size, known = recipe.groups.group_size * recipe.corpus.chunk_words, EXAMPLES.split()
+        size, known = recipe.groups.group_size * settings.chunk_words, EXAMPLES.split()
         return [Document(str(i), " ".join(rng.choices(known, k=size))) for i in range(200)], 0.0
     files = [file for source in corpus for file in files_of(source, report)]
     total = sum(file.path.stat().st_size for file in files)
     if total <= limit or recipe.pairs or any(map(is_group_folder, corpus)):
         return [], 1.0
-    documents, share = _first(rng.sample(files, len(files)), total, recipe.corpus)
-    if recipe.corpus.join_titles:
+    documents, share = _first(rng.sample(files, len(files)), total, settings)
+    if settings.join_titles:
         documents = list(joined_by_title(documents, report))
     apart = max(1, round(sum(len(document.text) for document in documents) / limit))
     # Of all lengths, as a few long documents may have half of the text.
@@ -149,37 +145,26 @@ def _first(files: Sequence[File], total: int, settings: Corpus) -> tuple[list[Do
     """The first documents of files of ``total`` bytes, and the share of the bytes that they are."""
     report, read, size, until = ReadReport(), list[Document](), 0, time.monotonic() + READ_SECONDS
     fields = Reading(settings.text_field, settings.title_field).fields()
-
     for file in files:
-        first = len(read)
+        text = ""  # of this file
         for document in read_file(file, fields, report):
             read.append(document)
-            size += len(document.full_text)
-            if size > READ or time.monotonic() > until:
-                text = "".join(document.full_text for document in read[first:]).encode()
+            text += document.full_text
+            if size + len(text) > READ or time.monotonic() > until:
                 is_packed = file.path.suffix in (*COMPRESSED, ".parquet")
-                part = len(zlib.compress(text) if is_packed else text)
-                whole = report.bytes_read + report.bytes_unread
-                return read, min(1.0, (part + whole) / total)
+                part = len(zlib.compress(text.encode()) if is_packed else text.encode())
+                return read, min(1.0, (part + report.bytes_read + report.bytes_unread) / total)
+        size += len(text)
     return read, 1.0
 
 
-def rehearse(
-    run: Path, until: float, loss: nn.Module, optimizer: Any, reader: BatchReader
-) -> NoReturn:
-    """Take two steps, and more before the time ``until``; raise ``Measured``."""
-    device, lm_tokens = next(loss.parameters()).device, list[int]()
-
-    def count(_lm: nn.Module, _given: Any, named: dict[str, Any]) -> None:
-        lm_tokens.append(named["input_ids"].numel())
-
-    for part in loss.modules():
-        if isinstance(part, LanguageModel):
-            part._body.register_forward_pre_hook(count, with_kwargs=True)
+def rehearse(run: Path, loss: nn.Module, optimizer: Any, reader: BatchReader) -> NoReturn:
+    """Take some steps, and raise ``Measured``."""
+    device = next(loss.parameters()).device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     seconds, tokens, peak = list[float](), list[int](), 0
-    while len(seconds) < 2 or (len(seconds) <= STEPS and time.monotonic() + seconds[-1] < until):
+    for _ in range(STEPS):
         began = time.monotonic()
         batches, read = reader.next_step()
         take_step(loss, optimizer, batches, 0.0, 0)
@@ -194,28 +179,21 @@ def rehearse(
 
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             peak *= 1 if sys.platform == "darwin" else 1024
-    timed, of_timed = fmean(seconds[1:]), fmean(tokens[1:])  # the first step is slower
-    of_lm = sum(lm_tokens) / sum(tokens)
+    per_token = sum(seconds[1:]) / sum(tokens[1:])  # the first step is slower
     while reader.ahead and len(tokens) < COUNTED:
         tokens.append(reader.next_step()[1])
     mean = fmean(tokens)
-    groups = RunFile.read(run).about.groups or 0
-    raise Measured(groups, timed * mean / of_timed, mean, of_lm * mean, peak)
+    raise Measured(RunFile.read(run).about.groups or 0, per_token * mean, mean, peak)
 
 
 def _in_words(
     recipe: Recipe, data: TrainingSet, share: float, asked: int, cost: Measured
 ) -> list[str]:
     """The estimate, a line for each part."""
-    training, reading, size, grows = recipe.training, recipe.corpus, recipe.groups.group_size, 1.0
-    if 0 < share < 1:
-        whole = len(data.documents) / share
-        held_out = min(reading.held_out_at_most, reading.held_out * whole)
-        grows = (whole - held_out) / len(data.documents)
+    training, per_step, grows = recipe.training, recipe.training.groups_per_step, 1 / (share or 1)
     most = recipe.queries.max_queries / asked if asked and recipe.queries.max_queries else grows
-    more, per_step = min(grows, max(1.0, most)), training.groups_per_step
-    groups, batches = cost.groups * more, per_step / data.recipe.training.groups_per_step
-    seconds, tokens, of_lm = (batches * x for x in (cost.seconds, cost.tokens, cost.lm_tokens))
+    more, batches = min(grows, max(1.0, most)), per_step / data.recipe.training.groups_per_step
+    groups, seconds, tokens = cost.groups * more, cost.seconds * batches, cost.tokens * batches
     limits = {
         "--max-steps": training.max_steps,
         "--max-epochs": steps_of(training.max_epochs, ceil(groups), per_step) if share else 0,
@@ -224,22 +202,20 @@ def _in_words(
     }
     unknown = 0, "--max-epochs, which is unknown"
     steps, flag = min(((n, flag) for flag, n in limits.items() if n), default=unknown)
-    about = "" if share == 1 else "about "
-    documents, chunks = data.n_documents * grows, len(data.chunks) * grows
-    if not share:
-        corpus = "datasets of the hub are not read: made-up text stands in"
-    else:
-        read = f", from {100 * share:.2g} % of them" if share < 1 else ""
-        corpus = f"{about}{documents:,.0f} documents, {chunks:,.0f} chunks{read}; "
-        corpus += f"{about}{groups:,.0f} groups of {size} per epoch"
-    lm = f" and {of_lm:,.0f} for the language model" if of_lm else ""
+    corpus = "datasets of the hub are not read: made-up text stands in"
+    if share:
+        about, part = ("about ", f", from {100 * share:.2g} % of them") if share < 1 else ("", "")
+        corpus = (
+            f"{about}{data.n_documents * grows:,.0f} documents, {len(data.chunks) * grows:,.0f} "
+            f"chunks{part}; {about}{groups:,.0f} groups of {recipe.groups.group_size} per epoch"
+        )
     of_gpu = " of the GPU" if torch.cuda.is_available() else ""
     ask = f"; up to {asked * more:,.0f} questions to write take more" if asked else ""
     return [
         f"corpus: {corpus}",
         f"steps: {steps:,} of {counted(per_step, 'group')}, by {flag}",
-        f"tokens: about {tokens:,.0f} a step for the retriever{lm}; "
-        f"{steps * tokens / 1e6:,.3g} million for the retriever in all",
+        f"tokens: about {tokens:,.0f} a step for the retriever; "
+        f"{steps * tokens / 1e6:,.3g} million in all",
         f"memory: about {cost.memory / 2**30:.2f} GiB{of_gpu}",
         f"time: about {seconds:.2g} s a step, {duration(steps * seconds / 60)} in all, besides "
         f"preparation (such as the fit), checks and saves{ask}",

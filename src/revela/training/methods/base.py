@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from revela.encoders.prompts import Prompts
-from revela.errors import RevelaError
 from revela.text.spool import ArrowList
 from revela.training import distributed
 from revela.training.generated_queries import GeneratedQueries
