@@ -346,9 +346,9 @@ NO_EFFECT = {
     "train --method dream --groups split --queries title": "--groups split makes a group of one",
     "groups --method contrastive-crop --groups split": "its own: --method contrastive-crop cannot",
     "train --method dream --questions {tmp}/r.toml --queries title":
-        "--questions replaces --queries title: leave one of them out",
+        "--questions replaces --queries title: leave one out",
     "train --method dream --questions {tmp}/q.jsonl": "q.jsonl does not exist: give a JSONL file",
-    "train --method dream --lm-lora --lora-rank 0": "--lm-lora puts LoRA of the retriever's rank",
+    "train --method dream --lm-lora --lora-rank 0": "--lm-lora has the rank of --lora-rank",
 }  # fmt: skip
 
 

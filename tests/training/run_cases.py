@@ -24,7 +24,6 @@ from unittest import mock
 
 import torch
 from safetensors.torch import save_file
-from torch.distributed.tensor import DTensor
 
 import revela.training.train as training
 from revela.cli.main import print_log
@@ -63,8 +62,6 @@ def watched(case: dict[str, Any], seen: dict[str, Any]) -> Iterator[None]:
 
     def checking(loss_module, step):
         seen["tensors"] = trainable_state(loss_module)
-        shards = [p for p in loss_module.parameters() if isinstance(p, DTensor)]
-        seen["sharded"] = sum(p.to_local().numel() for p in shards)
         if case.get("fails") == "weights" and distributed.rank() == 1 and step:
             with torch.no_grad():
                 next(p for p in loss_module.parameters() if p.requires_grad).add_(1e-3)
@@ -93,7 +90,7 @@ def checked(case: dict[str, Any]) -> Any:
 def run(case: dict[str, Any]) -> None:
     """Train, and write down how it went."""
     rank, out = 0, Path(case["out"])
-    seen: dict[str, Any] = {"read": [], "steps": 0, "sharded": 0, "error": "", "tensors": {}}
+    seen: dict[str, Any] = {"read": [], "steps": 0, "error": "", "tensors": {}}
     if "copy" in case and FIRST:  # the other waits until it has joined
         shutil.copytree(case["copy"], out)
     with watched(case, seen):

@@ -43,7 +43,6 @@ CONTEXT = dict(context=3, context_from="corpus", context_dropout=0.0)
 CASES = {
     "all that can be trained": GATED | dict(lm_lora=True, lora_dropout=0.1),
     "several batches": GATED | dict(groups_per_step=8, groups_per_batch=2, max_steps=3),
-    "shared lm": GATED | dict(shard_lm=True),
     "dream": RUN | {"method": "dream"} | ASKED | dict(query_heads=3),
     "negatives": RUN | {"method": "dream-infonce"} | ASKED | dict(negatives=2, refresh_every=2),
     # Shared: each process embeds a part of the texts of every batch.
@@ -64,7 +63,6 @@ EXPLODING = {**STOPS, "learning_rate": 1e30, "save_every": 1}
 FAILURES = {  # what both say, then what only one does
     "other groups": "the processes read different groups: give a folder that all machines see",
     "in the way": "exists: choose another --out",
-    "trained lm": "--shard-lm is for a frozen LM",
     "weights": "the processes have different weights after 4 steps",
     "crash": "division by zero",
     "error": "a sentence of the second process",
@@ -175,7 +173,6 @@ def both(groups, case, cache, tmp_path_factory):
     folder = tmp_path_factory.mktemp("both")
     checked = {**STOPS, "check_every": 2}
     one = {f"one-{name}": case(folder / f"one-{name}", CASES[name]) for name in CASES}
-    one["one-shared lm"]["settings"]["shard_lm"] = False
     one |= {
         "tokens": case(folder / "one-tokens", TOKENS),
         "sigint": case(folder / "one-sigint", STOPS, signal=["SIGINT", 0, 3]),
@@ -195,8 +192,7 @@ def both(groups, case, cache, tmp_path_factory):
     }
     two["one-two"] = case(folder / "one-two", STOPS, resume=True, copy=str(folder / "one-sigint"))
     for name in FAILURES:
-        settings = {**STOPS, "shard_lm": name == "trained lm"}
-        two[name] = case(folder / f"bad {name}", settings, fails=name)
+        two[name] = case(folder / f"bad {name}", STOPS, fails=name)
     two["other groups"]["groups"] = [str(groups / "chunks"), str(groups / "windows")]
     two["in the way"]["copy"] = str(folder / "one-crop")
     said = by_two(cache, folder, two)
@@ -226,15 +222,11 @@ def test_two_processes_are_one(both, name):
     assert len(set(all_rows)) == len(all_rows)
 
 
-def test_the_first_process_alone_prints_and_each_holds_half_of_a_shared_lm(both, tiny_lm_folder):
-    folder, printed = both
+def test_the_first_process_alone_prints(both):
+    _, printed = both
     said = "".join(printed[f"two-{name}"] for name in CASES)
     assert said.count("2 processes, on the CPU\n") == len(CASES)
     assert said.count("token weights and whitening fitted") == len(CASES) - 1  # not dwell-spans
-    weights = load_file(tiny_lm_folder / "model.safetensors")
-    in_layers = sum(tensor.numel() for name, tensor in weights.items() if ".layers." in name)
-    assert of_both(folder / "two-shared lm", "sharded") == [in_layers / 2] * 2
-    assert of_both(folder / "two-several batches", "sharded") == [0, 0]
 
 
 @pytest.mark.parametrize("name", ["sigint", "sigterm"])
@@ -295,8 +287,6 @@ REFUSALS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("message", REFUSALS)
 def test_settings_that_two_processes_cannot_have(tmp_path, monkeypatch, message):
-    with pytest.raises(RevelaError, match="--shard-lm shards the LM over several processes"):
-        check_recipe(Recipe.of(shard_lm=True), tmp_path / "out", resume=False)
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     recipe = Recipe.of(**{"groups_per_step": 2, **REFUSALS[message]})
     with pytest.raises(RevelaError, match=message):

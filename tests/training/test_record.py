@@ -60,7 +60,7 @@ def test_the_same_goes_on_whatever_its_limits(begun):
     [
         (dict(tau=0.5, seed=1), "one", r"other settings \(seed, tau\)"),
         (dict(gate_heads=9), "one", r"other settings \(gate_heads\)"),
-        ({}, "another", "was begun on another corpus: give that one, as it was"),
+        ({}, "another", "was begun on another corpus: give that one"),
     ],
 )
 def test_something_else_is_refused(begun, changes, digest, message):
@@ -69,12 +69,10 @@ def test_something_else_is_refused(begun, changes, digest, message):
 
 
 def test_a_finished_run_is_done_with_its_own_limits_only(begun):
-    check_same_run(settings(save_every=1), "one", begun, IGNORED_WHEN_COMPARING_FINISHED_RUNS)
+    check_same_run(settings(save_every=1), begun, IGNORED_WHEN_COMPARING_FINISHED_RUNS)
     message = r"other settings \(max_minutes\): give the same, or another --out"
     with pytest.raises(RevelaError, match=message):
-        check_same_run(
-            settings(max_minutes=1.0), "one", begun, IGNORED_WHEN_COMPARING_FINISHED_RUNS
-        )
+        check_same_run(settings(max_minutes=1.0), begun, IGNORED_WHEN_COMPARING_FINISHED_RUNS)
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,10 @@ def test_crops_start_from_it_by_lora_too(run_of_spans, documents, tmp_path):
     [
         ({"method": "contrastive-crop", "model": "new:tiny"}, "which LoRA would not train: give"),
         ({"method": "gains", "lora_rank": 0}, "--method gains compares with the retriever"),
-        ({"method": "revela", "lm_lora": True, "lora_rank": 0}, "give --lora-rank 1 or more"),
+        (
+            {"method": "revela", "lm_lora": True, "lora_rank": 0},
+            "the rank of --lora-rank: give 1 or more",
+        ),
         (
             {"method": "contrastive-crop", "model": "new:tiny", "lora_rank": 0, "context": 2},
             "--context needs an encoder or a decoder: --model new:tiny is both",

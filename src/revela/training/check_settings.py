@@ -11,6 +11,7 @@ from revela.encoders.model_files import NEW, table_folder
 from revela.encoders.prompts import read_prompts
 from revela.encoders.torch_model import uses_bf16
 from revela.errors import RevelaError
+from revela.terminal import counted
 from revela.text.analyzer import check_language
 from revela.text.judgements import read_judgements
 from revela.text.readers import Source
@@ -31,11 +32,7 @@ from revela.training.training_set import check_sources
 
 
 def check_recipe(
-    recipe: Recipe,
-    out: Path,
-    resume: bool,
-    overwrite: bool = False,
-    corpus: Sequence[Source] = (),
+    recipe: Recipe, out: Path, resume: bool, overwrite: bool = False, corpus: Sequence[Source] = ()
 ) -> None:
     """Refuse a run that cannot start. Reads no text and no weights, and writes nothing.
 
@@ -48,12 +45,15 @@ def check_recipe(
             judgements cannot be read, the processes cannot share the groups of a step, stored
             groups are others than the recipe needs, or the family of a model is not supported.
     """
+    from accelerate.tracking import LoggerType, get_available_trackers
+
     training, former = recipe.training, None
     if not overwrite or distributed.is_rank_zero():  # which replaces it
         former = check_out(out, resume, overwrite)
     if resume:
         checkpoint_to_resume(recipe, out)
-    _check_tracker(training.track)
+    if (track := training.track) and LoggerType(track) not in get_available_trackers():
+        raise RevelaError(f"--track {track} needs its package: install it by pip install {track}")
     if recipe.corpus.language != "auto":
         check_language(recipe.corpus.language)
     recipe.method.refuse(recipe.retriever, recipe.context)
@@ -62,43 +62,23 @@ def check_recipe(
     _check_trained_weights(recipe.retriever, recipe.context)
     check_groups(recipe.groups, recipe.queries, recipe.method)
     if getattr(recipe.method, "lm_lora", False) and not recipe.retriever.lora_rank:
-        raise RevelaError(
-            "--lm-lora puts LoRA of the retriever's rank on the LM: give --lora-rank 1 or more"
-        )
-    per_batch = training.groups_per_batch
-    if per_batch != "auto" and training.groups_per_step % per_batch:
-        raise RevelaError(
-            f"--groups-per-step {training.groups_per_step} is no multiple of "
-            f"--groups-per-batch {training.groups_per_batch}"
-        )
-    if (processes := distributed.world_size()) > 1:
-        _check_processes(processes, recipe.method, training)
-    elif recipe.lm.shard_lm:
-        raise RevelaError(
-            "--shard-lm shards the LM over several processes: start them by torchrun, or leave it "
-            "out"
-        )
+        raise RevelaError("--lm-lora has the rank of --lora-rank: give 1 or more there")
+    _check_groups_per_step(recipe.method, training)
     _check_limits(recipe)
-    _check_pairs(recipe)
-    stored = check_sources(recipe, corpus)
-    if not (resume and former):  # a resumed run keeps its models
-        _check_models(recipe, reads_text=bool(corpus) and not stored)
-
-
-def _check_pairs(recipe: Recipe) -> None:
-    """Refuse judged queries that cannot be read, or whose documents would be joined."""
     if recipe.pairs and recipe.corpus.join_titles:
         raise RevelaError("--pairs reads documents as they are judged: leave out --join-titles")
     for folder in recipe.pairs:
         read_judgements(folder, "train")
         read_prompts(folder)
+    stored = check_sources(recipe, corpus)
+    if not (resume and former):  # a resumed run keeps its models
+        _check_models(recipe, reads_text=bool(corpus) and not stored)
 
 
 def _check_limits(recipe: Recipe) -> None:
     """Refuse a run without an end, and settings of minings where nothing is mined."""
     t, restarts = recipe.training, recipe.optimizer.restart_optimizer
-    limits = t.max_steps, t.max_epochs, t.max_minutes, t.max_tokens_read
-    if not any(limits):
+    if not any((t.max_steps, t.max_epochs, t.max_minutes, t.max_tokens_read)):
         raise RevelaError(
             "a run without a limit has no end: give --max-steps, --max-epochs, --max-minutes or "
             "--max-tokens-read"
@@ -121,9 +101,7 @@ def check_groups(groups: Groups, queries: Queries, method: Method) -> None:
             f"{other[0]} cannot"
         )
     if queries.questions and queries.queries != "lm":
-        raise RevelaError(
-            f"--questions replaces --queries {queries.queries}: leave one of them out"
-        )
+        raise RevelaError(f"--questions replaces --queries {queries.queries}: leave one out")
     if queries.questions and not Path(queries.questions).is_file():
         raise RevelaError(f"{queries.questions} does not exist: give a JSONL file as --questions")
     if queries.question_prompt:
@@ -178,22 +156,12 @@ def _check_lm(lm: LanguageModel, folder: Path, recipe: Recipe) -> None:
             raise RevelaError(f"--{flag} {number}: {lm.name} has {heads}, so give at most those")
 
 
-def _check_tracker(track: str) -> None:
-    from accelerate.tracking import LoggerType, get_available_trackers
-
-    if track and LoggerType(track) not in get_available_trackers():
-        raise RevelaError(f"--track {track} needs its package: install it by pip install {track}")
-
-
 def _check_varlen(precision: TorchPrecision) -> None:
     """Refuse flash attention where it does not run."""
     device = compute_device()
-    is_half = uses_bf16(precision, device)
-    if not has_varlen(device, torch.bfloat16 if is_half else torch.float32):
-        raise RevelaError(
-            "--kernel varlen needs a GPU and bf16: leave it out, and document attention runs "
-            "anywhere"
-        )
+    dtype = torch.bfloat16 if uses_bf16(precision, device) else torch.float32
+    if not has_varlen(device, dtype):
+        raise RevelaError("--kernel varlen needs a GPU and bf16: leave it out")
 
 
 def _check_trained_weights(retriever: Retriever, context: Context) -> None:
@@ -215,11 +183,13 @@ def _check_trained_weights(retriever: Retriever, context: Context) -> None:
         )
 
 
-def _check_processes(n: int, method: Method, training: Training) -> None:
-    """Refuse groups that several processes can neither divide among them nor share."""
-    whole = n * training.fixed_groups_per_batch
-    if not method.shares_batches(training) and training.groups_per_step % whole:
+def _check_groups_per_step(method: Method, training: Training) -> None:
+    """Refuse groups that processes can neither divide among them nor share."""
+    per_step, per_batch = training.groups_per_step, training.fixed_groups_per_batch
+    n = 1 if method.shares_batches(training) else distributed.world_size()
+    if per_step % (n * per_batch):
         raise RevelaError(
-            f"--groups-per-step {training.groups_per_step} cannot be divided among {n} processes, "
-            f"{training.fixed_groups_per_batch} at a time: give a multiple of {whole}"
+            f"--groups-per-step {per_step} cannot be divided among "
+            f"{counted(n, 'process', 'processes')}, {per_batch} at a time (--groups-per-batch): "
+            f"give a multiple of {n * per_batch}"
         )

@@ -43,14 +43,7 @@ from revela.files import (
 from revela.training import distributed
 from revela.training.lm.language_model import LanguageModel
 from revela.training.recipe import Recipe
-from revela.training.record import (
-    METRICS,
-    RUN_FILE,
-    START_SCORES,
-    TRACKER_FOLDER,
-    Metrics,
-    RunFile,
-)
+from revela.training.record import METRICS, RUN_FILE, START_SCORES, TRACKER_FOLDER, Metrics, RunFile
 from revela.training.step import Budget
 
 log = logging.getLogger(__name__)
@@ -69,9 +62,7 @@ IGNORED_WHEN_COMPARING_FINISHED_RUNS = frozenset(
     {"save_every", "log_every", "keep_checkpoints", "track", "offline_model"}
 )
 LIMITS = "max_steps", "max_epochs", "max_minutes", "max_tokens_read"
-CHANGEABLE_ON_RESUME = IGNORED_WHEN_COMPARING_FINISHED_RUNS | {
-    *(*LIMITS, "check_every", "threads", "shard_lm"),
-}
+CHANGEABLE_ON_RESUME = IGNORED_WHEN_COMPARING_FINISHED_RUNS | {*(*LIMITS, "check_every", "threads")}
 
 
 def begun(out: Path) -> RunFile | None:
@@ -212,31 +203,22 @@ def recorded(out: Path, name: str, find: Callable[[], T]) -> T:
     added. All processes must call it.
     """
     value: T | None = distributed.from_rank_zero(lambda: getattr(read_record(out).about, name))
-    if value is not None:
-        return value
-    found = find()  # in all processes: they may share the LM
-    found = distributed.from_rank_zero(lambda: found)
-    if distributed.is_rank_zero():
-        update_record(out, **{name: found})
-    return found
+    if value is None:
+        found = find()  # in all processes: they may share the work
+        value = distributed.from_rank_zero(lambda: found)
+        if distributed.is_rank_zero():
+            update_record(out, **{name: value})
+    return value
 
 
-def check_same_run(
-    settings: Mapping[str, Any], digest: str | None, out: Path, free: Collection[str]
-) -> None:
-    """Check that the run in ``out`` has these settings, except ``free`` ones, and this corpus, if
-    it is read already.
+def check_same_run(settings: Mapping[str, Any], out: Path, free: Collection[str]) -> None:
+    """Check that the run in ``out`` has these settings, except ``free`` ones.
 
     Raises:
         RevelaError: they differ, or there is no run.
     """
-    record = read_record(out)
-    if digest is not None and record.about.corpus_digest != digest:
-        raise RevelaError(
-            f"{out} was begun on another corpus: give that one, as it was, or another --out"
-        )
-    changed = sorted(k for k in settings if k not in free and record.settings.get(k) != settings[k])
-    if changed:
+    known = read_record(out).settings
+    if changed := sorted(k for k in settings if k not in free and known.get(k) != settings[k]):
         raise RevelaError(
             f"{out} was begun with other settings ({', '.join(changed)}): give the same, or "
             "another --out"
@@ -252,9 +234,8 @@ def checkpoint_to_resume(recipe: Recipe, out: Path) -> Path | None:
     """
     if (record := begun(out)) is None:
         return None
-    settings, finished = recipe.to_dict(), record.about.finished
-    check_same_run(settings, None, out, CHANGEABLE_ON_RESUME)
-    checkpoints = saved_checkpoints(out / CHECKPOINTS)
+    checkpoints, finished = saved_checkpoints(out / CHECKPOINTS), record.about.finished
+    check_same_run(recipe.to_dict(), out, CHANGEABLE_ON_RESUME)
     if not checkpoints and finished:
         raise RevelaError(
             f"{out} is finished and has no checkpoint to extend it from: start again with another "
@@ -304,7 +285,8 @@ def resume_run(recipe: Recipe, digest: str, out: Path) -> tuple[Path | None, Rec
     if record is None:
         log.info(f"{out} holds no run yet: it starts")
         return None, recipe
-    check_same_run(recipe.to_dict(), digest, out, CHANGEABLE_ON_RESUME)
+    if record.about.corpus_digest != digest:
+        raise RevelaError(f"{out} was begun on another corpus: give that one, or another --out")
     commits.update(record.about.revisions)
     if checkpoint is None:
         log.info(f"{out} was stopped before its first checkpoint: it starts over")
@@ -323,8 +305,8 @@ def save_checkpoint(folder: Path, step: int, state: State, keep: int = 1) -> Non
     The optimiser has ``trainable_parameters(module)``, in that order.
     """
     module, optimizer, budget = state
-    target, metrics = folder / f"checkpoint-{step}", folder.parent / METRICS
-    if metrics.is_file():  # which has a line for every checkpoint
+    target = folder / f"checkpoint-{step}"
+    if (metrics := folder.parent / METRICS).is_file():  # which has a line for every checkpoint
         flush(metrics)
     with atomic_write(target) as temporary:
         temporary.mkdir()

@@ -64,10 +64,9 @@ class Command:
         """
         several = ["torch.distributed.run", *TORCHRUN[1:], str(self.processes), "-m"]
         module = several if self.processes > 1 else []
+        words = [sys.executable, "-m", *module, "revela", *self.words]
         # In a session of its own, so that Ctrl-C reaches it once, through this process.
-        child = subprocess.Popen(
-            [sys.executable, "-m", *module, "revela", *self.words], start_new_session=True
-        )
+        child = subprocess.Popen(words, start_new_session=True)
         numbers = signal.SIGINT, signal.SIGTERM
         before = {n: signal.signal(n, lambda n, _: child.send_signal(n)) for n in numbers}
         try:
@@ -128,12 +127,7 @@ def train_commands(
 
 
 def eval_commands(
-    model: Path | str,
-    on: Sequence[Path],
-    out: Path,
-    *,
-    slots: int = 0,
-    flags: Sequence[str] = (),
+    model: Path | str, on: Sequence[Path], out: Path, *, slots: int = 0, flags: Sequence[str] = ()
 ) -> Iterator[Command]:
     """The commands that score a model on each collection: `revela eval`, and for a contextual
     retriever before it `revela fit --context`, as it reads documents of the collection (CDE).
@@ -174,12 +168,9 @@ def flags_of(settings: Mapping[str, Any]) -> list[str]:
 
 def is_finished(out: Path) -> bool:
     """Whether a folder has the retriever of a finished run."""
-    if not (out / MODULES).is_file():
-        return False
-    return RunFile.read(out).about.finished
+    return (out / MODULES).is_file() and RunFile.read(out).about.finished
 
 
 def check_kept(out: Path, settings: Mapping[str, Any]) -> None:
     """Raise RevelaError if the finished run in a folder has other settings."""
-    free = IGNORED_WHEN_COMPARING_FINISHED_RUNS
-    check_same_run(Recipe.of(**settings).to_dict(), None, out, free)
+    check_same_run(Recipe.of(**settings).to_dict(), out, IGNORED_WHEN_COMPARING_FINISHED_RUNS)

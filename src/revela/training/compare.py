@@ -6,7 +6,7 @@ Every run is a `revela train` and a `revela eval` of its own (training/commands.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -22,7 +22,6 @@ from revela.evaluation.significance import MEASURE, Difference, Queries, differe
 from revela.training.check_settings import check_recipe
 from revela.training.checks import format_scores
 from revela.training.commands import (
-    Command,
     check_kept,
     eval_commands,
     is_finished,
@@ -108,7 +107,7 @@ def rows_of(
         name = "-".join(filter(None, (shown if len(names) > 1 or not variant else "", variant)))
         if same := next((other for other, known in recipes.items() if known == recipe), None):
             raise RevelaError(
-                f"{same} and {name} are equal: leave out the flag or setting that makes them so"
+                f"{same} and {name} are equal: leave out the setting that makes them so"
             )
         recipes[name] = recipe
         rows[name] = {key: value for key, value in named.items() if key not in unread}
@@ -161,7 +160,11 @@ def compare(
             check_recipe(Recipe.of(**settings), folder, resume=True)
     comparison, folders = None, dict[str, Path]()
     for label, folder, settings in runs:
-        commands = commands_of(settings, corpus, folder, on, points, processes)
+        saved, slots = out / SCORES / folder.name, Recipe.of(**settings).context.context
+        commands = [
+            *train_commands(corpus, settings, folder, on=on, points=points, processes=processes),
+            *eval_commands(folder, on, saved, slots=slots),
+        ]
         if dry_run:
             print(*commands, sep="\n")
             continue
@@ -170,20 +173,6 @@ def compare(
         comparison = summary(folders, on)
         write_json(comparison, out / COMPARISON)
     return comparison
-
-
-def commands_of(
-    settings: Mapping[str, Any],
-    corpus: Sequence[str],
-    folder: Path,
-    on: Sequence[Path],
-    points: int,
-    processes: int,
-) -> Iterator[Command]:
-    """The commands that train a run in a folder and score it."""
-    yield from train_commands(corpus, settings, folder, on=on, points=points, processes=processes)
-    slots = Recipe.of(**settings).context.context
-    yield from eval_commands(folder, on, folder.parent / SCORES / folder.name, slots=slots)
 
 
 def summary(folders: Mapping[str, Path], on: Sequence[Path]) -> Comparison:

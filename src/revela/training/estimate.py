@@ -40,7 +40,6 @@ from revela.training.device import compute_device, work_so_far
 from revela.training.distributed import started
 from revela.training.generated_queries import EXAMPLES, Answer
 from revela.training.groups.store import is_group_folder
-from revela.training.lm.language_model import LanguageModel
 from revela.training.methods.base import DocumentAttention
 from revela.training.recipe import Recipe
 from revela.training.record import RunFile
@@ -64,14 +63,13 @@ class Measured(Exception):
 
     Attributes:
         groups: of the first epoch, in the sample.
-        tokens, lm_tokens: that the retriever and the LM read.
+        tokens: that the retriever reads.
         memory: peak bytes of the GPU, or of this process; 0: unknown.
     """
 
     groups: int
     seconds: float
     tokens: float
-    lm_tokens: float
     memory: int
 
 
@@ -91,18 +89,18 @@ def estimate(corpus: Sequence[Path], out: Path, recipe: Recipe, sample: int = SA
     check_recipe(recipe, out, resume=False)
     silence_libraries()
     with tempfile.TemporaryDirectory(prefix="revela-") as name, silence_warnings():
-        run, file, asked, queries = Path(name, "run"), Path(name, "queries"), 0, recipe.queries
-        short, (documents, share) = _shortened(recipe), _sample(corpus, recipe, sample)
+        run, file, asked, short = Path(name, "run"), Path(name, "queries"), 0, _shortened(recipe)
+        documents, share = _sample(corpus, recipe, sample)
         if documents:
             data = TrainingSet(short, documents, queries_file=file)
         else:
             data = TrainingSet.read(short, corpus, file)
-        if recipe.method.reads == "queries" and queries.queries == "lm" and not queries.questions:
+        if data.has_written_queries:
             rng, texts = random.Random(0), [chunk.text for chunk in data.chunks]
             beginnings = (joined(words(text)[:QUESTION_WORDS]) for text in texts)
             answers = [Answer(query * (rng.random() < ACCEPTED)) for query in beginnings]
             data.query_lm().file.add(texts, answers)
-            asked = int(data.is_target_R.sum()) if data.folder is None else 0
+            asked = int(data.is_target_R.sum())
         copies = 1 + any(getattr(recipe.fit, name) for name in NO_FIT)
         try:
             train(short, data, run, rehearse=partial(rehearse, run, copies, until))
@@ -130,16 +128,16 @@ def _sample(corpus: Sequence[Path], recipe: Recipe, limit: int) -> tuple[Sequenc
     """Documents of random files, and the share of the corpus that they are. None of a small or
     judged corpus and of stored groups; made-up ones, and 0, for datasets of the hub.
     """
-    rng, report = random.Random(0), ReadReport()
+    rng, report, settings = random.Random(0), ReadReport(), recipe.corpus
     if any(str(source).startswith("hub:") for source in corpus):
-        size, known = recipe.groups.group_size * recipe.corpus.chunk_words, EXAMPLES.split()
+        size, known = recipe.groups.group_size * settings.chunk_words, EXAMPLES.split()
         return [Document(str(i), " ".join(rng.choices(known, k=size))) for i in range(200)], 0.0
     files = [file for source in corpus for file in files_of(source, report)]
     total = sum(file.path.stat().st_size for file in files)
     if total <= limit or recipe.pairs or any(map(is_group_folder, corpus)):
         return [], 1.0
-    documents, share = _first(rng.sample(files, len(files)), total, recipe.corpus)
-    if recipe.corpus.join_titles:
+    documents, share = _first(rng.sample(files, len(files)), total, settings)
+    if settings.join_titles:
         documents = list(joined_by_title(documents, report))
     apart = max(1, round(sum(len(document.text) for document in documents) / limit))
     # Of all lengths, as a few long documents may have half of the text.
@@ -151,18 +149,16 @@ def _first(files: Sequence[File], total: int, settings: Corpus) -> tuple[list[Do
     """The first documents of files of ``total`` bytes, and the share of the bytes that they are."""
     report, read, size, until = ReadReport(), list[Document](), 0, time.monotonic() + READ_SECONDS
     fields = Reading(settings.text_field, settings.title_field).fields()
-
     for file in files:
-        first = len(read)
+        text = ""  # of this file
         for document in read_file(file, fields, report):
             read.append(document)
-            size += len(document.full_text)
-            if size > READ or time.monotonic() > until:
-                text = "".join(document.full_text for document in read[first:]).encode()
+            text += document.full_text
+            if size + len(text) > READ or time.monotonic() > until:
                 is_packed = file.path.suffix in (*COMPRESSED, ".parquet")
-                part = len(zlib.compress(text) if is_packed else text)
-                whole = report.bytes_read + report.bytes_unread
-                return read, min(1.0, (part + whole) / total)
+                part = len(zlib.compress(text.encode()) if is_packed else text.encode())
+                return read, min(1.0, (part + report.bytes_read + report.bytes_unread) / total)
+        size += len(text)
     return read, 1.0
 
 
@@ -172,26 +168,17 @@ def rehearse(
     """Take two steps, or more before the time ``until``, and raise ``Measured``. ``copies`` of the
     retriever are in memory before and after the steps.
     """
-    device, lm_tokens = next(loss.parameters()).device, list[int]()
-
-    def count(_lm: nn.Module, _given: Any, named: dict[str, Any]) -> None:
-        lm_tokens.append(named["input_ids"].numel())
-
-    for part in loss.modules():
-        if isinstance(part, LanguageModel):
-            part._body.register_forward_pre_hook(count, with_kwargs=True)
+    device = next(loss.parameters()).device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    began, made = time.monotonic(), [reader.next_step()]
-    while len(made) < (COUNTED if reader.ahead else 2):
-        made.append(reader.next_step())
+    began, counted_steps = time.monotonic(), COUNTED if reader.ahead else 2
+    made = [reader.next_step() for _ in range(counted_steps)]
     waiting = 0.0 if reader.ahead else (time.monotonic() - began) / len(made)
-    tokens = [read for _, read in made]
-    mean, peak, times = fmean(tokens), 0, list[tuple[float, int]]()
+    mean, peak, times = fmean(read for _, read in made), 0, list[tuple[float, int]]()
     # The first is slow. A large one after it needs most memory, as a CPU keeps what is freed.
-    first, *usual, last = sorted(made, key=lambda step: step[1])
-    usual = sorted([first, *usual], key=lambda step: abs(step[1] - mean))[: STEPS + 1]
-    for batches, read in (usual[0], last, *usual[1:]):
+    *others, largest = sorted(made, key=lambda step: step[1])
+    first, *usual = sorted(others, key=lambda step: abs(step[1] - mean))[: STEPS + 1]
+    for batches, read in (first, largest, *usual):
         if len(times) > 1 and time.monotonic() + times[-1][0] > until:
             break
         began = time.monotonic()
@@ -210,24 +197,18 @@ def rehearse(
             parts = (part for part in loss.modules() if isinstance(part, RetrieverModule))
             peak += 4 * copies * sum(p.numel() for part in parts for p in part.parameters())
     timed, read = (sum(part) for part in zip(*(times[2:] or times[1:]), strict=True))
-    of_lm = sum(lm_tokens) / sum(read for _, read in times)
     groups = RunFile.read(run).about.groups or 0
-    raise Measured(groups, timed / read * mean, mean, of_lm * mean, peak)
+    raise Measured(groups, timed / read * mean, mean, peak)
 
 
 def _in_words(
     recipe: Recipe, data: TrainingSet, share: float, asked: int, cost: Measured
 ) -> list[str]:
     """The estimate, a line for each part."""
-    training, reading, size, grows = recipe.training, recipe.corpus, recipe.groups.group_size, 1.0
-    if 0 < share < 1:
-        whole = len(data.documents) / share
-        held_out = min(reading.held_out_at_most, reading.held_out * whole)
-        grows = (whole - held_out) / len(data.documents)
+    training, per_step, grows = recipe.training, recipe.training.groups_per_step, 1 / (share or 1)
     most = recipe.queries.max_queries / asked if asked and recipe.queries.max_queries else grows
-    more, per_step = min(grows, max(1.0, most)), training.groups_per_step
-    groups, batches = cost.groups * more, per_step / data.recipe.training.groups_per_step
-    seconds, tokens, of_lm = (batches * x for x in (cost.seconds, cost.tokens, cost.lm_tokens))
+    more, batches = min(grows, max(1.0, most)), per_step / data.recipe.training.groups_per_step
+    groups, seconds, tokens = cost.groups * more, cost.seconds * batches, cost.tokens * batches
     limits = {
         "--max-steps": training.max_steps,
         "--max-epochs": steps_of(training.max_epochs, ceil(groups), per_step) if share else 0,
@@ -236,22 +217,20 @@ def _in_words(
     }
     unknown = 0, "--max-epochs, which is unknown"
     steps, flag = min(((n, flag) for flag, n in limits.items() if n), default=unknown)
-    about = "" if share == 1 else "about "
-    documents, chunks = data.n_documents * grows, len(data.chunks) * grows
-    if not share:
-        corpus = "datasets of the hub are not read: made-up text stands in"
-    else:
-        read = f", from {100 * share:.2g} % of them" if share < 1 else ""
-        corpus = f"{about}{documents:,.0f} documents, {chunks:,.0f} chunks{read}; "
-        corpus += f"{about}{groups:,.0f} groups of {size} per epoch"
-    lm = f" and {of_lm:,.0f} for the language model" if of_lm else ""
+    corpus = "datasets of the hub are not read: made-up text stands in"
+    if share:
+        about, part = ("about ", f", from {100 * share:.2g} % of them") if share < 1 else ("", "")
+        corpus = (
+            f"{about}{data.n_documents * grows:,.0f} documents, {len(data.chunks) * grows:,.0f} "
+            f"chunks{part}; {about}{groups:,.0f} groups of {recipe.groups.group_size} per epoch"
+        )
     of_gpu = " of the GPU" if torch.cuda.is_available() else ""
     ask = f"; up to {asked * more:,.0f} questions to write take more" if asked else ""
     return [
         f"corpus: {corpus}",
         f"steps: {steps:,} of {counted(per_step, 'group')}, by {flag}",
-        f"tokens: about {tokens:,.0f} a step for the retriever{lm}; "
-        f"{steps * tokens / 1e6:,.3g} million for the retriever in all",
+        f"tokens: about {tokens:,.0f} a step for the retriever; "
+        f"{steps * tokens / 1e6:,.3g} million in all",
         f"memory: about {cost.memory / 2**30:.2f} GiB{of_gpu}",
         f"time: about {seconds:.2g} s a step, {duration(steps * seconds / 60)} in all, besides "
         f"preparation (such as the fit), checks and saves{ask}",

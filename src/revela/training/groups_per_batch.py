@@ -34,11 +34,13 @@ def fitting_groups(
         groups_per_step, groups, read: as for ``BatchReader``.
         loss_module: runs forward and backward on a GPU; its gradients are dropped.
     """
-    own = groups_per_step // distributed.world_size()
+    if (own := groups_per_step // distributed.world_size()) == 1:
+        return 1
     trained = [p for p in loss_module.parameters() if p.requires_grad]
     device = trained[0].device
-    if own == 1:
-        return 1
+    free, _ = torch.cuda.mem_get_info(device)  # besides what torch has reserved
+    room = SHARE * (free + torch.cuda.memory_reserved(device))
+    room -= OPTIMIZER_BYTES * sum(p.numel() for p in trained)
 
     def run(count: int) -> int:
         """Peak bytes of a pass over this many groups."""
@@ -50,17 +52,9 @@ def fitting_groups(
             p.grad = None
         return torch.cuda.max_memory_allocated(device)
 
-    fits = greatest_that_fits(own, run, _room(device, trained))
-    fits = min(distributed.all_gather(fits))
+    fits = min(distributed.all_gather(greatest_that_fits(own, run, room)))
     log.info(f"{fits} of {groups_per_step} groups of a step are read at once")
     return fits
-
-
-def _room(device: torch.device, trained: list[nn.Parameter]) -> float:
-    """Bytes that a pass may use, what is allocated now included."""
-    free, _ = torch.cuda.mem_get_info(device)
-    cached = torch.cuda.memory_reserved(device)
-    return SHARE * (free + cached) - OPTIMIZER_BYTES * sum(p.numel() for p in trained)
 
 
 def greatest_that_fits(total: int, run: Callable[[int], int], room: float) -> int:

@@ -102,14 +102,8 @@ def train_on_files(
         else:
             data = TrainingSet.read(recipe, corpus)
         paths = (source for source in corpus if isinstance(source, Path))
-        sources = (str(s if str(s).startswith("hub:") else s.absolute()) for s in paths)
-        provenance = Provenance(", ".join(map(str, corpus)), command, tuple(sources))
+        sources = [str(s if str(s).startswith("hub:") else s.absolute()) for s in paths]
+        provenance = Provenance(", ".join(map(str, corpus)), command, sources)
         return train(
-            recipe,
-            data,
-            out,
-            plan=plan,
-            provenance=provenance,
-            resume=resume,
-            overwrite=overwrite,
+            recipe, data, out, plan=plan, provenance=provenance, resume=resume, overwrite=overwrite
         )

@@ -81,7 +81,7 @@ class Provenance:
 
     corpus: str = "a corpus"
     command: str = ""
-    sources: tuple[str, ...] = ()
+    sources: list[str] = field(default_factory=list)
 
 
 UNKNOWN = Provenance()

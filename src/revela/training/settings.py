@@ -219,9 +219,6 @@ class LM:
     instruct model in 4 bits)."""
     lm_tokens: Annotated[int, Field(ge=2)] = 156
     "Maximum tokens of a chunk for the LM, and for the retriever in training."
-    shard_lm: Rare[bool] = False
-    """Under torchrun, shard the layers of the frozen LM over the processes, for an LM too large for
-    one GPU. Each process reads the whole LM into main memory first."""
 
 
 @checked

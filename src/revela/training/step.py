@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import count, groupby, islice
 from types import FrameType
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -56,8 +56,8 @@ class Budget:
     def __init__(
         self, max_steps: int, max_minutes: float = 0.0, max_million_tokens: float = 0.0
     ) -> None:
-        self.max_steps, self.max_seconds = max_steps, 60 * max_minutes
-        self.max_tokens = 1e6 * max_million_tokens
+        self.max_steps = max_steps
+        self.limits = max_steps, 60 * max_minutes, 1e6 * max_million_tokens
         self.seconds, self.tokens, self._counted = 0.0, 0, 0
 
     @classmethod
@@ -85,10 +85,9 @@ class Budget:
 
     def done(self, step: int) -> float:
         """Fraction of the run that is done; 1 when a limit is reached."""
-        by_step = step / self.max_steps if self.max_steps else 0.0
-        by_time = self.seconds / self.max_seconds if self.max_seconds else 0.0
-        by_tokens = self.tokens / self.max_tokens if self.max_tokens else 0.0
-        return min(1.0, max(by_step, by_time, by_tokens))
+        spent, limits = (step, self.seconds, self.tokens), self.limits
+        parts = (some / most for some, most in zip(spent, limits, strict=True) if most)
+        return min(1.0, max(parts, default=0.0))
 
     def learning_rate_factor(self, step: int, settings: Optimizer, restarts: int = 0) -> float:
         """Factor of linear warm-up times the schedule, over the run, or over every ``restarts``
@@ -237,13 +236,6 @@ def sides(tensors: Tensors) -> list[Tensors]:
     return list(by_side.values())
 
 
-@runtime_checkable
-class HasMultipliers(Protocol):
-    """A module some of whose parameters have another learning rate."""
-
-    def learning_rate_multipliers(self) -> dict[nn.Parameter, float]: ...
-
-
 def make_optimizer(loss_module: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
     """AdamW over the trained parameters, in their order.
 
@@ -253,8 +245,7 @@ def make_optimizer(loss_module: nn.Module, settings: Optimizer) -> torch.optim.A
     times = {
         parameter: factor
         for module in loss_module.modules()
-        if isinstance(module, HasMultipliers)
-        for parameter, factor in module.learning_rate_multipliers().items()
+        for parameter, factor in getattr(module, "learning_rate_multipliers", dict)().items()
     }
     trained = [p for p in loss_module.parameters() if p.requires_grad]
     same_rate = groupby(trained, lambda p: times.get(p, 1.0))
@@ -270,7 +261,6 @@ def take_step(
     batches: Sequence[Batch],
     learning_rate: float,
     seed: int,
-    processes: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Update the weights; returns this process's part of the loss, and the norm of the gradient."""
     for group in optimizer.param_groups:
@@ -279,22 +269,17 @@ def take_step(
     device = parameters[0].device
     total = torch.zeros((), device=device)
     for batch in batches:
-        torch.manual_seed(batch_seed(seed, batch.number))
+        # The same in every process.
+        torch.manual_seed(random.Random(f"{seed}/{batch.number}").getrandbits(63))
         on_device = {name: sent(tensor, device) for name, tensor in batch.tensors.items()}
         loss = loss_module(sides(on_device)) / batch.divisor
         loss.backward()
         total += loss.detach()
-    if processes > 1:
-        distributed.add_gradients(parameters)
+    distributed.add_gradients(parameters)
     grad_norm = torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)
     optimizer.step()
     optimizer.zero_grad()
     return total, grad_norm
-
-
-def batch_seed(seed: int, number: int) -> int:
-    """Seed of torch's generator for a batch, the same in every process."""
-    return random.Random(f"{seed}/{number}").getrandbits(63)
 
 
 class Stopwatch:
@@ -324,12 +309,11 @@ class Stopwatch:
         self.began += time.monotonic() - stopped
 
 
-def agree(budget: Budget, seconds: float, tokens: int, stop: int, processes: int) -> int:
+def agree(budget: Budget, seconds: float, tokens: int, stop: int) -> int:
     """Add a step's cost in all processes to the budget; returns the number of a signal that any
     process received, or 0.
     """
-    own = seconds, tokens, stop
-    gathered = distributed.all_gather(own) if processes > 1 else [own]
+    gathered = distributed.all_gather((seconds, tokens, stop))
     all_seconds, all_tokens, all_stops = zip(*gathered, strict=True)
     budget.spend(all_seconds, all_tokens)
     return int(max(all_stops))
@@ -378,9 +362,7 @@ class Progress:
         shape = "{desc} {n_fmt}" + ("/{total_fmt} |{bar}|" if total else "") + "{postfix}"
         self._last = (self.budget.seconds, self.budget.tokens)
         off = not distributed.is_rank_zero()
-        with tqdm(
-            total=total, initial=step, desc="step", bar_format=shape, disable=off
-        ) as self._bar:
+        with tqdm(None, "step", total, initial=step, bar_format=shape, disable=off) as self._bar:
             yield
 
     def advance(self) -> None:

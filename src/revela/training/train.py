@@ -133,7 +133,7 @@ def train(
         torch.manual_seed(settings.seed)
         device = compute_device()
         bf16 = uses_bf16(settings.precision, device)
-        is_first, processes = distributed.is_rank_zero(), distributed.world_size()
+        is_first = distributed.is_rank_zero()
         plan = plan if is_first else NO_CHECKS
         is_shared = recipe.method.shares_batches(settings)
 
@@ -144,14 +144,8 @@ def train(
         checkpoint, former = resume_run(recipe, digest, out) if resume else (None, recipe)
         step = step_of(checkpoint) if checkpoint else 0
         distributed.check_same_start(digest, (record, step), out)
-        about = About(
-            corpus=provenance.corpus,
-            sources=list(provenance.sources),
-            method_file=recipe.method.file,
-            command=provenance.command,
-            corpus_digest=digest,
-            finished=False,
-        )
+        known = {**vars(provenance), "method_file": recipe.method.file, "corpus_digest": digest}
+        about = About(**known, finished=False)
         if is_first and not (resume and begun(out)):  # a run that is killed can start over
             RunFile(record, about).write(out)
 
@@ -200,9 +194,9 @@ def train(
                 hardware=hardware(),
             )
             write_record(RunFile(record, about), out)
-        tracker = None
-        if is_first and settings.track:
-            tracker = start_tracker(settings.track, record, out)
+        tracker = (
+            start_tracker(settings.track, record, out) if is_first and settings.track else None
+        )
         # A run without a checkpoint starts over and keeps no line.
         metrics = Metrics(out / METRICS, (step or -1) if is_first else None, tracker)
 
@@ -274,45 +268,40 @@ def train(
         per_batch = recorded(out, "groups_per_batch", groups_per_batch)
         budget.take_count()  # of what was read to find it
         reader = BatchReader(groups, read, budget, per_step, per_batch, is_shared, ahead, step)
-        if rehearse is not None:
-            with frozen_in_bf16(model, encoder.retriever.bf16), reader:
-                rehearse(loss_module, optimizer, reader)
         stopped, logged, sums = 0, step, torch.zeros(2, device=device)
-        with (
-            frozen_in_bf16(model, encoder.retriever.bf16),
-            progress.bar(step),
-            reader,
-            Stop() as stop,
-        ):
-            watch = Stopwatch(device)
-            while (done := budget.done(step)) < 1.0 and not stopped:
-                between_steps.clear()
-                batches, tokens = reader.next_step()
-                if restarts and step % restarts == 0:
-                    optimizer = make_optimizer(loss_module, recipe.optimizer)
-                factor = budget.learning_rate_factor(step, recipe.optimizer, restarts)
-                rate = recipe.optimizer.learning_rate * factor
-                loss, grad_norm = take_step(
-                    loss_module, optimizer, batches, rate, settings.seed, processes
-                )
-                step, sums = step + 1, sums + torch.stack([loss, grad_norm])
-                between_steps.set()
-                progress.advance()
-                stopped = agree(budget, watch.lap(), tokens, stop.requested, processes)
-                ends = budget.done(step) >= 1.0
-                saves = ends or stopped or step % settings.save_every == 0
-                if saves or step % settings.log_every == 0:
-                    summed, norm, own = check_finite(step, sums, grad_norm, loss_module)
-                    progress.log(step, summed / (step - logged), norm, rate, own)
-                    logged, sums = step, torch.zeros_like(sums)
-                if checks and not ends and checks.is_due(step, done):
-                    reader.wait()
-                    with watch.stopped():
-                        checks.run(step)
-                if saves and is_first:
-                    with watch.stopped():
-                        state = loss_module, optimizer, budget
-                        save_checkpoint(checkpoints, step, state, settings.keep_checkpoints)
+        with frozen_in_bf16(model, encoder.retriever.bf16), reader:
+            if rehearse is not None:
+                rehearse(loss_module, optimizer, reader)
+            with progress.bar(step), Stop() as stop:
+                watch = Stopwatch(device)
+                while (done := budget.done(step)) < 1.0 and not stopped:
+                    between_steps.clear()
+                    batches, tokens = reader.next_step()
+                    if restarts and step % restarts == 0:
+                        optimizer = make_optimizer(loss_module, recipe.optimizer)
+                    factor = budget.learning_rate_factor(step, recipe.optimizer, restarts)
+                    rate = recipe.optimizer.learning_rate * factor
+                    loss, grad_norm = take_step(
+                        loss_module, optimizer, batches, rate, settings.seed
+                    )
+                    step, sums = step + 1, sums + torch.stack([loss, grad_norm])
+                    between_steps.set()
+                    progress.advance()
+                    stopped = agree(budget, watch.lap(), tokens, stop.requested)
+                    ends = budget.done(step) >= 1.0
+                    saves = ends or stopped or step % settings.save_every == 0
+                    if saves or step % settings.log_every == 0:
+                        summed, norm, own = check_finite(step, sums, grad_norm, loss_module)
+                        progress.log(step, summed / (step - logged), norm, rate, own)
+                        logged, sums = step, torch.zeros_like(sums)
+                    if checks and not ends and checks.is_due(step, done):
+                        reader.wait()
+                        with watch.stopped():
+                            checks.run(step)
+                    if saves and is_first:
+                        with watch.stopped():
+                            state = loss_module, optimizer, budget
+                            save_checkpoint(checkpoints, step, state, settings.keep_checkpoints)
         check_same_weights(loss_module, step)
 
         # Check the last state, and save it or the best one.

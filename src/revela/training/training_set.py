@@ -100,18 +100,16 @@ class TrainingSet:
         lazy_queries: bool = True,
         corpora: Sequence[int] = (),
     ) -> None:
-        self.recipe, self.queries_file = recipe, queries_file
-        self.corpora: list[int] = list(corpora)
+        self.recipe, self.queries_file, self.corpora = recipe, queries_file, list(corpora)
+        self.folder = source if isinstance(source, GroupFolder) else None
         if isinstance(source, GroupFolder):
             check_stored(recipe, source)
-            self.folder: GroupFolder | None = source
-            self.documents: Sequence[Document] = source.documents
-            self.held_out: Sequence[Document] = source.held_out
             self.n_documents = int(source.settings["documents"])
             self.corpora = source.settings.get("corpora", [])
+            held_out, source = source.held_out, source.documents
         else:
-            self.folder = None
-            self.documents, self.held_out, self.n_documents = source, held_out, len(source)
+            self.n_documents = len(source)
+        self.documents, self.held_out = source, held_out
         reads_queries = recipe.method.reads == "queries" and recipe.queries.queries == "lm"
         is_given = bool(self.folder or recipe.queries.questions or recipe.pairs)
         self.has_written_queries = reads_queries and not is_given
@@ -143,9 +141,9 @@ class TrainingSet:
         corpora = [*accumulate(len(documents) for documents, _ in read[:-1])]
         return cls(recipe, rest, held_out, queries_file, lazy_queries, corpora)
 
-    def replace(self, recipe: Recipe, lazy_queries: bool = True) -> TrainingSet:
+    def replace(self, recipe: Recipe) -> TrainingSet:
         """The same documents with another recipe; RevelaError if its corpus settings differ."""
-        if recipe == self.recipe and (lazy_queries or not self.lazy_queries):
+        if recipe == self.recipe:
             return self
         if recipe.corpus != self.recipe.corpus:
             raise RevelaError(
@@ -153,9 +151,7 @@ class TrainingSet:
                 "again by TrainingSet.read"
             )
         source: Any = self.documents if self.folder is None else self.folder
-        return TrainingSet(
-            recipe, source, self.held_out, self.queries_file, lazy_queries, self.corpora
-        )
+        return TrainingSet(recipe, source, self.held_out, self.queries_file, corpora=self.corpora)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -300,12 +296,16 @@ class TrainingSet:
         if len(rows) < size:
             raise RevelaError(self._no_group())
         if self.folder is not None:
-            groups, number = self._stored_groups(self.folder)
+            build = self._stored_groups(self.folder)
         else:
-            built = self.corpus_groups(lambda: model, folder)
-            groups, number = _with_first_epoch(built, size)
-        if not number:
+            build = self.corpus_groups(lambda: model, folder)
+        first = np.fromiter(chain.from_iterable(build(0)), np.int64).reshape(-1, size)
+        if not (number := len(first)):
             raise RevelaError(self._no_group())
+
+        def groups(epoch: int) -> Iterator[list[int]]:
+            return map(np.ndarray.tolist, first) if epoch == 0 else build(epoch)
+
         made = "" if len(rows) == len(self.chunks) else f" -> {len(rows):,} to train on"
         log.info(
             f"{counted(self.n_documents, 'document')} -> {counted(len(self.chunks), 'chunk')}"
@@ -315,7 +315,7 @@ class TrainingSet:
             asked = self.rows.select(np.flatnonzero(self.is_target_R))
             if missing := queries.lm.missing(row.text for row in asked):
                 log.info(f"{queries.lm} as training comes to them: {len(missing):,} or fewer")
-            groups = queries.groups(groups)
+            return queries.groups(groups), number
         return groups, number
 
     def corpus_groups(self, model: Model, folder: Path | None = None) -> Groups:
@@ -372,17 +372,14 @@ class TrainingSet:
             groups = partial(build, rows.column("document"), size, seed, vectors_ND=vectors_ND)
         return groups if self.lazy_queries else with_queries(rows, groups, reads)
 
-    def _stored_groups(self, folder: GroupFolder) -> tuple[Groups, int]:
-        """Epoch -> groups of a folder, ordered by the recipe's seed; and their number in the first
-        epoch.
-        """
+    def _stored_groups(self, folder: GroupFolder) -> Groups:
+        """Epoch -> groups of a folder, ordered by the recipe's seed."""
         training, size = self.recipe.training, self.recipe.groups.group_size
         if self.recipe.groups.groups == "random":
             groups: Groups = partial(random_groups, len(folder.rows), size, training.seed)
         else:
             groups = folder.order(training.seed, training.fixed_groups_per_batch, size)
-        groups = with_queries(folder.rows, groups, self.recipe.method.reads)
-        return groups, sum(1 for _ in groups(0))
+        return with_queries(folder.rows, groups, self.recipe.method.reads)
 
     def _no_group(self) -> str:
         size, method = self.recipe.groups.group_size, self.recipe.method
@@ -396,16 +393,6 @@ class TrainingSet:
             f"{len(self.rows)} chunks are fewer than a group of {size}: "
             "add text, or lower --chunk-words or --group-size"
         )
-
-
-def _with_first_epoch(build: Groups, size: int) -> tuple[Groups, int]:
-    """The same groups with the first epoch built in advance, and its number of groups."""
-    first = np.fromiter(chain.from_iterable(build(0)), np.int64).reshape(-1, size)
-
-    def groups(epoch: int) -> Iterator[list[int]]:
-        return map(np.ndarray.tolist, first) if epoch == 0 else build(epoch)
-
-    return groups, len(first)
 
 
 def check_sources(recipe: Recipe, sources: Sequence[Source]) -> GroupFolder | None:

@@ -265,14 +265,12 @@ def test_the_split_backward_equals_the_joined_one():
 
 
 def test_no_layer_runs_whose_output_is_not_read():
-    """Stream e ends with the last keys that are read, stream h begins with the first; FSDP puts a
-    layer together in a hook before its forward pass.
-    """
+    """Stream e ends with the last keys that are read, stream h begins with the first."""
     ids, mask, weights = batch()
     lm = LanguageModel(build("llama").requires_grad_(False))
     packed, begun, ran = lm.pack(ids, mask), [], []
     for i, layer in enumerate(lm.model.model.layers):
-        layer.register_forward_pre_hook(lambda *_, i=i: begun.append(i))
+        layer.self_attn.register_forward_pre_hook(lambda *_, i=i: begun.append(i))
         layer.mlp.register_forward_hook(lambda *_, i=i: ran.append(i))
     lm.model.lm_head.register_forward_hook(lambda *_: ran.append("head"))
     memory = lm.prefill(packed, [1, 2])

@@ -19,7 +19,7 @@ tokens that can be scored, H query heads, G key-value heads, D head width, V voc
 from __future__ import annotations
 
 import tempfile
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -303,16 +303,6 @@ class LanguageModel(nn.Module):
         whole.merge_and_unload().save_pretrained(folder)
         load_tokenizer(start).save_pretrained(folder)
 
-    def shard(self) -> None:
-        """Shard every decoder layer over the processes; a layer is gathered while it runs.
-
-        All processes then have to run the same layers in the same order. Frozen weights only.
-        """
-        from torch.distributed.fsdp import fully_shard
-
-        for layer in self._layers:
-            fully_shard(layer, reshard_after_forward=True)
-
     def pack(self, ids_BL: Tensor, mask_BL: Tensor) -> Packed:
         """Drop a batch's padding, on either side. Each chunk's positions count from 0.
 
@@ -460,19 +450,14 @@ def _keep_linear_in_bf16(model: nn.Module) -> None:
 
 @contextmanager
 def _replaced_forward(layers: Any, forward: Callable[..., Any]) -> Iterator[None]:
-    """While open, these layers only call ``forward``, without their hooks: the hooks of a sharded
-    layer would gather its weights.
-    """
-    hooks = [(layer._forward_pre_hooks, layer._forward_hooks) for layer in layers]
+    """While open, these layers only call ``forward``."""
     for layer in layers:
         layer.forward = forward
-        layer._forward_pre_hooks, layer._forward_hooks = OrderedDict(), OrderedDict()
     try:
         yield
     finally:
-        for layer, (before, after) in zip(layers, hooks, strict=True):
+        for layer in layers:
             del layer.forward
-            layer._forward_pre_hooks, layer._forward_hooks = before, after
 
 
 def load_language_model(

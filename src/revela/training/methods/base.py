@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from revela.encoders.prompts import Prompts
-from revela.errors import RevelaError
 from revela.text.spool import ArrowList
 from revela.training import distributed
 from revela.training.generated_queries import GeneratedQueries
@@ -338,17 +337,12 @@ def load_lm(parts: BuildContext, trained: bool = False) -> tuple[Any, Any, Path]
     The LM is frozen, or has LoRA of the retriever's rank if ``trained``.
     """
     settings, retriever = parts.lm, parts.retriever
-    if settings.shard_lm and trained:
-        raise RevelaError("--shard-lm is for a frozen LM: leave it, or --lm-lora, out")
     folder = find_weights(settings.lm, retriever.offline_model)
     lora = retriever.lora_rank, retriever.lora_alpha, retriever.lora_dropout
     lm = load_language_model(
         folder, bf16=parts.bf16, lora=lora if trained else None, name=settings.lm
     )
-    if settings.shard_lm:
-        lm.shard()
-    lm, tokenizer = lm.to(parts.device), load_tokenizer(folder)
-    return lm, tokenizer, folder
+    return lm.to(parts.device), load_tokenizer(folder), folder
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> Mapping[str, Tensor]:
