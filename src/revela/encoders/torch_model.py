@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from revela.encoders.base import SLOT, Features, check_max_tokens, truncate
 from revela.encoders.bert import max_positions
-from revela.encoders.model_files import (
-    check_retriever,
-    modules_of,
-    opening,
-    refuse_missing,
-)
+from revela.encoders.model_files import check_retriever, modules_of, opening, refuse_missing
 from revela.encoders.prompts import OWN, Given, Known, known_of, prompts_of
 from revela.errors import RevelaError
 from revela.quiet_libraries import silence_libraries
