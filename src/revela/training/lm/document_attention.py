@@ -19,10 +19,10 @@ of a head's own attention:
     h = (1 - g) s + g b        gated (ours): a gate g per head; a gate of 0 costs nothing
 
 There are two forms, which the tests compare with the equation line by line (tests/naive.py):
-- ``recomputed_document_attention``, the default on a CPU and in fp32: one document at a time, with
-  only the rows that give it a weight, without padding. Scores and outputs of a (row, document) pair
-  exist only while the loop is at its document, and the backward pass computes them again, so memory
-  grows with the tokens and not with the pairs;
+- ``_Recomputed``, the default on a CPU and in fp32: one document at a time, with only the rows that
+  give it a weight, without padding. Scores and outputs of a (row, document) pair exist only while
+  the loop is at its document, and the backward pass computes them again, so memory grows with the
+  tokens and not with the pairs;
 - document_attention_varlen.py, the default on a GPU in bf16: flash attention over all
   (run, document) pairs at once.
 
@@ -45,9 +45,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from revela.training.device import fetched, on_cpu, sent
 from revela.training.lm.document_attention_varlen import Pairs, pairs_of, varlen_document_attention
+from revela.training.lm.language_model import Attended
 
 Kernel = Literal["auto", "torch", "varlen"]
 V_NORM_EPS = 1e-6  # as in the authors' code
@@ -164,13 +166,18 @@ def document_attention(
     scale = query_HTD.shape[-1] ** -0.5 if scale is None else scale
     if kernel == "auto":
         kernel = "varlen" if has_varlen(query_HTD.device, query_HTD.dtype) else "torch"
-    norm_eps = V_NORM_EPS if v_norm else None
+    if v_norm:  # CUDA's autocast computes norms in fp32
+        norm_GS1 = value_GSD.norm(dim=-1, keepdim=True).to(value_GSD.dtype)
+        value_GSD = torch.cat([value_GSD, norm_GS1], dim=-1)
+    inputs = query_HTD, key_GSD, value_GSD, documents.weights_AB
+    how = scale, V_NORM_EPS if v_norm else None
+    output_HTD: Tensor
     if kernel == "varlen":
-        weights_AB, pairs = documents.weights_AB, documents.pairs
-        return varlen_document_attention(
-            query_HTD, key_GSD, value_GSD, weights_AB, pairs, scale, norm_eps
-        )
-    return recomputed_document_attention(query_HTD, key_GSD, value_GSD, documents, scale, norm_eps)
+        run, given = varlen_document_attention, (*inputs, documents.pairs, *how)
+        output_HTD = checkpoint(run, *given, use_reentrant=False, preserve_rng_state=False)
+    else:
+        output_HTD = _Recomputed.apply(*inputs, documents.attending, *how)  # type: ignore[no-untyped-call]
+    return output_HTD
 
 
 def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
@@ -226,26 +233,13 @@ class InBatchAttention:
             if gates_LH is not None and len(gated) < gates_LH.shape[1]
         }
 
-    def __call__(
-        self,
-        layer: int,
-        own_HTD: Tensor,
-        query_HTD: Tensor,
-        key_GTD: Tensor,
-        value_GTD: Tensor,
-        scale: float | None,
-    ) -> Tensor:
-        heads = self.heads.get(layer)
+    def __call__(self, layer: int, own_HTD: Tensor, inputs: Attended) -> Tensor:
+        states, heads = inputs[:3], self.heads.get(layer)
         if heads is not None:
-            query_HTD, key_GTD, value_GTD = select_heads(heads, query_HTD, key_GTD, value_GTD)
+            states = select_heads(heads, *states)
+        scale, v_norm, kernel = inputs.scale, self.v_norm, self.kernel
         cross_HTD = document_attention(
-            query_HTD,
-            key_GTD,
-            value_GTD,
-            self.documents,
-            scale=scale,
-            v_norm=self.v_norm,
-            kernel=self.kernel,
+            *states, self.documents, scale=scale, v_norm=v_norm, kernel=kernel
         )
         if self.gates_LH is None:
             return own_HTD + cross_HTD
@@ -256,27 +250,10 @@ class InBatchAttention:
         return own_HTD.index_add(0, heads, change_HTD)
 
 
-def recomputed_document_attention(
-    query_HTD: Tensor,
-    key_GSD: Tensor,
-    value_GSD: Tensor,
-    documents: DocumentWeights,
-    scale: float,
-    norm_eps: float | None,
-) -> Tensor:
-    """(H, T, D); arguments as in ``document_attention``, ``norm_eps`` None for no V-norm."""
-    if norm_eps is not None:
-        # CUDA's autocast computes norms in fp32.
-        norm_GS1 = value_GSD.norm(dim=-1, keepdim=True).to(value_GSD.dtype)
-        value_GSD = torch.cat([value_GSD, norm_GS1], dim=-1)
-    output_HTD: Tensor = _Recomputed.apply(  # type: ignore[no-untyped-call]
-        query_HTD, key_GSD, value_GSD, documents.weights_AB, documents.attending, scale, norm_eps
-    )
-    return output_HTD
-
-
 class _Recomputed(torch.autograd.Function):
-    """With ``norm_eps`` the last column of the values is their norm."""
+    """(H, T, D). With ``norm_eps``, which is None for no V-norm, the last column of the values is
+    their norm.
+    """
 
     @staticmethod
     def forward(
