@@ -132,17 +132,6 @@ def check_weights(folder: Path) -> None:
         refuse_missing(Path(name), report.get("missing_keys", ()))
 
 
-def merge_adapters(model: SentenceTransformer) -> None:
-    """Merge PEFT adapters into the weights that they change, in place."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, BaseTunerLayer):
-                child.merge()
-                setattr(parent, name, child.get_base_layer())
-
-
 def merge_lora(adapter: Path, base: Path, target: Path) -> None:
     """Save the transformers model in ``base``, its head included, with the LoRA of a PEFT folder
     merged into it.

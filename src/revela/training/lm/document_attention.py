@@ -68,7 +68,6 @@ class AttendingRows:
     tokens: slice
     rows_R: Tensor | None
     run_R: Tensor
-    is_kept_R: Tensor
     weight_R1: Tensor
 
 
@@ -114,7 +113,7 @@ class DocumentWeights:
     @cached_property
     def attending(self) -> list[AttendingRows]:
         """The documents that some run keeps, and their rows. Synchronises with a GPU."""
-        is_kept_AB, on_host_AB = self.kept_AB > 0, self._is_kept_on_host()
+        on_host_AB = self._is_kept_on_host()
         runs_B = on_host_AB.sum(dim=0).tolist()
         sparse = [j for j, runs in enumerate(runs_B) if 0 < runs < DENSE * len(self.rows)]
         selected_rows = dict[int, Tensor]()
@@ -129,10 +128,8 @@ class DocumentWeights:
             if runs_B[j]:
                 rows_R = selected_rows.get(j)
                 run_R = self.run_T if rows_R is None else self.run_T[rows_R]
-                kept_R, weight_R1 = is_kept_AB[:, j][run_R], self.kept_AB[:, j][run_R][:, None]
-                attending.append(
-                    AttendingRows(j, slice(start, end), rows_R, run_R, kept_R, weight_R1)
-                )
+                weight_R1 = self.kept_AB[:, j][run_R][:, None]
+                attending.append(AttendingRows(j, slice(start, end), rows_R, run_R, weight_R1))
         return attending
 
 
@@ -299,7 +296,8 @@ class _Recomputed(torch.autograd.Function):
                 grad_GRD = grad_GRD / (output_GRD[..., -1:] + ctx.norm_eps)
             if grad_weights is not None:
                 slope_HRD = grad_HRD * document.by_head(normed_GRD)
-                slope_R = slope_HRD.sum(dim=(0, 2), dtype=exact) * attending.is_kept_R
+                is_kept_R = attending.weight_R1[:, 0] > 0
+                slope_R = slope_HRD.sum(dim=(0, 2), dtype=exact) * is_kept_R
                 grad_weights[:, attending.index].index_add_(0, attending.run_R, slope_R)
             if grad_value is not None:
                 grad_value[:, tokens] = (attention_GRL.transpose(1, 2) @ grad_GRD).to(exact)

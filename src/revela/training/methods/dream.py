@@ -481,7 +481,7 @@ def candidate_scores(
     (K, Q - 1, B).
 
     Args:
-        prompt, tail: one group of ``PromptMaker.with_null_question``, whose last question is "N/A".
+        prompt, tail: one group of ``PromptMaker.head_example``, whose last question is "N/A".
     """
     questions = read_candidates(lm, prompt, tail)
     mass = AttentionMass(questions)
