@@ -70,6 +70,9 @@ class AttendingRows:
     run_R: Tensor
     weight_R1: Tensor
 
+    def take(self, all_HTX: Tensor) -> Tensor:
+        return all_HTX if self.rows_R is None else all_HTX.index_select(1, self.rows_R)
+
 
 class DocumentWeights:
     """The weight of each document for each run of rows, made once for all layers of a step.
@@ -288,7 +291,7 @@ class _Recomputed(torch.autograd.Function):
             attention_GRL = document.attention_GRL
             output_GRD = attention_GRL @ value_GSD[:, tokens]
             normed_GRD = _v_normed(output_GRD, ctx.norm_eps)
-            grad_HRD = document.take(grad_outputs[0])
+            grad_HRD = attending.take(grad_outputs[0])
             grad_GRD = document.by_key(grad_HRD * document.weight_R1)
             if ctx.norm_eps is not None:
                 grad_norm_GR1 = -(grad_GRD * normed_GRD).sum(-1, keepdim=True)
@@ -344,10 +347,6 @@ class _AttendedDocument:
     def by_key(self, rows_HRX: Tensor) -> Tensor:
         return rows_HRX.reshape(len(self.query_GRD), -1, rows_HRX.shape[-1])
 
-    def take(self, all_HTX: Tensor) -> Tensor:
-        rows_R = self.attending.rows_R
-        return all_HTX if rows_R is None else all_HTX.index_select(1, rows_R)
-
     def add(self, total_HTX: Tensor, rows_HRX: Tensor) -> None:
         if self.attending.rows_R is None:
             total_HTX += rows_HRX
@@ -360,9 +359,7 @@ def _attended_documents(
 ) -> Iterator[_AttendedDocument]:
     query_HTD = query_HTD * scale
     for attending in documents:
-        rows_R = attending.rows_R
-        query_HRD = query_HTD if rows_R is None else query_HTD.index_select(1, rows_R)
-        query_GRD = query_HRD.reshape(len(key_GSD), -1, query_HTD.shape[-1])
+        query_GRD = attending.take(query_HTD).reshape(len(key_GSD), -1, query_HTD.shape[-1])
         key_GLD = key_GSD[:, attending.tokens]
         yield _AttendedDocument(
             attending,
