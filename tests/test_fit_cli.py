@@ -84,18 +84,6 @@ def test_python_fits_as_the_command_does(succeeds, corpus_file, tiny_lm_folder, 
         Retriever.fit(corpus_file, tmp_path / "three", model=tiny_lm_folder, max_minutes=5)
 
 
-def test_a_pruned_retriever_is_smaller(succeeds, tiny_lm_folder, tmp_path):
-    corpus, sizes = write_lines(tmp_path / "corpus.jsonl", make_rows(12)), {}
-    for more in ((), ("--prune",)):
-        out = tmp_path / f"out{len(more)}"
-        given = ("--model", tiny_lm_folder, "--out", out)
-        said = succeeds("fit", corpus, *given, *more, *SMALL)
-        (place,) = out.glob("*_WordEmbeddings")
-        sizes[more] = (place / "model.safetensors").stat().st_size
-    kept = int(re.search(r"kept (\d+) of 394 tokens", said)[1])
-    assert sizes["--prune",] == pytest.approx(sizes[()] * kept / 394, rel=0.05) and kept < 370
-
-
 def test_what_cannot_be_fitted_is_refused_before_text_is_read(
     refused, saved_retriever, tiny_lm_folder, tmp_path
 ):
@@ -166,7 +154,6 @@ def test_training_that_does_not_help_is_not_saved(
     [
         ("--steps 3 --lexical 0", "--steps trains the lexical half: leave --lexical 0 out, or -"),
         ("--static --steps -1", "--steps -1: give 0, which does not train, or more"),
-        ("--static --prune", "--prune has no effect with --static"),
         ("--static --layers 2", "--layers has no effect with --static"),
     ],
 )

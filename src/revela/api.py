@@ -65,7 +65,6 @@ class Retriever:
         out: str | Path,
         *,
         model: str | Path,
-        prune: bool = False,
         static: bool = False,
         steps: int | None = None,
         **settings: Any,
@@ -76,7 +75,6 @@ class Retriever:
         Args:
             corpus, out: as for ``train``.
             model: the language model: a hub id, a folder or embedded:smollm2-135m.
-            prune: drop the tokens that the corpus does not use.
             static: make a table of word vectors, without any layer.
             steps: training steps of the table, or of the lexical half; None: by the size of the
                 corpus, 0: none.
@@ -93,7 +91,7 @@ class Retriever:
                 f"a fit reads no setting {min(unread)}: give some of {', '.join(FITTED_BY)}"
             )
         recipe = Recipe.of(model=str(model), **settings)
-        fit(sources_of(corpus), Path(out), recipe, FitOptions(prune, static, steps))
+        fit(sources_of(corpus), Path(out), recipe, FitOptions(static, steps))
         return cls(out, recipe.training.precision)
 
     def encode_queries(self, texts: Iterable[str]) -> Vectors:

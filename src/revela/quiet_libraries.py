@@ -19,7 +19,6 @@ def silence_libraries() -> None:
 
         datasets.disable_progress_bars()
     logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
-    logging.getLogger("skeletoken").setLevel(logging.ERROR)  # names each added token
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
 

@@ -32,7 +32,6 @@ def fit(
     out: Out,
     context: Annotated[list[Path] | None, Several] = None,
     context_first: int | None = None,
-    prune: Annotated[bool, Parameter(negative=())] = False,
     static: Annotated[bool, Parameter(negative=())] = False,
     steps: int | None = None,
     given: Given = None,
@@ -55,9 +54,6 @@ def fit(
     context_first:
         With --context: read only so many of the drawn chunks, and leave the other slots without a
         document. 0: read none.
-    prune:
-        Remove the tokens that the corpus does not use, most of a multilingual model's. Other words
-        are then read in smaller pieces.
     static:
         Keep no layer: a row for each word of the corpus, begun with the model's input embeddings
         and trained on the text. Encodes and searches without torch.
@@ -80,7 +76,7 @@ def fit(
             "--context, and 0 or more"
         )
     recipe = Recipe.of(model=model, **given_settings(given))
-    options = FitOptions(prune, static, steps)
+    options = FitOptions(static, steps)
     text = shlex.join(map(str, corpus or context or []))
     go_on = f"go on with revela index {text} --model {shlex.quote(str(out))} --out INDEX"
     if context:

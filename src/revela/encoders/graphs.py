@@ -82,8 +82,7 @@ def open_graph(
             graph = Graph(with_modules(states, modules[1:], width), "fp32", table_VD)
             tokenizer, limit = _tokenizer(inside, config), max_tokens or _limit(inside, config)
             padding = config.get("pad_token_id") or 0
-            how = own, limit, padding, str(folder)
-            encoder = GraphEncoder(graph, tokenizer, *how)
+            encoder = GraphEncoder(graph, tokenizer, own, limit, padding, str(folder))
     if encoder is None:
         return None
     if precision == "auto":

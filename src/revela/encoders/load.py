@@ -43,7 +43,6 @@ from revela.types import Precision
 log = logging.getLogger(__name__)
 MAX_DIFFERENCE = 3e-4  # between a graph's vectors and torch's, in any component
 BASE = "base_model_name_or_path"
-WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin")
 
 
 def resolve(name: str, above: tuple[Path, ...] = ()) -> Path:
@@ -113,8 +112,7 @@ def _write(folder: Path, base: Path, known: Known, target: Path) -> None:
         place = next((p for p in inside if p.resolve().is_relative_to(base.resolve())), base)
         has_modules = any((one / "modules.json").is_file() for one in (base, folder))
         source = target / "merged" if known.pooling and not has_modules else target
-        weights = {file for file in place.iterdir() if file.name.endswith(WEIGHTS)}
-        weights.update(folder.glob("adapter_*"))
+        weights = {*place.glob("*.safetensors*"), *place.glob("*.bin"), *folder.glob("adapter_*")}
         for root in (base, folder):
             for file in loaded_files(root):
                 if root / file not in weights:

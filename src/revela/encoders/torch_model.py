@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from revela.encoders.base import SLOT, Features, check_max_tokens, truncate
 from revela.encoders.bert import max_positions
-from revela.encoders.model_files import (
-    check_retriever,
-    modules_of,
-    opening,
-    refuse_missing,
-)
+from revela.encoders.model_files import check_retriever, modules_of, opening, refuse_missing
 from revela.encoders.prompts import OWN, Given, Known, known_of, prompts_of
 from revela.errors import RevelaError
 from revela.quiet_libraries import silence_libraries
@@ -135,17 +130,6 @@ def check_weights(folder: Path) -> None:
                 *opened, **how, device_map="meta", output_loading_info=True
             )
         refuse_missing(Path(name), report.get("missing_keys", ()))
-
-
-def merge_adapters(model: SentenceTransformer) -> None:
-    """Merge PEFT adapters into the weights that they change, in place."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, BaseTunerLayer):
-                child.merge()
-                setattr(parent, name, child.get_base_layer())
 
 
 def merge_lora(adapter: Path, base: Path, target: Path) -> None:

@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -36,7 +35,6 @@ from revela.training.retriever.card import Card, metadata_of, without_folders
 from revela.training.retriever.context import SavedContext, draw_documents, load_context_encoder
 from revela.training.retriever.fit import WORDS_TO_VECTORS
 from revela.training.retriever.module import RetrieverEncoder
-from revela.training.retriever.prune import prune
 from revela.training.retriever.save import save_retriever
 from revela.training.training_set import TrainingSet
 from revela.training.word_table import fit_encoder, tables
@@ -61,8 +59,6 @@ MAY_LOSE = 0.005  # a trained table may lose this much nDCG@10 in the check
 class FitOptions:
     """Options of a fit."""
 
-    prune: bool = False
-    "Drop the tokens that the corpus does not use."
     static: bool = False
     "Make a table of word vectors, without any layer."
     steps: int | None = None
@@ -103,8 +99,7 @@ def fit(
     if steps is not None and steps < 0:
         raise RevelaError(f"--steps {steps}: give 0, which does not train, or more")
     if static:
-        given, reason = ["prune"] if options.prune else [], "--static, which keeps no layers"
-        _refuse_unread(settings, LAYER_SETTINGS, given, reason)
+        _refuse_unread(settings, LAYER_SETTINGS, "--static, which keeps no layers")
     check_free(out)
     check_single_process()
     check_language(recipe.corpus.language)
@@ -145,7 +140,7 @@ def bake_context(
     given = [name for name, value in vars(options).items() if value != getattr(FIT_OPTIONS, name)]
     unread = (*LAYER_SETTINGS, "language")
     reason = "--context, which fills the slots of a retriever"
-    _refuse_unread(recipe.to_dict(), unread, given, reason)
+    _refuse_unread(recipe.to_dict(), unread, reason, given)
     check_free(out)
     model, settings, seed = recipe.retriever.model, recipe.corpus, recipe.training.seed
     folder = resolve(model)
@@ -199,9 +194,6 @@ def _fit_layers(
     if check.tasks:
         scores = {"BM25": check.bm25(), "untrained": check(encoder)}
     start = time.monotonic()
-    if options.prune:
-        held_out = (document.full_text for document in data.held_out)
-        prune(model, chain((chunk.text for chunk in data.chunks), held_out))
     fit_encoder(encoder, data, options.steps)
     minutes = (time.monotonic() - start) / 60
     if check.tasks:
@@ -235,7 +227,7 @@ def _fit_table(
 
 
 def _refuse_unread(
-    settings: Mapping[str, Any], names: Sequence[str], options: Sequence[str], reason: str
+    settings: Mapping[str, Any], names: Sequence[str], reason: str, options: Sequence[str] = ()
 ) -> None:
     """Refuse options, and settings of these names, that would have no effect."""
     default = Recipe().to_dict()

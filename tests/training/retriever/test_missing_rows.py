@@ -14,7 +14,6 @@ from revela import Document, Retriever
 from revela import fit as fit_stock
 from revela.training.recipe import Recipe
 from revela.training.retriever.module import RetrieverEncoder
-from revela.training.retriever.prune import prune
 from revela.training.retriever.save import save_retriever
 
 TEXTS = [row["text"] for row in make_rows(24)]
@@ -49,15 +48,7 @@ def test_a_model_that_the_user_opened_is_fitted(lm, tmp_path):
     assert np.isfinite(RetrieverEncoder(fitted, False).encode_passages(WITH_IT)).all()
 
 
-def test_it_is_pruned(lm):
-    plain, pruned = build(lm), build(lm)
-    prune(pruned, WITH_IT)
-    assert len(pruned.tokenizer) < len(plain.tokenizer)
-    one, two = (RetrieverEncoder(m, False).encode_passages(WITH_IT) for m in (plain, pruned))
-    np.testing.assert_allclose(one, two, atol=1e-5)
-
-
-@pytest.mark.parametrize("how", [dict(layers=1), dict(layers=1, prune=True), dict(static=True)])
+@pytest.mark.parametrize("how", [dict(layers=1), dict(static=True)])
 def test_the_whole_fit(lm, tmp_path, how):
     corpus = tmp_path / "text"
     corpus.mkdir()

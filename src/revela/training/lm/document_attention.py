@@ -19,10 +19,10 @@ of a head's own attention:
     h = (1 - g) s + g b        gated (ours): a gate g per head; a gate of 0 costs nothing
 
 There are two forms, which the tests compare with the equation line by line (tests/naive.py):
-- ``recomputed_document_attention``, the default on a CPU and in fp32: one document at a time, with
-  only the rows that give it a weight, without padding. Scores and outputs of a (row, document) pair
-  exist only while the loop is at its document, and the backward pass computes them again, so memory
-  grows with the tokens and not with the pairs;
+- ``_Recomputed``, the default on a CPU and in fp32: one document at a time, with only the rows that
+  give it a weight, without padding. Scores and outputs of a (row, document) pair exist only while
+  the loop is at its document, and the backward pass computes them again, so memory grows with the
+  tokens and not with the pairs;
 - document_attention_varlen.py, the default on a GPU in bf16: flash attention over all
   (run, document) pairs at once.
 
@@ -45,9 +45,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from revela.training.device import fetched, on_cpu, sent
 from revela.training.lm.document_attention_varlen import Pairs, pairs_of, varlen_document_attention
+from revela.training.lm.language_model import Attended
 
 Kernel = Literal["auto", "torch", "varlen"]
 V_NORM_EPS = 1e-6  # as in the authors' code
@@ -66,8 +68,10 @@ class AttendingRows:
     tokens: slice
     rows_R: Tensor | None
     run_R: Tensor
-    is_kept_R: Tensor
     weight_R1: Tensor
+
+    def take(self, all_HTX: Tensor) -> Tensor:
+        return all_HTX if self.rows_R is None else all_HTX.index_select(1, self.rows_R)
 
 
 class DocumentWeights:
@@ -112,7 +116,7 @@ class DocumentWeights:
     @cached_property
     def attending(self) -> list[AttendingRows]:
         """The documents that some run keeps, and their rows. Synchronises with a GPU."""
-        is_kept_AB, on_host_AB = self.kept_AB > 0, self._is_kept_on_host()
+        on_host_AB = self._is_kept_on_host()
         runs_B = on_host_AB.sum(dim=0).tolist()
         sparse = [j for j, runs in enumerate(runs_B) if 0 < runs < DENSE * len(self.rows)]
         selected_rows = dict[int, Tensor]()
@@ -127,10 +131,8 @@ class DocumentWeights:
             if runs_B[j]:
                 rows_R = selected_rows.get(j)
                 run_R = self.run_T if rows_R is None else self.run_T[rows_R]
-                kept_R, weight_R1 = is_kept_AB[:, j][run_R], self.kept_AB[:, j][run_R][:, None]
-                attending.append(
-                    AttendingRows(j, slice(start, end), rows_R, run_R, kept_R, weight_R1)
-                )
+                weight_R1 = self.kept_AB[:, j][run_R][:, None]
+                attending.append(AttendingRows(j, slice(start, end), rows_R, run_R, weight_R1))
         return attending
 
 
@@ -164,13 +166,18 @@ def document_attention(
     scale = query_HTD.shape[-1] ** -0.5 if scale is None else scale
     if kernel == "auto":
         kernel = "varlen" if has_varlen(query_HTD.device, query_HTD.dtype) else "torch"
-    norm_eps = V_NORM_EPS if v_norm else None
+    if v_norm:  # CUDA's autocast computes norms in fp32
+        norm_GS1 = value_GSD.norm(dim=-1, keepdim=True).to(value_GSD.dtype)
+        value_GSD = torch.cat([value_GSD, norm_GS1], dim=-1)
+    inputs = query_HTD, key_GSD, value_GSD, documents.weights_AB
+    how = scale, V_NORM_EPS if v_norm else None
+    output_HTD: Tensor
     if kernel == "varlen":
-        weights_AB, pairs = documents.weights_AB, documents.pairs
-        return varlen_document_attention(
-            query_HTD, key_GSD, value_GSD, weights_AB, pairs, scale, norm_eps
-        )
-    return recomputed_document_attention(query_HTD, key_GSD, value_GSD, documents, scale, norm_eps)
+        run, given = varlen_document_attention, (*inputs, documents.pairs, *how)
+        output_HTD = checkpoint(run, *given, use_reentrant=False, preserve_rng_state=False)
+    else:
+        output_HTD = _Recomputed.apply(*inputs, documents.attending, *how)  # type: ignore[no-untyped-call]
+    return output_HTD
 
 
 def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
@@ -226,26 +233,13 @@ class InBatchAttention:
             if gates_LH is not None and len(gated) < gates_LH.shape[1]
         }
 
-    def __call__(
-        self,
-        layer: int,
-        own_HTD: Tensor,
-        query_HTD: Tensor,
-        key_GTD: Tensor,
-        value_GTD: Tensor,
-        scale: float | None,
-    ) -> Tensor:
-        heads = self.heads.get(layer)
+    def __call__(self, layer: int, own_HTD: Tensor, inputs: Attended) -> Tensor:
+        states, heads = inputs[:3], self.heads.get(layer)
         if heads is not None:
-            query_HTD, key_GTD, value_GTD = select_heads(heads, query_HTD, key_GTD, value_GTD)
+            states = select_heads(heads, *states)
+        scale, v_norm, kernel = inputs.scale, self.v_norm, self.kernel
         cross_HTD = document_attention(
-            query_HTD,
-            key_GTD,
-            value_GTD,
-            self.documents,
-            scale=scale,
-            v_norm=self.v_norm,
-            kernel=self.kernel,
+            *states, self.documents, scale=scale, v_norm=v_norm, kernel=kernel
         )
         if self.gates_LH is None:
             return own_HTD + cross_HTD
@@ -256,27 +250,10 @@ class InBatchAttention:
         return own_HTD.index_add(0, heads, change_HTD)
 
 
-def recomputed_document_attention(
-    query_HTD: Tensor,
-    key_GSD: Tensor,
-    value_GSD: Tensor,
-    documents: DocumentWeights,
-    scale: float,
-    norm_eps: float | None,
-) -> Tensor:
-    """(H, T, D); arguments as in ``document_attention``, ``norm_eps`` None for no V-norm."""
-    if norm_eps is not None:
-        # CUDA's autocast computes norms in fp32.
-        norm_GS1 = value_GSD.norm(dim=-1, keepdim=True).to(value_GSD.dtype)
-        value_GSD = torch.cat([value_GSD, norm_GS1], dim=-1)
-    output_HTD: Tensor = _Recomputed.apply(  # type: ignore[no-untyped-call]
-        query_HTD, key_GSD, value_GSD, documents.weights_AB, documents.attending, scale, norm_eps
-    )
-    return output_HTD
-
-
 class _Recomputed(torch.autograd.Function):
-    """With ``norm_eps`` the last column of the values is their norm."""
+    """(H, T, D). With ``norm_eps``, which is None for no V-norm, the last column of the values is
+    their norm.
+    """
 
     @staticmethod
     def forward(
@@ -314,7 +291,7 @@ class _Recomputed(torch.autograd.Function):
             attention_GRL = document.attention_GRL
             output_GRD = attention_GRL @ value_GSD[:, tokens]
             normed_GRD = _v_normed(output_GRD, ctx.norm_eps)
-            grad_HRD = document.take(grad_outputs[0])
+            grad_HRD = attending.take(grad_outputs[0])
             grad_GRD = document.by_key(grad_HRD * document.weight_R1)
             if ctx.norm_eps is not None:
                 grad_norm_GR1 = -(grad_GRD * normed_GRD).sum(-1, keepdim=True)
@@ -322,7 +299,8 @@ class _Recomputed(torch.autograd.Function):
                 grad_GRD = grad_GRD / (output_GRD[..., -1:] + ctx.norm_eps)
             if grad_weights is not None:
                 slope_HRD = grad_HRD * document.by_head(normed_GRD)
-                slope_R = slope_HRD.sum(dim=(0, 2), dtype=exact) * attending.is_kept_R
+                is_kept_R = attending.weight_R1[:, 0] > 0
+                slope_R = slope_HRD.sum(dim=(0, 2), dtype=exact) * is_kept_R
                 grad_weights[:, attending.index].index_add_(0, attending.run_R, slope_R)
             if grad_value is not None:
                 grad_value[:, tokens] = (attention_GRL.transpose(1, 2) @ grad_GRD).to(exact)
@@ -369,10 +347,6 @@ class _AttendedDocument:
     def by_key(self, rows_HRX: Tensor) -> Tensor:
         return rows_HRX.reshape(len(self.query_GRD), -1, rows_HRX.shape[-1])
 
-    def take(self, all_HTX: Tensor) -> Tensor:
-        rows_R = self.attending.rows_R
-        return all_HTX if rows_R is None else all_HTX.index_select(1, rows_R)
-
     def add(self, total_HTX: Tensor, rows_HRX: Tensor) -> None:
         if self.attending.rows_R is None:
             total_HTX += rows_HRX
@@ -385,9 +359,7 @@ def _attended_documents(
 ) -> Iterator[_AttendedDocument]:
     query_HTD = query_HTD * scale
     for attending in documents:
-        rows_R = attending.rows_R
-        query_HRD = query_HTD if rows_R is None else query_HTD.index_select(1, rows_R)
-        query_GRD = query_HRD.reshape(len(key_GSD), -1, query_HTD.shape[-1])
+        query_GRD = attending.take(query_HTD).reshape(len(key_GSD), -1, query_HTD.shape[-1])
         key_GLD = key_GSD[:, attending.tokens]
         yield _AttendedDocument(
             attending,

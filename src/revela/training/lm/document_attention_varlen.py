@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from revela.training.device import sent
 
@@ -87,30 +86,13 @@ def varlen_document_attention(
     scale: float,
     norm_eps: float | None,
 ) -> Tensor:
-    """(H, T, D); ``weights_AB`` of ``pairs``, the other arguments as in ``document_attention``;
-    ``norm_eps`` None for no V-norm.
+    """(H, T, D); ``weights_AB`` of ``pairs``, the other arguments as in ``document_attention``.
+
+    With ``norm_eps``, None for no V-norm, the last column of the values is their norm.
     """
-    inputs = query_HTD, key_GSD, value_GSD, weights_AB, pairs, scale, norm_eps
-    output_HTD: Tensor = checkpoint(
-        _weighted_sum, *inputs, use_reentrant=False, preserve_rng_state=False
-    )
-    return output_HTD
-
-
-def _weighted_sum(
-    query_HTD: Tensor,
-    key_GSD: Tensor,
-    value_GSD: Tensor,
-    weights_AB: Tensor,
-    pairs: Pairs,
-    scale: float,
-    norm_eps: float | None,
-) -> Tensor:
     exact = torch.promote_types(query_HTD.dtype, torch.float32)
-    n_heads, n_rows, n_columns = len(query_HTD), query_HTD.shape[1], value_GSD.shape[-1]
-    if norm_eps is not None:
-        norm_GS1 = value_GSD.norm(dim=-1, keepdim=True).to(value_GSD.dtype)
-        value_GSD = torch.cat([value_GSD, norm_GS1], dim=-1)
+    n_heads, n_rows = query_HTD.shape[:2]
+    n_columns = value_GSD.shape[-1] - (norm_eps is not None)
     width = -(-max(query_HTD.shape[-1], value_GSD.shape[-1]) // 8) * 8
 
     def of_pairs(all_XTD: Tensor, index: Tensor) -> Tensor:

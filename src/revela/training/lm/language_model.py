@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -40,8 +40,17 @@ ATTENTION = "revela"
 USE = "use a Llama, Qwen2/3, Gemma 3, Mistral or GPT-NeoX model as --lm"
 
 
-Mix = Callable[[int, Tensor, Tensor, Tensor, Tensor, float | None], Tensor]
-"""(layer, own_HTD, query_HTD, key_GTD, value_GTD, scale) -> stream h's attention output (H, T, D).
+class Attended(NamedTuple):
+    """What the attention of a layer reads, and the factor on its scores; None: D ** -0.5."""
+
+    query_HTD: Tensor
+    key_GTD: Tensor
+    value_GTD: Tensor
+    scale: float | None
+
+
+Mix = Callable[[int, Tensor, Attended], Tensor]
+"""(layer, own_HTD, inputs) -> stream h's attention output (H, T, D).
 
 ``own_HTD`` is the plain LM's attention output. With a memory of stream e the mix is called in the
 memory's layers, with e's keys and values; without one in every layer, with the chunks' own.
@@ -121,15 +130,14 @@ class Stream:
             raise StopForward
         return None if self.prefix is None else (self.prefix.keys[layer], self.prefix.values[layer])
 
-    def end(self, layer: int, own: Tensor, *inputs: Any) -> Tensor:
+    def end(self, layer: int, own: Tensor, inputs: Attended) -> Tensor:
         """Return the layer's attention output; arguments as for ``Mix``."""
         if self.mix is not None:
             if self.memory is None:
-                own = self.mix(layer, own, *inputs)
+                own = self.mix(layer, own, inputs)
             elif layer in self.memory.keys:
-                query, _, _, scale = inputs
                 keys, values = self.memory.keys[layer], self.memory.values[layer]
-                own = self.mix(layer, own, query, keys, values, scale)
+                own = self.mix(layer, own, inputs._replace(key_GTD=keys, value_GTD=values))
         if layer == self.last:
             raise StopForward
         return own
@@ -174,7 +182,8 @@ def _attention(
         own_THD = attention(query, key, value, layout, causal=True, scale=scale, dropout=dropout)
     else:
         own_THD = attention_with_prefix(query, key, value, layout, prefix, scale)
-    mixed_HTD = stream.end(layer, own_THD.transpose(0, 1), query, key, value, scale)
+    inputs = Attended(query, key, value, scale)
+    mixed_HTD = stream.end(layer, own_THD.transpose(0, 1), inputs)
     return mixed_HTD.transpose(0, 1)[None].contiguous(), None
 
 

@@ -84,23 +84,14 @@ class PromptMaker:
         tails = [self.tail(question, texts[i]) for question, i in questions]
         return self._batches(texts, tails, [i // self.group_size for _, i in questions])
 
-    def with_null_question(
-        self, texts: Sequence[str], questions: Sequence[tuple[str, int]]
-    ) -> tuple[Batch, Batch]:
-        """(prompt, tail) without answers, with "N/A" as the last question of each group; arguments
-        as for ``with_answers``.
-        """
-        by_group = [(i // self.group_size, question) for question, i in questions]
-        by_group += [(group, NULL_QUESTION) for group in sorted({group for group, _ in by_group})]
-        by_group.sort(key=lambda pair: pair[0])  # stable
-        tails = [self.tail(question) for _, question in by_group]
-        return self._batches(texts, tails, [group for group, _ in by_group])
-
     def head_example(self, members: Sequence[Chunk]) -> tuple[Batch, Batch, Tensor]:
-        """(prompt, tail, answer of each question) of one group, for ``score_query_heads``."""
+        """(prompt, tail, answer of each question) of one group, for ``score_query_heads``: without
+        the answers in the tail, and with "N/A" as the last question.
+        """
         answers = [i for i, member in enumerate(members) if member.query]
-        questions = [(members[i].query, i) for i in answers]
-        prompt, tail = self.with_null_question([member.text for member in members], questions)
+        questions = [*(members[i].query for i in answers), NULL_QUESTION]
+        tails = [self.tail(question) for question in questions]
+        prompt, tail = self._batches([member.text for member in members], tails, [0] * len(tails))
         return prompt, tail, torch.tensor(answers)
 
     def _batches(

@@ -114,49 +114,26 @@ if TYPE_CHECKING:
     from revela.training.retriever.context import ContextEncoder
     from revela.training.retriever.module import RetrieverModule
 
-PAPER: Preset = NO_FIT | {
-    "method": "cde",
-    "groups": "cluster",
-    "group_size": 512,
-    "kmeans_steps": 100,
-    "kmeans_starts": 3,
-    "surrogate": "sentence-transformers/gtr-t5-base",
-    "filter": "nomic-ai/nomic-embed-text-v1",
-    "queries": "authors-words",
-    "model": "google-bert/bert-base-uncased",
-    "offline_model": "",
-    "lora_rank": 0,
-    "query_prompt": "search_query: ",
-    "passage_prompt": "search_document: ",
-    "context_layers": 0,
-    "context_null": 0.0,
-    "tau": 0.02,
-    "learning_rate": 2e-5,
-    "warmup_steps": 1000,
-    "retriever_batch": 32,
-    "max_minutes": 0.0,
-    "max_epochs": 3,
-    "keep": "last",
-}
+PAPER: Preset = (
+    NO_FIT
+    | {"method": "cde", "groups": "cluster", "group_size": 512}
+    | {"kmeans_steps": 100, "kmeans_starts": 3, "surrogate": "sentence-transformers/gtr-t5-base"}
+    | {"filter": "nomic-ai/nomic-embed-text-v1", "queries": "authors-words"}
+    | {"model": "google-bert/bert-base-uncased", "offline_model": "", "lora_rank": 0}
+    | {"query_prompt": "search_query: ", "passage_prompt": "search_document: "}
+    | {"context_layers": 0, "context_null": 0.0}
+    | {"tau": 0.02, "learning_rate": 2e-5, "warmup_steps": 1000, "retriever_batch": 32}
+    | {"max_minutes": 0.0, "max_epochs": 3, "keep": "last"}
+)
 PRESETS: dict[str, Preset] = {
     # Similar chunks share a group, the retriever reads 16 documents; queries are authors' words.
-    "cde": {
-        "method": "cde",
-        "groups": "cluster",
-        "group_size": 32,
-        "surrogate": "embedded:minilm-l6",
-        "queries": "authors-words",
-        "context": 16,
-    },
+    "cde": {"method": "cde", "groups": "cluster", "group_size": 32}
+    | {"surrogate": "embedded:minilm-l6", "queries": "authors-words", "context": 16},
     # The contextual encoder, trained by next-token prediction alone. Give it several corpora
     # (revela groups A B --weights 1 1): a context can only say what is special in a corpus if there
     # is another.
-    "cde-revela": {
-        "method": "revela",
-        "groups": "cluster",
-        "context": 16,
-        "context_from": "corpus",
-    },
+    "cde-revela": {"method": "revela", "groups": "cluster"}
+    | {"context": 16, "context_from": "corpus"},
     # As published: two whole encoders, 512 tokens, 512 documents as context, batches of a cluster.
     "cde-paper": PAPER
     | {"layers": 0, "chunk_words": 400, "lm_tokens": 512, "context": 512}

@@ -102,18 +102,11 @@ Paths = Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(listed)]
 PRESETS: dict[str, Preset] = {
     # What authors wrote for their readers: docstrings find their functions, titles their texts,
     # else a telling sentence the rest of its chunk, among those of 31 other documents.
-    "contrastive-pairs": {
-        "method": "contrastive-pairs",
-        "group_size": 32,
-        "groups": "document-random",
-        "queries": "authors-words",
-    },
+    "contrastive-pairs": {"method": "contrastive-pairs"}
+    | {"group_size": 32, "groups": "document-random", "queries": "authors-words"},
     # Two random crops of each text, among those of the other documents.
-    "contrastive-crop": {
-        "method": "contrastive-crop",
-        "group_size": 32,
-        "groups": "document-random",
-    },
+    "contrastive-crop": {"method": "contrastive-crop"}
+    | {"group_size": 32, "groups": "document-random"},
     # Revela's comparison with Contriever on the same text.
     "contrastive-contriever": {"method": "contrastive-crop", "groups": "document-random"}
     | {"tau": 0.01, "inverse_cloze": 0.5, "crop_shares": [0.05, 0.5], "crop_deletion": 0.1}

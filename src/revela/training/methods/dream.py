@@ -108,7 +108,7 @@ from revela.training.lm.document_attention import (
     document_attention,
     select_heads,
 )
-from revela.training.lm.language_model import LanguageModel
+from revela.training.lm.language_model import Attended, LanguageModel
 from revela.training.lm.prompts import (
     ANSWER,
     QUESTION_TOKENS,
@@ -294,29 +294,17 @@ class Injection:
         self.questions, self.gate, self.kernel = questions, gate, kernel
         self.heads = by_layer(sorted(heads))
 
-    def __call__(
-        self,
-        layer: int,
-        own_HTD: Tensor,
-        query_HTD: Tensor,
-        key_GTD: Tensor,
-        value_GTD: Tensor,
-        scale: float | None,
-    ) -> Tensor:
+    def __call__(self, layer: int, own_HTD: Tensor, inputs: Attended) -> Tensor:
         if layer not in self.heads:
             return own_HTD
-        questions = self.questions
+        rows_R, memory = self.questions.rows_R, self.questions.memory
         heads_K = sent(torch.tensor(self.heads[layer]), own_HTD.device)
-        query_KRD, key_KSD, value_KSD = select_heads(
-            heads_K,
-            query_HTD[:, questions.rows_R],
-            questions.memory.keys[layer][:, questions.places_S],
-            questions.memory.values[layer][:, questions.places_S],
-        )
+        read = (side[layer][:, self.questions.places_S] for side in (memory.keys, memory.values))
+        states = select_heads(heads_K, inputs.query_HTD[:, rows_R], *read)
         cross_KRD = document_attention(
-            query_KRD, key_KSD, value_KSD, self.documents, scale=scale, kernel=self.kernel
+            *states, self.documents, scale=inputs.scale, kernel=self.kernel
         )
-        cells = heads_K[:, None], questions.rows_R[None]
+        cells = heads_K[:, None], rows_R[None]
         own_KRD = own_HTD[cells]
         mixed_KRD = own_KRD + self.gate.to(own_HTD.dtype) * (cross_KRD.to(own_HTD.dtype) - own_KRD)
         return own_HTD.index_put(cells, mixed_KRD)
@@ -463,15 +451,8 @@ class AttentionMass:
         self.tail_N = sent(tail_N, questions.rows_R.device)
         self.by_layer: dict[int, Tensor] = {}
 
-    def __call__(
-        self,
-        layer: int,
-        own_HND: Tensor,
-        query_HND: Tensor,
-        key_GND: Tensor,
-        value_GND: Tensor,
-        scale: float | None,
-    ) -> Tensor:
+    def __call__(self, layer: int, own_HND: Tensor, inputs: Attended) -> Tensor:
+        query_HND, key_GND, _, scale = inputs
         rows_R, prefix_GPD = self.questions.rows_R, self.questions.memory.keys[layer]
         shared = len(query_HND) // len(key_GND)
         query_HRD = query_HND.index_select(1, rows_R).float()
@@ -500,7 +481,7 @@ def candidate_scores(
     (K, Q - 1, B).
 
     Args:
-        prompt, tail: one group of ``PromptMaker.with_null_question``, whose last question is "N/A".
+        prompt, tail: one group of ``PromptMaker.head_example``, whose last question is "N/A".
     """
     questions = read_candidates(lm, prompt, tail)
     mass = AttentionMass(questions)

@@ -220,8 +220,8 @@ class SpanBatches:
         rng = row_random(row, self.parts.training.seed)
         start = rng.randint(0, max(0, len(ids) - max_tokens))
         run = ids[start : start + max_tokens]
-        share, mean_length = self.settings.span_share, self.settings.span_length
-        kept, target = corrupt(run, share, mean_length, lm.sentinels, rng)
+        form = self.settings.span_share, self.settings.span_length
+        kept, target = corrupt(run, *form, lm.sentinels, rng)
         return lm.around(kept), [*target, lm.tokenizer.eos_token_id]
 
 

@@ -14,8 +14,10 @@ from revela.training.methods.base import Method
 from revela.training.settings import Preset
 
 FILES = (revela, replug, dream, cde, contrastive, dwell, gains)
-CLASSES: tuple[type[Method], ...] = (revela.Revela, replug.Replug, replug.ReplugQuestions)
-CLASSES += (dream.Dream, cde.CDE, contrastive.Pairs, contrastive.Crops, dwell.Spans, gains.Gains)
+CLASSES: tuple[type[Method], ...] = (
+    *(revela.Revela, replug.Replug, replug.ReplugQuestions, dream.Dream, cde.CDE),
+    *(contrastive.Pairs, contrastive.Crops, dwell.Spans, gains.Gains),
+)
 METHODS = {method.name: method for method in CLASSES}
 PRESETS: dict[str, Preset] = {
     name: settings for file in FILES for name, settings in file.PRESETS.items()

@@ -85,6 +85,7 @@ from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -141,14 +142,11 @@ SHARED: Preset = (
     | NO_FIT
     | {"warmup_steps": 100, "groups_per_step": 32, "max_minutes": 0.0, "keep": "last"}
 )
-PAPER: Preset = SHARED | {
-    "method": "revela",
-    "lm_lora": True,
-    "mix": "sum",
-    "tau": 1e-4,
-    "learning_rate": 1e-4,
-    "max_steps": 10_000,
-}
+PAPER: Preset = (
+    SHARED
+    | {"method": "revela", "lm_lora": True, "mix": "sum", "tau": 1e-4}
+    | {"learning_rate": 1e-4, "max_steps": 10_000}
+)
 PRESETS: dict[str, Preset] = {
     # The default: a frozen LM whose best heads read the other chunks of a group through a gate.
     "revela-gated": {"method": "revela"},
@@ -418,9 +416,7 @@ def gated_heads(gates_LH: Tensor) -> dict[int, list[int]]:
 
 def gates_in_upper_layers(lm: LanguageModel, gate: float, first: int) -> Tensor:
     """(L, H) the same gate on every head from layer ``first`` (0-based) up."""
-    gates_LH = torch.zeros(lm.n_layers, lm.n_heads)
-    gates_LH[first:] = gate
-    return gates_LH
+    return gates_on_heads(lm, gate, [*product(range(first, lm.n_layers), range(lm.n_heads))])
 
 
 def gates_on_heads(lm: LanguageModel, gate: float, heads: Sequence[tuple[int, int]]) -> Tensor:

@@ -22,13 +22,7 @@ from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
 from revela.encoders.prompts import DECODER, Known, prompts_set
-from revela.encoders.torch_model import (
-    add_missing_rows,
-    check_weights,
-    merge_adapters,
-    open_model,
-    pooled,
-)
+from revela.encoders.torch_model import add_missing_rows, check_weights, open_model, pooled
 from revela.errors import RevelaError, first_line
 from revela.training.packing import can_pack
 from revela.training.retriever.static_trainable import TrainableTable, make_trainable
@@ -260,6 +254,8 @@ def frozen_in_bf16(model: SentenceTransformer, bf16: bool) -> Iterator[None]:
 
 def merged(model: SentenceTransformer) -> SentenceTransformer:
     """A frozen copy on the CPU, of stock modules only, with LoRA or the trained table merged."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
     # Copies tensors of a GPU to the CPU at once, without a second copy on the GPU.
     copies: dict[int, object] = {
         id(tensor): nn.Parameter(tensor.detach().to("cpu", copy=True), tensor.requires_grad)
@@ -270,7 +266,11 @@ def merged(model: SentenceTransformer) -> SentenceTransformer:
     model = copy.deepcopy(model, copies)
     if isinstance(model[0], TrainableTable):
         model[0] = model[0].stock()
-    merge_adapters(model)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, BaseTunerLayer):
+                child.merge()
+                setattr(parent, name, child.get_base_layer())
     for module in model:
         if isinstance(module, modules.WordWeights):  # its weights are stored in its configuration
             weights = module.emb_layer.weight[:, 0].tolist()

@@ -123,12 +123,7 @@ class RetrieverModule(nn.Module):
         W) in fp32; on the model's device.
         """
         first, device = self.parts()[0], self.device
-        read = {
-            name: sent(value, device)
-            if isinstance(value, Tensor) and value.device != device
-            else value
-            for name, value in features.items()
-        }
+        read = {k: sent(v, device) if isinstance(v, Tensor) else v for k, v in features.items()}
         if not isinstance(first, modules.Transformer):
             return dict(first(read))
         with ExitStack() as stack:

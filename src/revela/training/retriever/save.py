@@ -75,14 +75,11 @@ def save_retriever(
 
 def _check_saved(model: SentenceTransformer, saved: Path) -> None:
     """Raise RevelaError if the files give other vectors of a few texts than the model."""
-    before = RetrieverEncoder(model, bf16=False)
-    after = RetrieverEncoder(open_model(saved, device="cpu"), bf16=False)
-    for one, other in (
-        (before.encode_queries, after.encode_queries),
-        (before.encode_passages, after.encode_passages),
-    ):
-        vectors_ND = one(SAMPLE)
-        change_N = np.linalg.norm(vectors_ND - other(SAMPLE), axis=1)
+    models = model, open_model(saved, device="cpu")
+    encoders = [RetrieverEncoder(each, bf16=False) for each in models]
+    for encode in (RetrieverEncoder.encode_queries, RetrieverEncoder.encode_passages):
+        vectors_ND, saved_ND = (encode(encoder, SAMPLE) for encoder in encoders)
+        change_N = np.linalg.norm(vectors_ND - saved_ND, axis=1)
         difference = float((change_N / np.linalg.norm(vectors_ND, axis=1)).max())
         if difference > DIFFERENCE:
             raise RevelaError(
