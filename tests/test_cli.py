@@ -160,9 +160,7 @@ def test_queries_are_kept_apart_from_the_corpus_and_found_where_they_were(monkey
         ("a.txt", b"One single sentence that has enough words.", "fewer than a group"),
     ],
 )
-def test_bad_corpora_are_one_sentence_and_leave_nothing(
-    refused, tmp_path, models, name, content, message
-):
+def test_bad_corpora_are_refused_in_a_sentence(refused, tmp_path, models, name, content, message):
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / name).write_bytes(content)
     err = refused("train", tmp_path / "corpus", f"--out {tmp_path / 'out'}", models)
@@ -244,9 +242,7 @@ def test_flag_beats_recipe_beats_preset(recipes, refused, models, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["train", "compare", "heads", "groups", "queries"])
-def test_a_method_in_a_recipe_brings_its_settings_as_the_flag_does(
-    recipes, refused, tmp_path, verb
-):
+def test_a_method_in_a_recipe_brings_its_settings_as_a_flag_does(recipes, refused, tmp_path, verb):
     (tmp_path / "r.toml").write_text('[method]\nmethod = "dream"\ngate = 0.3\n')
     more = {"heads": (), "queries": (), "compare": (f"--on {tmp_path}",)}.get(verb, ())
     rest = () if verb in ("heads", "queries") else (f"--out {tmp_path / 'o'}",)
@@ -286,9 +282,7 @@ def test_a_recipe_may_set_what_shares_its_name_with_a_verb(recipes, refused, tmp
     assert "r.toml is not TOML" in refused("train", *given)
 
 
-def test_compare_puts_flags_and_recipe_over_every_preset(
-    monkeypatch, refused, corpus_file, tmp_path
-):
+def test_compare_puts_flags_and_recipe_over_presets(monkeypatch, refused, corpus_file, tmp_path):
     seen: dict[str, Recipe] = {}
 
     def stop(rows, *_, **__):
@@ -383,9 +377,7 @@ def test_written_queries_are_kept(succeeds, corpus_file, models):
     assert "rejected" in out and f"queries are kept in {kept}" in out and kept.is_file()
 
 
-def test_what_nothing_else_can_ask_is_checked_by_written_questions(
-    monkeypatch, doing, succeeds, models, tmp_path
-):
+def test_checks_by_questions_that_are_written(monkeypatch, doing, succeeds, models, tmp_path):
     texts = ({"text": row["text"]} for row in make_rows(60, sentences=1))
     corpus = write_lines(tmp_path / "snippets.jsonl", texts)
     small = "--group-size 8 --layers 2 --lora-rank 4 --precision fp32 --threads 1"
@@ -438,9 +430,7 @@ def test_compare_keeps_what_is_done(succeeds, refused, corpus_file, models, tmp_
     assert "gated-0 was begun with other settings (learning_rate): give the same, or" in err
 
 
-def test_an_interrupted_run_exits_so_and_does_not_look_finished(
-    doing, corpus_file, models, tmp_path
-):
+def test_an_interrupted_run_exits_so_and_looks_unfinished(doing, corpus_file, models, tmp_path):
     run, advance = tmp_path / "out", Progress.advance
     given = ("train", corpus_file, f"--out {run} --group-size 4", *TINY_FLAGS, models)
 
@@ -484,9 +474,7 @@ def test_a_stopped_comparison_stops_its_run_and_goes_on(corpus_file, models, tmp
     assert Run.read(metrics.parent).finished and "contrastive-crop" in Comparison.read(out).scores
 
 
-def test_the_last_table_has_the_saved_state_beside_the_last(
-    succeeds, monkeypatch, corpus_file, models, tmp_path
-):
+def test_the_last_table_has_saved_beside_last(succeeds, monkeypatch, corpus_file, models, tmp_path):
     """Training makes it worse, so the start is saved."""
     scores = iter([0.3, 0.4, 0.2])
     monkeypatch.setattr(HeldOutCheck, "__call__", lambda *_: {"title": next(scores)})
@@ -506,18 +494,14 @@ def test_the_last_table_has_the_saved_state_beside_the_last(
         ("compare", "this takes one process and 2 were started (WORLD_SIZE): start revela without"),
     ],
 )
-def test_one_of_several_processes_is_refused(
-    monkeypatch, refused, corpus_file, tmp_path, verb, message
-):
+def test_one_of_several_is_refused(monkeypatch, refused, corpus_file, tmp_path, verb, message):
     monkeypatch.setenv("WORLD_SIZE", "2")
     more = (f"--on {tmp_path}",) if verb == "compare" else ()
     err = refused(verb, corpus_file, f"--out {tmp_path / 'out'}", *more)
     assert err.startswith(f"revela: {message}") and not (tmp_path / "out").exists()
 
 
-def test_eval_compares_models_and_asks_mteb(
-    succeeds, refused, tiny_lm_folder, tmp_path, monkeypatch
-):
+def test_eval_compares_and_asks_mteb(succeeds, refused, tiny_lm_folder, tmp_path, monkeypatch):
     mteb = pytest.importorskip("mteb")
     from tests.mteb_folder import folder_task
 
@@ -588,9 +572,7 @@ def test_a_full_disk_is_one_sentence_anywhere(monkeypatch, refused, tmp_path):
     assert "x cannot be written (no space" in refused("index", tmp_path, flags)
 
 
-def test_a_line_longer_than_the_model_reads_is_found_by_all_of_it(
-    succeeds, tmp_path, tiny_bert_folder
-):
+def test_a_line_longer_than_the_model_reads_is_found_by_all(succeeds, tmp_path, tiny_bert_folder):
     before, after = ("".join(f"{n:03}" for n in range(count)) for count in (90, 30))
     (tmp_path / "line.txt").write_text(f"{before}ocean{after}")
     index = (tmp_path / "line.txt", "--model", tiny_bert_folder, f"--out {tmp_path / 'index'}")

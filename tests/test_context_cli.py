@@ -37,9 +37,7 @@ def corpora(tmp_path):
     ]
 
 
-def test_a_context_is_baked_into_a_stock_folder(
-    contextual, corpora, tmp_path, succeeds, monkeypatch
-):
+def test_a_context_is_put_into_a_stock_folder(contextual, corpora, tmp_path, succeeds, monkeypatch):
     """Our encoder and stock sentence-transformers read it, and so do index, search and eval."""
     shutil.copytree(contextual, tmp_path / "model")
     (tmp_path / "model" / "README.md").write_text("# A card")
@@ -78,9 +76,7 @@ def test_the_first_documents_alone_are_baked(contextual, corpora, tmp_path, succ
     np.testing.assert_allclose(stock.encode_document(TEXTS), by_hand, atol=1e-5)
 
 
-def test_what_cannot_be_given_a_context_is_refused(
-    contextual, saved_retriever, corpora, tmp_path, refused
-):
+def test_not_all_can_have_a_context(contextual, saved_retriever, corpora, tmp_path, refused):
     out = ("--out", tmp_path / "out")
     baked = ("--model", contextual, "--context", corpora[0], *out)
     shutil.copytree(contextual, tmp_path / "cut", ignore=shutil.ignore_patterns("context"))

@@ -205,9 +205,7 @@ def test_agents_are_served(environment, docs, static_folder):
     assert (first["path"], first["url"]) == (str(file), file.as_uri())
 
 
-def test_what_needs_an_extra_ends_with_one_sentence(
-    run, docs, static_folder, saved_retriever, tiny_lm_folder
-):
+def test_a_missing_extra_is_one_sentence(run, docs, static_folder, saved_retriever, tiny_lm_folder):
     needs = {
         "train docs --out out": "train",
         f"fit docs --model {tiny_lm_folder} --out out": "train",

@@ -78,9 +78,7 @@ def at_commits(monkeypatch, call):
     )
 
 
-def test_words_are_given_before_vectors_are_made_and_learn_how_far_these_are(
-    docs, static_folder, monkeypatch
-):
+def test_words_come_before_vectors_and_learn_how_far_these_are(docs, static_folder, monkeypatch):
     given, shares = [], []
     at_commits(monkeypatch, lambda *_: shares.append(given[0].made))
 
@@ -96,9 +94,7 @@ def test_words_are_given_before_vectors_are_made_and_learn_how_far_these_are(
     folder_index.open_any(docs, static_folder, on_partial_index=pytest.fail)  # it has an index now
 
 
-def test_the_index_as_it_was_answers_before_many_changes_are_encoded(
-    docs, static_folder, capsys, monkeypatch
-):
+def test_an_old_index_answers_before_many_changes_are_in(docs, static_folder, capsys, monkeypatch):
     monkeypatch.setattr(folder_index, "SOON", 2000)
     folder_index.open_any(docs, static_folder)
     (docs / "small.txt").write_text("A yak.")
@@ -121,9 +117,7 @@ def test_the_index_as_it_was_answers_before_many_changes_are_encoded(
     assert "small.txt:1" in shown
 
 
-def test_a_small_text_and_an_index_are_not_searched_by_words_first(
-    docs, static_folder, monkeypatch
-):
+def test_small_texts_and_indexes_are_not_searched_by_words_first(docs, static_folder, monkeypatch):
     monkeypatch.setattr(folder_index, "SOON", 2**20)
     index = folder_index.open_any(docs, static_folder, on_partial_index=pytest.fail)
     folder_index.open_any(index.folder, on_partial_index=pytest.fail)
@@ -143,9 +137,7 @@ def stop_after(monkeypatch, commits, error):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143)])
-def test_a_stopped_search_says_how_much_is_kept_and_goes_on(
-    doing, docs, static_folder, monkeypatch, error
-):
+def test_a_stopped_search_says_what_is_kept_goes_on(doing, docs, static_folder, monkeypatch, error):
     asked = ("search", docs, "zebra", "--model", static_folder)
     with monkeypatch.context() as patch:
         stop_after(patch, 2, error)
@@ -164,9 +156,7 @@ def test_a_stopped_search_says_how_much_is_kept_and_goes_on(
     assert out.count("1. zebra.txt") == 1 and "By words only" not in out
 
 
-def test_a_search_stopped_while_its_index_is_finished_says_that_all_is_kept(
-    doing, docs, static_folder, monkeypatch
-):
+def test_a_search_stopped_in_the_finish_says_all_is_kept(doing, docs, static_folder, monkeypatch):
     asked = ("search", docs, "zebra", "--model", static_folder)
 
     def stop(*_):

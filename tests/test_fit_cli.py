@@ -31,9 +31,7 @@ def table_of(said):
     return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
 
 
-def test_text_and_a_language_model_become_a_retriever(
-    succeeds, refused, corpus_file, tiny_lm_folder, tmp_path
-):
+def test_text_and_lm_become_a_retriever(succeeds, refused, corpus_file, tiny_lm_folder, tmp_path):
     out = tmp_path / "retriever"
     given = ("fit", corpus_file, "--model", tiny_lm_folder, "--out", out, *SMALL)
     said = succeeds(*given)
@@ -101,9 +99,7 @@ def test_what_cannot_be_fitted_is_refused_before_text_is_read(
     assert not out.exists()
 
 
-def test_a_language_model_is_no_retriever_and_can_be_made_one(
-    refused, corpus_file, tiny_lm_folder, tmp_path
-):
+def test_a_language_model_can_be_made_a_retriever(refused, corpus_file, tiny_lm_folder, tmp_path):
     err = refused("index", corpus_file, "--model", tiny_lm_folder, "--out", tmp_path / "index")
     offer = f"revela fit TEXT --model {tiny_lm_folder} --out RETRIEVER"
     assert err.startswith(f"revela: {tiny_lm_folder} is not a Sentence-Transf") and offer in err
@@ -131,9 +127,7 @@ def test_a_table_of_words_is_trained_saved_and_searched(succeeds, corpus, tiny_l
     assert f"\n1. {row['title']} " in said
 
 
-def test_training_that_does_not_help_is_not_saved(
-    succeeds, corpus, tiny_lm_folder, tmp_path, monkeypatch
-):
+def test_training_without_gain_is_unsaved(succeeds, corpus, tiny_lm_folder, tmp_path, monkeypatch):
     def spoiled(table, *_given, **_settings):
         return dataclasses.replace(table, rows_SD=table.rows_SD[:1].expand_as(table.rows_SD))
 
@@ -157,9 +151,7 @@ def test_training_that_does_not_help_is_not_saved(
         ("--static --layers 2", "--layers has no effect with --static"),
     ],
 )
-def test_what_is_not_read_is_refused(
-    refused, corpus_file, tiny_lm_folder, tmp_path, flags, sentence
-):
+def test_what_is_unread_is_refused(refused, corpus_file, tiny_lm_folder, tmp_path, flags, sentence):
     given = ("--model", tiny_lm_folder, "--out", tmp_path / "out", *flags.split())
     err = refused("fit", corpus_file, *given)
     assert err.startswith(f"revela: {sentence}") and not (tmp_path / "out").exists()

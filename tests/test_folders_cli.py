@@ -74,9 +74,7 @@ def test_a_folder_is_searched_and_followed(search, succeeds, docs, static_folder
 
 
 @pytest.mark.parametrize("how", ["damaged", "of another version", "without a table"])
-def test_a_cached_index_that_cannot_be_opened_is_made_again(
-    search, succeeds, docs, static_folder, cache, how
-):
+def test_a_damaged_cached_index_is_made_again(search, succeeds, docs, static_folder, cache, how):
     asked = (docs, QUERY, "--model", static_folder)
     found, _ = search(*asked)
     (file,) = cache.glob("*/index/state.sqlite")
@@ -110,9 +108,7 @@ def test_the_cache_is_cleared_beside_what_follows_it(docs, static_folder, cache,
 
 
 @pytest.mark.parametrize("of_the_place", [True, False])
-def test_a_search_waits_for_who_writes_to_the_index_of_its_folder(
-    docs, static_folder, cache, caplog, of_the_place
-):
+def test_a_search_waits_for_writes_to_its_index(docs, static_folder, cache, caplog, of_the_place):
     """As another search does, or a server that follows the folder."""
     caplog.set_level("INFO")
     index = folder_index.open_any(docs, static_folder)
@@ -141,9 +137,7 @@ def test_copies_take_no_place_of_other_answers(succeeds, static_folder, cache, t
     assert len(json.loads(succeeds(*asked, "--json"))) == 3  # a hit for each document
 
 
-def test_each_hit_of_the_json_says_whether_the_first_answers(
-    succeeds, docs, static_folder, cache, monkeypatch
-):
+def test_each_json_hit_says_if_the_first_answers(succeeds, docs, static_folder, cache, monkeypatch):
     asked = ("search", docs, QUERY, "--json --top 2", "--model", static_folder)
     assert [hit["answer"] for hit in json.loads(succeeds(*asked))] == [None, None]
     monkeypatch.setattr("revela.types.Hits.answer", "unlikely")  # too few texts to be calibrated
@@ -224,9 +218,7 @@ def notes(folder: Path, text: str, count: int, first: int = 0) -> Path:
     return folder
 
 
-def test_the_languages_of_a_folder_choose_its_model(
-    search, installed, tmp_path, cache, monkeypatch
-):
+def test_the_language_of_a_folder_chooses_a_model(search, installed, tmp_path, cache, monkeypatch):
     folder = notes(tmp_path / "notes", ENGLISH, 4)
     notes(folder, RUSSIAN, 4, 10)
     notes(folder, CHINESE, 4, 20)
@@ -289,9 +281,7 @@ def test_an_unfinished_index_is_not_followed_without_its_corpus(refused, tmp_pat
     assert "give a corpus to index" in refused("index", "--out", tmp_path, "--sync")
 
 
-def test_a_new_index_of_a_folder_is_encoded_in_the_precision_that_is_given(
-    docs, static_folder, cache, monkeypatch
-):
+def test_a_new_index_of_a_folder_has_the_precision_given(docs, static_folder, cache, monkeypatch):
     given, load_encoder = list[str](), load.load_encoder
 
     def loaded(folder, precision="auto", **options):
@@ -304,9 +294,7 @@ def test_a_new_index_of_a_folder_is_encoded_in_the_precision_that_is_given(
     assert given == ["fp32", "fp32"]
 
 
-def test_a_folder_is_followed_by_default_and_an_index_if_asked_to(
-    succeeds, docs, static_folder, cache, tmp_path, monkeypatch
-):
+def test_what_is_followed_by_default(succeeds, docs, static_folder, cache, tmp_path, monkeypatch):
     followed = list[float]()
 
     def sync_periodically(index, seconds, refused):
@@ -327,9 +315,7 @@ def test_a_folder_is_followed_by_default_and_an_index_if_asked_to(
     assert followed == [30, 5, 7]
 
 
-def test_an_index_follows_its_folder_though_it_is_away_for_a_while(
-    docs, static_folder, cache, caplog
-):
+def test_an_index_follows_its_folder_even_one_away_for_a_while(docs, static_folder, cache, caplog):
     caplog.set_level("INFO")
     index = folder_index.open_any(docs, static_folder)
 

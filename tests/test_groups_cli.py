@@ -21,9 +21,7 @@ BUILD = (*CUT, "--group-size", "8")
 
 
 @pytest.mark.parametrize("kind", ["random", "cluster"])
-def test_groups_are_built_shown_stored_and_trained_on(
-    succeeds, refused, corpus_file, models, tmp_path, kind
-):
+def test_groups_are_made_shown_and_used(succeeds, refused, corpus_file, models, tmp_path, kind):
     out = tmp_path / "groups"
     flags = (*BUILD, models, "--groups", kind)
     said = succeeds("groups", corpus_file, "--out", out, "--show", 2, *flags)
@@ -50,9 +48,7 @@ def test_groups_are_built_shown_stored_and_trained_on(
     assert "held out 16 documents for the label-free check (sibling" in said
 
 
-def test_what_stored_groups_cannot_be_is_refused_before_they_are_read(
-    succeeds, refused, corpus_file, models, tmp_path, monkeypatch
-):
+def test_what_stored_groups_are_not(succeeds, refused, corpus_file, models, tmp_path, monkeypatch):
     folder = tmp_path / "groups"
     succeeds("groups", corpus_file, "--out", folder, *BUILD, models)
     monkeypatch.setattr("revela.training.on_files.TrainingSet.read", None)
@@ -70,17 +66,13 @@ def test_what_stored_groups_cannot_be_is_refused_before_they_are_read(
         assert re.search(message, err), err
 
 
-def test_who_holds_nothing_out_is_told_that_nothing_is_checked(
-    succeeds, corpus_file, models, tmp_path
-):
+def test_who_holds_nothing_out_is_told_of_no_check(succeeds, corpus_file, models, tmp_path):
     flags = ("--out", tmp_path / "model", models, *TINY_FLAGS[:-1], 0)
     said = succeeds("train", corpus_file, *flags)
     assert "no documents held out, so no label-free check: the last state is saved" in said
 
 
-def test_clusters_of_what_a_surrogate_finds_similar(
-    succeeds, corpus_file, models, tiny_lm_folder, tmp_path
-):
+def test_clusters_as_a_surrogate_finds(succeeds, corpus_file, models, tiny_lm_folder, tmp_path):
     """And how hard they are."""
     surrogate, found = tmp_path / "surrogate", {}
     tiny_retriever(tiny_lm_folder, layers=1, query_prompt="").save(str(surrogate))
@@ -172,9 +164,7 @@ def test_dream_trains_on_stored_questions(succeeds, refused, corpus_file, models
     assert "holds groups" in refused("queries", tmp_path / "g", *flags)
 
 
-def test_groups_without_queries_are_refused_where_they_are_needed(
-    succeeds, refused, corpus_file, models, tmp_path
-):
+def test_groups_without_queries_are_refused(succeeds, refused, corpus_file, models, tmp_path):
     flags = (*BUILD, models)
     succeeds("groups", corpus_file, "--out", tmp_path / "g", *flags)
     asking = ("--method", "dream-infonce", "--queries", "title")

@@ -74,9 +74,7 @@ def package(encoder, nano, tiny_lm_folder, slot_dropout: float):
 
 @pytest.mark.parametrize("null", [0.0, 1.0])
 @pytest.mark.parametrize("documents", [SLOTS, SLOTS - 1])
-def test_vectors_loss_and_gradients_are_the_packages(
-    nano, encoder, tiny_lm_folder, monkeypatch, null, documents
-):
+def test_all_numbers_are_the_packages(nano, encoder, tiny_lm_folder, monkeypatch, null, documents):
     query_BS, document_BS = similarities()
     monkeypatch.setattr(nano, "NULL", null)
     context_JW = encoder.train().context(TEXTS[-documents:])

@@ -49,7 +49,7 @@ def test_loss_and_gradients_are_the_packages(nano, tiny_lm_folder, kind, tau):
     assert_same_gradients(retriever.model, model[0].model)
 
 
-def test_a_folder_is_read_trained_on_and_searched(nano, tiny_lm_folder, tmp_path, capsys):
+def test_a_folder_is_trained_on_and_searched(nano, tiny_lm_folder, tmp_path, capsys):
     models = ["--lm", str(tiny_lm_folder), "--retriever", str(tiny_lm_folder)]
     run_on_a_folder(nano, tmp_path, capsys, *models)
     nano.LEARNING_RATE = 0.0

@@ -90,9 +90,7 @@ def test_loss_and_gradients_are_the_packages(nano, tiny_lm_folder, tmp_path, nam
     assert bool(gradients(lm)) == form.train_lm
 
 
-def test_a_folder_is_read_trained_on_saved_and_searched(
-    nano, tiny_lm_folder, tmp_path, monkeypatch, capsys
-):
+def test_a_folder_is_trained_on_and_searched(nano, tiny_lm_folder, tmp_path, monkeypatch, capsys):
     made = []
     monkeypatch.setattr(
         nano, "save", lambda *given, save=nano.save: made.append(given) or save(*given)

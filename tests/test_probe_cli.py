@@ -73,7 +73,7 @@ def test_a_retriever_is_probed(succeeds, retriever, corpus_file, squad_like, tmp
         (("--move", "."), "is not a BEIR-layout folder"),
     ],
 )
-def test_what_cannot_be_probed_is_one_sentence(
+def test_refusals(
     monkeypatch, refused, retriever, corpus_file, squad_like, tmp_path, flags, message
 ):
     monkeypatch.chdir(squad_like.parent)

@@ -12,9 +12,7 @@ def slowly(seconds: float) -> None:
         time.sleep(seconds)
 
 
-def test_what_takes_long_shows_how_much_is_left_and_what_is_short_shows_nothing(
-    monkeypatch, capsys
-):
+def test_what_takes_long_shows_how_much_is_left_and_else_nothing(monkeypatch, capsys):
     slowly(0.01)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(terminal, "SHOWN_AFTER", 0.1)

@@ -22,9 +22,7 @@ def corpus(tmp_path):
     return write_lines(tmp_path / "corpus.jsonl", rows)
 
 
-def test_eval_ranks_models_on_a_text_without_labels(
-    succeeds, refused, corpus, tiny_lm_folder, tmp_path
-):
+def test_eval_ranks_models_without_labels(succeeds, refused, corpus, tiny_lm_folder, tmp_path):
     table, fitted = f"table of words of {tiny_lm_folder}", f"{tiny_lm_folder}, fitted"
     scores_file = tmp_path / "scores.json"
     given = ("eval", tiny_lm_folder, "--text", corpus)
@@ -46,9 +44,7 @@ def test_eval_ranks_models_on_a_text_without_labels(
     assert "0 queries, too few to compare models by: give more of it, or jud" in refused(*given)
 
 
-def test_models_are_judged_on_documents_that_they_were_not_made_of(
-    succeeds, corpus, tiny_lm_folder, monkeypatch
-):
+def test_models_are_judged_on_unseen_documents(succeeds, corpus, tiny_lm_folder, monkeypatch):
     checked, made_of = [], []
     tasks, encoder_of = choosing.tasks, choosing.encoder_of
 

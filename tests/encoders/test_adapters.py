@@ -150,10 +150,7 @@ BASE = "base_model_name_or_path"
     ("changes", "message"),
     [
         (None, r"adapter_config\.json is damaged: copy or download it again"),
-        (
-            {"peft_type": "IA3"},
-            "is an adapter of kind IA3, and only LoRA in .* is read: give",
-        ),
+        ({"peft_type": "IA3"}, "is an adapter of kind IA3, and only LoRA in .* is read: give"),
         ({"r": 3}, "lora cannot be opened as an adapter of .*size mismatch"),
         ({BASE: "none/here"}, "the base of .*lora .*: none/here is not in the hub cache"),
         ({BASE: "/none"}, "the base of .*lora .*: /none is neither a folder nor a hub id"),
@@ -161,7 +158,7 @@ BASE = "base_model_name_or_path"
         ({BASE: "{bert}"}, "changes modules that its base, .*, does not have"),
     ],
 )
-def test_what_cannot_be_merged_is_one_sentence(
+def test_what_cannot_be_merged(
     changes, message, tiny_lm_folder, tiny_bert_folder, tmp_path, refused, cache
 ):
     adapted(tiny_lm_folder, tmp_path / "lora")

@@ -265,9 +265,7 @@ def test_an_index_says_in_which_precision_its_vectors_are(tiny_tokenizer, tmp_pa
         np.testing.assert_array_equal(again, before)
 
 
-def test_an_index_in_int8_whose_export_is_gone(
-    kept, saved_retriever, tmp_path, monkeypatch, exports
-):
+def test_an_int8_index_whose_export_is_gone(kept, saved_retriever, tmp_path, monkeypatch, exports):
     folder, encoder = tmp_path / "index", load_encoder(saved_retriever, "int8")
     Index.create(folder, saved_retriever, encoder=encoder).add([Document("a", TEXTS[0])])
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "another cache"))
@@ -355,9 +353,7 @@ def test_a_graph_is_compared_with_torch_once(name, tiny_tokenizer, empty_cache, 
     np.testing.assert_array_equal(again.encode_passages(TEXT), first.encode_passages(TEXT))
 
 
-def test_without_torch_the_tokenizer_of_a_graph_is_that_of_transformers(
-    tiny_tokenizer, tmp_path, monkeypatch
-):
+def test_without_torch_a_graph_has_the_stock_tokenizer(tiny_tokenizer, tmp_path, monkeypatch):
     for name in OF_CONFIG:
         KINDS[name](tmp_path / name / "model", tiny_tokenizer)
         expected = of_stock(tmp_path / name / "model")
@@ -368,9 +364,7 @@ def test_without_torch_the_tokenizer_of_a_graph_is_that_of_transformers(
 
 
 @pytest.mark.parametrize("name", ["capitals, distilbert", "truncated on the left, distilbert"])
-def test_an_export_is_read_by_the_tokenizer_that_it_was_made_with(
-    name, tiny_tokenizer, empty_cache, monkeypatch, exports
-):
+def test_an_export_keeps_its_own_tokenizer(name, tiny_tokenizer, empty_cache, monkeypatch, exports):
     folder, long = empty_cache / "model", " ".join(map(str, range(99)))
     KINDS[name](folder, tiny_tokenizer)
     monkeypatch.setattr(sys.modules[__name__], "TEXT", [*TEXT, long])
@@ -406,9 +400,7 @@ def test_tokens_are_read_under_the_lock(saved_retriever, monkeypatch):
 
 @pytest.mark.parametrize("limit", [8, 200])
 @pytest.mark.parametrize("name", ["llama", "table, truncated", "distilbert"])
-def test_a_limit_may_be_lower_and_higher_than_the_models_own(
-    name, limit, tiny_tokenizer, empty_cache
-):
+def test_a_limit_may_be_another_than_the_models_own(name, limit, tiny_tokenizer, empty_cache):
     folder, text = empty_cache / "model", " ".join(f"ocean {i}" for i in range(60))
     KINDS[name](folder, tiny_tokenizer)
     if name == "llama":

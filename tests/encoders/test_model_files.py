@@ -198,9 +198,7 @@ def test_ids_without_an_owner(hub):
         resolve("my-folder")
 
 
-def test_a_run_that_is_resumed_reads_the_commit_that_it_began_with(
-    hub, monkeypatch, tiny_lm_folder, tmp_path
-):
+def test_a_resumed_run_reads_the_commit_it_began_with(hub, monkeypatch, tiny_lm_folder, tmp_path):
     from revela.training.step import Progress
     from revela.training.train import train
 
@@ -234,9 +232,7 @@ def test_a_run_that_is_resumed_reads_the_commit_that_it_began_with(
         (OSError(errno.ENOSPC, "No space left on device", "hub"), "hub cannot be written"),
     ],
 )
-def test_only_without_a_network_does_another_model_stand_in(
-    hub, monkeypatch, tiny_lm_folder, caplog, answer, message
-):
+def test_another_stands_in_offline_only(hub, monkeypatch, tiny_lm_folder, caplog, answer, message):
     caplog.set_level("INFO", "revela")
     embedded.log_once.cache_clear()
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # between tries of the library

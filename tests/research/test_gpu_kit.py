@@ -60,9 +60,7 @@ def test_the_section_of_the_results_names_the_device_and_what_is_missing(results
     assert table.NONE in table.section({})
 
 
-def test_a_stage_that_fails_or_lacks_a_part_is_named_and_the_others_go_on(
-    tmp_path, capsys, monkeypatch
-):
+def test_a_stage_that_fails_or_lacks_a_part_is_named_others_go_on(tmp_path, capsys, monkeypatch):
     began = []
 
     def run_stage(stage, seconds, results, a):

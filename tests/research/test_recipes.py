@@ -108,9 +108,7 @@ def test_a_training_set_is_not_that_of_another_reading():
          "a variant is called 'a/b', but names a folder"),
     ],
 )  # fmt: skip
-def test_variants_that_cannot_be_run_are_refused(
-    refused, corpus_file, tmp_path, recipe, flags, message
-):
+def test_bad_variants_are_refused(refused, corpus_file, tmp_path, recipe, flags, message):
     (tmp_path / "r.toml").write_text(recipe)
     folders = ("--on", tmp_path, "--out", tmp_path / "o", "--recipe", tmp_path / "r.toml")
     arguments = ("compare", corpus_file, *folders, "--methods", "revela-gated", *flags)

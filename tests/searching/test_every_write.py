@@ -239,9 +239,7 @@ def test_a_command_that_ends_at_any_write_is_finished_by_the_next(tmp_path, writ
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_others_beside_any_write_are_refused_or_read_one_version_or_the_next(
-    tmp_path, writes, name
-):
+def test_others_beside_any_write_are_refused_or_read_one_whole_version(tmp_path, writes, name):
     prepare, run = COMMANDS[name]
     alone, place = tmp_path / "alone", tmp_path / "place"
     place.mkdir()

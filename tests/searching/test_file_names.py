@@ -66,9 +66,7 @@ def test_a_name_with_a_date_is_found_by_that_day_only(tmp_path):
         ("top 10 rules", "The top ten rules.", "sure"),
     ],
 )
-def test_a_hit_without_the_string_of_the_query_is_never_sure(
-    tmp_path, monkeypatch, query, text, answer
-):
+def test_a_hit_without_the_query_string_is_never_sure(tmp_path, monkeypatch, query, text, answer):
     monkeypatch.setattr(IndexStore, "measured", {"hybrid": (-9.0, 1.0, 0.0)})
     index = build(tmp_path / "index", [Document("d1", text), *OTHERS], language="en")
     hits = index.search(query)

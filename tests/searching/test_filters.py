@@ -175,9 +175,7 @@ def test_a_value_that_is_no_number_is_missing(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a.b", "a`b", "_id", "passage"])
-def test_a_column_that_the_table_cannot_have_is_refused_before_work(
-    tmp_path, saved_retriever, name
-):
+def test_a_column_that_a_table_cannot_have_is_refused_before_work(tmp_path, saved_retriever, name):
     docs = [Document("a", "abba", metadata={name: 1})]
     encoder = Letters()
     with pytest.raises(RevelaError, match=f"--metadata {name}: .*column.*; rename the field"):

@@ -52,9 +52,7 @@ def write_kinds(path: Path) -> Path:
     return path
 
 
-def test_every_document_of_a_folder_is_found_and_the_others_are_named(
-    tmp_path, succeeds, static_folder
-):
+def test_every_document_of_a_folder_is_found_or_is_named(tmp_path, succeeds, static_folder):
     folder, out = write_kinds(tmp_path / "folder"), tmp_path / "index"
     said = succeeds("index", folder, "--model", static_folder, "--out", out)
     assert "read 14 documents, " in said

@@ -71,9 +71,7 @@ def test_words_that_stand_everywhere_and_words_of_questions_are_not_marked():
         ("Die ﬁne Fußgänger\u00adzone", "Fine Fußgängerzone", "de", ["ﬁne", "Fußgänger\u00adzone"]),
     ],
 )  # fmt: skip
-def test_identifiers_stems_and_pairs_of_characters_are_marked_in_the_text_as_it_is(
-    text, query, language, words
-):
+def test_identifiers_stems_and_pairs_of_characters_are_marked(text, query, language, words):
     assert marked(shown(text, query, "a.txt", language)) == words
 
 

@@ -85,9 +85,7 @@ def assert_equal(one, other):
     assert all(torch.allclose(v, other[1][k], rtol=0, atol=1e-5) for k, v in one[1].items())
 
 
-def test_steps_wait_for_their_own_queries_and_what_is_kept_changes_nothing(
-    recipe, asked, train_into, tmp_path, caplog
-):
+def test_steps_wait_for_their_queries_whatever_is_kept(recipe, asked, train_into, tmp_path, caplog):
     caplog.set_level("INFO", "revela")
     train_into("one")
     assert len(asked) == query_lm.BLOCK
@@ -183,9 +181,7 @@ def test_one_chunk_of_each_split_document_is_asked_about(recipe, asked, tmp_path
     assert (np.bincount(taken.column("document"), taken.column("query") != "") <= 1).all()
 
 
-def test_questions_of_another_program_train_as_those_of_the_query_lm(
-    recipe, train_into, succeeds, tmp_path, monkeypatch
-):
+def test_questions_by_another_program_train(recipe, train_into, succeeds, tmp_path, monkeypatch):
     def ask(passages):
         return [f"Which {p.split()[0]} is number {crc32(p.encode())}?" for p in passages]
 
@@ -240,9 +236,7 @@ def test_only_what_can_wait_is_written_late(recipe, tmp_path, asked, changes, la
 
 
 @pytest.mark.parametrize(("minutes", "late"), [(1.0, False), (0.0, True)])
-def test_runs_that_are_compared_for_the_same_time_find_their_queries(
-    recipe, asked, tmp_path, monkeypatch, minutes, late
-):
+def test_runs_compared_by_time_find_queries(recipe, asked, tmp_path, monkeypatch, minutes, late):
     def begun(own, data, *_, **__):
         assert (data.generated_queries is not None) == late
         assert any(data.rows.column("query")) != late
@@ -257,7 +251,7 @@ def test_runs_that_are_compared_for_the_same_time_find_their_queries(
     assert bool(asked) != late
 
 
-def test_the_probe_of_heads_asks_as_many_as_it_reads_and_training_reads_the_same(
+def test_heads_are_probed_as_training_reads(
     recipe, asked, train_into, tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))

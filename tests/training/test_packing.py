@@ -34,9 +34,7 @@ def one_by_one(query, key, value, lengths, causal, scale):
     ("explicit_scores", "side_by_side"), [(0, 256), (4, 256), (512, 256), (0, 0), (512, 0)]
 )
 @pytest.mark.parametrize("groups", [4, 2])
-def test_attention_keeps_texts_apart(
-    lengths, causal, explicit_scores, side_by_side, groups, monkeypatch
-):
+def test_attention_is_per_text(lengths, causal, explicit_scores, side_by_side, groups, monkeypatch):
     monkeypatch.setattr(p, "EXPLICIT_SCORES", explicit_scores)
     monkeypatch.setattr(p, "SIDE_BY_SIDE", side_by_side)
     generator = torch.Generator().manual_seed(0)

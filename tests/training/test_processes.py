@@ -384,9 +384,7 @@ def children_of(launcher: subprocess.Popen[str]) -> list[int]:
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds processes in /proc")
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_run_killed_at_any_moment_has_the_weights_of_an_unbroken_one(
-    case, cache, tmp_path, processes
-):
+def test_a_run_killed_at_any_moment_has_an_unbroken_one_s_weights(case, cache, tmp_path, processes):
     """By torchrun, which begins all processes again; by one process, which is begun again with
     --resume and --out alone.
     """

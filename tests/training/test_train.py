@@ -518,9 +518,7 @@ def test_another_model_finds_false_negatives(recipe, documents, tiny_lm_folder, 
     assert none > filtered != cut_short and found[2:4] == [filtered, none]
 
 
-def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
-    recipe, taught_lm_folder, documents, tmp_path, caplog
-):
+def test_dream_takes_its_heads_from_a_file(recipe, taught_lm_folder, documents, tmp_path, caplog):
     recipe = recipe.replace(**LEARNED, group_size=8, max_steps=1)
     caplog.set_level("INFO", "revela")
     mine, other = tmp_path / "mine.json", tmp_path / "other.json"
@@ -592,9 +590,7 @@ def test_a_run_in_a_thread_leaves_signals_alone(recipe, documents, tmp_path):
     assert outcomes[0].steps == 1 and signal.getsignal(signal.SIGINT) is before
 
 
-def test_the_first_stage_trains_alike_whether_it_was_checked_before(
-    tiny_bert_folder, documents, tmp_path, monkeypatch
-):
+def test_checks_leave_the_first_stage_alike(tiny_bert_folder, documents, tmp_path, monkeypatch):
     """With the dropout of its layers, which this model has."""
     folder = tmp_path / "model"
     shutil.copytree(tiny_bert_folder, folder)
@@ -701,9 +697,7 @@ def test_a_finished_run_is_extended_as_if_it_had_not_ended(recipe, documents, tm
     assert_same_tensors(whole, out, 4)
 
 
-def test_the_rate_of_an_extended_run_and_of_one_without_checkpoints(
-    recipe, documents, tmp_path, caplog
-):
+def test_the_rate_of_an_extended_run_and_without_checkpoints(recipe, documents, tmp_path, caplog):
     caplog.set_level("INFO", "revela")
     out, longer = tmp_path / "out", recipe.replace(max_steps=12)
     train(recipe.replace(keep_checkpoints=3, save_every=1), documents, out)
@@ -763,9 +757,7 @@ def test_a_context_goes_around_another_method(recipe, documents, tmp_path):
     assert head["linear.weight"].abs().max() > 0
 
 
-def test_a_run_killed_before_its_first_checkpoint_resumes_and_leaves_nothing(
-    recipe, documents, tmp_path, monkeypatch
-):
+def test_a_run_killed_before_a_checkpoint_resumes_whole(recipe, documents, tmp_path, monkeypatch):
     out = tmp_path / "out"
 
     def killed(self):

@@ -438,9 +438,7 @@ def test_windows_shares_no_port_in_use(monkeypatch):
         assert not listening.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
 
 
-def test_reranking_by_tokens_encodes_its_query_once_in_the_queue_of_all(
-    make_service, slow, index, monkeypatch
-):
+def test_reranking_by_tokens_encodes_once_in_the_one_queue(make_service, slow, index, monkeypatch):
     """In one batch with a query whose tokens nobody wants."""
     asked = [{"query": f"word{i} ocean01", "k": 5} for i in range(2)]
     asked[1]["rerank"] = "late-interaction"

@@ -71,9 +71,7 @@ def test_joined_requests_get_the_vectors_that_they_would_get_alone(slow, encoder
     assert batcher.waiting_tokens == {"query": 0, "passage": 0}
 
 
-def test_a_query_waits_for_one_batch_of_passages_and_a_small_request_for_a_share_of_a_large_one(
-    slow, batcher
-):
+def test_a_query_waits_for_one_batch_and_a_small_request_for_a_share_of_a_large_one(slow, batcher):
     large, small = (["p"] * 20, [20] * 20, "passage"), (["s"], [20], "passage")
     found = behind_a_batch(slow, batcher, large, small, (["q"], [5], "query"))
     assert [len(vectors) for vectors in found] == [20, 1, 1]
@@ -138,9 +136,7 @@ def test_an_error_fails_its_own_batch_and_no_other(slow, batcher, monkeypatch):
     assert batcher.waiting_tokens["passage"] == 0
 
 
-def test_an_encoder_that_gives_a_vector_too_few_fails_its_batch_and_the_next_is_encoded(
-    slow, batcher, monkeypatch
-):
+def test_an_encoder_that_gives_a_vector_too_few_fails_that_batch_only(slow, batcher, monkeypatch):
     encode = slow._encode
     monkeypatch.setattr(slow, "_encode", lambda role, texts: encode(role, texts)[1:])
 

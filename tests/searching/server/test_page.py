@@ -167,9 +167,7 @@ def test_whether_there_is_an_answer_is_said_in_words(page):
         assert words in verdict.text and verdict.is_displayed() == bool(words)
 
 
-def test_equal_texts_share_a_card_and_links_lead_to_documents(
-    browser, make_service, encoder, tmp_path
-):
+def test_equal_texts_share_a_card_and_link_to_documents(browser, make_service, encoder, tmp_path):
     text = "The axolotl sleeps under stones."
     rows = [Document(f"dir/{name} b.txt", text) for name in ("a", "ä")]
     rows += [Document(f"d{i}", f"ocean{i}") for i in range(3)]
@@ -241,9 +239,7 @@ def test_what_was_found_is_ordered_again_or_not(page, held):
         assert button.get_attribute("aria-pressed") == str(how == "late-interaction").lower()
 
 
-def test_an_index_that_re_ranks_by_itself_says_so_and_can_be_told_not_to(
-    page, site, held, monkeypatch
-):
+def test_an_index_that_re_ranks_says_so_and_can_be_told_not_to(page, site, held, monkeypatch):
     monkeypatch.setattr(held.index, "_default_rerank", "late-interaction")
     page.get(site.url + "/?again")
     button = field_of(page, "#rerank")

@@ -47,9 +47,7 @@ def exported(tmp_path_factory, saved_retriever):
         ("{new} --out {new}", "is neither a folder nor a hub id"),
     ],
 )
-def test_mistakes_are_one_sentence(
-    refused, tmp_path, saved_retriever, tiny_lm_folder, arguments, sentence
-):
+def test_a_mistake_is_told(refused, tmp_path, saved_retriever, tiny_lm_folder, arguments, sentence):
     places = {"model": saved_retriever, "lm": tiny_lm_folder, "new": tmp_path / "new"}
     assert sentence in refused("export", *arguments.format(**places).split())
     assert not (tmp_path / "new").exists()
