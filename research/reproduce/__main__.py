@@ -92,6 +92,8 @@ def given_settings(words: Sequence[str]) -> dict[str, Any]:
     Raises:
         RevelaError: one of them is no setting.
     """
+    if not words:
+        return {}
     from revela import cli
     from revela.cli.main import prepare
     from revela.cli.recipe_flags import given_settings as by_name

@@ -21,19 +21,15 @@ from research.reproduce import run
 from research.reproduce.data import Folders
 from research.reproduce.published import PUBLISHED, cell
 from research.reproduce.run import Options, Results, Scores, margin_of, mean_of
-from research.reproduce.tables import NDCG, Corpus, Row, Table
+from research.reproduce.tables import NDCG, Row, Table
 from revela.errors import RevelaError
-from revela.training.build_groups import hardness
 from revela.training.commands import (
     MODULES,
     Command,
     eval_commands,
-    flags_of,
     train_commands,
 )
-from revela.training.compare import scores_of
 from revela.training.groups.store import GroupFolder
-from revela.training.probes.moved_passage import load_answers
 from revela.training.recipe import Recipe
 from revela.training.record import Run
 
@@ -130,7 +126,7 @@ class Session:
         # A figure may have panels of other data sets than --only names.
         options = replace(options, only=tuple(c for c in options.only if c in table.columns))
         if self.options.only and table.columns and not options.only:
-            table = replace(table, rows=())
+            table = replace(table, rows=(), columns=())
         folders = run.folders_of(table, options)
         if plot.own_text and table.rows:
             table, options = self._with_own_text(table, options, folders)
@@ -148,11 +144,8 @@ class Session:
             return table, replace(options, corpus=(*options.corpus, *texts))
         (row,) = table.rows
         assert row.corpus is not None
-        groups = options.out / "groups" / row.corpus.name
-        words = ["groups", *row.corpus.sources, *texts, "--out", str(groups)]
-        self.run(Command([*words, *flags_of(row.corpus.settings)], groups))
-        stored = Corpus(row.corpus.name, (str(groups),))
-        return replace(table, rows=(replace(row, corpus=stored),)), options
+        both = replace(row.corpus, sources=(*row.corpus.sources, *texts))
+        return replace(table, rows=(replace(row, corpus=both),)), options
 
     def run(self, command: Command) -> None:
         """Run a command that is not done, or print it."""
@@ -198,7 +191,7 @@ class Work:
 
     def sizes(self, row: Row) -> list[str]:
         """The sizes of a row that are run."""
-        every = run._selected(self.table, self.options)
+        every = run.selected(self.table, self.options)
         return [size for other, size in every if other.label == row.label]
 
     def runs(self, row: Row, size: str) -> list[Path]:
@@ -383,12 +376,14 @@ class Hardness(Measure):
     def value(self, work: Work, row: Row, size: str) -> Value | None:
         options = work.options
         settings = run.settings_of(work.table, row, size, options.seeds[0], options)
-        sources = run._corpus(row, options).sources
+        sources = run.corpus_of(row, options).sources
         # For several processes, training begins with the command that stores the groups.
         command = next(train_commands(sources, settings, work.runs(row, size)[0], processes=2))
         work.session.run(command)
         if work.is_dry:
             return None
+        from revela.training.build_groups import hardness  # imports training: seconds
+
         file = options.out / "hardness" / f"{command.makes.name}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         recipe, folder = Recipe.of(**settings), GroupFolder(command.makes)
@@ -467,6 +462,8 @@ class AnswersBegin(Measure):
             return Marks([])
         if work.options.pairs is None:
             raise RevelaError("passages and their documents are read from --pairs: give it")
+        from revela.training.probes.moved_passage import load_answers
+
         begins = [answer.begin for answer in load_answers(work.options.pairs).answers]
         counts = Counter(begin // BIN for begin in begins)
         shares = [counts[place] / len(begins) for place in range(BINS)]
@@ -504,9 +501,13 @@ class FirstDocuments(Score):
         work.session.run(Command(words, Path(read) / MODULES, Path(model) / MODULES))
         flags = list[str]()
         if table.depth:
-            candidates = run._candidates(table, options, column, folder)
+            candidates = run.candidates_of(table, options, column, folder)
             flags = ["--candidates", str(candidates.makes), "--depth", str(table.depth)]
         out = options.out / "scores" / f"{Path(read).name}-top{table.depth}"
         for command in eval_commands(read, [folder], out, flags=flags):
             work.session.run(command)
-        return {} if work.is_dry else run._of_model(scores_of(out / f"{folder.name}.json"))
+        if work.is_dry:
+            return {}
+        from revela.training.compare import scores_of
+
+        return run.queries_of(scores_of(out / f"{folder.name}.json"))

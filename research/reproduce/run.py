@@ -19,14 +19,13 @@ import numpy as np
 
 from research.reproduce.data import Folders, find_folders, folders_in, make_folders
 from research.reproduce.small import COLLECTIONS, small_settings
-from research.reproduce.tables import MODELS, NDCG, PAIRS, Corpus, Row, Table
+from research.reproduce.tables import MODELS, NDCG, OF_PAIRS, PAIRS, Corpus, Row, Table, merged
 from revela.errors import RevelaError
 from revela.evaluation.collection import load_collection
 from revela.evaluation.metrics import MAIN, per_query
 from revela.evaluation.runs import file_name, read_run
 from revela.evaluation.significance import margin
 from revela.ranking.fusion import reciprocal_rank_fusion
-from revela.training.check_settings import check_recipe
 from revela.training.commands import (
     MODULES,
     Command,
@@ -35,8 +34,7 @@ from revela.training.commands import (
     processes_here,
     train_commands,
 )
-from revela.training.compare import FILE, scores_of
-from revela.training.recipe import Recipe, check_unread
+from revela.training.recipe import check_unread
 from revela.training.record import parse
 
 Scores = dict[str, dict[str, dict[str, float]]]
@@ -115,28 +113,32 @@ def check(table: Table, options: Options) -> None:
         raise RevelaError("--small trains on a text of yours: give --corpus TEXT")
     trained = list(_runs(table, options))
     for row, _ in trained:
-        if _needs_pairs(row) and options.pairs is None and not options.dry_run:
+        if _reads_pairs(row, options) and options.pairs is None and not options.dry_run:
             raise RevelaError(
                 f"{row.label} is trained on judged pairs: give their folder as --pairs, in BEIR "
                 "layout"
             )
     unread = [
-        (str(row.settings["method"]), Recipe().merge(_named(table, row, size, options))[1])
+        (str(row.settings["method"]), merged(_named(table, row, size, options))[1])
         for row, size in trained
     ]
     given = {*options.given}
     check_unread([(method, names & given) for method, names in unread])
-    for row, size in [] if options.dry_run else trained:
+    if options.dry_run:
+        return
+    from revela.training.check_settings import check_recipe  # imports training: seconds
+
+    for row, size in trained:
         settings = settings_of(table, row, size, options.seeds[0], options)
         folder = folder_of(table, row, size, options.seeds[0], options)
-        check_recipe(Recipe.of(**settings), folder, resume=True)
+        check_recipe(merged(settings)[0], folder, resume=True)
 
 
 def folders_of(table: Table, options: Options) -> Folders:
     """The collections of the table's columns."""
     columns = [c for c in table.columns if c not in table.tasks]
     columns = [c for c in columns if not options.only or c in options.only]
-    own = {} if options.pairs is None else {"MS MARCO documents dev": [options.pairs]}
+    own = {c: [options.pairs] for c in columns if c == OF_PAIRS and options.pairs is not None}
     columns = [c for c in columns if c not in own]
     if options.dry_run:
         named = {column: [options.data / column] for column in columns}
@@ -144,9 +146,9 @@ def folders_of(table: Table, options: Options) -> Folders:
     if not options.small:
         return {**make_folders(columns, options.data), **own}
     found = {**find_folders(columns, options.data), **own}
-    if not found:  # any will do to try the commands
+    if columns and not found:  # any will do to try the commands
         found = folders_in(options.data)
-    if not found and table.rows:
+    if columns and not found:
         raise RevelaError(f"no collection in {options.data}: give folders in BEIR layout as --data")
     return dict(list(found.items())[:COLLECTIONS])
 
@@ -155,7 +157,7 @@ def commands_of(table: Table, options: Options, folders: Folders) -> Iterator[Co
     """The commands of all rows, each row's before the next one's."""
     if table.heads:
         yield _heads_command(table, options)
-    for row, size in _selected(table, options):
+    for row, size in selected(table, options):
         trained = _trained(row)
         for seed in options.seeds if trained else options.seeds[:1]:
             if trained:
@@ -165,7 +167,7 @@ def commands_of(table: Table, options: Options, folders: Folders) -> Iterator[Co
 
 def folder_of(table: Table, row: Row, size: str, seed: int, options: Options) -> Path:
     """The folder of a run: PRESET-SIZE-DIGEST-SEED."""
-    settings, corpus = settings_of(table, row, size, seed, options), _corpus(row, options)
+    settings, corpus = settings_of(table, row, size, seed, options), corpus_of(row, options)
     about = [{**settings, "seed": 0}, corpus.sources, corpus.weights]
     if row.after is not None:
         about.append(str(folder_of(table, row.after, size, seed, options)))
@@ -181,14 +183,14 @@ def settings_of(table: Table, row: Row, size: str, seed: int, options: Options) 
     named = _named(table, row, size, options)
     if row.after is not None:
         named["model"] = str(folder_of(table, row.after, size, seed, options))
-    unread = Recipe().merge(named)[1]
+    unread = merged(named)[1]
     named = {name: value for name, value in named.items() if name not in unread}
     return {**named, "seed": seed}
 
 
 def _named(table: Table, row: Row, size: str, options: Options) -> dict[str, Any]:
     """The settings of a row before those that its method does not read are left out."""
-    own = row.corpus.settings if row.corpus and _corpus(row, options) is row.corpus else {}
+    own = row.corpus.settings if row.corpus and corpus_of(row, options) is row.corpus else {}
     named = {**row.settings, **own, **row.of_size.get(size, {})}
     if size in MODELS and table.sizes:
         named["model"] = MODELS[size]
@@ -203,20 +205,23 @@ def _named(table: Table, row: Row, size: str, options: Options) -> dict[str, Any
     }
 
 
-def _corpus(row: Row, options: Options) -> Corpus:
+def corpus_of(row: Row, options: Options) -> Corpus:
     """The text of a row, or that which is given in its place."""
     assert row.corpus is not None
     if options.corpus and "pairs" not in row.settings:
         return Corpus("given", options.corpus)
-    if not _needs_pairs(row):
+    if not _reads_pairs(row, options):
         return row.corpus
     pairs = str(options.pairs or "PAIRS")
     sources = tuple(source.replace(PAIRS, pairs) for source in row.corpus.sources)
     return dataclasses.replace(row.corpus, sources=sources)
 
 
-def _needs_pairs(row: Row) -> bool:
-    return row.corpus is not None and any(PAIRS in source for source in row.corpus.sources)
+def _reads_pairs(row: Row, options: Options) -> bool:
+    """Whether a row is trained on judged pairs, or on their documents for lack of another text."""
+    assert row.corpus is not None
+    is_text_given = bool(options.corpus) and "pairs" not in row.settings
+    return not is_text_given and any(PAIRS in source for source in row.corpus.sources)
 
 
 def _trained(row: Row) -> Row | None:
@@ -225,7 +230,7 @@ def _trained(row: Row) -> Row | None:
     return row if row.settings else None
 
 
-def _selected(table: Table, options: Options) -> Iterator[tuple[Row, str]]:
+def selected(table: Table, options: Options) -> Iterator[tuple[Row, str]]:
     """The rows that are run, with each size."""
     sizes = options.sizes or (table.sizes[:1] if options.small else table.sizes)
     for row in table.rows:
@@ -241,7 +246,7 @@ def _selected(table: Table, options: Options) -> Iterator[tuple[Row, str]]:
 
 def _runs(table: Table, options: Options) -> Iterator[tuple[Row, str]]:
     """The rows that are trained, with their earlier stages."""
-    for row, size in _selected(table, options):
+    for row, size in selected(table, options):
         stage = _trained(row)
         while stage is not None:
             yield stage, size
@@ -252,17 +257,17 @@ def _training(table: Table, row: Row, size: str, seed: int, options: Options) ->
     """The commands that train a row, after those of its earlier stages."""
     if row.after is not None:
         yield from _training(table, row.after, size, seed, options)
-    settings, corpus = settings_of(table, row, size, seed, options), _corpus(row, options)
+    settings, corpus = settings_of(table, row, size, seed, options), corpus_of(row, options)
     out, n = folder_of(table, row, size, seed, options), options.processes
     if not corpus.stored:
         yield from train_commands(corpus.sources, settings, out, processes=n)
         return
     groups = options.out / "groups" / corpus.name
     weights = ["--weights", *map(str, corpus.weights)] if corpus.weights else []
-    yield Command(["groups", *corpus.sources, "--out", str(groups), *weights], groups)
-    for command in train_commands([str(groups)], settings, out):
-        if command.words[0] == "train":
-            yield dataclasses.replace(command, processes=n)
+    words = ["groups", *corpus.sources, "--out", str(groups), *weights]
+    yield Command([*words, *flags_of(corpus.settings)], groups)
+    for command in train_commands([str(groups)], settings, out):  # none stores groups of its own
+        yield dataclasses.replace(command, processes=n)
 
 
 def _scoring(
@@ -275,9 +280,9 @@ def _scoring(
         if not _has_column(row, column):
             continue
         for folder in parts:
-            flags, out = list(row.flags), _scores_file(table, row, size, seed, options, column)
+            flags, out = list(row.flags), _scores_file(table, row, model, options, column)
             if table.depth:
-                run = _candidates(table, options, column, folder)
+                run = candidates_of(table, options, column, folder)
                 yield run
                 flags += ["--candidates", str(run.makes), "--depth", str(table.depth)]
             if row.rrf is not None:
@@ -293,7 +298,7 @@ def _scoring(
     if tasks := [t for t in table.tasks if _has_column(row, t)]:
         chosen = [task for task in tasks if not options.only or task in options.only]
         if chosen and not options.small:
-            file = _scores_file(table, row, size, seed, options, "mteb") / "tasks.json"
+            file = _scores_file(table, row, model, options, "mteb") / "tasks.json"
             words = ["eval", model, "--benchmark", *chosen, "--json", str(file), *row.flags]
             yield Command([*words, "--out", str(options.out / "mteb-results")], file)
 
@@ -302,7 +307,7 @@ def _model(table: Table, row: Row, size: str, seed: int, options: Options) -> tu
     """What `revela eval` scores, and the context documents that it reads."""
     if trained := _trained(row):
         settings = settings_of(table, trained, size, seed, options)
-        slots = Recipe.of(**settings).context.context
+        slots = merged(settings)[0].context.context
         return str(folder_of(table, trained, size, seed, options)), slots
     return row.model if isinstance(row.model, str) else row.model[size], 0
 
@@ -311,11 +316,8 @@ def _has_column(row: Row, column: str) -> bool:
     return not row.columns or column in row.columns
 
 
-def _scores_file(
-    table: Table, row: Row, size: str, seed: int, options: Options, column: str
-) -> Path:
-    """The folder of the scores of a row on a column."""
-    model, _ = _model(table, row, size, seed, options)
+def _scores_file(table: Table, row: Row, model: str, options: Options, column: str) -> Path:
+    """The folder of the scores of a row's model on a column."""
     name = Path(model).name if _trained(row) else file_name(model.replace("/", "-"))
     if row.flags:
         name += f"-{hashlib.blake2b(repr(row.flags).encode(), digest_size=2).hexdigest()}"
@@ -324,7 +326,7 @@ def _scores_file(
     return options.out / "scores" / name / column.replace(" ", "-")
 
 
-def _candidates(table: Table, options: Options, column: str, folder: Path) -> Command:
+def candidates_of(table: Table, options: Options, column: str, folder: Path) -> Command:
     """Rank a collection by the retriever that finds the candidates; makes its run."""
     model = "embedded:minilm-l6" if options.small else table.candidates_by
     out = options.out / "candidates" / column
@@ -336,9 +338,9 @@ def _heads_command(table: Table, options: Options) -> Command:
     """Rank the heads of the table's language model."""
     heads = Row("heads", settings=table.heads, corpus=_heads_corpus())
     named = _named(table, heads, "", options)
-    unread = Recipe().merge(named)[1]
+    unread = merged(named)[1]
     flags = flags_of({n: v for n, v in named.items() if n not in unread})
-    sources, out = _corpus(heads, options).sources, _heads_file(options)
+    sources, out = corpus_of(heads, options).sources, _heads_file(options)
     return Command(["heads", *sources, "--out", str(out), *flags], out)
 
 
@@ -360,15 +362,18 @@ def found_heads(options: Options, count: int) -> list[tuple[int, int]]:
 
 def results_of(table: Table, options: Options, folders: Folders) -> Results:
     """The scores of all rows that have run; BM25's are in the files of each."""
+    from revela.training.compare import scores_of  # imports training: seconds
+
     results: Results = {row.label: {} for row in table.rows}
     lexical = dict[str, Scores]()
-    for row, size in _selected(table, options):
+    for row, size in selected(table, options):
         seeds = options.seeds if _trained(row) else options.seeds[:1]
+        models = [_model(table, row, size, seed, options)[0] for seed in seeds]
         columns = results[row.label].setdefault(size, {})
         for column, parts in folders.items():
             if not _has_column(row, column):
                 continue
-            runs = [_scores_file(table, row, size, seed, options, column) for seed in seeds]
+            runs = [_scores_file(table, row, model, options, column) for model in models]
             files = [{p.name: run / f"{p.name}.json" for p in parts} for run in runs]
             read = [{name: scores_of(file) for name, file in of.items()} for of in files]
             lexical.setdefault(column, {name: s["BM25"].queries for name, s in read[0].items()})
@@ -376,9 +381,9 @@ def results_of(table: Table, options: Options, folders: Folders) -> Results:
                 columns[column] = _mean([_fused(run, parts) for run in runs])
             else:
                 columns[column] = _mean(
-                    [{name: _of_model(s) for name, s in one.items()} for one in read]
+                    [{name: queries_of(s) for name, s in one.items()} for one in read]
                 )
-        for column, scores in _task_scores(table, row, size, options).items():
+        for column, scores in _task_scores(table, row, models[0], options).items():
             columns[column] = scores
     for row in table.rows:
         if row.model == "BM25" and lexical:
@@ -386,7 +391,7 @@ def results_of(table: Table, options: Options, folders: Folders) -> Results:
     return {label: sizes for label, sizes in results.items() if sizes}
 
 
-def _of_model(systems: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def queries_of(systems: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """The queries of the first system that is not BM25."""
     return dict(next(scores.queries for name, scores in systems.items() if name != "BM25"))
 
@@ -407,11 +412,13 @@ def _fused(run: Path, parts: Sequence[Path]) -> Scores:
     return scores
 
 
-def _task_scores(table: Table, row: Row, size: str, options: Options) -> dict[str, Scores]:
+def _task_scores(table: Table, row: Row, model: str, options: Options) -> dict[str, Scores]:
     """mteb's main score of each task, as the one query of a data set."""
-    file = _scores_file(table, row, size, options.seeds[0], options, "mteb") / "tasks.json"
+    file = _scores_file(table, row, model, options, "mteb") / "tasks.json"
     if not table.tasks or not file.is_file():
         return {}
+    from revela.training.compare import FILE
+
     tasks = parse(FILE, file.read_bytes(), str(file))
     return {
         task: {task: {MAIN: {NDCG: next(iter(systems.values())).means[MAIN]}}}

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from research.reproduce.tables import Row, Table
-from revela.training.recipe import Recipe
+from research.reproduce.tables import Row, Table, merged
 
 STEPS = 12  # of the row with the most published steps; others have their share of it
 COLLECTIONS = 2
@@ -49,4 +48,4 @@ def small_settings(
 
 
 def _steps(settings: Mapping[str, Any]) -> int:
-    return Recipe().merge(settings)[0].training.max_steps
+    return merged(settings)[0].training.max_steps

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from revela.training.recipe import read_recipe
+from revela.training.recipe import Recipe, read_recipe
 
 Settings = Mapping[str, Any]
 """Settings of `revela train` by name, with ``method``: a preset."""
 RECIPES = Path(__file__).parents[1] / "recipes"
 PAIRS = "{pairs}"
 """In sources and settings: the folder of judged pairs that --pairs gives."""
+OF_PAIRS = "MS MARCO documents dev"
+"""The column that is scored on that folder."""
 
 MODELS = {
     "135M": "HuggingFaceTB/SmolLM2-135M",
@@ -26,6 +28,7 @@ MODELS = {
 }
 """The retriever of a size, before training."""
 NDCG, MRR, RECALL = "ndcg@10", "mrr@100", "recall@100"
+_MERGED = dict[str, tuple[Recipe, set[str]]]()
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,16 @@ class Table:
         """
         own = row.sizes or self.sizes
         return tuple(size for size in own if size not in self.sizes or not sizes or size in sizes)
+
+
+def merged(settings: Settings) -> tuple[Recipe, set[str]]:
+    """The recipe of these settings, and the names of those that its method does not read. Kept, as
+    the commands of a row ask for it many times.
+    """
+    key = repr(sorted(settings.items()))
+    if key not in _MERGED:
+        _MERGED[key] = Recipe().merge(settings)
+    return _MERGED[key]
 
 
 def variants(recipe: str) -> dict[str, dict[str, Any]]:

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from research.reproduce.papers.revela import plain
-from research.reproduce.tables import MRR, PAIRS, RECALL, Corpus, Row, Table
+from research.reproduce.tables import MRR, OF_PAIRS, PAIRS, RECALL, Corpus, Row, Table
 
-COLUMN = "MS MARCO documents dev"
 DOCUMENTS = Corpus("msmarco-documents", (f"{PAIRS}/corpus.jsonl",))
 SIZE = ("220M",)
 NOT_OPEN = "no retriever of it in a form that revela opens"
@@ -48,7 +47,7 @@ STAGES = (
 
 
 def table(name: str, shows: str, *rows: Row) -> Table:
-    return Table(*(f"dwell-{name}", shows, rows, (COLUMN,)), metrics=(MRR, RECALL), percent=False)
+    return Table(*(f"dwell-{name}", shows, rows, (OF_PAIRS,)), metrics=(MRR, RECALL), percent=False)
 
 
 TABLES = (

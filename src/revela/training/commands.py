@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from revela.errors import RevelaError
-from revela.training.checkpoint import IGNORED_WHEN_COMPARING_FINISHED_RUNS, check_same_run
 from revela.training.groups.store import is_group_folder
 from revela.training.recipe import Recipe
 from revela.training.record import RunFile
@@ -173,4 +172,6 @@ def is_finished(out: Path) -> bool:
 
 def check_kept(out: Path, settings: Mapping[str, Any]) -> None:
     """Raise RevelaError if the finished run in a folder has other settings."""
+    from revela.training.checkpoint import IGNORED_WHEN_COMPARING_FINISHED_RUNS, check_same_run
+
     check_same_run(Recipe.of(**settings).to_dict(), out, IGNORED_WHEN_COMPARING_FINISHED_RUNS)
