@@ -20,10 +20,10 @@ import pytest
 from conftest import logged, make_rows, tiny_retriever
 from revela.errors import RevelaError
 from revela.evaluation.label_free import HeldOutCheck
+from revela.training.commands import is_finished
 from revela.training.compare import Comparison
 from revela.training.methods.registry import METHODS, PRESETS
 from revela.training.recipe import SECTIONS, Recipe, read_recipe, settings_of
-from revela.training.record import Run
 from revela.training.step import Progress
 from revela.training.training_set import TrainingSet, default_queries_file
 from tests.collection_folder import write_judged, write_lines
@@ -442,14 +442,12 @@ def test_an_interrupted_run_exits_so_and_looks_unfinished(doing, corpus_file, mo
         patch.setattr(Progress, "advance", interrupted)
         code, said, errors = doing(*given)
     assert code == 128 + signal.SIGINT, errors
-    assert json.loads((run / "run.json").read_text())["about"]["finished"] is False
     assert (run / "modules.json").is_file() and (run / "checkpoints" / "checkpoint-1").is_dir()
-    assert not Run.read(run).finished
+    assert not is_finished(run)
     assert "after 1 step, continue with --resume; " in said and f"saved to {run}\n" in said
     code, _, errors = doing(*given, "--resume")
     assert code == 0, errors
-    assert json.loads((run / "run.json").read_text())["about"]["finished"] is True
-    assert Run.read(run).finished
+    assert is_finished(run)
 
 
 def test_a_stopped_comparison_stops_its_run_and_goes_on(corpus_file, models, tmp_path):
@@ -468,10 +466,10 @@ def test_a_stopped_comparison_stops_its_run_and_goes_on(corpus_file, models, tmp
         process.send_signal(signal.SIGTERM)
         errors = process.communicate()[1]
     assert process.returncode == 143 and "run the same command again" in errors.splitlines()[-1]
-    assert not Run.read(metrics.parent).finished and [*metrics.parent.glob("checkpoints/check*")]
+    assert not is_finished(metrics.parent) and [*metrics.parent.glob("checkpoints/check*")]
     done = subprocess.run(line, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert Run.read(metrics.parent).finished and "contrastive-crop" in Comparison.read(out).scores
+    assert is_finished(metrics.parent) and "contrastive-crop" in Comparison.read(out).scores
 
 
 def test_the_last_table_has_saved_beside_last(succeeds, monkeypatch, corpus_file, models, tmp_path):
@@ -530,7 +528,7 @@ def test_eval_compares_and_asks_mteb(succeeds, refused, tiny_lm_folder, tmp_path
     ("toml", "message"),
     [
         ("[variants]\na = 1", "variant 'a' is no table"),
-        ("seed = 1", "seed is no section of settings"),
+        ("seed = 1", "seed is no section: docs"),
         ("[method]\ntau = inf", "--tau inf: it should be a finite number"),
         ("[optimizer]\nbetas = 0.5", "--betas 0.5: it should be a valid tuple"),
         ("[method]\nmethod = 3", "--method 3 is unknown: give FILE.py:Class, or one of"),

@@ -61,7 +61,7 @@ ENDLESS = {**STOPS, "max_steps": 0}
 TOKENS = {**ENDLESS, "max_tokens_read": 0.008}
 EXPLODING = {**STOPS, "learning_rate": 1e30, "save_every": 1}
 FAILURES = {  # what both say, then what only one does
-    "other groups": "the processes read different groups: give a folder that all machines see",
+    "other groups": "the processes read different groups or settings: start all by the",
     "in the way": "exists: choose another --out",
     "weights": "the processes have different weights after 4 steps",
     "crash": "division by zero",

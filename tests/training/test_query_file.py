@@ -19,7 +19,7 @@ from revela.training.generated_queries import (
     without_repeats,
 )
 from revela.training.lm import generate
-from revela.training.settings import Training
+from revela.training.recipe import Recipe
 
 PASSAGE = (
     "The mitral valve has two leaflets. "
@@ -55,7 +55,8 @@ def lm(tiny_lm_folder, tmp_path, monkeypatch):
     def opened(write, prompt=""):
         monkeypatch.setattr("revela.training.lm.generate.writer", lambda *_: write)
         monkeypatch.setattr("revela.training.generated_queries.WRITING_BATCH", 2)
-        return QueryLM(str(tiny_lm_folder), tmp_path / "queries.jsonl", "", 64, Training(), prompt)
+        recipe = Recipe.of("dream", lm=str(tiny_lm_folder), question_prompt=prompt)
+        return QueryLM(recipe, tmp_path / "queries.jsonl")
 
     return opened
 

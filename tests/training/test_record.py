@@ -88,7 +88,7 @@ def test_a_finished_run_is_done_with_its_own_limits_only(begun):
         ("run.json", {"about": {"groups": "few"}}, r"run\.json is damaged \(about\.groups"),
         ("metrics.jsonl", None, r"metrics\.jsonl has no line of step 5, where the last checkp"),
         ("metrics.jsonl", '{"step": 4}\n{"st', r"metrics\.jsonl has no line of step 5"),
-        ("metrics.jsonl", '{"step": []}\n', r"metrics\.jsonl:1 is no line of a run's metrics"),
+        ("metrics.jsonl", '{"step": []}\n', r"metrics\.jsonl:1 is damaged \(step: "),
         ("checkpoints/checkpoint-5/clock.json", None, r"clock\.json cannot be read"),
         ("checkpoints/checkpoint-5/clock.json", "{}", r"clock\.json cannot be read"),
         ("checkpoints/checkpoint-5/optimizer.safetensors", None, "optimizer.* cannot be read"),
@@ -165,7 +165,7 @@ def test_a_resumed_run_drops_what_it_will_write_again_and_a_line_cut_short(tmp_p
 def test_a_damaged_line_among_others_is_one_sentence(tmp_path, bad):
     path = tmp_path / "m.jsonl"
     path.write_bytes(b'{"step": 0}\n' + bad + b'\n{"step": 2}\n')
-    with pytest.raises(RevelaError, match=r"m\.jsonl:2 is no line of a run's metrics: remove that"):
+    with pytest.raises(RevelaError, match=r"m\.jsonl:2 is damaged \(.*leave it out"):
         Metrics(path, keep_until=9)
 
 

@@ -18,7 +18,7 @@ def test_progress_follows_the_nearer_limit():
     budget.spend([20, 30], [5, 5])  # two processes
     assert budget.done(10) == 0.5 and budget.done(80) == 0.8 and budget.done(200) == 1.0
     assert Budget(0).done(10**6) == 0.0
-    by_tokens = Budget(0, max_million_tokens=2.0)
+    by_tokens = Budget(0, max_mtokens=2.0)
     by_tokens.spend([1, 1], [300_000, 200_000])
     assert by_tokens.done(10**6) == 0.25
 

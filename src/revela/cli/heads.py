@@ -34,7 +34,7 @@ def heads(
     """
     with extra("train", "revela heads"):
         from revela.training.methods.heads import save_heads
-        from revela.training.rank_heads import kind_of, rank_heads
+        from revela.training.rank_heads import rank_heads
         from revela.training.training_set import default_queries_file, read_for
     from revela.quiet_libraries import silence_libraries
 
@@ -49,4 +49,4 @@ def heads(
     ]
     print_table(f"heads of {recipe.lm.lm}", ["rank", "layer", "head", "score"], rows)
     if out is not None:
-        save_heads(out, kind_of(recipe.method), recipe.lm.lm, folder, ranking)
+        save_heads(out, recipe.method.kind_of_heads, recipe.lm.lm, folder, ranking)

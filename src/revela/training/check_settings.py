@@ -27,7 +27,7 @@ from revela.training.methods.base import Method
 from revela.training.methods.heads import heads_from_file
 from revela.training.models import find_weights
 from revela.training.recipe import Recipe
-from revela.training.settings import Context, Groups, Queries, Retriever, TorchPrecision, Training
+from revela.training.settings import Context, Groups, Queries, Retriever, Training
 from revela.training.training_set import check_sources
 
 
@@ -58,7 +58,10 @@ def check_recipe(
         check_language(recipe.corpus.language)
     recipe.method.refuse(recipe.retriever, recipe.context)
     if getattr(recipe.method, "kernel", "") == "varlen":
-        _check_varlen(training.precision)
+        device = compute_device()
+        dtype = torch.bfloat16 if uses_bf16(training.precision, device) else torch.float32
+        if not has_varlen(device, dtype):
+            raise RevelaError("--kernel varlen needs a GPU and bf16: leave it out")
     _check_trained_weights(recipe.retriever, recipe.context)
     check_groups(recipe.groups, recipe.queries, recipe.method)
     if getattr(recipe.method, "lm_lora", False) and not recipe.retriever.lora_rank:
@@ -154,14 +157,6 @@ def _check_lm(lm: LanguageModel, folder: Path, recipe: Recipe) -> None:
         if number > heads and number != getattr(type(method)(), name):
             flag = name.replace("_", "-")
             raise RevelaError(f"--{flag} {number}: {lm.name} has {heads}, so give at most those")
-
-
-def _check_varlen(precision: TorchPrecision) -> None:
-    """Refuse flash attention where it does not run."""
-    device = compute_device()
-    dtype = torch.bfloat16 if uses_bf16(precision, device) else torch.float32
-    if not has_varlen(device, dtype):
-        raise RevelaError("--kernel varlen needs a GPU and bf16: leave it out")
 
 
 def _check_trained_weights(retriever: Retriever, context: Context) -> None:

@@ -247,12 +247,10 @@ def checkpoint_to_resume(recipe: Recipe, out: Path) -> Path | None:
     for name in (TRAINABLE, OPTIMIZER):
         with _reading(last / name) as file:
             file.stat()
-    metrics = out / METRICS
-    rows = Metrics(metrics).written() if metrics.is_file() else ()
-    if all(row.step < step for row in rows):
+    if all(row.step < step for row in Metrics(out / METRICS).written()):
         raise RevelaError(
-            f"{metrics} has no line of step {step}, where the last checkpoint is: put back what "
-            "was cut, or give another --out"
+            f"{out / METRICS} has no line of step {step}, where the last checkpoint is: put back "
+            "what was cut, or give another --out"
         )
     budget = Budget.of(recipe.training, record.about.groups or 0)
     load_spent(last, budget)

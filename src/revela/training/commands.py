@@ -7,7 +7,6 @@ So an interrupted comparison goes on where it stopped, and each of its lines can
 from __future__ import annotations
 
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from revela.errors import RevelaError
 from revela.training.groups.store import is_group_folder
 from revela.training.recipe import Recipe
 from revela.training.record import RunFile
+from revela.training.step import handled
 
 MODULES = "modules.json"  # of a complete Sentence-Transformers folder
 TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node")
@@ -51,9 +51,8 @@ class Command:
         """Whether ``makes`` is there, and newer than what it is made from."""
         if self.words[0] == "train":
             return is_finished(self.makes.parent)
-        if not self.makes.exists() or self.after is None or not self.after.exists():
-            return self.makes.exists()
-        return self.makes.stat().st_mtime >= self.after.stat().st_mtime
+        after = self.after.stat().st_mtime if self.after and self.after.exists() else 0.0
+        return self.makes.exists() and self.makes.stat().st_mtime >= after
 
     def run(self) -> None:
         """Run it, and hand it the signals that this process gets.
@@ -66,13 +65,8 @@ class Command:
         words = [sys.executable, "-m", *module, "revela", *self.words]
         # In a session of its own, so that Ctrl-C reaches it once, through this process.
         child = subprocess.Popen(words, start_new_session=True)
-        numbers = signal.SIGINT, signal.SIGTERM
-        before = {n: signal.signal(n, lambda n, _: child.send_signal(n)) for n in numbers}
-        try:
+        with handled(lambda number, _: child.send_signal(number)):
             code = child.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
         if code:
             error = RevelaError(
                 f"{self} ended with exit code {code}: mend what it says, or run the same command "
@@ -168,10 +162,3 @@ def flags_of(settings: Mapping[str, Any]) -> list[str]:
 def is_finished(out: Path) -> bool:
     """Whether a folder has the retriever of a finished run."""
     return (out / MODULES).is_file() and RunFile.read(out).about.finished
-
-
-def check_kept(out: Path, settings: Mapping[str, Any]) -> None:
-    """Raise RevelaError if the finished run in a folder has other settings."""
-    from revela.training.checkpoint import IGNORED_WHEN_COMPARING_FINISHED_RUNS, check_same_run
-
-    check_same_run(Recipe.of(**settings).to_dict(), out, IGNORED_WHEN_COMPARING_FINISHED_RUNS)

@@ -20,16 +20,11 @@ from revela.evaluation.collection import load_collection
 from revela.evaluation.results import SystemScores, write_json
 from revela.evaluation.significance import MEASURE, Difference, Queries, differences
 from revela.training.check_settings import check_recipe
+from revela.training.checkpoint import IGNORED_WHEN_COMPARING_FINISHED_RUNS, check_same_run
 from revela.training.checks import format_scores
-from revela.training.commands import (
-    check_kept,
-    eval_commands,
-    is_finished,
-    run_commands,
-    train_commands,
-)
+from revela.training.commands import eval_commands, is_finished, run_commands, train_commands
 from revela.training.recipe import Recipe, check_unread
-from revela.training.record import START_SCORES, Run, parse
+from revela.training.record import METRICS, START_SCORES, Metrics, parse
 
 COMPARISON, SCORES = "compare.json", "scores"
 COMPARED = ("revela-gated", "contrastive-crop")
@@ -154,10 +149,11 @@ def compare(
     if same := {name for name in names if names.count(name) > 1}:
         raise RevelaError(f"two folders of --on are called {min(same)}: rename one")
     for _, folder, settings in runs:
+        recipe = Recipe.of(**settings)
         if is_finished(folder):
-            check_kept(folder, settings)
+            check_same_run(recipe.to_dict(), folder, IGNORED_WHEN_COMPARING_FINISHED_RUNS)
         else:
-            check_recipe(Recipe.of(**settings), folder, resume=True)
+            check_recipe(recipe, folder, resume=True)
     comparison, folders = None, dict[str, Path]()
     for label, folder, settings in runs:
         saved, slots = out / SCORES / folder.name, Recipe.of(**settings).context.context
@@ -181,7 +177,7 @@ def summary(folders: Mapping[str, Path], on: Sequence[Path]) -> Comparison:
     for label, folder in folders.items():
         curves[label] = [
             CurvePoint(row.minutes, row.tokens_read or 0, row.judged)
-            for row in Run.read(folder).metrics
+            for row in Metrics(folder / METRICS).written()
             if row.judged is not None
         ]
         scores = [scores_of(folder.parent / SCORES / folder.name / f"{c.name}.json") for c in on]
@@ -194,9 +190,7 @@ def summary(folders: Mapping[str, Path], on: Sequence[Path]) -> Comparison:
         ):
             found.setdefault(row, []).append(_queries(on, systems))
     rows = {name: _mean(per_run) for name, per_run in found.items()}
-    means = {
-        name: {c: fmean(values.values()) for c, values in row.items()} for name, row in rows.items()
-    }
+    means = {name: {c: fmean(v.values()) for c, v in row.items()} for name, row in rows.items()}
     return Comparison(means, differences(rows), curves)
 
 

@@ -193,26 +193,6 @@ def check_same(value: Any, sentence: str) -> None:
         raise RevelaError(sentence)
 
 
-def check_same_start(digest: str, settings: Any, out: Path) -> None:
-    """Raise RevelaError if the processes have different data or settings.
-
-    Args:
-        digest: a hash of the data.
-        settings: any value to compare, too.
-        out: the output folder, for the error.
-    """
-    check_same(
-        digest,
-        "the processes read different groups: give a folder that all machines see, or the same "
-        "copy of it",
-    )
-    check_same(
-        settings,
-        f"the processes were given different settings, or do not see the same {out}: "
-        "start all by the same command, with an --out that all machines see",
-    )
-
-
 def all_reduce_sum(number: Tensor) -> Tensor:
     """The sum of a number over all processes."""
     if world_size() == 1:

@@ -105,7 +105,7 @@ def estimate(corpus: Sequence[Path], out: Path, recipe: Recipe, sample: int = SA
         try:
             train(short, data, run, rehearse=partial(rehearse, run, copies, until))
         except Measured as cost:
-            return _in_words(recipe, data, share, asked, cost)
+            return _say(recipe, data, share, asked, cost)
     raise AssertionError("rehearse ends training")
 
 
@@ -201,9 +201,7 @@ def rehearse(
     raise Measured(groups, timed / read * mean, mean, peak)
 
 
-def _in_words(
-    recipe: Recipe, data: TrainingSet, share: float, asked: int, cost: Measured
-) -> list[str]:
+def _say(recipe: Recipe, data: TrainingSet, share: float, asked: int, cost: Measured) -> list[str]:
     """The estimate, a line for each part."""
     training, per_step, grows = recipe.training, recipe.training.groups_per_step, 1 / (share or 1)
     most = recipe.queries.max_queries / asked if asked and recipe.queries.max_queries else grows

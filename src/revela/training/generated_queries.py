@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 
 from revela.encoders.model_files import fingerprint, name_of
 from revela.errors import RevelaError
+from revela.files import disk_errors
 from revela.ranking.queries import MAX_QUERY_WORDS, MIN_QUERY_WORDS
 from revela.terminal import progress_bar
 from revela.text.spool import ArrowList, arrow_list
@@ -35,8 +37,10 @@ from revela.training.distributed import cores
 from revela.training.lm import generate
 from revela.training.lm.generate import CLOSING, PLACE, Writer
 from revela.training.models import find_model
-from revela.training.settings import Training
 from revela.types import Chunk
+
+if TYPE_CHECKING:
+    from revela.training.recipe import Recipe
 
 log = logging.getLogger(__name__)
 
@@ -162,16 +166,13 @@ class QueryFile:
         new = dict(zip(map(_digest, passages), answers, strict=True))
         rows = ({"passage": key, "by": self.by, **asdict(answer)} for key, answer in new.items())
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        try:
+        with disk_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path.with_name(f".{self.path.name}.lock"))
             with lock, self.path.open("ab+") as handle:
                 handle.seek(max(0, handle.tell() - 1))
                 is_whole = handle.read() in (b"", b"\n")
                 handle.write((lines if is_whole else f"\n{lines}").encode())
-        except OSError as error:
-            message = f"{self.path} cannot be written ({error.strerror})"
-            raise RevelaError(f"{message}: give another --queries-file") from error
         self.answers |= new
 
 
@@ -293,23 +294,15 @@ class QueryLM:
         RevelaError: the model cannot be found, or the file cannot be used.
     """
 
-    def __init__(
-        self,
-        name: str,
-        path: Path | None,
-        offline_model: str,
-        lm_tokens: int,
-        training: Training,
-        prompt: str = "",
-    ) -> None:
+    def __init__(self, recipe: Recipe, path: Path | None) -> None:
         if path is None:
             raise RevelaError("written queries need a file to be kept in: give --queries-file")
-        self.lm_tokens, self.training = lm_tokens, training
-        self.name, self.folder = find_model(name, offline_model)
+        name, prompt = recipe.queries.query_lm or recipe.lm.lm, recipe.queries.question_prompt
+        self.lm_tokens, self.training = recipe.lm.lm_tokens, recipe.training
+        self.name, self.folder = find_model(name, recipe.retriever.offline_model)
         self.prompt = read_prompt(prompt)
         about = _digest(self.prompt) if prompt else "examples"
-        by = f"{fingerprint(self.folder)}, {about}"
-        self.file = QueryFile(path, by)
+        self.file = QueryFile(path, f"{fingerprint(self.folder)}, {about}")
 
     def __str__(self) -> str:
         return f"{name_of(self.folder)} writes queries into {self.file.path}"

@@ -9,19 +9,13 @@ from revela.encoders.torch_model import uses_bf16
 from revela.training.device import compute_device
 from revela.training.lm.language_model import load_language_model
 from revela.training.lm.prompts import PromptMaker
-from revela.training.methods.base import Method
-from revela.training.methods.dream import Dream, query_heads
+from revela.training.methods.dream import query_heads
 from revela.training.methods.heads import Head
 from revela.training.methods.revela import sibling_heads
 from revela.training.models import find_weights, load_tokenizer
 from revela.training.recipe import Recipe
 from revela.training.training_set import TrainingSet
 from revela.types import Document
-
-
-def kind_of(method: Method) -> str:
-    """The kind of heads (``heads.KINDS``) that a method uses."""
-    return "questions" if isinstance(method, Dream) else "siblings"
 
 
 def rank_heads(
@@ -34,7 +28,7 @@ def rank_heads(
     lm = load_language_model(folder, bf16=bf16, name=recipe.lm.lm).to(device)
     tokenizer = load_tokenizer(folder)
     lm_tokens, seed = recipe.lm.lm_tokens, recipe.training.seed
-    if kind_of(recipe.method) == "siblings":
+    if recipe.method.kind_of_heads == "siblings":
         return folder, sibling_heads(lm, tokenizer, folder, documents, lm_tokens, seed)
     data = TrainingSet(recipe, documents, queries_file=queries_file)
     prompts = PromptMaker(tokenizer, lm_tokens, recipe.groups.group_size)

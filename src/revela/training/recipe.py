@@ -180,9 +180,7 @@ def read_recipe(file: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise RevelaError(
-            f"{file} is not TOML ({error}): correct it, or give another --recipe"
-        ) from error
+        raise RevelaError(f"{file} is not TOML ({error}): correct it, or give another") from error
     variants = tables.pop("variants", {})
     for name, table in variants.items():
         if not isinstance(table, dict):
@@ -201,9 +199,7 @@ def _flattened(tables: Mapping[str, Any], where: str) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for section, values in tables.items():
         if section not in SECTIONS or not isinstance(values, dict):
-            raise RevelaError(
-                f"{where}: {section} is no section of settings: docs/command-line.md shows them"
-            )
+            raise RevelaError(f"{where}: {section} is no section: docs/command-line.md has all")
         flat |= values
     return flat
 

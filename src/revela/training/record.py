@@ -145,22 +145,6 @@ class MetricsRow:
 ROW = TypeAdapter(MetricsRow)
 
 
-@dataclass(frozen=True)
-class Run(RunFile):
-    """A training run: run.json and metrics.jsonl. ``finished``: whether its retriever is saved."""
-
-    metrics: list[MetricsRow]
-    finished: bool
-
-    @classmethod
-    def read(cls, folder: Path) -> Run:
-        file, path = RunFile.read(folder), folder / METRICS
-        lines = path.read_bytes().splitlines() if path.is_file() else []
-        metrics = [parse(ROW, line, f"{path}:{i}") for i, line in enumerate(lines, 1)]
-        finished = (folder / "modules.json").is_file() and file.about.finished
-        return cls(file.settings, file.about, metrics, finished)
-
-
 class Metrics:
     """Writes metrics.jsonl: one row per line, in order of step.
 
@@ -179,20 +163,16 @@ class Metrics:
     ) -> None:
         self.path, self.tracker = path, tracker
         self.rows: list[MetricsRow] = []
-        if keep_until is not None and path.exists():
+        if keep_until is not None and path.is_file():
             self.rows = [row for row in self.written() if row.step <= keep_until]
             with atomic_write(path) as temporary:
                 temporary.write_text("".join(map(_line, self.rows)))
 
     def written(self) -> Iterator[MetricsRow]:
-        """The lines of the file, without an incomplete last one."""
-        for number, line in enumerate(self.path.read_bytes().split(b"\n")[:-1], 1):
-            try:
-                yield parse(ROW, line, "")
-            except RevelaError as error:
-                raise RevelaError(
-                    f"{self.path}:{number} is no line of a run's metrics: remove that line"
-                ) from error
+        """The lines of the file, if there is one, without an incomplete last one."""
+        lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.is_file() else ()
+        for number, line in enumerate(lines, 1):
+            yield parse(ROW, line, f"{self.path}:{number}")
 
     def write(self, row: MetricsRow) -> None:
         """Append a line."""
@@ -259,10 +239,8 @@ def parse(kind: TypeAdapter[T], content: bytes | Mapping[str, Any], source: str)
         return kind.validate_python(content)
     except ValidationError as error:
         first = error.errors()[0]
-        reason = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
-        raise RevelaError(
-            f"{source} is damaged ({reason}): make it again, or leave it out"
-        ) from error
+        why = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+        raise RevelaError(f"{source} is damaged ({why}): make it again, or leave it out") from error
 
 
 def versions() -> dict[str, str]:

@@ -50,14 +50,12 @@ class Budget:
     of a resumed run.
 
     Args:
-        max_steps, max_minutes, max_million_tokens: limits of the run. 0: no limit.
+        max_steps, max_minutes, max_mtokens (millions): limits of the run. 0: no limit.
     """
 
-    def __init__(
-        self, max_steps: int, max_minutes: float = 0.0, max_million_tokens: float = 0.0
-    ) -> None:
+    def __init__(self, max_steps: int, max_minutes: float = 0.0, max_mtokens: float = 0.0) -> None:
         self.max_steps = max_steps
-        self.limits = max_steps, 60 * max_minutes, 1e6 * max_million_tokens
+        self.limits = max_steps, 60 * max_minutes, 1e6 * max_mtokens
         self.seconds, self.tokens, self._counted = 0.0, 0, 0
 
     @classmethod
@@ -153,9 +151,8 @@ class BatchReader:
         step: int = 0,
     ) -> None:
         self.read, self.budget, self.ahead, self.step = read, budget, ahead, step
-        self.is_shared = is_shared
         self.rank, self.processes = distributed.rank(), distributed.world_size()
-        self.batches_per_step = groups_per_step // groups_per_batch
+        self.is_shared, self.batches_per_step = is_shared, groups_per_step // groups_per_batch
         self._batches = row_batches(groups, groups_per_batch)
         for _ in range(step * self.batches_per_step):
             next(self._batches)
@@ -395,30 +392,30 @@ class Progress:
         self._bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} tokens/s, {duration(left)} left")
 
 
+@contextmanager
+def handled(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle Ctrl-C and SIGTERM while open; does nothing outside of the main thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class Stop:
-    """Handle Ctrl-C and SIGTERM while open: the first requests a stop after the step, the second
-    stops at once. Does nothing outside of the main thread.
+    """Handles Ctrl-C and SIGTERM: the first requests a stop after the step, the second stops at
+    once.
 
     Attributes:
         requested: the number of the first signal; 0: none.
     """
 
-    SIGNALS = signal.SIGINT, signal.SIGTERM
+    requested = 0
 
-    def __init__(self) -> None:
-        self.requested = 0
-
-    def __enter__(self) -> Stop:
-        is_main = threading.current_thread() is threading.main_thread()
-        numbers = self.SIGNALS if is_main else ()
-        self._handlers = {number: signal.signal(number, self._request) for number in numbers}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-
-    def _request(self, number: int, _frame: FrameType | None) -> None:
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = number

@@ -85,6 +85,7 @@ from revela.training.step import (
     Stopwatch,
     agree,
     check_finite,
+    handled,
     make_optimizer,
     read_rows,
     reads_ahead,
@@ -143,7 +144,11 @@ def train(
         digest, record = data.fingerprint, recipe.to_dict()
         checkpoint, former = resume_run(recipe, digest, out) if resume else (None, recipe)
         step = step_of(checkpoint) if checkpoint else 0
-        distributed.check_same_start(digest, (record, step), out)
+        distributed.check_same(
+            (digest, record, step),
+            "the processes read different groups or settings: start all by the same command, with "
+            f"the same groups, and an --out that all machines see ({out})",
+        )
         known = {**vars(provenance), "method_file": recipe.method.file, "corpus_digest": digest}
         about = About(**known, finished=False)
         if is_first and not (resume and begun(out)):  # a run that is killed can start over
@@ -177,9 +182,8 @@ def train(
         # Record: run.json, metrics.jsonl, and a tracker if requested.
         is_fitted = _is_fitted(recipe.fit, folder)
         untrained = plan.check(encoder) if plan.check and is_fitted else {}
-        models = dict[str, dict[str, str]]()
+        models = _models(data, folder, bool(plan.check)) if is_first else {}
         if is_first:
-            models = _models(data, folder, bool(plan.check))
             about = replace(
                 about,
                 bm25=plan.bm25,
@@ -208,16 +212,8 @@ def train(
         # Method and optimiser.
         budget = Budget.of(settings, n_groups)
         parts = BuildContext(
-            recipe.groups,
-            recipe.queries,
-            recipe.retriever,
-            recipe.context,
-            recipe.lm,
-            settings,
-            encoder.retriever,
-            data.documents,
-            data.rows,
-            encoder.retriever.bf16,
+            *(recipe.groups, recipe.queries, recipe.retriever, recipe.context, recipe.lm, settings),
+            *(encoder.retriever, data.documents, data.rows, encoder.retriever.bf16),
             count=budget.count,
             context_encoder=context_encoder,
             corpora=data.corpora,
@@ -251,7 +247,7 @@ def train(
         restarts = refresh if recipe.optimizer.restart_optimizer else 0
         if checkpoint:
             load_checkpoint(checkpoint, loss_module, optimizer, budget)
-            _say_rate(recipe, former, n_groups, budget, step, restarts)
+            _say_rate(recipe, budget, Budget.of(former.training, n_groups), step, restarts)
         loss_module.train()  # a check may have left eval mode
         progress = Progress(budget, metrics)
         written, ahead = data.generated_queries, reads_ahead(data)
@@ -259,20 +255,19 @@ def train(
 
         def groups_per_batch() -> int:
             """One without a GPU of CUDA, where larger batches gain nothing."""
-            if settings.groups_per_batch != "auto":
-                return settings.groups_per_batch
-            if device.type != "cuda" or not ahead or is_shared or recipe.context.context:
-                return 1
+            is_free = settings.groups_per_batch == "auto" and device.type == "cuda" and ahead
+            if not is_free or is_shared or recipe.context.context:
+                return settings.fixed_groups_per_batch
             return fitting_groups(settings.groups_per_step, groups, read, loss_module)
 
         per_batch = recorded(out, "groups_per_batch", groups_per_batch)
         budget.take_count()  # of what was read to find it
         reader = BatchReader(groups, read, budget, per_step, per_batch, is_shared, ahead, step)
-        stopped, logged, sums = 0, step, torch.zeros(2, device=device)
+        stop, stopped, logged, sums = Stop(), 0, step, torch.zeros(2, device=device)
         with frozen_in_bf16(model, encoder.retriever.bf16), reader:
             if rehearse is not None:
                 rehearse(loss_module, optimizer, reader)
-            with progress.bar(step), Stop() as stop:
+            with progress.bar(step), handled(stop):
                 watch = Stopwatch(device)
                 while (done := budget.done(step)) < 1.0 and not stopped:
                     between_steps.clear()
@@ -341,11 +336,8 @@ def _warn_of_warmup(warmup: int, steps: int) -> None:
         log.warning(f"the run of {steps} steps ends in its warm-up: lower --warmup-steps {warmup}")
 
 
-def _say_rate(
-    recipe: Recipe, former: Recipe, groups: int, budget: Budget, step: int, restarts: int
-) -> None:
-    """Say how the learning rate goes on if the limits are not the ``former`` ones."""
-    before = Budget.of(former.training, groups)
+def _say_rate(recipe: Recipe, budget: Budget, before: Budget, step: int, restarts: int) -> None:
+    """Say how the learning rate goes on if the limits were others ``before``."""
     before.seconds, before.tokens = budget.seconds, budget.tokens
     budgets, optimizer = (budget, before), recipe.optimizer
     now, then = (b.learning_rate_factor(step, optimizer, restarts) for b in budgets)

@@ -227,10 +227,7 @@ class TrainingSet:
 
     def query_lm(self) -> QueryLM:
         """The language model that writes queries, with the file of its answers."""
-        recipe, offline_model = self.recipe, self.recipe.retriever.offline_model
-        name, lm_tokens = recipe.queries.query_lm or recipe.lm.lm, recipe.lm.lm_tokens
-        prompt = recipe.queries.question_prompt
-        return QueryLM(name, self.queries_file, offline_model, lm_tokens, recipe.training, prompt)
+        return QueryLM(self.recipe, self.queries_file)
 
     @cached_property
     def generated_queries(self) -> GeneratedQueries | None:
