@@ -9,6 +9,7 @@ Shapes: N texts, T tokens of a text, V tokens of the vocabulary, D width of a ro
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from revela.encoders.base import (
     no_transformer,
     truncate,
 )
-from revela.encoders.model_files import Weights, opening, read_config, table_folder
+from revela.encoders.model_files import CONFIG, Weights, opening, table_folder
 from revela.encoders.prompts import OWN, Given, Prompts, prompts_of
 from revela.types import Role, fp32, unit
 
@@ -70,11 +71,12 @@ class StaticEncoder(TextEncoder):
         """Open a static retriever's folder; raises RevelaError if it is damaged."""
         from tokenizers import Tokenizer
 
-        inside = table_folder(folder)
+        inside, settings = table_folder(folder), folder / CONFIG
         assert inside is not None
         with opening(folder):
+            about = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
             tokenizer = Tokenizer.from_file(str(inside / "tokenizer.json"))
-            table_VD = _table(inside)[:, : read_config(folder).get("truncate_dim")]
+            table_VD = _table(inside)[:, : about.get("truncate_dim")]
             if tokenizer.get_vocab_size() > len(table_VD):
                 raise ValueError(f"tokenizer.json has more tokens than {WEIGHTS} has rows")
             return cls(table_VD, tokenizer, prompts_of(folder, prompts), max_tokens, str(folder))

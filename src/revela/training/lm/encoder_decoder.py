@@ -95,9 +95,7 @@ def new_encoder_decoder(name: str, texts: Iterable[str], folder: Path, seed: int
         rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
         attn_logit_softcapping=None,
         final_logit_softcapping=None,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        **{k: getattr(tokenizer, k) for k in ("bos_token_id", "eos_token_id", "pad_token_id")},
     )
     encoder, decoder = (
         T5GemmaModuleConfig(

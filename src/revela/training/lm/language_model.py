@@ -85,11 +85,8 @@ class KVCache:
 
     def part(self, start: int, end: int) -> KVCache:
         """Keys and values of these tokens only."""
-        keys, values = (
-            {layer: t[:, start:end] for layer, t in side.items()}
-            for side in (self.keys, self.values)
-        )
-        return KVCache(keys, values)
+        sides = self.keys, self.values
+        return KVCache(*({layer: t[:, start:end] for layer, t in s.items()} for s in sides))
 
 
 class StopForward(Exception):
