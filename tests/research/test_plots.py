@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import csv
 import os
-import shlex
 import subprocess
 import sys
 
 import pytest
 
-from conftest import make_rows, parsed
+from conftest import make_rows
 from research import plot_run
 from research.plots import SHAPES, Mark, Panel, draw, write_figure
 from research.reproduce.__main__ import main
-from research.reproduce.figures import FIGURES
-from research.reproduce.papers import figures
 from test_cli import TINY_FLAGS
 from tests.collection_folder import write_judged
 
@@ -57,20 +54,6 @@ def test_a_run_shows_its_curves_and_bm25_in_silence(doing, models, corpus_file, 
     fresh = {**os.environ, "MPLCONFIGDIR": str(tmp_path / "new"), "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run(command, env=fresh, capture_output=True, text=True, check=True)
     assert not done.stderr and (tmp_path / "a.csv").is_file()
-
-
-@pytest.mark.parametrize("small", [[], ["--small", "--corpus", "TEXT"]], ids=["published", "small"])
-@pytest.mark.parametrize("name", FIGURES)
-def test_a_dry_run_of_a_figure_prints_commands_of_revela(name, small, monkeypatch, capsys):
-    monkeypatch.setattr(figures, "BATCHES", (256, 4096))
-    monkeypatch.setattr(figures, "CLUSTERS", (64, 4194304))
-    tables = [plot.table for plot in FIGURES[name].plots(bool(small))]
-    only = ["--only", *{t.columns[0] for t in tables if t.columns}] if tables[0].columns else []
-    main(["--figure", name, "--dry-run", "--processes", "1", *only, *small])
-    *said, expected = capsys.readouterr().out.splitlines()
-    verbs = {parsed(shlex.split(line)[1:])[0] for line in said if line.startswith("revela ")}
-    assert expected == f"Expected: {FIGURES[name].expected}."
-    assert verbs >= {"dwell-2": set(), "cde-6": {"groups"}}.get(name, {"train"})
 
 
 @pytest.mark.slow

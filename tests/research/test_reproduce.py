@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import shlex
 import subprocess
 import sys
@@ -13,65 +14,77 @@ import pytest
 
 import revela
 from conftest import make_rows, parsed
+from research.reproduce import published, report
 from research.reproduce.__main__ import main
 from research.reproduce.data import write_task
+from research.reproduce.figures import FIGURES
 from research.reproduce.papers import TABLES, find_table
-from research.reproduce.published import (
-    PUBLISHED,
-    cell,
-    columns_of,
-    published_heads,
-    read_published,
-)
-from research.reproduce.report import as_csv, lines_of, markdown, pairs_of
 from research.reproduce.run import Options, settings_of
-from revela.cli.recipe_flags import recipe_of
 from revela.errors import RevelaError
 from revela.evaluation.collection import load_collection
+from revela.training import check_settings, commands, distributed
 from revela.training.methods.dream import PUBLISHED_HEADS
 from revela.training.recipe import Recipe
 from tests.collection_folder import write_judged
 from tests.mteb_folder import folder_task
 
-SCORED = [table for table in TABLES.values() if not table.heads]
-
 
 def recipes_of(name: str, size: str = "") -> dict[str, Recipe]:
-    table = find_table(name)
+    table, options = find_table(name), Options(Path("out"), pairs=Path("PAIRS"), processes=1)
     size = size or (table.sizes or ("",))[0]
-    options = Options(Path("out"), pairs=Path("PAIRS"), processes=1)
     trained = [row for row in table.rows if row.settings]
     return {row.label: Recipe.of(**settings_of(table, row, size, 0, options)) for row in trained}
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_a_dry_run_prints_commands_of_revela(name, capsys):
-    table = TABLES[name]
-    only = ["--only", *{table.columns[0], table.columns[-1]}] if table.columns else []
-    main(["--table", name, "--dry-run", "--processes", "4", *only, "--max-tokens", "77"])
-    said = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
-    done, trained = [], 0
-    for words in said:
-        verb, given = parsed(words[words.index("revela") + 1 :])
-        done.append(verb)
-        if verb == "train":
-            recipe, trained = recipe_of(None, given["given"]), trained + 1
-            recipe.method.refuse(recipe.retriever, recipe.context)
-            assert words[:4] == ["torchrun", "--standalone", "--nproc-per-node", "4"]
-            assert recipe.retriever.max_tokens == 77
-    assert ("heads" in done) == bool(table.heads)
-    settings = {str((row.settings, row.columns)) for row in table.rows if row.settings}
-    assert trained >= len(settings) and (table.heads or "eval" in done)
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    return write_judged(tmp_path_factory.mktemp("data") / "pairs", make_rows(6), "train")
 
 
-@pytest.mark.parametrize("table", SCORED, ids=lambda table: table.name)
+VERBS = {"dwell-2": set(), "cde-6": {"groups"}, "dream-table3-heads": {"heads"}}
+PARSED = set[str]()  # the verb and flags of one command of each form
+
+
+@pytest.mark.parametrize("small", ["", "--small --corpus TEXT"], ids=["published", "small"])
+@pytest.mark.parametrize("name", [*TABLES, *FIGURES])
+def test_a_dry_run_prints_commands_that_can_start(name, small, pairs, monkeypatch, capsys):
+    made, flags_of = list[Recipe](), commands.flags_of
+    monkeypatch.setattr(commands, "flags_of", lambda s: made.append(Recipe.of(**s)) or flags_of(s))
+    monkeypatch.setattr(check_settings, "_check_models", lambda *_, **__: None)  # of the hub
+    monkeypatch.setattr(distributed, "world_size", lambda: 4)
+    kind, more = "table" if name in TABLES else "figure", "--max-tokens 77" * ("table1-" in name)
+    main(f"--{kind} {name} --dry-run --processes 4 --pairs {pairs} {small} {more}".split())
+    said, verbs = capsys.readouterr().out, list[str]()
+    for torchrun, command in re.findall("^(torchrun .* 4 -m )?revela (.*)", said, re.M):
+        verb, *_ = words = shlex.split(command)
+        verbs.append(verb)
+        assert (verb == "train") == bool(torchrun)
+        if (form := str(re.findall(r"^\w+|--\S+", command))) not in PARSED:
+            parsed(words)
+            PARSED.add(form)
+    for recipe in made:
+        check_settings.check_recipe(recipe, Path("new"), resume=True)
+        assert not more or recipe.retriever.max_tokens == 77
+    reads = "probe" if re.match("dwell-[1345]$", name) else "eval"
+    assert {*verbs} >= VERBS.get(name, {"train", reads})
+    assert (f"--on {pairs} " in said) == ("dwell-table" in name)
+    assert not re.search("revela groups [^ ]*/groups/", said)  # stored once
+    if kind == "table":
+        rows = {str((row.settings, row.columns)) for row in TABLES[name].rows if row.settings}
+        assert small or verbs.count("train") >= len(rows)
+    else:
+        assert said.endswith(f"Expected: {FIGURES[name].expected}.\n")
+
+
+@pytest.mark.parametrize("table", [t for t in TABLES.values() if not t.heads], ids=lambda t: t.name)
 def test_every_row_has_published_cells(table):
+    columns, means = [*table.columns, *table.means], {*published.columns_of(table.name)}
     for row in table.rows:
         assert not row.why_not or not (row.settings or row.model)
         for size in row.sizes or table.sizes:
-            where, columns = (row.published or row.label, size), [*table.columns, *table.means]
-            found = {c for c in columns if cell(table.name, *where, c, table.metrics[0])}
-            assert found and {*table.means} & found == {*table.means} & {*columns_of(table.name)}
+            where = row.published or row.label, size
+            found = {c for c in columns if published.cell(table.name, *where, c, table.metrics[0])}
+            assert found and {*table.means} & found == {*table.means} & means
 
 
 def test_batches_read_equal_tokens():
@@ -100,7 +113,7 @@ def test_main_tables_are_trained_as_published():
     assert cells == [("random", 0), ("cluster", 0), ("random", 64), ("cluster", 64)]
     epochs = [recipe.training.max_epochs for recipe in recipes_of("dwell-5").values()]
     assert epochs == [2, 2, 2, 8]
-    assert published_heads("dream-table3-heads") == PUBLISHED_HEADS
+    assert published.published_heads("dream-table3-heads") == PUBLISHED_HEADS
 
 
 def made_up(*values: float) -> dict[str, dict[str, dict[str, float]]]:
@@ -115,54 +128,47 @@ def test_a_report_has_numbers_here_published_and_their_difference():
         "Revela": {"135M": {"scifact": made_up(0.5, 0.6, 0.7), "nfcorpus": made_up(0.2, 0.2)}},
         "Revela+BM25 rrf": {"1B": {"trec-covid": made_up(0.5, 0.5)}},
     }
-    rows = list(csv.DictReader(as_csv(lines_of(table, results)).splitlines()))
+    lines, pairs = list(report.lines_of(table, results)), list(report.pairs_of(table, results))
+    rows = csv.DictReader(report.as_csv(lines).splitlines())
     found = {(row["row"], row["size"], row["column"]): row for row in rows}
     revela = found["Revela", "135M", "scifact"]
     assert (revela["here"], revela["published"], revela["difference"]) == ("60", "57.9", "2.1")
     assert float(revela["half interval"]) == pytest.approx(100 * 4.3027 * 0.1 / 3**0.5, abs=0.01)
-    mean = found["Revela", "135M", "mean (3 of 13)"]
-    assert mean["here"] == ""  # trec-covid did not run
+    mean = found["Revela", "135M", "mean (3 of 13)"]  # trec-covid did not run
+    assert mean["here"] == ""
     assert float(mean["published"]) == pytest.approx((57.9 + 23.7 + 60.0) / 3, abs=1e-3)
     fused = found["Revela+BM25 rrf", "1B", "trec-covid"]
     assert (fused["here"], fused["difference"], fused["note"]) == ("50", "", "not to be reproduced")
     assert found["RepLLaMA", "1B", "scifact"]["here"] == ""
-    text = markdown(table, lines_of(table, results), list(pairs_of(table, results)), small=False)
+    text = report.markdown(table, lines, pairs, small=False)
     assert "| 135M | BM25 - Revela | scifact | +10.0 ± 0.0 | 0.2500 |" in text
     assert "26.7 (not to be reproduced)" in text and "- RepLLaMA: not run: the 1B" in text
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--table revela-v1-4", "--table revela-v1-4 is unknown"),
-        ("--table revela-v1-1 --only msmarco", "has no 'msmarco'"),
-        ("--table cde-7", "cde-table7-mteb-retrieval runs with --small only: the paper trains"),
-        ("--table dwell-5", "is trained on judged pairs: give their folder as --pairs"),
-        ("--table revela-v1-1 --small", "give --corpus TEXT"),
-        ("--table revela-v1-1 --small --corpus t --data none", "no collection in none"),
-        ("--table revela-v1-1 --gate-heads x", "--gate-heads"),
-        ("--table revela-v1-1 --query-heads 4", "--query-heads has no effect"),
-        ("--table revela-v1-1 --points 4", "points cannot be given"),
-    ],
-)
-def test_what_cannot_be_run_is_said_in_one_sentence(flags, message, capsys):
+REFUSED = {
+    "revela-v1-4": "--table revela-v1-4 is unknown",
+    "revela-v1-1 --only msmarco": "has no 'msmarco'",
+    "cde-7": "cde-table7-mteb-retrieval runs with --small only: the paper trains",
+    "dwell-5": "is trained on judged pairs: give their folder as --pairs",
+    "revela-v1-1 --small": "give --corpus TEXT",
+    "dream-2 --small --corpus t --data none --rows Qwen3-Embedding-8B": "no collection in none",
+    "revela-v1-1 --query-heads 4": "--query-heads has no effect",
+    "revela-v1-1 --points 4": "points cannot be given",
+}
+
+
+@pytest.mark.parametrize("flags", REFUSED)
+def test_what_cannot_be_run_is_said_in_one_sentence(flags, capsys):
     with pytest.raises(SystemExit):
-        main(flags.split())
+        main(["--table", *flags.split()])
     (said,) = capsys.readouterr().err.strip().splitlines()
-    assert message in said
+    assert REFUSED[flags] in said
 
 
-@pytest.mark.parametrize(
-    ("read", "line", "message"),
-    [
-        (read_published, "r,1B,nq,ndcg@10,none,", "is not a table of published numbers"),
-        (published_heads, "rank 1,8B,layer,index,13,", "lacks the layer or the head of a rank"),
-    ],
-)
-def test_a_damaged_file_of_numbers_is_refused(tmp_path, read, line, message):
-    (tmp_path / "t.csv").write_text(f"row,size,column,metric,value,note\n{line}\n")
-    with pytest.raises(RevelaError, match=message):
-        read("t", tmp_path)
+def test_a_damaged_file_of_numbers_is_refused(tmp_path):
+    (tmp_path / "t.csv").write_text("row,size,column,metric,value,note\nr,1B,nq,ndcg@10,none,\n")
+    with pytest.raises(RevelaError, match="is not a table of published numbers"):
+        published.read_published("t", tmp_path)
 
 
 def test_a_task_of_mteb_becomes_a_folder(tmp_path):
@@ -173,7 +179,7 @@ def test_a_task_of_mteb_becomes_a_folder(tmp_path):
 
 
 def test_published_means_agree_with_their_cells():
-    said = subprocess.check_output([sys.executable, PUBLISHED / "check.py"], text=True)
+    said = subprocess.check_output([sys.executable, published.PUBLISHED / "check.py"], text=True)
     assert "\nNO: 6 of 275\n" in said and "\nok: 259 of 275\n" in said
 
 
@@ -192,19 +198,17 @@ def test_a_table_of_each_paper_runs_whole_and_once(
     name, tiny_lm_folder, tiny_bert_folder, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.setenv("PYTHONPATH", str(Path(revela.__file__).parents[1]))
-    rows, data = make_rows(60, sentences=10), tmp_path / "data"
+    data, out, table = tmp_path / "data", tmp_path / "out", find_table(name)
     for split in ("test", "train"):
-        write_judged(data / "scifact", rows, split)
+        write_judged(data / "scifact", make_rows(60, sentences=10), split)
     given = TINY[name].format(lm=tiny_lm_folder, bert=tiny_bert_folder, data=data)
-    folders = f"--corpus {data}/scifact/corpus.jsonl --data {data} --out {tmp_path}/out"
-    limits = "--small --max-steps 4 --threads 1"
-    command = shlex.split(f"--table {name} {folders} {limits} {given}")
-    main(command)
-    table, files = find_table(name), sorted((tmp_path / "out").rglob("*.json"))
-    found = csv.DictReader((tmp_path / "out" / f"{table.name}-small.csv").open())
+    folders = f"--corpus {data}/scifact/corpus.jsonl --data {data} --out {out}"
+    command = f"--table {name} {folders} --small --max-steps 4 --threads 1 {given}"
+    main(shlex.split(command))
+    found = csv.DictReader((out / f"{table.name}-small.csv").open())
     ran = {row["row"] for row in found if row["here"]}
-    assert ran >= {row.label for row in table.rows if row.settings} and files
-    said, before = capfd.readouterr().out, [file.stat().st_mtime_ns for file in files]
-    assert ("torchrun" in said) == ("--processes" in given)
-    main(command)  # nothing runs again
-    assert [file.stat().st_mtime_ns for file in files] == before
+    assert ran >= {row.label for row in table.rows if row.settings}
+    assert ("torchrun" in capfd.readouterr().out) == ("--processes" in given)
+    before = {file: file.stat().st_mtime_ns for file in out.rglob("*.json")}
+    main(shlex.split(command))  # nothing runs again
+    assert before == {file: file.stat().st_mtime_ns for file in before}
