@@ -56,7 +56,8 @@ def lm(tiny_lm_folder, tmp_path, monkeypatch):
         monkeypatch.setattr("revela.training.lm.generate.writer", lambda *_: write)
         monkeypatch.setattr("revela.training.generated_queries.WRITING_BATCH", 2)
         recipe = Recipe.of("dream", lm=str(tiny_lm_folder), question_prompt=prompt)
-        return QueryLM(recipe, tmp_path / "queries.jsonl")
+        about = recipe.queries, recipe.lm, recipe.training
+        return QueryLM(*about, "", tmp_path / "queries.jsonl")
 
     return opened
 

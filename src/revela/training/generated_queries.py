@@ -40,7 +40,7 @@ from revela.training.models import find_model
 from revela.types import Chunk
 
 if TYPE_CHECKING:
-    from revela.training.recipe import Recipe
+    from revela.training.settings import LM, Queries, Training
 
 log = logging.getLogger(__name__)
 
@@ -294,12 +294,13 @@ class QueryLM:
         RevelaError: the model cannot be found, or the file cannot be used.
     """
 
-    def __init__(self, recipe: Recipe, path: Path | None) -> None:
+    def __init__(
+        self, queries: Queries, lm: LM, training: Training, offline_model: str, path: Path | None
+    ) -> None:
         if path is None:
             raise RevelaError("written queries need a file to be kept in: give --queries-file")
-        name, prompt = recipe.queries.query_lm or recipe.lm.lm, recipe.queries.question_prompt
-        self.lm_tokens, self.training = recipe.lm.lm_tokens, recipe.training
-        self.name, self.folder = find_model(name, recipe.retriever.offline_model)
+        prompt, self.lm_tokens, self.training = queries.question_prompt, lm.lm_tokens, training
+        self.name, self.folder = find_model(queries.query_lm or lm.lm, offline_model)
         self.prompt = read_prompt(prompt)
         about = _digest(self.prompt) if prompt else "examples"
         self.file = QueryFile(path, f"{fingerprint(self.folder)}, {about}")

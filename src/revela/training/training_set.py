@@ -227,7 +227,9 @@ class TrainingSet:
 
     def query_lm(self) -> QueryLM:
         """The language model that writes queries, with the file of its answers."""
-        return QueryLM(self.recipe, self.queries_file)
+        recipe, offline_model = self.recipe, self.recipe.retriever.offline_model
+        about = recipe.queries, recipe.lm, recipe.training
+        return QueryLM(*about, offline_model, self.queries_file)
 
     @cached_property
     def generated_queries(self) -> GeneratedQueries | None:
