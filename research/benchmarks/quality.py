@@ -191,7 +191,7 @@ def plan_methods(minutes: float, seeds: Sequence[int]) -> Iterator[tuple[str, st
     for seed, name in product(seeds, ("cosqa", "scifact")):
         common = [*BOTH, *f"--threads 1 --seed {seed} --keep last".split()]
         asked = ["--max-queries", "1000", "--queries-file", str(OUT / "written" / f"{name}.jsonl")]
-        still = ["--max-minutes", "0", "--max-steps", "1", "--learning-rate", "0"]
+        still = ["--max-minutes", "0", "--max-steps", "1", "--learning-rate", "1e-12"]
         for words in (48, 80):
             flags = [*common, *still, "--chunk-words", str(words)]
             yield name, f"start, chunks of {words} words, seed {seed}", {"train": flags}
@@ -207,6 +207,9 @@ def plan_methods(minutes: float, seeds: Sequence[int]) -> Iterator[tuple[str, st
             variants[title] += asked
         for title, more in variants.items():
             flags = [*common, *more, "--max-minutes", f"{minutes:g}"]
+            if "contrastive-crop" in more:  # which reads no LM
+                at = flags.index("--lm")
+                del flags[at : at + 2]
             yield name, f"{title}, {minutes:g} min of one core, seed {seed}", {"train": flags}
 
 
