@@ -227,7 +227,8 @@ class TrainingSet:
 
     def query_lm(self) -> QueryLM:
         """The language model that writes queries, with the file of its answers."""
-        return QueryLM(self.recipe, self.queries_file)
+        recipe, sections = self.recipe, (self.recipe.queries, self.recipe.lm)
+        return QueryLM(self.queries_file, *sections, recipe.retriever, recipe.training)
 
     @cached_property
     def generated_queries(self) -> GeneratedQueries | None:
