@@ -19,7 +19,7 @@ from revela.training.generated_queries import (
     without_repeats,
 )
 from revela.training.lm import generate
-from revela.training.recipe import Recipe
+from revela.training.settings import LM, Queries, Retriever, Training
 
 PASSAGE = (
     "The mitral valve has two leaflets. "
@@ -55,9 +55,8 @@ def lm(tiny_lm_folder, tmp_path, monkeypatch):
     def opened(write, prompt=""):
         monkeypatch.setattr("revela.training.lm.generate.writer", lambda *_: write)
         monkeypatch.setattr("revela.training.generated_queries.WRITING_BATCH", 2)
-        recipe = Recipe.of("dream", lm=str(tiny_lm_folder), question_prompt=prompt)
-        about = recipe.queries, recipe.lm, recipe.training
-        return QueryLM(*about, "", tmp_path / "queries.jsonl")
+        lm, queries = LM(lm=str(tiny_lm_folder)), Queries(question_prompt=prompt)
+        return QueryLM(tmp_path / "queries.jsonl", queries, lm, Retriever(), Training())
 
     return opened
 

@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -37,10 +36,8 @@ from revela.training.distributed import cores
 from revela.training.lm import generate
 from revela.training.lm.generate import CLOSING, PLACE, Writer
 from revela.training.models import find_model
+from revela.training.settings import LM, Queries, Retriever, Training
 from revela.types import Chunk
-
-if TYPE_CHECKING:
-    from revela.training.settings import LM, Queries, Training
 
 log = logging.getLogger(__name__)
 
@@ -295,14 +292,14 @@ class QueryLM:
     """
 
     def __init__(
-        self, queries: Queries, lm: LM, training: Training, offline_model: str, path: Path | None
+        self, path: Path | None, queries: Queries, lm: LM, retriever: Retriever, training: Training
     ) -> None:
         if path is None:
             raise RevelaError("written queries need a file to be kept in: give --queries-file")
-        prompt, self.lm_tokens, self.training = queries.question_prompt, lm.lm_tokens, training
-        self.name, self.folder = find_model(queries.query_lm or lm.lm, offline_model)
-        self.prompt = read_prompt(prompt)
-        about = _digest(self.prompt) if prompt else "examples"
+        self.lm_tokens, self.training = lm.lm_tokens, training
+        self.name, self.folder = find_model(queries.query_lm or lm.lm, retriever.offline_model)
+        self.prompt = read_prompt(queries.question_prompt)
+        about = _digest(self.prompt) if queries.question_prompt else "examples"
         self.file = QueryFile(path, f"{fingerprint(self.folder)}, {about}")
 
     def __str__(self) -> str:

@@ -227,9 +227,8 @@ class TrainingSet:
 
     def query_lm(self) -> QueryLM:
         """The language model that writes queries, with the file of its answers."""
-        recipe, offline_model = self.recipe, self.recipe.retriever.offline_model
-        about = recipe.queries, recipe.lm, recipe.training
-        return QueryLM(*about, offline_model, self.queries_file)
+        recipe, sections = self.recipe, (self.recipe.queries, self.recipe.lm)
+        return QueryLM(self.queries_file, *sections, recipe.retriever, recipe.training)
 
     @cached_property
     def generated_queries(self) -> GeneratedQueries | None:
