@@ -320,17 +320,17 @@ def test_each_process_takes_its_share_of_the_cores(monkeypatch):
     assert distributed.cores(0) == 1
 
 
-@pytest.mark.parametrize(
-    ("cgroup", "files", "expected"),
-    [
-        ("", {}, 8),
-        ("0::/box/mine\n", {"box/mine/cpu.max": "200000 100000\n"}, 2),
-        ("0::/box/mine\n", {"box/cpu.max": "300000 100000", "box/mine/cpu.max": "max 100000"}, 3),
-        ("0::/docker/1234\n", {"cpu.max": "50000 100000\n"}, 1),  # the container's own mount
-        ("0::/\n", {"cpu.max": "250000 100000\n"}, 3),  # rounded up
-        ("0::/\n", {"cpu.max": "6400000 100000\n"}, 8),  # more than the affinity
-    ],
-)
+QUOTAS = [
+    ("", {}, 8),
+    ("0::/box/mine\n", {"box/mine/cpu.max": "200000 100000\n"}, 2),
+    ("0::/box/mine\n", {"box/cpu.max": "300000 100000", "box/mine/cpu.max": "max 100000"}, 3),
+    ("0::/docker/1234\n", {"cpu.max": "50000 100000\n"}, 1),  # the container's own mount
+    ("0::/\n", {"cpu.max": "250000 100000\n"}, 3),  # rounded up
+    ("0::/\n", {"cpu.max": "6400000 100000\n"}, 8),  # more than the affinity
+]
+
+
+@pytest.mark.parametrize(("cgroup", "files", "expected"), QUOTAS)
 def test_cores_are_those_of_affinity_and_quotas(tmp_path, monkeypatch, cgroup, files, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)

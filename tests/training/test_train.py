@@ -438,14 +438,14 @@ def test_what_a_run_says_and_leaves(recipe, documents, tmp_path, monkeypatch, ca
     assert not [n for n in names if n.startswith(".")]
 
 
-@pytest.mark.parametrize(
-    ("limit", "warns"),
-    [
-        (dict(max_steps=4, warmup_steps=4), True),
-        (dict(max_steps=4, warmup_steps=3), False),
-        (dict(max_steps=0, max_tokens_read=0.001, warmup_steps=900), True),
-    ],
-)
+WARMUPS = [
+    (dict(max_steps=4, warmup_steps=4), True),
+    (dict(max_steps=4, warmup_steps=3), False),
+    (dict(max_steps=0, max_tokens_read=0.001, warmup_steps=900), True),
+]
+
+
+@pytest.mark.parametrize(("limit", "warns"), WARMUPS)
 def test_a_warmup_as_long_as_a_run_is_a_warning(recipe, documents, tmp_path, caplog, limit, warns):
     outcome = train(recipe.replace(**limit), documents, tmp_path / "out")
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -465,18 +465,18 @@ def test_an_own_methods_error_keeps_a_folder_after_a_checkpoint(recipe, document
     assert out.exists() == bool(saved_checkpoints(out / "checkpoints")) == (steps == 4)
 
 
-@pytest.mark.parametrize(
-    ("name", "card", "expected"),
-    [
-        ("embedded:minilm-l6", None, ["sentence-transformers/all-MiniLM-L6-v2", "apache-2.0"]),
-        ("folder", None, [None, None]),
-        ("folder", "---\nlicense: mit\ntags: [a]\n---\n", [None, "mit"]),
-        ("folder", "---\nbase_model: a/b\nlicense: mit\n---\n", ["a/b", "mit"]),
-        ("folder", "---\nbase_model: [a/b, c/d]\nlicense: {no: yes}\n---\n", [None, None]),
-        ("folder", "---\nbroken: [\n---\n", [None, None]),
-        ("a/hub-model", "---\nbase_model: a/b\nlicense: mit\n---\n", ["a/hub-model", "mit"]),
-    ],
-)
+CARDS = [
+    ("embedded:minilm-l6", None, ["sentence-transformers/all-MiniLM-L6-v2", "apache-2.0"]),
+    ("folder", None, [None, None]),
+    ("folder", "---\nlicense: mit\ntags: [a]\n---\n", [None, "mit"]),
+    ("folder", "---\nbase_model: a/b\nlicense: mit\n---\n", ["a/b", "mit"]),
+    ("folder", "---\nbase_model: [a/b, c/d]\nlicense: {no: yes}\n---\n", [None, None]),
+    ("folder", "---\nbroken: [\n---\n", [None, None]),
+    ("a/hub-model", "---\nbase_model: a/b\nlicense: mit\n---\n", ["a/hub-model", "mit"]),
+]
+
+
+@pytest.mark.parametrize(("name", "card", "expected"), CARDS)
 def test_a_card_names_the_base_model_and_its_licence(tmp_path, monkeypatch, name, card, expected):
     folder = tmp_path / "models--a--hub-model" / "snapshots" / "1234"
     folder.mkdir(parents=True)
