@@ -61,10 +61,8 @@ ADAPTERS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "prompt", "appends_eos", "limit", "family", "kind"), ADAPTERS)
-def test_a_published_adapter(
-    name, prompt, appends_eos, limit, family, kind, tiny_tokenizer, tmp_path, succeeds
-):
+@pytest.mark.parametrize(("name", "prompt", "adds_eos", "limit", "family", "kind"), ADAPTERS)
+def test_published(name, prompt, adds_eos, limit, family, kind, tiny_tokenizer, tmp_path, succeeds):
     model = t.AutoModelForCausalLM.from_config(tiny_config(family, len(tiny_tokenizer)))
     model.save_pretrained(tmp_path / "base")
     tiny_tokenizer.save_pretrained(tmp_path / "base")
@@ -76,7 +74,7 @@ def test_a_published_adapter(
     encoder = load_encoder(made, "fp32")
     found = encoder.encode_queries([TEXT])[0], pq.read_table(out)["vector"][0].as_py()
     for ours, prefix in zip(found, (prompt, prompt.replace("query", "passage")), strict=True):
-        more = [tokenizer.eos_token_id] * appends_eos
+        more = [tokenizer.eos_token_id] * adds_eos
         last_D = states(merged, tokenizer, prefix + TEXT, *more)[-1].numpy()
         np.testing.assert_allclose(ours, last_D / np.linalg.norm(last_D), atol=1e-5)
     assert (encoder.limit, name_of(made)) == (limit, name)
@@ -158,9 +156,7 @@ UNMERGED = [
 
 
 @pytest.mark.parametrize(("changes", "message"), UNMERGED)
-def test_what_cannot_be_merged(
-    changes, message, tiny_lm_folder, tiny_bert_folder, tmp_path, refused, cache
-):
+def test_refusals(changes, message, tiny_lm_folder, tiny_bert_folder, tmp_path, refused, cache):
     adapted(tiny_lm_folder, tmp_path / "lora")
     if changes is None:
         (tmp_path / "lora" / "adapter_config.json").write_text('{"peft')

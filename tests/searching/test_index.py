@@ -439,11 +439,8 @@ def test_half_a_surrogate_pair_is_not_called_damage(tmp_path):
 
 
 def test_folders_of_something_else_are_one_sentence(tmp_path):
-    for content, why in (
-        (None, "is not an index"),
-        ("", "another version of revela: make it"),
-        ("{" * 1000, "is damaged"),
-    ):
+    made = {None: "is not an index", "": "another version of revela: make it"}
+    for content, why in {**made, "{" * 1000: "is damaged"}.items():
         if content is not None:
             (tmp_path / STATE).write_text(content)
         with pytest.raises(RevelaError, match=why):
@@ -478,10 +475,8 @@ FAULTS = [
 
 @pytest.mark.parametrize(("error", "why"), FAULTS)
 def test_the_filter_is_not_at_fault_where_the_disk_or_a_file_is(tmp_path, error, why):
-    with (
-        pytest.raises(RevelaError, match=why) as caught,
-        lance_errors(tmp_path, "year > 2000", ["year"]),
-    ):
+    guarded = lance_errors(tmp_path, "year > 2000", ["year"])
+    with pytest.raises(RevelaError, match=why) as caught, guarded:
         raise error
     assert not isinstance(caught.value, QueryError)
 
