@@ -285,7 +285,7 @@ class Scripted:
     def __init__(self, scores):
         self.scores = iter(scores)
 
-    def __call__(self, encoder):
+    def __call__(self, encoder, _step=0):
         encoder.encode_passages(["ocean1"])
         return {"task": next(self.scores)}
 
