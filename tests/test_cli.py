@@ -150,16 +150,16 @@ def test_queries_are_kept_apart_from_the_corpus_and_found_where_they_were(monkey
     assert default_queries_file([Path("b.jsonl")], "mine.jsonl") == Path("mine.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.png", b"", "no document found"),
-        ("a.jsonl", b'{"text": "one two three four five six"}\n{broken\n', "a.jsonl:2"),
-        ("a.jsonl", '{"text": "fünf Wörter sind hier genug"}'.encode("latin-1"), "not UTF-8"),
-        ("a.txt", b"too short", "shorter than a sentence"),
-        ("a.txt", b"One single sentence that has enough words.", "fewer than a group"),
-    ],
-)
+BAD_CORPORA = [
+    ("a.png", b"", "no document found"),
+    ("a.jsonl", b'{"text": "one two three four five six"}\n{broken\n', "a.jsonl:2"),
+    ("a.jsonl", '{"text": "fünf Wörter sind hier genug"}'.encode("latin-1"), "not UTF-8"),
+    ("a.txt", b"too short", "shorter than a sentence"),
+    ("a.txt", b"One single sentence that has enough words.", "fewer than a group"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), BAD_CORPORA)
 def test_bad_corpora_are_refused_in_a_sentence(refused, tmp_path, models, name, content, message):
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / name).write_bytes(content)
@@ -485,13 +485,13 @@ def test_the_last_table_has_saved_beside_last(succeeds, monkeypatch, corpus_file
     assert dict(rows[1:]) == expected and rows[0][0] == "BM25"
 
 
-@pytest.mark.parametrize(
-    ("verb", "message"),
-    [
-        ("train", "2 processes were started (WORLD_SIZE) and cannot reach each other"),
-        ("compare", "this takes one process and 2 were started (WORLD_SIZE): start revela without"),
-    ],
-)
+OF_SEVERAL = [
+    ("train", "2 processes were started (WORLD_SIZE) and cannot reach each other"),
+    ("compare", "this takes one process and 2 were started (WORLD_SIZE): start revela without"),
+]
+
+
+@pytest.mark.parametrize(("verb", "message"), OF_SEVERAL)
 def test_one_of_several_is_refused(monkeypatch, refused, corpus_file, tmp_path, verb, message):
     monkeypatch.setenv("WORLD_SIZE", "2")
     more = (f"--on {tmp_path}",) if verb == "compare" else ()
@@ -524,16 +524,16 @@ def test_eval_compares_and_asks_mteb(succeeds, refused, tiny_lm_folder, tmp_path
     assert "nothing to score on" in refused("eval", tmp_path / "a")
 
 
-@pytest.mark.parametrize(
-    ("toml", "message"),
-    [
-        ("[variants]\na = 1", "variant 'a' is no table"),
-        ("seed = 1", "seed is no section: docs"),
-        ("[method]\ntau = inf", "--tau inf: it should be a finite number"),
-        ("[optimizer]\nbetas = 0.5", "--betas 0.5: it should be a valid tuple"),
-        ("[method]\nmethod = 3", "--method 3 is unknown: give FILE.py:Class, or one of"),
-    ],
-)
+ODD_RECIPES = [
+    ("[variants]\na = 1", "variant 'a' is no table"),
+    ("seed = 1", "seed is no section: docs"),
+    ("[method]\ntau = inf", "--tau inf: it should be a finite number"),
+    ("[optimizer]\nbetas = 0.5", "--betas 0.5: it should be a valid tuple"),
+    ("[method]\nmethod = 3", "--method 3 is unknown: give FILE.py:Class, or one of"),
+]
+
+
+@pytest.mark.parametrize(("toml", "message"), ODD_RECIPES)
 def test_a_recipe_of_odd_values_is_refused(tmp_path, toml, message):
     file = tmp_path / "r.toml"
     file.write_text(toml)

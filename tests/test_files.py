@@ -103,16 +103,16 @@ def test_all_is_on_the_disk_before_the_old_is_gone(tmp_path, monkeypatch):
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (FULL, r"scores\.json cannot be written \(no space left on device\): make room there"),
-        (ValueError("I/O error: No space left on device (os error 28)"), "make room there"),
-        (OSError(errno.EROFS, "x"), r"\(read-only file system\): let this user read and"),
-        (PermissionError(errno.EACCES, "x", "/else/where"), r"/else/where cannot be used"),
-        (FileNotFoundError(errno.ENOENT, "x"), r"scores\.json cannot be used \(no such file"),
-    ],
-)
+DISK_ERRORS = [
+    (FULL, r"scores\.json cannot be written \(no space left on device\): make room there"),
+    (ValueError("I/O error: No space left on device (os error 28)"), "make room there"),
+    (OSError(errno.EROFS, "x"), r"\(read-only file system\): let this user read and"),
+    (PermissionError(errno.EACCES, "x", "/else/where"), r"/else/where cannot be used"),
+    (FileNotFoundError(errno.ENOENT, "x"), r"scores\.json cannot be used \(no such file"),
+]
+
+
+@pytest.mark.parametrize(("error", "message"), DISK_ERRORS)
 def test_a_full_or_closed_disk_is_one_sentence(tmp_path, error, message):
     path = tmp_path / "scores.json"
     path.write_text("old")

@@ -304,13 +304,9 @@ def test_what_is_followed_by_default(succeeds, docs, static_folder, cache, tmp_p
     monkeypatch.setattr(lifecycle, "sync_periodically", sync_periodically)
     server = SimpleNamespace(run=lambda sockets: None)
     monkeypatch.setattr(lifecycle, "server_of", lambda *_: server)
-    succeeds("index", docs, "--out", tmp_path / "out", "--model", static_folder, "--sync")
-    for given in (
-        [docs, "--model", static_folder],
-        [docs, "--model", static_folder, "--sync", "5"],
-        [tmp_path / "out"],
-        [tmp_path / "out", "--sync", "7"],
-    ):
+    folder, out = (docs, "--model", static_folder), tmp_path / "out"
+    succeeds("index", *folder, "--out", out, "--sync")
+    for given in (folder, (*folder, "--sync", "5"), (out,), (out, "--sync", "7")):
         succeeds("serve", *given, "--port", "0")
     assert followed == [30, 5, 7]
 

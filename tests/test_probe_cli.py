@@ -66,13 +66,13 @@ def test_a_retriever_is_probed(succeeds, retriever, corpus_file, squad_like, tmp
     assert again["profiles"] == profiles  # the same sample, the same resamples
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--documents", 1), "--documents 1 is no sample"),
-        (("--move", "."), "is not a BEIR-layout folder"),
-    ],
-)
+REFUSED = [
+    (("--documents", 1), "--documents 1 is no sample"),
+    (("--move", "."), "is not a BEIR-layout folder"),
+]
+
+
+@pytest.mark.parametrize(("flags", "message"), REFUSED)
 def test_refusals(
     monkeypatch, refused, retriever, corpus_file, squad_like, tmp_path, flags, message
 ):

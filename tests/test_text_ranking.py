@@ -64,28 +64,28 @@ def test_models_are_judged_on_unseen_documents(succeeds, corpus, tiny_lm_folder,
         assert len(ids) == 91 and ids.isdisjoint(checked)
 
 
-@pytest.mark.parametrize(
-    ("names", "near", "words"),
-    [
-        (["a", "BM25"], [], "a finds most on this text"),
-        (["a", "b", "BM25"], ["b"], "a is first, and b may be as good: take the cheapest"),
-        (["a", "BM25"], ["BM25"], "no model is known to find more than words alone"),
-        (["BM25", "a"], ["a"], "no model is known to find more than words alone"),
-    ],
-)
+RANKINGS = [
+    (["a", "BM25"], [], "a finds most on this text"),
+    (["a", "b", "BM25"], ["b"], "a is first, and b may be as good: take the cheapest"),
+    (["a", "BM25"], ["BM25"], "no model is known to find more than words alone"),
+    (["BM25", "a"], ["a"], "no model is known to find more than words alone"),
+]
+
+
+@pytest.mark.parametrize(("names", "near", "words"), RANKINGS)
 def test_a_ranking_is_summed_up(names, near, words):
     assert words in _advice({name: SystemScores({}) for name in names}, near)
 
 
-@pytest.mark.parametrize(
-    ("scores", "words"),
-    [
-        ({"BM25": (0.6, {}), "a": (0.7, {"BM25": 0.01})}, "a has the highest .* more than chance"),
-        ({"BM25": (0.6, {}), "a": (0.7, {"BM25": 0.4})}, "BM25 has 0.600: which may be chance"),
-        ({"BM25": (0.6, {}), "a": (0.5, {"BM25": 0.4})}, "no system finds more than words alone"),
-        ({"a": (0.5, {})}, "on c a has the highest nDCG@10, 0.500$"),
-    ],
-)
+FOUND = [
+    ({"BM25": (0.6, {}), "a": (0.7, {"BM25": 0.01})}, "a has the highest .* more than chance"),
+    ({"BM25": (0.6, {}), "a": (0.7, {"BM25": 0.4})}, "BM25 has 0.600: which may be chance"),
+    ({"BM25": (0.6, {}), "a": (0.5, {"BM25": 0.4})}, "no system finds more than words alone"),
+    ({"a": (0.5, {})}, "on c a has the highest nDCG@10, 0.500$"),
+]
+
+
+@pytest.mark.parametrize(("scores", "words"), FOUND)
 def test_an_evaluation_begins_with_what_it_found(scores, words):
     found = {name: SystemScores({"ndcg@10": mean}, p=p) for name, (mean, p) in scores.items()}
     assert re.search(words, _verdict("c", found))

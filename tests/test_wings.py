@@ -79,17 +79,17 @@ def traced(tmp_path_factory, static_folder):  # the static one where MiniLM is n
     return run
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("--help",),
-        ("search", "kept", "ocean01"),
-        ("search", "corpus.jsonl", "ocean01"),
-        ("index", "corpus.jsonl", "--out", "kept", "--append"),
-        ("serve", "--help"),
-        ("mcp", "kept", "--show-config"),
-    ],
-)
+SEARCHING = [
+    ("--help",),
+    ("search", "kept", "ocean01"),
+    ("search", "corpus.jsonl", "ocean01"),
+    ("index", "corpus.jsonl", "--out", "kept", "--append"),
+    ("serve", "--help"),
+    ("mcp", "kept", "--show-config"),
+]
+
+
+@pytest.mark.parametrize("command", SEARCHING)
 def test_what_searches_imports_nothing_of_training(traced, command):
     _, modules = traced(*command)
     assert "revela.cli.main" in modules

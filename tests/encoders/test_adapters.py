@@ -54,17 +54,15 @@ def states(model, tokenizer, text, *more):
         return model(ids).last_hidden_state[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "prompt", "appends_eos", "limit", "family", "kind"),
-    [
-        ("Revela-500M", "query:  ", True, 2048, "qwen2", t.AutoModel),
-        ("repllama-v1-7b-lora-passage", "query: ", True, 512, "llama", t.AutoModel),
-        ("DREAM-0.5B", "", False, 512, "qwen2", t.AutoModelForCausalLM),
-    ],
-)
-def test_a_published_adapter(
-    name, prompt, appends_eos, limit, family, kind, tiny_tokenizer, tmp_path, succeeds
-):
+ADAPTERS = [
+    ("Revela-500M", "query:  ", True, 2048, "qwen2", t.AutoModel),
+    ("repllama-v1-7b-lora-passage", "query: ", True, 512, "llama", t.AutoModel),
+    ("DREAM-0.5B", "", False, 512, "qwen2", t.AutoModelForCausalLM),
+]
+
+
+@pytest.mark.parametrize(("name", "prompt", "adds_eos", "limit", "family", "kind"), ADAPTERS)
+def test_published(name, prompt, adds_eos, limit, family, kind, tiny_tokenizer, tmp_path, succeeds):
     model = t.AutoModelForCausalLM.from_config(tiny_config(family, len(tiny_tokenizer)))
     model.save_pretrained(tmp_path / "base")
     tiny_tokenizer.save_pretrained(tmp_path / "base")
@@ -76,7 +74,7 @@ def test_a_published_adapter(
     encoder = load_encoder(made, "fp32")
     found = encoder.encode_queries([TEXT])[0], pq.read_table(out)["vector"][0].as_py()
     for ours, prefix in zip(found, (prompt, prompt.replace("query", "passage")), strict=True):
-        more = [tokenizer.eos_token_id] * appends_eos
+        more = [tokenizer.eos_token_id] * adds_eos
         last_D = states(merged, tokenizer, prefix + TEXT, *more)[-1].numpy()
         np.testing.assert_allclose(ours, last_D / np.linalg.norm(last_D), atol=1e-5)
     assert (encoder.limit, name_of(made)) == (limit, name)
@@ -124,14 +122,14 @@ def test_a_base_of_sentence_transformers_keeps_its_modules(tiny_bert_folder, tmp
     np.testing.assert_allclose(encoder.encode_passages([TEXT]), merged.encode([TEXT]), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "by_dot", "pool"),
-    [
-        ("contriever", True, lambda states_LD: states_LD.mean(0)),
-        ("RetroMAE", True, lambda states_LD: states_LD[0]),
-        ("laprador", False, lambda states_LD: states_LD.mean(0)),
-    ],
-)
+WITHOUT_MODULES = [
+    ("contriever", True, lambda states_LD: states_LD.mean(0)),
+    ("RetroMAE", True, lambda states_LD: states_LD[0]),
+    ("laprador", False, lambda states_LD: states_LD.mean(0)),
+]
+
+
+@pytest.mark.parametrize(("name", "by_dot", "pool"), WITHOUT_MODULES)
 def test_a_published_retriever_without_modules(name, by_dot, pool, tiny_bert_folder, tmp_path):
     shutil.copytree(tiny_bert_folder.parent / "bert", tmp_path / name)
     encoder = load_encoder(resolve(str(tmp_path / name)), "fp32", as_compared=True)
@@ -146,21 +144,19 @@ def test_a_published_retriever_without_modules(name, by_dot, pool, tiny_bert_fol
 BASE = "base_model_name_or_path"
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (None, r"adapter_config\.json is damaged: copy or download it again"),
-        ({"peft_type": "IA3"}, "is an adapter of kind IA3, and only LoRA in .* is read: give"),
-        ({"r": 3}, "lora cannot be opened as an adapter of .*size mismatch"),
-        ({BASE: "none/here"}, "the base of .*lora .*: none/here is not in the hub cache"),
-        ({BASE: "/none"}, "the base of .*lora .*: /none is neither a folder nor a hub id"),
-        ({BASE: "{lora}"}, "the base of .*lora .*: it is its own base"),
-        ({BASE: "{bert}"}, "changes modules that its base, .*, does not have"),
-    ],
-)
-def test_what_cannot_be_merged(
-    changes, message, tiny_lm_folder, tiny_bert_folder, tmp_path, refused, cache
-):
+UNMERGED = [
+    (None, r"adapter_config\.json is damaged: copy or download it again"),
+    ({"peft_type": "IA3"}, "is an adapter of kind IA3, and only LoRA in .* is read: give"),
+    ({"r": 3}, "lora cannot be opened as an adapter of .*size mismatch"),
+    ({BASE: "none/here"}, "the base of .*lora .*: none/here is not in the hub cache"),
+    ({BASE: "/none"}, "the base of .*lora .*: /none is neither a folder nor a hub id"),
+    ({BASE: "{lora}"}, "the base of .*lora .*: it is its own base"),
+    ({BASE: "{bert}"}, "changes modules that its base, .*, does not have"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), UNMERGED)
+def test_refusals(changes, message, tiny_lm_folder, tiny_bert_folder, tmp_path, refused, cache):
     adapted(tiny_lm_folder, tmp_path / "lora")
     if changes is None:
         (tmp_path / "lora" / "adapter_config.json").write_text('{"peft')

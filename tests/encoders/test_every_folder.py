@@ -272,21 +272,21 @@ def test_known_models_that_name_no_prompts(place, tiny_tokenizer, tmp_path):
     assert prompts_of(folder) == ("q: ", "")
 
 
-@pytest.mark.parametrize(
-    ("names", "query"),
-    [
-        ("e5-small e5-base e5-large e5-small-v2 e5-base-v2 e5-large-v2 USER-base", "query: "),
-        ("multilingual-e5-small multilingual-e5-base multilingual-e5-large", "query: "),
-        ("bge-small-en bge-base-en bge-large-en", BGE.query),
-        ("bge-small-en-v1.5 bge-base-en-v1.5 bge-large-en-v1.5", BGE.query),
-        ("bge-small-zh bge-base-zh bge-large-zh", BGE_ZH.query),
-        ("bge-small-zh-v1.5 bge-base-zh-v1.5 bge-large-zh-v1.5", BGE_ZH.query),
-        ("nomic-embed-text-v1 nomic-embed-text-v1.5 modernbert-embed-base", "search_query: "),
-        ("ru-en-RoSBERTa", "search_query: "),
-        ("ruri-base ruri-large", "クエリ: "),
-        ("bge-m3 multilingual-e5-large-instruct my-e5-small nomic-embed-text-v2-moe", ""),
-    ],
-)
+KNOWN = [
+    ("e5-small e5-base e5-large e5-small-v2 e5-base-v2 e5-large-v2 USER-base", "query: "),
+    ("multilingual-e5-small multilingual-e5-base multilingual-e5-large", "query: "),
+    ("bge-small-en bge-base-en bge-large-en", BGE.query),
+    ("bge-small-en-v1.5 bge-base-en-v1.5 bge-large-en-v1.5", BGE.query),
+    ("bge-small-zh bge-base-zh bge-large-zh", BGE_ZH.query),
+    ("bge-small-zh-v1.5 bge-base-zh-v1.5 bge-large-zh-v1.5", BGE_ZH.query),
+    ("nomic-embed-text-v1 nomic-embed-text-v1.5 modernbert-embed-base", "search_query: "),
+    ("ru-en-RoSBERTa", "search_query: "),
+    ("ruri-base ruri-large", "クエリ: "),
+    ("bge-m3 multilingual-e5-large-instruct my-e5-small nomic-embed-text-v2-moe", ""),
+]
+
+
+@pytest.mark.parametrize(("names", "query"), KNOWN)
 def test_names_of_known_models(names, query, tmp_path):
     for name in names.split():
         assert prompts_of(tmp_path / name).query == query, name

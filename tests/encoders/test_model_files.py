@@ -26,20 +26,20 @@ from revela.types import Document
 httpx = importlib.import_module(HfHubHTTPError.__mro__[1].__module__.split(".")[0])
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("embedded:gpt-9", "there are embedded:smollm2-135m and embedded:minilm-l6"),
-        ("just-a-word", "^just-a-word is not in the hub cache and the hub cannot be reached"),
-        ("not a name", "neither a folder nor a hub id"),
-        ("/nowhere/at/all", "neither a folder nor a hub id"),
-        (
-            "owner/name-that-is-not-cached",
-            r"not in the hub cache and .*: give a local folder, or embedded:minilm-l6 or "
-            r"embedded:e5-small \(embedders, for a search\), or embedded:smollm2-135m \(a lang",
-        ),
-    ],
-)
+UNAVAILABLE = [
+    ("embedded:gpt-9", "there are embedded:smollm2-135m and embedded:minilm-l6"),
+    ("just-a-word", "^just-a-word is not in the hub cache and the hub cannot be reached"),
+    ("not a name", "neither a folder nor a hub id"),
+    ("/nowhere/at/all", "neither a folder nor a hub id"),
+    (
+        "owner/name-that-is-not-cached",
+        r"not in the hub cache and .*: give a local folder, or embedded:minilm-l6 or "
+        r"embedded:e5-small \(embedders, for a search\), or embedded:smollm2-135m \(a lang",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "message"), UNAVAILABLE)
 def test_unavailable_weights_are_one_sentence(name, message):
     with pytest.raises(RevelaError, match=message):
         resolve(name)
@@ -224,14 +224,14 @@ def test_a_resumed_run_reads_the_commit_it_began_with(hub, monkeypatch, tiny_lm_
     assert about["revisions"] == model_files.commits == {"owner/lm": commit(1)}
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (429, "can be downloaded .*429 Too Many Requests.* or try again later"),
-        (500, "can be downloaded .*500 Internal Server Error.* or try again later"),
-        (OSError(errno.ENOSPC, "No space left on device", "hub"), "hub cannot be written"),
-    ],
-)
+ANSWERS = [
+    (429, "can be downloaded .*429 Too Many Requests.* or try again later"),
+    (500, "can be downloaded .*500 Internal Server Error.* or try again later"),
+    (OSError(errno.ENOSPC, "No space left on device", "hub"), "hub cannot be written"),
+]
+
+
+@pytest.mark.parametrize(("answer", "message"), ANSWERS)
 def test_another_stands_in_offline_only(hub, monkeypatch, tiny_lm_folder, caplog, answer, message):
     caplog.set_level("INFO", "revela")
     embedded.log_once.cache_clear()

@@ -109,16 +109,16 @@ def test_broken_model_is_refused(tmp_path, saved_retriever):
         outcomes(load_collection(write(tmp_path / "c")), {"m": encoder})
 
 
-@pytest.mark.parametrize(
-    ("qrels", "message"),
-    [
-        ("q0\tnowhere\t1\n", r"names 1 corpus-ids that corpus\.jsonl lacks \(first: nowhere\)"),
-        ("q0 d0\n", r"test\.tsv:2 is not query-id"),
-        ("q0\td0\tyes\n", r"test\.tsv:2 is not query-id"),
-        ("q0\td0\tinf\n", r"test\.tsv:2: the score inf is no whole number"),
-        ("q0\td0\t0\n", "no query has a relevant document"),
-    ],
-)
+BAD_QRELS = [
+    ("q0\tnowhere\t1\n", r"names 1 corpus-ids that corpus\.jsonl lacks \(first: nowhere\)"),
+    ("q0 d0\n", r"test\.tsv:2 is not query-id"),
+    ("q0\td0\tyes\n", r"test\.tsv:2 is not query-id"),
+    ("q0\td0\tinf\n", r"test\.tsv:2: the score inf is no whole number"),
+    ("q0\td0\t0\n", "no query has a relevant document"),
+]
+
+
+@pytest.mark.parametrize(("qrels", "message"), BAD_QRELS)
 def test_bad_qrels_are_one_sentence(tmp_path, qrels, message):
     with pytest.raises(RevelaError, match=message):
         load_collection(write(tmp_path / "c", qrels))

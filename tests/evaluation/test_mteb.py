@@ -162,14 +162,14 @@ def test_a_task_made_of_tasks_is_their_mean(folder, encoder, tmp_path):
     assert both == pytest.approx(mean, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("scifat", r"neither a benchmark nor a task of mteb .*Did you mean: 'SciFact"),
-        ("///", "lists all tasks"),
-        ("Code1Retrieval", "every task is private"),
-    ],
-)
+BAD_NAMES = [
+    ("scifat", r"neither a benchmark nor a task of mteb .*Did you mean: 'SciFact"),
+    ("///", "lists all tasks"),
+    ("Code1Retrieval", "every task is private"),
+]
+
+
+@pytest.mark.parametrize(("name", "message"), BAD_NAMES)
 def test_unknown_and_private_names_are_refused(name, message):
     with pytest.raises(RevelaError, match=message):
         find_tasks(name)

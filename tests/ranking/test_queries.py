@@ -27,33 +27,33 @@ BEES = "蜜蜂通过舞蹈告诉同伴花丛的位置。它们住在蜂巢里面
 BARE = "One sentence alone is left as it is."
 
 
-@pytest.mark.parametrize(
-    ("title", "text", "left"),
-    [
-        ("Valves of the heart", f"Valves of the heart\n\n{PASSAGE}", f"\n\n{PASSAGE}"),
-        ("", PASSAGE, PASSAGE),
-        ("Art", "Article 5 of the law", "Article 5 of the law"),
-        ("Art", "Article 5 is on art: Art, apart", "Article 5 is on art: , apart"),
-        ("part", "apart, a partner and a part", "apart, a partner and a "),
-        ("花", "花丛之间", "丛之间"),
-        ("cafe", "cafe\u0301 and tea", "cafe\u0301 and tea"),
-        ("C++", "C++ in brief", " in brief"),
-        ("Bees", "Bees", "Bees"),
-    ],
-)
+TITLES = [
+    ("Valves of the heart", f"Valves of the heart\n\n{PASSAGE}", f"\n\n{PASSAGE}"),
+    ("", PASSAGE, PASSAGE),
+    ("Art", "Article 5 of the law", "Article 5 of the law"),
+    ("Art", "Article 5 is on art: Art, apart", "Article 5 is on art: , apart"),
+    ("part", "apart, a partner and a part", "apart, a partner and a "),
+    ("花", "花丛之间", "丛之间"),
+    ("cafe", "cafe\u0301 and tea", "cafe\u0301 and tea"),
+    ("C++", "C++ in brief", " in brief"),
+    ("Bees", "Bees", "Bees"),
+]
+
+
+@pytest.mark.parametrize(("title", "text", "left"), TITLES)
 def test_a_title_is_taken_out_of_the_text_and_not_out_of_a_word(title, text, left):
     (chunk,) = with_titles([Chunk(0, text)], [Document("a", text, title)])
     assert (chunk.query, chunk.text) == (title, left)
 
 
-@pytest.mark.parametrize(
-    ("text", "query", "left"),
-    [
-        (PASSAGE, "The mitral valve has two leaflets.", REST),
-        (BARE, "", BARE),
-        (BEES, "蜜蜂通过舞蹈告诉同伴花丛的位置。", "它们住在蜂巢里面的蜂房中。好。"),
-    ],
-)
+FIRST_SENTENCES = [
+    (PASSAGE, "The mitral valve has two leaflets.", REST),
+    (BARE, "", BARE),
+    (BEES, "蜜蜂通过舞蹈告诉同伴花丛的位置。", "它们住在蜂巢里面的蜂房中。好。"),
+]
+
+
+@pytest.mark.parametrize(("text", "query", "left"), FIRST_SENTENCES)
 def test_a_first_sentence_is_taken_out_of_the_text(text, query, left):
     assert list(with_first_sentences([Chunk(0, text)])) == [Chunk(0, left, query)]
 
@@ -141,21 +141,21 @@ def test_a_sentence_that_several_documents_have_is_not_drawn():
     assert len(drawn) == 60 and not any("manual" in query for query, _ in drawn.values())
 
 
-@pytest.mark.parametrize(
-    ("text", "natural"),
-    [
-        ("Bees dance to show the way.", True),
-        ("这座城市的房屋建于上个世纪，至今仍然屹立不倒。", True),
-        ("इस शहर के घर पिछली सदी में बनाए गए थे।", True),
-        ("Set `depth` to a number of your own.", True),
-        ("## How bees dance in the hive.", False),
-        ("How bees dance in the hive", False),
-        ("[![build](https://a.b/c.svg)](https://a.b) shows the state of it.", False),
-        ("See https://example.org/page for more of this.", False),
-        ("```sh\nmake all the things now.", False),
-        ("if (a[i] != b[j] && c > 0) { return x(); } // so.", False),
-        ("Too few words.", False),
-    ],
-)
+SENTENCES = [
+    ("Bees dance to show the way.", True),
+    ("这座城市的房屋建于上个世纪，至今仍然屹立不倒。", True),
+    ("इस शहर के घर पिछली सदी में बनाए गए थे।", True),
+    ("Set `depth` to a number of your own.", True),
+    ("## How bees dance in the hive.", False),
+    ("How bees dance in the hive", False),
+    ("[![build](https://a.b/c.svg)](https://a.b) shows the state of it.", False),
+    ("See https://example.org/page for more of this.", False),
+    ("```sh\nmake all the things now.", False),
+    ("if (a[i] != b[j] && c > 0) { return x(); } // so.", False),
+    ("Too few words.", False),
+]
+
+
+@pytest.mark.parametrize(("text", "natural"), SENTENCES)
 def test_sentences_that_a_person_wrote_as_such(text, natural):
     assert is_natural(text) == natural

@@ -53,19 +53,19 @@ def test_a_name_with_a_date_is_found_by_that_day_only(tmp_path):
         assert [index.search(day, mode=mode)[0].id for day in days] == [f"{day}.md" for day in days]
 
 
-@pytest.mark.parametrize(
-    ("query", "text", "answer"),
-    [
-        ("meeting of 2024-06-05", "meeting of 2024-05-06", "perhaps"),
-        ("meeting of 2024-06-05", "meeting of 2024/06/05", "sure"),
-        ("release 1.2.3", "The release 3.2.1 is out.", "perhaps"),
-        ("release 1.2.3", "The release v1.2.3 is out.", "sure"),
-        ("invoice 4711", "The invoice 4712 is late.", "perhaps"),
-        ("invoice 4711", "The invoice 4711 is late.", "sure"),
-        ("write to anna@b.org", "We write to b@anna.org.", "perhaps"),
-        ("top 10 rules", "The top ten rules.", "sure"),
-    ],
-)
+UNSURE = [
+    ("meeting of 2024-06-05", "meeting of 2024-05-06", "perhaps"),
+    ("meeting of 2024-06-05", "meeting of 2024/06/05", "sure"),
+    ("release 1.2.3", "The release 3.2.1 is out.", "perhaps"),
+    ("release 1.2.3", "The release v1.2.3 is out.", "sure"),
+    ("invoice 4711", "The invoice 4712 is late.", "perhaps"),
+    ("invoice 4711", "The invoice 4711 is late.", "sure"),
+    ("write to anna@b.org", "We write to b@anna.org.", "perhaps"),
+    ("top 10 rules", "The top ten rules.", "sure"),
+]
+
+
+@pytest.mark.parametrize(("query", "text", "answer"), UNSURE)
 def test_a_hit_without_the_query_string_is_never_sure(tmp_path, monkeypatch, query, text, answer):
     monkeypatch.setattr(IndexStore, "measured", {"hybrid": (-9.0, 1.0, 0.0)})
     index = build(tmp_path / "index", [Document("d1", text), *OTHERS], language="en")

@@ -399,24 +399,24 @@ def test_bad_vectors_are_one_sentence(tmp_path, saved_retriever):
         Index.open(tmp_path / "index", saved_retriever)
 
 
-@pytest.mark.parametrize(
-    ("option", "why"),
-    [
-        ({"mode": "bm25"}, "no mode 'bm25': give one of dense, lexical, hybrid"),
-        ({"mode": None}, "no mode None"),
-        ({"fusion": "rrf"}, "no fusion 'rrf': give one of score, rank"),
-        ({"rerank": "heads"}, "no rerank 'heads': give one of late-interaction, none"),
-        ({"k": -1}, "k is -1, no number of documents: give 1 or more"),
-        ({"k": 0}, "k is 0"),
-        ({"k": 2.5}, "k is 2.5"),
-        ({"min_score": float("nan")}, "the minimum score is not a number"),
-        ({"rerank": "late-interaction", "fusion": "rank"}, "or hybrid search by score"),
-        ({"rerank": "late-interaction", "mode": "lexical"}, "re-rank dense search"),
-        ({"where": {"colour": 1}}, "no column colour"),
-        ({"where": "year > '\ud800'"}, "the filter is not Unicode"),
-        *(({"query": query}, "query is empty") for query in ("", " \n")),
-    ],
-)
+BAD_OPTIONS = [
+    ({"mode": "bm25"}, "no mode 'bm25': give one of dense, lexical, hybrid"),
+    ({"mode": None}, "no mode None"),
+    ({"fusion": "rrf"}, "no fusion 'rrf': give one of score, rank"),
+    ({"rerank": "heads"}, "no rerank 'heads': give one of late-interaction, none"),
+    ({"k": -1}, "k is -1, no number of documents: give 1 or more"),
+    ({"k": 0}, "k is 0"),
+    ({"k": 2.5}, "k is 2.5"),
+    ({"min_score": float("nan")}, "the minimum score is not a number"),
+    ({"rerank": "late-interaction", "fusion": "rank"}, "or hybrid search by score"),
+    ({"rerank": "late-interaction", "mode": "lexical"}, "re-rank dense search"),
+    ({"where": {"colour": 1}}, "no column colour"),
+    ({"where": "year > '\ud800'"}, "the filter is not Unicode"),
+    *(({"query": query}, "query is empty") for query in ("", " \n")),
+]
+
+
+@pytest.mark.parametrize(("option", "why"), BAD_OPTIONS)
 def test_an_option_without_such_a_value_is_refused_before_work(index, monkeypatch, option, why):
     monkeypatch.setattr(type(index), "encoder", property(lambda _: pytest.fail("encodes")))
     for search in (index.search, lambda query, **more: list(index.search_many([query], **more))):
@@ -439,11 +439,8 @@ def test_half_a_surrogate_pair_is_not_called_damage(tmp_path):
 
 
 def test_folders_of_something_else_are_one_sentence(tmp_path):
-    for content, why in (
-        (None, "is not an index"),
-        ("", "another version of revela: make it"),
-        ("{" * 1000, "is damaged"),
-    ):
+    made = {None: "is not an index", "": "another version of revela: make it"}
+    for content, why in {**made, "{" * 1000: "is damaged"}.items():
         if content is not None:
             (tmp_path / STATE).write_text(content)
         with pytest.raises(RevelaError, match=why):
@@ -470,18 +467,16 @@ def test_damaged_folders_are_one_sentence(tmp_path, index, part):
         reopen(folder).search("title", where="year > 1")
 
 
-@pytest.mark.parametrize(
-    ("error", "why"),
-    [
-        (RuntimeError('lance error: task panicked with message "range end"'), "is damaged or out"),
-        (OSError("LanceError(IO): No space left on device (os error 28)"), "space left on device"),
-    ],
-)
+FAULTS = [
+    (RuntimeError('lance error: task panicked with message "range end"'), "is damaged or out"),
+    (OSError("LanceError(IO): No space left on device (os error 28)"), "space left on device"),
+]
+
+
+@pytest.mark.parametrize(("error", "why"), FAULTS)
 def test_the_filter_is_not_at_fault_where_the_disk_or_a_file_is(tmp_path, error, why):
-    with (
-        pytest.raises(RevelaError, match=why) as caught,
-        lance_errors(tmp_path, "year > 2000", ["year"]),
-    ):
+    guarded = lance_errors(tmp_path, "year > 2000", ["year"])
+    with pytest.raises(RevelaError, match=why) as caught, guarded:
         raise error
     assert not isinstance(caught.value, QueryError)
 

@@ -22,18 +22,18 @@ def with_metadata(*values):
     ]
 
 
-@pytest.mark.parametrize(
-    ("values", "kind"),
-    [
-        ((1, 2, None), "int64"),
-        ((1, 2.5), "double"),
-        ((True, None), "bool"),
-        (("a", "b"), "string"),
-        (("a", 1), "string"),
-        ((True, 1), "string"),
-        ((2**70, 1), "string"),
-    ],
-)
+COLUMNS = [
+    ((1, 2, None), "int64"),
+    ((1, 2.5), "double"),
+    ((True, None), "bool"),
+    (("a", "b"), "string"),
+    (("a", 1), "string"),
+    ((True, 1), "string"),
+    ((2**70, 1), "string"),
+]
+
+
+@pytest.mark.parametrize(("values", "kind"), COLUMNS)
 def test_a_metadata_column_is_of_numbers_if_all_its_values_are(tmp_path, values, kind):
     docs = with_metadata(*values)
     assert metadata_columns(docs, ["field"]) == {"field": kind}

@@ -132,14 +132,14 @@ def test_the_line_of_the_first_mark_is_counted_in_the_file():
 ROWS = [("Animal", "Legs"), *((f"animal{i}", str(i)) for i in range(60))]
 
 
-@pytest.mark.parametrize(
-    "text, name",
-    [
-        ("\n".join(f"| {a} | {b} |" for a, b in [ROWS[0], ("---", ":-:"), *ROWS[1:]]), "a.md"),
-        ("\r\n".join(f"{a}\t{b}" for a, b in ROWS), "a.xlsx"),
-        ("\n".join(["| Animal | Legs |", "=" * 20, *(f"| {a} | {b} |" for a, b in ROWS[1:])]), "a"),
-    ],
-)
+TABLES = [
+    ("\n".join(f"| {a} | {b} |" for a, b in [ROWS[0], ("---", ":-:"), *ROWS[1:]]), "a.md"),
+    ("\r\n".join(f"{a}\t{b}" for a, b in ROWS), "a.xlsx"),
+    ("\n".join(["| Animal | Legs |", "=" * 20, *(f"| {a} | {b} |" for a, b in ROWS[1:])]), "a"),
+]
+
+
+@pytest.mark.parametrize("text, name", TABLES)
 def test_the_row_of_a_table_is_shown_below_its_heading(text, name):
     found = shown("Before it.\n\n" + text + "\n\nAfter it.", "animal33", name, "none")
     assert found.text.split("\n")[:3] == ["Animal | Legs", "animal33 | 33", "animal34 | 34"]
@@ -152,15 +152,15 @@ def test_rows_with_their_headings_in_them_are_lines():
     assert found.text.split("\n") == ["Prices of parts.", *rows]
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        ["* Bees", "** Wax", "It melts."],
-        ["\\section{Wax}", "It melts.", "\\end{document}"],
-        ["2024-05-01 12:00 wax melts", "2024-05-01 12:01 bees fly"],
-        ["May  1 12:00:01 wax melts", "May  1 12:00:02 bees fly"],
-    ],
-)
+BEGINNINGS = [
+    ["* Bees", "** Wax", "It melts."],
+    ["\\section{Wax}", "It melts.", "\\end{document}"],
+    ["2024-05-01 12:00 wax melts", "2024-05-01 12:01 bees fly"],
+    ["May  1 12:00:01 wax melts", "May  1 12:00:02 bees fly"],
+]
+
+
+@pytest.mark.parametrize("lines", BEGINNINGS)
 def test_headings_commands_and_times_begin_a_line(lines):
     found = shown("\n".join(lines), "melt", "a.txt")
     wanted = [" ".join(line.split()) for line in lines]

@@ -110,13 +110,13 @@ def test_a_piece_without_white_space_is_cut():
             assert len(cut) > 4 and max(map(len, cut)) <= 350
 
 
-@pytest.mark.parametrize(
-    "expected",
-    [
-        ["กรุงเทพมหานครเป็นเมืองหลวง ", "และนครที่มีประชากรมากที่สุด ", "ของประเทศไทย"],
-        ["蜜蜂通过舞蹈告诉同伴花的位置，", "舞蹈的角度表示方向，", "长度表示距离。"],
-    ],
-)
+CUTS = [
+    ["กรุงเทพมหานครเป็นเมืองหลวง ", "และนครที่มีประชากรมากที่สุด ", "ของประเทศไทย"],
+    ["蜜蜂通过舞蹈告诉同伴花的位置，", "舞蹈的角度表示方向，", "长度表示距离。"],
+]
+
+
+@pytest.mark.parametrize("expected", CUTS)
 def test_a_long_sentence_is_cut_at_spaces_or_commas(expected):
     assert [c.text for c in chunk(Document("d", "".join(expected)), 0, 7)] == expected
 

@@ -56,14 +56,14 @@ def test_an_id_may_have_any_character_that_ends_no_column(folder, space, between
     assert read_judgements(folder, "train")[1] == {query: {document: 2}}
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("qrels/train.tsv", lambda text: text.replace("\n", "\r\n") + "\r\n"),  # a blank line
-        ("qrels/train.tsv", lambda text: text + "q0\td1\t1.0\n"),  # again, as a float
-        ("queries.jsonl", lambda text: text + text),
-    ],
-)
+SAME = [
+    ("qrels/train.tsv", lambda text: text.replace("\n", "\r\n") + "\r\n"),  # a blank line
+    ("qrels/train.tsv", lambda text: text + "q0\td1\t1.0\n"),  # again, as a float
+    ("queries.jsonl", lambda text: text + text),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), SAME)
 def test_what_says_the_same_is_the_same(folder, name, change):
     expected = read_judgements(folder, "train")
     (folder / name).write_text(change((folder / name).read_text()))

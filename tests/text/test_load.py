@@ -71,38 +71,38 @@ def test_a_sentence_without_spaces_is_one(reads):
     assert report.words == 7 + 6 and report.skipped == {"shorter than a sentence": 1}
 
 
-@pytest.mark.parametrize(
-    ("row", "kind"),
-    [
-        ({"_id": "pkg/module.py", "text": "# a comment first\nx = 1 + 2 + 3\n"}, "code"),
-        ({"text": "def area(a, b):\n    return a * b + 1"}, "code"),
-        ({"text": "from the start of the year, prices rose"}, "prose"),
-        ({"text": "@bob thanks; see {you} (soon) with the others, I hope"}, "prose"),
-        ({"text": "public schools (K-12) open at nine; most of them close at four."}, "prose"),
-        ({"text": "function words (of, the, and) are left out: they say little"}, "prose"),
-        ({"text": "class action: lawsuits (2008)\nThe first of them was lost."}, "prose"),
-        ({"text": "from the archive (1914): import duties = 3 % of all revenue"}, "prose"),
-        ({"text": "@cache\ndef area(a, b):\n    return a * b + 1"}, "code"),
-        ({"text": "@Override\npublic int size() {\n    return this.size;\n}"}, "code"),
-        ({"text": "private int most = 3;\nprivate int least = 2;\nint more = 1;"}, "code"),
-        ({"text": "import os, re as r  # both\nimport sys\n\nprint(sys.path)"}, "code"),
-        ({"text": "import java.util.List;\n\nclass A { List<String> all; }"}, "code"),
-        ({"text": "import { a, b } from 'c'\n\nconsole.log(a, b)"}, "code"),
-        ({"text": "from a.b import (\n    c,\n)\n\nc(1)\nc(2)"}, "code"),
-        ({"text": "class Stack(list):\n    def push(self, x):\n        pass"}, "code"),
-        ({"text": "class Stack : public Base {\n  int size;\n  int most;\n};"}, "code"),
-        ({"text": "function area(a, b)\n  return a * b\nend"}, "code"),
-        ({"text": "func (s *Stack) Push(x int) {\n\ts.all = append(s.all, x)\n}"}, "code"),
-        ({"text": "pub fn push<T>(x: T) -> T {\n    x\n}"}, "code"),
-        ({"text": "#include <stdio.h>\n\nint main() { return 0; }"}, "code"),
-        ({"text": "class Mammalia\nMammals are a class of animals, as birds are."}, "prose"),
-        ({"text": 'package main\n\nimport "fmt"\n\nfunc main() { fmt.Println(1) }'}, "code"),
-        ({"text": "<?php\nfunction f() { return 1 + 2 + 3 + 4; }"}, "code"),
-        ({"text": "x = read(a, b)\ny = x + 1", "language": "python"}, "code"),
-        ({"text": "x = read(a, b)\ny = x + 1", "path": "src/a.py"}, "code"),
-        ({"text": "def area(a, b): is how Python begins a function", "language": "en"}, "prose"),
-        ({"_id": "report.2024", "text": "class struggle was the theme of the day"}, "prose"),
-    ],
-)
+CODE_OR_TEXT = [
+    ({"_id": "pkg/module.py", "text": "# a comment first\nx = 1 + 2 + 3\n"}, "code"),
+    ({"text": "def area(a, b):\n    return a * b + 1"}, "code"),
+    ({"text": "from the start of the year, prices rose"}, "prose"),
+    ({"text": "@bob thanks; see {you} (soon) with the others, I hope"}, "prose"),
+    ({"text": "public schools (K-12) open at nine; most of them close at four."}, "prose"),
+    ({"text": "function words (of, the, and) are left out: they say little"}, "prose"),
+    ({"text": "class action: lawsuits (2008)\nThe first of them was lost."}, "prose"),
+    ({"text": "from the archive (1914): import duties = 3 % of all revenue"}, "prose"),
+    ({"text": "@cache\ndef area(a, b):\n    return a * b + 1"}, "code"),
+    ({"text": "@Override\npublic int size() {\n    return this.size;\n}"}, "code"),
+    ({"text": "private int most = 3;\nprivate int least = 2;\nint more = 1;"}, "code"),
+    ({"text": "import os, re as r  # both\nimport sys\n\nprint(sys.path)"}, "code"),
+    ({"text": "import java.util.List;\n\nclass A { List<String> all; }"}, "code"),
+    ({"text": "import { a, b } from 'c'\n\nconsole.log(a, b)"}, "code"),
+    ({"text": "from a.b import (\n    c,\n)\n\nc(1)\nc(2)"}, "code"),
+    ({"text": "class Stack(list):\n    def push(self, x):\n        pass"}, "code"),
+    ({"text": "class Stack : public Base {\n  int size;\n  int most;\n};"}, "code"),
+    ({"text": "function area(a, b)\n  return a * b\nend"}, "code"),
+    ({"text": "func (s *Stack) Push(x int) {\n\ts.all = append(s.all, x)\n}"}, "code"),
+    ({"text": "pub fn push<T>(x: T) -> T {\n    x\n}"}, "code"),
+    ({"text": "#include <stdio.h>\n\nint main() { return 0; }"}, "code"),
+    ({"text": "class Mammalia\nMammals are a class of animals, as birds are."}, "prose"),
+    ({"text": 'package main\n\nimport "fmt"\n\nfunc main() { fmt.Println(1) }'}, "code"),
+    ({"text": "<?php\nfunction f() { return 1 + 2 + 3 + 4; }"}, "code"),
+    ({"text": "x = read(a, b)\ny = x + 1", "language": "python"}, "code"),
+    ({"text": "x = read(a, b)\ny = x + 1", "path": "src/a.py"}, "code"),
+    ({"text": "def area(a, b): is how Python begins a function", "language": "en"}, "prose"),
+    ({"_id": "report.2024", "text": "class struggle was the theme of the day"}, "prose"),
+]
+
+
+@pytest.mark.parametrize(("row", "kind"), CODE_OR_TEXT)
 def test_code_in_jsonl_is_known_by_its_id_or_its_first_words(reads, row, kind):
     assert reads({"a.jsonl": lines(row)})[0][0].kind == kind

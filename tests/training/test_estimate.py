@@ -41,9 +41,8 @@ def test_it_says_what_a_run_reads(recipe, corpus_file, tmp_path, monkeypatch, me
     read = round(logged(run)[-1]["tokens_read"] / TINY["max_steps"])
     said, _ = say(tmp_path, corpus_file, recipe)
     assert said.pop("memory") > 0 and said.pop("seconds") > 0
-    assert said == {name: about[name] for name in ("documents", "chunks", "groups")} | {
-        "tokens": read
-    }
+    counts = {name: about[name] for name in ("documents", "chunks", "groups")}
+    assert said == counts | {"tokens": read}
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -199,13 +199,13 @@ def test_questions_by_another_program_train(recipe, train_into, succeeds, tmp_pa
     assert_equal(of_run(tmp_path / "written"), of_run(tmp_path / "brought"))
 
 
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        *(('{"chunk": "It."}', "has no .chunk. and"), ("Why?", "has no .chunk. and")),
-        ('{"chunk": "It.", "question": "Who?"}', "asks about a chunk that the corpus does not"),
-    ],
-)
+BAD_LINES = [
+    *(('{"chunk": "It."}', "has no .chunk. and"), ("Why?", "has no .chunk. and")),
+    ('{"chunk": "It.", "question": "Who?"}', "asks about a chunk that the corpus does not"),
+]
+
+
+@pytest.mark.parametrize(("line", "why"), BAD_LINES)
 def test_a_question_without_its_chunk_is_refused(recipe, tmp_path, line, why):
     file, chunk = tmp_path / "asked.jsonl", TrainingSet(recipe, DOCUMENTS).chunks[5].text
     file.write_text(json.dumps({"chunk": chunk.strip(), "question": "Which?"}) + f"\n{line}\n")
@@ -220,13 +220,13 @@ def test_without_a_single_query_nothing_is_left_behind(train_into, tmp_path, mon
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("changes", "late"),
-    [
-        *(({}, True), ({"groups": "cluster"}, False), ({"negatives": 1}, False)),
-        *(({"queries": "first-sentence"}, False), ({"method": "contrastive-crop"}, False)),
-    ],
-)
+LATE = [
+    *(({}, True), ({"groups": "cluster"}, False), ({"negatives": 1}, False)),
+    *(({"queries": "first-sentence"}, False), ({"method": "contrastive-crop"}, False)),
+]
+
+
+@pytest.mark.parametrize(("changes", "late"), LATE)
 def test_only_what_can_wait_is_written_late(recipe, tmp_path, asked, changes, late):
     data = TrainingSet(recipe.replace(**changes), DOCUMENTS, queries_file=tmp_path / "q.jsonl")
     assert isinstance(data.generated_queries, GeneratedQueries) == late

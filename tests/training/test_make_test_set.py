@@ -143,17 +143,17 @@ def test_an_index_and_a_run_are_scored_as_they_are(succeeds, index, tmp_path):
 RUN = "q1 Q0 d0 1 2.5 me\n"
 
 
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        ("", "r.trec is empty: give a TREC run, a model or an index"),
-        (f"{RUN}q1 Q0 d1\n", "r.trec:2 is no line of a TREC run, which has six columns"),
-        ("q1 Q0 d0 1 nan me\n", "r.trec:1 is no line of a TREC run"),
-        (RUN * 2, "r.trec:2 names d0 for q1 a second time: give each system a file"),
-        ("x Q0 d0 1 2.5 me\n", "ranks no judged query of set: its queries are such as x"),
-        ("q1 Q0 no 1 2 me\n", "does not have the documents of set: its ids are such as no"),
-    ],
-)
+BAD_RUNS = [
+    ("", "r.trec is empty: give a TREC run, a model or an index"),
+    (f"{RUN}q1 Q0 d1\n", "r.trec:2 is no line of a TREC run, which has six columns"),
+    ("q1 Q0 d0 1 nan me\n", "r.trec:1 is no line of a TREC run"),
+    (RUN * 2, "r.trec:2 names d0 for q1 a second time: give each system a file"),
+    ("x Q0 d0 1 2.5 me\n", "ranks no judged query of set: its queries are such as x"),
+    ("q1 Q0 no 1 2 me\n", "does not have the documents of set: its ids are such as no"),
+]
+
+
+@pytest.mark.parametrize(("content", "sentence"), BAD_RUNS)
 def test_bad_runs_are_one_sentence(refused, tmp_path, content, sentence):
     folder = write_collection(tmp_path / "set", ROWS, QUERIES, {("q1", "d0"): 1})
     (tmp_path / "r.trec").write_text(content)
@@ -173,16 +173,16 @@ TWICE = '{"_id": "a", "text": "one"}\n{"_id": "a", "text": "two"}\n'
 SPACED = '{"_id": "a b", "text": "one"}'
 
 
-@pytest.mark.parametrize(
-    ("content", "flags", "sentence"),
-    [
-        (None, "--queries {file}", "q.jsonl does not exist: give a file with a query a line"),
-        ("", "--queries {file}", "q.jsonl is empty"),
-        (TWICE, "--queries {file}", "q.jsonl has 1 ids twice"),
-        (SPACED, "--queries {file} --run {run}", "the id 'a b' has a space"),
-        (SPACED, "--run {run}", "give a query, or a file of queries with --queries"),
-    ],
-)
+BAD_QUERIES = [
+    (None, "--queries {file}", "q.jsonl does not exist: give a file with a query a line"),
+    ("", "--queries {file}", "q.jsonl is empty"),
+    (TWICE, "--queries {file}", "q.jsonl has 1 ids twice"),
+    (SPACED, "--queries {file} --run {run}", "the id 'a b' has a space"),
+    (SPACED, "--run {run}", "give a query, or a file of queries with --queries"),
+]
+
+
+@pytest.mark.parametrize(("content", "flags", "sentence"), BAD_QUERIES)
 def test_bad_queries_are_one_sentence(doing, index, tmp_path, content, flags, sentence):
     file, run = tmp_path / "q.jsonl", tmp_path / "my.trec"
     if content is not None:
@@ -191,13 +191,13 @@ def test_bad_queries_are_one_sentence(doing, index, tmp_path, content, flags, se
     assert code == 2 and sentence in err and not said and not run.exists(), err
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        ("--queries-file {tmp}/text.jsonl", "is not a line of queries"),
-        ("--queries title --title-field none", "no passage has a query: give more text"),
-    ],
-)
+WITHOUT_TEST_SET = [
+    ("--queries-file {tmp}/text.jsonl", "is not a line of queries"),
+    ("--queries title --title-field none", "no passage has a query: give more text"),
+]
+
+
+@pytest.mark.parametrize(("flags", "sentence"), WITHOUT_TEST_SET)
 def test_without_a_test_set_nothing_is_left(make, tmp_path, flags, sentence):
     code, _, err = make(flags.format(tmp=tmp_path))
     assert code == 2 and sentence in err, err

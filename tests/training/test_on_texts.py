@@ -84,16 +84,16 @@ def test_messages_are_printed_unless_the_program_takes_them(run, capsys, monkeyp
     assert "held out" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("corpus", "sentence"),
-    [
-        ([], "corpus is empty: give texts, documents or paths"),
-        (["", "a b"], "no document found in texts: skipped 2: shorter than a sentence"),
-        ([__file__, "a text"], "is a path, and in a list strings are texts: give a Path"),
-        (DATASET, r'dataset: no column "text"; .* \(has body, name\)'),
-        (datasets.DatasetDict(train=DATASET, test=DATASET), "has the splits train, test: give one"),
-    ],
-)
+WITHOUT_TEXT = [
+    ([], "corpus is empty: give texts, documents or paths"),
+    (["", "a b"], "no document found in texts: skipped 2: shorter than a sentence"),
+    ([__file__, "a text"], "is a path, and in a list strings are texts: give a Path"),
+    (DATASET, r'dataset: no column "text"; .* \(has body, name\)'),
+    (datasets.DatasetDict(train=DATASET, test=DATASET), "has the splits train, test: give one"),
+]
+
+
+@pytest.mark.parametrize(("corpus", "sentence"), WITHOUT_TEXT)
 def test_what_holds_no_text_is_one_sentence(run, tmp_path, corpus, sentence):
     with pytest.raises(RevelaError, match=sentence):
         run(corpus)

@@ -105,12 +105,17 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-def torchrun(cache: Path, *command: Any, flags: Any = ()) -> subprocess.Popen[str]:
-    """Two processes on this command."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
-    environment = {**os.environ, "REVELA_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
-    whole, pipe = [str(part) for part in [*launch, *flags, *command]], subprocess.PIPE
+def begin(cache: Path, *command: Any, **more: str) -> subprocess.Popen[str]:
+    """Python on this command, with these variables of its environment."""
+    environment = {**os.environ, "REVELA_CACHE": str(cache), "OMP_NUM_THREADS": "1", **more}
+    whole, pipe = [sys.executable, *map(str, command)], subprocess.PIPE
     return subprocess.Popen(whole, stdout=pipe, stderr=pipe, text=True, env=environment)
+
+
+def torchrun(cache: Path, *command: Any) -> subprocess.Popen[str]:
+    """Two processes on this command."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return begin(cache, *launch, *command)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -310,26 +315,24 @@ def test_each_process_takes_its_share_of_the_cores(monkeypatch):
     assert distributed.cores(0) == 1
 
 
-@pytest.mark.parametrize(
-    ("cgroup", "files", "expected"),
-    [
-        ("", {}, 8),
-        ("0::/box/mine\n", {"box/mine/cpu.max": "200000 100000\n"}, 2),
-        ("0::/box/mine\n", {"box/cpu.max": "300000 100000", "box/mine/cpu.max": "max 100000"}, 3),
-        ("0::/docker/1234\n", {"cpu.max": "50000 100000\n"}, 1),  # the container's own mount
-        ("0::/\n", {"cpu.max": "250000 100000\n"}, 3),  # rounded up
-        ("0::/\n", {"cpu.max": "6400000 100000\n"}, 8),  # more than the affinity
-    ],
-)
+QUOTAS = [
+    ("", {}, 8),
+    ("0::/box/mine\n", {"box/mine/cpu.max": "200000 100000\n"}, 2),
+    ("0::/box/mine\n", {"box/cpu.max": "300000 100000", "box/mine/cpu.max": "max 100000"}, 3),
+    ("0::/docker/1234\n", {"cpu.max": "50000 100000\n"}, 1),  # the container's own mount
+    ("0::/\n", {"cpu.max": "250000 100000\n"}, 3),  # rounded up
+    ("0::/\n", {"cpu.max": "6400000 100000\n"}, 8),  # more than the affinity
+]
+
+
+@pytest.mark.parametrize(("cgroup", "files", "expected"), QUOTAS)
 def test_cores_are_those_of_affinity_and_quotas(tmp_path, monkeypatch, cgroup, files, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    for name, text in {"proc/self/cgroup": cgroup}.items() if cgroup else ():
-        (tmp_path / name).parent.mkdir(parents=True)
+    files = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    for name, text in (files | ({"proc/self/cgroup": cgroup} if cgroup else {})).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    for name, text in files.items():
-        (tmp_path / "sys/fs/cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "sys/fs/cgroup" / name).write_text(text)
     assert distributed.available_cores(tmp_path) == expected
 
 
@@ -392,11 +395,8 @@ def test_a_run_killed_at_any_moment_has_an_unbroken_one_s_weights(case, cache, t
     given = STOPS | dict(max_steps=20)
 
     def start(*train, flags=()):
-        if processes == 2:
-            return torchrun(cache, *train, "--resume", flags=flags)
-        environment = {**os.environ, "REVELA_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
-        alone, pipe = [sys.executable, *map(str, train), "--resume"], subprocess.PIPE
-        return subprocess.Popen(alone, stdout=pipe, stderr=pipe, text=True, env=environment)
+        launch = (torchrun, cache, *flags) if processes == 2 else (begin, cache)
+        return launch[0](*launch[1:], *train, "--resume")
 
     def begun(step):
         reached = (out / "run.json").exists() if step else out.exists()
@@ -412,8 +412,7 @@ def test_a_run_killed_at_any_moment_has_an_unbroken_one_s_weights(case, cache, t
         os.kill(pids[kill % processes], signal.SIGKILL)
         if processes == 1:
             process.communicate()
-            alone = "-m", "revela", "train", "--out", out
-            process = start(*alone)
+            process = start("-m", "revela", "train", "--out", out)
     code, said, errors = ended(process)
     assert code == 0, said + errors
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (out, whole))
@@ -428,13 +427,8 @@ def test_a_signal_to_one_process_is_the_exit_code_of_all(case, cache, tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
-    common = {**os.environ, "REVELA_CACHE": str(cache), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
-    common |= {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    pipe, processes = subprocess.PIPE, []
-    for rank in ("0", "1"):
-        own = {**common, "RANK": rank, "LOCAL_RANK": rank}
-        start = [sys.executable, *map(str, flags)]
-        processes.append(subprocess.Popen(start, stdout=pipe, stderr=pipe, text=True, env=own))
+    common = dict(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=port)
+    processes = [begin(cache, *flags, **common, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
     until(lambda: last_checkpoint(out) > 2, processes[0])
     processes[1].send_signal(signal.SIGTERM)
     codes = [ended(process) for process in processes]

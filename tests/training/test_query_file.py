@@ -28,22 +28,22 @@ PASSAGE = (
 VALVE = "Which valve closes when it contracts?"
 
 
-@pytest.mark.parametrize(
-    ("output", "answer"),
-    [
-        (f"{VALVE}</question> More.", Answer(VALVE)),
-        ("<question>\nWhich  valve closes\nwhen it contracts? And why?", Answer(VALVE)),
-        ("", Answer(rejected="empty")),
-        ("  </question>", Answer(rejected="empty")),
-        ("The mitral valve has two leaflets.", Answer(rejected="not a question")),
-        ("Why so?", Answer(rejected="too short or too long")),
-        ("How do bees tell one another where flowers are?", Answer(rejected="repeats an example")),
-        ("What is the name of the method?", Answer(rejected="says nothing of the passage")),
-        ("What is the main topic of this passage?", Answer(rejected="speaks of the passage")),
-        ("Lies between the left atrium and the left ventricle?", Answer(rejected="copied")),
-        ("It lies between the left atrium?", Answer(rejected="copied")),
-    ],
-)
+OUTPUTS = [
+    (f"{VALVE}</question> More.", Answer(VALVE)),
+    ("<question>\nWhich  valve closes\nwhen it contracts? And why?", Answer(VALVE)),
+    ("", Answer(rejected="empty")),
+    ("  </question>", Answer(rejected="empty")),
+    ("The mitral valve has two leaflets.", Answer(rejected="not a question")),
+    ("Why so?", Answer(rejected="too short or too long")),
+    ("How do bees tell one another where flowers are?", Answer(rejected="repeats an example")),
+    ("What is the name of the method?", Answer(rejected="says nothing of the passage")),
+    ("What is the main topic of this passage?", Answer(rejected="speaks of the passage")),
+    ("Lies between the left atrium and the left ventricle?", Answer(rejected="copied")),
+    ("It lies between the left atrium?", Answer(rejected="copied")),
+]
+
+
+@pytest.mark.parametrize(("output", "answer"), OUTPUTS)
 def test_a_question_is_taken_out_of_an_output_or_rejected(output, answer):
     assert check_output(output, PASSAGE) == answer
 
@@ -110,16 +110,16 @@ def test_a_question_to_several_passages_is_one_to_none():
     assert [answer.query for answer in without_repeats(answers)] == ["", "", atrium, ""]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b'{"text": "a corpus"}\n',
-        b'{"text": "a corpus", "title": "on one line"}',  # no newline at its end
-        b"notes\nof mine, and no newline",
-        b'{"passage": "p", "by": "m", "query": "", "rejected": "empty"}\nnotes',
-        b"\x8c\xff\n{",
-    ],
-)
+SOMETHING_ELSE = [
+    b'{"text": "a corpus"}\n',
+    b'{"text": "a corpus", "title": "on one line"}',  # no newline at its end
+    b"notes\nof mine, and no newline",
+    b'{"passage": "p", "by": "m", "query": "", "rejected": "empty"}\nnotes',
+    b"\x8c\xff\n{",
+]
+
+
+@pytest.mark.parametrize("content", SOMETHING_ELSE)
 def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path, content):
     path = tmp_path / "x.jsonl"
     path.write_bytes(content)
@@ -163,18 +163,18 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path):
     assert len(read.answers) == 60 == path.read_bytes().count(b"\n")
 
 
-@pytest.mark.parametrize(
-    ("passage", "question"),
-    [
-        ("蜜蜂通过舞蹈告诉同伴花丛的位置。", "蜜蜂怎样告诉同伴花在哪里？"),
-        ("ミツバチは踊りで花の場所を仲間に教える。", "ミツバチはどうやって花の場所を伝えますか？"),
-        ("يرقص النحل ليدل رفاقه على مكان الزهور.", "كيف يدل النحل رفاقه على الزهور؟"),
-        ("Οι μέλισσες χορεύουν για να δείξουν τα λουλούδια.", "Πώς δείχνουν οι μέλισσες τα άνθη;"),
-        ("Մեղուները պարով ցույց են տալիս ծաղիկները։", "Ինչպե՞ս են մեղուները ցույց տալիս տեղը։"),
-        ("मधुमक्खियाँ नाचकर फूलों की जगह बताती हैं।", "मधुमक्खियाँ फूलों की जगह कैसे बताती हैं?"),
-        ("ผึ้งเต้นรำเพื่อบอกเพื่อนว่าดอกไม้อยู่ที่ไหน", "ผึ้งบอกเพื่อนเรื่องดอกไม้อย่างไร?"),
-    ],
-)
+OTHER_SCRIPTS = [
+    ("蜜蜂通过舞蹈告诉同伴花丛的位置。", "蜜蜂怎样告诉同伴花在哪里？"),
+    ("ミツバチは踊りで花の場所を仲間に教える。", "ミツバチはどうやって花の場所を伝えますか？"),
+    ("يرقص النحل ليدل رفاقه على مكان الزهور.", "كيف يدل النحل رفاقه على الزهور؟"),
+    ("Οι μέλισσες χορεύουν για να δείξουν τα λουλούδια.", "Πώς δείχνουν οι μέλισσες τα άνθη;"),
+    ("Մեղուները պարով ցույց են տալիս ծաղիկները։", "Ինչպե՞ս են մեղուները ցույց տալիս տեղը։"),
+    ("मधुमक्खियाँ नाचकर फूलों की जगह बताती हैं।", "मधुमक्खियाँ फूलों की जगह कैसे बताती हैं?"),
+    ("ผึ้งเต้นรำเพื่อบอกเพื่อนว่าดอกไม้อยู่ที่ไหน", "ผึ้งบอกเพื่อนเรื่องดอกไม้อย่างไร?"),
+]
+
+
+@pytest.mark.parametrize(("passage", "question"), OTHER_SCRIPTS)
 def test_questions_in_other_scripts(passage, question):
     assert check_output(question + " And more.", passage) == Answer(question)
     said = "says nothing of the passage"

@@ -23,14 +23,14 @@ def test_progress_follows_the_nearer_limit():
     assert by_tokens.done(10**6) == 0.25
 
 
-@pytest.mark.parametrize(
-    ("schedule", "expected"),
-    [
-        ("linear", [0.1, 0.9, 0.5, 0.2]),
-        ("cosine", [0.1, (1 + 0.9510565) / 2, 0.5, (1 - 0.8090170) / 2]),
-        ("constant", [0.1, 1, 1, 1]),
-    ],
-)
+SCHEDULES = [
+    ("linear", [0.1, 0.9, 0.5, 0.2]),
+    ("cosine", [0.1, (1 + 0.9510565) / 2, 0.5, (1 - 0.8090170) / 2]),
+    ("constant", [0.1, 1, 1, 1]),
+]
+
+
+@pytest.mark.parametrize(("schedule", "expected"), SCHEDULES)
 def test_learning_rate_warms_up_and_follows_its_schedule(schedule, expected):
     """Over the run; or, with restarts, over every 100 steps."""
     settings = Optimizer(schedule=schedule, warmup_steps=10)

@@ -105,26 +105,26 @@ def test_crops_start_from_it_by_lora_too(run_of_spans, documents, tmp_path):
         load_encoder_decoder(tmp_path / "out", bf16=False)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"method": "contrastive-crop", "model": "new:tiny"}, "which LoRA would not train: give"),
-        ({"method": "gains", "lora_rank": 0}, "--method gains compares with the retriever"),
-        (
-            {"method": "revela", "lm_lora": True, "lora_rank": 0},
-            "the rank of --lora-rank: give 1 or more",
-        ),
-        (
-            {"method": "contrastive-crop", "model": "new:tiny", "lora_rank": 0, "context": 2},
-            "--context needs an encoder or a decoder: --model new:tiny is both",
-        ),
-        (
-            {"method": "cde", "context": 3, "context_vectors_per_document": 2},
-            "--context 3 cannot be divided by --context-vectors-per-document 2",
-        ),
-        ({"method": "dwell-spans", "model": "new:tiny", "group_size": 900}, "fewer than a group"),
-    ],
-)
+REFUSED = [
+    ({"method": "contrastive-crop", "model": "new:tiny"}, "which LoRA would not train: give"),
+    ({"method": "gains", "lora_rank": 0}, "--method gains compares with the retriever"),
+    (
+        {"method": "revela", "lm_lora": True, "lora_rank": 0},
+        "the rank of --lora-rank: give 1 or more",
+    ),
+    (
+        {"method": "contrastive-crop", "model": "new:tiny", "lora_rank": 0, "context": 2},
+        "--context needs an encoder or a decoder: --model new:tiny is both",
+    ),
+    (
+        {"method": "cde", "context": 3, "context_vectors_per_document": 2},
+        "--context 3 cannot be divided by --context-vectors-per-document 2",
+    ),
+    ({"method": "dwell-spans", "model": "new:tiny", "group_size": 900}, "fewer than a group"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
 def test_refusals_leave_nothing_behind(tiny_lm_folder, documents, tmp_path, changes, message):
     recipe = Recipe.of(**{"model": str(tiny_lm_folder), **changes})
     with pytest.raises(RevelaError, match=message):

@@ -85,14 +85,14 @@ def assert_hits(rows, hits):
         assert row["explanation"] == (why and pytest.approx(why, abs=1e-5))
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        *({"mode": "hybrid"}, {"mode": "dense"}, {"mode": "lexical"}, {"fusion": "rank"}),
-        *({"mode": how, "rerank": "late-interaction"} for how in ("hybrid", "dense")),
-        *({"explain": True, "rerank": "late-interaction"}, {"explain": True, "min_score": 0.45}),
-    ],
-)
+ASKED = [
+    *({"mode": "hybrid"}, {"mode": "dense"}, {"mode": "lexical"}, {"fusion": "rank"}),
+    *({"mode": how, "rerank": "late-interaction"} for how in ("hybrid", "dense")),
+    *({"explain": True, "rerank": "late-interaction"}, {"explain": True, "min_score": 0.45}),
+]
+
+
+@pytest.mark.parametrize("asked", ASKED)
 def test_search_is_the_indexs_own(server, index, encoder, asked):
     answer = post(server, SEARCH, query(query="ocean01 ocean02", k=3, **asked)).json()
     assert answer["mode"] == asked.get("mode", "hybrid") and answer["model"] == "tiny"
@@ -286,15 +286,15 @@ def test_other_content_types_are_refused(server, content_type):
     assert answer.status_code == 400 and "must be JSON" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        *(("GET", "/nothing", 404), ("GET", "/v1/embeddings/", 404), ("GET", "/%ff%00", 404)),
-        *(("GET", "/../../etc/passwd", 404), ("GET", EMBEDDINGS, 405), ("TRACE", "/", 405)),
-        *(("DELETE", "/v1/models", 405), ("NONSENSE", "/healthz", 405), ("HEAD", SEARCH, 405)),
-        *(("HEAD", "/healthz", 200), ("HEAD", "/", 200)),
-    ],
-)
+OTHER_ROUTES = [
+    *(("GET", "/nothing", 404), ("GET", "/v1/embeddings/", 404), ("GET", "/%ff%00", 404)),
+    *(("GET", "/../../etc/passwd", 404), ("GET", EMBEDDINGS, 405), ("TRACE", "/", 405)),
+    *(("DELETE", "/v1/models", 405), ("NONSENSE", "/healthz", 405), ("HEAD", SEARCH, 405)),
+    *(("HEAD", "/healthz", 200), ("HEAD", "/", 200)),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "status"), OTHER_ROUTES)
 def test_other_routes_and_methods(server, method, path, status):
     answer = httpx.request(method, server.url + path)
     assert answer.status_code == status

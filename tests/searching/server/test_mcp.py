@@ -250,14 +250,14 @@ def test_a_signal_stops_the_server_though_stdin_is_open(served_index, number):
         assert process.wait(60) == -number
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (dict(host="0.0.0.0", http=0), "anyone who reaches 0.0.0.0 could read the index"),
-        (dict(token_env="TOKEN"), "a token is for --http"),
-        (dict(http=70_000), "--http must be from 0"),
-    ],
-)
+REFUSED = [
+    (dict(host="0.0.0.0", http=0), "anyone who reaches 0.0.0.0 could read the index"),
+    (dict(token_env="TOKEN"), "a token is for --http"),
+    (dict(http=70_000), "--http must be from 0"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED)
 def test_what_cannot_be_served_is_refused(served_index, monkeypatch, arguments, message):
     monkeypatch.setenv("TOKEN", "sesame")
     with pytest.raises(RevelaError, match=message):

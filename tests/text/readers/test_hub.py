@@ -37,16 +37,16 @@ def test_a_configuration_and_a_split_are_streamed(dataset, tail, ids):
     assert [d.id for d in documents] == [str(i) for i in ids] and not report.skipped
 
 
-@pytest.mark.parametrize(
-    ("tail", "fields", "message"),
-    [
-        ("", {}, r"name one of its configurations \['one', 'two'\], as hub:owner/name:conf"),
-        (":three", {}, r"\['one', 'two'\]"),
-        (":two:dev", {}, "dev.*; check hub:owner/name:configuration:split"),
-        (":one", {"text_field": "body"}, r'no column "body"; name one .* \(has id, text, x\)'),
-        (":a:b:c", {}, "is not a dataset: write hub:owner/name"),
-    ],
-)
+MISSING = [
+    ("", {}, r"name one of its configurations \['one', 'two'\], as hub:owner/name:conf"),
+    (":three", {}, r"\['one', 'two'\]"),
+    (":two:dev", {}, "dev.*; check hub:owner/name:configuration:split"),
+    (":one", {"text_field": "body"}, r'no column "body"; name one .* \(has id, text, x\)'),
+    (":a:b:c", {}, "is not a dataset: write hub:owner/name"),
+]
+
+
+@pytest.mark.parametrize(("tail", "fields", "message"), MISSING)
 def test_what_is_missing_is_one_sentence(dataset, tail, fields, message):
     with pytest.raises(RevelaError, match=message) as found:
         read_corpus([f"hub:{dataset}{tail}"], Reading(**fields))

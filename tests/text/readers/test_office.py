@@ -238,24 +238,24 @@ def test_rows_of_headings_are_joined(tmp_path, rows, merged, line):
     assert text_of(tmp_path / "a.xlsx").splitlines()[-1] == line
 
 
-@pytest.mark.parametrize(
-    ("value", "form", "shown"),
-    [
-        (0.1 + 0.2, "General", "0.3"),
-        (0.195, "0%", "20%"),
-        (1200.5, "#,##0.00\\ [$€-407]", "1,200.50 €"),
-        (1234567, '"CHF" #,##0', "CHF 1,234,567"),
-        (-7.25, "#,##0.00_);(#,##0.00)", "(7.25)"),
-        (-7.25, "#,##0.00_-;[Red]-#,##0.00_-", "-7.25"),
-        (42, "00000", "00042"),
-        (2.5, '0" kg"', "3 kg"),
-        (45.678, "0.##", "45.68"),
-        (1.5, "# ?/?", "1.5"),
-        (12000, "0.00E+00", "12000"),
-        (datetime.date(2024, 3, 1), "d.m.yy", "2024-03-01"),
-        ("0042", "@", "0042"),
-    ],
-)
+NUMBERS = [
+    (0.1 + 0.2, "General", "0.3"),
+    (0.195, "0%", "20%"),
+    (1200.5, "#,##0.00\\ [$€-407]", "1,200.50 €"),
+    (1234567, '"CHF" #,##0', "CHF 1,234,567"),
+    (-7.25, "#,##0.00_);(#,##0.00)", "(7.25)"),
+    (-7.25, "#,##0.00_-;[Red]-#,##0.00_-", "-7.25"),
+    (42, "00000", "00042"),
+    (2.5, '0" kg"', "3 kg"),
+    (45.678, "0.##", "45.68"),
+    (1.5, "# ?/?", "1.5"),
+    (12000, "0.00E+00", "12000"),
+    (datetime.date(2024, 3, 1), "d.m.yy", "2024-03-01"),
+    ("0042", "@", "0042"),
+]
+
+
+@pytest.mark.parametrize(("value", "form", "shown"), NUMBERS)
 def test_numbers_are_shown_as_in_their_cells(tmp_path, value, form, shown):
     xlsx(tmp_path / "a.xlsx", {"Sheet": [[value, "x"]]}, formats=[form])
     text = text_of(tmp_path / "a.xlsx").removeprefix("# Sheet\n\n")

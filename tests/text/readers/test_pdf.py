@@ -276,18 +276,18 @@ def test_a_pdf_without_text_and_a_broken_one_are_named(reads, tmp_path):
         read_corpus([tmp_path / "scan.pdf"])
 
 
-@pytest.mark.parametrize(
-    ("text", "joined"),
-    [
-        ("The echo-\nlocation of bats.", "The echolocation of bats."),
-        ("A long-\nterm plan, long in the term.", "A long-term plan, long in the term."),
-        ("It is with-\nout an end; go out with me, without her.", "It is without an end;"),
-        ("Well-\nknown are bats, and well-known.", "Well-known are bats, and well-known."),
-        ("A well-\nknown fact.", "A wellknown fact."),
-        ("Die Befehls-\nsequenz: des Befehls Sequenz.", "Die Befehlssequenz: des"),
-        ("A long\u00ad\nterm plan, long in the term.", "A longterm plan, long in the term."),
-    ],
-)
+HYPHENS = [
+    ("The echo-\nlocation of bats.", "The echolocation of bats."),
+    ("A long-\nterm plan, long in the term.", "A long-term plan, long in the term."),
+    ("It is with-\nout an end; go out with me, without her.", "It is without an end;"),
+    ("Well-\nknown are bats, and well-known.", "Well-known are bats, and well-known."),
+    ("A well-\nknown fact.", "A wellknown fact."),
+    ("Die Befehls-\nsequenz: des Befehls Sequenz.", "Die Befehlssequenz: des"),
+    ("A long\u00ad\nterm plan, long in the term.", "A longterm plan, long in the term."),
+]
+
+
+@pytest.mark.parametrize(("text", "joined"), HYPHENS)
 def test_a_hyphen_between_two_words_of_the_text_stays(text, joined):
     assert join_words(text).startswith(joined)
 

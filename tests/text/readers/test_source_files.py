@@ -331,14 +331,14 @@ def test_embedded_data_is_left_out_and_what_stands_around_it_is_kept(reads, data
     assert not any(PICTURE[i : i + 20] in document.text for i in range(0, 380, 5))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "The metadata:foo,bar and data: a, b; see data/base, and database64,x.",
-        "var x = {data:[1,2,3],name:'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'};",
-        "A data:image/png without any data, and data:,Hello in short.",
-    ],
-)
+LIKE_DATA = [
+    "The metadata:foo,bar and data: a, b; see data/base, and database64,x.",
+    "var x = {data:[1,2,3],name:'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'};",
+    "A data:image/png without any data, and data:,Hello in short.",
+]
+
+
+@pytest.mark.parametrize("text", LIKE_DATA)
 def test_what_only_looks_like_embedded_data_is_kept(reads, text):
     assert reads({"a.txt": text}, min_words=1)[0][0].text == text
 

@@ -268,15 +268,15 @@ STATEMENT = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("above", "lines"),
-    [
-        ([], []),
-        (["Statement of May"], ["Statement of May"]),
-        (["Statement of May;;;", ";;;"], ["Statement of May"]),
-        (["Account;12 34", "Holder;Ann", ""], ["Account: 12 34", "Holder: Ann"]),
-    ],
-)
+ABOVE = [
+    ([], []),
+    (["Statement of May"], ["Statement of May"]),
+    (["Statement of May;;;", ";;;"], ["Statement of May"]),
+    (["Account;12 34", "Holder;Ann", ""], ["Account: 12 34", "Holder: Ann"]),
+]
+
+
+@pytest.mark.parametrize(("above", "lines"), ABOVE)
 def test_lines_above_the_header_are_no_headings(reads, above, lines):
     ((document,), _) = reads({"a.csv": "\n".join([*above, HEADER, *PAID])})
     assert document.text.split("\n") == lines + STATEMENT

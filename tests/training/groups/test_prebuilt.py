@@ -34,17 +34,17 @@ def test_groups_of_a_file_are_read(tmp_path, ending):
     assert [row.document for row in rows] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (["a", "b"], ":4 has 2 texts, fewer than a group of 3"),
-        (["a", "b", 3], ":4 is neither a list of texts"),
-        ({"text": ["a", "b", "c"]}, ":4 is neither"),
-        ("abc", ":4 is neither"),
-        (["\ud800 a", "b", "c"], r":4 is not Unicode \(half of a surrogate pair\): mend that line"),
-        ({"src": "\ud800", "text": ["a", "b", "c"]}, ":4 is not Unicode"),
-    ],
-)
+BAD_LINES = [
+    (["a", "b"], ":4 has 2 texts, fewer than a group of 3"),
+    (["a", "b", 3], ":4 is neither a list of texts"),
+    ({"text": ["a", "b", "c"]}, ":4 is neither"),
+    ("abc", ":4 is neither"),
+    (["\ud800 a", "b", "c"], r":4 is not Unicode \(half of a surrogate pair\): mend that line"),
+    ({"src": "\ud800", "text": ["a", "b", "c"]}, ":4 is not Unicode"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), BAD_LINES)
 def test_lines_that_are_no_groups_are_named(tmp_path, line, message):
     path = tmp_path / "c.jsonl"
     path.write_text("\n".join(map(json.dumps, [*LINES, line])))
@@ -96,19 +96,19 @@ def test_datasets_of_documents_hold_no_groups(tmp_path, rows):
     assert not holds_groups(Path("hub:no-one/nothing"))
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("nested.jsonl", b"[" * 10**5, "nested.jsonl:1 is neither"),
-        (
-            "damaged.jsonl.gz",
-            gzip.compress(b'["a", "b", "c"]', mtime=0)[:-20] + b"\xff" * 50,
-            "damaged",
-        ),
-        ("latin.jsonl", b'["a", "b", "c"]\n["\xe9", "b", "c"]\n', "latin.jsonl cannot be read"),
-        ("damaged.parquet", b"PAR1", "damaged.parquet cannot be read"),
-    ],
-)
+UNREADABLE = [
+    ("nested.jsonl", b"[" * 10**5, "nested.jsonl:1 is neither"),
+    (
+        "damaged.jsonl.gz",
+        gzip.compress(b'["a", "b", "c"]', mtime=0)[:-20] + b"\xff" * 50,
+        "damaged",
+    ),
+    ("latin.jsonl", b'["a", "b", "c"]\n["\xe9", "b", "c"]\n', "latin.jsonl cannot be read"),
+    ("damaged.parquet", b"PAR1", "damaged.parquet cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), UNREADABLE)
 def test_files_that_cannot_be_read_are_one_sentence(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(RevelaError, match=message) as error:

@@ -110,21 +110,21 @@ def fewer_groups(folder: Path) -> None:
     file.write_text(file.read_text().replace('"groups": 7', '"groups": 6', 1))
 
 
-@pytest.mark.parametrize(
-    ("harm", "message"),
-    [
-        (cut_short, "shard-03.arrow has .* bytes of"),
-        (zeros, "g is damaged"),
-        (fewer_groups, "does not have the number of chunks in groups.json"),
-        (lambda folder: (folder / "shard-00.arrow").unlink(), "shard-00.arrow is missing"),
-        (lambda folder: (folder / "groups.json").unlink(), "no whole group folder"),
-        (lambda folder: (folder / "groups.json").write_text("{"), "damaged"),
-        (lambda folder: (folder / "groups.json").write_text('{"format": 1}'), "damaged"),
-        (lambda folder: (folder / "groups.json").write_text('{"format": 99}'), "another version"),
-        (lambda folder: (folder / "held-out.arrow").unlink(), "damaged"),
-        (lambda folder: (folder / "documents.arrow").write_bytes(b""), "documents.arrow has chang"),
-    ],
-)
+HARMS = [
+    (cut_short, "shard-03.arrow has .* bytes of"),
+    (zeros, "g is damaged"),
+    (fewer_groups, "does not have the number of chunks in groups.json"),
+    (lambda folder: (folder / "shard-00.arrow").unlink(), "shard-00.arrow is missing"),
+    (lambda folder: (folder / "groups.json").unlink(), "no whole group folder"),
+    (lambda folder: (folder / "groups.json").write_text("{"), "damaged"),
+    (lambda folder: (folder / "groups.json").write_text('{"format": 1}'), "damaged"),
+    (lambda folder: (folder / "groups.json").write_text('{"format": 99}'), "another version"),
+    (lambda folder: (folder / "held-out.arrow").unlink(), "damaged"),
+    (lambda folder: (folder / "documents.arrow").write_bytes(b""), "documents.arrow has chang"),
+]
+
+
+@pytest.mark.parametrize(("harm", "message"), HARMS)
 def test_a_folder_that_is_not_whole_is_refused(tmp_path, harm, message):
     saved(tmp_path / "g")
     harm(tmp_path / "g")

@@ -136,16 +136,16 @@ def test_it_learns_and_leaves_groups_without_questions_out():
     assert table[side["input_ids"][:3]].abs().sum() > 0
 
 
-@pytest.mark.parametrize(
-    ("name", "heads", "number", "chosen"),
-    [
-        ("meta-llama/Llama-3.1-8B-Instruct@main", "published", 3, PUBLISHED_HEADS[:3]),
-        ("meta-llama/Llama-3.1-8B-Instruct", "published", 17, [(4, 5)]),  # not so many
-        ("meta-llama/Llama-3.1-8B", "published", 3, [(4, 5)]),
-        ("any", "random", 99, None),
-        ("any", "random-middle", 99, None),
-    ],
-)
+HEADS = [
+    ("meta-llama/Llama-3.1-8B-Instruct@main", "published", 3, PUBLISHED_HEADS[:3]),
+    ("meta-llama/Llama-3.1-8B-Instruct", "published", 17, [(4, 5)]),  # not so many
+    ("meta-llama/Llama-3.1-8B", "published", 3, [(4, 5)]),
+    ("any", "random", 99, None),
+    ("any", "random-middle", 99, None),
+]
+
+
+@pytest.mark.parametrize(("name", "heads", "number", "chosen"), HEADS)
 def test_heads_are_published_random_or_found(monkeypatch, tmp_path, name, heads, number, chosen):
     lm = SimpleNamespace(name=name, n_layers=32, n_heads=32, max_tokens=None)
     monkeypatch.setattr(dream, "load_lm", lambda *_: (lm, None, tmp_path))

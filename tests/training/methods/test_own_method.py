@@ -59,25 +59,25 @@ def test_a_file_and_its_class_are_a_method(file):
 BASE = "from revela.training.methods.base import Method\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        (None, "own.py does not exist"),
-        ("x = 1", "own.py has no class 'Own' that is a subclass of"),
-        ("Own = 3", "own.py has no class 'Own' that is a subclass of"),
-        ("import nothing_like_it", "own.py raises ModuleNotFoundError: No module named"),
-        (f"{BASE}class Own(Method): pass", "class Own lacks name and build"),
-        (
-            f"{BASE}class Own(Method):\n  name = 'own'; reads = 'windows'\n  def build(self): ...",
-            r"class Own lacks window_words\(\)",
-        ),
-        (
-            f"{BASE}from revela.training.settings import checked\n@checked\nclass Own(Method):\n"
-            "  name = 'own'\n  tau: float\n  def build(self): ...",
-            "Own.tau has no default: give it one",
-        ),
-    ],
-)
+BAD_FILES = [
+    (None, "own.py does not exist"),
+    ("x = 1", "own.py has no class 'Own' that is a subclass of"),
+    ("Own = 3", "own.py has no class 'Own' that is a subclass of"),
+    ("import nothing_like_it", "own.py raises ModuleNotFoundError: No module named"),
+    (f"{BASE}class Own(Method): pass", "class Own lacks name and build"),
+    (
+        f"{BASE}class Own(Method):\n  name = 'own'; reads = 'windows'\n  def build(self): ...",
+        r"class Own lacks window_words\(\)",
+    ),
+    (
+        f"{BASE}from revela.training.settings import checked\n@checked\nclass Own(Method):\n"
+        "  name = 'own'\n  tau: float\n  def build(self): ...",
+        "Own.tau has no default: give it one",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "sentence"), BAD_FILES)
 def test_a_file_without_a_method_is_refused_in_a_sentence(tmp_path, text, sentence):
     file = tmp_path / "own.py"
     if text is not None:
@@ -89,17 +89,17 @@ def test_a_file_without_a_method_is_refused_in_a_sentence(tmp_path, text, senten
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "near"),
-    [
-        ("gated", "revela-gated"),
-        ("paper", "revela-paper"),
-        ("replugg", "replug"),
-        ("cde-papr", "cde-paper"),
-        ("REVELA", "revela"),
-        ("crop", "contrastive-crop"),
-    ],
-)
+UNKNOWN = [
+    ("gated", "revela-gated"),
+    ("paper", "revela-paper"),
+    ("replugg", "replug"),
+    ("cde-papr", "cde-paper"),
+    ("REVELA", "revela"),
+    ("crop", "contrastive-crop"),
+]
+
+
+@pytest.mark.parametrize(("name", "near"), UNKNOWN)
 def test_an_unknown_method_is_refused_with_the_nearest_names(name, near):
     with pytest.raises(RevelaError, match=f"--method {name} is unknown: did you mean .*{near}"):
         Recipe.of(name)

@@ -137,13 +137,13 @@ def test_the_loss_is_that_of_the_stock_model(folder):
     assert all(p.grad is not None for p in made.loss.parameters())
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"lora_rank": 4}, "trains all weights: give --lora-rank 0"),
-        ({"context": 2}, "--context has no effect on --method dwell-spans"),
-    ],
-)
+UNSUITED = [
+    ({"lora_rank": 4}, "trains all weights: give --lora-rank 0"),
+    ({"context": 2}, "--context has no effect on --method dwell-spans"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), UNSUITED)
 def test_settings_that_do_not_suit(folder, change, message):
     recipe = Recipe.of("dwell-spans", **change)
     with pytest.raises(RevelaError, match=message):

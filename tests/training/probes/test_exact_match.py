@@ -101,14 +101,14 @@ def test_text_without_spaces_is_cut_as_others_are():
     assert "".join(parts) == words and {len(part.split()) for part in parts} == {4, 5}
 
 
-@pytest.mark.parametrize(
-    ("size", "count", "message"),
-    [
-        (20, 2, "20 tokens are too few to be cut in 10 parts: raise --max-tokens"),
-        (60, 50, f"only 29 of 30 {LONG_ENOUGH}, and 30 are needed: lower --max-tokens or"),
-        (5000, 2, "only 0 of 30 documents are long enough"),
-    ],
-)
+TOO_LITTLE = [
+    (20, 2, "20 tokens are too few to be cut in 10 parts: raise --max-tokens"),
+    (60, 50, f"only 29 of 30 {LONG_ENOUGH}, and 30 are needed: lower --max-tokens or"),
+    (5000, 2, "only 0 of 30 documents are long enough"),
+]
+
+
+@pytest.mark.parametrize(("size", "count", "message"), TOO_LITTLE)
 def test_too_little_text_is_one_sentence(tiny_tokenizer, size, count, message):
     documents = [*(Document(str(i), "ocean1 ocean2 " * 50) for i in range(29)), SHORT]
     with pytest.raises(RevelaError, match=message):

@@ -29,19 +29,19 @@ def test_a_card_says_what_a_retriever_learned_from_without_paths():
     assert not [path for path in ("/home/bob", "/mnt/secret", f"{HOME}/") if path in text]
 
 
-@pytest.mark.parametrize(
-    ("text", "left"),
-    [
-        ("/a/b c/d.txt, /a/b/", "d.txt, b"),
-        ("--out=/tmp/x", "--out=x"),
-        ("../../bob/y", "y"),
-        (f"{HOME}/runs/a", "a"),
-        (__file__, "test_card.py"),
-        ("https://host/a/b", None),
-        ("hub:owner/name, owner/name@v1", None),
-        ("and/or 1/2", None),
-        ("a long text " * 99, None),
-    ],
-)
+PATHS = [
+    ("/a/b c/d.txt, /a/b/", "d.txt, b"),
+    ("--out=/tmp/x", "--out=x"),
+    ("../../bob/y", "y"),
+    (f"{HOME}/runs/a", "a"),
+    (__file__, "test_card.py"),
+    ("https://host/a/b", None),
+    ("hub:owner/name, owner/name@v1", None),
+    ("and/or 1/2", None),
+    ("a long text " * 99, None),
+]
+
+
+@pytest.mark.parametrize(("text", "left"), PATHS)
 def test_paths_are_shortened(text, left):
     assert without_folders(text) == (text if left is None else left)

@@ -39,14 +39,14 @@ def exported(tmp_path_factory, saved_retriever):
     return folder
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ("{model} --out {model}", "exists: choose another --out"),
-        ("{lm} --out {new}", "is not a Sentence-Transformers folder: it has no modules.json"),
-        ("{new} --out {new}", "is neither a folder nor a hub id"),
-    ],
-)
+MISTAKES = [
+    ("{model} --out {model}", "exists: choose another --out"),
+    ("{lm} --out {new}", "is not a Sentence-Transformers folder: it has no modules.json"),
+    ("{new} --out {new}", "is neither a folder nor a hub id"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), MISTAKES)
 def test_a_mistake_is_told(refused, tmp_path, saved_retriever, tiny_lm_folder, arguments, sentence):
     places = {"model": saved_retriever, "lm": tiny_lm_folder, "new": tmp_path / "new"}
     assert sentence in refused("export", *arguments.format(**places).split())

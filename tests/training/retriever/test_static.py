@@ -102,15 +102,15 @@ def test_texts_are_truncated_where_asked_and_chunks_cut_there(tmp_path):
     assert short.fitted([""], ["word1 word2 word3"]) == [["word1 word2 ", "word3"]]
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("model.safetensors", b"no weights"),
-        ("model.safetensors", b""),
-        ("tokenizer.json", b'{"a": "\xff\xfe"}'),
-        ("config_sentence_transformers.json", b"[]"),
-    ],
-)
+DAMAGED = [
+    ("model.safetensors", b"no weights"),
+    ("model.safetensors", b""),
+    ("tokenizer.json", b'{"a": "\xff\xfe"}'),
+    ("config_sentence_transformers.json", b"[]"),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), DAMAGED)
 def test_a_damaged_folder_is_one_sentence(tmp_path, name, content):
     folder = save(tmp_path / "model")
     (folder / name).write_bytes(content)
