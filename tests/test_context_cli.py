@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,13 +13,10 @@ from sentence_transformers import SentenceTransformer
 
 from conftest import SLOTS, live, make_rows
 from revela.encoders.load import load_encoder
-from revela.errors import RevelaError
 from revela.evaluation.collection import load_collection
 from revela.evaluation.evaluate import outcomes
 from revela.text.load import read_corpus
-from revela.training import compare as comparison
-from revela.training.recipe import Recipe
-from revela.training.record import UNKNOWN
+from revela.training.judge import judge_on
 from revela.training.retriever.context import draw_documents
 from revela.types import Document
 from tests.collection_folder import write_collection, write_lines
@@ -100,29 +96,20 @@ def test_not_all_can_have_a_context(contextual, saved_retriever, corpora, tmp_pa
     assert "out exists: choose another --out" in refused("fit", *baked)
 
 
-def test_compare_judges_in_the_context_of_each_collection(contextual, tmp_path, monkeypatch):
+def test_a_judge_reads_in_the_context_of_each_collection(contextual, tmp_path):
     rows = make_rows(30, sentences=3)
     queries = {f"q{i}": rows[i]["text"].split(". ")[1] for i in range(20)}
     judgements = {(f"q{i}", f"d{(i + 5) % 30}"): 1 for i in range(20)}
     folder = write_collection(tmp_path / "one", rows, queries, judgements)
-    encoder, judged = live(contextual), []
-
-    def stop(*_, plan, **__):
-        judged.append(plan.judge(encoder))
-        raise RevelaError("stop")
-
-    monkeypatch.setattr(comparison, "train", stop)
-    data = SimpleNamespace(replace=lambda recipe, lazy_queries: None)
-    check = SimpleNamespace(tasks=[None], bm25=dict)
-    how = dict(seeds=[0], points=1, provenance=UNKNOWN)
-    with pytest.raises(RevelaError, match="stop"):
-        recipes = {"a": Recipe.of("revela-gated", max_minutes=0, max_steps=1)}
-        comparison.compare(recipes, lambda _: (data, check), [folder], tmp_path / "out", **how)
+    encoder = live(contextual)
+    judged = judge_on([folder], tmp_path)(encoder, 0)
     collection = load_collection(folder)
     documents = [Document(str(i), text) for i, text in enumerate(collection.documents)]
     reader = encoder.in_context(draw_documents(documents, SLOTS, 0, 120))
     wanted, other = (outcomes(collection, {"m": e})["m"].means() for e in (reader, encoder))
-    assert judged == [{"one": pytest.approx(wanted["ndcg@10"])}] and wanted != other
+    assert judged == {"one": pytest.approx(wanted["ndcg@10"])} and wanted != other
+    start = json.loads((tmp_path / "start-scores.json").read_text())["one"]["start"]
+    assert start["means"] == pytest.approx(wanted) and len(start["queries"]) == 20
 
 
 @pytest.mark.parametrize("kind", ["saved_retriever", "contextual"])

@@ -110,7 +110,7 @@ REFUSED = [
     ({"method": "gains", "lora_rank": 0}, "--method gains compares with the retriever"),
     (
         {"method": "revela", "lm_lora": True, "lora_rank": 0},
-        "the rank of --lora-rank: give 1 or more",
+        "--lora-rank: give 1 or more",
     ),
     (
         {"method": "contrastive-crop", "model": "new:tiny", "lora_rank": 0, "context": 2},

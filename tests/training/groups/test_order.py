@@ -85,9 +85,8 @@ def test_stored_groups_serve_a_recipe_of_their_own_kind_alone(tmp_path, preset, 
     recipe = Recipe.of(preset, groups=kind, group_size=4)
     for stored_as in (kind, "cluster"):
         folder = stored(tmp_path / stored_as, ["why?"] * 40, {"documents": 40, "groups": stored_as})
-        data = TrainingSet(recipe, folder)
         if stored_as == kind:
-            assert data.groups(None, tmp_path)[1] == 10
+            assert TrainingSet(recipe, folder).groups(None, tmp_path)[1] == 10
         else:
             with pytest.raises(RevelaError, match=f"another kind: give --groups {kind} to revela"):
-                data.groups(None, tmp_path)
+                TrainingSet(recipe, folder)

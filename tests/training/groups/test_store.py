@@ -75,7 +75,7 @@ def test_a_recipe_cuts_stored_groups_to_its_size_or_shuffles_their_chunks(tmp_pa
     assert cut == orders[0] and cut not in orders[1:] and any(g != sorted(g) for g in cut)
     shuffled = list(random_groups(96 * SIZE, size, 0))
     assert groups_of(group_size=size, groups="random") == shuffled
-    with pytest.raises(RevelaError, match="holds groups of 4: give --group-size 4"):
+    with pytest.raises(RevelaError, match="has groups of 4: give --group-size 4"):
         groups_of(group_size=6)
 
 
