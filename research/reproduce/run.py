@@ -140,14 +140,13 @@ def folders_of(table: Table, options: Options) -> Folders:
     columns = [c for c in columns if not options.only or c in options.only]
     own = {c: [options.pairs] for c in columns if c == OF_PAIRS and options.pairs is not None}
     columns = [c for c in columns if c not in own]
-    if options.dry_run:
-        named = {column: [options.data / column] for column in columns}
-        return {**named, **find_folders(columns, options.data), **own}
+    named = {c: [options.data / c] for c in columns} if options.dry_run else {}
     if not options.small:
-        return {**make_folders(columns, options.data), **own}
+        find = find_folders if options.dry_run else make_folders
+        return {**named, **find(columns, options.data), **own}
     found = {**find_folders(columns, options.data), **own}
     if columns and not found:  # any will do to try the commands
-        found = folders_in(options.data)
+        found = folders_in(options.data) or named
     if columns and not found:
         raise RevelaError(f"no collection in {options.data}: give folders in BEIR layout as --data")
     return dict(list(found.items())[:COLLECTIONS])

@@ -9,7 +9,7 @@ from typing import Any
 
 from research.reproduce.tables import Row, Table, merged
 
-STEPS = 12  # of the row with the most published steps; others have their share of it
+STEPS = 6  # of the row with the most published steps; others have their share of it
 COLLECTIONS = 2
 MODEL = "embedded:smollm2-135m"
 SMALL: Mapping[str, Any] = {
@@ -19,7 +19,7 @@ SMALL: Mapping[str, Any] = {
     "lora_rank": 8,
     "chunk_words": 48,
     "lm_tokens": 64,
-    "max_tokens": 128,
+    "max_tokens": 64,
     "group_size": 4,
     "groups_per_batch": 1,
     "warmup_steps": 2,
