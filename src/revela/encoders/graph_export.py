@@ -14,7 +14,6 @@ import importlib.util
 import json
 import logging
 import time
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,6 @@ from revela.encoders.base import truncate
 from revela.encoders.bert import MASK
 from revela.encoders.graph_encoder import IDS, GraphEncoder
 from revela.encoders.graphs import CONFIG, EXPORT, TOKENIZER, export_folder, open_export
-from revela.encoders.graphs import SAMPLE as PAIRS
 from revela.encoders.model_files import fingerprint
 from revela.encoders.prompts import Prompts
 from revela.encoders.torch_encoder import TorchEncoder
@@ -45,8 +43,16 @@ TOLERANCE = 1e-5  # between its vectors and torch's, in any component
 NEEDED = ("onnx", "onnxscript")
 MAX_CACHED = 150_000_000  # parameters of a model that is exported into the cache
 INPUTS = (IDS, MASK)
-# The last text is truncated, and its ends differ.
-SAMPLE = (*chain.from_iterable(PAIRS), " ".join(map(str, range(1000))))
+SAMPLE = (
+    "kidneys",
+    "How are invoices archived?",
+    "The relation between bone marrow and the immune response of mice has been studied for forty "
+    "years.",
+    "def area(width: float, height: float) -> float:\n    return width * height",
+    "Übermäßig lange Wörter, 漢字 und emoji 🙂 come from other alphabets.",
+    "The NATO summit in PARIS: café à la crème",
+    " ".join(map(str, range(1000))),  # truncated, and its ends differ
+)
 
 
 def export_onnx(model: SentenceTransformer, out: Path, tokens: bool = False) -> float:
