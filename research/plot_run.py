@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from research.benchmarks.options import parser_of
 from research.plots import Mark, Panel, write_figure
 from revela.errors import RevelaError
 from revela.training.compare import COMPARISON, Comparison
-from revela.training.record import RUN_FILE, MetricsRow, Run
+from revela.training.record import METRICS, RUN_FILE, About, Metrics, MetricsRow, RunFile
 
 CURVES = {
     "loss": "loss, nats",
@@ -26,6 +27,18 @@ CURVES = {
 }
 CHECK, JUDGED = "label-free check: {}", "judged: {}"
 AGAINST = {"tokens": "million tokens read", "minutes": "minutes of training"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run recorded."""
+
+    about: About
+    metrics: list[MetricsRow]
+
+    @classmethod
+    def read(cls, folder: Path) -> Run:
+        return cls(RunFile.read(folder).about, [*Metrics(folder / METRICS).written()])
 
 
 def panels_of_runs(runs: Mapping[str, Run], against: str) -> list[Panel]:

@@ -186,8 +186,8 @@ class Reader:
 
     def follow(self, block: Block) -> None:
         if block.language == "python":
-            code = compile(self.with_port(block.text), f"{self.page}:{block.line}", "exec")
-            exec(code, vars(self.module))
+            text = self.with_port(block.text).replace('if __name__ == "__main__":', "if True:")
+            exec(compile(text, f"{self.page}:{block.line}", "exec"), vars(self.module))
         elif block.language == "bash":
             for words in commands_of(block.text):
                 self.command([self.with_port(word) for word in words])

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from research.benchmarks.options import kept_json
+from research.plot_run import Run
 from research.plots import Mark, Panel, Shape
 from research.reproduce import run
 from research.reproduce.data import Folders
@@ -31,7 +32,6 @@ from revela.training.commands import (
 )
 from revela.training.groups.store import GroupFolder
 from revela.training.recipe import Recipe
-from revela.training.record import Run
 
 LAST = 0.1  # share of a run's lines whose mean is "the end of training"
 PROBED = 1130  # documents and answers of a probe (Dwell: queries with a located passage)

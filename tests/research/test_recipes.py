@@ -103,7 +103,7 @@ def test_a_training_set_is_not_that_of_another_reading():
     ("recipe", "flags", "message"),
     [
         ("[variants.a.method]\ntau = 1.0\n[variants.b.method]\ntau = 2.0\n", ("--tau", "3"),
-         "a and b are equal: leave out the flag"),
+         "a and b are equal: leave out the setting"),
         ('[variants."a/b".method]\ntau = 1.0\n', (),
          "a variant is called 'a/b', but names a folder"),
     ],

@@ -246,7 +246,7 @@ def test_limits_stop_all_after_the_same_step(both):
     folder, _ = both
     for name in ("minutes", "tokens"):
         steps = of_both(folder / name, "steps")
-        assert steps[0] == steps[1] > 1 and seen(folder / name, 0)["error"] == ""
+        assert steps[0] == steps[1] > 0 and seen(folder / name, 0)["error"] == ""
     assert_same_run(folder / "tokens", folder / "one-tokens")
 
 

@@ -67,6 +67,7 @@ def read_corpus(
         judged: ids of documents that are never dropped, unless they are empty; near-duplicates of
             them are dropped first.
 
+    >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     _ = Path(folder, "bees.txt").write_text("Bees dance to show where flowers are.")
