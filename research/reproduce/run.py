@@ -31,6 +31,7 @@ from revela.training.commands import (
     Command,
     eval_commands,
     flags_of,
+    is_finished,
     processes_here,
     train_commands,
 )
@@ -131,7 +132,8 @@ def check(table: Table, options: Options) -> None:
     for row, size in trained:
         settings = settings_of(table, row, size, options.seeds[0], options)
         folder = folder_of(table, row, size, options.seeds[0], options)
-        check_recipe(merged(settings)[0], folder, resume=True)
+        if not is_finished(folder):
+            check_recipe(merged(settings)[0], folder, resume=True)
 
 
 def folders_of(table: Table, options: Options) -> Folders:

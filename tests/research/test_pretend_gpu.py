@@ -60,6 +60,8 @@ def test_a_run_in_bf16_is_nearly_the_recorded_one(runs):
 @pytest.mark.parametrize("name", WAITS)
 def test_a_step_waits_for_the_line_of_metrics_and_for_which_weights_count(runs, name):
     for step in runs[name]["waits"][1:]:
+        if any("packing" in place for place in step):
+            continue  # the first of a resumed run, which tries whether the model can be packed
         assert sum(step.values()) == WAITS[name], step
         assert sum(n for place, n in step.items() if "training/step" in place) == 1, step
 

@@ -12,7 +12,7 @@ from revela.cli.flags import Corpus, Out, Several, check_paths
 from revela.cli.main import command_line
 from revela.cli.printing import print_scores
 from revela.cli.recipe_flags import Given, RecipeFile, recipe_of
-from revela.errors import extra
+from revela.errors import RevelaError, extra
 from revela.training.methods.registry import DEFAULT
 
 
@@ -67,6 +67,8 @@ def train(
         from revela.training.distributed import joined
     from revela.training.checkpoint import recorded_run
 
+    if dry_run and (resume or overwrite):
+        raise RevelaError("--dry-run estimates a new run: leave out --resume and --overwrite")
     if dry_run:
         from revela.training.estimate import estimate
 

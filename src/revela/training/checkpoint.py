@@ -252,12 +252,20 @@ def checkpoint_to_resume(recipe: Recipe, out: Path) -> Path | None:
             f"{out / METRICS} has no line of step {step}, where the last checkpoint is: put back "
             "what was cut, or give another --out"
         )
-    budget = Budget.of(recipe.training, record.about.groups or 0)
-    load_spent(last, budget)
+    budget, now = Budget.of(recipe.training, record.about.groups or 0), _fixed(out)
+    began = {**now, **load_spent(last, budget)}
+    if edited := sorted(name for name in now if now[name] != began[name]):
+        raise RevelaError(
+            f"{out / RUN_FILE} was edited ({', '.join(edited)}): put back what it had, or give "
+            "another --out"
+        )
     if finished and budget.done(step) >= 1:
+        spent = {"steps": step, "minutes": budget.minutes, "tokens_read": budget.tokens / 1e6}
+        limits = {name: getattr(recipe.training, f"max_{name}") for name in spent}
+        reached = [f"--max-{n.replace('_', '-')}" for n, v in spent.items() if 0 < limits[n] <= v]
         error = RevelaError(
-            f"{out} is finished after {step:,} steps: raise its limit "
-            f"({limits_in_words(recipe)}) to extend it"
+            f"{out} is finished after {step:,} steps: raise {' and '.join(reached) or 'its limit'} "
+            "to extend it"
         )
         if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
             error.exit_code = 0  # it was finished when torchrun began all processes again
@@ -310,7 +318,7 @@ def save_checkpoint(folder: Path, step: int, state: State, keep: int = 1) -> Non
         temporary.mkdir()
         save_file(trainable_state(module), temporary / TRAINABLE)
         save_file(_moments(module, optimizer), temporary / OPTIMIZER)
-        spent = {"seconds": budget.seconds, "tokens": budget.tokens}
+        spent = {"seconds": budget.seconds, "tokens": budget.tokens, **_fixed(folder.parent)}
         (temporary / SPENT).write_text(json.dumps(spent))
         remove_whole(target)
     for old in saved_checkpoints(folder)[: -max(1, keep)]:
@@ -336,11 +344,18 @@ def load_checkpoint(
     load_spent(checkpoint, budget)
 
 
-def load_spent(checkpoint: Path, budget: Budget) -> None:
-    """Restore a budget; RevelaError if the file is damaged."""
+def load_spent(checkpoint: Path, budget: Budget) -> dict[str, Any]:
+    """Restore a budget, and return what else its file has; RevelaError if it is damaged."""
     with _reading(checkpoint / SPENT) as file:
-        spent = json.loads(file.read_text())
+        spent: dict[str, Any] = json.loads(file.read_text())
         budget.seconds, budget.tokens = float(spent["seconds"]), int(spent["tokens"])
+    return spent
+
+
+def _fixed(out: Path) -> dict[str, Any]:
+    """The settings of a run that a resumed one may not change; {} if it has no record."""
+    recorded = RunFile.read(out).settings if (out / RUN_FILE).is_file() else {}
+    return {name: recorded[name] for name in recorded if name not in CHANGEABLE_ON_RESUME}
 
 
 def save_fit(folder: Path, fitted: dict[str, Tensor]) -> None:

@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 
+from revela.encoders.torch_model import uses_bf16
 from revela.errors import RevelaError
+from revela.training.device import compute_device
 from revela.training.groups.store import is_group_folder
 from revela.training.recipe import Recipe
 from revela.training.record import RunFile
@@ -68,19 +70,18 @@ class Command:
         with handled(lambda number, _: child.send_signal(number)):
             code = child.wait()
         if code:
-            error = RevelaError(
-                f"{self} ended with exit code {code}: mend what it says, or run the same command "
-                "again to go on"
-            )
-            error.exit_code = code if code > 0 else 128 - code
+            code = code if code > 0 else 128 - code
+            why = "was stopped" if code > 128 else f"ended with exit code {code}"
+            error = RevelaError(f"{self} {why}: run the same command again to go on")
+            error.exit_code = code
             raise error
 
 
 def run_commands(commands: Iterable[Command]) -> None:
-    """Print and run each command that is not done."""
+    """Print and run each command that is not done; the result of others is kept."""
     for command in commands:
+        print(f"kept: {command.makes}" if command.is_done else command, flush=True)
         if not command.is_done:
-            print(command, flush=True)
             command.run()
 
 
@@ -140,8 +141,8 @@ def eval_commands(
             words = ["fit", "--model", str(model), "--context", text, "--out", read]
             yield Command(words, Path(read) / MODULES, trained)
         file = out / f"{collection.name}.json"
-        # By int8, nDCG@10 would move by more than some methods differ.
-        exact = ["--precision", "auto" if torch.cuda.is_available() else "fp32"]
+        # As in training: by int8, nDCG@10 would move by more than some methods differ.
+        exact = ["--precision", "bf16" if uses_bf16("auto", compute_device()) else "fp32"]
         words = ["eval", read, "--on", str(collection), "--json", str(file), *exact, *flags]
         yield Command(words, file, trained)
 

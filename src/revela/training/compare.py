@@ -67,7 +67,10 @@ class Comparison:
             text = f"{d.on} {d.mean:+.3f}{interval} ({p})"
             pairs.setdefault(f"{d.first} - {d.second}", []).append(text)
         lines = (f"  {pair:40} {', '.join(found)}" for pair, found in pairs.items())
-        about = "differences ± half of their 95 % intervals; p by random signs"
+        about = (
+            "differences ± half of their 95 % intervals; +: the first of the pair is better; p by "
+            "random signs, not corrected for the number of pairs"
+        )
         return "\n".join(["nDCG@10 of what was saved", *rows, about, *lines])
 
     @classmethod

@@ -213,8 +213,9 @@ def _say(recipe: Recipe, data: TrainingSet, share: float, asked: int, cost: Meas
         "--max-tokens-read": ceil(1e6 * training.max_tokens_read / tokens),
         "--max-minutes": ceil(60 * training.max_minutes / seconds),
     }
-    unknown = 0, "--max-epochs, which is unknown"
+    unknown, warmup = (0, "--max-epochs, which is unknown"), recipe.optimizer.warmup_steps
     steps, flag = min(((n, flag) for flag, n in limits.items() if n), default=unknown)
+    short = 0 < steps <= warmup
     corpus = "datasets of the hub are not read: made-up text stands in"
     if share:
         about, part = ("about ", f", from {100 * share:.2g} % of them") if share < 1 else ("", "")
@@ -231,5 +232,6 @@ def _say(recipe: Recipe, data: TrainingSet, share: float, asked: int, cost: Meas
         f"{steps * tokens / 1e6:,.3g} million in all",
         f"memory: about {cost.memory / 2**30:.2f} GiB{of_gpu}",
         f"time: about {seconds:.2g} s a step, {duration(steps * seconds / 60)} in all, besides "
-        f"preparation (such as the fit), checks and saves{ask}",
+        f"preparation (the fit, the search for heads), checks and saves{ask}",
+        *([f"warm-up: all steps are in it: lower --warmup-steps {warmup}"] if short else []),
     ]

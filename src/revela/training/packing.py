@@ -132,23 +132,19 @@ def _side_by_side(
     query_BHLD: Tensor,
     key_BGLD: Tensor,
     value_BGLD: Tensor,
-    visible: Tensor | None,
+    valid_B11L: Tensor | None,
     causal: bool,
     scale: float | None,
     dropout: float,
 ) -> Tensor:
-    """Attention within each of B padded texts, (B, H, L, D).
-
-    ``visible``: the keys that are read, (B, 1, 1, S), or (R, S) by the rows of heads that share
-    keys; None: all, or with ``causal`` the earlier ones.
-    """
+    """Attention within each of B padded texts, to valid tokens; (B, H, L, D)."""
     heads, groups, length = query_BHLD.shape[1], key_BGLD.shape[1], query_BHLD.shape[2]
     width = query_BHLD.shape[-1]
-    if query_BHLD.is_cuda or key_BGLD.shape[2] > EXPLICIT_SCORES:
+    if query_BHLD.is_cuda or length > EXPLICIT_SCORES:
         # A fused kernel takes either a mask or shared keys: heads that share keys become rows.
         rows_BHLD = query_BHLD if causal else query_BHLD.reshape(len(query_BHLD), groups, -1, width)
         out_BHLD = F.scaled_dot_product_attention(
-            *(rows_BHLD, key_BGLD, value_BGLD, visible, dropout, causal),
+            *(rows_BHLD, key_BGLD, value_BGLD, valid_B11L, dropout, causal),
             scale=scale,
             enable_gqa=causal and heads != groups,
         )
@@ -160,8 +156,8 @@ def _side_by_side(
     if causal:
         future_LL = torch.ones(length, length, dtype=torch.bool, device=scores_BGRL.device).triu(1)
         scores_BGRL = scores_BGRL.masked_fill(future_LL.repeat(heads // groups, 1), -torch.inf)
-    elif visible is not None:
-        scores_BGRL = scores_BGRL.masked_fill(~visible, -torch.inf)
+    elif valid_B11L is not None:
+        scores_BGRL = scores_BGRL.masked_fill(~valid_B11L, -torch.inf)
     out_BGRD = F.dropout(scores_BGRL.softmax(dim=-1), dropout) @ value_BGLD
     return out_BGRD.view(len(query_BHLD), heads, length, -1)
 
@@ -180,7 +176,7 @@ def attention_with_prefix(
     """
     rows = query_HTD, key_GTD, value_GTD
     query_BHLD, *own = (layout.pad(t.transpose(0, 1)).transpose(1, 2) for t in rows)
-    texts, heads, length, _ = query_BHLD.shape
+    texts, heads, length, width = query_BHLD.shape
     groups, prefix_length = prefix[0].shape[:2]
     key_BGSD, value_BGSD = (
         torch.cat([before.to(after.dtype).expand(texts, -1, -1, -1), after], dim=2)
@@ -189,9 +185,14 @@ def attention_with_prefix(
     visible_LS = torch.ones(
         length, prefix_length + length, dtype=torch.bool, device=query_HTD.device
     ).tril(prefix_length)
+    # A fused kernel takes either a mask or shared keys: heads that share keys become rows.
+    rows_BGRD = query_BHLD.reshape(texts, groups, -1, width)
     visible_RS = visible_LS.repeat(heads // groups, 1)
-    inputs = query_BHLD, key_BGSD, value_BGSD, visible_RS
-    return layout.pack(_side_by_side(*inputs, False, scale, 0.0).transpose(1, 2))
+    out_BGRD = F.scaled_dot_product_attention(
+        rows_BGRD, key_BGSD, value_BGSD, visible_RS, scale=scale
+    )
+    out_BHLD = out_BGRD.view(texts, heads, length, -1)  # values may be narrower (DeepSeek)
+    return layout.pack(out_BHLD.transpose(1, 2))
 
 
 def _attention(
@@ -275,13 +276,14 @@ def can_pack(model: Any) -> bool:
 def _packs(model: Any) -> bool:
     """Whether this model gives two packed texts the same hidden states as padded ones."""
     config = model.config
-    inner = getattr(config, "encoder", config)  # T5Gemma's, which may have windows
-    kinds = {*(getattr(inner, "layer_types", None) or ())}
-    unlike = "sliding_window", "local_attention", "is_encoder_decoder"
-    if any(getattr(config, name, None) for name in unlike) or kinds - {"full_attention"}:
+    if not getattr(model, "_supports_attention_backend", False) or config.is_encoder_decoder:
         return False
-    has_backend = getattr(model, "_supports_attention_backend", False)
-    if not has_backend or getattr(inner, "attn_logit_softcapping", None):
+    if getattr(config, "sliding_window", None) or getattr(config, "local_attention", None):
+        return False
+    inner = getattr(config, "encoder", config)  # T5Gemma's, which may have windows
+    if any(kind != "full_attention" for kind in getattr(inner, "layer_types", None) or ()):
+        return False
+    if getattr(inner, "attn_logit_softcapping", None):
         return False
     ids = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 0, 0, 0]], device=model.device) % config.vocab_size
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]], device=model.device)
