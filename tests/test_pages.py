@@ -280,6 +280,12 @@ def tiny(monkeypatch, tiny_embedder, taught_lm_folder) -> None:
         return merge(recipe, changes)[0], unread
 
     monkeypatch.setattr(revela.training.recipe.Recipe, "merge", tiny_merge)
+
+    def run_here(command):
+        prepare([*command.words])
+        app([*command.words], **RETURNS)
+
+    monkeypatch.setattr("revela.training.commands.Command.run", run_here)
     monkeypatch.setattr("revela.training.lm.generate.writer", lambda *_: ask)
     topics = {row["title"].split()[2]: row["text"] for row in make_rows(40)}
     monkeypatch.setattr(pydoc_data.topics, "topics", topics)

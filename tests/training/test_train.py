@@ -674,7 +674,7 @@ def test_a_finished_run_is_extended_as_if_it_had_not_ended(recipe, documents, tm
     assert f"{out} holds no run yet: it starts" in caplog.messages
     names = {path.name for path in (out / "checkpoints").iterdir()}
     assert {n for n in names if "-" in n} == {"checkpoint-6", "best-4.safetensors"}
-    message = r"is finished after 6 steps: raise its limit \(--max-steps 6\) to extend it"
+    message = r"is finished after 6 steps: raise --max-steps to extend it"
     with pytest.raises(RevelaError, match=message):
         train(recipe, documents, out, resume=True)
     outcome = train(longer, documents, out, plan=CheckPlan(Scripted(rest)), resume=True)
