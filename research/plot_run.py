@@ -4,7 +4,7 @@ with BM25's level, and scores on judged queries.
     python -m research.plot_run runs/a runs/b --out curves.png
 
 A folder of `revela compare` gives the judged scores of its runs. A CSV of the same data is written
-beside the PNG.
+next to the PNG.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The plots of research/, from plain data: lines, a map of two settings, a scatter, and a score by
-position. Each is a PNG of 1,000 pixels, with a CSV of the same data beside it.
+position. Each is a PNG of 1,000 pixels, with a CSV of the same data next to it.
 
 Values as published are hollow markers. A series has the same colour in every panel of a figure.
 """
@@ -46,7 +46,7 @@ class Mark:
         value: of a map: its colour.
         low, high: bounds of the 95 % interval of the value.
         published: whether it is the paper's.
-        note: text beside a mark of a scatter.
+        note: text next to a mark of a scatter.
     """
 
     series: str
@@ -167,7 +167,7 @@ def _by_position(axes: Axes, panel: Panel, look: Look) -> None:
 
 
 def _scatter(axes: Axes, panel: Panel, look: Look) -> None:
-    """A marker for each value, with its note beside it."""
+    """A marker for each value, with its note next to it."""
     for (series, published), marks in _by_series(panel.marks).items():
         label = f"{series}, {PUBLISHED}" if published else series
         style = {**look.series[series], **(_HOLLOW if published else {"markersize": 7})}

@@ -526,7 +526,7 @@ def test_eval_compares_and_asks_mteb(succeeds, refused, tiny_lm_folder, tmp_path
 
 ODD_RECIPES = [
     ("[variants]\na = 1", "variant 'a' is no table"),
-    ("seed = 1", "seed is no section: docs"),
+    ("seed = 1", "seed is not a section: docs"),
     ("[method]\ntau = inf", "--tau inf: it should be a finite number"),
     ("[optimizer]\nbetas = 0.5", "--betas 0.5: it should be a valid tuple"),
     ("[method]\nmethod = 3", "--method 3 is unknown: give FILE.py:Class, or one of"),

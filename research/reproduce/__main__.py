@@ -1,4 +1,4 @@
-"""Run a table or a figure of a paper, and write it beside the published numbers.
+"""Run a table or a figure of a paper, and write it next to the published numbers.
 
     python -m research.reproduce --list
     python -m research.reproduce --table revela-v1-1 --sizes 135M 500M --data BEIR --dry-run
@@ -90,7 +90,7 @@ def given_settings(words: Sequence[str]) -> dict[str, Any]:
     """Flags of `revela train` as settings by name.
 
     Raises:
-        RevelaError: one of them is no setting.
+        RevelaError: one of them is not a setting.
     """
     if not words:
         return {}

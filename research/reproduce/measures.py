@@ -46,7 +46,7 @@ class Point:
     Attributes:
         x, y: settings; ``y`` of a map.
         series: empty: the size.
-        note: beside a dot of a scatter.
+        note: next to a dot of a scatter.
         other: row whose value is x in a scatter; none: ``row``.
     """
 

@@ -38,7 +38,7 @@ def read_published(stem: str, folder: Path = PUBLISHED) -> dict[Key, Published]:
     """The cells of a file that have a number.
 
     Raises:
-        RevelaError: the file is missing, or a line of it is no cell.
+        RevelaError: the file is missing, or a line of it is not a cell.
     """
     path, cells = folder / f"{stem}.csv", dict[Key, Published]()
     try:

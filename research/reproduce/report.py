@@ -1,4 +1,4 @@
-"""A table beside the paper's numbers: TABLE.md and TABLE.csv, with the differences of its rows."""
+"""A table next to the paper's numbers: TABLE.md and TABLE.csv, with the differences of its rows."""
 
 from __future__ import annotations
 

@@ -28,8 +28,10 @@ from revela.encoders.load import load_encoder, resolve
 from revela.encoders.model_files import commits
 from revela.encoders.torch_model import open_model
 from revela.errors import RevelaError
-from revela.files import remove_whole, writing
+from revela.files import hidden_prefix, remove_whole, writing
 from revela.training.checkpoint import (
+    REPLACED,
+    _move_run,
     load_checkpoint,
     output_folder,
     save_checkpoint,
@@ -701,13 +703,20 @@ def test_a_run_is_replaced_by_one_that_starts(recipe, documents, tmp_path, monke
     out, recipe = tmp_path / "out", recipe.replace(max_steps=2)
     train(recipe, documents, out)
     (out / "notes.md").write_text("mine")
+    with pytest.raises(RevelaError, match=r"has a notes.md that no run wrote: move it away"):
+        train(recipe, documents, out, overwrite=True)
+    (out / "notes.md").unlink()
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     for refused in (recipe.replace(group_size=5000), recipe.replace(whole_query_sources=("2",))):
         with pytest.raises(RevelaError):
             train(refused, documents, out, overwrite=True)
         assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    _move_run(out, out / f"{hidden_prefix(REPLACED)}run")  # killed before its first checkpoint
+    with pytest.raises(RevelaError):
+        train(refused, documents, out, overwrite=True)
+    assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     train(recipe.replace(max_steps=3), documents, out, overwrite=True)
-    assert list(losses(out)) == [1, 2, 3] and not (out / "notes.md").exists()
+    assert list(losses(out)) == [1, 2, 3]
     assert not list(out.glob(".*"))
     (out / "run.json").unlink()
     with pytest.raises(RevelaError, match="holds no run of revela"):

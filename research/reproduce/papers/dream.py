@@ -51,7 +51,7 @@ TABLES = (
     table("table1-means", "means of tables 4 and 5", ROWS, BEIR + RTEB, MEANS, SIZES),
     table(
         "table2-8b",
-        "8B beside embedders of others",
+        "8B, and embedders of others",
         (
             plain("BGE-large-en-v1.5", "", "BAAI/bge-large-en-v1.5", flags=BGE_PROMPT),
             api("Cohere-embed-english-v3.0"),

@@ -52,7 +52,7 @@ def table(name: str, shows: str, *rows: Row) -> Table:
 
 TABLES = (
     table(
-        *("table1-msmarco", "MS MARCO documents: MRR@100 and recall@100 beside five models"),
+        *("table1-msmarco", "MS MARCO documents: MRR@100 and recall@100, with five other models"),
         *(Row(name, sizes=("125M",), why_not=NOT_OPEN) for name in ("ANCE-MaxP",)),
         *(Row(name, sizes=("110M",), why_not=NOT_OPEN) for name in ("ADORE", "ICT", "SEED")),
         plain("RepLLaMA", "7B", "castorini/repllama-v1-7b-lora-doc"),

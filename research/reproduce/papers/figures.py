@@ -108,7 +108,7 @@ REVELA = {
         ],
     ),
     "revela-v1-7": Drawing(
-        "Revela v1, figure 7: the text of five data sets of BEIR beside Wikipedia",
+        "Revela v1, figure 7: Wikipedia with the text of five data sets of BEIR",
         "the text has no number: whether the text that is searched, without labels, raises the "
         "scores on it is what the figure is for (section 5.2; 54,312 of 320,000 groups there, "
         "here all groups of the five texts)",
@@ -330,7 +330,7 @@ def cde_filter(small: bool) -> list[Plot]:
     )
     table = cde_table("figure4", [*rows.values(), *bare.values()])
     x, y = (Score(f"nDCG@10 {WITH[filtered]}", BEIR) for filtered in (False, True))
-    title = "numbers beside dots are cluster sizes"
+    title = "numbers next to dots are cluster sizes"
     return [Plot(title, table, points, x.label, y, "scatter", x, diagonal=True)]
 
 
@@ -347,7 +347,7 @@ def cde_difficulty(name: str, context: bool) -> Callable[[bool], list[Plot]]:
         loss = Logged("loss at the end of the supervised phase, nats")
         return [
             Plot(
-                *("numbers beside dots are cluster sizes", table, points, loss.label),
+                *("numbers next to dots are cluster sizes", table, points, loss.label),
                 *(Score(column=BEIR), "scatter", loss),
             )
         ]

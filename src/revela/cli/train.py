@@ -78,7 +78,8 @@ def train(
 
     with joined():
         former, known = (resume and recorded_run(out)) or (DEFAULT, ())
-        recipe = recipe_of(recipe_file, given, former, corpus or known)
+        corpus = corpus or list(known)
+        recipe = recipe_of(recipe_file, given, former, corpus)
         result = train_on_files(
             corpus,
             out,

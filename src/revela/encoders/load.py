@@ -54,8 +54,8 @@ def resolve(name: str, above: tuple[Path, ...] = ()) -> Path:
 
     Raises:
         Unreachable: the hub cannot be reached, and the model is not cached.
-        RevelaError: it is no model, is not installed, cannot be downloaded, or is an adapter that
-            cannot be merged.
+        RevelaError: it is not a model, is not installed, cannot be downloaded, or is an adapter
+            that cannot be merged.
     """
     folder = find_folder(name)
     is_adapter = (folder / ADAPTER).is_file() and not any(folder.glob("model*.safetensors"))

@@ -67,7 +67,7 @@ def find_folder(name: str) -> Path:
 
     Raises:
         Unreachable: the hub cannot be reached, and the model is not cached.
-        RevelaError: it is no model, is not installed, or cannot be downloaded.
+        RevelaError: it is not a model, is not installed, or cannot be downloaded.
     """
     if name in EMBEDDED:
         return embedded_folder(name)

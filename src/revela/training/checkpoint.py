@@ -6,7 +6,7 @@ A checkpoint is a folder ``checkpoint-STEP`` of safetensors and JSON. It holds e
 tensor of retriever and loss, the optimiser's moments, and the budget spent. The learning rate
 follows from the budget, random numbers from the number of a batch. The folder is written under a
 temporary name and renamed when complete; then older ones are deleted. The fit to the corpus is kept
-beside the checkpoints, because another machine would compute a slightly different one. All of this
+next to the checkpoints, because another machine would compute a slightly different one. All of this
 stays after the run, so that ``--resume`` can extend it.
 """
 
@@ -19,6 +19,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar
@@ -28,7 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from revela.encoders.model_files import commits
+from revela.encoders.model_files import CONTEXT, LOADED, commits
 from revela.errors import RevelaError, first_line
 from revela.files import (
     LOCK,
@@ -50,12 +51,15 @@ log = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 REPLACED = "replaced"
+SAVED_LMS = "lm", "encoder-decoder"  # folders of --save-lm and dwell-spans
 TRAINABLE, OPTIMIZER = "trainable.safetensors", "optimizer.safetensors"
 SPENT, FIT = "clock.json", "fit.safetensors"
 T = TypeVar("T")
 State = tuple[nn.Module, torch.optim.Optimizer, Budget]
 # Everything that a run may write before its first checkpoint.
 BEFORE_CHECKPOINT = frozenset({LOCK, RUN_FILE, METRICS, START_SCORES, CHECKPOINTS, TRACKER_FOLDER})
+# Everything that a finished run has, by its name's form.
+WRITTEN = (*BEFORE_CHECKPOINT, *LOADED, ".*", "README.md", "[0-9]*_*", CONTEXT, *SAVED_LMS)
 # Settings that may differ when a finished run is kept, and when a run is resumed. The models
 # themselves are compared by digest.
 IGNORED_WHEN_COMPARING_FINISHED_RUNS = frozenset(
@@ -81,10 +85,18 @@ def check_out(out: Path, resume: bool, overwrite: bool) -> RunFile | None:
     """Refuse an output folder that is not free, or holds no run to resume or replace; ``begun``."""
     if resume and overwrite:
         raise RevelaError("--resume goes on with a run and --overwrite replaces it: leave one out")
-    if resume or overwrite:
-        return begun(out)
-    check_free_for_run(out)
-    return None
+    if not (resume or overwrite):
+        check_free_for_run(out)
+        return None
+    former = begun(out)
+    if overwrite and former:
+        names = (entry.name for entry in out.iterdir())
+        others = [name for name in names if not any(fnmatch(name, form) for form in WRITTEN)]
+        if others:
+            raise RevelaError(
+                f"{out} has a {min(others)} that no run wrote: move it away, or give another --out"
+            )
+    return former
 
 
 @contextmanager
@@ -107,8 +119,9 @@ def output_folder(out: Path, resume: bool, overwrite: bool = False) -> Iterator[
     replaced = out / f"{hidden_prefix(REPLACED)}run"
     with writing(out):
         try:
+            _put_back(replaced, out)  # after a kill
             former = check_out(out, resume, overwrite)  # another run may have taken it
-            remove_unfinished(out, [*BEFORE_CHECKPOINT, "model", REPLACED])
+            remove_unfinished(out, [*BEFORE_CHECKPOINT, "model"])
             names = "checkpoint", "best", "fit", "groups", "negatives"
             remove_unfinished(out / CHECKPOINTS, names)
             if overwrite and former:
@@ -124,14 +137,19 @@ def output_folder(out: Path, resume: bool, overwrite: bool = False) -> Iterator[
                     shutil.rmtree(out)
                 raise
         finally:
-            if replaced.is_dir():
-                if not (saved_checkpoints(out / CHECKPOINTS) or (out / "modules.json").exists()):
-                    _move_run(out, out / f"{hidden_prefix(REPLACED)}by")
-                    _move_run(replaced, out)
-                remove_unfinished(out, [REPLACED])
+            _put_back(replaced, out)
             (out / LOCK).unlink(missing_ok=True)
             with suppress(OSError):
                 out.rmdir()  # if it is empty
+
+
+def _put_back(replaced: Path, out: Path) -> None:
+    """Put back a run that was to be replaced, or remove it if the new one has a checkpoint."""
+    if replaced.is_dir():
+        if not (saved_checkpoints(out / CHECKPOINTS) or (out / "modules.json").exists()):
+            _move_run(out, out / f"{hidden_prefix(REPLACED)}by")
+            _move_run(replaced, out)
+        remove_unfinished(out, [REPLACED])
 
 
 def _move_run(source: Path, target: Path) -> None:

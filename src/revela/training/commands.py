@@ -22,6 +22,7 @@ from revela.training.device import compute_device
 from revela.training.groups.store import is_group_folder
 from revela.training.recipe import Recipe
 from revela.training.record import RunFile
+from revela.training.settings import TorchPrecision
 from revela.training.step import handled
 
 MODULES = "modules.json"  # of a complete Sentence-Transformers folder
@@ -80,8 +81,9 @@ class Command:
 def run_commands(commands: Iterable[Command]) -> None:
     """Print and run each command that is not done; the result of others is kept."""
     for command in commands:
-        print(f"kept: {command.makes}" if command.is_done else command, flush=True)
-        if not command.is_done:
+        is_done = command.is_done
+        print(f"kept: {command.makes}" if is_done else command, flush=True)
+        if not is_done:
             command.run()
 
 
@@ -121,7 +123,13 @@ def train_commands(
 
 
 def eval_commands(
-    model: Path | str, on: Sequence[Path], out: Path, *, slots: int = 0, flags: Sequence[str] = ()
+    model: Path | str,
+    on: Sequence[Path],
+    out: Path,
+    *,
+    slots: int = 0,
+    precision: TorchPrecision = "auto",
+    flags: Sequence[str] = (),
 ) -> Iterator[Command]:
     """The commands that score a model on each collection: `revela eval`, and for a contextual
     retriever before it `revela fit --context`, as it reads documents of the collection (CDE).
@@ -131,6 +139,7 @@ def eval_commands(
         on: folders in BEIR layout.
         out: folder for COLLECTION.json, the scores of all systems and queries.
         slots: context documents that the retriever reads.
+        precision: of the training. By int8, nDCG@10 would move by more than some methods differ.
         flags: more flags of `revela eval`.
     """
     trained = Path(model) / MODULES
@@ -141,9 +150,8 @@ def eval_commands(
             words = ["fit", "--model", str(model), "--context", text, "--out", read]
             yield Command(words, Path(read) / MODULES, trained)
         file = out / f"{collection.name}.json"
-        # As in training: by int8, nDCG@10 would move by more than some methods differ.
-        exact = ["--precision", "bf16" if uses_bf16("auto", compute_device()) else "fp32"]
-        words = ["eval", read, "--on", str(collection), "--json", str(file), *exact, *flags]
+        same = ["--precision", "bf16" if uses_bf16(precision, compute_device()) else "fp32"]
+        words = ["eval", read, "--on", str(collection), "--json", str(file), *same, *flags]
         yield Command(words, file, trained)
 
 

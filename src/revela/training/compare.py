@@ -159,10 +159,11 @@ def compare(
             check_recipe(recipe, folder, resume=True)
     comparison, folders = None, dict[str, Path]()
     for label, folder, settings in runs:
-        saved, slots = out / SCORES / folder.name, Recipe.of(**settings).context.context
+        saved, recipe = out / SCORES / folder.name, Recipe.of(**settings)
+        slots, precision = recipe.context.context, recipe.training.precision
         commands = [
             *train_commands(corpus, settings, folder, on=on, points=points, processes=processes),
-            *eval_commands(folder, on, saved, slots=slots),
+            *eval_commands(folder, on, saved, slots=slots, precision=precision),
         ]
         if dry_run:
             print(*commands, sep="\n")

@@ -75,7 +75,7 @@ def _cpu_quotas(root: Path) -> Iterator[int]:
     for line in file.read_text().splitlines() if file.is_file() else ():
         folder = root / "sys/fs/cgroup" / line.split(":", 2)[2].lstrip("/")
         for place in (folder, *folder.parents):  # in a container the mount itself
-            with suppress(OSError, ValueError):  # "max" is no limit
+            with suppress(OSError, ValueError):  # "max" means no limit
                 quota, period = map(int, (place / "cpu.max").read_text().split())
                 yield math.ceil(quota / period)
 

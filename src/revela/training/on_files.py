@@ -12,7 +12,6 @@ from revela.quiet_libraries import silence_libraries
 from revela.terminal import counted
 from revela.text.readers import Source
 from revela.training.check_settings import check_recipe
-from revela.training.checkpoint import recorded_run
 from revela.training.checks import NO_CHECKS, CheckPlan
 from revela.training.distributed import is_rank_zero, joined
 from revela.training.generated_queries import write_queries
@@ -79,15 +78,12 @@ def train_on_files(
     """Read a corpus, hold documents out, train on the others, and save a retriever.
 
     Args:
-        corpus: may be empty if ``resume`` finds a run in ``out``, which has it.
-        out, recipe, resume, overwrite: as for ``train``.
+        corpus, out, recipe, resume, overwrite: as for ``train``.
         on: folders in BEIR layout, scored at every check.
         points: check after each of this many equal parts of the run. 0: by ``check_every``.
         command: the command line, for the model card.
     """
     with joined():
-        if resume and not corpus and (run := recorded_run(out)):
-            corpus = run[1]
         if not corpus:
             raise RevelaError(f"{out} names no corpus to train on: give its folders or files")
         check_recipe(recipe, out, resume, overwrite, corpus)

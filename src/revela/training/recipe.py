@@ -200,7 +200,7 @@ def _flattened(tables: Mapping[str, Any], where: str) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for section, values in tables.items():
         if section not in SECTIONS or not isinstance(values, dict):
-            raise RevelaError(f"{where}: {section} is no section: docs/command-line.md has all")
+            raise RevelaError(f"{where}: {section} is not a section: docs/command-line.md has all")
         flat |= values
     return flat
 

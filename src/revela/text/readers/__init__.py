@@ -147,7 +147,8 @@ def _read_texts(items: Sequence[Any], fields: Fields, report: ReadReport) -> Ite
     for i, item in enumerate(items):
         row = {fields.text: item}
         one = item if isinstance(item, Document) else document_of(row, str(i), fields, report)
-        yield from [one] if one else []
+        if one is not None:
+            yield one
 
 
 def read_sources(

@@ -14,11 +14,17 @@ from revela.training.methods.base import Method
 from revela.training.settings import Preset
 
 FILES = (revela, replug, dream, cde, contrastive, dwell, gains)
-CLASSES: tuple[type[Method], ...] = (
-    *(revela.Revela, replug.Replug, replug.ReplugQuestions, dream.Dream, cde.CDE),
-    *(contrastive.Pairs, contrastive.Crops, dwell.Spans, gains.Gains),
-)
-METHODS = {method.name: method for method in CLASSES}
+METHODS: dict[str, type[Method]] = {
+    "revela": revela.Revela,
+    "replug": replug.Replug,
+    "replug-questions": replug.ReplugQuestions,
+    "dream": dream.Dream,
+    "cde": cde.CDE,
+    "contrastive-pairs": contrastive.Pairs,
+    "contrastive-crop": contrastive.Crops,
+    "dwell-spans": dwell.Spans,
+    "gains": gains.Gains,
+}
 PRESETS: dict[str, Preset] = {
     name: settings for file in FILES for name, settings in file.PRESETS.items()
 }
