@@ -281,7 +281,7 @@ def _scoring(
         if not _has_column(row, column):
             continue
         for folder in parts:
-            flags, out = list(row.flags), _scores_file(table, row, model, options, column)
+            flags, out = list[str](), _scores_file(table, row, model, options, column)
             if table.depth:
                 run = candidates_of(table, options, column, folder)
                 yield run
@@ -300,7 +300,7 @@ def _scoring(
         chosen = [task for task in tasks if not options.only or task in options.only]
         if chosen and not options.small:
             file = _scores_file(table, row, model, options, "mteb") / "tasks.json"
-            words = ["eval", model, "--benchmark", *chosen, "--json", str(file), *row.flags]
+            words = ["eval", model, "--benchmark", *chosen, "--json", str(file)]
             yield Command([*words, "--out", str(options.out / "mteb-results")], file)
 
 
@@ -320,8 +320,6 @@ def _has_column(row: Row, column: str) -> bool:
 def _scores_file(table: Table, row: Row, model: str, options: Options, column: str) -> Path:
     """The folder of the scores of a row's model on a column."""
     name = Path(model).name if _trained(row) else file_name(model.replace("/", "-"))
-    if row.flags:
-        name += f"-{hashlib.blake2b(repr(row.flags).encode(), digest_size=2).hexdigest()}"
     name += "-rrf" * (row.rrf is not None) + "-in-other" * row.in_other_context
     name += f"-top{table.depth}" if table.depth else ""
     return options.out / "scores" / name / column.replace(" ", "-")

@@ -66,7 +66,6 @@ class Row:
         in_other_context: the slots of a contextual retriever (CDE) have documents of the data set
             before, not of the one that is searched.
         rrf: row that is fused with BM25 by reciprocal ranks (k = 60, 200 kept): this is the fusion.
-        flags: more flags of `revela eval`.
         sizes: sizes in the CSV file; none: those of the table.
         small: settings with --small, above those of ``small.py``.
         note: what differs from the paper in this row.
@@ -83,7 +82,6 @@ class Row:
     columns: tuple[str, ...] = ()
     in_other_context: bool = False
     rrf: Row | None = None
-    flags: tuple[str, ...] = ()
     sizes: tuple[str, ...] = ()
     small: Settings = field(default_factory=dict)
     note: str = ""

@@ -115,7 +115,6 @@ CONTEXTUAL = trained("CDE contextual phase=unsupervised", LARGE)
 BASELINES = (
     plain(
         *("nomic-embed-v1", "<=250M", "nomic-ai/nomic-embed-text-v1"),
-        flags=("--query-prompt", "search_query: ", "--passage-prompt", "search_document: "),
         note="prompts of search for all tasks",
     ),
     plain("stella-base-en-v2", "<=250M", "infgrad/stella-base-en-v2"),

@@ -39,7 +39,6 @@ ROWS = (
     *(trained("RePlug", "replug", note=UNKNOWN), trained("Revela", "revela", note=UNKNOWN)),
     *(DREAM, RELEASED),
 )
-BGE_PROMPT = ("--query-prompt", "Represent this sentence for searching relevant passages: ")
 
 
 def table(name: str, shows: str, rows: tuple[Row, ...], *columns: Any, **about: Any) -> Table:
@@ -53,9 +52,9 @@ TABLES = (
         "table2-8b",
         "8B, and embedders of others",
         (
-            plain("BGE-large-en-v1.5", "", "BAAI/bge-large-en-v1.5", flags=BGE_PROMPT),
+            plain("BGE-large-en-v1.5", "", "BAAI/bge-large-en-v1.5"),
             api("Cohere-embed-english-v3.0"),
-            plain("E5-mistral-7b-instruct", "7B", str(E5_MISTRAL.model), flags=E5_MISTRAL.flags),
+            plain("E5-mistral-7b-instruct", "7B", str(E5_MISTRAL.model)),
             trained("DREAM", "dream", note=DREAM.note),
             plain("Qwen3-Embedding-8B", "8B", "Qwen/Qwen3-Embedding-8B"),
         ),

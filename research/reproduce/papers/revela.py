@@ -100,25 +100,19 @@ def plain(label: str, size: str, model: str, **row: Any) -> Row:
 
 
 BM25 = Row("BM25", model="BM25", sizes=("",))
-E5_PROMPTS = ("--query-prompt", "query: ", "--passage-prompt", "passage: ")
 CONTRIEVER = plain("Contriever", "0.1B", "facebook/contriever")
-RETROMAE = plain(
-    "RetroMAE", "0.1B", "Shitao/RetroMAE", note="pooled as its folder says; theirs is not known"
-)
+RETROMAE = plain("RetroMAE", "0.1B", "Shitao/RetroMAE")
 LAPRADOR = plain(
     *("LaPraDoR", "0.1B", "canwenxu/laprador"),
     note="without its lexical part, which multiplies scores by BM25's",
 )
-GRAPHCODEBERT = plain("GraphCodeBERT", "0.1B", "microsoft/graphcodebert-base")
-UNIXCODER = plain("UniXcoder", "0.1B", "microsoft/unixcoder-base")
-E5_PT = plain("E5-PT", "0.3B", "intfloat/e5-large-unsupervised", flags=E5_PROMPTS)
+NO_FORM = "no source says how it is pooled and prompted"
+GRAPHCODEBERT = Row("GraphCodeBERT", sizes=("0.1B",), why_not=NO_FORM)
+UNIXCODER = Row("UniXcoder", sizes=("0.1B",), why_not=NO_FORM)
+E5_PT = plain("E5-PT", "0.3B", "intfloat/e5-large-unsupervised")
 BGE_M3 = plain("BGE-M3", "0.6B", "BAAI/bge-m3")
-INSTRUCTION = (
-    "Instruct: Given a web search query, retrieve relevant passages that answer the query Query: "
-)
 E5_MISTRAL = plain(
     *("E5-Mistral-7B-Instruct", "7B", "intfloat/e5-mistral-7b-instruct"),
-    flags=("--query-prompt", INSTRUCTION),
     note="one instruction for all data sets",
 )
 
