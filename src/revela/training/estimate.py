@@ -54,7 +54,7 @@ READ, READ_SECONDS = 2**24, 2.0  # bytes of text that are read, at most, and in 
 SAMPLE = 2**20  # bytes of text, at random from those, that are chunked
 SECONDS = 7.0  # after which no third step begins
 STEPS, COUNTED = 3, 32  # at most: steps that are timed, and whose tokens are counted
-KEPT = 1.2  # a CPU's peak after ten steps of mixed sizes, by that after three: measured
+KEPT = 1.2  # a CPU's peak after ten steps of mixed sizes, in terms of that after three: measured
 QUESTION_WORDS, ACCEPTED = 12, 0.7  # SmolLM2-135M's questions: their length, and share accepted
 
 

@@ -64,7 +64,7 @@ def test_rows_become_documents(tmp_path, name):
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_missing_column_is_answered_with_those_there_are(tmp_path, name):
     WRITERS[name](tmp_path / name, pa.Table.from_pylist(ROWS))
-    said = 'no column "body"; name one with --text-field of index or fit'
+    said = 'no column "body"; name one with --text-field'
     with pytest.raises(RevelaError, match=rf"{name}: {said} \(has id, title, text, other\)"):
         read_corpus([tmp_path / name], Reading(text_field="body"))
     (tmp_path / "b.txt").write_text(SENTENCE)  # in a folder the table is left out and named

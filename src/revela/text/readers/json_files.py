@@ -64,7 +64,7 @@ def read_json(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
     if not any(_has_text(row, fields) for row in rows):
         if len(source) > LARGEST:
             none = f'data: no text field "{fields.text}"'
-            advice = f"{none}; name another with --text-field of index or fit"
+            advice = f"{none}; name another with --text-field"
             is_data = not _PROSE.search(source)  # else an export of messages, say
             raise UnsupportedFile(f"JSON of {advice}", short=none, by_programs=is_data)
         yield Document(name, source, "", "code")

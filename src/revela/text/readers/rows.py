@@ -67,7 +67,7 @@ def document_of(
 def columns_of(names: Collection[str], fields: Fields) -> list[str]:
     """The columns of a table to read; UnsupportedFile if there is no text column."""
     if fields.text not in names:
-        message = f'no column "{fields.text}"; name one with --text-field of index or fit'
+        message = f'no column "{fields.text}"; name one with --text-field'
         raise UnsupportedFile(message, f"has {_list_names(names)}")
     told = (*PATH_FIELDS, *LANGUAGE_FIELDS)
     columns = dict.fromkeys((*ID_FIELDS, fields.title, fields.text, *fields.metadata, *told))

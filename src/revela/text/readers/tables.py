@@ -125,7 +125,7 @@ def _text_columns(schema: Any, fields: Fields) -> list[str]:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if kind not in (pa.string(), pa.large_string(), pa.string_view()):
         message = (
-            f'column "{fields.text}" is not text; name another with --text-field of index or fit'
+            f'column "{fields.text}" is not text; name another with --text-field'
         )
         raise UnsupportedFile(message, f"holds {kind}")
     return columns
