@@ -124,9 +124,7 @@ def _text_columns(schema: Any, fields: Fields) -> list[str]:
     kind = schema.field(fields.text).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if kind not in (pa.string(), pa.large_string(), pa.string_view()):
-        message = (
-            f'column "{fields.text}" is not text; name another with --text-field'
-        )
+        message = f'column "{fields.text}" is not text; name another with --text-field'
         raise UnsupportedFile(message, f"holds {kind}")
     return columns
 
