@@ -135,7 +135,8 @@ def write_results(rows: Sequence[Row]) -> None:
         ]
         title = f"{PART} documents of {name}"
         panels.append(Panel(title, "million tokens read", "nDCG@10", marks))
-    write_figure(panels, CURVES, "From raw weights, at equal tokens")
+    if any(panel.marks for panel in panels):
+        write_figure(panels, CURVES, "From raw weights, at equal tokens")
     print_header(header[1:])
     for row, cells in complete:
         print_cells(row.name, cells)
@@ -153,7 +154,7 @@ def _cells(row: Row) -> list[Any]:
     return [last.step, *(round(number, 4) for number in numbers)]
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     add = parser.add_argument
     add("--text", required=True, help="what all rows read")
@@ -162,7 +163,7 @@ def main() -> None:
     add("--seeds", type=int, nargs="*", default=[0])
     add("--tokens", type=float, default=0.0, help="millions; default: the recipe's")
     add("--show", action="store_true", help="run nothing, print rows that exist")
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     rows = plan(given.text, given.data, given.seeds, given.tokens)
     wanted = [r for r in rows if not given.only or r.name.rpartition(",")[0] in given.only]
     parts = parts_of(given.data)

@@ -25,7 +25,6 @@ from research.benchmarks.options import (
     print_cells,
     print_header,
 )
-from research.benchmarks.quality import SMOL
 from revela.encoders.base import Encoded, Features, TextEncoder
 from revela.encoders.load import load_encoder, resolve
 from revela.evaluation.collection import Collection, load_collection
@@ -35,6 +34,8 @@ from revela.training.fit import FitOptions, fit
 from revela.training.recipe import Recipe
 from revela.training.retriever.module import RetrieverEncoder
 from revela.types import QueryTokens, Role, Vectors
+
+SMOL = "embedded:smollm2-135m"
 
 MAX_TOKENS = 256
 

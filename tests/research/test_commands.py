@@ -2,98 +2,117 @@
 
 from __future__ import annotations
 
+import csv
 import json
-import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from conftest import parsed
-from research.benchmarks import demo, quality
-from revela.training.methods.registry import PRESETS
-from revela.types import Document
+from conftest import make_rows, parsed
+from research.benchmarks import demo, from_raw
+from tests.collection_folder import write_judged
 
-PLANS = {
-    "systems": lambda: quality.plan(20, 10),
-    "methods": lambda: quality.plan_methods(8, [0]),
-    "groups": lambda: quality.plan_groups(60, [0]),
-}
-
-
-@pytest.mark.parametrize("plan", PLANS)
-def test_rows_of_the_quality_tables(plan, monkeypatch):
-    rows = list(PLANS[plan]())
-    assert len({(collection, label) for collection, label, _ in rows}) == len(rows)
-    trained = [how["train"] for *_, how in rows if "train" in how]
-    assert trained
-    for flags in {tuple(flags) for flags in trained}:
-        verb, given = parsed(["train", "corpus.jsonl", "--out", "model", *flags])
-        assert verb == "train" and given.get("method", "revela-gated") in PRESETS
-
-
-@pytest.fixture
-def demonstrate(monkeypatch, tmp_path):
-    """Runs the demo with commands that do nothing; gives the names of their functions."""
-
-    def begin(*arguments, best="fitted"):
-        out, ran = tmp_path / "demo", []
-
-        def run(*command):
-            name, given = parsed([*command])
-            ran.append(name)
-            if name == "eval":
-                models = [Path(model).name for model in given["model"]]
-                more = ("", " + BM25", " + BM25 + late interaction", " + BM25 (RRF)")
-                systems = ["BM25", *(model + system for model in models for system in more)]
-                means = {name: {"ndcg@10": 0.5 + 0.1 * (best in name)} for name in systems}
-                scores = {name: {"means": each} for name, each in means.items()}
-                (out / "scores.json").write_text(json.dumps({"test": scores}))
-
-        monkeypatch.setattr(demo, "run", run)
-        monkeypatch.setattr(
-            demo, "save_untrained", lambda settings, corpus, out, lm, steps=0: out.mkdir()
-        )
-        monkeypatch.setattr(sys, "argv", ["demo", "--out", str(out), *arguments])
-        demo.main()
-        assert (out / "test" / "qrels" / "test.tsv").is_file()
-        return ran
-
-    return begin
+TINY = """
+[corpus]
+held_out = 0.0
+chunk_words = 20
+[retriever]
+model = "{0}"
+layers = 2
+lora_rank = 4
+[fit]
+token_weighting = 0.0
+whitening = 0.0
+lexical = 0.0
+[lm]
+lm = "{0}"
+[training]
+max_steps = 2
+max_minutes = 0
+keep = "last"
+check_every = 0
+threads = 1
+precision = "fp32"
+[variants.revela-gated.method]
+method = "revela-gated"
+gate_heads = 4
+[variants.crops.method]
+method = "contrastive-crop"
+"""
 
 
-PACKAGES = ["fit", "train", "train", "eval", "eval", "index", *["search"] * 3]
+def test_a_row_from_raw_weights_is_kept(
+    doing, tiny_lm_folder, corpus_file, monkeypatch, tmp_path, capsys
+):
+    for name in from_raw.JUDGED:
+        write_judged(tmp_path / name, make_rows(20, seed=5))
+    (tmp_path / "tiny.toml").write_text(TINY.format(tiny_lm_folder))
+    monkeypatch.setattr(from_raw, "RECIPE", tmp_path / "tiny.toml")
+    monkeypatch.setattr(from_raw, "OUT", tmp_path / "out")
+    monkeypatch.setattr(from_raw, "RESULTS", tmp_path / "from-raw.csv")
+    monkeypatch.setattr(from_raw, "CURVES", tmp_path / "curves.png")
+    monkeypatch.setattr(from_raw, "PROBED", ["--max-tokens", "40"])
+    ran = []
 
+    def run(command):
+        code, _, said = doing(*map(str, command.words))
+        assert not code, said
+        ran.append(command.words[0])
 
-def test_steps_of_the_demo(demonstrate, capsys):
-    ran = demonstrate("--files", "20", "--held-out-files", "5", "--functions", "10")
-    assert ran == PACKAGES
+    monkeypatch.setattr("revela.training.commands.Command.run", run)
+    given = ["--text", str(corpus_file), "--data", str(tmp_path), "--only", "crops"]
+    from_raw.main(given)
+    assert ran == ["train", "eval", "eval", "probe"]
+    from_raw.main(given)
+    assert len(ran) == 4
     said = capsys.readouterr().out
-    assert "| **SmolLM2-135M, fitted** | 0.600 | 0.600 | 0.600 | 0.600 |" in said
-    assert "| SmolLM2-135M, table of words | 0.500 | 0.500 |" in said and "| BM25 | 0.500 |" in said
+    assert "missing: revela-gated, seed 0; revela-gated-and-own-text, seed 0" in said
+    (row,) = csv.DictReader((tmp_path / "from-raw.csv").open())
+    assert row["row"] == "crops, seed 0" and row["steps"] == "2"
+    scores = json.loads(
+        (tmp_path / "out" / "from-raw" / "crops-0-scores" / "cosqa.json").read_text()
+    )
+    found = {name: system["means"]["ndcg@10"] for name, system in scores["cosqa"].items()}
+    assert float(row["cosqa"]) == pytest.approx(found["crops-0"], abs=1e-4)
+    assert float(row["BM25 scifact"]) == 1.0 and (tmp_path / "curves.png").is_file()
 
 
-def pages(count):
-    title, text = "Blätter Nummer {} ordnen", "Ordnet das Blatt {}. " + "Es liegt im Fach. " * 30
-    return [Document(f"/m/b{i}.1.gz", text.format(i), title.format(i)) for i in range(count)]
+def test_commands_of_the_rows_from_raw_weights(tmp_path):
+    write_judged(tmp_path / "scifact", make_rows(3))
+    rows = from_raw.plan("text.jsonl", tmp_path, [0, 1], 0.0)
+    assert len({row.name for row in rows}) == len(rows) == 2 * 10
+    for row in rows:
+        for command in row.commands([tmp_path / "scifact"], [tmp_path / "part"]):
+            assert parsed([*map(str, command.words)])[0] == command.words[0]
 
 
-def test_steps_of_the_demo_in_a_language(demonstrate, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(demo, "translated", lambda language: pages(60))
-    ran = demonstrate("--language", "de", "--files", "30", "--lm", "owner/model", best="table")
-    assert ran == ["fit", "fit", "eval", "index", *["search"] * 3]
+def test_steps_of_the_demo(monkeypatch, tmp_path, capsys):
+    """With commands that do nothing."""
+    out, ran = tmp_path / "demo", []
+
+    def run(*command):
+        name, given = parsed([*command])
+        ran.append(name)
+        if name == "train":
+            (out / "trained").mkdir()
+            row = {"step": 0, "minutes": 0.0, "judged": {"test": 0.0625}}
+            (out / "trained" / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        if name == "eval":
+            models = [Path(model).name for model in given["model"]]
+            systems = ["BM25", *(model + more for model in models for more in ("", " + BM25"))]
+            means = {name: {"ndcg@10": 0.5 + 0.1 * ("fitted" in name)} for name in systems}
+            scores = {name: {"means": each} for name, each in means.items()}
+            (out / "scores.json").write_text(json.dumps({"test": scores}))
+        return 6.0
+
+    monkeypatch.setattr(demo, "run", run)
+    monkeypatch.setattr(demo, "plot_run", lambda folders: None)
+    sizes = ["--files", "20", "--held-out-files", "5", "--functions", "10"]
+    demo.main(["--out", str(out), *sizes])
+    assert (out / "test" / "qrels" / "test.tsv").is_file()
+    assert ran == ["train", "fit", "eval", "index", *["search"] * 3]
     said = capsys.readouterr().out
-    assert "60 documents in de come with this machine: 30 to fit to, 20 held out" in said
-    assert "| **model, table of words** | 0.600 | 0.600 |" in said
-    assert "| MiniLM | 0.500 | 0.500 |" in said and "| model, fitted | 0.500 | 0.500 |" in said
-    rows = {
-        name: [json.loads(line) for line in (tmp_path / "demo" / name).open()]
-        for name in ("train.jsonl", "held_out.jsonl", "test/queries.jsonl", "test/corpus.jsonl")
-    }
-    held = rows["held_out.jsonl"]
-    assert not {row["_id"] for row in held} & {row["_id"] for row in rows["train.jsonl"]}
-    # The queries are in what is fitted to, and not in what they search.
-    assert all(re.fullmatch(r"b\d+\.1 Blätter .*", row["title"]) for row in rows["train.jsonl"])
-    assert all(re.fullmatch(r"b\d+\.1", row["title"]) for row in held)
-    assert len(rows["test/queries.jsonl"]) == 20
-    assert "Blätter" not in str(rows["test/corpus.jsonl"])
+    assert "| SmolLM2-135M, raw | 0.062 |" in said and "| BM25 | 0.500 |" in said
+    assert "| SmolLM2-135M, fitted | 0.600 | 0.600 |" in said
+    assert "from 0.062 to 0.500 in 2.0 minutes" in said
+    assert "less than the label-free fit gives in 6.0 seconds, 0.600" in said

@@ -19,7 +19,8 @@ from test_cli import TINY_FLAGS
 from tests.collection_folder import write_judged, write_lines
 
 RECIPES = Path(__file__).parents[2] / "research" / "recipes"
-FILES = sorted(RECIPES.glob("*.toml"))
+# The rows of from-raw.toml are of several methods (test_commands.py).
+FILES = sorted(file for file in RECIPES.glob("*.toml") if file.stem != "from-raw")
 
 
 def recipes_of(methods: list[str], file: Path) -> dict[str, Recipe]:
