@@ -81,7 +81,8 @@ class Row:
         recipe = Recipe.of(**self.settings)
         yield from train_commands(self.corpus, self.settings, self.folder, on=parts, points=POINTS)
         slots = recipe.context.context
-        yield from eval_commands(self.folder, collections, self.scores, slots=slots)
+        how = dict(slots=slots, precision=recipe.training.precision)
+        yield from eval_commands(self.folder, collections, self.scores, **how)
         probed, file = str(corpus_of(collections[0])), self.files()[-1]
         words = ["probe", str(self.folder), probed, *PROBED, "--json", str(file)]
         yield Command(words, file, self.folder / MODULES)

@@ -26,6 +26,7 @@ whitening = 0.0
 lexical = 0.0
 [lm]
 lm = "{0}"
+lm_tokens = 8
 [training]
 max_steps = 2
 max_minutes = 0
@@ -45,13 +46,13 @@ def test_a_row_from_raw_weights_is_kept(
     doing, tiny_lm_folder, corpus_file, monkeypatch, tmp_path, capsys
 ):
     for name in from_raw.JUDGED:
-        write_judged(tmp_path / name, make_rows(20, seed=5))
+        write_judged(tmp_path / name, make_rows(40, sentences=30, seed=5))
     (tmp_path / "tiny.toml").write_text(TINY.format(tiny_lm_folder))
     monkeypatch.setattr(from_raw, "RECIPE", tmp_path / "tiny.toml")
     monkeypatch.setattr(from_raw, "OUT", tmp_path / "out")
     monkeypatch.setattr(from_raw, "RESULTS", tmp_path / "from-raw.csv")
     monkeypatch.setattr(from_raw, "CURVES", tmp_path / "curves.png")
-    monkeypatch.setattr(from_raw, "PROBED", ["--max-tokens", "40"])
+    monkeypatch.setattr(from_raw, "PROBED", ["--max-tokens", "128"])
     ran = []
 
     def run(command):
@@ -74,6 +75,10 @@ def test_a_row_from_raw_weights_is_kept(
     )
     found = {name: system["means"]["ndcg@10"] for name, system in scores["cosqa"].items()}
     assert float(row["cosqa"]) == pytest.approx(found["crops-0"], abs=1e-4)
+    # Scored on whole texts while it is trained on eight tokens.
+    lines = map(json.loads, (tmp_path / "out" / "from-raw" / "crops-0" / "metrics.jsonl").open())
+    curve = [line["judged"]["cosqa-500"] for line in lines if line.get("judged")]
+    assert curve[-1] == pytest.approx(found["crops-0"], abs=1e-6) and len(curve) == 3
     assert float(row["BM25 scifact"]) == 1.0 and (tmp_path / "curves.png").is_file()
 
 

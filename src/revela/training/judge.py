@@ -1,8 +1,12 @@
-"""Scores on judged queries while a run goes on. They do not select a state."""
+"""Scores on judged queries while a run goes on. They do not select a state.
+
+Texts are as long as the saved retriever reads them, which may be longer than in training.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from revela.encoders.base import TextEncoder
@@ -27,15 +31,30 @@ def judge_on(folders: Sequence[Path], out: Path) -> Judge:
     collections = [load_collection(folder) for folder in folders]
 
     def judge(encoder: TextEncoder, step: int) -> Scores:
-        scores = {
-            c.name: standings({"start": outcomes(c, {"": _in_context_of(c, encoder)})[""]}, [])
-            for c in collections
-        }
+        with _untruncated(encoder):
+            scores = {
+                c.name: standings({"start": outcomes(c, {"": _in_context_of(c, encoder)})[""]}, [])
+                for c in collections
+            }
         if step == 0:
             write_json(scores, out / START_SCORES)
         return {name: system["start"].means[MEASURE] for name, system in scores.items()}
 
     return judge
+
+
+@contextmanager
+def _untruncated(encoder: TextEncoder) -> Iterator[None]:
+    """Without the limit on tokens that holds in training."""
+    if not isinstance(encoder, RetrieverEncoder):
+        yield
+        return
+    retriever = encoder.retriever
+    in_training, retriever.max_tokens = retriever.max_tokens, None
+    try:
+        yield
+    finally:
+        retriever.max_tokens = in_training
 
 
 def _in_context_of(collection: Collection, encoder: TextEncoder) -> TextEncoder:
