@@ -4,7 +4,7 @@
 
 The rows are the variants of research/recipes/from-raw.toml, and revela-gated on groups of Wikipedia
 and of SciFact's own text (Revela, figure 7). Each row is three commands, printed before they run:
-`revela train`, scored at eleven points on 500 abstracts of SciFact and 500 functions of cosqa;
+`revela train`, scored at six points on 500 abstracts of SciFact and 500 functions of cosqa;
 `revela eval` on the whole collections; and `revela probe`, the position bias on SciFact's
 abstracts (score of the first tenth minus that of the last, with its 95 % interval). Rows that have
 finished are kept; research/results/from-raw.csv and the curves are written after each, and rows
@@ -50,7 +50,7 @@ RESULTS = RESEARCH / "results" / "from-raw.csv"
 CURVES = RESULTS.with_name("from-raw-curves.png")
 JUDGED = ("scifact", "cosqa")
 PART = 500  # documents of the parts that are scored while a run goes on
-POINTS = 10
+POINTS = 5
 PROBED = ["--max-tokens", "256", "--documents", "100"]
 BOTH_TEXTS = "revela-gated-and-own-text"
 
