@@ -33,6 +33,7 @@ from research.plot_run import Run
 from research.plots import Mark, Panel, write_figure
 from revela.evaluation.collection import load_collection, save_collection
 from revela.evaluation.significance import MEASURE
+from revela.files import atomic_write
 from revela.training.commands import (
     MODULES,
     Command,
@@ -88,10 +89,9 @@ class Row:
         yield Command(words, file, self.folder / MODULES)
 
 
-def plan(text: str, data: Path, seeds: Sequence[int], tokens: float) -> list[Row]:
-    """All rows, seed after seed."""
+def plan(text: str, data: Path, seeds: Sequence[int], given: Mapping[str, Any]) -> list[Row]:
+    """All rows, seed after seed; ``given`` are settings above the recipe's."""
     settings, variants = read_recipe(RECIPE)
-    given = {"max_tokens_read": tokens} if tokens else {}
     named = rows_of(["revela-gated"], settings, variants, given)
     texts = {name: [text] for name in named}
     named[BOTH_TEXTS] = named["revela-gated"]
@@ -122,7 +122,7 @@ def write_results(rows: Sequence[Row]) -> None:
     header += ["position drop", "from", "to"]
     complete = [(row, _cells(row)) for row in rows if row.is_complete]
     RESULTS.parent.mkdir(exist_ok=True)
-    with RESULTS.open("w", newline="") as file:
+    with atomic_write(RESULTS) as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerows([header, *([row.name, *cells] for row, cells in complete)])
     begun = {row.name: Run.read(row.folder) for row in rows if (row.folder / METRICS).is_file()}
@@ -162,10 +162,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--data", type=Path, required=True, help="folder of BEIR-layout collections")
     add("--only", nargs="*", default=[], help="variants")
     add("--seeds", type=int, nargs="*", default=[0])
-    add("--tokens", type=float, default=0.0, help="millions; default: the recipe's")
+    add("--tokens", type=float, help="millions; default: the recipe's")
+    add("--threads", type=int, help="1: two rows may run at a time, in two processes")
     add("--show", action="store_true", help="run nothing, print rows that exist")
     given = parser.parse_args(argv)
-    rows = plan(given.text, given.data, given.seeds, given.tokens)
+    settings = {"max_tokens_read": given.tokens, "threads": given.threads}
+    settings = {name: value for name, value in settings.items() if value}
+    rows = plan(given.text, given.data, given.seeds, settings)
     wanted = [r for r in rows if not given.only or r.name.rpartition(",")[0] in given.only]
     parts = parts_of(given.data)
     for row in () if given.show else wanted:

@@ -84,7 +84,7 @@ def test_a_row_from_raw_weights_is_kept(
 
 def test_commands_of_the_rows_from_raw_weights(tmp_path):
     write_judged(tmp_path / "scifact", make_rows(3))
-    rows = from_raw.plan("text.jsonl", tmp_path, [0, 1], 0.0)
+    rows = from_raw.plan("text.jsonl", tmp_path, [0, 1], {"threads": 1})
     assert len({row.name for row in rows}) == len(rows) == 2 * 10
     for row in rows:
         for command in row.commands([tmp_path / "scifact"], [tmp_path / "part"]):
