@@ -3,7 +3,7 @@
     python -m research.benchmarks.from_raw --text wikipedia_vital.jsonl.gz --data COLLECTIONS
 
 The rows are the variants of research/recipes/from-raw.toml, and revela-gated on groups of Wikipedia
-and of SciFact's own text (Revela, figure 7). Each row is three commands, printed before they run:
+and of SciFact's own text (Revela, figure 7). Each row is four commands, printed before they run:
 `revela train`, scored at six points on 500 abstracts of SciFact and 500 functions of cosqa;
 `revela eval` on the whole collections; and `revela probe`, the position bias on SciFact's
 abstracts (score of the first tenth minus that of the last, with its 95 % interval). Rows that have

@@ -36,7 +36,6 @@ from revela.training.retriever.module import RetrieverEncoder
 from revela.types import QueryTokens, Role, Vectors
 
 SMOL = "embedded:smollm2-135m"
-
 MAX_TOKENS = 256
 
 

@@ -457,11 +457,8 @@ def curve_rows(
 def ndcg(collection: Collection, encoder: TextEncoder) -> dict[str, float]:
     """nDCG@10 by vectors alone, of texts of up to 512 tokens as for a saved retriever."""
     if (retriever := getattr(encoder, "retriever", None)) is not None:
-        read_in_training, retriever.max_tokens = retriever.max_tokens, MAX_TOKENS
-        try:
+        with retriever.reading(MAX_TOKENS):
             return _ndcg(collection, encoder)
-        finally:
-            retriever.max_tokens = read_in_training
     return _ndcg(collection, encoder)
 
 

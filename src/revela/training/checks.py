@@ -16,13 +16,14 @@ from revela.encoders.base import TextEncoder
 from revela.files import atomic_write
 from revela.training.checkpoint import load_trainable, trainable_state
 from revela.training.record import NOISE, Metrics, MetricsRow, Scores
+from revela.training.retriever.module import RetrieverEncoder
 from revela.training.step import Budget
 
 log = logging.getLogger(__name__)
 
 Check = Callable[[TextEncoder], Scores]
 """Encoder -> scores by task."""
-Judge = Callable[[TextEncoder, int], Scores]
+Judge = Callable[[RetrieverEncoder, int], Scores]
 """Encoder, steps done -> scores by collection."""
 
 
@@ -60,7 +61,7 @@ class Checks:
 
     plan: CheckPlan
     check_every: int
-    encoder: TextEncoder
+    encoder: RetrieverEncoder
     budget: Budget
     metrics: Metrics
     best: BestState | None

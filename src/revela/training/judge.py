@@ -5,11 +5,9 @@ Texts are as long as the saved retriever reads them, which may be longer than in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-from revela.encoders.base import TextEncoder
 from revela.evaluation.collection import Collection, load_collection
 from revela.evaluation.evaluate import outcomes
 from revela.evaluation.results import write_json
@@ -30,8 +28,8 @@ def judge_on(folders: Sequence[Path], out: Path) -> Judge:
     """
     collections = [load_collection(folder) for folder in folders]
 
-    def judge(encoder: TextEncoder, step: int) -> Scores:
-        with _untruncated(encoder):
+    def judge(encoder: RetrieverEncoder, step: int) -> Scores:
+        with encoder.retriever.reading(None):
             scores = {
                 c.name: standings({"start": outcomes(c, {"": _in_context_of(c, encoder)})[""]}, [])
                 for c in collections
@@ -43,23 +41,9 @@ def judge_on(folders: Sequence[Path], out: Path) -> Judge:
     return judge
 
 
-@contextmanager
-def _untruncated(encoder: TextEncoder) -> Iterator[None]:
-    """Without the limit on tokens that holds in training."""
-    if not isinstance(encoder, RetrieverEncoder):
-        yield
-        return
-    retriever = encoder.retriever
-    in_training, retriever.max_tokens = retriever.max_tokens, None
-    try:
-        yield
-    finally:
-        retriever.max_tokens = in_training
-
-
-def _in_context_of(collection: Collection, encoder: TextEncoder) -> TextEncoder:
+def _in_context_of(collection: Collection, encoder: RetrieverEncoder) -> RetrieverEncoder:
     """The encoder; one with slots reads documents of the collection, as in the paper (CDE)."""
-    if not isinstance(encoder, RetrieverEncoder) or not encoder.slots:
+    if not encoder.slots:
         return encoder
     documents = [*map(Document, collection.document_ids, collection.documents)]
     return encoder.in_context(draw_documents(documents, encoder.slots, 0, PASSAGE_WORDS))

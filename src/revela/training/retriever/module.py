@@ -109,6 +109,15 @@ class RetrieverModule(nn.Module):
         self.max_tokens = None
         self.max_tokens = min(tokens, self.limit - len(self.slots)) if self.limit else tokens
 
+    @contextmanager
+    def reading(self, max_tokens: int | None) -> Iterator[None]:
+        """Truncate texts at another length meanwhile; None: at the model's own limit."""
+        before, self.max_tokens = self.max_tokens, max_tokens
+        try:
+            yield
+        finally:
+            self.max_tokens = before
+
     def tokenize(self, texts: Sequence[str], role: Role) -> Features:
         """The features of texts with the prompt of their role, padded."""
         texts = without_slots(texts) if self.slots else texts
