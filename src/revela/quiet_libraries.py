@@ -1,11 +1,13 @@
-"""Silence the progress bars and warnings of libraries."""
+"""Silence the progress bars and warnings of libraries, and keep them from starting others."""
 
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 
 def silence_libraries() -> None:
@@ -33,3 +35,17 @@ def silence_warnings() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+@contextmanager
+def without(package: str) -> Iterator[None]:
+    """While open, importing this package fails, as if it were not installed."""
+    modules: dict[str, Any] = sys.modules
+    imported = modules.pop(package, None)
+    modules[package] = None
+    try:
+        yield
+    finally:
+        del modules[package]
+        if imported:
+            modules[package] = imported

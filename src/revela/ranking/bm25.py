@@ -19,6 +19,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from revela.quiet_libraries import without
 from revela.ranking.exact import ranking_of, rankings_of
 from revela.terminal import progress_bar
 from revela.text.analyzer import CORPUS_WORDS, Analyzer, detect
@@ -108,8 +109,9 @@ class BM25:
         language: str = "auto",
         terms: Iterable[Sequence[str]] | None = None,
     ) -> None:
-        import bm25s
-        from bm25s.tokenization import Tokenized
+        with without("jax"):  # bm25s would start it, and it takes three quarters of a GPU's memory
+            import bm25s
+            from bm25s.tokenization import Tokenized
 
         self.terms = Analyzer(detect(texts) if language == "auto" else language)
         self.size = len(texts)
