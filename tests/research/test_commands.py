@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from conftest import make_rows, parsed
 from research.benchmarks import demo, from_raw
+from revela.errors import RevelaError
+from revela.training.commands import eval_commands
 from tests.collection_folder import write_judged
 
+RECIPES = Path(__file__).parents[2] / "research" / "recipes"
 TINY = """
 [corpus]
 held_out = 0.0
@@ -34,6 +39,8 @@ keep = "last"
 check_every = 0
 threads = 1
 precision = "fp32"
+[method]
+method = "revela-gated"
 [variants.revela-gated.method]
 method = "revela-gated"
 gate_heads = 4
@@ -48,11 +55,8 @@ def test_a_row_from_raw_weights_is_kept(
     for name in from_raw.JUDGED:
         write_judged(tmp_path / name, make_rows(40, sentences=30, seed=5))
     (tmp_path / "tiny.toml").write_text(TINY.format(tiny_lm_folder))
-    monkeypatch.setattr(from_raw, "RECIPE", tmp_path / "tiny.toml")
-    monkeypatch.setattr(from_raw, "OUT", tmp_path / "out")
-    monkeypatch.setattr(from_raw, "RESULTS", tmp_path / "from-raw.csv")
-    monkeypatch.setattr(from_raw, "CURVES", tmp_path / "curves.png")
     monkeypatch.setattr(from_raw, "PROBED", ["--max-tokens", "128"])
+    monkeypatch.setattr(from_raw, "ProcessPoolExecutor", InThisProcess)
     ran = []
 
     def run(command):
@@ -61,34 +65,93 @@ def test_a_row_from_raw_weights_is_kept(
         ran.append(command.words[0])
 
     monkeypatch.setattr("revela.training.commands.Command.run", run)
-    given = ["--text", str(corpus_file), "--data", str(tmp_path), "--only", "crops"]
-    from_raw.main(given)
+    folders = ["--recipe", "tiny.toml", "--runs", "runs", "--results", "results"]
+    monkeypatch.chdir(tmp_path)
+    given = ["--text", str(corpus_file), "--data", str(tmp_path), *folders]
+    from_raw.main([*given, "--only", "crops"])
     assert ran == ["train", "eval", "eval", "probe"]
-    from_raw.main(given)
+    from_raw.main([*given, "--only", "crops"])
     assert len(ran) == 4
     said = capsys.readouterr().out
     assert "missing: revela-gated, seed 0; revela-gated-and-own-text, seed 0" in said
-    (row,) = csv.DictReader((tmp_path / "from-raw.csv").open())
+    (row,) = csv.DictReader((tmp_path / "results" / "tiny.csv").open())
     assert row["row"] == "crops, seed 0" and row["steps"] == "2"
-    scores = json.loads(
-        (tmp_path / "out" / "from-raw" / "crops-0-scores" / "cosqa.json").read_text()
-    )
+    scores = json.loads((tmp_path / "runs" / "crops-0-scores" / "cosqa.json").read_text())
     found = {name: system["means"]["ndcg@10"] for name, system in scores["cosqa"].items()}
     assert float(row["cosqa"]) == pytest.approx(found["crops-0"], abs=1e-4)
     # Scored on whole texts while it is trained on eight tokens.
-    lines = map(json.loads, (tmp_path / "out" / "from-raw" / "crops-0" / "metrics.jsonl").open())
+    lines = map(json.loads, (tmp_path / "runs" / "crops-0" / "metrics.jsonl").open())
     curve = [line["judged"]["cosqa-500"] for line in lines if line.get("judged")]
     assert curve[-1] == pytest.approx(found["crops-0"], abs=1e-6) and len(curve) == 3
-    assert float(row["BM25 scifact"]) == 1.0 and (tmp_path / "curves.png").is_file()
+    assert float(row["BM25 scifact"]) == 1.0
+    # Rows of another run of the command, of another machine say, stay in the table and the curves.
+    table, curves = (tmp_path / "results" / f"tiny{name}.csv" for name in ("", "-curves"))
+    before = curves.read_text()
+    table.write_text(table.read_text().replace("crops, seed 0", "crops, seed 7 on a GPU"))
+    curves.write_text(before.replace("crops, seed 0", "crops, seed 7 on a GPU"))
+    from_raw.main([*given, "--show"])
+    rows = [row["row"] for row in csv.DictReader(table.open())]
+    assert rows == ["crops, seed 0", "crops, seed 7 on a GPU"]
+    assert len(curves.read_text().splitlines()) == 2 * len(before.splitlines()) - 1
+    assert curves.with_suffix(".png").is_file()
 
 
-def test_commands_of_the_rows_from_raw_weights(tmp_path):
+class InThisProcess:
+    """In place of a pool of processes."""
+
+    def __init__(self, workers, mp_context): ...
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_): ...
+
+    def submit(self, run, row):
+        future = Future()
+        try:
+            future.set_result(run(row))
+        except RevelaError as error:
+            future.set_exception(error)
+        return future
+
+
+def test_rows_that_fail_are_named_and_others_run(monkeypatch, capsys):
+    monkeypatch.setattr(from_raw, "ProcessPoolExecutor", InThisProcess)
+    rows = [from_raw.Row(name, name, [], {}, [], Path(name)) for name in "abc"]
+
+    def run(row):
+        if row.name == "b":
+            raise RevelaError("no memory")
+
+    ended = []
+    with pytest.raises(RevelaError, match="some rows failed: b: run"):
+        ended.extend(row.name for row in from_raw.run_rows(rows, run, 1))
+    assert capsys.readouterr().out == "b: no memory\n"
+
+
+@pytest.mark.parametrize(("recipe", "count"), [("from-raw", 10), ("from-fit", 7)])
+def test_commands_of_the_rows(tmp_path, recipe, count):
     write_judged(tmp_path / "scifact", make_rows(3))
-    rows = from_raw.plan("text.jsonl", tmp_path, [0, 1], {"threads": 1})
-    assert len({row.name for row in rows}) == len(rows) == 2 * 10
+    plan = from_raw.Plan(RECIPES / f"{recipe}.toml", tmp_path, tmp_path, ["scifact"])
+    rows = plan.rows("text.jsonl", tmp_path, [0, 1], {"threads": 1, "max_tokens_read": 4})
+    assert (
+        len({row.name for row in rows}) == len({r.folder for r in rows}) == len(rows) == 2 * count
+    )
+    assert all(", max tokens read 4, seed " in row.name for row in rows)
     for row in rows:
         for command in row.commands([tmp_path / "scifact"], [tmp_path / "part"]):
             assert parsed([*map(str, command.words)])[0] == command.words[0]
+
+
+def test_a_contextual_retriever_reads_a_compressed_collection(tmp_path):
+    write_judged(tmp_path / "scifact", make_rows(3))
+    file = tmp_path / "scifact" / "corpus.jsonl"
+    with gzip.open(f"{file}.gz", "wb") as compressed:
+        compressed.write(file.read_bytes())
+    for name in ("corpus.jsonl", "corpus.jsonl.gz"):  # the first while both are there
+        fit, _ = eval_commands("model", [tmp_path / "scifact"], tmp_path, slots=8)
+        assert fit.words[-3] == str(tmp_path / "scifact" / name)
+        file.unlink(missing_ok=True)
 
 
 def test_steps_of_the_demo(monkeypatch, tmp_path, capsys):
@@ -100,8 +163,9 @@ def test_steps_of_the_demo(monkeypatch, tmp_path, capsys):
         ran.append(name)
         if name == "train":
             (out / "trained").mkdir()
-            row = {"step": 0, "minutes": 0.0, "judged": {"test": 0.0625}}
-            (out / "trained" / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+            rows = {"step": 0, "judged": {"test": 0.0625}}, {"step": 40, "minutes": 2.0}
+            lines = (json.dumps(row) + "\n" for row in rows)
+            (out / "trained" / "metrics.jsonl").write_text("".join(lines))
         if name == "eval":
             models = [Path(model).name for model in given["model"]]
             systems = ["BM25", *(model + more for model in models for more in ("", " + BM25"))]

@@ -57,10 +57,16 @@ def check_unknown(path: Path, kind: str, ids: Iterable[str], existing: Mapping[s
         )
 
 
+def jsonl_file(folder: Path, name: str) -> Path:
+    """A folder's JSONL file, or its .gz if there is only that."""
+    path, compressed = folder / name, folder / f"{name}.gz"
+    return compressed if compressed.is_file() and not path.is_file() else path
+
+
 def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
     """The rows of a folder's JSONL file, or of its .gz, with _id and text; equal rows once."""
-    path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
-    if path is None:
+    path = jsonl_file(folder, name)
+    if not path.is_file():
         raise RevelaError(f"{folder} is not a BEIR-layout folder: it has no {name} (nor {name}.gz)")
     rows = dict[str, dict[str, Any]]()
     for row in _rows_of(path):

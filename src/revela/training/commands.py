@@ -18,6 +18,7 @@ import torch
 
 from revela.encoders.torch_model import uses_bf16
 from revela.errors import RevelaError
+from revela.text.judgements import jsonl_file
 from revela.training.device import compute_device
 from revela.training.groups.store import is_group_folder
 from revela.training.recipe import Recipe
@@ -144,7 +145,7 @@ def eval_commands(
     """
     trained = Path(model) / MODULES
     for collection in on:
-        read, text = str(model), str(collection / "corpus.jsonl")
+        read, text = str(model), str(jsonl_file(collection, "corpus.jsonl"))
         if slots:
             read = f"{model}-in-{collection.name}"
             words = ["fit", "--model", str(model), "--context", text, "--out", read]
