@@ -4,7 +4,7 @@ VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # CONSTRAINTS= installs the newest torch in place of the release that is tested.
 CONSTRAINTS ?= -c constraints.txt
-# Flags for the demo, e.g. make demo DEMO='--minutes 2'.
+# Flags for the demo, e.g. make demo DEMO='--steps 100'.
 DEMO ?=
 # The files that take longest first (tests/conftest.py).
 PYTEST := pytest -n auto --dist loadfile --no-loadscope-reorder

@@ -20,6 +20,7 @@ import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -242,14 +243,15 @@ def step(setting: Setting) -> Iterator[Row]:
         return
     configs = steps.configurations()
     ours, varlen, bound = steps.FORMS
-    forms = {1: [ours, varlen, bound], 8: [varlen, bound], 32: [varlen, bound]}
-    larger = {1: [varlen, bound], 8: [varlen, bound], 32: [varlen, bound]}
-    for name in ("135M", "1B", "0.5B/135M"):
-        for preset in ("revela-paper", "revela-gated"):
-            cells = forms if name == "135M" else larger
-            yield from step_cells(setting, configs, name, preset, cells)
-    yield from step_cells(setting, configs, "135M", "revela-paper", {8: [varlen, bound]}, full=True)
+    presets = ("revela-gated", "revela-paper")
+    few = {1: [varlen, bound], 8: [varlen, bound]}
+    for name, preset in product(("0.5B/135M", "1B"), presets):
+        yield from step_cells(setting, configs, name, preset, few)
     yield from trained_cells(setting, configs["135M"])
+    yield from step_cells(setting, configs, "135M", "revela-paper", {8: [varlen, bound]}, full=True)
+    for preset in presets:
+        forms = {1: [ours, varlen, bound], 8: [varlen, bound], 32: [varlen, bound]}
+        yield from step_cells(setting, configs, "135M", preset, forms)
 
 
 def step_cells(
