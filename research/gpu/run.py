@@ -20,10 +20,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from research.gpu.parts import BUILD, ROOT, TEXTS, WEIGHTS, environment, unpack
+from research.gpu.parts import BUILD, ROOT, ROWS, TEXTS, WEIGHTS, environment, unpack
 
-LIMITS = {"smoke": 90.0, "attention": 60.0, "step": 150.0, "encode": 30.0, "curve": 600.0}
-NEEDS = {"curve": (*WEIGHTS, TEXTS)}
+LIMITS = {"smoke": 90.0, "attention": 60.0, "step": 150.0, "encode": 30.0, "rows": 600.0}
+NEEDS = {"rows": (*WEIGHTS, TEXTS)}
 START = 20.0  # seconds that a process takes to import and to stop
 HOME = Path(tempfile.gettempdir()) / "revela-gpu"
 
@@ -59,7 +59,7 @@ def main(given: Sequence[str] | None = None) -> None:
         elif reason := run_stage(stage, left, results, a):
             missing[stage] = reason
     a.out.mkdir(parents=True, exist_ok=True)
-    for file in results.glob("*.json"):
+    for file in [*results.glob("*.json"), *(a.home / ROWS).glob("*.*")]:
         shutil.copy(file, a.out / file.name)
     for stage in LIMITS:
         if not is_finished(results, stage):

@@ -10,11 +10,18 @@ what it has measured. A row that fails has a note in place of numbers, and the o
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import dataclasses
+import gzip
 import json
+import os
 import random
 import shutil
+import signal
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from argparse import ArgumentParser
@@ -27,19 +34,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from research.benchmarks import steps
+from research.benchmarks import from_raw, steps
 from research.benchmarks.hardening import made
 from research.benchmarks.options import parser_of
-from research.gpu.parts import TEXT, TEXTS
+from research.gpu.parts import COLLECTIONS, ROWS, TEXT, TEXTS
 from revela import Document, Retriever
-from revela.encoders.base import TextEncoder
-from revela.encoders.embedded import SMOLLM2
-from revela.evaluation.collection import DEPTH, Collection, load_collection
-from revela.evaluation.metrics import Outcome
+from revela.evaluation.collection import Collection, save_collection
 from revela.files import atomic_write
 from revela.quiet_libraries import silence_libraries
-from revela.ranking.exact import rankings_of, top_k
-from revela.training.checks import CheckPlan
+from revela.training.distributed import available_cores
 from revela.training.lm.document_attention import V_NORM_EPS, DocumentWeights, document_attention
 from revela.training.methods.registry import PRESETS
 from revela.training.recipe import Recipe
@@ -48,8 +51,17 @@ from tests.naive import reference_attention
 
 Row = dict[str, Any]
 GROUP, TOKENS = 16, 128  # chunks of a group, tokens of a chunk
-MAX_TOKENS = 512
 REFERENCE = "reference"
+MADE_UP = "made-up"
+TINY_RECIPE = """
+corpus = {{ held_out = 0.0, chunk_words = 12 }}
+retriever = {{ model = "{0}", layers = 2, lora_rank = 4 }}
+fit = {{ token_weighting = 0.0, whitening = 0.0, lexical = 0.0 }}
+lm = {{ lm = "{0}", lm_tokens = 32 }}
+training = {{ max_steps = 2, max_minutes = 0, keep = "last", check_every = 0 }}
+method = {{ method = "revela-gated", gate_heads = 0 }}
+[variants.gated]
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -399,79 +411,44 @@ def six_layers(setting: Setting) -> Retriever:
 # Stage 4
 
 
-def curve(setting: Setting) -> Iterator[Row]:
-    """Loss and nDCG@10 by minutes: the paper's method, then random crops, in half the time each."""
+def rows(setting: Setting) -> Iterator[Row]:
+    """The rows of research.benchmarks.from_raw, from raw weights and from the fit, at the same
+    time; those that end in time have their scores.
+    """
     if setting.tiny:
-        documents = made_up_documents(80)
-        model = str(random_model(setting.work / "tiny", small_config()))
-        collection = made_up_collection(documents)
+        texts = made_up_texts(setting.work)
+        recipe = setting.work / "tiny.toml"
+        recipe.write_text(TINY_RECIPE.format(random_model(setting.work / "tiny", small_config())))
+        plans = {recipe: ([MADE_UP], ["0"], 1)}
     else:
-        texts = setting.home / TEXTS
-        collection = load_collection(texts / "collection")
-        documents, model = read_documents(texts / TEXT), SMOLLM2
-    for number, preset in enumerate(("revela-paper", "contrastive-crop")):
-        # What a run takes beside its steps: to load the model, and to score it after each minute.
-        beside = 0.0 if setting.tiny else 0.75
-        minutes = setting.left / 60 / (2 - number) - beside
-        recipe = Recipe.of(preset, model=model, keep="last")
-        if recipe.method.reads_lm:
-            recipe = recipe.replace(lm=model)
-        if setting.tiny:
-            recipe = small_recipe(preset, Path(model))
-            recipe = recipe.replace(keep="last", max_steps=2, groups_per_step=1)
-        else:
-            # As for the paper's method, all layers and no fit: from raw weights.
-            raw = dict(layers=0, token_weighting=0.0, whitening=0.0, lexical=0.0)
-            recipe = recipe.replace(**raw, offline_model=SMOLLM2, max_minutes=minutes)
-            recipe = recipe.replace(warmup_steps=10, save_every=10_000, log_every=1)
-        yield from curve_rows(setting, preset, recipe, documents, collection)
-
-
-def curve_rows(
-    setting: Setting,
-    preset: str,
-    recipe: Recipe,
-    documents: Sequence[Document],
-    collection: Collection,
-) -> Iterator[Row]:
-    points = max(1, round(recipe.training.max_minutes))
-    plan = CheckPlan(partial(ndcg, collection), points=points)
-    out = setting.work / f"curve-{preset}"
-    row = attempt(f"curve, {preset}", lambda: train(recipe, documents, out, plan=plan) and {})
-    if (metrics := out / "metrics.jsonl").is_file():
-        last: Row = {}
-        for line in map(json.loads, metrics.read_text().splitlines()):
-            last = line if "loss" in line else last
-            if "check" in line:
-                about = {k: last[k] for k in ("loss", "tokens_per_second") if k in last}
-                score = line["check"][collection.name]
-                yield {
-                    "what": f"curve, {preset}", "step": line["step"],
-                    "minutes": line["minutes"], "ndcg@10": score, **about,
-                }  # fmt: skip
-        steps_done, minutes = last.get("step", 0), last.get("minutes", 0.0)
-        row |= {"steps": steps_done, "minutes": minutes}
-        if minutes:
-            row["groups_per_second"] = steps_done * recipe.training.groups_per_step / minutes / 60
-    yield row
-
-
-def ndcg(collection: Collection, encoder: TextEncoder) -> dict[str, float]:
-    """nDCG@10 by vectors alone, of texts of up to 512 tokens as for a saved retriever."""
-    if (retriever := getattr(encoder, "retriever", None)) is not None:
-        with retriever.reading(MAX_TOKENS):
-            return _ndcg(collection, encoder)
-    return _ndcg(collection, encoder)
-
-
-def _ndcg(collection: Collection, encoder: TextEncoder) -> dict[str, float]:
-    passages = encoder.encode_passages(collection.documents)
-    found = rankings_of(*top_k(encoder.encode_queries(collection.queries), passages, DEPTH))
-    run = {
-        name: {collection.document_ids[i]: score for i, score in ranking.items()}
-        for name, ranking in zip(collection.query_ids, found, strict=True)
-    }
-    return {collection.name: Outcome.of(collection.qrels, run).means()["ndcg@10"]}
+        texts, cores = setting.home / TEXTS, available_cores()
+        raw, fit = (from_raw.RECIPE.with_name(f"from-{name}.toml") for name in ("raw", "fit"))
+        at_once = max(1, cores * 10 // 16), max(1, cores * 6 // 16)
+        plans = {
+            raw: ([*from_raw.JUDGED], ["0", "1"], at_once[0]),
+            fit: ([*COLLECTIONS], ["0"], at_once[1]),
+        }
+    results = setting.home / ROWS
+    running = []
+    for recipe, (judged, seeds, together) in plans.items():
+        words = ["--text", texts / TEXT, "--data", texts, "--recipe", recipe, "--judged", *judged]
+        words += ["--seeds", *seeds, "--at-once", together, "--threads", 1]
+        words += ["--runs", setting.home / "runs" / recipe.stem, "--results", results]
+        command = [sys.executable, "-m", "research.benchmarks.from_raw", *map(str, words)]
+        running.append(subprocess.Popen(command, start_new_session=True))
+    try:
+        for child in running:
+            child.wait(max(0.0, setting.left))
+    except subprocess.TimeoutExpired:
+        for child in running:
+            os.killpg(child.pid, signal.SIGINT)  # which reaches the runs through their parents
+    for recipe, child in zip(plans, running, strict=True):
+        if child.poll():
+            yield {"what": recipe.stem, "note": f"ended with {child.returncode}"}
+        table = results / f"{recipe.stem}.csv"
+        with contextlib.suppress(FileNotFoundError), table.open(newline="") as lines:
+            for line in csv.DictReader(lines):
+                yield {"what": f"{recipe.stem}, {line.pop('row')}", **line}
 
 
 # What stages share
@@ -492,12 +469,18 @@ def made_up_documents(count: int) -> list[Document]:
     return [Document(str(r["_id"]), str(r["text"]), str(r["title"])) for r in made.rows(count)]
 
 
-def made_up_collection(documents: Sequence[Document]) -> Collection:
-    """Each document is found by three of its words."""
-    ids, texts = zip(*((d.id, d.text) for d in documents), strict=True)
+def made_up_texts(folder: Path) -> Path:
+    """A text, and a collection whose documents are found by three of their words."""
+    short = [document.text for document in made_up_documents(160)]
+    texts = [" ".join(short[i : i + 4]) for i in range(0, len(short), 4)]
+    ids = [*map(str, range(len(texts)))]
     queries = [" ".join(text.split()[:3]) for text in texts]
     qrels = {name: {name: 1} for name in ids}
-    return Collection("made up", list(ids), list(texts), list(ids), queries, qrels)
+    collection = Collection(MADE_UP, ids, texts, ids, queries, qrels)
+    save_collection(collection, folder / MADE_UP)
+    with gzip.open(folder / TEXT, "wt") as lines:
+        lines.writelines(f"{json.dumps({'text': text})}\n" for text in texts)
+    return folder
 
 
 def random_model(folder: Path, config: Any) -> Path:
@@ -509,13 +492,6 @@ def random_model(folder: Path, config: Any) -> Path:
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
         made.tokenizer(folder)
     return folder
-
-
-def read_documents(file: Path) -> Sequence[Document]:
-    from revela.text.load import read_corpus
-
-    documents, _ = read_corpus([file])
-    return documents
 
 
 def attempt(what: str, run: Callable[[], Row]) -> Row:
@@ -537,7 +513,7 @@ STAGES: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "attention": attention,
     "step": step,
     "encode": encode,
-    "curve": curve,
+    "rows": rows,
 }
 
 

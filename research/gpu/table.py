@@ -35,7 +35,7 @@ def section(records: dict[str, Row]) -> str:
         "attention": attention_table,
         "step": step_table,
         "encode": encode_table,
-        "curve": curve_table,
+        "rows": rows_table,
     }
     for stage, make in tables.items():
         if stage in records:
@@ -119,23 +119,9 @@ def encode_table(record: Row) -> Iterator[str]:
     yield failures(record["rows"])
 
 
-def curve_table(record: Row) -> Iterator[str]:
-    yield "**Training from raw weights** of SmolLM2-135M-Instruct; nDCG@10 on SciFact."
-    columns = ["", "minutes", "steps", "loss", "nDCG@10"]
-    yield table(
-        columns,
-        (
-            [
-                row["what"].removeprefix("curve, "),
-                f"{row['minutes']:.1f}",
-                str(row["step"]),
-                f"{row['loss']:.2f}" if "loss" in row else "",
-                f"{row['ndcg@10']:.3f}",
-            ]
-            for row in record["rows"]
-            if "ndcg@10" in row
-        ),
-    )
+def rows_table(record: Row) -> Iterator[str]:
+    ended = [row["what"] for row in record["rows"] if "note" not in row]
+    yield f"**Rows of research.benchmarks.from_raw** that ended in time: {'; '.join(ended)}."
     yield failures(record["rows"])
 
 
@@ -153,7 +139,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def read(folder: Path) -> dict[str, Row]:
     """The records of a folder by stage, in the order of the stages."""
     found = {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
-    order = ["smoke", "attention", "step", "encode", "curve"]
+    order = ["smoke", "attention", "step", "encode", "rows"]
     return {stage: found[stage] for stage in order if stage in found}
 
 

@@ -42,14 +42,15 @@ def test_the_rows_have_what_is_measured(results):
         assert row["error"] <= row["tolerance"] and row["seconds"] > 0, row
     ours, bound = records["step"]["rows"][:2]
     assert bound["to_bound"] == 1 and ours["flops_of_a_group"] == bound["flops_of_a_group"] > 1e6
-    scored = [row for row in records["curve"]["rows"] if "ndcg@10" in row]
-    assert [row["step"] for row in scored] == [0, 2, 0, 2]
+    (row,) = records["rows"]["rows"]
+    assert row["what"] == "tiny, gated, seed 0" and row["steps"] == "2"
+    assert (results[0] / "out" / "tiny-curves.csv").is_file()
 
 
 def test_the_section_of_the_results_names_the_device_and_what_is_missing(results):
     records = table.read(results[0] / "out")
     text = table.section(records)
-    assert "CPU, torch" in text and "| curve" not in text and "Not measured" not in text
+    assert "CPU, torch" in text and "tiny, gated, seed 0" in text and "Not measured" not in text
     for record in records.values():
         record["device"] = "NVIDIA H100 80GB HBM3"
     records["step"]["finished"] = False
@@ -77,7 +78,7 @@ def test_a_stage_that_fails_or_lacks_a_part_is_named_others_go_on(tmp_path, caps
     assert began == ["smoke", "attention", "step", "encode"]
     last = capsys.readouterr().out.splitlines()[-1]
     assert "step (ended with 1)" in last and "smoke (1 rows failed)" in last
-    assert "curve (needs weights-1, weights-2, texts)" in last
+    assert "rows (needs weights-1, weights-2, texts)" in last
 
 
 def wheel(folder, name, text):
