@@ -110,8 +110,11 @@ def fit(
         raise RevelaError("a fit takes two chunks of text or more: give more text")
     check = check_by(data.held_out, recipe.corpus, recipe.training)
     tasks = check.describe() or "too few for a task, so the fit is not checked"
-    held_out = counted(len(data.held_out), "document")
-    log.info(f"held out {held_out} for the label-free check ({tasks})")
+    if data.held_out:
+        held_out = counted(len(data.held_out), "document")
+        log.info(f"held out {held_out} for the label-free check ({tasks})")
+    else:
+        log.info("no documents held out, so the fit is not checked")
     run = _fit_table if static else _fit_layers
     model, result = run(folder, data, check, options)
     unread = LAYER_SETTINGS if static else ()

@@ -22,6 +22,7 @@ from revela.encoders.model_files import NEW, commits, fingerprint, words_to_vect
 from revela.encoders.torch_model import slot_ids, uses_bf16
 from revela.files import remove_whole
 from revela.quiet_libraries import silence_libraries
+from revela.terminal import counted
 from revela.text.spool import LazyTexts
 from revela.training import distributed
 from revela.training.check_settings import check_recipe
@@ -333,7 +334,8 @@ def train(
 def _warn_of_warmup(warmup: int, steps: int) -> None:
     """Warn if a run of this many steps (0: unknown) ends within its warm-up."""
     if 0 < steps <= warmup:
-        log.warning(f"the run of {steps} steps ends in its warm-up: lower --warmup-steps {warmup}")
+        run = f"the run of {counted(steps, 'step')}"
+        log.warning(f"{run} ends in its warm-up: lower --warmup-steps {warmup}")
 
 
 def _say_rate(recipe: Recipe, budget: Budget, before: Budget, step: int, restarts: int) -> None:
