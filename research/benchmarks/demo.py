@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from research.benchmarks.from_raw import RECIPE, RESULTS
+from research.benchmarks.from_raw import JUDGED, RECIPE, RESULTS
 from research.benchmarks.options import parser_of, print_cells, print_header
 from research.plot_run import main as plot_run
 from revela.evaluation.collection import save_collection
@@ -134,18 +134,18 @@ def scores_of(out: Path) -> dict[str, Scores]:
 
 def print_equal_tokens() -> None:
     """What each method gave at equal tokens from raw weights, by research/results."""
-    if not RESULTS.is_file():
+    file = RESULTS / f"{RECIPE.stem}.csv"
+    if not file.is_file():
         return
-    with RESULTS.open(newline="") as file:
-        rows = [*csv.DictReader(file)]
+    with file.open(newline="") as lines:
+        rows = [*csv.DictReader(lines)]
     print(
         "\nFrom the same raw weights each method has read as many tokens of Wikipedia "
         "(python -m research.benchmarks.from_raw; nDCG@10 of whole collections, vectors alone):\n"
     )
-    print_header(["million tokens", "minutes", "SciFact", "cosqa"])
+    print_header(["million tokens", *JUDGED])
     for row in rows:
-        names = ("million tokens", "minutes", "scifact", "cosqa")
-        print_cells(row["row"], (float(row[name]) for name in names))
+        print_cells(row["row"], (float(row[name]) for name in ("million tokens", *JUDGED)))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
