@@ -17,8 +17,10 @@ With --at-once 2 --threads 1 two rows run at a time; on a GPU as many as there a
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -42,6 +44,7 @@ from revela.errors import RevelaError
 from revela.evaluation.collection import load_collection, save_collection
 from revela.evaluation.significance import MEASURE
 from revela.files import atomic_write
+from revela.terminal import counted
 from revela.training.commands import (
     MODULES,
     Command,
@@ -235,7 +238,8 @@ def _cells(row: Row, run: Run) -> dict[str, Any]:
     probe = json.loads(row.files()[-1].read_text())["profiles"]["exact match, both orders"]
     cells["position drop"], cells["from"], cells["to"] = probe["drop"].values()
     rounded = {key: round(v, 4) if isinstance(v, float) else v for key, v in cells.items()}
-    return rounded | {"machine": about.get("gpu") or about["cpu"]}
+    cpu = f"{about['cpu']}, {counted(about['threads'], 'thread')}"
+    return rounded | {"machine": about.get("gpu") or cpu}
 
 
 def run_rows(rows: Sequence[Row], run: Any, at_once: int) -> Iterable[Row]:
@@ -278,19 +282,34 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--runs", type=Path, help="folder of the runs; default: research/out/RECIPE")
     add("--results", type=Path, default=RESULTS, help="folder of the table and the curves")
     add("--show", action="store_true", help="run nothing, write rows that exist")
-    given = parser.parse_args(argv)
+    try:
+        run(parser.parse_args(argv))
+    except RevelaError as error:
+        print(f"from_raw: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from error
+
+
+def run(given: argparse.Namespace) -> None:
+    """Run the rows that were asked for.
+
+    Raises:
+        RevelaError: a name is unknown, or rows have failed.
+    """
     settings = {"max_tokens_read": given.tokens, "groups_per_step": given.groups_per_step}
     settings = {name: v for name, v in {**settings, "threads": given.threads}.items() if v}
     runs = given.runs or OUT / given.recipe.stem
     plan = Plan(given.recipe, runs, given.results, given.judged)
     rows = plan.rows(given.text, given.data, given.seeds, settings)
-    wanted = [row for row in rows if not given.only or row.variant in given.only]
+    known = dict.fromkeys(row.variant for row in rows)
+    if unknown := next((name for name in given.only if name not in known), None):
+        raise RevelaError(f"--only {unknown}: there is no such row; there are {', '.join(known)}")
     if given.show:
         plan.write_results(rows)
         return
     collections = [given.data / name for name in given.judged]
-    run = partial(run_row, collections=collections, parts=plan.parts(given.data))
-    for _ in run_rows(wanted, run, given.at_once):
+    each = partial(run_row, collections=collections, parts=plan.parts(given.data))
+    wanted = [row for row in rows if not given.only or row.variant in given.only]
+    for _ in run_rows(wanted, each, given.at_once):
         plan.write_results(rows)
 
 

@@ -94,6 +94,9 @@ def test_a_row_from_raw_weights_is_kept(
     assert rows == ["crops, seed 0", "crops, seed 7 on a GPU"]
     assert len(curves.read_text().splitlines()) == 2 * len(before.splitlines()) - 1
     assert curves.with_suffix(".png").is_file()
+    with pytest.raises(SystemExit, match="2"):
+        from_raw.main([*given, "--only", "crop"])
+    assert "--only crop: there is no such row; there are revela-gated, c" in capsys.readouterr().err
 
 
 class InThisProcess:
