@@ -20,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from revela import __version__
 from revela.errors import RevelaError
 from revela.files import atomic_write, disk_errors
+from revela.terminal import counted
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -264,7 +265,7 @@ def hardware() -> dict[str, Any]:
     cpu = next(names, platform.processor() or "unknown")
     found: dict[str, Any] = {
         "system": f"{platform.system()} {platform.machine()}",
-        "cpu": f"{cpu}, {available_cores()} cores",
+        "cpu": f"{cpu}, {counted(available_cores(), 'core')}",
         "threads": torch.get_num_threads(),
         "processes": world_size(),
     }
