@@ -15,7 +15,6 @@ Each step is a `revela` command, printed before it runs.
 
 from __future__ import annotations
 
-import csv
 import json
 import random
 import shlex
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from research.benchmarks.from_raw import JUDGED, RECIPE, RESULTS
-from research.benchmarks.options import parser_of, print_cells, print_header
+from research.benchmarks.options import parser_of, print_cells, print_header, read_table
 from research.plot_run import main as plot_run
 from revela.evaluation.collection import save_collection
 from revela.evaluation.label_free import docstring_task
@@ -134,11 +133,8 @@ def scores_of(out: Path) -> dict[str, Scores]:
 
 def print_equal_tokens() -> None:
     """What each method gave at equal tokens from raw weights, by research/results."""
-    file = RESULTS / f"{RECIPE.stem}.csv"
-    if not file.is_file():
+    if not (rows := read_table(RESULTS / f"{RECIPE.stem}.csv")):
         return
-    with file.open(newline="") as lines:
-        rows = [*csv.DictReader(lines)]
     print(
         "\nFrom the same raw weights each method has read as many tokens of Wikipedia "
         "(python -m research.benchmarks.from_raw; nDCG@10 of whole collections, vectors alone):\n"

@@ -37,6 +37,7 @@ from research.benchmarks.options import (
     part_of,
     print_cells,
     print_header,
+    read_table,
 )
 from research.plot_run import Run
 from research.plots import Mark, Panel, write_figure
@@ -64,6 +65,7 @@ PART = 500  # documents of the parts that are scored while a run goes on
 POINTS = 5
 PROBED = ["--max-tokens", "256", "--documents", "100"]
 BOTH_TEXTS = "revela-gated-and-own-text"
+ON_GPU = " on a GPU"
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,6 @@ class Row:
         probed, file = str(corpus_of(collections[0])), self.files()[-1]
         words = ["probe", str(self.folder), probed, *PROBED, "--json", str(file)]
         yield Command(words, file, self.folder / MODULES)
-
-    def run(self, collections: Sequence[Path], parts: Sequence[Path]) -> None:
-        run_commands(self.commands(collections, parts))
 
 
 @dataclass(frozen=True)
@@ -172,16 +171,17 @@ class Plan:
         """
         runs = {row.name: Run.read(row.folder) for row in rows if (row.folder / METRICS).is_file()}
         names = {
-            name: name + " on a GPU" * ("gpu" in run.about.hardware) for name, run in runs.items()
+            name: name + ON_GPU if "gpu" in run.about.hardware else name
+            for name, run in runs.items()
         }
-        table = {row["row"]: row for row in _lines(self.table)}
+        table = {row["row"]: row for row in read_table(self.table)}
         for row in rows:
             if row.is_complete:
                 name = names[row.name]
                 table[name] = {"row": name} | _cells(row, runs[row.name])
         self._write_table([table[name] for name in sorted(table)])
         self._write_curves({names[name]: run for name, run in runs.items()})
-        done = {name.removesuffix(" on a GPU") for name in table}
+        done = {name.removesuffix(ON_GPU) for name in table}
         if missing := [row.name for row in rows if row.name not in done]:
             print(f"missing: {'; '.join(missing)}")
 
@@ -199,7 +199,7 @@ class Plan:
             print_cells(row["row"], [row[name] for name in columns[1:]])
 
     def _write_curves(self, series: Mapping[str, Run]) -> None:
-        before = [*_lines(self.curves.with_suffix(".csv"))]
+        before = read_table(self.curves.with_suffix(".csv"))
         panels = []
         for name in self.judged:
             title = f"{PART} documents of {name}"
@@ -218,12 +218,6 @@ class Plan:
             panels.append(Panel(title, "million tokens read", "nDCG@10", marks))
         if any(panel.marks for panel in panels):
             write_figure(panels, self.curves, f"{self.recipe.stem}, at equal tokens")
-
-
-def _lines(file: Path) -> Iterator[dict[str, str]]:
-    if file.is_file():
-        with file.open(newline="") as lines:
-            yield from csv.DictReader(lines)
 
 
 def _cells(row: Row, run: Run) -> dict[str, Any]:
@@ -263,7 +257,7 @@ def run_rows(rows: Sequence[Row], run: Any, at_once: int) -> Iterable[Row]:
 
 
 def run_row(row: Row, collections: Sequence[Path], parts: Sequence[Path]) -> None:
-    row.run(collections, parts)
+    run_commands(row.commands(collections, parts))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from revela.evaluation.collection import Collection
 from revela.files import atomic_write
 from revela.searching.manifest import Indexing
 from revela.text.chunk import chunk
+from revela.text.judgements import jsonl_file
 from revela.types import Chunk, Document, evenly_spaced
 
 RESEARCH = Path(__file__).parents[1]
@@ -48,7 +50,7 @@ def collections_in(data: Sequence[Path], only: Sequence[str] = ()) -> dict[str, 
 
 def corpus_of(folder: Path) -> Path:
     """The documents of a collection."""
-    return next(p for p in (folder / "corpus.jsonl.gz", folder / "corpus.jsonl") if p.is_file())
+    return jsonl_file(folder, "corpus.jsonl")
 
 
 def passages_of(documents: Sequence[Document]) -> tuple[list[Chunk], list[str]]:
@@ -66,6 +68,14 @@ def kept_json(path: Path, make: Callable[[], Any]) -> Any:
         with atomic_write(path) as temporary:
             temporary.write_text(json.dumps(content))
     return json.loads(path.read_text())
+
+
+def read_table(file: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file; none if it does not exist."""
+    if not file.is_file():
+        return []
+    with file.open(newline="") as lines:
+        return [*csv.DictReader(lines)]
 
 
 def write_out(name: str, content: Any) -> None:

@@ -10,8 +10,6 @@ what it has measured. A row that fails has a note in place of numbers, and the o
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import dataclasses
 import gzip
 import json
@@ -36,7 +34,7 @@ from torch import Tensor
 
 from research.benchmarks import from_raw, steps
 from research.benchmarks.hardening import made
-from research.benchmarks.options import parser_of
+from research.benchmarks.options import parser_of, read_table
 from research.gpu.parts import COLLECTIONS, ROWS, TEXT, TEXTS
 from revela import Document, Retriever
 from revela.evaluation.collection import Collection, save_collection
@@ -423,10 +421,10 @@ def rows(setting: Setting) -> Iterator[Row]:
     else:
         texts, cores = setting.home / TEXTS, available_cores()
         raw, fit = (from_raw.RECIPE.with_name(f"from-{name}.toml") for name in ("raw", "fit"))
-        at_once = max(1, cores * 10 // 16), max(1, cores * 6 // 16)
+        at_once = max(1, cores // 2)  # of each recipe
         plans = {
-            raw: ([*from_raw.JUDGED], ["0", "1"], at_once[0]),
-            fit: ([*COLLECTIONS], ["0"], at_once[1]),
+            raw: ([*from_raw.JUDGED], ["0", "1"], at_once),
+            fit: ([*COLLECTIONS], ["0"], at_once),
         }
     results = setting.home / ROWS
     running = []
@@ -445,10 +443,8 @@ def rows(setting: Setting) -> Iterator[Row]:
     for recipe, child in zip(plans, running, strict=True):
         if child.poll():
             yield {"what": recipe.stem, "note": f"ended with {child.returncode}"}
-        table = results / f"{recipe.stem}.csv"
-        with contextlib.suppress(FileNotFoundError), table.open(newline="") as lines:
-            for line in csv.DictReader(lines):
-                yield {"what": f"{recipe.stem}, {line.pop('row')}", **line}
+        for line in read_table(results / f"{recipe.stem}.csv"):
+            yield {"what": f"{recipe.stem}, {line.pop('row')}", **line}
 
 
 # What stages share

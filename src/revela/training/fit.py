@@ -109,8 +109,8 @@ def fit(
     if not static and len(data.chunks) < 2:  # a table reads longer windows
         raise RevelaError("a fit takes two chunks of text or more: give more text")
     check = check_by(data.held_out, recipe.corpus, recipe.training)
-    tasks = check.describe() or "too few for a task, so the fit is not checked"
     if data.held_out:
+        tasks = check.describe() or "too few for a task, so the fit is not checked"
         held_out = counted(len(data.held_out), "document")
         log.info(f"held out {held_out} for the label-free check ({tasks})")
     else:
