@@ -81,7 +81,9 @@ def test_refusals_load_no_library_of_models():
         assert part.startswith(f"{command}\n") and message in part
 
 
-def test_from_text_to_search(succeeds, refused, corpus_file, tiny_lm_folder, tmp_path, models):
+def test_from_text_to_search(
+    doing, succeeds, refused, corpus_file, tiny_lm_folder, tmp_path, models
+):
     model, index = tmp_path / "model", tmp_path / "index"
     out = succeeds("train", corpus_file, f"--out {model}", models, *TINY_FLAGS)
     assert "read 80 documents" in out and "BM25" in out and "held out 16 documents" in out
@@ -92,13 +94,13 @@ def test_from_text_to_search(succeeds, refused, corpus_file, tiny_lm_folder, tmp
     assert set(scores) == {"BM25", "model", "model + BM25", "model + BM25 (RRF)"}
     assert scores["BM25"]["means"]["ndcg@10"] == 1.0
     succeeds("index", corpus_file, f"--model {model} --out {index}")
-    found = json.loads(succeeds("search", index, "ocean01 ocean02", "--json --top 3"))
+    found = json.loads(succeeds("search", index, "ocean01 ocean02", "--json --top 3"))["data"]
     assert len(found) == 3 and found[0]["id"] == "d0"
     assert "About the ocean0" in succeeds("search", index, "ocean01")
     out = succeeds("search", index, "ocean01", "--explain --min-score 0.01")
     assert re.search(r"\n   vectors 0\.\d\d, words 0\.\d\d, weight 0\.\d", out)
-    out = succeeds("search", index, "ocean01", "--min-score 1.5")
-    assert out.endswith("nothing found\n")
+    code, out, _ = doing("search", index, "ocean01", "--min-score 1.5")
+    assert code == 1 and out.endswith("nothing found\n")
     err = refused("search", index, "ocean01", f"--model {tiny_lm_folder}")
     assert "is not the model that made" in err
     flags = f"--chunk-words 20 --precision fp32 --top 3 --out {tmp_path / 'heads.json'}"
@@ -128,7 +130,7 @@ def test_an_index_grows_shrinks_and_filters(succeeds, refused, static_folder, tm
     assert f"{counts}; {out} holds 4 passages" in succeeds(*append)
     assert "made with other settings" in refused(*append, "--chunk-words 9")
     where = "year > 2020 and lang = 'en'"
-    (hit,) = json.loads(succeeds("search", out, "violin", "--json --where", where))
+    (hit,) = json.loads(succeeds("search", out, "violin", "--json --where", where))["data"]
     assert (hit["id"], hit["text"]) == ("b", "violin violin")
     assert hit["metadata"] == {"year": 2022, "lang": "en"}
     err = refused("index", f"--out {out} --delete c nobody")
@@ -577,4 +579,4 @@ def test_a_line_longer_than_the_model_reads_is_found_by_all(succeeds, tmp_path, 
     out = succeeds("index", *index)
     assert "longer than the model reads, and cut by its tokenizer" in out
     out = succeeds("search", tmp_path / "index", "ocean", "--json")
-    assert len(json.loads(out)[0]["text"]) < 80
+    assert len(json.loads(out)["data"][0]["text"]) < 80

@@ -152,7 +152,7 @@ def test_indexes_are_made_changed_and_searched(succeed, docs, static_folder, nam
         f"encode docs --out vectors.parquet --model {model}",
     )
     assert "16 documents are new" in made and "holds 17 passages" in appended
-    assert [hit["id"] for hit in json.loads(found)] == ["new"]
+    assert [hit["id"] for hit in json.loads(found)["data"]] == ["new"]
     assert "deleted 1 document," in deleted and "16 vectors of" in vectors
     searched, listed, cleared = succeed(
         f"search docs ocean01 --model {model} --explain", "cache", "cache --clear"

@@ -27,7 +27,7 @@ def test_the_vectors_of_an_index(succeeds, refused, corpus, saved_retriever, tmp
     out = tmp_path / "vectors.parquet"
     said = succeeds("encode", corpus, "--out", out, *model)
     table = pq.read_table(out)
-    assert table.schema.names == ["id", "chunk", "title", "text", "vector"]
+    assert table.schema.names == ["id", "chunk", "title", "text", "line", "page", "vector"]
     rows = table.to_pylist()
     assert f"{len(index)} vectors of {len(rows[0]['vector'])} numbers in {out}" in said
     assert len(rows) == len(index) and wanted.keys() == {(row["id"], row["chunk"]) for row in rows}
@@ -49,3 +49,20 @@ def test_other_formats_and_repeated_ids_are_refused(refused, corpus, saved_retri
     ):
         flags = ("--out", tmp_path / out, "--model", saved_retriever, *FLAGS)
         assert why in refused("encode", texts, *flags)
+
+
+def test_an_index_is_written_as_it_is(succeeds, refused, saved_retriever, tmp_path):
+    table = tmp_path / "rows.csv"
+    table.write_text("id,text,year,line\na,the castle opens,2020,x\nb,a violin,2021,y\n")
+    model = ("--model", saved_retriever, *FLAGS)
+    succeeds("index", table, "--out", tmp_path / "index", *model, "--metadata year,line")
+    index = ("encode", tmp_path / "index", "--out")
+    assert "2 vectors of" in succeeds(*index, tmp_path / "a.parquet")
+    given = ("encode", table, "--out", tmp_path / "b.parquet", *model)
+    succeeds(*given, "--metadata year line")
+    made, same = (pq.read_table(tmp_path / f"{name}.parquet") for name in "ab")
+    assert made.schema == same.schema and made.schema.names[-2:] == ["year", "vector"]
+    assert made.drop(["vector"]).to_pylist() == same.drop(["vector"]).to_pylist()
+    np.testing.assert_allclose(made["vector"].to_pylist(), same["vector"].to_pylist(), atol=1e-6)
+    assert "give it alone, without --model" in refused(*index, tmp_path / "c.parquet", *model)
+    assert "give the --model" in refused("encode", table, "--out", tmp_path / "c.parquet")

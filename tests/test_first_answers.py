@@ -143,17 +143,17 @@ def test_a_stopped_search_says_what_is_kept_goes_on(doing, docs, static_folder, 
         stop_after(patch, 2, error)
         code, out, err = doing(*asked)
     assert code in (130, 143)
-    assert out.startswith("By words only: vectors of ") and "1. zebra.txt" in out
+    assert out.startswith("By words only: vectors of ") and "/zebra.txt:1  [" in out
     assert "the same command goes on" in err
     kept = int(err.split("stopped: ")[1].split(" of 41 documents")[0])
     assert 0 < kept < 41
     with monkeypatch.context() as patch:
         again = stop_after(patch, 99, error)
         code, out, err = doing(*asked)
-    assert code == 0 and out.count("1. zebra.txt") == 2
+    assert code == 0 and out.count("/zebra.txt:1  [") == 2
     assert sum(len({*rows["id"].to_pylist()}) for rows, *_ in again) == 41 - kept
     code, out, err = doing(*asked)
-    assert out.count("1. zebra.txt") == 1 and "By words only" not in out
+    assert out.count("/zebra.txt:1  [") == 1 and "By words only" not in out
 
 
 def test_a_search_stopped_in_the_finish_says_all_is_kept(doing, docs, static_folder, monkeypatch):

@@ -49,7 +49,7 @@ def search(doing):
     def run(*arguments):
         code, out, err = doing("search", *arguments, "--json")
         assert code == 0, err
-        return json.loads(out), err
+        return json.loads(out)["data"], err
 
     return run
 
@@ -133,15 +133,15 @@ def test_copies_take_no_place_of_other_answers(succeeds, static_folder, cache, t
     asked = ("search", folder, "when does the castle open", given)
     out = succeeds(*asked)
     assert re.findall(r"^(\d)\. ", out, re.M) == ["1", "2", "3"]
-    assert len(re.findall(r"the same text: copy\d\.md:1; copy\d\.md:1\n", out)) == 1
-    assert len(json.loads(succeeds(*asked, "--json"))) == 3  # a hit for each document
+    assert len(re.findall(r"the same text: \S+copy\d\.md:1; \S+copy\d\.md:1\n", out)) == 1
+    assert len(json.loads(succeeds(*asked, "--json"))["data"]) == 3  # a hit for each document
 
 
-def test_each_json_hit_says_if_the_first_answers(succeeds, docs, static_folder, cache, monkeypatch):
+def test_json_says_if_the_first_answers(succeeds, docs, static_folder, cache, monkeypatch):
     asked = ("search", docs, QUERY, "--json --top 2", "--model", static_folder)
-    assert [hit["answer"] for hit in json.loads(succeeds(*asked))] == [None, None]
+    assert json.loads(succeeds(*asked))["answer"] is None
     monkeypatch.setattr("revela.types.Hits.answer", "unlikely")  # too few texts to be calibrated
-    assert [hit["answer"] for hit in json.loads(succeeds(*asked))] == ["unlikely", "unlikely"]
+    assert json.loads(succeeds(*asked))["answer"] == "unlikely"
 
 
 def test_a_query_may_begin_as_an_option_does(doing, succeeds, static_folder, cache, tmp_path):
@@ -151,7 +151,7 @@ def test_a_query_may_begin_as_an_option_does(doing, succeeds, static_folder, cac
     (folder / "b.md").write_text("The castle is old.\n")
     given = f"--json --mode lexical --model {static_folder}"
     for query in ("-5 degrees", "-x degrees", "- degrees in winter"):
-        hits = json.loads(succeeds("search", folder, query, given))
+        hits = json.loads(succeeds("search", folder, query, given))["data"]
         assert [hit["id"] for hit in hits] == ["a.md"]
     code, out, err = doing("search", folder, "--explian degrees")
     assert code == 2 and "Did you mean --explain" in out + err
@@ -344,3 +344,61 @@ def test_a_folder_that_has_lost_all_keeps_its_index(search, refused, docs, stati
     hits, said = search(*asked)
     assert "8 gone, 4 unchanged" in said
     assert {hit["id"] for hit in hits} <= {file.name for file in docs.iterdir()}
+
+
+def test_several_folders_are_searched_as_one(doing, succeeds, static_folder, cache, tmp_path):
+    for name, text in (("old", "The castle opens at nine."), ("new", "The castle opens at ten.")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.md").write_text(text)
+    (tmp_path / "new" / "b.md").write_text("The castle opens at nine.")
+    given = ("castle nine", "--json --mode lexical --model", static_folder)
+    answer = json.loads(succeeds("search", tmp_path / "old", tmp_path / "new", *given))
+    found = [
+        (Path(r["path"]).parent.name, r["id"], r["rank"], r["same_as"]) for r in answer["data"]
+    ]
+    assert sorted(found[:2]) == [("new", "b.md", 1, None), ("old", "a.md", 2, 1)] or sorted(
+        found[:2]
+    ) == [("new", "b.md", 2, 1), ("old", "a.md", 1, None)]
+    assert found[2] == ("new", "a.md", 3, None)
+    code, _, err = doing("search", tmp_path / "old", "castle", "nine")
+    assert code == 2 and "castle does not exist: put a query of several words in quotes" in err
+
+
+def test_a_phrase_in_quotes_must_stand_in_a_passage(
+    search, refused, doing, static_folder, cache, tmp_path
+):
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "a.md").write_text("# Castle\n\nThe old\ncastle opens at nine, Größe XL.\n")
+    (folder / "b.md").write_text("The castle is old.\n\n東京都に住む。\n")
+    model = ("--model", static_folder)
+    found = {
+        query: [hit["id"] for hit in search(folder, query, *model)[0]]
+        for query in (
+            '"OLD castle"',
+            "“castle is” old",
+            '"größe xl"',
+            '"京都に"',
+            '"castle opens" "at nine"',
+        )
+    }
+    assert [*found.values()] == [["a.md"], ["b.md"], ["a.md"], ["b.md"], ["a.md"]]
+    assert len(search(folder, 'a 5" castle, 6" high', *model)[0]) == 2  # inches
+    code, out, _ = doing("search", folder, '"old castles"', *model)
+    assert code == 1 and out == "nothing found\n"
+    assert 'the phrase "" has no word' in refused("search", folder, 'castle ""', *model)
+
+
+def test_copies_come_after_their_original_and_rows_name_their_file(
+    search, succeeds, static_folder, cache, tmp_path
+):
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for name in ("a (1).md", "a.md", "Copy of a.md"):
+        (folder / name).write_text("The castle opens at nine.\n")
+    (folder / "rows.csv").write_text("id,text\n17,the violin is old\n")
+    given = ("--mode lexical --model", static_folder)
+    hits, _ = search(folder, "castle", *given)
+    assert [hit["same_as"] for hit in hits] == [None, 1, 1] and hits[0]["id"] == "a.md"
+    out = succeeds("search", folder, "violin", *given)
+    assert f"1. 17 in {folder / 'rows.csv'}  [" in out

@@ -16,20 +16,19 @@ import revela
 import revela.__main__ as entry
 from revela.cli import printing
 from revela.cli.main import main, print_log, printable
-from revela.ranking.bm25 import BM25
-from revela.searching.highlight import HighlightTerms
-from revela.searching.snippets import CHARACTERS, snippet
+from revela.searching.results import results_of
+from revela.searching.snippets import CHARACTERS
+from revela.searching.word_search import Words
 from revela.text.readers.common import ReadReport
-from revela.types import Chunk, Hit, Hits
+from revela.types import Chunk, Document, Hit, Hits
 
 LONG = "filler words here " * 40 + "the camshaft turns " + "and then more " * 40
 
 
 def print_found(hits, query, top=10):
     """Print hits as if they were all that an index has."""
-    known = BM25([hit.text for hit in hits] or ["?"])
-    terms = HighlightTerms.of(query, known.terms, known.idf)
-    printing.print_hits(hits, [snippet(hit, terms) for hit in hits], top)
+    index = Words([Document(hit.id, hit.text) for hit in hits] or [Document("?", "?")], 120)
+    printing.print_results(results_of(index, query, Hits(hits)), top)
 
 
 def test_hits_are_shown_from_the_sentence_of_the_words_looked_for_on(capsys, monkeypatch):
@@ -49,8 +48,7 @@ def test_hits_are_shown_from_the_sentence_of_the_words_looked_for_on(capsys, mon
 def test_it_is_said_whether_the_first_hit_answers(capsys):
     for confidence in (0.9, 0.3, 0.01, None):
         first = Hit("a", 0.5, "", "text", confidence=confidence)
-        printing.print_answer(Hits([first, Hit("b", 0.1, "", "")]))
-    printing.print_answer(Hits())
+        printing.print_answer(Hits([first, Hit("b", 0.1, "", "")]).answer)
     said = ["sure:", "perhaps:", "probably no answer in these documents:"]
     said.append("not known whether these answer it:")
     assert capsys.readouterr().out.splitlines() == said

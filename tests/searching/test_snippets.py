@@ -9,8 +9,9 @@ import pytest
 
 from revela.ranking.bm25 import BM25
 from revela.searching.highlight import HighlightTerms
+from revela.searching.index_search import distinct
 from revela.searching.plain_lines import plain
-from revela.searching.snippets import CHARACTERS, LINES, Snippet, distinct, heading_of, snippet
+from revela.searching.snippets import CHARACTERS, LINES, Snippet, heading_of, snippet
 from revela.text.analyzer import Analyzer
 from revela.types import Hit
 

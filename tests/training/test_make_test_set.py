@@ -115,15 +115,19 @@ def test_a_file_of_queries_finds_what_each_finds_alone(succeeds, index, tmp_path
         found = [json.loads(line) for line in said.splitlines()]
         assert [row["_id"] for row in found] == names
         for row in found:
-            for hit, wanted in zip(row["hits"], alone[row["text"]], strict=True):
-                assert {*hit, "answer"} == {*wanted} and row["answer"] == wanted["answer"]
+            same = alone[row["query"]]
+            assert row.keys() - same.keys() == {"_id"} and row["answer"] == same["answer"]
+            for hit, wanted in zip(row["data"], same["data"], strict=True):
                 for number in ("score", "confidence"):
-                    assert hit.pop(number) == pytest.approx(wanted[number], abs=1e-5)
-                assert hit == {name: wanted[name] for name in hit}
+                    assert hit[number] == pytest.approx(wanted[number], abs=1e-5)
+                    hit[number] = wanted[number]
+                assert hit == wanted
     succeeds("search", index, given, f"--run {tmp_path / 'my.trec'}")
     ranked = [line.split() for line in (tmp_path / "my.trec").read_text().splitlines()]
     assert ranked[0][:4] == ["1", "Q0", "d0", "1"] and ranked[0][5] == "index"
-    assert [row[2] for row in ranked] == [h["id"] for hits in alone.values() for h in hits]
+    assert [row[2] for row in ranked] == [
+        h["id"] for found in alone.values() for h in found["data"]
+    ]
 
 
 def test_an_index_and_a_run_are_scored_as_they_are(succeeds, index, tmp_path):
@@ -178,7 +182,7 @@ BAD_QUERIES = [
     ("", "--queries {file}", "q.jsonl is empty"),
     (TWICE, "--queries {file}", "q.jsonl has 1 ids twice"),
     (SPACED, "--queries {file} --run {run}", "the id 'a b' has a space"),
-    (SPACED, "--run {run}", "give a query, or a file of queries with --queries"),
+    (SPACED, "--run {run}", "give a folder and a query, or a file of queries with --queries"),
 ]
 
 

@@ -40,6 +40,11 @@ Flat = Parameter(name="*", consume_multiple=True, negative_iterable=())
 "A dataclass whose fields are flags of their own."
 
 
+def names_of(given: Sequence[str] | None) -> list[str]:
+    """The names that a flag was given: --metadata year lang, or year,lang."""
+    return [name.strip() for names in given or () for name in names.split(",")]
+
+
 @dataclasses.dataclass(frozen=True)
 class PromptFlags:
     """Prompts in place of those that an embedder's folder names."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from revela.cli.flags import PROMPTS, Flat, Out, PromptFlags, Several
+from revela.cli.flags import PROMPTS, Flat, Out, PromptFlags, Several, names_of
 from revela.cli.printing import print_report
 from revela.encoders.prompts import Given as GivenPrompts
 from revela.errors import RevelaError
@@ -83,7 +83,7 @@ def index(
     is_recorded = sync and (info := read_info(out)) is not None and info.finished
     if not corpus and not is_recorded:
         raise RevelaError("give a corpus to index, or ids of documents to --delete")
-    fields = metadata or []
+    fields = names_of(metadata)
     job = Job(corpus or [], reading, out, model, fields, prompts.given, settings, precision)
     if is_recorded:
         opened, changed = follow_recorded(job, yes)

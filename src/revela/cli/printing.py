@@ -7,14 +7,15 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from revela.terminal import CONTROL, MARKS, counted, printable
 
 if TYPE_CHECKING:
-    from revela.searching.snippets import Snippet
+    from revela.searching.results import Marked, Result
     from revela.text.readers.common import ReadReport
-    from revela.types import Chunk, Explanation, Hit, Hits
+    from revela.types import Answer, Chunk, Explanation
 
 SNIPPET = 240  # characters
 FILE_WIDTH = 160  # columns of a table in a file or a pipe
@@ -69,47 +70,54 @@ def _cell(value: object) -> str:
     return f"{value:.3f}" if isinstance(value, float) else printable(str(value))
 
 
-def print_answer(hits: Hits) -> None:
+def print_answer(answer: Answer | None) -> None:
     """Whether the first hit answers the query, in words."""
     from revela.types import ANSWERS
 
-    if hits:
-        print(f"{ANSWERS[hits.answer]}:")
+    print(f"{ANSWERS[answer]}:")
 
 
-def print_hits(hits: Sequence[Hit], snippets: Sequence[Snippet], top: int) -> None:
-    """The first hits with different texts, with their snippets, whose marks are bold on a terminal,
-    and the names of other hits with the same text.
+def print_results(results: Sequence[Result], top: int) -> None:
+    """The first results with different texts, with their snippets, whose marks are bold on a
+    terminal, and the names of others with the same text.
     """
-    from revela.searching.snippets import distinct
+    from revela.searching.index_search import distinct
 
-    names = [_named(*pair) for pair in zip(hits, snippets, strict=True)]
-    for rank, (i, copies) in enumerate(distinct(hits, top).items(), 1):
-        hit, shown = hits[i], snippets[i]
+    for rank, (i, copies) in enumerate(distinct(results, top).items(), 1):
+        result = results[i]
+        shown = result.snippet
         text = _bold(shown) if sys.stdout.isatty() else printable_lines(shown.text)
-        print(f"{rank}. {names[i]}  [{hit.score:.4f}]\n   {text}")
+        print(f"{rank}. {_named(result)}  [{result.score:.4f}]\n   {text}")
         if copies:
-            print(f"   the same text: {'; '.join(names[copy] for copy in copies)}")
-        if hit.explanation is not None:
-            print(f"   {_explained(hit.explanation, hit.confidence)}")
-    if not hits:
+            print(f"   the same text: {'; '.join(_named(results[copy]) for copy in copies)}")
+        if result.explanation is not None:
+            print(f"   {_explained(result.explanation, result.confidence)}")
+    if not results:
         print("nothing found")
 
 
-def _named(hit: Hit, shown: Snippet) -> str:
-    """The title of a hit, and where it stands: (notes/bees.md:12), (report.pdf, page 3)."""
-    from revela.searching.snippets import heading_of
+def _named(result: Result) -> str:
+    """The title of a result, and where it stands, as editors open it: (notes/bees.md:12),
+    (report.pdf, page 3), (17 in rows.csv).
+    """
+    place = result.id
+    if result.path:
+        path = shown_path(Path(result.path))
+        place = path if path.endswith(result.id) else f"{result.id} in {path}"
+    if result.page is not None:
+        place += f", page {result.page}"
+    if result.line is not None:
+        place += f":{result.line}"
+    return one_line(place if result.heading == result.id else f"{result.heading} ({place})")
 
-    place = hit.id
-    if shown.page is not None:
-        place += f", page {shown.page}"
-    if shown.line is not None:
-        place += f":{shown.line}"
-    heading = heading_of(hit)
-    return one_line(place if heading == hit.id else f"{heading} ({place})")
+
+def shown_path(path: Path) -> str:
+    """A path from the current folder on, if it is below that."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-def _bold(shown: Snippet) -> str:
+def _bold(shown: Marked) -> str:
     """A snippet as a terminal shows it."""
     parts, at = list[str](), 0
     for begin, end in shown.marks:

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
-from revela.cli.printing import print_answer, print_hits, print_json
+from revela.cli.printing import print_answer, print_json, print_results
 from revela.errors import RevelaError
 from revela.ranking.steps import Rerank
 
 if TYPE_CHECKING:
     from revela.searching.index import Index
     from revela.searching.word_search import Words
-    from revela.types import Hits
 
 
 def search(
-    index_folder: Annotated[Path, Parameter(name="index")],
-    query: str | None = None,
+    given: Annotated[list[str], Parameter(name="folders-and-query", negative=())],
     *,
     queries: Path | None = None,
     run: Path | None = None,
@@ -39,18 +39,18 @@ def search(
     explain: Annotated[bool, Parameter(negative=())] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
-    """Search a folder, a file or an index. The index of a folder is kept in the cache and follows
-    it.
+    """Search folders, files or indexes: revela search FOLDER... QUERY. The index of a folder is
+    kept in the cache and follows it. A part of the query in double quotes must stand in a result.
+    The exit code is 1 if nothing is found.
 
     Parameters
     ----------
-    index_folder:
-        A folder of files, a file, or a folder made by revela index.
-    query:
-        What to look for.
+    given:
+        Folders of files, files, or folders made by revela index; and last, what to look for.
     queries:
-        Search for each query of this file instead, and print a line of JSON for each. A query a
-        line: in a .jsonl file JSON with _id and text, else text alone.
+        Search for each query of this file instead, and print the object of --json for each on a
+        line, with its _id. A query a line: in a .jsonl file JSON with _id and text, else text
+        alone.
     run:
         Write what --queries find to this file, in TREC's format.
     mode:
@@ -79,31 +79,34 @@ def search(
     explain:
         Show what words, vectors and tokens gave each result.
     as_json:
-        Print JSON, with the confidence of each result, and in each whether the first answers the
-        query (docs/search.md).
+        Print JSON: the same object as of the HTTP service, with the confidence of each result, and
+        whether the first answers the query (docs/search.md).
     """
-    if top < 1:
-        raise RevelaError(f"--top must be 1 or more (got {top})")
-    if (query is None) == (queries is None) or (run and not queries):
-        raise RevelaError("give a query, or a file of queries with --queries, which --run is for")
+    folders, query = _split(given, top, queries, run)
     from revela.searching.folder_index import open_any
     from revela.searching.snippets import SPARE
     from revela.text.judgements import read_queries
 
-    asked = read_queries(queries) if queries else {"": (query or "").strip()}
+    asked = read_queries(queries) if queries else {"": query}
     on_partial_index = None
-    if query is not None and not (as_json or where or mode == "dense" or min_score is not None):
+    is_whole = as_json or where or mode == "dense" or min_score is not None
+    if len(folders) == 1 and not (queries or is_whole):
         on_partial_index = partial(_print_first_answer, query, top)
-    opened = open_any(
-        index_folder,
-        model,
-        progress=True,
-        prompts=(prompts.query_prompt, prompts.passage_prompt),
-        on_partial_index=on_partial_index,
-        weight=weight,
-    )
-    found = opened.search_many(
-        asked.values(),
+    indices = [
+        open_any(
+            folder,
+            model,
+            progress=True,
+            prompts=(prompts.query_prompt, prompts.passage_prompt),
+            on_partial_index=on_partial_index,
+            weight=weight,
+        )
+        for folder in folders
+    ]
+    found = _found(
+        indices,
+        asked,
+        _models(indices) if queries or as_json else "",
         k=top if queries or as_json else SPARE * top,  # printed are those that differ
         mode=mode,
         where=where,
@@ -112,38 +115,94 @@ def search(
         min_score=min_score,
         explain=explain,
     )
-    if query is None:
-        _tell(zip(asked, found, strict=True), asked, run, index_folder.name)
-        return
-    (hits,) = found
-    if as_json:
-        print_json([{**asdict(hit), "answer": hits.answer} for hit in hits])
+    if run:
+        is_found = _write(run, found, asked, Path(folders[0]).name)
     else:
-        print_answer(hits)
-        print_hits(hits, opened.snippets(query, hits), top)
+        is_found = False
+        for name, answer in found:
+            is_found |= bool(answer["data"])
+            if queries or as_json:
+                about = {"_id": name} if queries else {}
+                results = [asdict(result) for result in answer["data"]]
+                print_json({**about, **answer, "data": results}, indent=None if queries else 1)
+            else:
+                if answer["data"]:
+                    print_answer(answer["answer"])
+                print_results(answer["data"], top)
+    if not is_found:
+        raise SystemExit(1)
+
+
+def _split(
+    given: Sequence[str], top: int, queries: Path | None, run: Path | None
+) -> tuple[Sequence[str], str]:
+    """The folders and the query of a command line; "" with --queries."""
+    if top < 1:
+        raise RevelaError(f"--top must be 1 or more (got {top})")
+    folders, query = (given, "") if queries else (given[:-1], given[-1].strip())
+    if not folders or (run and not queries):
+        raise RevelaError(
+            "give a folder and a query, or a file of queries with --queries, which --run is for"
+        )
+    if missing := [folder for folder in folders[1:] if not Path(folder).exists()]:
+        raise RevelaError(f"{missing[0]} does not exist: put a query of several words in quotes")
+    from revela.searching.filters import phrases
+
+    phrases(query)  # refuses an empty one, before an index is made
+    return folders, query
+
+
+def _write(
+    run: Path, found: Iterable[tuple[str, dict[str, Any]]], asked: Mapping[str, str], name: str
+) -> bool:
+    """Write what queries find to a run file; returns whether anything was found."""
+    from revela.evaluation.runs import check_ids, write_run
+
+    check_ids(asked)
+    ranked = {query: {r.id: r.score for r in answer["data"]} for query, answer in found}
+    write_run(run, ranked, name)
+    print(f"{len(asked):,} queries; saved to {run}")
+    return any(ranked.values())
+
+
+def _found(
+    indices: Sequence[Index], asked: Mapping[str, str], model: str, **options: Any
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The answer to each query by its name, in the form of the HTTP service, with ``Result``s."""
+    from revela.searching.results import ranked, results_of
+
+    searches = zip(
+        *(index.search_many(asked.values(), **options) for index in indices), strict=True
+    )
+    for name, query in asked.items():
+        start = time.perf_counter()
+        several = list(zip(indices, next(searches), strict=True))
+        best = max((hits for _, hits in several), key=lambda hits: hits[0].score if hits else -inf)
+        results = ranked(*(results_of(index, query, hits) for index, hits in several))
+        answer = {
+            "object": "list",
+            "query": query,
+            "model": model,
+            "mode": options["mode"],
+            "milliseconds": round(1000 * (time.perf_counter() - start), 1),
+            "answer": best.answer,
+            "data": results[: options["k"]],
+            "note": None,
+        }
+        yield name, answer
+
+
+def _models(indices: Sequence[Index]) -> str:
+    from revela.encoders.model_files import name_of
+
+    return " + ".join(dict.fromkeys(name_of(Path(index.info.model)) for index in indices))
 
 
 def _print_first_answer(query: str, top: int, found: Words | Index) -> None:
     """Print a first answer before many documents are encoded."""
+    from revela.searching.results import results_of
     from revela.searching.snippets import SPARE
 
-    hits = found.search(query.strip(), SPARE * top)
     print(f"{found.notice} The full answer follows.\n")
-    print_hits(hits, found.snippets(query, hits), top)
+    print_results(results_of(found, query, found.search(query, SPARE * top)), top)
     print(flush=True)
-
-
-def _tell(
-    found: Iterable[tuple[str, Hits]], asked: Mapping[str, str], run: Path | None, name: str
-) -> None:
-    """Print what queries have found, or write it to a run file."""
-    if run is None:
-        for query, hits in found:
-            about = {"_id": query, "text": asked[query], "answer": hits.answer}
-            print_json({**about, "hits": [asdict(hit) for hit in hits]}, indent=None)
-        return
-    from revela.evaluation.runs import check_ids, write_run
-
-    check_ids(asked)
-    write_run(run, {query: {hit.id: hit.score for hit in hits} for query, hits in found}, name)
-    print(f"{len(asked):,} queries; saved to {run}")

@@ -1,10 +1,10 @@
-"""``revela encode``: the chunks of a corpus and their vectors as Parquet, for another store."""
+"""``revela encode``: chunks and their vectors as Parquet, for another store."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -13,8 +13,12 @@ from revela.errors import RevelaError
 from revela.files import atomic_write, check_free
 from revela.searching.ingest import BATCH, Batch, encode_rows
 from revela.searching.manifest import Info
+from revela.searching.rows import HIT_COLUMNS
 from revela.text.parallel import batches
 from revela.types import Document
+
+if TYPE_CHECKING:
+    from revela.searching.index import Index
 
 
 def check_out(out: Path) -> None:
@@ -26,27 +30,47 @@ def check_out(out: Path) -> None:
 
 def encode(out: Path, documents: Sequence[Document], info: Info, encoder: TextEncoder) -> int:
     """Write the chunks of documents and their vectors to a new file; returns how many there are."""
+
+    def tables() -> Iterator[Any]:
+        with tqdm(total=len(documents), unit="document") as bar:
+            for batch in batches(documents, lambda document: len(document.text) + 1, BATCH):
+                rows = Batch.of(batch, None, info, out).rows
+                yield encode_rows(rows, info, encoder, out, None)[0]
+                bar.update(len(batch))
+
+    return _write(out, tables(), info)
+
+
+def export(out: Path, index: Index) -> int:
+    """Write the chunks of an index and their vectors to a new file; returns how many there are."""
+    table = index.table
+    return _write(out, table.batches([*HIT_COLUMNS, "vector", *table.info.columns]), table.info)
+
+
+def _write(out: Path, tables: Iterable[Any], info: Info) -> int:
     import pyarrow.parquet as pq
 
     count, writer = 0, None
-    with atomic_write(out) as path, tqdm(total=len(documents), unit="document") as bar:
-        for batch in batches(documents, lambda document: len(document.text) + 1, BATCH):
-            rows, _ = encode_rows(Batch.of(batch, None, info, out).rows, info, encoder, out, None)
-            public = public_rows(rows)
+    with atomic_write(out) as path:
+        for rows in tables:
+            public = public_rows(rows, info)
             writer = writer or pq.ParquetWriter(path, public.schema)
             writer.write_table(public)
             count += len(public)
-            bar.update(len(batch))
         if writer is not None:
             writer.close()
     return count
 
 
-def public_rows(rows: Any) -> Any:
-    """Rows of an index's table with a chunk's own text in place of its passage."""
+def public_rows(rows: Any, info: Info) -> Any:
+    """Rows of an index's table as others read them, with a chunk's own text in place of its
+    passage.
+    """
     import pyarrow as pa
 
     pairs = zip(rows["title"].to_pylist(), rows["passage"].to_pylist(), strict=True)
     texts = [passage[len(title) + 1 :] if title else passage for title, passage in pairs]
-    columns = {name: rows[name] for name in ("id", "chunk", "title")}
-    return pa.table({**columns, "text": texts, "vector": rows["vector"]})
+    own = {"id": rows["id"], "chunk": rows["chunk"], "title": rows["title"], "text": texts}
+    own |= {"line": rows["first_line"], "page": rows["first_page"]}
+    metadata = {name: rows[name] for name in info.columns if name not in own}
+    return pa.table({**own, **metadata, "vector": rows["vector"]})

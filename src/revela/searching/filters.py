@@ -7,10 +7,14 @@ Take SQL itself only from trusted callers: a function can ask for gigabytes (``r
 from __future__ import annotations
 
 import math
+import re
 import reprlib
 from collections.abc import Iterable, Mapping
 
+import regex
+
 from revela.errors import QueryError
+from revela.text.letters import LETTER
 
 FILTER_LIMIT = 10_000  # characters of SQL
 MAX_DEPTH = 20
@@ -18,6 +22,9 @@ OWN_COLUMNS = {"id": "string", "title": "string"}  # of every index
 COMPARISONS = {"eq": "=", "ne": "!=", "gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 MEMBERSHIP = {"in": "in", "not_in": "not in"}
 EXAMPLE = '{"year": {"gt": 2020}, "lang": "en"}'
+
+_PHRASE = re.compile(r"""(?<!\w)["“„«»]([^"“”„«»]*)["“”«»](?!\w)""")
+_SPACED = regex.compile(LETTER, regex.V1)
 
 
 def where_sql(where: str | Mapping[str, object], columns: Mapping[str, str]) -> str:
@@ -37,6 +44,29 @@ def where_sql(where: str | Mapping[str, object], columns: Mapping[str, str]) -> 
     if isinstance(where, str):
         return _join("", [where])
     return _join("", [_all_of(where, {**OWN_COLUMNS, **columns}, 1)])
+
+
+def phrases(query: str) -> list[str]:
+    """Patterns of the phrases in double quotes in a query: these words in this order, whatever is
+    between them is white space. QueryError for quotes without a word between them.
+
+    >>> phrases('which "New  York" is old')
+    ['\\\\bNew\\\\s+York\\\\b']
+    """
+    found = list[str]()
+    for quoted in _PHRASE.finditer(query):
+        words = quoted[1].split()
+        if not re.search(r"\w", quoted[1]):
+            raise QueryError(f"the phrase {quoted[0]} has no word: leave out its quotes", "query")
+        edges = (r"\b" if _SPACED.fullmatch(edge) else "" for edge in (words[0][0], words[-1][-1]))
+        found.append(r"\s+".join(map(re.escape, words)).join(edges))
+    return found
+
+
+def with_phrases(where: str, query: str) -> str:
+    """A filter in SQL that also selects passages with all phrases of a query."""
+    parts = [f"regexp_like(passage, {_quoted(phrase)}, 'i')" for phrase in phrases(query)]
+    return " and ".join([*parts, f"({where}\n)"] if where and parts else parts or [where])
 
 
 def id_filter(documents: Iterable[str]) -> str:

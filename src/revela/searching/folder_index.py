@@ -154,7 +154,7 @@ class _Text:
         documents = self.scan.documents
         if not _takes_long(documents):
             return None
-        words = Words(documents, settings.chunk_words)
+        words = Words(documents, settings.chunk_words, [self.path])
         lengths = [len(document.text) for document in documents]
         words.tell(sum(lengths[:stored]) / sum(lengths))
         self.on_partial_index(words)

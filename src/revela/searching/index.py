@@ -26,7 +26,7 @@ from revela.ranking.bm25 import Weight, term_weights
 from revela.ranking.calibration import Calibration
 from revela.ranking.fusion import Fusion, check_weight
 from revela.ranking.steps import Mode, Rerank, SearchOptions, check_query
-from revela.searching.filters import where_sql
+from revela.searching.filters import where_sql, with_phrases
 from revela.searching.index_search import IndexStore, hit_of, hits_of
 from revela.searching.manifest import Indexing, Info, new_info
 from revela.searching.rows import check_columns
@@ -288,7 +288,7 @@ class Index:
         fusion.py). By score, the maximum is 1.
 
         Args:
-            query: what to look for.
+            query: what to look for. What is in double quotes must stand in a passage.
             k: number of documents.
             mode: by vectors ("dense"), by words ("lexical") or by both. Without a word that is not
                 a stop word, by vectors.
@@ -315,6 +315,7 @@ class Index:
     def _search(
         self, query: str, options: SearchOptions, encoded: Vectors | QueryTokens | None
     ) -> Hits:
+        options = replace(options, where=with_phrases(options.where, query))
         if options.rerank == "late-interaction":
             if not isinstance(encoded, QueryTokens):
                 (encoded,) = self.encoder.query_tokens([query])
@@ -420,7 +421,8 @@ class Index:
         """The file of a document; None if it is unknown or gone."""
         from revela.searching.locations import file_of
 
-        return file_of(self.state.sources.get("sources", []), document)
+        sources, owner = self.state.sources.get("sources", []), self.state.owner_of(document)
+        return file_of(sources, document, owner or "")
 
     # Change
 

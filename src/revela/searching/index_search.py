@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +21,9 @@ from revela.searching.state import State
 from revela.searching.table import Table
 from revela.text.analyzer import Analyzer, file_name_words, searched, spaced
 from revela.types import Explanation, Hit, Hits, Vectors, is_missing
+
+# Names that file managers and browsers give to copies: "a (1).txt", "a copy.txt", "Copy of a.txt".
+_COPY = re.compile(r"\(\d+\)(?=\.\w+$|$)|\b(?:copy|copie|copia|kopie|копия)\b", re.I)
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,38 @@ def hits_of(store: IndexStore, query: str, vector: Vectors | None, options: Sear
         hits.append(hit_of(rows[row], columns, found.scores[row], confidence, explanation))
         if hits[-1].id != store.owner(row).id:
             raise KeyError(row)
-    return hits
+    return originals_first(hits)
+
+
+class _Text(Protocol):
+    """A hit, or a result made of one."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+
+
+def distinct(hits: Sequence[_Text], k: int) -> dict[int, list[int]]:
+    """The first ``k`` hits with different texts, by their place among all, and the places of others
+    with the same text, but for white space.
+    """
+    groups = defaultdict[str, list[int]](list)
+    for number, hit in enumerate(hits):
+        groups[" ".join(hit.text.split()) or hit.id].append(number)
+    return {first: copies for first, *copies in islice(groups.values(), k)}
+
+
+def originals_first(hits: Hits) -> Hits:
+    """Hits in their order, but of those with the same text, files named as copies come last."""
+    ordered = Hits(hits)
+    for first, copies in distinct(hits, len(hits)).items():
+        places = [first, *copies]
+        same = sorted((hits[place] for place in places), key=lambda h: bool(_COPY.search(h.id)))
+        for place, hit in zip(places, same, strict=True):
+            at = hits[place]
+            ordered[place] = replace(hit, score=at.score, confidence=at.confidence)
+    return ordered
 
 
 def hit_of(

@@ -47,12 +47,18 @@ def starts(document: Document, chunks: Sequence[str]) -> Iterator[Start]:
         yield now.after(chunk[: len(chunk) - len(chunk.lstrip())])
 
 
-def file_of(sources: Sequence[str | Path], name: str) -> Path | None:
+def file_of(sources: Sequence[str | Path], name: str, owner: str = "") -> Path | None:
     """The file of a document's id, below one of these folders or one of these files. None if there
     is none, as ids of rows may be any text.
+
+    Args:
+        owner: the path that the document was read from, if it is known: that of its source, and the
+            file's name.
     """
     row = _ROW.fullmatch(name)
-    for relative in map(PurePath, [name, row[1]] if row else [name]):
+    names = [name, row[1]] if row else [name]
+    names += [owner[len(s) + 1 :] for s in map(str, sources) if owner.startswith(f"{s}/")]
+    for relative in map(PurePath, names):
         if relative.is_absolute() or ".." in relative.parts:
             continue
         for source in map(Path, sources):

@@ -188,13 +188,3 @@ def _merged(matches: Sequence[Match]) -> list[Span]:
             begin, end = merged[-1][0], max(end, merged.pop()[1])
         merged.append((begin, end))
     return merged
-
-
-def distinct(hits: Sequence[Hit], k: int) -> dict[int, list[int]]:
-    """The first ``k`` hits with different texts, by their place among all, and the places of others
-    with the same text, but for white space.
-    """
-    groups = defaultdict[str, list[int]](list)
-    for number, hit in enumerate(hits):
-        groups[" ".join(hit.text.split()) or hit.id].append(number)
-    return {first: copies for first, *copies in islice(groups.values(), k)}

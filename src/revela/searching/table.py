@@ -219,9 +219,13 @@ class Table:
 
     def terms(self) -> Iterator[list[str]]:
         """The terms of each row."""
+        for batch in self.batches(["terms"]):
+            yield from map(str.split, batch.column("terms").to_pylist())
+
+    def batches(self, names: Sequence[str]) -> Iterator[Any]:
+        """Columns of all rows, in Arrow, some rows at a time."""
         with lance_errors(self.folder):
-            for batch in self.lance.search().select(["terms"]).to_batches(READ_ROWS):
-                yield from map(str.split, batch.column("terms").to_pylist())
+            yield from self.lance.search().select(list(names)).to_batches(READ_ROWS)
 
     def _rows_of(self, documents: Sequence[str], names: Sequence[str]) -> Iterator[Any]:
         """The rows of these documents, with their numbers, in parts."""

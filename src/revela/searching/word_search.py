@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import regex
 
 from revela.errors import QueryError
 from revela.ranking.bm25 import BM25, bm25_scores, max_score
 from revela.ranking.steps import check_query
+from revela.searching.filters import phrases
 from revela.searching.highlight import HighlightTerms
 from revela.searching.ingest import passages_of
+from revela.searching.locations import file_of
 from revela.searching.snippets import CHARACTERS, Snippet, snippet
 from revela.terminal import counted
 from revela.text.analyzer import detect, searched
@@ -31,6 +35,7 @@ class Words:
     Args:
         documents: of a text.
         chunk_words: as for an index.
+        sources: folders and files that they were read from.
 
     Example:
         >>> words = Words([Document("a", "Invoices are kept."), Document("b", "A pond.")], 120)
@@ -40,8 +45,10 @@ class Words:
         'By words only: vectors of 2 documents are being made, 0 % of the text is done.'
     """
 
-    def __init__(self, documents: Sequence[Document], chunk_words: int) -> None:
-        self.made = 0.0
+    def __init__(
+        self, documents: Sequence[Document], chunk_words: int, sources: Sequence[Path] = ()
+    ) -> None:
+        self.made, self._sources = 0.0, sources
         self._documents, self._chunk_words = documents, chunk_words
         self._rows = {document.id: row for row, document in enumerate(documents)}
         texts = LazyTexts(documents, lambda document: document.full_text)
@@ -86,7 +93,13 @@ class Words:
         asked = self._bm25.known(terms.of_query(query))
         idf_T = self._bm25.idf(asked)
         (best,) = self._bm25.rankings([query], max(k, CUT))
-        hits = [hit for row in best for hit in self._passages(row)]
+        wanted = [regex.compile(phrase, regex.IGNORECASE) for phrase in phrases(query)]
+        hits = [
+            hit
+            for row in best
+            for hit in self._passages(row)
+            if all(phrase.search(f"{hit.title} {hit.text}") for phrase in wanted)
+        ]
         # Documents were analysed as a whole: of the best ones each passage is now.
         held = [terms(searched(hit.id, f"{hit.title} {hit.text}")) for hit in hits]
         counts = np.array([[own.count(term) for own in held] for term in asked], np.int64)
@@ -104,6 +117,10 @@ class Words:
         """The passages of a document, as in ``Index.chunks``."""
         row = self._rows.get(document)
         return [] if row is None else list(self._passages(row))
+
+    def file(self, document: str) -> Path | None:
+        """The file of a document, as in ``Index.file``."""
+        return file_of(self._sources, document)
 
     def snippets(
         self, query: str, hits: Sequence[Hit], characters: int = CHARACTERS

@@ -36,7 +36,7 @@ def test_python_and_the_shell(index, nothing_is_encoded, monkeypatch, mode):
     for ask in (
         lambda: index.search(TOO_LONG, mode=mode),
         lambda: list(index.search_many(["ocean01", TOO_LONG], mode=mode)),
-        lambda: search(index.folder, TOO_LONG, mode=mode),
+        lambda: search([str(index.folder), TOO_LONG], mode=mode),
         lambda: revela.rerank(TOO_LONG, ["ocean01"], None),
         lambda: tools.search(TOO_LONG),
     ):

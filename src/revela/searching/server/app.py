@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
@@ -33,19 +33,18 @@ from revela.ranking.rerank_texts import by_tokens
 from revela.ranking.steps import check_query
 from revela.searching.filters import OWN_COLUMNS
 from revela.searching.index import Index
+from revela.searching.results import Result, results_of
 from revela.searching.server import Access, Limits, Site, schemas
 from revela.searching.server.concurrency import ConcurrencyLimit, in_thread, together
 from revela.searching.server.encoding import Encoding, ServedModel
 from revela.searching.server.errors import ERROR_HANDLERS, APIError, no_such_model
 from revela.searching.server.middleware import BodyLimit, Guard
 from revela.searching.server.schemas import EmbeddingRequest, RerankRequest, SearchRequest
-from revela.searching.snippets import Snippet, distinct, heading_of
 from revela.searching.word_search import Words
 from revela.types import ROLES, Hits, Role, Vectors, shortened
 
 THREADS = 4  # for searches
 RETRY_SECONDS = 10  # while an index is being made
-WHOLE = 10**6  # characters: all of a passage
 NO_TOKENS = "this server's model has no vectors of tokens to re-rank by: serve another"
 
 
@@ -138,6 +137,7 @@ class SearchService:
         except QueryError as error:  # any other is the index's fault
             raise APIError(400, str(error), error.param or None) from error
         return schemas.SearchResults(
+            query=body.query,
             model=self.name,
             mode="lexical" if isinstance(self.index, Words) else body.mode,
             milliseconds=round(1000 * (time.perf_counter() - start), 1),
@@ -146,39 +146,20 @@ class SearchService:
             note=self.index.notice or None,
         )
 
-    async def _search(self, body: SearchRequest) -> tuple[Hits, list[schemas.SearchResult]]:
+    async def _search(self, body: SearchRequest) -> tuple[Hits, list[Result]]:
         if body.mode == "dense" or body.rerank == "late-interaction":
             await self.not_yet()
         find = partial(self.index.search, body.query, body.k)
         find = partial(find, where=body.where, min_score=body.min_score)
         return await in_thread(self.search_threads, partial(self._found, body, find))
 
-    def _found(
-        self, body: SearchRequest, find: Callable[[], Hits]
-    ) -> tuple[Hits, list[schemas.SearchResult]]:
+    def _found(self, body: SearchRequest, find: Callable[[], Hits]) -> tuple[Hits, list[Result]]:
         """The hits of a search, and the same in the form of the API."""
-        index, hits = self.index, find()
+        hits = find()
         # Do not tell strangers where files are.
-        file = None if isinstance(index, Words) or not self.access.local_only else index.file
-        snippets = index.snippets(body.query, hits)
-        whole = index.snippets(body.query, hits, WHOLE) if body.marked else []
-        groups = distinct(hits, len(hits))
-        same = {copy: first + 1 for first, copies in groups.items() for copy in copies}
-        results = list[schemas.SearchResult]()
-        for i, (hit, shown) in enumerate(zip(hits, snippets, strict=True)):
-            path = file(hit.id) if file else None
-            result = schemas.SearchResult(
-                **asdict(hit) | {"line": shown.line, "page": shown.page},
-                rank=i + 1,
-                heading=heading_of(hit),
-                snippet=_marked(shown),
-                passage=_marked(whole[i]) if body.marked else None,
-                path=str(path) if path else None,
-                url=self.site.url(hit.id),
-                same_as=same.get(i),
-            )
-            results.append(result)
-        return hits, results
+        how = dict(whole=body.marked, with_files=self.access.local_only)
+        results = results_of(self.index, body.query, hits, **how)
+        return hits, [replace(result, url=self.site.url(result.id)) for result in results]
 
 
 class Service(SearchService):
@@ -271,7 +252,7 @@ class Service(SearchService):
             encoding.threads, lambda: by_tokens(encoded, passages, weights(body.query))
         )
 
-    async def _search(self, body: SearchRequest) -> tuple[Hits, list[schemas.SearchResult]]:
+    async def _search(self, body: SearchRequest) -> tuple[Hits, list[Result]]:
         asked = body.options()
         check_query(body.query)
         by_tokens = self.index.options(**asked).rerank == "late-interaction"
@@ -325,10 +306,6 @@ def _as_text(media_type: str) -> dict[str, Any]:
     """The options of a route that answers with text."""
     content = {media_type: {"schema": {"type": "string"}}}
     return {"response_class": Response, "responses": {200: {"content": content}}}
-
-
-def _marked(shown: Snippet) -> schemas.Marked:
-    return schemas.Marked(text=shown.text, marks=[list(mark) for mark in shown.marks])
 
 
 def warm(encoder: TextEncoder) -> int:

@@ -33,10 +33,11 @@ from revela.errors import QueryError, RevelaError
 from revela.ranking.steps import check_query
 from revela.searching.filters import EXAMPLE, where_sql
 from revela.searching.index import Index
+from revela.searching.index_search import distinct
 from revela.searching.locations import file_of
 from revela.searching.server import Access, Limits, Site
 from revela.searching.server.token_budget import as_json, count_tokens, fitting, shared_out
-from revela.searching.snippets import SPARE, Snippet, distinct, heading_of
+from revela.searching.snippets import SPARE, Snippet, heading_of
 from revela.searching.word_search import Words
 from revela.terminal import counted
 from revela.types import ANSWERS, Hit

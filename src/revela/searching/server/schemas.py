@@ -18,8 +18,9 @@ from pydantic_core import PydanticKnownError
 
 from revela.ranking.steps import Rerank
 from revela.searching.filters import EXAMPLE
+from revela.searching.results import Result
 from revela.searching.server.errors import APIError
-from revela.types import Answer, Explanation, Role, is_unicode
+from revela.types import Answer, Role, is_unicode
 
 ONE_OR_MORE = {
     "anyOf": [
@@ -156,48 +157,11 @@ class Embeddings(AnswerModel):
     usage: Usage
 
 
-class Marked(AnswerModel):
-    """Plain text, and the begin and end of each place in it that is marked, in code points."""
-
-    text: str
-    marks: list[list[int]]
-
-
-class SearchResult(AnswerModel):
-    """A document with its best chunk."""
-
-    object: Literal["search.result"] = "search.result"
-    rank: int
-    id: str
-    score: float
-    title: str
-    heading: str = Field(
-        description="The title and the headings that the text begins with, or the id."
-    )
-    text: str
-    snippet: Marked = Field(description="Where the rarest words of the query stand in the text.")
-    passage: Marked | None = Field(None, description="All of the text as it is shown.")
-    chunk: int
-    url: str | None = Field(None, description="The document's address, if the server knows it.")
-    path: str | None = Field(
-        None, description="The document's file, on a server that answers its own machine only."
-    )
-    line: int | None = Field(None, description="The line of the first mark in a file of text.")
-    page: int | None = Field(None, description="Its page in a PDF.")
-    same_as: int | None = Field(None, description="The rank of a result with the same text.")
-    metadata: dict[str, Any]
-    confidence: float | None = Field(
-        None,
-        description="How often a first result that stands out as far is right, among questions of "
-        "which the text answers half; as measured without labels.",
-    )
-    explanation: Explanation | None = None
-
-
 class SearchResults(AnswerModel):
     """Results of a search, best first."""
 
     object: Literal["list"] = "list"
+    query: str
     model: str
     mode: str
     milliseconds: float
@@ -206,7 +170,7 @@ class SearchResults(AnswerModel):
         description="Whether the first result answers the query: sure, perhaps, or unlikely (there "
         "is probably no answer in these documents). Null: not known.",
     )
-    data: list[SearchResult]
+    data: list[Result]
     note: str | None = None
     "While the vectors of a folder are made: that it was searched by words, and how far they are."
 

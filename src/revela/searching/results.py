@@ -1,0 +1,114 @@
+"""Results of a search as programs get them, over HTTP and by ``revela search --json``, and as the
+command line prints them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal
+
+from revela.searching.index_search import distinct
+from revela.searching.snippets import Snippet, heading_of
+from revela.types import Explanation, Hits
+
+if TYPE_CHECKING:
+    from revela.searching.index import Index
+    from revela.searching.word_search import Words
+
+WHOLE = 10**6  # characters: all of a passage
+
+
+@dataclass(frozen=True)
+class Marked:
+    """Plain text, and the begin and end of each place in it that is marked, in code points."""
+
+    text: str
+    marks: list[list[int]]
+
+    @classmethod
+    def of(cls, shown: Snippet) -> Marked:
+        return cls(shown.text, [list(mark) for mark in shown.marks])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A document with its best chunk."""
+
+    __pydantic_config__ = {"use_attribute_docstrings": True}  # noqa: RUF012  (read by pydantic)
+
+    object: Literal["search.result"] = "search.result"
+    rank: int
+    id: str
+    score: float
+    title: str
+    heading: str
+    "The title and the headings that the text begins with, or the id."
+    text: str
+    snippet: Marked
+    "Where the rarest words of the query stand in the text."
+    passage: Marked | None = None
+    "All of the text as it is shown."
+    chunk: int
+    url: str | None = None
+    "The document's address, if the server knows it."
+    path: str | None = None
+    "The document's file, on a server that answers its own machine only."
+    line: int | None = None
+    "The line of the first mark in a file of text."
+    page: int | None = None
+    "Its page in a PDF."
+    same_as: int | None = None
+    "The rank of a result with the same text."
+    metadata: Mapping[str, Any]
+    confidence: float | None = None
+    """How often a first result that stands out as far is right, among questions of which the text
+    answers half; as measured without labels."""
+    explanation: Explanation | None = None
+
+
+def results_of(
+    index: Words | Index, query: str, hits: Hits, *, whole: bool = False, with_files: bool = True
+) -> list[Result]:
+    """Hits of an index as results, in their order.
+
+    Args:
+        whole: also give all of each passage as it is shown.
+        with_files: name their files.
+    """
+    snippets = index.snippets(query, hits)
+    passages = index.snippets(query, hits, WHOLE) if whole else [None] * len(hits)
+    results = list[Result]()
+    for hit, shown, passage in zip(hits, snippets, passages, strict=True):
+        file = index.file(hit.id) if with_files else None
+        results.append(
+            Result(
+                rank=len(results) + 1,
+                id=hit.id,
+                score=hit.score,
+                title=hit.title,
+                heading=heading_of(hit),
+                text=hit.text,
+                snippet=Marked.of(shown),
+                passage=passage and Marked.of(passage),
+                chunk=hit.chunk,
+                path=str(file) if file else None,
+                line=shown.line,
+                page=shown.page,
+                metadata=hit.metadata,
+                confidence=hit.confidence,
+                explanation=hit.explanation,
+            )
+        )
+    return ranked(results)
+
+
+def ranked(*several: Sequence[Result]) -> list[Result]:
+    """Results of one index, or of several, best first, with their ranks; one whose text an earlier
+    one has names it.
+    """
+    best = sorted(chain(*several), key=lambda result: -result.score)
+    groups = distinct(best, len(best))
+    same = {copy: first + 1 for first, copies in groups.items() for copy in copies}
+    return [replace(result, rank=i + 1, same_as=same.get(i)) for i, result in enumerate(best)]
