@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sqlite3
@@ -402,3 +403,41 @@ def test_copies_come_after_their_original_and_rows_name_their_file(
     assert [hit["same_as"] for hit in hits] == [None, 1, 1] and hits[0]["id"] == "a.md"
     out = succeeds("search", folder, "violin", *given)
     assert f"1. 17 in {folder / 'rows.csv'}  [" in out
+
+
+def test_a_folder_is_filtered_by_place_date_type_and_language(
+    search, refused, static_folder, cache, tmp_path
+):
+    folder = tmp_path / "notes"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "a.md").write_text("# Visit\n\nThe castle opens at nine in the morning.\n")
+    os.utime(folder / "a.md", (1.5e9, 1.5e9))  # 2017-07-14
+    front = "---\ndate: 2021-03-05 10:00\n---\n\nDas Schloss castle ist ab neun Uhr geöffnet.\n"
+    (folder / "sub" / "b.md").write_text(front)
+    mail = "From: a@b.c\nDate: Tue, 5 May 2020 23:00:00 +0200\nSubject: castle\n\nA castle.\n"
+    (folder / "sub" / "c.eml").write_text(mail)
+    (folder / "rows.csv").write_text("id,text,date\n1,an old castle,2022-01\n")
+    days = {
+        "a.md": "2017-07-14",
+        "sub/b.md": "2021-03-05",
+        "sub/c.eml": "2020-05-05",
+        "1": "2022-01",
+    }
+    given = ("castle", "--mode lexical --top 9 --model", static_folder)
+    hits, _ = search(folder, *given)
+    assert {hit["id"]: hit["date"] for hit in hits} == days
+    assert {hit["id"]: hit["type"] for hit in hits} == {
+        **dict.fromkeys(("a.md", "sub/b.md"), "md"), "sub/c.eml": "eml", "1": "csv",
+    }  # fmt: skip
+    for flags, wanted in {
+        "--folder sub/ --until 2020": ["sub/c.eml"],
+        "--since 2021": ["1", "sub/b.md"],
+        "--type csv,eml": ["1", "sub/c.eml"],
+        "--language de": ["sub/b.md"],
+        "--title visit --where": ["a.md"],
+    }.items():
+        where = ["type = 'md' -- Markdown"] if flags.endswith("--where") else []
+        found, _ = search(folder, *given, flags, *where)
+        assert sorted(hit["id"] for hit in found) == wanted, flags
+    err = refused("search", folder, *given, "--since", "yesterday")
+    assert "a date is a year, a month or a day such as 2024-05-31, not 'yesterday'" in err

@@ -201,6 +201,8 @@ class Hit:
             (calibration.py); None if the index was not calibrated.
         line: line of a text file where the chunk begins, from 1.
         page: page of a PDF where the chunk begins, from 1.
+        date, type, language: of the document: in ISO 8601 (that of the mail or front matter, else
+            of the file's last change), the ending of its file (pdf), and a code (en).
     """
 
     id: str
@@ -213,6 +215,9 @@ class Hit:
     explanation: Explanation | None = None
     line: int | None = None
     page: int | None = None
+    date: str | None = None
+    type: str | None = None
+    language: str | None = None
 
 
 class Hits(list[Hit]):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from letters import Letters, build
 
 from revela.errors import RevelaError
-from revela.searching.filters import FILTER_LIMIT, where_sql
+from revela.searching.filters import FILTER_LIMIT, Narrow, where_sql
 from revela.searching.index import Index
 from revela.types import Document
 
@@ -29,6 +30,8 @@ OPERATORS = {
     "lte": lambda a, b: a <= b,
     "in": lambda a, b: a in b,
     "not_in": lambda a, b: a not in b,
+    "prefix": str.startswith,
+    "contains": lambda a, b: b.lower() in a.lower(),
 }
 """A row's value and the filter's; neither is null."""
 
@@ -72,6 +75,9 @@ CONDITIONS = st.one_of(
     of_column("price in €", [*PRICES, 2]),
     of_column("open", [True, False]),
     of_column("select", NAMES),
+    st.tuples(
+        st.sampled_from(["prefix", "contains"]), st.sampled_from([*NAMES, "E", "IT", "É"])
+    ).map(lambda test: {"select": {test[0]: test[1]}}),
 )
 FILTERS = st.recursive(
     CONDITIONS,
@@ -123,11 +129,16 @@ def test_an_empty_filter_selects_everything_and_ids_and_titles_are_columns(index
 
 
 REFUSED = [
-    ({"colour": 1}, "no column colour, only id, title, year"),
+    ({"colour": 1}, "no column colour, only id, title, date, type, language, year"),
     ({"year` > 0 or `year": 1}, "no column year` > 0"),
     ({"year": {"like": 1}}, "no operator like, only eq, ne"),
     ({"year": {"> 0 or 1 =": 1}}, "no operator > 0 or"),
     ({"year": "2020"}, "year holds int64, not '2020'"),
+    ({"year": {"prefix": "2"}}, "no operator prefix, only eq, ne"),
+    ({"id": {"contains": 2}}, "id holds string, not 2"),
+    ({"date": {"gt": "soon"}}, "a date is a year, a month or a day such as 2024-05-31, not 'soon'"),
+    ({"date": "2023-02-29"}, "a date is a year"),
+    ({"date": {"lte": 2024}}, "a date is a year"),
     ({"year": 2020.5}, "year holds int64, not 2020.5"),
     ({"year": 2**63}, "year holds int64"),
     ({"year": 10**400}, "year holds int64"),
@@ -237,3 +248,51 @@ def test_any_json_gives_plain_comparisons_or_one_sentence(where):
         assert len(str(error)) < 300
         return
     assert not TOKEN.sub("", sql)
+
+
+DATES = ["2023-12-31", "2024-01-01", "2024-05-31", "2024-06-01", "2024", None]
+SELECTED = [
+    (Narrow(since="2024-05"), {"2", "3"}),
+    (Narrow(until="2024-05"), {"0", "1", "2", "4"}),
+    (Narrow(since="2024", until="2024-01-01"), {"1", "4"}),
+    (Narrow(folder="a/b"), {"a/b/1", "a/b"}),
+    (Narrow(folder="a/"), {"a/b/1", "a/b", "a/bc"}),
+    (Narrow(type=".PDF, md"), {"0", "3"}),
+    (Narrow(language="de", title="TITLE"), {"1"}),
+]
+
+
+@pytest.fixture(scope="module")
+def dated(tmp_path_factory):
+    documents = [
+        Document(str(i), "a b", metadata={"date": day} if day else {})
+        for i, day in enumerate(DATES)
+    ]
+    kinds = ({"type": "pdf"}, {"language": "de"}, {}, {"type": "md"}, {}, {"language": "de"})
+    documents = [
+        replace(one, metadata={**one.metadata, **kind}, title="A Title" if one.id == "1" else "")
+        for one, kind in zip(documents, kinds, strict=True)
+    ]
+    documents += [Document("a/b/1", "a b"), Document("a/b", "a b"), Document("a/bc", "a b")]
+    return build(tmp_path_factory.mktemp("dated") / "index", documents, metadata=("date",))
+
+
+@pytest.mark.parametrize(("narrow", "wanted"), SELECTED)
+def test_short_filters_select_what_they_say(dated, narrow, wanted):
+    found = dated.search("ab", 40, "dense", narrow.and_also({"id": {"ne": "x"}}))
+    assert {hit.id for hit in found} == wanted
+
+
+@pytest.mark.parametrize(
+    ("test", "wanted"),
+    [
+        ("2024", "1234"),
+        ({"ne": "2024-01"}, "0234"),
+        ({"gt": "2024-01"}, "23"),
+        ({"lt": "2024"}, "0"),
+    ],
+)
+def test_a_date_is_all_of_its_days(dated, test, wanted):
+    found = dated.search("ab", 40, "dense", {"date": test})
+    assert {hit.id for hit in found} == {*wanted}
+    assert all(hit.date == DATES[int(hit.id)] for hit in found) and not dated.info.columns

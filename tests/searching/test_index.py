@@ -224,7 +224,7 @@ def test_one_hit_a_document_with_its_best_chunk(tmp_path):
     assert hits == [("long", 1, "bbbb bbbb bbbb."), ("near", 0, "aaaa bbbb.")]
     # 30 chunks of one document do not hide the others.
     assert [h.id for h in made.search("aaaa", 3, "dense")] == ["long", "near", "other"]
-    hit = Hit("other", pytest.approx(1, abs=5), "about", "cccc cccc.")
+    hit = Hit("other", pytest.approx(1, abs=5), "about", "cccc cccc.", language="en")
     assert made.search("cccc", 1, "lexical")[0] == hit
 
 
@@ -284,7 +284,7 @@ def test_wrong_filters_are_one_sentence(index):
     ]:
         with pytest.raises(RevelaError, match=why) as caught:
             index.search("abba", 5, where=wrong)
-        columns = "id, chunk, title, passage, first_line, first_page, year"
+        columns = "id, chunk, title, passage, first_line, first_page, date, type, language, year"
         assert columns in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(RevelaError, match="longer than"):
         index.search("abba", 5, where="year > 1 and " * 2000 + "year > 1")

@@ -18,6 +18,7 @@ from revela.searching.index import Index
 from revela.searching.ingest import Counts
 from revela.searching.server.lifecycle import sync_periodically
 from revela.text.load import read_corpus
+from revela.text.readers import read_file
 from revela.types import Document
 
 TEXTS = {f"d{i}": f"abba{i} cede{i} fade{i} gaga{i} hehe{i}" for i in range(12)}
@@ -232,7 +233,7 @@ def test_files_are_read_again_by_newer_readers_which_say_so(synced, monkeypatch,
     def newer(file, fields, report):
         read.append(file.name)
         text = file.path.read_text().replace("abba3", "bullet points")
-        yield Document(file.name, text)
+        yield from (replace(one, text=text) for one in read_file(file, fields, report))
 
     with monkeypatch.context() as patch:
         patch.setattr("revela.searching.sync.read_file", newer)

@@ -126,10 +126,12 @@ class Job:
         Raises:
             RevelaError: it was made with other settings than the flags.
         """
+        from revela.searching.filters import OWN_COLUMNS
         from revela.searching.index import Index
 
         opened = Index.open(self.out, self.model, precision=self.precision, prompts=self.prompts)
-        other_columns = self.metadata and set(self.metadata) != set(opened.info.columns)
+        asked = {*self.metadata} - OWN_COLUMNS.keys()
+        other_columns = asked and asked != set(opened.info.columns)
         if self.settings not in (INDEXING, opened.info.settings) or other_columns:
             raise RevelaError(
                 f"{self.out} was made with other settings or metadata: omit those flags, or make a "
@@ -190,7 +192,13 @@ def write_at_once(job: Job, append: bool) -> tuple[Index, Counts]:
     else:
         unfinished_in(job.out)  # refuses a folder that is taken
     documents, report = read_corpus(
-        job.corpus, job.reading, distinct=False, min_words=1, metadata=fields, rename_repeated=True
+        job.corpus,
+        job.reading,
+        distinct=False,
+        min_words=1,
+        metadata=fields,
+        for_search=True,
+        rename_repeated=True,
     )
     print_report(report)
     if index is None:

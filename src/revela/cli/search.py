@@ -16,10 +16,13 @@ from revela.cli.flags import PROMPTS, Flat, PromptFlags
 from revela.cli.printing import print_answer, print_json, print_results
 from revela.errors import RevelaError
 from revela.ranking.steps import Rerank
+from revela.searching.filters import Narrow, both, where_sql
 
 if TYPE_CHECKING:
     from revela.searching.index import Index
     from revela.searching.word_search import Words
+
+NARROW = Narrow()
 
 
 def search(
@@ -33,6 +36,7 @@ def search(
     rerank: Rerank | None = None,
     top: Annotated[int, Parameter(alias="-k")] = 5,
     where: str | None = None,
+    narrow: Annotated[Narrow, Flat] = NARROW,
     model: str | None = None,
     prompts: Annotated[PromptFlags, Flat] = PROMPTS,
     min_score: float | None = None,
@@ -68,7 +72,8 @@ def search(
         Number of documents; each is printed with its best passage, and those with the same passage
         are named beside it.
     where:
-        Filter in SQL over the index's metadata, id and title: "year > 2020 and lang = 'en'".
+        Filter in SQL over id, title, date, type, language and the index's metadata:
+        "year > 2020 and lang = 'en'".
     model:
         Of a folder: the model that makes its vectors; by default embedded:minilm-l6 for English
         text, and embedded:e5-small for other languages and mixtures. Of an index: where its model
@@ -89,6 +94,7 @@ def search(
 
     asked = read_queries(queries) if queries else {"": query}
     on_partial_index = None
+    where = both(where_sql(narrow.and_also(), {}), where or "")
     is_whole = as_json or where or mode == "dense" or min_score is not None
     if len(folders) == 1 and not (queries or is_whole):
         on_partial_index = partial(_print_first_answer, query, top)

@@ -13,7 +13,7 @@ from revela.errors import RevelaError
 from revela.files import atomic_write, check_free
 from revela.searching.ingest import BATCH, Batch, encode_rows
 from revela.searching.manifest import Info
-from revela.searching.rows import HIT_COLUMNS
+from revela.searching.rows import HIT_COLUMNS, About
 from revela.text.parallel import batches
 from revela.types import Document
 
@@ -72,5 +72,6 @@ def public_rows(rows: Any, info: Info) -> Any:
     texts = [passage[len(title) + 1 :] if title else passage for title, passage in pairs]
     own = {"id": rows["id"], "chunk": rows["chunk"], "title": rows["title"], "text": texts}
     own |= {"line": rows["first_line"], "page": rows["first_page"]}
+    own |= {name: rows[name] for name in About._fields}
     metadata = {name: rows[name] for name in info.columns if name not in own}
     return pa.table({**own, **metadata, "vector": rows["vector"]})

@@ -10,32 +10,73 @@ import math
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import regex
 
 from revela.errors import QueryError
+from revela.text.dates import iso_date
 from revela.text.letters import LETTER
 
 FILTER_LIMIT = 10_000  # characters of SQL
 MAX_DEPTH = 20
-OWN_COLUMNS = {"id": "string", "title": "string"}  # of every index
+# Of every index; a date is a string in ISO 8601.
+OWN_COLUMNS = dict.fromkeys(("id", "title", "date", "type", "language"), "string")
 COMPARISONS = {"eq": "=", "ne": "!=", "gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 MEMBERSHIP = {"in": "in", "not_in": "not in"}
+PARTS = {"prefix": "starts_with({}, {})", "contains": "contains(lower({}), lower({}))"}
 EXAMPLE = '{"year": {"gt": 2020}, "lang": "en"}'
 
 _PHRASE = re.compile(r"""(?<!\w)["“„«»]([^"“”„«»]*)["“”«»](?!\w)""")
 _SPACED = regex.compile(LETTER, regex.V1)
 
 
+@dataclass(frozen=True)
+class Narrow:
+    """Only documents that meet all of these."""
+
+    folder: str = ""
+    "In this folder, by the path that results show; or this file."
+    since: str = ""
+    "Of this date or later: 2024, 2024-05 or 2024-05-31."
+    until: str = ""
+    "Of this date or earlier."
+    type: str = ""
+    "Whose files have this ending: pdf; or one of several: pdf,docx."
+    language: str = ""
+    "In this language: en; or one of several: en,de."
+    title: str = ""
+    "With this in their title, in any case."
+
+    def and_also(self, where: Mapping[str, object] | None = None) -> dict[str, object]:
+        """These, and another filter, as a filter in JSON; {} if there are none."""
+        folder = self.folder.rstrip("/")
+        within = {"or": [{"id": folder}, {"id": {"prefix": f"{folder}/"}}]}
+        several = {"type": self.type.lower().replace(".", ""), "language": self.language.lower()}
+        parts: list[Mapping[str, object] | None] = [
+            within if folder else None,
+            {"date": {"gte": self.since}} if self.since else None,
+            {"date": {"lte": self.until}} if self.until else None,
+            *({n: {"in": [v.strip() for v in of.split(",")]}} for n, of in several.items() if of),
+            {"title": {"contains": self.title}} if self.title else None,
+            where,
+        ]
+        given = [part for part in parts if part]
+        return {"and": given} if given else {}
+
+
 def where_sql(where: str | Mapping[str, object], columns: Mapping[str, str]) -> str:
     """A filter as SQL; a string is SQL already and stays as it is.
 
     A column maps to a value, or to operators and their values: eq, ne, gt, gte, lt, lte, in,
-    not_in. ``"and"`` and ``"or"`` map to a list of filters, ``"not"`` to a filter. All entries of
-    an object must hold. A row without a value fails every comparison but ``{"column": null}``, and
-    ``"not"`` selects every row that its filter does not.
+    not_in; of text, prefix, and contains in any case. A date is a year, a month or a day, and all
+    of it: ``{"date": {"lte": "2024-05"}}`` selects the 31st of May, too. ``"and"`` and ``"or"`` map
+    to a list of filters, ``"not"`` to a filter. All entries of an object must hold. A row without a
+    value fails every comparison but ``{"column": null}``, and ``"not"`` selects every row that its
+    filter does not.
 
-    ``columns`` are the index's metadata and their Arrow types; JSON may name these, id and title.
+    ``columns`` are the index's metadata and their Arrow types; JSON may name these, and those of
+    ``OWN_COLUMNS``.
 
     Example:
         >>> where_sql({"year": {"gte": 2019, "lt": 2021}}, {"year": "int64"})
@@ -66,7 +107,12 @@ def phrases(query: str) -> list[str]:
 def with_phrases(where: str, query: str) -> str:
     """A filter in SQL that also selects passages with all phrases of a query."""
     parts = [f"regexp_like(passage, {_quoted(phrase)}, 'i')" for phrase in phrases(query)]
-    return " and ".join([*parts, f"({where}\n)"] if where and parts else parts or [where])
+    return both(" and ".join(parts), where)
+
+
+def both(first: str, second: str) -> str:
+    """A filter in SQL of two; "" is no filter. The second may end with a comment."""
+    return f"{first} and ({second}\n)" if first and second else first or second
 
 
 def id_filter(documents: Iterable[str]) -> str:
@@ -125,13 +171,29 @@ def _condition(name: str, operator: object, value: object, kind: str) -> str:
         if not isinstance(value, list | tuple) or not value:
             raise _error(f"{operator} takes a list of values", value)
         values = _join(", ", (_literal(item, name, kind) for item in value))
-        comparison = f"{MEMBERSHIP[str(operator)]} ({values})"
+        test = f"{column} {MEMBERSHIP[str(operator)]} ({values})"
     elif operator in COMPARISONS:
-        comparison = f"{COMPARISONS[str(operator)]} {_literal(value, name, kind)}"
+        sign = COMPARISONS[str(operator)]
+        if name == "date":
+            test = _date_test(column, sign, value)
+        else:
+            test = f"{column} {sign} {_literal(value, name, kind)}"
+    elif operator in PARTS and kind == "string":
+        test = PARTS[str(operator)].format(column, _literal(value, name, kind))
     else:
-        known = ", ".join([*COMPARISONS, *MEMBERSHIP])
+        known = ", ".join([*COMPARISONS, *MEMBERSHIP, *(PARTS if kind == "string" else ())])
         raise _error(f"there is no operator {str(operator)[:40]}, only {known}")
-    return f"{column} is not null and {column} {comparison}"
+    return f"{column} is not null and {test}"
+
+
+def _date_test(column: str, sign: str, value: object) -> str:
+    """A comparison with all days of a date."""
+    if not isinstance(value, str) or iso_date(value) != value:
+        raise _error("a date is a year, a month or a day such as 2024-05-31", value)
+    if sign in ("=", "!="):
+        return f"{'not ' * (sign == '!=')}starts_with({column}, {_quoted(value)})"
+    end = "~" * (sign in (">", "<="))  # after - and digits
+    return f"{column} {sign} {_quoted(value + end)}"
 
 
 def _literal(value: object, name: str, kind: str) -> str:

@@ -26,7 +26,7 @@ from revela.ranking.bm25 import Weight, term_weights
 from revela.ranking.calibration import Calibration
 from revela.ranking.fusion import Fusion, check_weight
 from revela.ranking.steps import Mode, Rerank, SearchOptions, check_query
-from revela.searching.filters import where_sql, with_phrases
+from revela.searching.filters import OWN_COLUMNS, where_sql, with_phrases
 from revela.searching.index_search import IndexStore, hit_of, hits_of
 from revela.searching.manifest import Indexing, Info, new_info
 from revela.searching.rows import check_columns
@@ -140,7 +140,8 @@ class Index:
             prompts: prefixes of queries and of passages, as ``encoder`` was loaded with; None keeps
                 the model's own.
         """
-        check_columns(metadata or ())
+        metadata = {n: k for n, k in (metadata or {}).items() if n not in OWN_COLUMNS}
+        check_columns(metadata)
         check_language(settings.language)
         path = resolve(str(model))
         check_dimensions(path, settings.dimensions)
@@ -151,7 +152,7 @@ class Index:
 
             encoder = load_encoder(path, "auto", prompts=prompts)
         return cls.begin(
-            Path(folder), new_info(path, encoder, settings, metadata or {}, prompts), encoder
+            Path(folder), new_info(path, encoder, settings, metadata, prompts), encoder
         )
 
     @classmethod

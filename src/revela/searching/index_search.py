@@ -16,7 +16,8 @@ from revela.encoders.base import TextEncoder
 from revela.ranking.fusion import FusionRule, Owner, Scores, best_first
 from revela.ranking.late_interaction import encode_packed
 from revela.ranking.steps import SearchOptions, search
-from revela.searching.filters import id_filter
+from revela.searching.filters import both, id_filter
+from revela.searching.rows import HIT_COLUMNS
 from revela.searching.state import State
 from revela.searching.table import Table
 from revela.text.analyzer import Analyzer, file_name_words, searched, spaced
@@ -64,9 +65,7 @@ class IndexStore:
             if len(documents) >= options.k or max(len(near), len(match)) < depth:
                 return best_first(nearest), best_first(matching)
             # A few long documents fill the lists: search again without them.
-            where = f"not {id_filter(documents)}"
-            if options.where:
-                where += f" and ({options.where}\n)"
+            where = both(f"not {id_filter(documents)}", options.where)
 
     def owner(self, row: int) -> Owner:
         return self._owners[row]
@@ -159,5 +158,7 @@ def hit_of(
     title, passage = row["title"], row["passage"]
     text = passage[len(title) + 1 :] if title else passage
     metadata = {name: row[name] for name in columns if not is_missing(row[name])}
-    about = metadata, confidence, explanation, row["first_line"], row["first_page"]
-    return Hit(row["id"], score, title, text, row["chunk"], *about)
+    about = (row[name] for name in HIT_COLUMNS[4:])
+    return Hit(
+        row["id"], score, title, text, row["chunk"], metadata, confidence, explanation, *about
+    )

@@ -23,7 +23,7 @@ from revela.errors import RevelaError
 from revela.ranking.late_interaction import encode_packed
 from revela.searching.locations import Start, starts
 from revela.searching.manifest import Info
-from revela.searching.rows import Row, Stored, arrow_rows, as_column
+from revela.searching.rows import About, Row, Stored, arrow_rows, as_column
 from revela.searching.table import Table, as_stored
 from revela.terminal import counted
 from revela.text.analyzer import Analyzer, searched
@@ -108,7 +108,8 @@ class Batch(NamedTuple):
         rows = list[Row]()
         for document in changed:
             columns = info.columns.items()
-            rest = digests[document.id], [as_column(document, *of, folder) for of in columns]
+            metadata = [as_column(document, *of, folder) for of in columns]
+            rest = About.of(document, info.language), digests[document.id], metadata
             passages = passages_of(document, info.settings.chunk_words)
             rows += (Row(document.id, i, *passage, *rest) for i, passage in enumerate(passages))
         new, unchanged = len(changed) - len(replaced), len(documents) - len(changed)

@@ -61,6 +61,12 @@ class Result:
     "Its page in a PDF."
     same_as: int | None = None
     "The rank of a result with the same text."
+    date: str | None = None
+    "In ISO 8601: that of the mail or the front matter, or else of the file's last change."
+    type: str | None = None
+    "The ending of its file: pdf."
+    language: str | None = None
+    "Its code: en."
     metadata: Mapping[str, Any]
     confidence: float | None = None
     """How often a first result that stands out as far is right, among questions of which the text
@@ -96,6 +102,9 @@ def results_of(
                 path=str(file) if file else None,
                 line=shown.line,
                 page=shown.page,
+                date=hit.date,
+                type=hit.type,
+                language=hit.language,
                 metadata=hit.metadata,
                 confidence=hit.confidence,
                 explanation=hit.explanation,

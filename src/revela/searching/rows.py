@@ -18,14 +18,39 @@ import numpy as np
 
 from revela.errors import RevelaError
 from revela.searching.manifest import Info
+from revela.text.analyzer import language_of
+from revela.text.dates import iso_date
 from revela.types import Document, Value, Vectors, check_unicode, is_missing
 
 if TYPE_CHECKING:
     from revela.searching.locations import Start
 
-# Columns of a hit, before those of metadata.
-HIT_COLUMNS = ("id", "chunk", "title", "passage", "first_line", "first_page")
-RESERVED = (*HIT_COLUMNS, "chunks", "terms", "digest", "vector", "tokens")
+# Columns of a hit, before those of metadata; the last ones are in every index, for filters.
+HIT_COLUMNS = (
+    *("id", "chunk", "title", "passage", "first_line", "first_page"),
+    *("date", "type", "language"),
+)
+RESERVED = (*HIT_COLUMNS[:6], "chunks", "terms", "digest", "vector", "tokens")
+
+
+class About(NamedTuple):
+    """What every document can be filtered by: its date in ISO 8601, the ending of its file, and
+    its language; None where they are not known.
+    """
+
+    date: str | None
+    type: str | None
+    language: str | None
+
+    @classmethod
+    def of(cls, document: Document, languages: str) -> About:
+        """Those of a document of an index in these languages; its own metadata come first."""
+        given = document.metadata
+        language = str(given.get("language") or "")
+        if not language and document.kind == "prose":
+            language = language_of(document.full_text, languages)
+        kind = str(given.get("type") or "")
+        return cls(iso_date(given.get("date")) or None, kind or None, language or None)
 
 
 class Row(NamedTuple):
@@ -36,6 +61,7 @@ class Row(NamedTuple):
     title: str
     text: str
     start: Start
+    about: About
     digest: str
     metadata: Sequence[Value | None]
 
@@ -64,6 +90,9 @@ def schema_of(info: Info) -> Any:
         "passage": pa.string(),
         "first_line": pa.int32(),
         "first_page": pa.int32(),
+        "date": pa.string(),
+        "type": pa.string(),
+        "language": pa.string(),
         "digest": pa.string(),
         "vector": pa.list_(pa.float32(), info.width),
         "terms": pa.string(),
@@ -83,7 +112,7 @@ def arrow_rows(
     schema, chunks = schema_of(info), Counter(row.id for row in rows)
     names = ("id", "chunk", "chunks", *HIT_COLUMNS[2:], "digest", *info.columns)
     values = (
-        (r.id, r.chunk, chunks[r.id], r.title, r.passage, *r.start, r.digest, *r.metadata)
+        (r.id, r.chunk, chunks[r.id], r.title, r.passage, *r.start, *r.about, r.digest, *r.metadata)
         for r in rows
     )
     columns = zip(names, zip(*values, strict=True), strict=True)
@@ -107,7 +136,7 @@ def metadata_columns(documents: Iterable[Document], fields: Sequence[str]) -> di
         >>> metadata_columns([Document("a", "text", metadata={"year": 2020})], ["year"])
         {'year': 'int64'}
     """
-    kinds: dict[str, set[str]] = {name: set() for name in fields}
+    kinds: dict[str, set[str]] = {name: set() for name in fields if name not in About._fields}
     for document in documents if fields else ():
         for name, found in kinds.items():
             if (value := document.metadata.get(name)) is not None:

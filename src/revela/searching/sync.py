@@ -63,7 +63,7 @@ class Scan:
         self.reading, self.report = reading, ReadReport()
         self.read: list[FileState] = []  # new and changed files
         self.touched: list[FileState] = []  # files with another time of change and the same digest
-        self._fields = reading.fields(metadata)
+        self._fields = reading.fields(metadata, for_search=True)
         self.listed = dict(self._list())
         self._owner_of, self._is_first = owner_of, first_claim()
         self._unchanged: Set[str] = frozenset()

@@ -327,6 +327,23 @@ def detect(texts: Sequence[str]) -> str:
     return "+".join(sorted(chosen, key=lambda code: -chosen[code])) or "none"
 
 
+def language_of(text: str, languages: str) -> str:
+    """The language of a text among others in these ``languages`` (``detect``): that of its script
+    unless it is surely another; "" if it has no letters.
+
+    >>> language_of("Les factures sont conservées pendant dix ans à la mairie.", "en+de")
+    'fr'
+    """
+    block = text[:BLOCK]
+    scripts = Counter(WRITTEN_WITH.get(s, s) for s in map(script_of, block) if s)
+    if not scripts:
+        return ""
+    ((script, _),) = scripts.most_common(1)
+    first = next(iter(_by_script(languages).get(script, ())), "")
+    votes = _votes(script, [(1.0, dict(_identifier().rank(block)))], first)
+    return max(votes, key=votes.__getitem__) or first
+
+
 def _votes(
     script: str, blocks: Sequence[tuple[float, dict[str, float]]], first: str
 ) -> dict[str, float]:

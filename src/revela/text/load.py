@@ -32,9 +32,9 @@ class Reading:
     join_titles: bool = False
     "Join neighbouring rows of one title: a file of passages becomes articles again."
 
-    def fields(self, metadata: Sequence[str] = ()) -> Fields:
+    def fields(self, metadata: Sequence[str] = (), for_search: bool = False) -> Fields:
         """The names of a row's fields."""
-        return Fields(self.text_field, self.title_field, tuple(metadata))
+        return Fields(self.text_field, self.title_field, tuple(metadata), for_search)
 
 
 READING = Reading()
@@ -50,6 +50,7 @@ def read_corpus(
     max_bad_share: float = 1.0,
     rename_repeated: bool = False,
     metadata: Sequence[str] = (),
+    for_search: bool = False,
     judged: Collection[str] = (),
 ) -> tuple[ArrowList[Document], ReadReport]:
     """Read all documents into a temporary file, in order of source, path and row.
@@ -64,6 +65,7 @@ def read_corpus(
         max_bad_share: RevelaError if a larger share of files and rows cannot be read.
         rename_repeated: use a row's place as its id if another row has the same id.
         metadata: other fields or columns to keep with each document.
+        for_search: also keep the date and the type of its file.
         judged: ids of documents that are never dropped, unless they are empty; near-duplicates of
             them are dropped first.
 
@@ -82,7 +84,7 @@ def read_corpus(
     report = ReadReport(judged=judged)
     if rename_repeated:
         report.claim = first_claim()
-    read = read_sources(sources, reading.fields(metadata), report)
+    read = read_sources(sources, reading.fields(metadata, for_search), report)
     if reading.join_titles:
         read = joined_by_title(read, report)
     bar = progress_bar("reading", "document", read)

@@ -108,9 +108,28 @@ def test_search_takes_filters(server):
     assert years == list(range(2030, 2040))
     about = httpx.get(server.url + "/v1/index").json()
     assert datetime.fromisoformat(about.pop("updated")) <= datetime.now(UTC)
-    columns = {"id": "string", "title": "string", "year": "int64", "lang": "string"}
+    own = ("id", "title", "date", "type", "language", "lang")
+    columns = dict.fromkeys(own, "string") | {"year": "int64"}
     known = dict(name="", model="tiny", documents=40, passages=40, tokens=True, rerank="none")
     assert about == {"object": "index", "columns": columns, **known}
+
+
+def test_search_is_an_address_too(server):
+    asked = {"query": "ocean01 ocean02", "k": 50, "mode": "dense", "title": "OCEAN"}
+    where = {"year": {"gte": 2030}, "lang": "en"}
+    found = post(server, SEARCH, {**asked, "where": where}).json()
+    params = asked | {"where": json.dumps(where)}
+    same = httpx.get(server.url + SEARCH, params=params).json()
+    assert found["data"] == same["data"] and same["query"] == asked["query"]
+    assert same["data"] and all("ocean" in hit["title"].lower() for hit in same["data"])
+    for wrong, said in (
+        ({"k": "many"}, "k: input should be a valid integer"),
+        ({"where": "year > 1"}, "where is a JSON object, not SQL"),
+        ({"year": 1}, "year: extra inputs are not permitted"),
+        ({"since": "May"}, "a date is a year, a month or a day"),
+    ):
+        answer = httpx.get(server.url + SEARCH, params=asked | wrong)
+        assert answer.status_code == 400 and said in answer.json()["error"]["message"]
 
 
 def test_results_say_where_their_words_stand(make_service, encoder, tmp_path):

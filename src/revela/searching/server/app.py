@@ -17,11 +17,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from anyio import to_thread
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Query, Response
 from prometheus_fastapi_instrumentator import Instrumentator
 from pydantic_core import to_json
 from starlette.middleware import Middleware
@@ -39,7 +39,12 @@ from revela.searching.server.concurrency import ConcurrencyLimit, in_thread, tog
 from revela.searching.server.encoding import Encoding, ServedModel
 from revela.searching.server.errors import ERROR_HANDLERS, APIError, no_such_model
 from revela.searching.server.middleware import BodyLimit, Guard
-from revela.searching.server.schemas import EmbeddingRequest, RerankRequest, SearchRequest
+from revela.searching.server.schemas import (
+    EmbeddingRequest,
+    RerankRequest,
+    SearchParameters,
+    SearchRequest,
+)
 from revela.searching.word_search import Words
 from revela.types import ROLES, Hits, Role, Vectors, shortened
 
@@ -89,6 +94,7 @@ class SearchService:
         app.get("/", **_as_text("text/html"))(self.page)
         app.head("/", include_in_schema=False)(self.page)
         app.get("/v1/index")(self.index_info)
+        app.get("/v1/search")(self.search_by_address)
         app.post("/v1/search")(self.search)
         self.add_routes(app)
         return app
@@ -128,6 +134,12 @@ class SearchService:
             rerank="none",
         )
 
+    async def search_by_address(
+        self, asked: Annotated[SearchParameters, Query()]
+    ) -> schemas.SearchResults:
+        """Search, with a link that can be kept."""
+        return await self.search(asked)
+
     async def search(self, body: SearchRequest) -> schemas.SearchResults:
         """Search: the best documents, each with its best passage."""
         start = time.perf_counter()
@@ -149,8 +161,9 @@ class SearchService:
     async def _search(self, body: SearchRequest) -> tuple[Hits, list[Result]]:
         if body.mode == "dense" or body.rerank == "late-interaction":
             await self.not_yet()
+        where = body.options()["where"]
         find = partial(self.index.search, body.query, body.k)
-        find = partial(find, where=body.where, min_score=body.min_score)
+        find = partial(find, where=where, min_score=body.min_score)
         return await in_thread(self.search_threads, partial(self._found, body, find))
 
     def _found(self, body: SearchRequest, find: Callable[[], Hits]) -> tuple[Hits, list[Result]]:

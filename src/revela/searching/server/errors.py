@@ -66,7 +66,8 @@ async def _http_error(_: Request, error: HTTPException) -> JSONResponse:
 async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
     """Answer with the first error of a body that does not fit its model."""
     first = error.errors()[0]
-    if "json" not in request.headers.get("content-type", ""):
+    in_address = first["loc"][0] == "query"
+    if not in_address and "json" not in request.headers.get("content-type", ""):
         message = "the body must be JSON: send it with content-type application/json"
         return APIError(400, message).response()
     in_json = first["type"] == "json_invalid"  # its place is an offset

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import fields
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -17,7 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticKnownError
 
 from revela.ranking.steps import Rerank
-from revela.searching.filters import EXAMPLE
+from revela.searching.filters import EXAMPLE, Narrow
 from revela.searching.results import Result
 from revela.searching.server.errors import APIError
 from revela.types import Answer, Role, is_unicode
@@ -49,6 +51,13 @@ def _no_sql(value: Any) -> Any:
     if isinstance(value, str):
         raise APIError(400, f"where is a JSON object, not SQL: send one such as {EXAMPLE}", "where")
     return value
+
+
+def _from_json(value: Any) -> Any:
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return _no_sql(value)
 
 
 def _unicode(text: str) -> str:
@@ -110,9 +119,15 @@ class SearchRequest(RequestModel):
     where: Annotated[dict[str, Any] | None, BeforeValidator(_no_sql)] = Field(
         None,
         description="Filter by columns of /v1/index. Operators: eq, ne, gt, gte, lt, lte, in, "
-        'not_in; "and", "or" and "not" combine filters.',
+        'not_in; of text, prefix and contains; "and", "or" and "not" combine filters.',
         examples=[{"year": {"gt": 2020}, "lang": "en"}],
     )
+    folder: str = Field("", description="Only documents in this folder, or this file.")
+    since: str = Field("", description="Of this date or later: 2024, 2024-05 or 2024-05-31.")
+    until: str = Field("", description="Of this date or earlier.")
+    type: str = Field("", description="Whose files have this ending: pdf; or one of: pdf,docx.")
+    language: str = Field("", description="In this language: en; or one of: en,de.")
+    title: str = Field("", description="With this in their title, in any case.")
     k: Integer = Field(10, ge=1, le=100, description="Maximum number of results.")
     min_score: float | None = Field(None, description="Leave out documents of a lower score.")
     explain: bool = Field(False, description="Say what words and vectors gave each result.")
@@ -120,7 +135,18 @@ class SearchRequest(RequestModel):
 
     def options(self) -> dict[str, Any]:
         """The options of ``Index.search``, by their names."""
-        return {name: value for name, value in self if name not in ("query", "marked")}
+        given = dict(self)
+        narrow = Narrow(**{field.name: given.pop(field.name) for field in fields(Narrow)})
+        del given["query"], given["marked"]
+        return given | {"where": narrow.and_also(self.where)}
+
+
+class SearchParameters(SearchRequest):
+    """The same as parameters of an address; ``where`` is JSON."""
+
+    model_config = ConfigDict(strict=False)
+
+    where: Annotated[dict[str, Any] | None, BeforeValidator(_from_json)] = None
 
 
 class RerankRequest(RequestModel):

@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 from revela.errors import RevelaError, first_line
 from revela.files import atomic_write
+from revela.text.dates import iso_date
 from revela.text.endings import suffix
 from revela.text.readers.common import (
     DamagedFile,
@@ -195,13 +197,25 @@ def _cleaned(document: Document) -> Document:
     return replace(document, text=squeeze(without_data(document.text)))
 
 
+def _dated(path: Path, document: Document) -> Document:
+    """A document with the type of its file, and the date that it names, or else that of its file's
+    last change, in ISO 8601.
+    """
+    given = document.metadata
+    changed = date.fromtimestamp(path.stat().st_mtime).isoformat()
+    about = {"type": suffix(path).removeprefix("."), "date": changed}
+    named = {"date": day} if (day := iso_date(given.get("date"))) else {}
+    return replace(document, metadata={**about, **given, "date": changed, **named})
+
+
 def read_file(file: File, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """The documents of a file."""
     path, name = file.path, file.name
     reader = READERS.get(suffix(path), read_text)
     with check_unchanged(path):
         try:
-            yield from map(_cleaned, reader(path, name, fields, report))
+            documents = map(_cleaned, reader(path, name, fields, report))
+            yield from map(partial(_dated, path), documents) if fields.for_search else documents
         except UnsupportedFile as error:
             if file.given_by_name:
                 raise RevelaError(f"{path}: {error}") from error

@@ -10,6 +10,7 @@ from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from email.message import EmailMessage
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from revela.errors import first_line
@@ -66,7 +67,9 @@ def _document(raw: bytes, name: str, report: ReadReport) -> Iterator[Document]:
             return
         text = "\n\n".join(dict.fromkeys(filter(None, [_body(message), *_attached(message)])))
         text = f"{_headers(message, NAMED)}\n\n{text}"
-        document = Document(name, without_surrogates(text).strip(), _header(message, "Subject"))
+        metadata = {"date": sent} if (sent := _date(message)) else {}
+        subject = _header(message, "Subject")
+        document = Document(name, without_surrogates(text).strip(), subject, metadata=metadata)
     except Exception as error:  # the library's, for a message that must not cost the later ones
         report.skip("damaged mail", f"{name}: {first_line(error)[:80]}", bad=True)
     else:
@@ -104,6 +107,14 @@ def _header(message: EmailMessage, key: str) -> str:
     try:
         return " ".join(str(message.get(key, "")).split())
     except Exception:  # the library fails on some broken headers
+        return ""
+
+
+def _date(message: EmailMessage) -> str:
+    """The day on which a message was sent, in ISO 8601; "" if it is unknown."""
+    try:
+        return parsedate_to_datetime(_header(message, "Date")).date().isoformat()
+    except (TypeError, ValueError):
         return ""
 
 

@@ -27,11 +27,21 @@ PROGRAMMING = frozenset(
 
 @dataclass(frozen=True)
 class Fields:
-    """Names of a row's fields. The text is required; the title and metadata are optional."""
+    """Names of a row's fields. The text is required; the title and metadata are optional.
+
+    Attributes:
+        for_search: also keep what every index can be filtered by: the date and the type of files.
+    """
 
     text: str
     title: str
     metadata: tuple[str, ...] = ()
+    for_search: bool = False
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The metadata that are kept."""
+        return (*self.metadata, "date") if self.for_search else self.metadata
 
 
 def document_of(
@@ -56,7 +66,7 @@ def document_of(
         key = ""
     key = key or where
     title = "" if is_missing(title) or isinstance(title, bool | list | dict) else str(title)
-    values = ((name, row.get(name)) for name in fields.metadata)
+    values = ((name, row.get(name)) for name in fields.kept)
     metadata = {name: plain_value(value) for name, value in values if not is_missing(value)}
     if not all(map(is_unicode, (key, title, text, *map(str, metadata.values())))):
         report.skip("not UTF-8", where, bad=True)
@@ -70,7 +80,7 @@ def columns_of(names: Collection[str], fields: Fields) -> list[str]:
         message = f'no column "{fields.text}"; name one with --text-field'
         raise UnsupportedFile(message, f"has {_list_names(names)}")
     told = (*PATH_FIELDS, *LANGUAGE_FIELDS)
-    columns = dict.fromkeys((*ID_FIELDS, fields.title, fields.text, *fields.metadata, *told))
+    columns = dict.fromkeys((*ID_FIELDS, fields.title, fields.text, *fields.kept, *told))
     return [name for name in columns if name in names]
 
 

@@ -75,7 +75,7 @@ def read_text(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
             named = _FRONT_TITLE.search(front[2])
             title = named[2] if named else ""
             given = {field[2]: field for field in _FIELD.finditer(front[2])}
-            values = {name: _value(given[name][3]) for name in given.keys() & fields.metadata}
+            values = {name: _value(given[name][3]) for name in given.keys() & {*fields.kept}}
             metadata = {name: plain_value(v) for name, v in values.items() if v or v == 0}
             said = (field for field in given.values() if not _LAYOUT.fullmatch(field[2]))
             kept = "".join(field[0] for field in said if not _EMPTY.fullmatch(field[3]))
