@@ -30,7 +30,7 @@ from revela.searching.filters import OWN_COLUMNS, where_sql, with_phrases
 from revela.searching.index_search import IndexStore, hit_of, hits_of
 from revela.searching.manifest import Indexing, Info, new_info
 from revela.searching.rows import check_columns
-from revela.searching.state import STATE, Snapshot, StaleSnapshot, State, unfinished_in
+from revela.searching.state import STATE, FileState, Snapshot, StaleSnapshot, State, unfinished_in
 from revela.searching.table import Table, as_stored
 from revela.text.analyzer import check_language
 from revela.types import (
@@ -424,6 +424,10 @@ class Index:
 
         sources, owner = self.state.sources.get("sources", []), self.state.owner_of(document)
         return file_of(sources, document, owner or "")
+
+    def file_state(self, document: str) -> FileState | None:
+        """The file of a document as it was read; None if it is unknown."""
+        return self.state.file_state(document)
 
     # Change
 

@@ -49,7 +49,7 @@ def starts(document: Document, chunks: Sequence[str]) -> Iterator[Start]:
 
 def file_of(sources: Sequence[str | Path], name: str, owner: str = "") -> Path | None:
     """The file of a document's id, below one of these folders or one of these files. None if there
-    is none, as ids of rows may be any text.
+    is none, as ids of rows may be any text, or if a link leads out of the folder.
 
     Args:
         owner: the path that the document was read from, if it is known: that of its source, and the
@@ -64,7 +64,7 @@ def file_of(sources: Sequence[str | Path], name: str, owner: str = "") -> Path |
         for source in map(Path, sources):
             with suppress(OSError, ValueError):  # too long for a name, or no name
                 if source.is_dir() and (file := source / relative).is_file():
-                    return file
+                    return file if file.resolve().is_relative_to(source.resolve()) else None
                 if source.is_file() and source.name == str(relative):
                     return source
     return None

@@ -249,6 +249,14 @@ class State:
         rows = self._read("select path from documents where id = ?", name)
         return rows[0][0] if rows else None
 
+    def file_state(self, name: str) -> FileState | None:
+        """The file that a document was read from, as it was then."""
+        columns = "path, source, size, mtime_ns, files.digest"
+        rows = self._read(
+            f"select {columns} from files join documents using (path) where id = ?", name
+        )
+        return FileState(*rows[0]) if rows else None
+
     def compare(
         self,
         files: Sequence[FileState],

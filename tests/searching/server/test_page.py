@@ -126,7 +126,7 @@ def test_results_come_as_one_types_with_words_marked_and_markup_shown_as_text(pa
     marks = page.find_elements(By.CSS_SELECTOR, "#results li:first-child mark")
     assert [mark.text for mark in marks] == ["zebra", "zebras", "Zebra"] and page.title == "revela"
     assert page.find_elements(By.CSS_SELECTOR, "#results img, #results b") == []
-    assert "10 results" in status(page) and page.current_url.endswith("#q=zebra")
+    assert "10 results" in status(page) and page.current_url.endswith("/?q=zebra")
     about = field_of(page, "#about").text
     assert about.startswith("42 documents · last sync ") and about.endswith(" · tiny")
 
@@ -184,7 +184,7 @@ def test_equal_texts_share_a_card_and_link_to_documents(browser, make_service, e
         assert addresses == {f"{start}a%20b.txt", f"{start}%C3%A4%20b.txt"}
         assert "the same text" in field_of(browser, "#results li").text
         assert field_of(browser, "#verdict").text.startswith("Not known whether these results")
-        button = field_of(browser, "#results .place button")
+        button = field_of(browser, "#results .place button:not(.read)")
         assert button.get_attribute("title").startswith("dir/") and button.text == "Copy path"
         button.click()
         wait(browser, lambda: "Copied" in button.text or "Not copied" in button.text)
@@ -194,7 +194,7 @@ def test_modes_are_switched_and_kept_in_the_address(page, site):
     asked(page, "zebra")
     field_of(page, "input[value=lexical]").click()
     wait(page, lambda: titles(page) == [MARKUP])
-    assert "1 result ·" in status(page) and page.current_url.endswith("#q=zebra&mode=lexical")
+    assert "1 result ·" in status(page) and page.current_url.endswith("/?q=zebra&mode=lexical")
     page.refresh()
     wait(page, lambda: titles(page) == [MARKUP])
     assert field_of(page, "input[value=lexical]").is_selected()
@@ -226,6 +226,79 @@ def test_filters_are_typed_or_pressed_and_wrong_ones_are_explained(page):
     results(1)
     field_of(page, "#filters").click()
     results(10)
+
+
+@pytest.fixture
+def folder_site(make_service, encoder, tmp_path):
+    docs = tmp_path / "docs"
+    (docs / "mail").mkdir(parents=True)
+    lines = [f"Paragraph {i} is about the garden0{i % 9}." for i in range(300)]
+    lines[200] = "Here the axolotl **sleeps**, <b>really</b>."
+    (docs / "long.md").write_text("---\ndate: 2021-05-01\n---\n# Long\n\n" + "\n\n".join(lines))
+    sent = "From: a@b.c\nDate: Tue, 5 May 2020 10:00:00 +0200\nSubject: A castle\n\nThe axolotl."
+    (docs / "mail" / "a.eml").write_text(sent)
+    service = make_service(local_only=True)
+    service.index = build(tmp_path / "index", [], encoder)
+    service.index.sync(docs)
+    with running(service) as up:
+        yield up
+
+
+def test_a_hit_is_opened_at_its_passage_and_back_closes_it(browser, folder_site):
+    page = browser
+    page.get(folder_site.url + "/?q=axolotl&mode=lexical")
+    wait(page, lambda: titles(page) == ["A castle", "Long"])
+    card = page.find_elements(By.CSS_SELECTOR, "#results li")[1]
+    assert "2021-05-01" in card.text
+    card.find_element(By.CSS_SELECTOR, "button.read").click()
+    wait(page, lambda: page.find_elements(By.CSS_SELECTOR, "#text .here mark"))
+    here = field_of(page, "#text .here")
+    assert "Here the axolotl sleeps, really." in here.text and here.is_displayed()
+    box, frame = (
+        page.execute_script("return arguments[0].getBoundingClientRect()", e)
+        for e in (here, field_of(page, "#text"))
+    )
+    assert frame["top"] <= box["top"] + box["height"] and box["top"] <= frame["bottom"]
+    assert "passages before" in field_of(page, "#text").text
+    link = field_of(page, "#source a")
+    assert link.text == "Open file" and link.get_attribute("href").endswith("/v1/files/long.md")
+    page.back()
+    wait(page, lambda: not field_of(page, "#reader").is_displayed())
+    assert titles(page) == ["A castle", "Long"] and "?q=axolotl" in page.current_url
+    card.find_element(By.CSS_SELECTOR, "button.read").click()
+    wait(page, lambda: page.find_elements(By.CSS_SELECTOR, "#text .here mark"))
+    page.switch_to.active_element.send_keys(Keys.ESCAPE)
+    wait(page, lambda: not field_of(page, "#reader").is_displayed())
+    assert titles(page) == ["A castle", "Long"]
+    link = page.find_elements(By.CSS_SELECTOR, "#results .place a")[0].get_attribute("href")
+    page.get(link)
+    assert "Subject: A castle" in page.page_source
+
+
+def test_results_are_filtered_by_date_and_folder_and_back_leads_to_the_last_search(
+    browser, folder_site
+):
+    page = browser
+    page.get(folder_site.url + "/?q=axolotl&mode=lexical")
+    wait(page, lambda: titles(page) == ["A castle", "Long"])
+    page.execute_script("changed = 0")  # as after a pause
+    field_of(page, "#filters").click()
+    assert not field_of(page, "#columns").is_displayed()
+    since = "form.elements.since"
+    page.execute_script(
+        f"{since}.value = '2021-01-01'; {since}.dispatchEvent(new Event('input', {{bubbles: true}}))"
+    )
+    wait(page, lambda: titles(page) == ["Long"])
+    assert "since=2021-01-01" in page.current_url
+    page.execute_script("changed = 0")
+    ask(page, "castle")
+    wait(page, lambda: titles(page) == [] and "Nothing found" in status(page))
+    page.back()
+    wait(page, lambda: titles(page) == ["Long"])
+    assert field_of(page, "#query").get_attribute("value") == "axolotl"
+    page.back()
+    wait(page, lambda: titles(page) == ["A castle", "Long"])
+    assert not field_of(page, "#narrow").is_displayed()
 
 
 def test_what_was_found_is_ordered_again_or_not(page, held):

@@ -22,6 +22,7 @@ from typing import Annotated, Any
 import numpy as np
 from anyio import to_thread
 from fastapi import FastAPI, Query, Response
+from fastapi.responses import FileResponse
 from prometheus_fastapi_instrumentator import Instrumentator
 from pydantic_core import to_json
 from starlette.middleware import Middleware
@@ -30,12 +31,13 @@ from revela import __version__
 from revela.encoders.base import TextEncoder
 from revela.errors import QueryError
 from revela.ranking.rerank_texts import by_tokens
-from revela.ranking.steps import check_query
+from revela.ranking.steps import QUERY_CHARACTERS, check_query
 from revela.searching.filters import OWN_COLUMNS
 from revela.searching.index import Index
 from revela.searching.results import Result, results_of
 from revela.searching.server import Access, Limits, Site, schemas
 from revela.searching.server.concurrency import ConcurrencyLimit, in_thread, together
+from revela.searching.server.documents import file_of, read_document
 from revela.searching.server.encoding import Encoding, ServedModel
 from revela.searching.server.errors import ERROR_HANDLERS, APIError, no_such_model
 from revela.searching.server.middleware import BodyLimit, Guard
@@ -96,6 +98,8 @@ class SearchService:
         app.get("/v1/index")(self.index_info)
         app.get("/v1/search")(self.search_by_address)
         app.post("/v1/search")(self.search)
+        app.get("/v1/documents/{name:path}")(self.document)
+        app.get("/v1/files/{name:path}", response_class=FileResponse)(self.file)
         self.add_routes(app)
         return app
 
@@ -133,6 +137,25 @@ class SearchService:
             tokens=False,
             rerank="none",
         )
+
+    async def document(
+        self,
+        name: str,
+        query: Annotated[str, Query(max_length=QUERY_CHARACTERS)] = "",
+        chunk: Annotated[int, Query(ge=0)] = 0,
+    ) -> schemas.DocumentText:
+        """A document around one of its passages, with the words of a query marked."""
+        given = self.index, name, query, chunk, self.access.local_only
+        with self.search_limit.acquire():
+            return await in_thread(self.search_threads, partial(read_document, *given))
+
+    async def file(self, name: str) -> FileResponse:
+        """The file of a document, for the machine that the server runs on."""
+        if not self.access.local_only:
+            message = "files are for the machine that this server runs on, without a token"
+            raise APIError(403, message)
+        with self.search_limit.acquire():
+            return await in_thread(self.search_threads, partial(file_of, self.index, name))
 
     async def search_by_address(
         self, asked: Annotated[SearchParameters, Query()]

@@ -20,7 +20,7 @@ from pydantic_core import PydanticKnownError
 
 from revela.ranking.steps import Rerank
 from revela.searching.filters import EXAMPLE, Narrow
-from revela.searching.results import Result
+from revela.searching.results import Marked, Result
 from revela.searching.server.errors import APIError
 from revela.types import Answer, Role, is_unicode
 
@@ -181,6 +181,29 @@ class Embeddings(AnswerModel):
     data: list[Embedding]
     model: str
     usage: Usage
+
+
+class Passage(AnswerModel):
+    """A chunk of a document as it is shown."""
+
+    chunk: int
+    text: Marked
+    line: int | None
+    page: int | None
+
+
+class DocumentText(AnswerModel):
+    """A document as it was indexed, or some of its passages."""
+
+    object: Literal["document"] = "document"
+    id: str
+    title: str
+    date: str | None
+    path: str | None = Field(description="Its file, on a server that answers its own machine only.")
+    file: str | None = Field(description="The address of its file, likewise.")
+    chunks: int = Field(description="How many passages it has.")
+    passages: list[Passage]
+    note: str | None = Field(description="Whether its file has changed since, or is gone.")
 
 
 class SearchResults(AnswerModel):

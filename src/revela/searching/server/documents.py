@@ -1,0 +1,97 @@
+"""Open a hit: its document around a passage, as it was indexed, and its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import quote
+
+from fastapi.responses import FileResponse
+
+from revela.searching.index import Index
+from revela.searching.results import WHOLE, Marked
+from revela.searching.server.errors import APIError
+from revela.searching.server.schemas import DocumentText, Passage
+from revela.searching.word_search import Words
+from revela.text.endings import suffix
+from revela.text.readers import READERS
+from revela.text.readers.common import size_and_time
+
+AROUND = 12  # passages before and after the one that is wanted
+# Of formats that people read as text, or that a reader of text takes; no file is ever sent as HTML,
+# which would run in this origin.
+_AS_TEXT = {".html", ".htm", ".xhtml", ".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".srt"}
+_AS_TEXT |= {".vtt", ".tex", ".ltx", ".eml", ".mht", ".mhtml", ".mbox", ".mbx", ".ipynb"}
+HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+def read_document(
+    index: Words | Index, name: str, query: str, chunk: int, with_file: bool
+) -> DocumentText:
+    """A document around one of its passages, with the words of a query marked.
+
+    Raises:
+        APIError: there is no such document or passage.
+    """
+    chunks = index.chunks(name)
+    if not chunks[chunk:]:
+        raise _missing(f"passage {chunk}" if chunks else "")
+    shown = chunks[max(0, chunk - AROUND) : chunk + AROUND + 1]
+    texts = index.snippets(query, shown, WHOLE)
+    file = index.file(name) if with_file else None
+    return DocumentText(
+        id=name,
+        title=chunks[0].title,
+        date=chunks[0].date,
+        path=str(file) if file else None,
+        file=f"v1/files/{quote(name, safe='')}" if file else None,
+        chunks=len(chunks),
+        passages=[
+            Passage(chunk=one.chunk, text=Marked.of(text), line=one.line, page=one.page)
+            for one, text in zip(shown, texts, strict=True)
+        ],
+        note=_note(index, name, file) if with_file else None,
+    )
+
+
+def _missing(what: str) -> APIError:
+    message = f"there is no {what or 'such document'} here any more: search again"
+    return APIError(404, message)
+
+
+def _note(index: Words | Index, name: str, file: Path | None) -> str | None:
+    """Whether a file has changed since it was indexed, or is gone; None for neither."""
+    before = index.file_state(name) if isinstance(index, Index) else None
+    if before is None:
+        return None
+    if file is None:
+        return "Its file is gone: this is its text as it was indexed."
+    size, time = size_and_time(file)
+    if size == before.size and before.mtime_ns in (-1, time):
+        return None
+    return "Its file has changed since: this is its text as it was indexed."
+
+
+def file_of(index: Words | Index, name: str) -> FileResponse:
+    """The file of a document that is indexed; text as plain text, a PDF to be shown, anything else
+    to be saved.
+
+    Raises:
+        APIError: there is no such document, or it has no file below the indexed folder any more.
+    """
+    if not index.chunks(name) or (file := index.file(name)) is None:
+        raise _missing("")
+    ending = suffix(file)
+    if file.suffix.lower() == ".pdf":
+        kind, how = "application/pdf", "inline"
+    elif file.suffix.lower() == ending and (ending in _AS_TEXT or ending not in READERS):
+        kind, how = "text/plain", "inline"
+    else:
+        kind, how = "application/octet-stream", "attachment"
+    return FileResponse(
+        file, media_type=kind, filename=file.name, content_disposition_type=how, headers=HEADERS
+    )
