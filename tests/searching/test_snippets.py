@@ -258,3 +258,35 @@ def test_no_query_takes_long(piece):
 def test_equal_texts_are_grouped_below_their_first():
     hits = [Hit(str(i), 1, "", text) for i, text in enumerate(["a  b", "c", "a\nb", "c ", "d"])]
     assert distinct(hits, 9) == {0: [2], 1: [3], 4: []} and list(distinct(hits, 2)) == [0, 1]
+
+
+FIRST = "The pump starts at nine."
+HEADS = [
+    ("a.md", f"aliases:\n- x\n- y\ntags: pumps\ndate: 2020-01-02\n\n\n{FIRST}\n"),
+    ("a.eml", f"From: Anna <a@b.c>\nTo: Otto\nDate: Tue, 5 May 2020\n\n{FIRST}"),
+    ("all.mbox:3", f"From: Anna\nDate: Tue, 5 May 2020\nAttachments: x.pdf\n\n{FIRST}\n"),
+    ("a.py", f"#!/usr/bin/python\n# Copyright 2020 Anna\n# All rights.\n\n{FIRST}\n"),
+    ("a.c", f"/*\n Licensed under\n the X license\n*/\n{FIRST}\n"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), HEADS)
+def test_a_snippet_begins_with_the_text_and_not_with_its_head(name, text):
+    def of(query, characters=CHARACTERS, **more):
+        known = BM25([text, "other words"], "en")
+        terms = HighlightTerms.of(query, known.terms, known.idf)
+        return snippet(Hit(name, 1.0, "", text, line=1, **more), terms, characters)
+
+    for query in ("zebra", "when does the pump start"):
+        found = of(query)
+        assert found.text == FIRST and found.line == text[: text.index(FIRST)].count("\n") + 1
+    word = "license" if name == "a.c" else "anna" if "Anna" in text else "tags"
+    assert word in of(f"pump {word}").text.lower()  # stands nowhere else
+    assert of("zebra", 10**6).text != FIRST  # all of it is wanted
+    assert of("zebra", chunk=1).text != FIRST
+
+
+def test_comments_that_say_what_code_does_are_shown():
+    text = "# Starts the pump at nine.\n\ndef pump():\n    pass\n"
+    terms = HighlightTerms.of("zebra", Analyzer("en"), lambda terms: np.ones(len(terms)))
+    assert snippet(Hit("a.py", 1.0, "", text), terms).text.startswith("# Starts the pump")

@@ -16,7 +16,7 @@ import regex
 
 from revela.searching.highlight import HighlightTerms, Match
 from revela.searching.plain_lines import Line, ending_of, lines_of, plain
-from revela.text.endings import MARKDOWN
+from revela.text.endings import CODE, MARKDOWN
 from revela.text.sentences import sentences
 from revela.types import Hit
 
@@ -25,6 +25,14 @@ SPARE = 2  # times as many hits are searched for as are shown, as some may have 
 Span = tuple[int, int]
 _BLANK = re.compile(r"\A\s*\n")
 _LINE, _BREAK = re.compile(".+"), re.compile("\n")
+_ROW = re.compile(r":\d+\Z")
+_MAIL = {".eml", ".mht", ".mhtml", ".mbox", ".mbx"}
+# Fields, each with its lines, until a blank line; and the first comments of source code.
+_FIELDS = re.compile(r"(?:[^\W\d][\w .-]{0,60}:(?:[ \t].*)?(?:\n(?:[ \t]|- ).*)*\n)+(?:[ \t]*\n)+")
+_COMMENT = re.compile(
+    r"(?:#!.*\n)?(?:[ \t]*(?:(?:#|//|--|;|%).*\n|/\*(?s:.*?)\*/.*\n|<!--(?s:.*?)-->.*\n|\n))+"
+)
+_LICENCE = re.compile(r"copyright|licen[cs]e|spdx-", re.I)
 _SPACE, _WORD_START = re.compile(r"\s"), re.compile(r"(?<=\s)\S")
 _NO_MARK = regex.compile(r"\P{M}|\Z")  # a text is not cut before a combining mark
 
@@ -74,13 +82,36 @@ def snippet(hit: Hit, terms: HighlightTerms, characters: int = CHARACTERS) -> Sn
     passage = _BLANK.sub("", hit.text)
     lines = lines_of(passage, hit.id)
     headings = _headings(lines)
-    shown = _Shown([line for line in lines if line not in headings], characters)
+    text = [line for line in lines if line not in headings]
+    shown = _Shown(text, characters)
     matches = terms.matches(shown.text)
+    head = _head(hit, passage) if characters <= CHARACTERS else 0
+    body = [line for line in text if line.number >= head and line.text.strip()]
+    if head and body:
+        rest = _Shown(body, characters)
+        found = terms.matches(rest.text)
+        if {match.term for match in matches} == {match.term for match in found}:
+            shown, matches = rest, found
     begin, end = shown.window(matches)
     number = shown.line_of_rarest(begin, end, matches)
     pages = "".join(passage.split("\n")[: number + 1]).count("\f")
     line, page = hit.line and hit.line + number, hit.page and hit.page + pages
     return Snippet(*shown.cut(begin, end, matches), line, page)
+
+
+def _head(hit: Hit, passage: str) -> int:
+    """The number of lines before a document's text: front matter, the header of a mail, and a
+    comment with a licence. They are shown only for words that stand nowhere else.
+    """
+    ending = ending_of(_ROW.sub("", hit.id))
+    if hit.chunk:
+        return 0
+    if ending in CODE:
+        comment = _COMMENT.match(passage)
+        found = comment if comment and _LICENCE.search(comment[0]) else None
+    else:
+        found = _FIELDS.match(passage) if ending in MARKDOWN | _MAIL else None
+    return found[0].count("\n") if found else 0
 
 
 class _Shown:

@@ -284,9 +284,9 @@ def test_results_are_filtered_by_date_and_folder_and_back_leads_to_the_last_sear
     page.execute_script("changed = 0")  # as after a pause
     field_of(page, "#filters").click()
     assert not field_of(page, "#columns").is_displayed()
-    since = "form.elements.since"
+    by = "form.elements.since"
     page.execute_script(
-        f"{since}.value = '2021-01-01'; {since}.dispatchEvent(new Event('input', {{bubbles: true}}))"
+        f"{by}.value = '2021-01-01'; {by}.dispatchEvent(new Event('input', {{bubbles: true}}))"
     )
     wait(page, lambda: titles(page) == ["Long"])
     assert "since=2021-01-01" in page.current_url
