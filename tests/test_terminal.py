@@ -27,7 +27,8 @@ LONG = "filler words here " * 40 + "the camshaft turns " + "and then more " * 40
 
 def print_found(hits, query, top=10):
     """Print hits as if they were all that an index has."""
-    index = Words([Document(hit.id, hit.text) for hit in hits] or [Document("?", "?")], 120)
+    texts = [hit.text.encode("utf-8", "replace").decode() for hit in hits] or ["?"]
+    index = Words([Document(str(i), text) for i, text in enumerate(texts)], 120)
     printing.print_results(results_of(index, query, Hits(hits)), top)
 
 

@@ -56,16 +56,6 @@ def term_weights(
     return [(begin, end, weight) for (begin, end, _), weight in zip(places, weights, strict=True)]
 
 
-def bm25_scores(
-    counts_TN: NDArray[np.int64], lengths_N: NDArray[np.int64], idf_T: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """BM25 of N texts with so many of each term of a query, and so many terms in all, (N,)."""
-    mean = lengths_N.mean() if lengths_N.any() else 1.0
-    norms_N = K1 * (1 - B + B * lengths_N / mean)
-    scores_TN = (K1 + 1) * counts_TN / (counts_TN + norms_N) * idf_T[:, None]
-    return np.asarray(scores_TN.sum(axis=0), np.float64)
-
-
 @dataclass(frozen=True)
 class TermCounts:
     """The number of chunks that hold each term: sorted hashes of terms, and counts. The state of an

@@ -1,20 +1,18 @@
-"""Search a text by words only, in memory, while its index is being made.
-
-BM25 first ranks whole documents, so they need not be cut into passages, then the passages of the
-best documents. Shapes: T terms of a query, N texts.
+"""Search a text by words only while its index is being made: BM25 of its passages, which are on the
+disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
-import numpy as np
 import regex
 
 from revela.errors import QueryError
-from revela.ranking.bm25 import BM25, bm25_scores, max_score
+from revela.ranking.bm25 import BM25, max_score
 from revela.ranking.steps import check_query
 from revela.searching.filters import phrases
 from revela.searching.highlight import HighlightTerms
@@ -23,10 +21,31 @@ from revela.searching.locations import file_of
 from revela.searching.snippets import CHARACTERS, Snippet, snippet
 from revela.terminal import counted
 from revela.text.analyzer import detect, searched
-from revela.text.spool import LazyTexts
+from revela.text.spool import LazyTexts, arrow_list
 from revela.types import Document, Hit, Hits
 
-CUT = 100  # documents whose passages are ranked
+MOST = 50  # passages that are ranked for each document that is wanted, of which many may be one's
+
+
+@dataclass(frozen=True)
+class _Passage:
+    """A passage of a document, and where it begins; 0 where that is not known."""
+
+    id: str
+    chunk: int
+    title: str
+    text: str
+    line: int
+    page: int
+
+    @property
+    def passage(self) -> str:
+        """The text with the title before it."""
+        return f"{self.title} {self.text}" if self.title else self.text
+
+    def hit(self, score: float = 0.0) -> Hit:
+        line, page = self.line or None, self.page or None
+        return Hit(self.id, score, self.title, self.text, self.chunk, line=line, page=page)
 
 
 class Words:
@@ -49,15 +68,24 @@ class Words:
         self, documents: Sequence[Document], chunk_words: int, sources: Sequence[Path] = ()
     ) -> None:
         self.made, self._sources = 0.0, sources
-        self._documents, self._chunk_words = documents, chunk_words
-        self._rows = {document.id: row for row, document in enumerate(documents)}
+        self._size, self._first = len(documents), dict[str, int]()  # row of the first passage
+        self._passages = arrow_list(_Passage, self._cut(documents, chunk_words))
         texts = LazyTexts(documents, lambda document: document.full_text)
-        named = LazyTexts(documents, lambda document: searched(document.id, document.full_text))
+        named = LazyTexts(self._passages, lambda one: searched(one.id, one.passage))
         self._bm25 = BM25(named, detect(texts))
+
+    def _cut(self, documents: Iterable[Document], chunk_words: int) -> Iterator[_Passage]:
+        count = 0
+        for document in documents:
+            self._first[document.id] = count
+            passages = passages_of(document, chunk_words)
+            for number, (title, text, start) in enumerate(passages):
+                yield _Passage(document.id, number, title, text, start.line or 0, start.page or 0)
+                count += 1
 
     def __len__(self) -> int:
         """The number of documents."""
-        return len(self._rows)
+        return self._size
 
     def tell(self, made: float) -> None:
         """Note the share of the text with vectors."""
@@ -89,34 +117,25 @@ class Words:
             raise QueryError(
                 f"{self.notice} Filters need the index: leave it out, or wait", "where"
             )
-        terms = self._bm25.terms
-        asked = self._bm25.known(terms.of_query(query))
-        idf_T = self._bm25.idf(asked)
-        (best,) = self._bm25.rankings([query], max(k, CUT))
-        wanted = [regex.compile(phrase, regex.IGNORECASE) for phrase in phrases(query)]
-        hits = [
-            hit
-            for row in best
-            for hit in self._passages(row)
-            if all(phrase.search(f"{hit.title} {hit.text}") for phrase in wanted)
-        ]
-        # Documents were analysed as a whole: of the best ones each passage is now.
-        held = [terms(searched(hit.id, f"{hit.title} {hit.text}")) for hit in hits]
-        counts = np.array([[own.count(term) for own in held] for term in asked], np.int64)
-        lengths = np.array([len(own) for own in held], np.int64)
-        scores = bm25_scores(counts.reshape(len(asked), len(hits)), lengths, idf_T)
-        shares = scores / (max_score(idf_T) or 1)
+        phrase = [regex.compile(pattern, regex.IGNORECASE) for pattern in phrases(query)]
+        asked = self._bm25.known(self._bm25.terms.of_query(query))
+        greatest = max_score(self._bm25.idf(asked)) or 1
         found = dict[str, Hit]()
-        for i in np.argsort(-shares, kind="stable").tolist():
-            hit = hits[i]
-            if shares[i] and len(found) < k:
-                found.setdefault(hit.id, replace(hit, score=float(shares[i])))
+        (best,) = self._bm25.rankings([query], self._bm25.size if phrase else k * MOST)
+        for row, score in best.items():
+            passage = self._passages[row]
+            if all(pattern.search(passage.passage) for pattern in phrase):
+                found.setdefault(passage.id, passage.hit(score / greatest))
+            if len(found) == k:
+                break
         return Hits(found.values())
 
     def chunks(self, document: str) -> list[Hit]:
         """The passages of a document, as in ``Index.chunks``."""
-        row = self._rows.get(document)
-        return [] if row is None else list(self._passages(row))
+        if (row := self._first.get(document)) is None:
+            return []
+        rest = (self._passages[i] for i in range(row, len(self._passages)))
+        return [one.hit() for one in takewhile(lambda one: one.id == document, rest)]
 
     def file(self, document: str) -> Path | None:
         """The file of a document, as in ``Index.file``."""
@@ -128,9 +147,3 @@ class Words:
         """The snippet of each hit, as in ``Index.snippets``."""
         terms = HighlightTerms.of(query, self._bm25.terms, self._bm25.idf)
         return [snippet(hit, terms, characters) for hit in hits]
-
-    def _passages(self, row: int) -> Iterable[Hit]:
-        document = self._documents[row]
-        passages = passages_of(document, self._chunk_words)
-        for number, (title, text, start) in enumerate(passages):
-            yield Hit(document.id, 0.0, title, text, number, line=start.line, page=start.page)
